@@ -1,0 +1,249 @@
+"""Every error a user can meet, in one tree.
+
+Each error has a stable machine ``code`` (what the HTTP API and ``--json`` output carry), the HTTP
+``status`` it travels with, whether the same request may succeed later (``retriable``) and whether the
+caller should fetch routes again first (``refresh_route``). A message names the thing, the limit and the
+remedy; ``details`` holds the same facts for programs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class LsmqError(Exception):
+    """Base of all errors of LSMQ."""
+
+    code: ClassVar[str] = "internal"
+    status: ClassVar[int] = 500
+    retriable: bool = False
+    refresh_route: ClassVar[bool] = False
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details = details
+
+    def to_dict(self) -> dict[str, Any]:
+        """The body of an error answer, without the outer ``error`` key."""
+        return {
+            "code": self.code,
+            "message": self.message,
+            "retriable": self.retriable,
+            "refresh_route": self.refresh_route,
+            **self.details,
+        }
+
+
+class InvalidRequest(LsmqError):
+    """The request itself is wrong; sending it again cannot help."""
+
+    code = "invalid_request"
+    status = 400
+
+
+class InvalidTopicName(InvalidRequest):
+    code = "invalid_topic_name"
+
+
+class InvalidBatch(InvalidRequest):
+    """A record batch that cannot be decoded, or whose checksum does not match its bytes."""
+
+    code = "invalid_batch"
+
+
+class EmptyBody(InvalidRequest):
+    code = "empty_body"
+
+
+class MessageTooLarge(InvalidRequest):
+    code = "message_too_large"
+    status = 413
+
+
+class RequestTooLarge(InvalidRequest):
+    code = "request_too_large"
+    status = 413
+
+
+class TooManyMessages(InvalidRequest):
+    code = "too_many_messages"
+    status = 413
+
+
+class UnknownTopic(LsmqError):
+    code = "unknown_topic"
+    status = 404
+
+
+class UnknownQueue(LsmqError):
+    code = "unknown_queue"
+    status = 404
+
+
+class UnknownMessage(LsmqError):
+    """No message has this id: it never existed, was acknowledged and deleted, or fell to retention."""
+
+    code = "unknown_message"
+    status = 404
+
+
+class TopicExists(LsmqError):
+    """The topic exists with other options."""
+
+    code = "topic_exists"
+    status = 409
+
+
+class OffsetOutOfRange(LsmqError):
+    """``details`` carries ``earliest`` (first offset kept) and ``latest`` (the next to be written)."""
+
+    code = "offset_out_of_range"
+    status = 416
+
+
+class OutOfOrderSequence(LsmqError):
+    """A producer skipped a sequence number: an earlier batch of it never arrived here."""
+
+    code = "out_of_order_sequence"
+    status = 409
+
+
+class StaleSequence(LsmqError):
+    """A batch stored so long ago that its offsets are no longer remembered. It *is* stored."""
+
+    code = "stale_sequence"
+    status = 409
+
+
+class UnknownProducer(LsmqError):
+    """The producer's state expired; whether the batch was stored before cannot be told."""
+
+    code = "unknown_producer"
+    status = 409
+
+
+class NotLeader(LsmqError):
+    code = "not_leader"
+    status = 421
+    retriable = True
+    refresh_route = True
+
+
+class Unavailable(LsmqError):
+    """The node cannot serve this now, and may soon."""
+
+    code = "unavailable"
+    status = 503
+    retriable = True
+
+
+class StoreBusy(Unavailable):
+    """Flushing and merging have fallen behind; writes are refused until they catch up."""
+
+    code = "store_busy"
+
+
+class DiskFull(Unavailable):
+    """Writes are refused for want of disk space; reads go on."""
+
+    code = "disk_full"
+    status = 507
+
+
+class ShuttingDown(Unavailable):
+    code = "shutting_down"
+
+
+class TimedOut(LsmqError):
+    """The answer did not come in time. A write may have been stored all the same."""
+
+    code = "timed_out"
+    status = 504
+    retriable = True
+
+
+class ConnectionFailed(LsmqError):
+    """No node could be reached."""
+
+    code = "connection_failed"
+    status = 503
+    retriable = True
+
+
+class BufferFull(LsmqError):
+    """The producer's memory limit is reached and the caller asked not to wait."""
+
+    code = "buffer_full"
+    status = 503
+    retriable = True
+
+
+class ClientClosed(LsmqError):
+    """The client, producer, consumer or store was used after it was closed."""
+
+    code = "closed"
+    status = 400
+
+
+class StorageError(LsmqError):
+    """The disk or a file on it cannot be trusted or used."""
+
+    code = "storage_error"
+
+
+class CorruptFile(StorageError):
+    """A checksum does not match. ``details`` names ``file`` and ``position`` (bytes)."""
+
+    code = "corrupt_file"
+
+
+class ShardStopped(StorageError):
+    """A write or fsync failed; the shard takes no more writes until the node is restarted."""
+
+    code = "shard_stopped"
+    status = 503
+
+
+class DataDirectoryLocked(StorageError):
+    """Another process holds the data directory; ``details`` names its ``pid`` where known."""
+
+    code = "data_directory_locked"
+
+
+class DataDirectoryUnusable(StorageError):
+    """The data directory cannot be created, read or written."""
+
+    code = "data_directory_unusable"
+
+
+class UnsupportedFormat(StorageError):
+    """A file was written by a newer version; upgrade, or start with an empty data directory."""
+
+    code = "unsupported_format"
+
+
+class AddressInUse(LsmqError):
+    code = "address_in_use"
+
+
+def _all_subclasses(root: type[LsmqError]) -> list[type[LsmqError]]:
+    return [root] + [leaf for child in root.__subclasses__() for leaf in _all_subclasses(child)]
+
+
+_BY_CODE: dict[str, type[LsmqError]] = {kind.code: kind for kind in reversed(_all_subclasses(LsmqError))}
+
+
+def from_dict(body: dict[str, Any]) -> LsmqError:
+    """Rebuild the error an answer carries. An unknown code becomes a plain :class:`LsmqError`."""
+    fields = dict(body)
+    code = str(fields.pop("code", "internal"))
+    message = str(fields.pop("message", code))
+    retriable = bool(fields.pop("retriable", False))
+    fields.pop("refresh_route", None)
+    kind = _BY_CODE.get(code)
+    if kind is None:
+        unknown = LsmqError(message, remote_code=code, **fields)
+        unknown.retriable = retriable
+        return unknown
+    return kind(message, **fields)
