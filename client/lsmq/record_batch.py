@@ -229,7 +229,7 @@ class RecordBatch:
         "record_count",
         "sequence",
         "total_bytes",
-        "_buffer",
+        "buffer",
     )
 
     def __init__(self, buffer: bytes | memoryview, *, source: str = "batch", verify: bool = True) -> None:
@@ -270,7 +270,7 @@ class RecordBatch:
             position += width * record_count
         if position + payload_bytes != total:
             raise InvalidBatch(f"{source}: columns and payload do not add up to {total} bytes")
-        self._buffer = view
+        self.buffer = view
         payload = view[position:total]
         try:
             self.codec = Codec(codec)
@@ -290,7 +290,7 @@ class RecordBatch:
         position, width, base = entry
         if width == 0:
             return _Constant(base, self.record_count)
-        deltas = array(_TYPECODES[width], self._buffer[position : position + width * self.record_count].tobytes())
+        deltas = array(_TYPECODES[width], self.buffer[position : position + width * self.record_count].tobytes())
         if sys.byteorder == "big":
             deltas.byteswap()
         if base == 0:

@@ -1,0 +1,25 @@
+"""The storage engine: a write-ahead log, an LSM store keyed by (topic, queue, offset), and what goes with them.
+
+:class:`ShardStore` is a shard's engine; :class:`QueueStore` is the same engine as a library of named queues.
+"""
+
+from .options import FlushMode, StoreOptions
+from .queue_store import QueueStore
+from .reader import FileRange, Slice
+from .shard_store import Appended, Committed, ShardStore
+from .state import Topic, TopicOptions
+from .stats import StoreStats
+
+__all__ = [
+    "Appended",
+    "Committed",
+    "FileRange",
+    "FlushMode",
+    "QueueStore",
+    "ShardStore",
+    "Slice",
+    "StoreOptions",
+    "StoreStats",
+    "Topic",
+    "TopicOptions",
+]

@@ -1,0 +1,180 @@
+"""Checkpoints: a shard's state as of a flush, in one file.
+
+All integers are little-endian::
+
+    offset width field
+     0      8    magic ``LSMQCKP1``
+     8      4    version (1)
+    12      4    crc      CRC32C of the body
+    16      8    length of the body
+    24      n    body     a msgpack map; arrays of queue ends are zstd over int64
+
+Packing costs only for what changed since the last checkpoint: the packed arrays of a topic that nothing was
+written to are used again.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import crc32c
+import msgpack
+import numpy as np
+import zstandard
+
+from lsmq.errors import CorruptFile, UnsupportedFormat
+
+from .columns import I64
+from .disk import Disk, replace_file
+from .state import Producers, ShardState, Topic, TopicOptions
+
+MAGIC = b"LSMQCKP1"
+VERSION = 1
+HEAD = struct.Struct("<8sIIQ")
+
+
+def checkpoint_name(number: int) -> str:
+    return f"{number:012d}.ckp"
+
+
+@dataclass(slots=True)
+class _TopicPart:
+    header: list[Any]
+    next: I64 | bytes
+    start: I64 | bytes
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """State frozen at an LSN: what changed is copied, the rest refers to packed bytes of the last one."""
+
+    lsn: int
+    next_topic_id: int
+    topics: list[_TopicPart]
+    offsets: list[tuple[str, int, I64 | bytes]]
+    producers: list[Any]
+
+
+class Checkpointer:
+    """Takes snapshots of a state and writes them; keeps packed arrays by the version they were packed at."""
+
+    def __init__(self) -> None:
+        self._topics: dict[int, tuple[int, bytes, bytes]] = {}
+        self._offsets: dict[tuple[str, int], tuple[int, bytes]] = {}
+        self._versions: list[tuple[Any, int]] = []
+
+    def take(self, state: ShardState, lsn: int) -> Snapshot:
+        """Copy what changed. Call between two entries; costs a memory copy of the arrays written to."""
+        topics = []
+        for topic_id, item in state.topics.items():
+            topic = item.topic
+            header = [
+                topic.id,
+                topic.name,
+                topic.queues,
+                topic.options.to_dict(),
+                topic.created_ms,
+                item.first,
+                item.end,
+                item.deletes,
+                item.version,
+            ]
+            packed = self._topics.get(topic_id)
+            if packed is not None and packed[0] == item.version:
+                topics.append(_TopicPart(header, packed[1], packed[2]))
+            else:
+                count = item.end - item.first
+                topics.append(_TopicPart(header, item.committed[:count].copy(), item.start[:count].copy()))
+        offsets: list[tuple[str, int, I64 | bytes]] = []
+        for key, values in state.offsets.items():
+            known = self._offsets.get(key)
+            version = state.offsets_version[key]
+            if known is not None and known[0] == version:
+                offsets.append((*key, known[1]))
+            else:
+                packed_offsets = _pack(values)
+                self._offsets[key] = (version, packed_offsets)
+                offsets.append((*key, packed_offsets))
+        return Snapshot(lsn, state.next_topic_id, topics, offsets, state.producers.dump())
+
+    def write(self, disk: Disk, directory: Path, number: int, snapshot: Snapshot) -> int:
+        """Write a checkpoint file; durable on return. Returns its size in bytes."""
+        topics = []
+        for part in snapshot.topics:
+            topic_id, version = part.header[0], part.header[8]
+            packed_next, packed_start = _pack(part.next), _pack(part.start)
+            self._topics[topic_id] = (version, packed_next, packed_start)
+            topics.append([*part.header, packed_next, packed_start])
+        live = {part.header[0] for part in snapshot.topics}
+        for topic_id in [topic_id for topic_id in self._topics if topic_id not in live]:
+            del self._topics[topic_id]
+        body = msgpack.packb(
+            {
+                "lsn": snapshot.lsn,
+                "next_topic_id": snapshot.next_topic_id,
+                "topics": topics,
+                "offsets": [[group, topic_id, packed] for group, topic_id, packed in snapshot.offsets],
+                "producers": snapshot.producers,
+            }
+        )
+        raw = HEAD.pack(MAGIC, VERSION, crc32c.crc32c(body), len(body)) + body
+        replace_file(disk, directory / checkpoint_name(number), raw)
+        return len(raw)
+
+
+def load_checkpoint(disk: Disk, path: Path) -> tuple[int, ShardState]:
+    """LSN and state of a checkpoint file. Raises ``CorruptFile`` or ``UnsupportedFormat``."""
+    source = str(path)
+    try:
+        raw = disk.read_all(path)
+    except FileNotFoundError:
+        raise CorruptFile(
+            f"{source}: the checkpoint that the manifest names is missing. Restore this directory from a replica "
+            "or a backup; nothing was changed.",
+            file=source,
+            position=0,
+        ) from None
+    if len(raw) < HEAD.size or raw[:8] != MAGIC:
+        raise CorruptFile(f"{source}: not a checkpoint ({len(raw)} bytes)", file=source, position=0)
+    _, version, crc, length = HEAD.unpack_from(raw)
+    if version != VERSION:
+        raise UnsupportedFormat(
+            f"{source}: checkpoint version {version}; this release reads {VERSION}. "
+            "Start the release that wrote it, or a newer one."
+        )
+    body = memoryview(raw)[HEAD.size :]
+    if len(body) != length or crc32c.crc32c(body) != crc:
+        raise CorruptFile(
+            f"{source}: the checkpoint is damaged. Restore this directory from a replica or a backup; "
+            "nothing was changed.",
+            file=source,
+            position=HEAD.size,
+        )
+    values = msgpack.unpackb(body)
+    state = ShardState()
+    for topic_id, name, queues, options, created_ms, first, end, deletes, version, ends, starts in values["topics"]:
+        topic = Topic(topic_id, name, queues, TopicOptions.from_dict(options), created_ms)
+        state.put_topic(topic, first, end)
+        item = state.topics[topic_id]
+        item.committed, item.start = _unpack(ends), _unpack(starts)
+        item.next = item.committed.copy()
+        item.deletes, item.version = deletes, version
+    state.next_topic_id = values["next_topic_id"]
+    for group, topic_id, packed in values["offsets"]:
+        state.offsets[group, topic_id] = _unpack(packed)
+        state.offsets_version[group, topic_id] = 0
+    state.producers = Producers.load(values["producers"])
+    return values["lsn"], state
+
+
+def _pack(values: I64 | bytes) -> bytes:
+    if isinstance(values, bytes):
+        return values
+    return zstandard.compress(values.tobytes(), 1)
+
+
+def _unpack(packed: bytes) -> I64:
+    return np.frombuffer(zstandard.decompress(packed), np.int64).copy()

@@ -1,0 +1,278 @@
+"""The hot path: integer columns and byte arenas, a whole batch at a time.
+
+Everything done once per message in the engine is done here, by numpy over columns: assigning offsets, sorting
+by queue, moving payload bytes, packing blocks. No function takes or makes an object per message. The module
+depends on numpy and the record batch layout alone, so that it can be compiled without the rest.
+
+``gather`` is the trick worth knowing: numpy moves rows of one length at memory speed when the source is
+viewed as overlapping fixed-size void items, so records are moved length by length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import crc32c
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from lsmq.record_batch import COLUMN, COLUMN_BYTES, HEADER, HEADER_BYTES, VERSION, Codec, Column
+
+U8 = NDArray[np.uint8]
+U32 = NDArray[np.uint32]
+U64 = NDArray[np.uint64]
+I64 = NDArray[np.int64]
+Columns = dict[int, NDArray[Any]]
+
+#: dtype of each record column in memory.
+DTYPES: dict[int, np.dtype[Any]] = {
+    Column.TOPIC: np.dtype(np.uint32),
+    Column.QUEUE: np.dtype(np.uint32),
+    Column.OFFSET: np.dtype(np.int64),
+    Column.LENGTH: np.dtype(np.uint32),
+    Column.HEADER_LENGTH: np.dtype(np.uint32),
+    Column.STORED_MS: np.dtype(np.int64),
+    Column.KEY_HASH: np.dtype(np.uint64),
+    Column.TAG_HASH: np.dtype(np.uint32),
+    Column.TYPE_HASH: np.dtype(np.uint32),
+    Column.PRIORITY: np.dtype(np.uint8),
+    Column.DUE_MS: np.dtype(np.int64),
+    Column.EXPIRES_MS: np.dtype(np.int64),
+    Column.FLAGS: np.dtype(np.uint8),
+    Column.TRANSACTION: np.dtype(np.uint64),
+}
+
+#: Columns that are mostly absent, and absent means zero.
+OPTIONAL = (
+    Column.HEADER_LENGTH,
+    Column.KEY_HASH,
+    Column.TAG_HASH,
+    Column.TYPE_HASH,
+    Column.PRIORITY,
+    Column.DUE_MS,
+    Column.EXPIRES_MS,
+    Column.FLAGS,
+    Column.TRANSACTION,
+)
+
+_WIDTH_DTYPES = {
+    1: np.dtype("<u1"),
+    2: np.dtype("<u2"),
+    4: np.dtype("<u4"),
+    8: np.dtype("<u8"),
+}
+_MASK64 = (1 << 64) - 1
+_ROW_LIMIT_BYTES = 4096
+_FEW = 8
+
+
+def queue_key(topic_id: int, queue: int) -> int:
+    """The first half of a record's key in memory and in tables; the second is its offset."""
+    return topic_id << 32 | queue
+
+
+def queue_keys(topic_id: int, queues: NDArray[Any]) -> U64:
+    """:func:`queue_key` of many queues of one topic."""
+    return queues.astype(np.uint64) | np.uint64(topic_id << 32)
+
+
+def decode_column(
+    buffer: bytes | memoryview, entry: tuple[int, int, int] | None, count: int, dtype: np.dtype[Any]
+) -> NDArray[Any]:
+    """A batch's column (``entry`` is its position, width and base) as an array of ``dtype``; zeros if None."""
+    if entry is None:
+        return np.zeros(count, dtype)
+    position, width, base = entry
+    if width == 0:
+        return np.full(count, np.uint64(base).astype(dtype), dtype)
+    deltas = np.frombuffer(buffer, _WIDTH_DTYPES[width], count, position)
+    values = deltas.astype(dtype)
+    if base:
+        values += np.uint64(base).astype(dtype)
+    return values
+
+
+def gather(arena: U8, starts: NDArray[Any], lengths: NDArray[Any]) -> U8:
+    """The slices ``arena[starts[i]:starts[i]+lengths[i]]`` joined, in order.
+
+    Costs about 0.05 us for a slice of 58 bytes when all lengths are alike, and not much more when there are
+    only a few different lengths.
+    """
+    if len(starts) == 0:
+        return np.empty(0, np.uint8)
+    shortest, longest = int(lengths.min()), int(lengths.max())
+    if longest == 0:
+        return np.empty(0, np.uint8)
+    if shortest == longest <= _ROW_LIMIT_BYTES:
+        return _rows(arena, longest)[starts].view(np.uint8)
+    ends = np.cumsum(lengths, dtype=np.int64)
+    out = np.empty(int(ends[-1]), np.uint8)
+    targets = ends - lengths
+    order = np.argsort(lengths.astype(np.uint16) if longest < 1 << 16 else lengths, kind="stable")
+    ordered = lengths[order]
+    cuts = np.flatnonzero(ordered[1:] != ordered[:-1]) + 1
+    for group in np.split(order, cuts):
+        length = int(lengths[group[0]])
+        if length == 0:
+            continue
+        if length > _ROW_LIMIT_BYTES or len(group) < _FEW:
+            for start, target in zip(starts[group].tolist(), targets[group].tolist(), strict=True):
+                out[target : target + length] = arena[start : start + length]
+        else:
+            _rows(out, length)[targets[group]] = _rows(arena, length)[starts[group]]
+    return out
+
+
+def _rows(arena: U8, length: int) -> NDArray[np.void]:
+    """Every run of ``length`` bytes of the arena as one item: overlapping, a view, nothing is copied."""
+    return np.ndarray((arena.size - length + 1,), np.dtype((np.void, length)), arena, strides=(1,))
+
+
+def stable_order(keys: U64) -> I64:
+    """Positions that sort ``keys``, equal ones in their order of arrival.
+
+    Packs key and position into one integer where they fit in 64 bits, since sorting plain integers is
+    several times faster than a stable argsort.
+    """
+    count = len(keys)
+    low, high = int(keys.min()), int(keys.max())
+    if low == high:
+        return np.arange(count, dtype=np.int64)
+    index_bits = (count - 1).bit_length()
+    if (high - low).bit_length() + index_bits > 64:
+        return np.argsort(keys, kind="stable")
+    packed = ((keys - np.uint64(low)) << np.uint64(index_bits)) | np.arange(count, dtype=np.uint64)
+    packed.sort()
+    return (packed & np.uint64((1 << index_bits) - 1)).astype(np.int64)
+
+
+def group_starts(ordered: NDArray[Any]) -> I64:
+    """Where each run of equal values of a sorted array begins."""
+    fresh = np.empty(len(ordered), np.bool_)
+    fresh[0] = True
+    np.not_equal(ordered[1:], ordered[:-1], out=fresh[1:])
+    return np.flatnonzero(fresh)
+
+
+def assign_offsets(queues: U32, next_offset: I64) -> tuple[I64, U32, I64]:
+    """Give each record of a batch the next offset of its queue, and advance ``next_offset`` in place.
+
+    Args:
+        queues: index into ``next_offset`` for each record, in arrival order.
+
+    Returns:
+        The offsets, the distinct queues, sorted, and the next offset of each of those.
+    """
+    count = len(queues)
+    if count == 1:
+        queue = int(queues[0])
+        offset = int(next_offset[queue])
+        next_offset[queue] = offset + 1
+        return np.array((offset,), np.int64), queues, np.array((offset + 1,), np.int64)
+    order = stable_order(queues.astype(np.uint64))
+    ordered = queues[order]
+    starts = group_starts(ordered)
+    counts = np.diff(starts, append=count)
+    touched = ordered[starts]
+    base = next_offset[touched]
+    ends = base + counts
+    next_offset[touched] = ends
+    offsets = np.empty(count, np.int64)
+    offsets[order] = np.arange(count, dtype=np.int64) - np.repeat(starts - base, counts)
+    return offsets, touched, ends
+
+
+def encode_batches(columns: Mapping[int, NDArray[Any]], payload: U8, cuts: I64, codec: Codec) -> list[bytes]:
+    """Pack sorted records into record batches, one for each ``[cuts[i], cuts[i+1])``.
+
+    Args:
+        columns: the records' columns, all of one length; ``LENGTH`` among them.
+        payload: the records' bytes, in the same order.
+        cuts: first record of each batch, and the number of records as the last item.
+    """
+    firsts = cuts[:-1]
+    bounds = np.zeros(len(columns[Column.LENGTH]) + 1, np.int64)
+    np.cumsum(columns[Column.LENGTH], out=bounds[1:])
+    byte_cuts = bounds[cuts].tolist()
+    record_cuts = cuts.tolist()
+    plans = []
+    for column in sorted(columns):
+        values = columns[column]
+        lows = np.minimum.reduceat(values, firsts)
+        spans = np.maximum.reduceat(values, firsts) - lows
+        bases = lows.astype(np.uint64).tolist()
+        if not any(bases) and not spans.any() and column in OPTIONAL:
+            continue
+        plans.append((column, values, lows, bases, spans.tolist()))
+    head_bytes = HEADER_BYTES + COLUMN_BYTES * len(plans)
+    whole = memoryview(payload)  # type: ignore[arg-type]  # numpy arrays have the buffer protocol
+    batches: list[bytes] = []
+    for index in range(len(firsts)):
+        first, end = record_cuts[index], record_cuts[index + 1]
+        directory: list[bytes] = []
+        deltas: list[bytes] = []
+        for column, values, lows, bases, spans in plans:
+            span = spans[index]
+            if span == 0:
+                directory.append(COLUMN.pack(column, 0, bases[index]))
+                continue
+            width = 1 if span < 1 << 8 else 2 if span < 1 << 16 else 4 if span < 1 << 32 else 8
+            directory.append(COLUMN.pack(column, width, bases[index]))
+            deltas.append((values[first:end] - lows[index]).astype(_WIDTH_DTYPES[width]).tobytes())
+        raw_from, raw_to = byte_cuts[index], byte_cuts[index + 1]
+        body: bytes | memoryview = whole[raw_from:raw_to]
+        used = Codec.NONE
+        if codec is Codec.ZSTD and raw_to > raw_from:
+            packed = zstandard.compress(body, 1)
+            if len(packed) < raw_to - raw_from:
+                body, used = packed, Codec.ZSTD
+        total = head_bytes + sum(map(len, deltas)) + len(body)
+        head = HEADER.pack(
+            0, total, VERSION, used, len(plans), end - first, len(body), raw_to - raw_from, 0, 0, 0
+        )
+        rest = b"".join((head[4:], *directory, *deltas, body))
+        batches.append(crc32c.crc32c(rest).to_bytes(4, "little") + rest)
+    return batches
+
+
+def encode_one(columns: Mapping[int, NDArray[Any]], payload: U8, codec: Codec = Codec.NONE) -> bytes:
+    """Pack records into a single record batch."""
+    count = len(columns[Column.LENGTH])
+    return encode_batches(columns, payload, np.array((0, count), np.int64), codec)[0]
+
+
+def block_cuts(lengths: NDArray[Any], keys: U64, block_bytes: int) -> I64:
+    """Where to cut sorted records into blocks of about ``block_bytes`` of payload and columns.
+
+    A queue that fills a block or more gets blocks of its own, so that a backlog read can send whole blocks
+    of one queue straight from the file.
+    """
+    count = len(lengths)
+    weights = np.cumsum(lengths.astype(np.int64) + 12)
+    block = weights // block_bytes
+    cut = np.empty(count, np.bool_)
+    cut[0] = True
+    np.not_equal(block[1:], block[:-1], out=cut[1:])
+    starts = group_starts(keys)
+    ends = np.append(starts[1:], count)
+    before = np.where(starts > 0, weights[starts - 1], 0)
+    large = (weights[ends - 1] - before) >= block_bytes
+    cut[starts[large]] = True
+    cut[ends[large & (ends < count)]] = True
+    return np.append(np.flatnonzero(cut), count)
+
+
+def mix(keys: U64) -> U64:
+    """A 64-bit finalizer (splitmix64) that spreads queue keys for the bloom filter."""
+    with np.errstate(over="ignore"):
+        mixed = keys + np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return mixed ^ (mixed >> np.uint64(31))
+
+
+def wrap64(value: int) -> int:
+    """An integer reduced modulo 2**64."""
+    return value & _MASK64

@@ -1,0 +1,180 @@
+"""Merging: which runs to merge next, and the merge itself.
+
+Level 0 holds one table a flush; level 1 is a list of *generations*, runs of tables in key order that do not
+overlap, oldest first. When enough tables wait in level 0 they are merged, all of them, into the newest
+generation, together with those newest generations that are no larger than what is merged already. So sizes
+grow geometrically with age, a record is rewritten a logarithmic number of times, the number of runs a read may
+have to look at stays small, and a generation holds messages of one stretch of time, which retention can drop
+as whole files.
+
+Merging drops what nobody can read: records below their queue's log start, records of deleted topics, and
+records with a tombstone. A tombstone goes when nothing older is left that it could stand for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lsmq.record_batch import Column
+
+from .columns import I64, U64, gather, group_starts, stable_order
+from .memtable import TOMBSTONE_TOPIC, SortedRecords
+from .options import StoreOptions
+from .reader import concatenate, select
+from .sstable import IndexColumn
+from .version import Run
+
+PARTITION_BYTES = 16 << 20
+_SHADOW = np.uint64(TOMBSTONE_TOPIC << 32)
+
+#: Earliest offset kept of each of the given queue keys; a topic that is gone keeps nothing.
+LogStarts = Callable[[U64], I64]
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """What to merge: the oldest ``level0`` tables and the newest ``generations``."""
+
+    level0: int
+    generations: int
+
+
+def choose(
+    level0_bytes: Sequence[int],
+    generation_bytes: Sequence[int],
+    options: StoreOptions,
+    *,
+    records: int = 0,
+    tombstones: int = 0,
+) -> Pick | None:
+    """The next merge, or None. Sizes are oldest first."""
+    everything = Pick(len(level0_bytes), len(generation_bytes))
+    if tombstones * 3 > records and len(level0_bytes) + len(generation_bytes) > 1:
+        return everything
+    if len(level0_bytes) < options.level0_merge:
+        return None
+    total = sum(level0_bytes)
+    count = 0
+    for size in reversed(generation_bytes):
+        if size > total or size + total > options.generation_bytes:
+            break
+        total += size
+        count += 1
+    return Pick(len(level0_bytes), count)
+
+
+def merge(runs: Sequence[Run], log_starts: LogStarts, *, keep_tombstones: bool) -> Iterator[SortedRecords]:
+    """Records of ``runs`` (oldest first) in key order, piece by piece, without what nobody can read.
+
+    Holds about ``PARTITION_BYTES`` at a time, whatever the size of the runs.
+    """
+    after = (0, -1)
+    for cut in _cuts(runs):
+        parts = [part for run in runs for part in _part(run, after, cut)]
+        after = cut
+        if not parts:
+            continue
+        records = _sort(parts)
+        records = _drop_unreadable(records, runs, log_starts, keep_tombstones=keep_tombstones)
+        if len(records):
+            yield records
+
+
+def _cuts(runs: Sequence[Run]) -> list[tuple[int, int]]:
+    """Keys (queue key, offset) at which to cut the merge into partitions; the last is the end."""
+    keys, offsets, sizes = [], [], []
+    for run in runs:
+        for table in run.tables:
+            index = table.index()
+            keys.append(index.last_keys)
+            offsets.append(index.last_offsets)
+            sizes.append(index.sizes)
+    all_keys, all_offsets = np.concatenate(keys), np.concatenate(offsets)
+    order = np.lexsort((all_offsets, all_keys))
+    weight = np.cumsum(np.concatenate(sizes)[order]) // PARTITION_BYTES
+    ends = np.append(np.flatnonzero(weight[1:] != weight[:-1]), len(order) - 1)
+    chosen = order[ends]
+    return list(zip(all_keys[chosen].tolist(), all_offsets[chosen].tolist(), strict=True))
+
+
+def _part(run: Run, after: tuple[int, int], upto: tuple[int, int]) -> Iterator[SortedRecords]:
+    """The run's records in ``(after, upto]``."""
+    for table in run.tables:
+        meta = table.meta
+        if (meta.last_key, meta.last_offset) <= after:
+            continue
+        if (meta.first_key, meta.first_offset) > upto:
+            return
+        index = table.index()
+        first_keys, first_offsets = index.columns[IndexColumn.FIRST_KEY], index.columns[IndexColumn.FIRST_OFFSET]
+        for number in range(index.seek(after[0], after[1] + 1), index.count):
+            if (int(first_keys[number]), int(first_offsets[number])) > upto:
+                break
+            block = table.block(number, keep=False)
+            first, end = block.seek(after[0], after[1] + 1), block.seek(upto[0], upto[1] + 1)
+            if first < end:
+                yield block.records(first, end)
+
+
+def _sort(parts: list[SortedRecords]) -> SortedRecords:
+    """Records of several runs, oldest first, in key order."""
+    records = concatenate(parts)
+    order = stable_order(records.keys)
+    keys = records.keys[order]
+    tail = int(keys.searchsorted(_SHADOW))
+    if tail < len(order):
+        shadow = order[tail:]
+        order[tail:] = shadow[np.lexsort((records.columns[Column.OFFSET][shadow], records.keys[shadow]))]
+    lengths = records.columns[Column.LENGTH]
+    starts = np.cumsum(lengths, dtype=np.int64) - lengths
+    columns = {column: values[order] for column, values in records.columns.items()}
+    return SortedRecords(keys, columns, gather(records.payload, starts[order], columns[Column.LENGTH]))
+
+
+def _drop_unreadable(
+    records: SortedRecords, runs: Sequence[Run], log_starts: LogStarts, *, keep_tombstones: bool
+) -> SortedRecords:
+    keys, offsets = records.keys, records.columns[Column.OFFSET]
+    starts = group_starts(keys)
+    counts = np.diff(starts, append=len(keys))
+    distinct = keys[starts] & ~_SHADOW
+    keep = offsets >= np.repeat(log_starts(distinct), counts)
+    shadow_from = int(keys.searchsorted(_SHADOW))
+    if shadow_from < len(keys):
+        fresh = np.ones(len(keys), np.bool_)
+        same = (keys[1:] == keys[:-1]) & (offsets[1:] == offsets[:-1])
+        fresh[1:] = ~same
+        keep[shadow_from:] &= fresh[shadow_from:] & keep_tombstones
+    if any(run.tombstone_count for run in runs) and shadow_from > 0:
+        keep[:shadow_from] &= ~_tombstoned(runs, keys[:shadow_from], offsets[:shadow_from])
+    if keep.all():
+        return records
+    return select(records, np.flatnonzero(keep))
+
+
+def _tombstoned(runs: Sequence[Run], keys: U64, offsets: I64) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Which of the (key, offset) pairs, sorted, have a tombstone in the runs."""
+    marked = np.zeros(len(keys), np.bool_)
+    low = (int(keys[0]) | TOMBSTONE_TOPIC << 32, int(offsets[0]) - 1)
+    high = (int(keys[-1]) | TOMBSTONE_TOPIC << 32, int(offsets[-1]))
+    for run in runs:
+        if run.tombstone_count:
+            for part in _part(run, low, high):
+                _mark(marked, keys, offsets, part.keys & ~_SHADOW, part.columns[Column.OFFSET])
+    return marked
+
+
+def _mark(
+    marked: np.ndarray[tuple[int], np.dtype[np.bool_]], keys: U64, offsets: I64, dead_keys: U64, dead_offsets: I64
+) -> None:
+    """Set ``marked`` where (key, offset) is among the dead ones; both sides sorted by (key, offset)."""
+    both_keys = np.concatenate((keys, dead_keys))
+    both_offsets = np.concatenate((offsets, dead_offsets))
+    order = np.lexsort((both_offsets, both_keys))
+    sorted_keys, sorted_offsets = both_keys[order], both_offsets[order]
+    same = (sorted_keys[1:] == sorted_keys[:-1]) & (sorted_offsets[1:] == sorted_offsets[:-1])
+    pairs = order[:-1][same]
+    marked[pairs[pairs < len(keys)]] = True

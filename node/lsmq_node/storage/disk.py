@@ -1,0 +1,208 @@
+"""The disk as the storage engine sees it: a small interface, so that faults can be simulated.
+
+Everything the engine does to files goes through a :class:`Disk`. :class:`OsDisk` is the real one; the tests
+have one in memory that drops what was not synced, tears writes and fails on command.
+
+The durability rules the engine relies on: bytes written to a file survive a crash once ``File.sync`` has
+returned; a name that was created, renamed or removed survives once ``Disk.sync_directory`` of its parent has
+returned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Sequence
+from io import FileIO
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+_IOV_LIMIT = 512
+
+
+class Clock(Protocol):
+    """Where the engine gets the time from."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since 1970."""
+
+    def monotonic(self) -> float:
+        """Seconds on a clock that never goes back."""
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+class File(Protocol):
+    """An open file. Positions and lengths are bytes."""
+
+    def pread(self, length: int, position: int) -> bytes:
+        """Up to ``length`` bytes at ``position``; fewer only at the end of the file."""
+
+    def pwrite(self, buffer: Buffer, position: int) -> None:
+        """Write the whole buffer."""
+
+    def pwrite_many(self, buffers: Sequence[Buffer], position: int) -> None:
+        """Write buffers one after another."""
+
+    def sync(self) -> None:
+        """Make what was written durable (fdatasync)."""
+
+    def preallocate(self, length: int) -> None:
+        """Reserve disk space for the first ``length`` bytes, which read as zeros."""
+
+    def size(self) -> int: ...
+
+    def close(self) -> None: ...
+
+    def stream(self) -> BinaryIO:
+        """The file as a Python stream, for sendfile."""
+
+
+class Disk(Protocol):
+    """The operations on names and files that the engine needs."""
+
+    def create(self, path: Path) -> File:
+        """A new, empty file, replacing one of that name."""
+
+    def open(self, path: Path, *, write: bool = False) -> File:
+        """An existing file. Raises ``FileNotFoundError``."""
+
+    def read_all(self, path: Path) -> bytes: ...
+
+    def rename(self, source: Path, target: Path) -> None: ...
+
+    def remove(self, path: Path) -> None:
+        """Remove a name; one that is not there is fine."""
+
+    def list(self, directory: Path) -> list[str]:
+        """Names in a directory, sorted; none when it does not exist."""
+
+    def make_directory(self, path: Path) -> None:
+        """Make the directory and its parents where missing."""
+
+    def sync_directory(self, path: Path) -> None: ...
+
+    def free_bytes(self, path: Path) -> int:
+        """Space left for this process on the file system of ``path``."""
+
+
+class OsFile:
+    """A real file, by its descriptor. Closed when dropped."""
+
+    __slots__ = ("_stream", "fd")
+
+    def __init__(self, fd: int, *, write: bool) -> None:
+        self.fd = fd
+        self._stream: BinaryIO = FileIO(fd, "r+" if write else "r")  # type: ignore[assignment]
+
+    def pread(self, length: int, position: int) -> bytes:
+        chunk = os.pread(self.fd, length, position)
+        if len(chunk) == length or not chunk:
+            return chunk
+        parts = [chunk]
+        got = len(chunk)
+        while got < length and (chunk := os.pread(self.fd, length - got, position + got)):
+            parts.append(chunk)
+            got += len(chunk)
+        return b"".join(parts)
+
+    def pwrite(self, buffer: Buffer, position: int) -> None:
+        view = memoryview(buffer)
+        while view:
+            written = os.pwrite(self.fd, view, position)
+            view = view[written:]
+            position += written
+
+    def pwrite_many(self, buffers: Sequence[Buffer], position: int) -> None:
+        for first in range(0, len(buffers), _IOV_LIMIT):
+            group = buffers[first : first + _IOV_LIMIT]
+            size = sum(map(len, group))
+            written = os.pwritev(self.fd, group, position)
+            if written < size:
+                self.pwrite(memoryview(b"".join(group))[written:], position + written)
+            position += size
+
+    def sync(self) -> None:
+        os.fdatasync(self.fd)
+
+    def preallocate(self, length: int) -> None:
+        os.posix_fallocate(self.fd, 0, length)
+
+    def size(self) -> int:
+        return os.fstat(self.fd).st_size
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def stream(self) -> BinaryIO:
+        return self._stream
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class OsDisk:
+    """The operating system's files."""
+
+    def create(self, path: Path) -> File:
+        return OsFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644), write=True)
+
+    def open(self, path: Path, *, write: bool = False) -> File:
+        return OsFile(os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC), write=write)
+
+    def read_all(self, path: Path) -> bytes:
+        return path.read_bytes()
+
+    def rename(self, source: Path, target: Path) -> None:
+        source.rename(target)
+
+    def remove(self, path: Path) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+
+    def list(self, directory: Path) -> list[str]:
+        try:
+            return sorted(entry.name for entry in directory.iterdir())
+        except FileNotFoundError:
+            return []
+
+    def make_directory(self, path: Path) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+
+    def sync_directory(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def free_bytes(self, path: Path) -> int:
+        usage = os.statvfs(path)
+        return usage.f_bavail * usage.f_frsize
+
+
+def replace_file(disk: Disk, path: Path, content: bytes) -> None:
+    """Replace a file in one step that survives a crash: write, sync, rename, sync the directory.
+
+    A reader sees the old content or the new, never a part. Durable on return.
+    """
+    temporary = path.with_name(path.name + ".tmp")
+    file = disk.create(temporary)
+    try:
+        file.pwrite(content, 0)
+        file.sync()
+    finally:
+        file.close()
+    disk.rename(temporary, path)
+    disk.sync_directory(path.parent)

@@ -1,0 +1,44 @@
+"""One process at a time in a data directory."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from lsmq.errors import DataDirectoryLocked, DataDirectoryUnusable
+
+
+class DirectoryLock:
+    """Holds ``LOCK`` in a directory, with the process id in it. The kernel drops it when the process dies."""
+
+    def __init__(self, directory: Path) -> None:
+        """Makes the directory. Raises ``DataDirectoryLocked`` or ``DataDirectoryUnusable``."""
+        path = directory / "LOCK"
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise DataDirectoryUnusable(
+                f"the data directory {directory} cannot be written: {error.strerror}. Check its owner and mode, or "
+                "choose another.",
+                directory=str(directory),
+            ) from error
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            pid = os.pread(self._fd, 32, 0).decode(errors="replace").strip()
+            os.close(self._fd)
+            raise DataDirectoryLocked(
+                f"the data directory {directory} is in use by process {pid or 'unknown'}. Stop that process, or "
+                "choose another directory.",
+                directory=str(directory),
+                pid=int(pid) if pid.isdigit() else None,
+            ) from None
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,131 @@
+"""The manifest: which tables make up a shard, and up to which LSN they hold it.
+
+One small file, replaced as a whole (write, sync, rename, sync directory), so that a change of tables happens
+entirely or not at all. All integers are little-endian::
+
+    offset width field
+     0      8    magic ``LSMQMAN1``
+     8      4    version (1)
+    12      4    length of the body
+    16      4    crc       CRC32C of version, length and body
+    20      n    body      a msgpack map: see :class:`Manifest`
+
+Not supported: a history of changes. ``lsmq dump manifest`` shows the present.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import astuple, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import crc32c
+import msgpack
+
+from lsmq.errors import CorruptFile, UnsupportedFormat
+
+from .disk import Disk, replace_file
+from .sstable import TableMeta
+
+NAME = "MANIFEST"
+MAGIC = b"LSMQMAN1"
+VERSION = 1
+HEAD = struct.Struct("<8sIII")
+_TABLE_FIELDS = tuple(item.name for item in fields(TableMeta))
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The state of a shard's files.
+
+    Attributes:
+        segment_bytes: size of a log segment; fixed when the shard is made.
+        next_number: for the next table or checkpoint.
+        flushed_lsn: everything before it is in the tables and the checkpoint.
+        checkpoint: number of the checkpoint file that goes with ``flushed_lsn``; 0 when there is none yet.
+        level0: tables straight from memory, oldest first; their key ranges overlap.
+        generations: level 1, oldest first; each a run of tables in key order that do not overlap.
+    """
+
+    segment_bytes: int
+    next_number: int = 1
+    flushed_lsn: int = 0
+    checkpoint: int = 0
+    level0: tuple[TableMeta, ...] = ()
+    generations: tuple[tuple[TableMeta, ...], ...] = ()
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def numbers(self) -> set[int]:
+        """Numbers of all files that are part of the shard."""
+        tables = [*self.level0, *(meta for run in self.generations for meta in run)]
+        return {self.checkpoint, *(meta.number for meta in tables)}
+
+    def with_changes(self, **changes: Any) -> Manifest:
+        return replace(self, **changes)
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    body = msgpack.packb(
+        {
+            "segment_bytes": manifest.segment_bytes,
+            "next_number": manifest.next_number,
+            "flushed_lsn": manifest.flushed_lsn,
+            "checkpoint": manifest.checkpoint,
+            "table_fields": list(_TABLE_FIELDS),
+            "level0": [astuple(meta) for meta in manifest.level0],
+            "generations": [[astuple(meta) for meta in run] for run in manifest.generations],
+            "extra": manifest.extra,
+        }
+    )
+    tail = struct.pack("<II", VERSION, len(body)) + body
+    return HEAD.pack(MAGIC, VERSION, len(body), crc32c.crc32c(tail)) + body
+
+
+def decode_manifest(raw: bytes, source: str) -> Manifest:
+    """Raises ``CorruptFile`` or ``UnsupportedFormat``."""
+    if len(raw) < HEAD.size or raw[:8] != MAGIC:
+        raise CorruptFile(f"{source}: not a manifest ({len(raw)} bytes)", file=source, position=0)
+    _, version, length, crc = HEAD.unpack_from(raw)
+    if version != VERSION:
+        raise UnsupportedFormat(
+            f"{source}: manifest version {version}; this release reads {VERSION}. "
+            "Start the release that wrote it, or a newer one."
+        )
+    body = raw[HEAD.size :]
+    if len(body) != length or crc32c.crc32c(struct.pack("<II", version, length) + body) != crc:
+        raise CorruptFile(
+            f"{source}: the manifest is damaged. Restore this directory from a replica or a backup; "
+            "nothing was changed.",
+            file=source,
+            position=HEAD.size,
+        )
+    fields_of = msgpack.unpackb(body, strict_map_key=False)
+    names = fields_of["table_fields"]
+
+    def table(row: list[Any]) -> TableMeta:
+        values = dict(zip(names, row, strict=True))
+        return TableMeta(**{**values, "topics": tuple(values["topics"])})
+
+    return Manifest(
+        segment_bytes=fields_of["segment_bytes"],
+        next_number=fields_of["next_number"],
+        flushed_lsn=fields_of["flushed_lsn"],
+        checkpoint=fields_of["checkpoint"],
+        level0=tuple(table(row) for row in fields_of["level0"]),
+        generations=tuple(tuple(table(row) for row in run) for run in fields_of["generations"]),
+        extra=fields_of["extra"],
+    )
+
+
+def load_manifest(disk: Disk, directory: Path) -> Manifest | None:
+    """The shard's manifest, or None for a new shard."""
+    if NAME not in disk.list(directory):
+        return None
+    path = directory / NAME
+    return decode_manifest(disk.read_all(path), str(path))
+
+
+def store_manifest(disk: Disk, directory: Path, manifest: Manifest) -> None:
+    """Replace the manifest. Durable on return; a crash leaves the old one or the new one."""
+    replace_file(disk, directory / NAME, encode_manifest(manifest))

@@ -1,0 +1,115 @@
+"""Settings of a store, each with unit, default and hazard, checked in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from lsmq.errors import InvalidRequest
+from lsmq.record_batch import Codec
+
+from .wal import BLOCK_BYTES
+
+MiB = 1 << 20
+
+
+class FlushMode(Enum):
+    """When a write is acknowledged."""
+
+    SYNC = "sync"  # once it is on the disk (fdatasync); survives power loss
+    ASYNC = "async"  # once the operating system has it; survives a crash of the process, not of the machine
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOptions:
+    """Options of a shard's store. Those of the first group change behaviour, the others speed and memory.
+
+    Attributes:
+        flush_mode: see :class:`FlushMode`.
+        flush_interval_ms: asynchronous mode: at most this long until the disk has a write.
+        flush_bytes: asynchronous mode: at most this much is not on the disk yet.
+        max_message_bytes: larger messages are refused.
+        min_free_bytes: writes are refused below this much free disk space, so that flushing still has room.
+
+        memtable_bytes: a memtable is flushed at this size. Larger: fewer, larger merges, more memory, longer
+            recovery.
+        slow_memtables: so many waiting for their flush slow writers down.
+        max_memtables: so many refuse writers.
+        segment_bytes: size of a log segment file. Fixed when the store is made.
+        block_bytes: payload of a table block. Larger: better compression and throughput of backlog reads,
+            dearer single reads.
+        table_bytes: size of a table of level 1.
+        generation_bytes: a generation of level 1 is not merged beyond this.
+        level0_merge: so many tables in level 0 start a merge.
+        slow_level0, max_level0: so many slow writers down, or refuse them.
+        compression: of table blocks: ``none`` or ``zstd``. zstd costs about 1 us a KiB and saves disk.
+        cache_bytes: limit of the block cache.
+        retention_interval_ms: how often old messages are looked for.
+    """
+
+    flush_mode: FlushMode = FlushMode.SYNC
+    flush_interval_ms: int = 200
+    flush_bytes: int = 16 * MiB
+    max_message_bytes: int = 1 * MiB
+    min_free_bytes: int = 64 * MiB
+
+    memtable_bytes: int = 64 * MiB
+    slow_memtables: int = 2
+    max_memtables: int = 4
+    segment_bytes: int = 64 * MiB
+    block_bytes: int = 32 * 1024
+    table_bytes: int = 128 * MiB
+    generation_bytes: int = 4096 * MiB
+    level0_merge: int = 8
+    slow_level0: int = 24
+    max_level0: int = 48
+    compression: str = "none"
+    cache_bytes: int = 64 * MiB
+    retention_interval_ms: int = 10_000
+
+    def validate(self) -> None:
+        """Raises ``InvalidRequest`` naming the option, its value and what is allowed."""
+        for name, low in (
+            ("flush_interval_ms", 1),
+            ("flush_bytes", 1),
+            ("max_message_bytes", 1),
+            ("min_free_bytes", 0),
+            ("memtable_bytes", 64 * 1024),
+            ("slow_memtables", 1),
+            ("segment_bytes", 2 * BLOCK_BYTES),
+            ("block_bytes", 512),
+            ("table_bytes", 64 * 1024),
+            ("generation_bytes", 64 * 1024),
+            ("level0_merge", 2),
+            ("cache_bytes", 0),
+            ("retention_interval_ms", 1),
+        ):
+            if getattr(self, name) < low:
+                raise InvalidRequest(f"option {name} must be at least {low}, not {getattr(self, name)}", option=name)
+        if self.segment_bytes % BLOCK_BYTES:
+            raise InvalidRequest(
+                f"option segment_bytes must be a multiple of {BLOCK_BYTES}, not {self.segment_bytes}",
+                option="segment_bytes",
+            )
+        if self.max_memtables < self.slow_memtables:
+            raise InvalidRequest("option max_memtables must not be below slow_memtables", option="max_memtables")
+        if not self.level0_merge <= self.slow_level0 <= self.max_level0:
+            raise InvalidRequest(
+                "options must satisfy level0_merge <= slow_level0 <= max_level0, not "
+                f"{self.level0_merge}, {self.slow_level0}, {self.max_level0}",
+                option="slow_level0",
+            )
+        if self.compression not in ("none", "zstd"):
+            raise InvalidRequest(
+                f"option compression must be 'none' or 'zstd', not {self.compression!r}", option="compression"
+            )
+        if 2 * self.max_message_bytes > self.memtable_bytes:
+            raise InvalidRequest(
+                f"option memtable_bytes ({self.memtable_bytes}) must be at least twice max_message_bytes "
+                f"({self.max_message_bytes})",
+                option="memtable_bytes",
+            )
+
+    @property
+    def codec(self) -> Codec:
+        return Codec.ZSTD if self.compression == "zstd" else Codec.NONE

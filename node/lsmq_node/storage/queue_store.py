@@ -1,0 +1,240 @@
+"""A queue engine in the process: any number of named queues, thread-safe.
+
+The interface of a contest for a million queues in one process (seed Q of the requirements): ``put`` appends a
+message to a queue, ``get`` reads a range of it by index. Names become queue numbers of one topic; the names
+themselves are the messages of a second topic with a single queue, so they are stored, flushed and recovered
+like everything else.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Iterable
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lsmq.errors import ClientClosed, InvalidRequest
+from lsmq.record_batch import Column, RecordBatch
+
+from .columns import DTYPES, decode_column, encode_one
+from .disk import Clock, Disk
+from .options import FlushMode, StoreOptions
+from .queue_names import QueueNames
+from .shard_store import Appended, ShardStore
+
+MESSAGES = "messages"
+NAMES = "names"
+MAX_NAME_BYTES = 1_000
+_FIRST_QUEUES = 65_536
+_GROW_QUEUES = 1 << 20
+_MAX_BATCH_BYTES = 8 << 20
+_WAIT_SECONDS = 60.0
+
+
+class QueueStore:
+    """Named queues on disk, in this process. Thread-safe. Close it, or use it as a context manager.
+
+    With ``flush_mode="sync"`` (the default) a message is on the disk when ``put`` returns; threads that put at
+    the same time share one fdatasync. With ``"async"`` it is with the operating system, and on the disk within
+    ``flush_interval_ms``.
+    """
+
+    def __init__(
+        self, path: Path | str, *, disk: Disk | None = None, clock: Clock | None = None, **options: Any
+    ) -> None:
+        """Open or make the store in a directory.
+
+        Args:
+            options: fields of :class:`StoreOptions`; ``flush_mode`` may be its name.
+
+        Raises ``DataDirectoryLocked``, ``DataDirectoryUnusable``, ``UnsupportedFormat``, ``CorruptFile``, or
+        ``InvalidRequest`` for an unknown or impossible option.
+        """
+        if "flush_mode" in options:
+            options["flush_mode"] = FlushMode(options["flush_mode"])
+        try:
+            settings = StoreOptions(**options)
+        except TypeError as error:
+            raise InvalidRequest(f"unknown option: {error}; options are the fields of StoreOptions") from error
+        self._store = ShardStore.open(path, settings, disk=disk, clock=clock)
+        self._lock = threading.Lock()
+        self._names = QueueNames()
+        self._closed = False
+        self._round = self._store.round
+        names = self._store.create_topic(NAMES, 1)
+        self._names_id = names.id
+        topics = {topic.name: topic for topic in self._store.topics()}
+        messages = topics.get(MESSAGES) or self._store.create_topic(MESSAGES, _FIRST_QUEUES)
+        self._messages_id = messages.id
+        self._queues = messages.queues
+        self._load_names()
+
+    def __enter__(self) -> QueueStore:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _load_names(self) -> None:
+        _, latest = self._store.bounds(self._names_id, 0)
+        offset = 0
+        while offset < latest:
+            found = self._store.read(self._names_id, 0, offset, max_records=1 << 20, max_bytes=8 << 20)
+            for batch in found.batches():
+                lengths = decode_column(
+                    batch.buffer, batch.directory.get(Column.LENGTH), batch.record_count, DTYPES[Column.LENGTH]
+                ).astype(np.int64)
+                joined = bytes(batch.payload)
+                ends = np.cumsum(lengths).tolist()
+                starts = [0, *ends[:-1]]
+                names = [joined[start:end].decode() for start, end in zip(starts, ends, strict=True)]
+                self._names.add_encoded(joined, lengths, names)
+            offset = int(found.next_offsets[0])
+
+    def __len__(self) -> int:
+        """How many queues there are."""
+        return len(self._names)
+
+    def put(self, queue: str, message: bytes) -> int:
+        """Append a message to a queue, which is made if new. Returns its index, counted from 0.
+
+        Raises ``MessageTooLarge``, ``DiskFull`` or ``ShardStopped``.
+        """
+        return self.put_many(((queue, message),))[0]
+
+    def put_many(self, pairs: Iterable[tuple[str, bytes]]) -> list[int]:
+        """Append many messages, in order; all are durable (as the flush mode says) on return.
+
+        Returns the index of each in its queue. Cost per message falls with the number of them: a thousand or
+        more at a time is best.
+        """
+        pairs = pairs if isinstance(pairs, (list, tuple)) else list(pairs)
+        if not pairs:
+            return []
+        names = [name for name, _ in pairs]
+        bodies = [body for _, body in pairs]
+        lengths = np.fromiter(map(len, bodies), np.uint32, len(bodies))
+        payload = b"".join(bodies)
+        if len(payload) > _MAX_BATCH_BYTES:
+            half = len(pairs) // 2
+            if half:
+                return self.put_many(pairs[:half]) + self.put_many(pairs[half:])
+        self._store.wait_for_room(_WAIT_SECONDS)
+        with self._lock:
+            self._check_open()
+            if self._store.round != self._round:
+                self._forget_dropped_names()
+            appended = self._append(names, lengths, payload)
+        self._store.wait(appended)
+        offsets: list[int] = appended.offsets.tolist()
+        return offsets
+
+    def _append(self, names: list[str], lengths: NDArray[np.uint32], payload: bytes) -> Appended:
+        """Put a batch in line, and before it the names that are new. The lock is held."""
+        numbers = self._names.find(names)
+        fresh = list(dict.fromkeys(names[at] for at in np.flatnonzero(numbers < 0).tolist()))
+        if not fresh:
+            return self._store.append(self._messages_id, _batch(numbers, lengths, payload))
+        self._make_room(fresh)
+        encoded = [name.encode() for name in fresh]
+        name_lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        joined = b"".join(encoded)
+        known = len(self._names)
+        self._names.add_encoded(joined, name_lengths, fresh)
+        try:
+            numbers = self._names.find(names)
+            appended = self._store.append_many(
+                (
+                    (self._names_id, _batch(np.zeros(len(fresh), np.int64), name_lengths, joined)),
+                    (self._messages_id, _batch(numbers, lengths, payload)),
+                )
+            )
+        except BaseException:
+            self._names.truncate(known)
+            raise
+        return appended[1]
+
+    def _make_room(self, fresh: list[str]) -> None:
+        for name in fresh:
+            size = len(name.encode())
+            if not 1 <= size <= MAX_NAME_BYTES:
+                raise InvalidRequest(
+                    f"a queue name has 1 to {MAX_NAME_BYTES} bytes in UTF-8; {name[:40]!r} has {size}",
+                    limit=MAX_NAME_BYTES,
+                )
+        needed = len(self._names) + len(fresh)
+        if needed > self._queues:
+            grown = max(needed, min(self._queues * 2, self._queues + _GROW_QUEUES))
+            self._queues = self._store.grow_topic(MESSAGES, grown).queues
+
+    def _forget_dropped_names(self) -> None:
+        """Writes in line were dropped (the disk was full): names among them were never stored."""
+        self._round = self._store.round
+        self._names.truncate(self._store.next_offset(self._names_id, 0))
+
+    def get(self, queue: str, offset: int, num: int) -> list[bytes]:
+        """Up to ``num`` messages of a queue from index ``offset`` on; fewer when there are fewer, [] when none."""
+        if num <= 0 or offset < 0:
+            return []
+        with self._lock:
+            self._check_open()
+            number = int(self._names.find([queue])[0])
+        if number < 0:
+            return []
+        earliest, latest = self._store.bounds(self._messages_id, number)
+        offset = max(offset, earliest)
+        result: list[bytes] = []
+        while offset < latest and len(result) < num:
+            found = self._store.read(
+                self._messages_id, number, offset, max_records=num - len(result), max_bytes=4 << 20
+            )
+            for batch in found.batches():
+                result.extend(_bodies(batch, offset))
+            offset = int(found.next_offsets[0])
+        return result[:num]
+
+    def length(self, queue: str) -> int:
+        """The index the next message of a queue will have; 0 for one that does not exist."""
+        with self._lock:
+            number = int(self._names.find([queue])[0])
+        return self._store.bounds(self._messages_id, number)[1] if number >= 0 else 0
+
+    def flush(self) -> None:
+        """Write everything in memory to tables; durable on return in either flush mode."""
+        self._store.flush()
+
+    @property
+    def store(self) -> ShardStore:
+        """The engine below, for its statistics and settings."""
+        return self._store
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClientClosed(f"the queue store {self._store.path} is closed")
+
+    def close(self) -> None:
+        """Commit and release the directory. Closing twice is fine."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._store.close()
+
+
+
+def _batch(queues: NDArray[np.int64], lengths: NDArray[Any], payload: bytes) -> RecordBatch:
+    columns = {Column.QUEUE: queues.astype(np.uint32), Column.LENGTH: lengths.astype(np.uint32)}
+    return RecordBatch(encode_one(columns, np.frombuffer(payload, np.uint8)), source="put", verify=False)
+
+
+def _bodies(batch: RecordBatch, offset: int) -> list[bytes]:
+    """The bodies of one queue's messages from ``offset`` on; these have no headers."""
+    ends = list(accumulate(batch.column(Column.LENGTH), initial=0))
+    skip = bisect_left(batch.column(Column.OFFSET), offset)
+    payload = batch.payload
+    return [payload[start:end].tobytes() for start, end in zip(ends[skip:], ends[skip + 1 :], strict=False)]

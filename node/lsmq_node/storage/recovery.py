@@ -1,0 +1,142 @@
+"""Opening a shard's directory: lock it, read manifest and checkpoint, throw out what no manifest names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from lsmq.errors import CorruptFile, DataDirectoryUnusable
+
+from .checkpoint import checkpoint_name, load_checkpoint
+from .disk import Disk
+from .lock import DirectoryLock
+from .manifest import Manifest, load_manifest, store_manifest
+from .options import StoreOptions
+from .sstable import table_name
+from .state import ShardState
+from .wal import Entry, LogReader, SegmentFiles, segment_name
+
+WAL_DIRECTORY = "wal"
+TABLE_DIRECTORY = "tables"
+
+
+@dataclass(slots=True)
+class Opened:
+    """A shard's directory, ready to replay its log."""
+
+    lock: DirectoryLock
+    manifest: Manifest
+    state: ShardState
+    segments: SegmentFiles
+
+
+def open_directory(path: Path, options: StoreOptions, disk: Disk) -> Opened:
+    """Raises ``DataDirectoryLocked``, ``DataDirectoryUnusable``, ``UnsupportedFormat`` or ``CorruptFile``."""
+    lock = DirectoryLock(path)
+    try:
+        try:
+            disk.make_directory(path / WAL_DIRECTORY)
+            disk.make_directory(path / TABLE_DIRECTORY)
+            manifest = load_manifest(disk, path)
+            if manifest is None:
+                manifest = _new_shard(path, options, disk)
+        except OSError as error:
+            raise DataDirectoryUnusable(
+                f"the data directory {path} cannot be used: {error.strerror}. Check its owner, its mode and the "
+                "space on the disk, or choose another.",
+                directory=str(path),
+            ) from error
+        state = ShardState()
+        if manifest.checkpoint:
+            _, state = load_checkpoint(disk, path / TABLE_DIRECTORY / checkpoint_name(manifest.checkpoint))
+        _clean_tables(path / TABLE_DIRECTORY, manifest, disk)
+        return Opened(lock, manifest, state, SegmentFiles(disk, path / WAL_DIRECTORY, manifest.segment_bytes))
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _new_shard(path: Path, options: StoreOptions, disk: Disk) -> Manifest:
+    """Raises ``CorruptFile`` when there is data but no manifest: making a new one would hide it."""
+    leftovers = [*disk.list(path / TABLE_DIRECTORY), *disk.list(path / WAL_DIRECTORY)]
+    kept = [name for name in leftovers if name.endswith((".tbl", ".ckp", ".wal"))]
+    if kept:
+        raise CorruptFile(
+            f"{path}: the manifest is missing, but there are {len(kept)} data files. Restore the manifest or the "
+            "directory from a replica or a backup; nothing was changed.",
+            file=str(path / "MANIFEST"),
+            position=0,
+        )
+    manifest = Manifest(segment_bytes=options.segment_bytes)
+    store_manifest(disk, path, manifest)
+    for parent in (path, path.parent):
+        disk.sync_directory(parent)
+    return manifest
+
+
+def _clean_tables(directory: Path, manifest: Manifest, disk: Disk) -> None:
+    """Remove files that a crash left half made; check that those of the manifest are there."""
+    names = set(disk.list(directory))
+    wanted = {table_name(number) for number in manifest.numbers() if number != manifest.checkpoint}
+    missing = sorted(wanted - names)
+    if missing:
+        raise CorruptFile(
+            f"{directory / missing[0]}: the table is in the manifest but not on the disk ({len(missing)} missing). "
+            "Restore this directory from a replica or a backup; nothing was changed.",
+            file=str(directory / missing[0]),
+            position=0,
+        )
+    keep = wanted | {checkpoint_name(manifest.checkpoint)}
+    for name in names - keep:
+        disk.remove(directory / name)
+
+
+class Replay:
+    """The log from the manifest's flushed LSN on. Iterate, then :meth:`finish`."""
+
+    def __init__(self, opened: Opened, path: Path, disk: Disk) -> None:
+        self._segments = opened.segments
+        self._directory = path / WAL_DIRECTORY
+        self._disk = disk
+        self._first_lsn = opened.manifest.flushed_lsn
+        self._segment_bytes = opened.manifest.segment_bytes
+        for name in disk.list(self._directory):
+            if name.endswith(".new"):
+                disk.remove(self._directory / name)
+        self._starts = [
+            start
+            for start in self._segments.start_lsns()
+            if start + self._segment_bytes > self._first_lsn
+        ]
+        self._reader = LogReader(self._read_segment, self._starts, self._segment_bytes, str(self._directory))
+        self.end_lsn = self._first_lsn
+        self.entries = 0
+        self.reason = ""
+
+    def _read_segment(self, start: int) -> bytes:
+        return self._disk.read_all(self._directory / segment_name(start))
+
+    def __iter__(self) -> Iterator[Entry]:
+        """Raises ``CorruptFile`` for damage in the middle, ``UnsupportedFormat`` for a newer log."""
+        for entry in self._reader.entries(self._first_lsn):
+            self.entries += 1
+            yield entry
+        self.end_lsn = self._reader.end.lsn
+        self.reason = self._reader.end.reason
+
+    def finish(self) -> None:
+        """Erase what lies behind the end, so that no torn entry can come back to life; open for appending.
+
+        Durable on return.
+        """
+        end, size = self.end_lsn, self._segment_bytes
+        last_start = end - end % size
+        for start in self._starts:
+            if start > last_start or start == end:
+                self._disk.remove(self._directory / segment_name(start))
+        self._disk.sync_directory(self._directory)
+        self._segments.open_for_append(end)
+        if last_start in self._starts and last_start != end:
+            rest = self._read_segment(last_start)[end - last_start :].rstrip(b"\0")
+            self._segments.erase(end, end + len(rest))

@@ -1,0 +1,437 @@
+"""Table files: sorted, immutable records on disk.
+
+A table holds records sorted by (queue key, offset), where the queue key is ``topic_id << 32 | queue``. The
+messages of one queue therefore lie together. All integers are little-endian::
+
+    blocks      record batches (see lsmq.record_batch) with the columns TOPIC, QUEUE, OFFSET, LENGTH,
+                STORED_MS and whatever else the records have; about ``block_bytes`` each. Frame of reference
+                is the prefix compression of sorted keys, in columns: the base is what the keys of a block
+                share, the deltas are what they do not.
+    index       one record batch without payload, a row a block, with the columns of IndexColumn
+    filter      crc u32, probes u32, bits u64, then bits/8 bytes: a bloom filter over queue keys
+    properties  crc u32, then a msgpack map
+    footer      48 bytes:
+                 0  8  index position        8  4  index bytes
+                12  4  filter bytes         16  4  properties bytes
+                20  4  version (1)          24  8  records
+                32  4  reserved (0)         36  4  crc of bytes [0, 36)
+                40  8  magic ``LSMQTBL1``
+
+Index and filter are neighbours and are read together, so a cold point read costs two reads of the file: one
+for index and filter, one for the block. Every checksum is verified on every read from disk.
+
+Not supported: changing a table; tables larger than 2**63 bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import crc32c
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from lsmq.errors import CorruptFile, InvalidBatch, UnsupportedFormat
+from lsmq.record_batch import HEADER_BYTES, Codec, Column, RecordBatch
+
+from .bloom import bloom_build, bloom_may_contain
+from .cache import BlockCache
+from .columns import DTYPES, I64, U64, Columns, block_cuts, decode_column, encode_batches, encode_one, group_starts
+from .disk import Disk, File
+from .memtable import SortedRecords
+
+MAGIC = b"LSMQTBL1"
+VERSION = 1
+FOOTER = struct.Struct("<QIIIIQII8s")
+FOOTER_BYTES = FOOTER.size  # 8 + 4 + 4 + 4 + 4 + 8 + 4 + 4 + 8 = 48
+_FILTER_HEAD = struct.Struct("<IIQ")
+_INDEX_PART = -1
+
+
+class IndexColumn(IntEnum):
+    """Columns of the index. Numbers are on disk: never renumber."""
+
+    FIRST_KEY = 32
+    FIRST_OFFSET = 33
+    LAST_KEY = 34
+    LAST_OFFSET = 35
+    POSITION = 36
+    SIZE = 37
+    RECORDS = 38
+    MIN_MS = 39
+    MAX_MS = 40
+
+
+_INDEX_DTYPES: dict[int, np.dtype[Any]] = {
+    IndexColumn.FIRST_KEY: np.dtype(np.uint64),
+    IndexColumn.FIRST_OFFSET: np.dtype(np.int64),
+    IndexColumn.LAST_KEY: np.dtype(np.uint64),
+    IndexColumn.LAST_OFFSET: np.dtype(np.int64),
+    IndexColumn.POSITION: np.dtype(np.int64),
+    IndexColumn.SIZE: np.dtype(np.int64),
+    IndexColumn.RECORDS: np.dtype(np.int64),
+    IndexColumn.MIN_MS: np.dtype(np.int64),
+    IndexColumn.MAX_MS: np.dtype(np.int64),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TableMeta:
+    """What the manifest keeps of a table, so that opening a store opens no table."""
+
+    number: int
+    size_bytes: int
+    record_count: int
+    tombstone_count: int
+    first_key: int
+    first_offset: int
+    last_key: int
+    last_offset: int
+    min_ms: int
+    max_ms: int
+    first_lsn: int
+    end_lsn: int
+    index_position: int
+    index_bytes: int
+    filter_bytes: int
+    topics: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return table_name(self.number)
+
+
+def table_name(number: int) -> str:
+    return f"{number:012d}.tbl"
+
+
+class TableWriter:
+    """Writes one table from sorted runs of records, handed over in key order."""
+
+    def __init__(self, disk: Disk, path: Path, number: int, *, block_bytes: int, codec: Codec) -> None:
+        self.number = number
+        self._block_bytes = block_bytes
+        self._codec = codec
+        self._file = disk.create(path)
+        self.size_bytes = 0
+        self._index: dict[int, list[NDArray[Any]]] = {column: [] for column in IndexColumn}
+        self._keys: list[U64] = []
+        self._topics: set[int] = set()
+        self.record_count = 0
+        self._tombstones = 0
+
+    def add(self, records: SortedRecords) -> None:
+        """Append records, all of which sort after those added before."""
+        if len(records) == 0:
+            return
+        keys = records.keys
+        columns: Columns = {
+            Column.TOPIC: (keys >> np.uint64(32)).astype(np.uint32),
+            Column.QUEUE: keys.astype(np.uint32),
+            **records.columns,
+        }
+        lengths = columns[Column.LENGTH]
+        cuts = block_cuts(lengths, keys, self._block_bytes)
+        firsts, lasts = cuts[:-1], cuts[1:] - 1
+        blocks = encode_batches(columns, records.payload, cuts, self._codec)
+        sizes = np.fromiter(map(len, blocks), np.int64, len(blocks))
+        positions = np.cumsum(sizes) - sizes + self.size_bytes
+        self._file.pwrite_many(blocks, self.size_bytes)
+        self.size_bytes += int(sizes.sum())
+        offsets, stored = columns[Column.OFFSET], columns[Column.STORED_MS]
+        for column, values in (
+            (IndexColumn.FIRST_KEY, keys[firsts]),
+            (IndexColumn.FIRST_OFFSET, offsets[firsts]),
+            (IndexColumn.LAST_KEY, keys[lasts]),
+            (IndexColumn.LAST_OFFSET, offsets[lasts]),
+            (IndexColumn.POSITION, positions),
+            (IndexColumn.SIZE, sizes),
+            (IndexColumn.RECORDS, np.diff(cuts)),
+            (IndexColumn.MIN_MS, np.minimum.reduceat(stored, firsts)),
+            (IndexColumn.MAX_MS, np.maximum.reduceat(stored, firsts)),
+        ):
+            self._index[column].append(values)
+        distinct = keys[group_starts(keys)]
+        self._keys.append(distinct)
+        topics = distinct >> np.uint64(32)
+        self._topics.update(topics[group_starts(topics)].tolist())
+        self.record_count += len(keys)
+        if Column.FLAGS in columns:
+            self._tombstones += int(np.count_nonzero(columns[Column.FLAGS] & 1))
+
+    def finish(self, first_lsn: int, end_lsn: int) -> TableMeta:
+        """Write index, filter, properties and footer; durable (but for its name) on return."""
+        index = {column: np.concatenate(values) for column, values in self._index.items()}
+        blocks = len(index[IndexColumn.SIZE])
+        nothing = np.zeros(blocks, np.uint32)
+        index_block = encode_one({Column.LENGTH: nothing, **index}, np.empty(0, np.uint8))
+        keys = np.concatenate(self._keys)
+        bits, probes = bloom_build(keys[group_starts(keys)])
+        filter_body = _FILTER_HEAD.pack(0, probes, len(bits) * 8)[4:] + bits.tobytes()
+        filter_block = crc32c.crc32c(filter_body).to_bytes(4, "little") + filter_body
+        index_position = self.size_bytes
+        meta = TableMeta(
+            number=self.number,
+            size_bytes=0,
+            record_count=self.record_count,
+            tombstone_count=self._tombstones,
+            first_key=int(index[IndexColumn.FIRST_KEY][0]),
+            first_offset=int(index[IndexColumn.FIRST_OFFSET][0]),
+            last_key=int(index[IndexColumn.LAST_KEY][-1]),
+            last_offset=int(index[IndexColumn.LAST_OFFSET][-1]),
+            min_ms=int(index[IndexColumn.MIN_MS].min()),
+            max_ms=int(index[IndexColumn.MAX_MS].max()),
+            first_lsn=first_lsn,
+            end_lsn=end_lsn,
+            index_position=index_position,
+            index_bytes=len(index_block),
+            filter_bytes=len(filter_block),
+            topics=tuple(sorted(self._topics)),
+        )
+        properties_body: bytes = msgpack.packb(
+            {
+                "number": meta.number,
+                "records": meta.record_count,
+                "tombstones": meta.tombstone_count,
+                "first_key": meta.first_key,
+                "last_key": meta.last_key,
+                "min_ms": meta.min_ms,
+                "max_ms": meta.max_ms,
+                "first_lsn": first_lsn,
+                "end_lsn": end_lsn,
+                "topics": list(meta.topics),
+            }
+        )
+        properties = crc32c.crc32c(properties_body).to_bytes(4, "little") + properties_body
+        head = FOOTER.pack(
+            index_position,
+            len(index_block),
+            len(filter_block),
+            len(properties),
+            VERSION,
+            self.record_count,
+            0,
+            0,
+            MAGIC,
+        )[:36]
+        footer = head + crc32c.crc32c(head).to_bytes(4, "little") + MAGIC
+        tail = b"".join((index_block, filter_block, properties, footer))
+        self._file.pwrite(tail, self.size_bytes)
+        self.size_bytes += len(tail)
+        self._file.sync()
+        self._file.close()
+        fields = {field: getattr(meta, field) for field in TableMeta.__slots__}
+        return TableMeta(**{**fields, "size_bytes": self.size_bytes})
+
+    def abandon(self) -> None:
+        """Close the unfinished file; the caller removes it."""
+        self._file.close()
+
+
+class Block:
+    """A block parsed: its keys and offsets as arrays, the rest of the columns on demand."""
+
+    __slots__ = ("batch", "keys", "memory_bytes", "offsets", "raw", "_ends")
+
+    def __init__(self, raw: bytes, source: str, position: int) -> None:
+        try:
+            self.batch = RecordBatch(raw, source=source)
+        except InvalidBatch as error:
+            raise CorruptFile(
+                f"{source}: the block at byte {position} is damaged: {error.message}", file=source, position=position
+            ) from error
+        self.raw = raw
+        topics = self.column(Column.TOPIC).astype(np.uint64)
+        self.keys: U64 = (topics << np.uint64(32)) | self.column(Column.QUEUE).astype(np.uint64)
+        self.offsets: I64 = self.column(Column.OFFSET)
+        ends = np.zeros(len(self.keys) + 1, np.int64)
+        np.cumsum(self.column(Column.LENGTH), out=ends[1:])
+        self._ends = ends
+        self.memory_bytes = len(raw) + len(self.batch.payload) + 24 * len(self.keys) + 400
+
+    def column(self, column: int) -> NDArray[Any]:
+        batch = self.batch
+        return decode_column(self.raw, batch.directory.get(column), batch.record_count, DTYPES[column])
+
+    def seek(self, key: int, offset: int) -> int:
+        """First record at or after (key, offset); ``len(keys)`` when there is none."""
+        wanted = np.uint64(key)
+        left = int(self.keys.searchsorted(wanted, "left"))
+        if left == len(self.keys) or self.keys[left] != wanted:
+            return left
+        right = int(self.keys.searchsorted(wanted, "right"))
+        return left + int(self.offsets[left:right].searchsorted(offset))
+
+    def records(self, first: int, end: int) -> SortedRecords:
+        """Records ``[first, end)`` as columns; bytes are a view where the block is not compressed."""
+        columns = {
+            column: self.column(column)[first:end]
+            for column in self.batch.directory
+            if column not in (Column.TOPIC, Column.QUEUE)
+        }
+        if Column.LENGTH not in columns:
+            columns[Column.LENGTH] = np.zeros(end - first, np.uint32)
+        payload = np.frombuffer(self.batch.payload, np.uint8)
+        return SortedRecords(self.keys[first:end], columns, payload[self._ends[first] : self._ends[end]])
+
+    def payload_bytes(self, first: int, end: int) -> int:
+        return int(self._ends[end] - self._ends[first])
+
+    def ends(self) -> I64:
+        """Where each record's bytes end in the payload, with a leading 0."""
+        return self._ends
+
+
+class TableIndex:
+    """Index and bloom filter of a table, parsed."""
+
+    __slots__ = ("bits", "columns", "count", "last_keys", "last_offsets", "memory_bytes", "positions", "probes", "sizes")
+
+    def __init__(self, raw: bytes, index_bytes: int, source: str, position: int) -> None:
+        try:
+            batch = RecordBatch(raw[:index_bytes], source=source)
+        except InvalidBatch as error:
+            raise CorruptFile(
+                f"{source}: the index at byte {position} is damaged: {error.message}", file=source, position=position
+            ) from error
+        self.count = batch.record_count
+        self.columns = {
+            column: decode_column(raw, batch.directory.get(column), self.count, dtype)
+            for column, dtype in _INDEX_DTYPES.items()
+        }
+        self.last_keys: U64 = self.columns[IndexColumn.LAST_KEY]
+        self.last_offsets: I64 = self.columns[IndexColumn.LAST_OFFSET]
+        self.positions: I64 = self.columns[IndexColumn.POSITION]
+        self.sizes: I64 = self.columns[IndexColumn.SIZE]
+        body = raw[index_bytes:]
+        crc, probes, bits = _FILTER_HEAD.unpack_from(body)
+        if crc32c.crc32c(memoryview(body)[4:]) != crc or len(body) != _FILTER_HEAD.size + bits // 8:
+            at = position + index_bytes
+            raise CorruptFile(f"{source}: the filter at byte {at} is damaged", file=source, position=at)
+        self.probes = probes
+        self.bits = np.frombuffer(body, np.uint8, bits // 8, _FILTER_HEAD.size)
+        self.memory_bytes = len(raw) + self.count * 8 * len(_INDEX_DTYPES) + 1000
+
+    def may_contain(self, key: int) -> bool:
+        return bloom_may_contain(self.bits, self.probes, key)
+
+    def seek(self, key: int, offset: int) -> int:
+        """First block whose last record is at or after (key, offset); ``count`` when there is none."""
+        wanted = np.uint64(key)
+        left = int(self.last_keys.searchsorted(wanted, "left"))
+        if left == self.count or self.last_keys[left] != wanted:
+            return left
+        right = int(self.last_keys.searchsorted(wanted, "right"))
+        return left + int(self.last_offsets[left:right].searchsorted(offset))
+
+
+class Table:
+    """An open table. Thread-safe. The file is opened at the first read and closed when the table is dropped."""
+
+    def __init__(self, disk: Disk, directory: Path, meta: TableMeta, cache: BlockCache) -> None:
+        self.meta = meta
+        self.path = directory / meta.name
+        self._disk = disk
+        self._cache = cache
+        self._file: File | None = None
+        self._lock = threading.Lock()
+
+    def file(self) -> File:
+        file = self._file
+        if file is None:
+            with self._lock:
+                if self._file is None:
+                    self._file = self._disk.open(self.path)
+                file = self._file
+        return file
+
+    def stream(self) -> BinaryIO:
+        return self.file().stream()
+
+    def index(self) -> TableIndex:
+        """Raises ``CorruptFile``."""
+        return self._cache.get(self.meta.number, _INDEX_PART, self._load_index)
+
+    def _load_index(self) -> TableIndex:
+        meta = self.meta
+        raw = self.file().pread(meta.index_bytes + meta.filter_bytes, meta.index_position)
+        if len(raw) != meta.index_bytes + meta.filter_bytes:
+            raise CorruptFile(
+                f"{self.path}: cut off, {meta.size_bytes} bytes were written",
+                file=str(self.path),
+                position=meta.index_position,
+            )
+        return TableIndex(raw, meta.index_bytes, str(self.path), meta.index_position)
+
+    def block(self, number: int, *, keep: bool = True) -> Block:
+        """Block ``number``, through the cache unless ``keep`` is false. Raises ``CorruptFile``."""
+        if keep:
+            return self._cache.get(self.meta.number, number, lambda: self._load_block(number))
+        return self._load_block(number)
+
+    def _load_block(self, number: int) -> Block:
+        index = self.index()
+        position, size = int(index.positions[number]), int(index.sizes[number])
+        raw = self.file().pread(size, position)
+        if len(raw) != size or size < HEADER_BYTES:
+            raise CorruptFile(
+                f"{self.path}: the block at byte {position} is cut off", file=str(self.path), position=position
+            )
+        return Block(raw, str(self.path), position)
+
+    def may_hold(self, key: int) -> bool:
+        """Whether the key range allows the queue; costs no read."""
+        return self.meta.first_key <= key <= self.meta.last_key
+
+    def is_cached(self, part: int) -> bool:
+        return self._cache.has(self.meta.number, part)
+
+    def retire(self) -> None:
+        """The table is in no version any more: remove its name. Readers that have it open go on."""
+        self._cache.drop(self.meta.number)
+        self._disk.remove(self.path)
+
+    def blocks_between(self, first_key: int, end_key: int) -> range:
+        """Numbers of the blocks that may hold keys in ``[first_key, end_key)``."""
+        index = self.index()
+        first = int(index.last_keys.searchsorted(np.uint64(first_key), "left"))
+        if end_key >= 1 << 64:
+            return range(first, index.count)
+        end = int(index.columns[IndexColumn.FIRST_KEY].searchsorted(np.uint64(end_key), "left"))
+        return range(first, end)
+
+    def scan(self, numbers: Iterable[int] | None = None) -> Iterator[Block]:
+        """Blocks in order, past the cache."""
+        for number in range(self.index().count) if numbers is None else numbers:
+            yield self.block(number, keep=False)
+
+
+def read_footer(file: File, source: str) -> dict[str, int]:
+    """Positions and sizes of a table's parts. Raises ``CorruptFile`` or ``UnsupportedFormat``."""
+    size = file.size()
+    raw = file.pread(FOOTER_BYTES, size - FOOTER_BYTES) if size >= FOOTER_BYTES else b""
+    if len(raw) < FOOTER_BYTES or raw[40:] != MAGIC or crc32c.crc32c(raw[:36]) != int.from_bytes(raw[36:40], "little"):
+        raise CorruptFile(
+            f"{source}: no intact table footer at its end ({size} bytes)", file=source, position=max(0, size - 48)
+        )
+    index_position, index_bytes, filter_bytes, properties_bytes, version, records, _, _, _ = FOOTER.unpack(raw)
+    if version != VERSION:
+        raise UnsupportedFormat(
+            f"{source}: table version {version}; this release reads {VERSION}. "
+            "Start the release that wrote it, or a newer one."
+        )
+    return {
+        "size_bytes": size,
+        "index_position": index_position,
+        "index_bytes": index_bytes,
+        "filter_bytes": filter_bytes,
+        "properties_bytes": properties_bytes,
+        "record_count": records,
+    }

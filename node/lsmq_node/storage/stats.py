@@ -1,0 +1,68 @@
+"""Counters and gauges of a store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Counters:
+    """What a store counts. Each is written by one thread at a time."""
+
+    commits: int = 0
+    committed_entries: int = 0
+    records_written: int = 0
+    bytes_written: int = 0
+    records_read: int = 0
+    flushes: int = 0
+    flushed_bytes: int = 0
+    flush_seconds: float = 0.0
+    merges: int = 0
+    merged_bytes: int = 0
+    merge_seconds: float = 0.0
+    dropped_tables: int = 0
+    rebuilt_indexes: int = 0
+    recovered_entries: int = 0
+    recovery_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """A store's counters (``*_total`` and ``*_seconds``) and gauges at a moment."""
+
+    commits_total: int
+    committed_entries_total: int
+    records_written_total: int
+    bytes_written_total: int
+    records_read_total: int
+    flushes_total: int
+    flushed_bytes_total: int
+    flush_seconds: float
+    merges_total: int
+    merged_bytes_total: int
+    merge_seconds: float
+    dropped_tables_total: int
+    rebuilt_indexes_total: int
+    recovered_entries: int
+    recovery_seconds: float
+    fsyncs_total: int
+    wal_bytes_total: int
+    cache_hits_total: int
+    cache_misses_total: int
+    cache_bytes: int
+    committed_lsn: int
+    durable_lsn: int
+    flushed_lsn: int
+    memtable_bytes: int
+    frozen_memtables: int
+    level0_tables: int
+    generations: int
+    tables: int
+    table_bytes: int
+    topics: int
+    queues: int
+    producers: int
+    disk_free_bytes: int
+    disk_full: int
+    pressure: int
+    stopped: int
