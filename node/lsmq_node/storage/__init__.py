@@ -3,10 +3,11 @@
 :class:`ShardStore` is a shard's engine; :class:`QueueStore` is the same engine as a library of named queues.
 """
 
+from .log_writer import Appended, Committed
 from .options import FlushMode, StoreOptions
 from .queue_store import QueueStore
 from .reader import FileRange, Slice
-from .shard_store import Appended, Committed, ShardStore
+from .shard_store import ShardStore
 from .state import Topic, TopicOptions
 from .stats import StoreStats
 

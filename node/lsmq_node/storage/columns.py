@@ -57,7 +57,7 @@ OPTIONAL = (
     Column.TRANSACTION,
 )
 
-_WIDTH_DTYPES = {
+_WIDTH_DTYPES: dict[int, np.dtype[Any]] = {
     1: np.dtype("<u1"),
     2: np.dtype("<u2"),
     4: np.dtype("<u4"),
@@ -87,8 +87,8 @@ def decode_column(
     position, width, base = entry
     if width == 0:
         return np.full(count, np.uint64(base).astype(dtype), dtype)
-    deltas = np.frombuffer(buffer, _WIDTH_DTYPES[width], count, position)
-    values = deltas.astype(dtype)
+    deltas: NDArray[Any] = np.frombuffer(buffer, _WIDTH_DTYPES[width], count, position)
+    values: NDArray[Any] = deltas.astype(dtype)
     if base:
         values += np.uint64(base).astype(dtype)
     return values
@@ -106,7 +106,8 @@ def gather(arena: U8, starts: NDArray[Any], lengths: NDArray[Any]) -> U8:
     if longest == 0:
         return np.empty(0, np.uint8)
     if shortest == longest <= _ROW_LIMIT_BYTES:
-        return _rows(arena, longest)[starts].view(np.uint8)
+        moved: U8 = _rows(arena, longest)[starts].view(np.uint8)
+        return moved
     ends = np.cumsum(lengths, dtype=np.int64)
     out = np.empty(int(ends[-1]), np.uint8)
     targets = ends - lengths
@@ -229,9 +230,7 @@ def encode_batches(columns: Mapping[int, NDArray[Any]], payload: U8, cuts: I64, 
             if len(packed) < raw_to - raw_from:
                 body, used = packed, Codec.ZSTD
         total = head_bytes + sum(map(len, deltas)) + len(body)
-        head = HEADER.pack(
-            0, total, VERSION, used, len(plans), end - first, len(body), raw_to - raw_from, 0, 0, 0
-        )
+        head = HEADER.pack(0, total, VERSION, used, len(plans), end - first, len(body), raw_to - raw_from, 0, 0, 0)
         rest = b"".join((head[4:], *directory, *deltas, body))
         batches.append(crc32c.crc32c(rest).to_bytes(4, "little") + rest)
     return batches

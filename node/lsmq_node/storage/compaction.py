@@ -109,7 +109,10 @@ def _part(run: Run, after: tuple[int, int], upto: tuple[int, int]) -> Iterator[S
         if (meta.first_key, meta.first_offset) > upto:
             return
         index = table.index()
-        first_keys, first_offsets = index.columns[IndexColumn.FIRST_KEY], index.columns[IndexColumn.FIRST_OFFSET]
+        first_keys, first_offsets = (
+            index.columns[IndexColumn.FIRST_KEY],
+            index.columns[IndexColumn.FIRST_OFFSET],
+        )
         for number in range(index.seek(after[0], after[1] + 1), index.count):
             if (int(first_keys[number]), int(first_offsets[number])) > upto:
                 break
@@ -168,7 +171,11 @@ def _tombstoned(runs: Sequence[Run], keys: U64, offsets: I64) -> np.ndarray[tupl
 
 
 def _mark(
-    marked: np.ndarray[tuple[int], np.dtype[np.bool_]], keys: U64, offsets: I64, dead_keys: U64, dead_offsets: I64
+    marked: np.ndarray[tuple[int], np.dtype[np.bool_]],
+    keys: U64,
+    offsets: I64,
+    dead_keys: U64,
+    dead_offsets: I64,
 ) -> None:
     """Set ``marked`` where (key, offset) is among the dead ones; both sides sorted by (key, offset)."""
     both_keys = np.concatenate((keys, dead_keys))

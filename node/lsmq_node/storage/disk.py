@@ -104,7 +104,7 @@ class OsFile:
 
     def __init__(self, fd: int, *, write: bool) -> None:
         self.fd = fd
-        self._stream: BinaryIO = FileIO(fd, "r+" if write else "r")  # type: ignore[assignment]
+        self._stream: BinaryIO = FileIO(fd, "r+" if write else "r")
 
     def pread(self, length: int, position: int) -> bytes:
         chunk = os.pread(self.fd, length, position)

@@ -66,7 +66,7 @@ class Manifest:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    body = msgpack.packb(
+    body: bytes = msgpack.packb(
         {
             "segment_bytes": manifest.segment_bytes,
             "next_number": manifest.next_number,

@@ -73,7 +73,7 @@ class QueueNames:
         mask = len(self._slot_hashes) - 1
         slots = hashes & mask
         numbers = self._slot_numbers[slots]
-        result = numbers.astype(np.int64)
+        result: I64 = numbers.astype(np.int64)
         empty = numbers == _EMPTY
         result[empty] = -1
         unresolved = np.flatnonzero(~empty & (self._slot_hashes[slots] != hashes))

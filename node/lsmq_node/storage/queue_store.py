@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 from lsmq.errors import ClientClosed, InvalidRequest
 from lsmq.record_batch import Column, RecordBatch
 
-from .columns import DTYPES, decode_column, encode_one
+from .columns import DTYPES, Columns, decode_column, encode_one
 from .disk import Clock, Disk
+from .log_writer import Appended
 from .options import FlushMode, StoreOptions
 from .queue_names import QueueNames
-from .shard_store import Appended, ShardStore
+from .shard_store import ShardStore
 
 MESSAGES = "messages"
 NAMES = "names"
@@ -87,7 +88,10 @@ class QueueStore:
             found = self._store.read(self._names_id, 0, offset, max_records=1 << 20, max_bytes=8 << 20)
             for batch in found.batches():
                 lengths = decode_column(
-                    batch.buffer, batch.directory.get(Column.LENGTH), batch.record_count, DTYPES[Column.LENGTH]
+                    batch.buffer,
+                    batch.directory.get(Column.LENGTH),
+                    batch.record_count,
+                    DTYPES[Column.LENGTH],
                 ).astype(np.int64)
                 joined = bytes(batch.payload)
                 ends = np.cumsum(lengths).tolist()
@@ -226,9 +230,8 @@ class QueueStore:
         self._store.close()
 
 
-
 def _batch(queues: NDArray[np.int64], lengths: NDArray[Any], payload: bytes) -> RecordBatch:
-    columns = {Column.QUEUE: queues.astype(np.uint32), Column.LENGTH: lengths.astype(np.uint32)}
+    columns: Columns = {Column.QUEUE: queues.astype(np.uint32), Column.LENGTH: lengths.astype(np.uint32)}
     return RecordBatch(encode_one(columns, np.frombuffer(payload, np.uint8)), source="put", verify=False)
 
 

@@ -18,7 +18,8 @@ from lsmq.record_batch import Column, RecordBatch, split_batches
 
 from .columns import DTYPES, I64, U32, U64, Columns, encode_one, gather
 from .memtable import TOMBSTONE_TOPIC, Memtable, SortedRecords
-from .sstable import IndexColumn, Table
+from .sstable import IndexColumn
+from .table import Table
 from .version import Run, Version
 
 #: Runs of whole blocks shorter than this are not worth a system call of their own.
@@ -222,7 +223,13 @@ def _from_memtable(
 
 
 def _from_run(
-    result: QueueRead, piece: _Piece, key: int, end: int, max_records: int, max_bytes: int, deleted: I64 | None
+    result: QueueRead,
+    piece: _Piece,
+    key: int,
+    end: int,
+    max_records: int,
+    max_bytes: int,
+    deleted: I64 | None,
 ) -> None:
     assert piece.run is not None and piece.table is not None
     number = piece.block
@@ -234,7 +241,11 @@ def _from_run(
                 return
             if result.record_count >= max_records or result.size_bytes >= max_bytes or result.next_offset >= end:
                 return
-            taken = 0 if deleted is not None else _take_whole_blocks(result, table, number, key, end, max_records, max_bytes)
+            taken = (
+                0
+                if deleted is not None
+                else _take_whole_blocks(result, table, number, key, end, max_records, max_bytes)
+            )
             if taken:
                 number += taken
                 continue
@@ -281,7 +292,9 @@ def _take_whole_blocks(
     return count
 
 
-def read_memtables_many(version: Version, keys: U64, offsets: I64, max_records: int) -> tuple[SortedRecords, I64] | None:
+def read_memtables_many(
+    version: Version, keys: U64, offsets: I64, max_records: int
+) -> tuple[SortedRecords, I64] | None:
     """The wanted records of many queues, where the newest memtable holds all that is wanted of each.
 
     Returns the records and the queue each belongs to; None when another source is needed.
@@ -316,13 +329,12 @@ def concatenate(parts: Sequence[SortedRecords]) -> SortedRecords:
     columns: Columns = {}
     for column in names:
         columns[column] = np.concatenate(
-            [
-                part.columns[column] if column in part.columns else np.zeros(len(part), DTYPES[column])
-                for part in parts
-            ]
+            [part.columns[column] if column in part.columns else np.zeros(len(part), DTYPES[column]) for part in parts]
         )
     return SortedRecords(
-        np.concatenate([part.keys for part in parts]), columns, np.concatenate([part.payload for part in parts])
+        np.concatenate([part.keys for part in parts]),
+        columns,
+        np.concatenate([part.payload for part in parts]),
     )
 
 

@@ -13,9 +13,11 @@ from .disk import Disk
 from .lock import DirectoryLock
 from .manifest import Manifest, load_manifest, store_manifest
 from .options import StoreOptions
+from .segments import SegmentFiles
 from .sstable import table_name
 from .state import ShardState
-from .wal import Entry, LogReader, SegmentFiles, segment_name
+from .wal import Entry, segment_name
+from .wal_reader import LogReader
 
 WAL_DIRECTORY = "wal"
 TABLE_DIRECTORY = "tables"
@@ -104,11 +106,7 @@ class Replay:
         for name in disk.list(self._directory):
             if name.endswith(".new"):
                 disk.remove(self._directory / name)
-        self._starts = [
-            start
-            for start in self._segments.start_lsns()
-            if start + self._segment_bytes > self._first_lsn
-        ]
+        self._starts = [start for start in self._segments.start_lsns() if start + self._segment_bytes > self._first_lsn]
         self._reader = LogReader(self._read_segment, self._starts, self._segment_bytes, str(self._directory))
         self.end_lsn = self._first_lsn
         self.entries = 0

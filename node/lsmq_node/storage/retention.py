@@ -15,8 +15,8 @@ import numpy as np
 
 from .columns import I64, U32, group_starts
 from .memtable import TOMBSTONE_TOPIC
-from .sstable import Table
 from .state import ShardState, TopicState
+from .table import Table
 from .version import Version
 
 

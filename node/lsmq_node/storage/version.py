@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .memtable import Memtable
-from .sstable import Table, TableMeta
+from .sstable import TableMeta
+from .table import Table
 
 
 class Run:

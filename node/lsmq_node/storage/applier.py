@@ -1,0 +1,202 @@
+"""Applying: how log entries become state. The same code for a new entry, a replayed one and a replica's.
+
+``prepare`` gives a batch's records their offsets, ``apply`` makes an entry readable. Both are deterministic,
+so every replica that has the same log has the same offsets; the sum of a batch's offsets is in the log, and a
+replay that comes to another sum is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from lsmq.errors import CorruptFile, InvalidBatch
+from lsmq.record_batch import Column, Flag, RecordBatch
+
+from .columns import (
+    DTYPES,
+    I64,
+    OPTIONAL,
+    U32,
+    U64,
+    Columns,
+    assign_offsets,
+    decode_column,
+    queue_keys,
+    wrap64,
+)
+from .memtable import TOMBSTONE_TOPIC
+from .state import ShardState, Stored, Topic, TopicOptions, TopicState
+from .stats import Counters
+from .tables import TableSet
+from .wal import Entry, EntryKind
+
+
+@dataclass(slots=True)
+class PendingRecords:
+    """Records that have their offsets and wait to be applied."""
+
+    end_lsn: int
+    state: TopicState
+    keys: Any
+    offsets: I64
+    lengths: Any
+    stored_ms: int
+    payload: memoryview
+    optional: Columns
+    touched: U32
+    ends: I64
+    producer: tuple[int, int, int] | None
+
+    def stored(self) -> Stored:
+        """The answer to remember for the producer's batch."""
+        assert self.producer is not None
+        return Stored(self.producer[2], self.end_lsn, self.stored_ms, self.offsets)
+
+
+class BatchColumns:
+    """The columns of a producer's batch that the store looks at."""
+
+    __slots__ = ("lengths", "optional", "queues")
+
+    def __init__(self, batch: RecordBatch) -> None:
+        """Raises ``InvalidBatch`` for a batch without records."""
+        if batch.record_count == 0:
+            raise InvalidBatch("a batch has at least one record")
+        self.queues: U32 = self._decode(batch, Column.QUEUE)
+        self.lengths: U32 = self._decode(batch, Column.LENGTH)
+        self.optional: Columns = {
+            column: self._decode(batch, column) for column in OPTIONAL if column in batch.directory
+        }
+
+    @staticmethod
+    def _decode(batch: RecordBatch, column: Column) -> Any:
+        return decode_column(batch.buffer, batch.directory.get(column), batch.record_count, DTYPES[column])
+
+
+@dataclass(slots=True)
+class PendingEntry:
+    """Any other entry in line."""
+
+    entry: Entry
+
+
+class Applier:
+    """Applies committed entries in log order. One thread at a time."""
+
+    def __init__(self, state: ShardState, tables: TableSet, counters: Counters, source: str) -> None:
+        self._state = state
+        self._tables = tables
+        self._counters = counters
+        self._source = source
+
+    def prepare(self, state: TopicState, batch: RecordBatch, columns: BatchColumns, stored_ms: int) -> PendingRecords:
+        """Give the records their offsets, and advance the ends of their queues."""
+        index = columns.queues - np.uint32(state.first) if state.first else columns.queues
+        offsets, touched, ends = assign_offsets(index, state.next)
+        producer = (batch.producer_id, batch.producer_epoch, batch.sequence) if batch.producer_id else None
+        return PendingRecords(
+            0,
+            state,
+            queue_keys(state.topic.id, columns.queues),
+            offsets,
+            columns.lengths,
+            stored_ms,
+            batch.payload,
+            columns.optional,
+            touched,
+            ends,
+            producer,
+        )
+
+    def replay(self, entry: Entry) -> None:
+        """Apply an entry read back from the log. Raises ``CorruptFile`` when it does not fit the state."""
+        if entry.kind != EntryKind.RECORDS:
+            self.apply_entry(entry)
+            return
+        state = self._state.topics.get(entry.topic_id)
+        if state is None:
+            return  # written to a topic in the moment it was deleted
+        batch = RecordBatch(entry.body, source=f"{self._source} LSN {entry.lsn}")
+        pending = self.prepare(state, batch, BatchColumns(batch), entry.time_ms)
+        pending.end_lsn = entry.end_lsn
+        if wrap64(int(pending.offsets.sum())) != entry.check:
+            raise CorruptFile(
+                f"{self._source}: the log entry at LSN {entry.lsn} was given other offsets when it was written; the "
+                "checkpoint and the log do not belong together. Restore this directory from a replica or a backup; "
+                "nothing was changed.",
+                file=self._source,
+                position=entry.lsn,
+            )
+        self.apply_records(pending)
+
+    def apply_records(self, item: PendingRecords) -> None:
+        """Put records in the memtable, then show them to readers."""
+        memtable = self._tables.room_for(len(item.payload), len(item.keys))
+        memtable.apply(item.end_lsn, item.keys, item.offsets, item.lengths, item.stored_ms, item.payload, item.optional)
+        item.state.committed[item.touched] = item.ends
+        item.state.version += 1
+        if item.producer is not None:
+            producer_id, epoch, _ = item.producer
+            self._state.producers.record(producer_id, epoch, item.stored())
+        self._counters.records_written += len(item.keys)
+        self._counters.bytes_written += len(item.payload)
+        self._tables.applied_lsn = item.end_lsn
+
+    def apply_entry(self, entry: Entry) -> None:
+        """Apply a committed entry other than records."""
+        state = self._state
+        match entry.kind:
+            case EntryKind.CATALOG:
+                operation, *fields = msgpack.unpackb(entry.body)
+                if operation == "put":
+                    topic_id, name, queues, options, created_ms, first, end = fields
+                    topic = Topic(topic_id, name, queues, TopicOptions.from_dict(options), created_ms)
+                    state.put_topic(topic, first, end)
+                else:
+                    state.drop_topic(fields[0])
+            case EntryKind.OFFSETS:
+                group, raw, reset = msgpack.unpackb(entry.body)
+                queues, offsets = _positions(raw)
+                state.commit_offsets(group, entry.topic_id, queues, offsets, reset=reset)
+            case EntryKind.TRIM:
+                item = state.topics.get(entry.topic_id)
+                if item is not None:
+                    queues, offsets = _positions(entry.body)
+                    index = queues - np.uint32(item.first)
+                    item.start[index] = np.maximum(item.start[index], np.minimum(offsets, item.committed[index]))
+                    item.version += 1
+            case EntryKind.DELETE:
+                item = state.topics.get(entry.topic_id)
+                if item is not None:
+                    queues, offsets = _positions(entry.body)
+                    self._apply_tombstones(entry, queue_keys(entry.topic_id | TOMBSTONE_TOPIC, queues), offsets)
+                    item.deletes += len(queues)
+                    item.version += 1
+            case EntryKind.EPOCH:
+                pass
+            case _:
+                raise CorruptFile(
+                    f"{self._source}: the log entry at LSN {entry.lsn} has unknown kind {entry.kind}",
+                    file=self._source,
+                    position=entry.lsn,
+                )
+        self._tables.applied_lsn = entry.end_lsn
+
+    def _apply_tombstones(self, entry: Entry, keys: U64, offsets: I64) -> None:
+        zeros = np.zeros(len(keys), np.uint32)
+        flags = np.full(len(keys), Flag.TOMBSTONE, np.uint8)
+        memtable = self._tables.room_for(0, len(keys))
+        memtable.apply(entry.end_lsn, keys, offsets, zeros, entry.time_ms, memoryview(b""), {Column.FLAGS: flags})
+
+
+def _positions(raw: bytes) -> tuple[NDArray[np.uint32], I64]:
+    batch = RecordBatch(raw, source="log entry")
+    return (
+        decode_column(raw, batch.directory.get(Column.QUEUE), batch.record_count, DTYPES[Column.QUEUE]),
+        decode_column(raw, batch.directory.get(Column.OFFSET), batch.record_count, DTYPES[Column.OFFSET]),
+    )

@@ -1,0 +1,140 @@
+"""The files of the write-ahead log: segments, preallocated ahead and recycled behind."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from .disk import Buffer, Disk, File
+from .wal import segment_name
+
+
+class SegmentFiles:
+    """The segment files of a log: written at LSNs, synced, preallocated ahead, recycled behind.
+
+    One thread writes at a time; ``prepare_next`` and ``release`` may run in another.
+    """
+
+    def __init__(self, disk: Disk, directory: Path, segment_bytes: int) -> None:
+        self._disk = disk
+        self._directory = directory
+        self.segment_bytes = segment_bytes
+        self._open: dict[int, File] = {}
+        self._unsynced: set[int] = set()
+        self._names_lock = threading.Lock()  # preparing, recycling
+        self._unsynced_lock = threading.Lock()
+        self.fsync_count = 0
+        self.written_bytes = 0
+
+    def start_lsns(self) -> list[int]:
+        """First LSN of each segment on disk, ascending."""
+        return sorted(int(name[:-4], 16) for name in self._disk.list(self._directory) if name.endswith(".wal"))
+
+    def has(self, lsn: int) -> bool:
+        """Whether the segment of ``lsn`` is allocated, so that a write to it cannot run out of space."""
+        return lsn - lsn % self.segment_bytes in self._open
+
+    def prepare(self, lsn: int) -> None:
+        """Allocate the segment of ``lsn``: a recycled file or a new one. Raises ``OSError`` when it cannot."""
+        start = lsn - lsn % self.segment_bytes
+        if start not in self._open:
+            with self._names_lock:
+                if start not in self._open:
+                    self._open[start] = self._allocate(start)
+
+    def _allocate(self, start: int) -> File:
+        path = self._directory / segment_name(start)
+        spare = next((name for name in self._disk.list(self._directory) if name.endswith(".spare")), None)
+        if spare is not None:
+            self._disk.rename(self._directory / spare, path)
+            file = self._disk.open(path, write=True)
+        else:
+            temporary = path.with_suffix(".new")
+            file = self._disk.create(temporary)
+            try:
+                file.preallocate(self.segment_bytes)
+                file.sync()
+                self._disk.rename(temporary, path)
+            except OSError:
+                file.close()
+                self._disk.remove(temporary)
+                raise
+        self._disk.sync_directory(self._directory)
+        return file
+
+    def write(self, lsn: int, buffer: Buffer) -> None:
+        """Write bytes of the stream at their LSN, over as many segments as they span."""
+        view = memoryview(buffer)
+        while view:
+            start = lsn - lsn % self.segment_bytes
+            file = self._segment(start)
+            piece = view[: start + self.segment_bytes - lsn]
+            file.pwrite(piece, lsn - start)
+            with self._unsynced_lock:
+                self._unsynced.add(start)
+            self.written_bytes += len(piece)
+            view = view[len(piece) :]
+            lsn += len(piece)
+
+    def _segment(self, start: int) -> File:
+        file = self._open.get(start)
+        if file is None:
+            self.prepare(start)
+            file = self._open[start]
+        return file
+
+    def open_for_append(self, lsn: int) -> None:
+        """Open the segment that ``lsn`` lies in, where it exists already."""
+        start = lsn - lsn % self.segment_bytes
+        path = self._directory / segment_name(start)
+        if start not in self._open and path.name in self._disk.list(self._directory):
+            file = self._disk.open(path, write=True)
+            if file.size() < self.segment_bytes:
+                file.preallocate(self.segment_bytes)
+            self._open[start] = file
+
+    def sync(self) -> None:
+        """Make all that was written durable. Raises ``OSError``; the log must not be used after that."""
+        with self._unsynced_lock:
+            unsynced, self._unsynced = self._unsynced, set()
+        for start in sorted(unsynced):
+            file = self._open.get(start)
+            if file is not None:  # else it was flushed to tables and released meanwhile
+                file.sync()
+                self.fsync_count += 1
+
+    def erase(self, start: int, end: int) -> None:
+        """Overwrite ``[start, end)`` with zeros and make that durable: what lay there was never accepted."""
+        zeros = bytes(1 << 20)
+        while start < end:
+            piece = min(end - start, len(zeros))
+            self.write(start, memoryview(zeros)[:piece])
+            start += piece
+        self.sync()
+
+    def release(self, before_lsn: int, keep_spares: int = 2) -> None:
+        """Recycle or delete the segments that end at or below ``before_lsn``."""
+        with self._names_lock:
+            self._release(before_lsn, keep_spares)
+
+    def _release(self, before_lsn: int, keep_spares: int) -> None:
+        spares = sum(name.endswith(".spare") for name in self._disk.list(self._directory))
+        changed = False
+        for start in self.start_lsns():
+            if start + self.segment_bytes > before_lsn:
+                break
+            self._open.pop(start, None)  # closed when a sync that is under way has done with it
+            path = self._directory / segment_name(start)
+            if spares < keep_spares:
+                self._disk.rename(path, path.with_suffix(".spare"))
+                spares += 1
+            else:
+                self._disk.remove(path)
+            changed = True
+        if changed:
+            self._disk.sync_directory(self._directory)
+
+    def close(self) -> None:
+        for file in self._open.values():
+            file.close()
+        self._open.clear()

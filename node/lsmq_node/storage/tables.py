@@ -1,0 +1,323 @@
+"""A shard's memtables and tables: the set of them, and how it changes.
+
+A flush turns the oldest frozen memtable into a table of level 0, a merge turns runs into a new generation of
+level 1, retention drops tables. Each changes the set in one step: the new manifest is made durable, then
+readers are shown a new :class:`Version`. A crash at any moment leaves the old set or the new one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from pathlib import Path
+
+import numpy as np
+
+from lsmq.errors import CorruptFile
+
+from .cache import BlockCache
+from .checkpoint import Checkpointer, Snapshot, checkpoint_name
+from .columns import I64, U64
+from .compaction import choose, merge
+from .disk import Clock, Disk
+from .manifest import Manifest, store_manifest
+from .memtable import Memtable
+from .options import StoreOptions
+from .recovery import TABLE_DIRECTORY, Opened
+from .sstable import TableMeta, TableWriter, table_name
+from .stats import Counters
+from .table import Table
+from .version import Run, Version
+
+
+class Closing(Exception):
+    """The store is being closed: leave the work at hand."""
+
+
+class TableSet:
+    """Owns memtables, tables and manifest.
+
+    One thread applies (``room_for``, ``freeze``), one flushes, one merges; readers take ``version``.
+    ``changed`` is notified whenever the set, or what waits to be flushed, changes.
+    """
+
+    def __init__(
+        self, path: Path, options: StoreOptions, disk: Disk, clock: Clock, opened: Opened, counters: Counters
+    ) -> None:
+        self._path = path
+        self._options = options
+        self._disk = disk
+        self._clock = clock
+        self._counters = counters
+        self._state = opened.state
+        self._segments = opened.segments
+        self._directory = path / TABLE_DIRECTORY
+        self.cache = BlockCache(options.cache_bytes)
+        self.manifest = opened.manifest
+        self._install_lock = threading.Lock()
+        self._merge_lock = threading.Lock()  # held while tables are read to be replaced
+        self.changed = threading.Condition()
+        self._checkpointer = Checkpointer()
+        self.frozen: deque[tuple[Memtable, Snapshot]] = deque()
+        self.applied_lsn = self.manifest.flushed_lsn
+        self.memtable = Memtable(self.applied_lsn, options.memtable_bytes)
+        self.version = Version(
+            (self.memtable,),
+            tuple(self._run((meta,)) for meta in reversed(self.manifest.level0)),
+            tuple(self._run(metas) for metas in reversed(self.manifest.generations)),
+        )
+        self.closing = False
+
+    # -- memtables ---------------------------------------------------------------------------------------
+
+    def room_for(self, payload_bytes: int, record_count: int) -> Memtable:
+        """The memtable that takes the next records."""
+        if not self.memtable.has_room(payload_bytes, record_count):
+            self.freeze()
+        return self.memtable
+
+    def freeze(self) -> None:
+        """Put the memtable in line for its flush and begin a new one. Only the applying thread calls this."""
+        if self.applied_lsn == self.memtable.first_lsn:
+            return
+        snapshot = self._checkpointer.take(self._state, self.applied_lsn)
+        fresh = Memtable(self.applied_lsn, self._options.memtable_bytes, self.memtable.record_count * 5 // 4)
+        with self.changed:
+            self.frozen.append((self.memtable, snapshot))
+            self.memtable = fresh
+            version = self.version
+            self.version = Version((fresh, *version.memtables), version.level0, version.generations)
+            self.changed.notify_all()
+
+    # -- flush -------------------------------------------------------------------------------------------
+
+    def flush_oldest(self) -> None:
+        """Write the memtable that was frozen first to level 0. There must be one."""
+        memtable, snapshot = self.frozen[0]
+        self._flush(memtable, snapshot)
+
+    def _flush(self, memtable: Memtable, snapshot: Snapshot) -> None:
+        started = self._clock.monotonic()
+        metas: tuple[TableMeta, ...] = ()
+        if memtable.record_count:
+            number = self._take_number()
+            metas = (self._write_table(number, memtable, snapshot.lsn),)
+        checkpoint = self._take_number()
+        try:
+            self._checkpointer.write(self._disk, self._directory, checkpoint, snapshot)
+        except OSError:
+            for meta in metas:
+                self._disk.remove(self._directory / meta.name)
+            raise
+        with self._install_lock:
+            old = self.manifest
+            self._install(
+                old.with_changes(flushed_lsn=snapshot.lsn, checkpoint=checkpoint, level0=(*old.level0, *metas)),
+                flushed=memtable,
+                level0=tuple(self._run((meta,)) for meta in metas),
+            )
+        if old.checkpoint:
+            self._disk.remove(self._directory / checkpoint_name(old.checkpoint))
+        self._segments.release(snapshot.lsn)
+        counters = self._counters
+        counters.flushes += 1
+        counters.flushed_bytes += sum(meta.size_bytes for meta in metas)
+        counters.flush_seconds += self._clock.monotonic() - started
+
+    def _write_table(self, number: int, memtable: Memtable, end_lsn: int) -> TableMeta:
+        path = self._directory / table_name(number)
+        writer = self._table_writer(number)
+        try:
+            writer.add(memtable.sorted())
+            meta = writer.finish(memtable.first_lsn, end_lsn)
+        except OSError:
+            writer.abandon()
+            self._disk.remove(path)
+            raise
+        self._disk.sync_directory(self._directory)
+        return meta
+
+    def _table_writer(self, number: int) -> TableWriter:
+        return TableWriter(
+            self._disk,
+            self._directory / table_name(number),
+            number,
+            block_bytes=self._options.block_bytes,
+            codec=self._options.codec,
+        )
+
+    def _take_number(self) -> int:
+        with self._install_lock:
+            number = self.manifest.next_number
+            self.manifest = self.manifest.with_changes(next_number=number + 1)
+            return number
+
+    def _run(self, metas: tuple[TableMeta, ...]) -> Run:
+        return Run(tuple(Table(self._disk, self._directory, meta, self.cache) for meta in metas))
+
+    def _install(
+        self,
+        manifest: Manifest,
+        *,
+        flushed: Memtable | None = None,
+        level0: tuple[Run, ...] = (),
+        replaced: tuple[Run, ...] = (),
+        generation: Run | None = None,
+    ) -> None:
+        """Make a new set of tables durable, then show it to readers. The install lock is held."""
+        store_manifest(self._disk, self._path, manifest)
+        self.manifest = manifest
+        with self.changed:
+            version = self.version
+            generations = tuple(run for run in version.generations if run not in replaced)
+            if generation is not None and generation.tables:
+                generations = (generation, *generations)
+            self.version = Version(
+                tuple(memtable for memtable in version.memtables if memtable is not flushed),
+                (*level0, *(run for run in version.level0 if run not in replaced)),
+                generations,
+            )
+            if flushed is not None:
+                self.frozen.popleft()
+            self.changed.notify_all()
+
+    # -- merge -------------------------------------------------------------------------------------------
+
+    def choose_merge(self) -> tuple[Run, ...] | None:
+        """Runs to merge next, oldest first."""
+        version = self.version
+        level0, generations = version.level0[::-1], version.generations[::-1]
+        runs = (*generations, *level0)
+        pick = choose(
+            [run.size_bytes for run in level0],
+            [run.size_bytes for run in generations],
+            self._options,
+            records=sum(table.meta.record_count for run in runs for table in run.tables),
+            tombstones=sum(run.tombstone_count for run in runs),
+        )
+        if pick is None:
+            return None
+        return (*generations[len(generations) - pick.generations :], *level0[: pick.level0])
+
+    def merge(self) -> None:
+        """Do the next merge, if there is one."""
+        with self._merge_lock:
+            self._merge()
+
+    def _merge(self) -> None:
+        started = self._clock.monotonic()
+        runs = self.choose_merge()
+        if runs is None:
+            return
+        oldest = self.version.generations[-1] if self.version.generations else runs[0]
+        keep_tombstones = oldest not in runs
+        metas = self._write_generation(runs, keep_tombstones=keep_tombstones)
+        generation = self._run(metas)
+        gone = {table.meta.number for run in runs for table in run.tables}
+        with self._install_lock:
+            old = self.manifest
+            kept = tuple(run for run in old.generations if not gone.intersection(meta.number for meta in run))
+            self._install(
+                old.with_changes(
+                    level0=tuple(meta for meta in old.level0 if meta.number not in gone),
+                    generations=(*kept, metas) if metas else kept,
+                ),
+                replaced=runs,
+                generation=generation,
+            )
+        for run in runs:
+            for table in run.tables:
+                table.retire()
+        counters = self._counters
+        counters.merges += 1
+        counters.merged_bytes += generation.size_bytes
+        counters.merge_seconds += self._clock.monotonic() - started
+
+    def _write_generation(self, runs: tuple[Run, ...], *, keep_tombstones: bool) -> tuple[TableMeta, ...]:
+        first_lsn = min(table.meta.first_lsn for run in runs for table in run.tables)
+        end_lsn = max(table.meta.end_lsn for run in runs for table in run.tables)
+        metas: list[TableMeta] = []
+        writer: TableWriter | None = None
+        try:
+            for records in merge(runs, self._log_starts, keep_tombstones=keep_tombstones):
+                if self.closing:
+                    raise Closing
+                if writer is None:
+                    writer = self._table_writer(self._take_number())
+                writer.add(records)
+                if writer.size_bytes >= self._options.table_bytes:
+                    metas.append(writer.finish(first_lsn, end_lsn))
+                    writer = None
+            if writer is not None:
+                metas.append(writer.finish(first_lsn, end_lsn))
+        except (OSError, Closing):
+            for meta in metas:
+                self._disk.remove(self._directory / meta.name)
+            if writer is not None:
+                writer.abandon()
+                self._disk.remove(self._directory / table_name(writer.number))
+            raise
+        self._disk.sync_directory(self._directory)
+        return tuple(metas)
+
+    def _log_starts(self, keys: U64) -> I64:
+        """Earliest offset kept of each queue; everything of a topic that is gone goes."""
+        starts = np.full(len(keys), np.iinfo(np.int64).max, np.int64)
+        topics = keys >> np.uint64(32)
+        for topic_id in np.unique(topics).tolist():
+            item = self._state.topics.get(topic_id)
+            if item is not None:
+                mine = topics == np.uint64(topic_id)
+                starts[mine] = item.start[(keys[mine] & np.uint64(0xFFFFFFFF)).astype(np.int64) - item.first]
+        return starts
+
+    # -- dropping ----------------------------------------------------------------------------------------
+
+    def drop_tables(self, tables: list[Table]) -> int:
+        """Drop whole tables, unless a merge is reading tables; returns how many went."""
+        if not self._merge_lock.acquire(blocking=False):
+            return 0
+        try:
+            return self._drop_tables(tables)
+        finally:
+            self._merge_lock.release()
+
+    def _drop_tables(self, tables: list[Table]) -> int:
+        live = {table.meta.number for run in self.version.runs() for table in run.tables}
+        tables = [table for table in tables if table.meta.number in live]
+        gone = {table.meta.number for table in tables}
+        with self._install_lock:
+            old = self.manifest
+            level0 = tuple(meta for meta in old.level0 if meta.number not in gone)
+            generations = tuple(
+                kept for run in old.generations if (kept := tuple(meta for meta in run if meta.number not in gone))
+            )
+            changed = old.with_changes(level0=level0, generations=generations)
+            store_manifest(self._disk, self._path, changed)
+            self.manifest = changed
+            with self.changed:
+                self.version = Version(
+                    self.version.memtables,
+                    tuple(left for run in self.version.level0 if (left := _without(run, gone)) is not None),
+                    tuple(left for run in self.version.generations if (left := _without(run, gone)) is not None),
+                )
+                self.changed.notify_all()
+        for table in tables:
+            table.retire()
+        self._counters.dropped_tables += len(tables)
+        return len(tables)
+
+    def missing_table(self, error: FileNotFoundError) -> CorruptFile:
+        return CorruptFile(
+            f"{error.filename}: a table of the manifest has disappeared from the disk. Restore this directory from "
+            "a replica or a backup.",
+            file=str(error.filename),
+            position=0,
+        )
+
+
+def _without(run: Run, gone: set[int]) -> Run | None:
+    if not any(table.meta.number in gone for table in run.tables):
+        return run
+    kept = tuple(table for table in run.tables if table.meta.number not in gone)
+    return Run(kept) if kept else None

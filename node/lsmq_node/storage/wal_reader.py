@@ -1,0 +1,173 @@
+"""Reading the write-ahead log back, and telling a torn end from damage (see :mod:`.wal` for the format)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+import crc32c
+
+from lsmq.errors import CorruptFile, UnsupportedFormat
+
+from .wal import (
+    BLOCK_BYTES,
+    ENTRY,
+    ENTRY_BYTES,
+    FRAGMENT,
+    FRAGMENT_BYTES,
+    MAGIC,
+    SEGMENT_HEADER,
+    VERSION,
+    Entry,
+    Fragment,
+    decode_entry,
+    segment_name,
+    segment_seed,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LogEnd:
+    """Where a scan stopped: ``lsn`` after the last whole entry, and why."""
+
+    lsn: int
+    reason: str
+
+
+class LogReader:
+    """Reads entries from an LSN on, block by block.
+
+    Args:
+        read_segment: the bytes of the segment file that starts at an LSN.
+        segments: first LSN of each segment there is.
+        source: what to call the log in errors.
+    """
+
+    def __init__(
+        self, read_segment: Callable[[int], bytes], segments: Iterable[int], segment_bytes: int, source: str
+    ) -> None:
+        self._read_segment = read_segment
+        self._segments = sorted(segments)
+        self._segment_bytes = segment_bytes
+        self._source = source
+        self._segment_lsn = -1
+        self._segment = b""
+        self.end = LogEnd(0, "not read yet")
+
+    def entries(self, lsn: int) -> Iterator[Entry]:
+        """Whole entries from ``lsn``, an entry's start, to the first fragment that is not intact.
+
+        Afterwards ``end`` says where and why it stopped. Raises ``CorruptFile`` when what follows shows that
+        the bytes missing had been durable, ``UnsupportedFormat`` for a log of a newer version.
+        """
+        entry_lsn = lsn
+        parts: list[memoryview] = []
+        while True:
+            fragment = self._fragment(lsn)
+            if isinstance(fragment, str):
+                self._refuse_damage(entry_lsn, lsn, fragment)
+                self.end = LogEnd(entry_lsn, fragment)
+                return
+            kind, payload, next_lsn = fragment
+            if kind == Fragment.SEGMENT:
+                lsn = next_lsn
+                continue
+            if (kind in (Fragment.FULL, Fragment.FIRST)) != (not parts):
+                reason = f"fragment of type {kind} out of place"
+                self._refuse_damage(entry_lsn, lsn, reason)
+                self.end = LogEnd(entry_lsn, reason)
+                return
+            parts.append(payload)
+            lsn = next_lsn
+            if kind in (Fragment.FULL, Fragment.LAST):
+                whole = bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+                yield decode_entry(entry_lsn, lsn, whole, self._source)
+                parts = []
+                entry_lsn = lsn
+
+    def _load(self, lsn: int) -> int | None:
+        start = lsn - lsn % self._segment_bytes
+        if start != self._segment_lsn:
+            if start not in self._segments:
+                return None
+            self._segment, self._segment_lsn = self._read_segment(start), start
+        return start
+
+    def _fragment(self, lsn: int) -> tuple[int, memoryview, int] | str:
+        room = BLOCK_BYTES - lsn % BLOCK_BYTES
+        if room < FRAGMENT_BYTES:
+            lsn += room
+        start = self._load(lsn)
+        if start is None:
+            return "end of the last segment"
+        position = lsn - start
+        if position + FRAGMENT_BYTES > len(self._segment):
+            return "segment file is short"
+        crc, length, kind = FRAGMENT.unpack_from(self._segment, position)
+        if kind == 0 and crc == 0 and length == 0:
+            return "nothing written from here"
+        if not Fragment.FULL <= kind <= Fragment.SEGMENT:
+            return f"no fragment has type {kind}"
+        if length > BLOCK_BYTES - lsn % BLOCK_BYTES - FRAGMENT_BYTES:
+            return f"a fragment of {length} bytes does not fit its block"
+        first = position + FRAGMENT_BYTES
+        if first + length > len(self._segment):
+            return "segment file is short"
+        payload = memoryview(self._segment)[first : first + length]
+        if crc32c.crc32c(payload, crc32c.crc32c(bytes((kind,)), segment_seed(start))) != crc:
+            return "checksum does not match"
+        if kind == Fragment.SEGMENT:
+            self._check_segment(payload, start)
+        return kind, payload, lsn + FRAGMENT_BYTES + length
+
+    def _check_segment(self, payload: memoryview, start: int) -> None:
+        name = f"{self._source}/{segment_name(start)}"
+        if len(payload) != SEGMENT_HEADER.size:
+            raise CorruptFile(f"{name}: segment header has {len(payload)} bytes", file=name, position=0)
+        magic, version, segment_bytes, lsn = SEGMENT_HEADER.unpack(payload)
+        if magic != MAGIC or lsn != start:
+            raise CorruptFile(f"{name}: not the segment its name says", file=name, position=0)
+        if version != VERSION:
+            raise UnsupportedFormat(
+                f"{name}: log version {version}; this release reads {VERSION}. "
+                "Start the release that wrote it, or a newer one."
+            )
+        if segment_bytes != self._segment_bytes:
+            raise CorruptFile(
+                f"{name}: written with segments of {segment_bytes} bytes, opened with {self._segment_bytes}",
+                file=name,
+                position=0,
+            )
+
+    def _refuse_damage(self, entry_lsn: int, bad_lsn: int, reason: str) -> None:
+        """Look at every block after the bad fragment for an entry that knew it to be durable."""
+        block = bad_lsn - bad_lsn % BLOCK_BYTES + BLOCK_BYTES
+        known = self._durable_beyond(bad_lsn, block)
+        if known is not None:
+            start = bad_lsn - bad_lsn % self._segment_bytes
+            name = f"{self._source}/{segment_name(start)}"
+            raise CorruptFile(
+                f"{name}: {reason} at byte {bad_lsn - start} (LSN {bad_lsn}), in the middle of the log: a later "
+                f"entry shows that the log was durable up to LSN {known}. The entry from LSN {entry_lsn} on is "
+                "lost. Restore this directory from a replica or a backup; nothing was changed.",
+                file=name,
+                position=bad_lsn - start,
+            )
+
+    def _blocks_from(self, block: int) -> Iterator[int]:
+        for start in self._segments:
+            yield from range(max(start, block), start + self._segment_bytes, BLOCK_BYTES)
+
+    def _durable_beyond(self, bad_lsn: int, block: int) -> int | None:
+        for lsn in self._blocks_from(block):
+            block = lsn + BLOCK_BYTES
+            while lsn < block and block - lsn >= FRAGMENT_BYTES:
+                fragment = self._fragment(lsn)
+                if isinstance(fragment, str):
+                    break
+                kind, payload, lsn = fragment
+                if kind in (Fragment.FULL, Fragment.FIRST) and len(payload) >= ENTRY_BYTES:
+                    durable_lsn = ENTRY.unpack_from(payload)[4]
+                    if durable_lsn > bad_lsn:
+                        return int(durable_lsn)
+        return None
