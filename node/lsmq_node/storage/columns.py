@@ -94,6 +94,12 @@ def decode_column(
     return values
 
 
+def raw_column(buffer: bytes | memoryview, entry: tuple[int, int, int], count: int) -> tuple[NDArray[Any] | None, int]:
+    """A batch's column as it lies there: its deltas (None when all are zero) and its base."""
+    position, width, base = entry
+    return (np.frombuffer(buffer, _WIDTH_DTYPES[width], count, position) if width else None), base
+
+
 def gather(arena: U8, starts: NDArray[Any], lengths: NDArray[Any]) -> U8:
     """The slices ``arena[starts[i]:starts[i]+lengths[i]]`` joined, in order.
 

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 import numpy as np
 
-from lsmq.errors import OffsetOutOfRange, UnknownQueue, UnknownTopic
+from lsmq.errors import CorruptFile, OffsetOutOfRange, UnknownQueue, UnknownTopic
 from lsmq.record_batch import Column
 
 from .columns import I64, U32, queue_key, queue_keys
 from .memtable import SortedRecords
-from .reader import FileRange, Slice, concatenate, encode_records, read_memtables_many, read_queue
+from .reader import (
+    FileRange,
+    MissingRecords,
+    QueueRead,
+    Slice,
+    concatenate,
+    encode_records,
+    read_memtables_many,
+    read_queue,
+)
 from .state import ShardState, TopicState
 from .stats import Counters
 from .tables import TableSet
@@ -84,10 +95,8 @@ class Queries:
                 earliest=earliest,
                 latest=latest,
             )
-        found = Slice(queues=np.array((queue,), np.uint32))
-        next_offset = self._read_into(found, topic_id, queue, offset, latest, max_records, max_bytes)
-        found.next_offsets = np.array((next_offset,), np.int64)
-        return found
+        found = self.read_records(topic_id, queue, offset, latest, max_records, max_bytes)
+        return _slice(found.parts, [queue], [found.next_offset], found.record_count)
 
     def read_many(
         self, topic_id: int, queues: U32, offsets: I64, *, max_records: int = 1000, max_bytes: int = 1 << 20
@@ -100,31 +109,27 @@ class Queries:
         latest = self.values(state, state.committed, queues)
         starts = np.maximum(offsets, self.values(state, state.start, queues))
         active = np.flatnonzero(starts < latest)
-        found = Slice()
         if len(active) == 0:
-            return found
+            return Slice()
         if len(active) > 1 and not state.deletes:
             fast = self._read_memtable(topic_id, queues[active], starts[active], max_records, max_bytes)
             if fast is not None:
                 return fast
-        moved, positions = [], []
+        parts: list[SortedRecords | FileRange] = []
+        moved: list[int] = []
+        positions: list[int] = []
+        records_left, bytes_left = max_records, max_bytes
         for at in active.tolist():
-            if found.record_count >= max_records or found.size_bytes >= max_bytes:
+            if records_left <= 0 or bytes_left <= 0:
                 break
-            queue = int(queues[at])
-            position = self._read_into(
-                found,
-                topic_id,
-                queue,
-                int(starts[at]),
-                int(latest[at]),
-                max_records - found.record_count,
-                max_bytes - found.size_bytes,
-            )
+            queue, start, end = int(queues[at]), int(starts[at]), int(latest[at])
+            found = self.read_records(topic_id, queue, start, end, records_left, bytes_left)
+            parts += found.parts
             moved.append(queue)
-            positions.append(position)
-        found.queues, found.next_offsets = np.array(moved, np.uint32), np.array(positions, np.int64)
-        return found
+            positions.append(found.next_offset)
+            records_left -= found.record_count
+            bytes_left -= found.size_bytes
+        return _slice(parts, moved, positions, max_records - records_left)
 
     def _read_memtable(self, topic_id: int, queues: U32, starts: I64, max_records: int, max_bytes: int) -> Slice | None:
         """The fast way: all that is wanted is in the newest memtable. One batch for any number of queues."""
@@ -133,7 +138,7 @@ class Queries:
         wanted, offsets = queues[:count][order], starts[:count][order]
         if (wanted[1:] == wanted[:-1]).any():
             return None
-        many = read_memtables_many(self._tables.version, queue_keys(topic_id, wanted), offsets, max_records)
+        many = read_memtables_many(self._tables.version, queue_keys(topic_id, wanted), offsets, order, max_records)
         if many is None:
             return None
         records, owners = many
@@ -144,59 +149,36 @@ class Queries:
             records = SortedRecords(records.keys[:keep], columns, records.payload[: int(sizes[keep - 1])])
             owners = owners[:keep]
         lasts = np.append(np.flatnonzero(owners[1:] != owners[:-1]), len(owners) - 1)
+        self._counters.records_read += len(records)
         part = encode_records(records)
-        return Slice(
-            [part],
-            wanted[owners[lasts]],
-            records.columns[Column.OFFSET][lasts] + 1,
-            len(records),
-            len(part),
-        )
+        next_offsets = records.columns[Column.OFFSET][lasts] + 1
+        return Slice([part], wanted[owners[lasts]], next_offsets, len(records), len(part))
 
-    def _read_into(
-        self,
-        found: Slice,
-        topic_id: int,
-        queue: int,
-        offset: int,
-        latest: int,
-        max_records: int,
-        max_bytes: int,
-    ) -> int:
-        if offset >= latest:
-            return offset
+    def read_records(
+        self, topic_id: int, queue: int, offset: int, end: int, max_records: int, max_bytes: int
+    ) -> QueueRead:
+        """A queue's records in ``[offset, end)`` as columns and whole blocks, not yet encoded.
+
+        ``offset`` must not be below the queue's earliest, nor ``end`` beyond its latest.
+        """
         state = self.topic_state(topic_id)
+        key = queue_key(topic_id, queue)
+        deletes = state.deletes > 0
         while True:
             version = self._tables.version
             try:
-                read = read_queue(
-                    version,
-                    queue_key(topic_id, queue),
-                    offset,
-                    latest,
-                    max_records,
-                    max_bytes,
-                    deletes=state.deletes > 0,
-                )
-                break
+                found = read_queue(version, key, offset, end, max_records, max_bytes, deletes=deletes)
             except FileNotFoundError as error:  # merged away between choosing and opening the table
                 if self._tables.version is version:
                     raise self._tables.missing_table(error) from error
-        small: list[SortedRecords] = []
-        for part in read.parts:
-            if isinstance(part, FileRange):
-                if small:
-                    found.parts.append(encode_records(concatenate(small)))
-                    small = []
-                found.parts.append(part)
+            except MissingRecords as missing:
+                start = int(state.start[queue - state.first])
+                if start <= missing.offset:
+                    raise _lost(state, queue, missing.offset) from missing
+                offset = min(max(offset, start), end)  # the log start moved on while we were looking
             else:
-                small.append(part)
-        if small:
-            found.parts.append(encode_records(concatenate(small)))
-        found.record_count += read.record_count
-        found.size_bytes += read.size_bytes
-        self._counters.records_read += read.record_count
-        return read.next_offset
+                self._counters.records_read += found.record_count
+                return found
 
     def offset_for_time(self, topic_id: int, queue: int, time_ms: int) -> int:
         """First offset of the queue stored at or after ``time_ms``; the latest offset when there is none."""
@@ -231,3 +213,27 @@ class Queries:
     def groups(self) -> list[str]:
         """Names of the groups that have committed offsets here."""
         return sorted({group for group, _ in list(self._state.offsets)})
+
+
+def _lost(state: TopicState, queue: int, offset: int) -> CorruptFile:
+    return CorruptFile(
+        f"offset {offset} of queue {queue} of topic {state.topic.name!r} was written and not deleted, but no table has "
+        "it. Restore this shard from a replica or a backup.",
+        topic=state.topic.name,
+        queue=queue,
+        offset=offset,
+    )
+
+
+def _slice(
+    parts: list[SortedRecords | FileRange], queues: list[int], next_offsets: list[int], record_count: int
+) -> Slice:
+    """Encode what was read: neighbours in memory become one batch."""
+    encoded: list[bytes | FileRange] = []
+    for in_memory, group in groupby(parts, lambda part: isinstance(part, SortedRecords)):
+        if in_memory:
+            encoded.append(encode_records(concatenate([part for part in group if isinstance(part, SortedRecords)])))
+        else:
+            encoded.extend(part for part in group if isinstance(part, FileRange))
+    size = sum(len(part) if isinstance(part, bytes) else part.length for part in encoded)
+    return Slice(encoded, np.array(queues, np.uint32), np.array(next_offsets, np.int64), record_count, size)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from .columns import I64, U8, U32, gather
 
-_EMPTY = np.uint32(0xFFFFFFFF)
+_EMPTY = 0xFFFFFFFF
 _FIRST_SLOTS = 1 << 12
 
 
@@ -62,6 +62,17 @@ class QueueNames:
             if self.name(int(numbers[at])) != names[at]:
                 numbers[at] = self._find_slowly(names[at], int(hashes[at]))
         return numbers
+
+    def find_one(self, name: str) -> int:
+        """The number of one name, -1 when it is not known: :meth:`find` without its arrays."""
+        hashed = hash(name)
+        mask = len(self._slot_hashes) - 1
+        slot = hashed & mask
+        while (number := self._slot_numbers.item(slot)) != _EMPTY:
+            if self._slot_hashes.item(slot) == hashed and self.name(number) == name:
+                return number
+            slot = (slot + 1) & mask
+        return -1
 
     def _find_slowly(self, name: str, hashed: int) -> int:
         for number in np.flatnonzero(self._hashes[: self.count] == hashed).tolist():

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Iterable
-from itertools import accumulate
+from collections.abc import Iterable, Iterator
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsmq.errors import ClientClosed, InvalidRequest
-from lsmq.record_batch import Column, RecordBatch
+from lsmq.record_batch import Column, RecordBatch, split_batches
 
 from .columns import DTYPES, Columns, decode_column, encode_one
 from .disk import Clock, Disk
 from .log_writer import Appended
+from .memtable import SortedRecords
 from .options import FlushMode, StoreOptions
 from .queue_names import QueueNames
+from .reader import FileRange
 from .shard_store import ShardStore
 
 MESSAGES = "messages"
@@ -34,6 +36,7 @@ MAX_NAME_BYTES = 1_000
 _FIRST_QUEUES = 65_536
 _GROW_QUEUES = 1 << 20
 _MAX_BATCH_BYTES = 8 << 20
+_READ_BYTES = 4 << 20
 _WAIT_SECONDS = 60.0
 
 
@@ -187,25 +190,23 @@ class QueueStore:
             return []
         with self._lock:
             self._check_open()
-            number = int(self._names.find([queue])[0])
+            number = self._names.find_one(queue)
         if number < 0:
             return []
         earliest, latest = self._store.bounds(self._messages_id, number)
         offset = max(offset, earliest)
         result: list[bytes] = []
         while offset < latest and len(result) < num:
-            found = self._store.read(
-                self._messages_id, number, offset, max_records=num - len(result), max_bytes=4 << 20
-            )
-            for batch in found.batches():
-                result.extend(_bodies(batch, offset))
-            offset = int(found.next_offsets[0])
+            found = self._store.read_records(self._messages_id, number, offset, latest, num - len(result), _READ_BYTES)
+            for part in found.parts:
+                result.extend(_bodies(part, offset))
+            offset = found.next_offset
         return result[:num]
 
     def length(self, queue: str) -> int:
         """The index the next message of a queue will have; 0 for one that does not exist."""
         with self._lock:
-            number = int(self._names.find([queue])[0])
+            number = self._names.find_one(queue)
         return self._store.bounds(self._messages_id, number)[1] if number >= 0 else 0
 
     def flush(self) -> None:
@@ -235,9 +236,14 @@ def _batch(queues: NDArray[np.int64], lengths: NDArray[Any], payload: bytes) -> 
     return RecordBatch(encode_one(columns, np.frombuffer(payload, np.uint8)), source="put", verify=False)
 
 
-def _bodies(batch: RecordBatch, offset: int) -> list[bytes]:
+def _bodies(part: SortedRecords | FileRange, offset: int) -> Iterator[bytes]:
     """The bodies of one queue's messages from ``offset`` on; these have no headers."""
-    ends = list(accumulate(batch.column(Column.LENGTH), initial=0))
-    skip = bisect_left(batch.column(Column.OFFSET), offset)
-    payload = batch.payload
-    return [payload[start:end].tobytes() for start, end in zip(ends[skip:], ends[skip + 1 :], strict=False)]
+    if isinstance(part, SortedRecords):
+        whole, ends = part.payload.tobytes(), np.cumsum(part.columns[Column.LENGTH], dtype=np.int64).tolist()
+        yield from (whole[start:end] for start, end in pairwise((0, *ends)))
+        return
+    for batch in split_batches(part.load(), source=part.path):
+        ends = list(accumulate(batch.column(Column.LENGTH), initial=0))
+        skip = bisect_left(batch.column(Column.OFFSET), offset)
+        whole = batch.payload.tobytes()
+        yield from (whole[start:end] for start, end in pairwise(ends[skip:]))

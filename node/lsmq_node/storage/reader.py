@@ -16,7 +16,7 @@ import numpy as np
 from lsmq.errors import CorruptFile
 from lsmq.record_batch import Column, RecordBatch, split_batches
 
-from .columns import DTYPES, I64, U32, U64, Columns, encode_one, gather
+from .columns import DTYPES, I64, U32, U64, Columns, encode_one, gather, stable_order
 from .memtable import TOMBSTONE_TOPIC, Memtable, SortedRecords
 from .sstable import IndexColumn
 from .table import Table
@@ -24,6 +24,14 @@ from .version import Run, Version
 
 #: Runs of whole blocks shorter than this are not worth a system call of their own.
 MIN_FILE_RANGE_BYTES = 64 * 1024
+
+
+class MissingRecords(Exception):
+    """No source has the record at an offset of a queue without tombstones."""
+
+    def __init__(self, offset: int) -> None:
+        super().__init__(offset)
+        self.offset = offset
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +110,8 @@ def read_queue(
 ) -> QueueRead:
     """Records of a queue in ``[offset, end)``, in order, up to ``max_records`` and about ``max_bytes``.
 
-    At least one record is returned when there is one, whatever its size. Raises ``CorruptFile``.
+    At least one record is returned when there is one, whatever its size. Raises ``CorruptFile`` or
+    ``MissingRecords``.
 
     Args:
         deletes: whether the topic ever had tombstones.
@@ -111,6 +120,8 @@ def read_queue(
     result = QueueRead([], offset, 0, 0)
     while not result.parts and result.next_offset < end:
         pieces = _find_pieces(version, key, result.next_offset, max_records)
+        if not deletes and (not pieces or pieces[-1].first_offset > result.next_offset):
+            raise MissingRecords(result.next_offset)
         if not pieces:  # all that was left is deleted
             result.next_offset = end
         for piece in reversed(pieces):
@@ -158,7 +169,7 @@ def _seek_run(run: Run, key: int, offset: int) -> _Piece | None:
                 return _Piece(first_offset, table=table, run=run, block=number)
         block = table.block(number)
         at = block.seek(key, offset)
-        if at == len(block.keys) or int(block.keys[at]) != key:
+        if at == block.count or block.span(key)[1] <= at:
             return None
         return _Piece(int(block.offsets[at]), table=table, run=run, block=number)
     return None
@@ -178,9 +189,9 @@ def _deleted_offsets(version: Version, key: int, offset: int, end: int) -> I64:
                 if index.may_contain(shadow):
                     for number in range(index.seek(shadow, offset), index.count):
                         block = table.block(number)
-                        mine = block.keys == np.uint64(shadow)
-                        found.append(block.offsets[mine])
-                        if int(block.keys[-1]) > shadow:
+                        first, last = block.span(shadow)
+                        found.append(block.column(Column.OFFSET, first, last))
+                        if last < block.count:
                             break
     return np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
 
@@ -250,17 +261,19 @@ def _from_run(
                 number += taken
                 continue
             block = table.block(number)
-            first = block.seek(key, result.next_offset)
-            last = block.seek(key, end)
+            first, stop = block.span(key)
+            offsets = block.column(Column.OFFSET, first, stop)
+            last = first + int(offsets.searchsorted(end))
+            first += int(offsets.searchsorted(result.next_offset))
             if first < last:
-                lengths = block.column(Column.LENGTH)[first:last]
+                lengths = block.column(Column.LENGTH, first, last)
                 count = _fits(lengths, result, max_records, max_bytes)
                 if count == 0:
                     return
                 _take(result, block.records(first, min(last, first + count)), deleted)
                 if count < last - first:
                     return
-            if int(block.keys[-1]) > key:
+            if stop < block.count:
                 return
             number += 1
         number = 0
@@ -293,11 +306,15 @@ def _take_whole_blocks(
 
 
 def read_memtables_many(
-    version: Version, keys: U64, offsets: I64, max_records: int
+    version: Version, keys: U64, offsets: I64, ranks: I64, max_records: int
 ) -> tuple[SortedRecords, I64] | None:
     """The wanted records of many queues, where the newest memtable holds all that is wanted of each.
 
-    Returns the records and the queue each belongs to; None when another source is needed.
+    Args:
+        keys, offsets: the queues, sorted, and where to begin in each.
+        ranks: the order in which to serve the queues.
+
+    Returns the records and the queue (index into ``keys``) each belongs to; None when another source is needed.
     """
     memtable = version.memtables[0]
     positions, owners = memtable.find_many(keys, offsets)
@@ -308,6 +325,9 @@ def read_memtables_many(
         return None
     if (memtable.offsets_at(positions[starts]) != offsets).any():
         return None
+    if (ranks[1:] < ranks[:-1]).any():
+        served = stable_order(ranks[owners].astype(np.uint64))
+        positions, owners = positions[served], owners[served]
     positions, owners = positions[:max_records], owners[:max_records]
     return memtable.records(positions), owners
 

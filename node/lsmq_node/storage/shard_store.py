@@ -24,7 +24,7 @@ from .log_writer import Appended, Committed, LogWriter
 from .maintenance import Maintenance
 from .options import StoreOptions
 from .queries import Queries
-from .reader import Slice
+from .reader import QueueRead, Slice
 from .recovery import Opened, Replay, open_directory
 from .retention import expired_tables
 from .state import Topic, TopicOptions, TopicState, check_topic_name
@@ -317,6 +317,12 @@ class ShardStore:
         ``CorruptFile`` when a table is damaged.
         """
         return self._queries.read(topic_id, queue, offset, max_records=max_records, max_bytes=max_bytes)
+
+    def read_records(
+        self, topic_id: int, queue: int, offset: int, end: int, max_records: int, max_bytes: int
+    ) -> QueueRead:
+        """What :meth:`read` finds before it is encoded; ``[offset, end)`` must be within the queue's bounds."""
+        return self._queries.read_records(topic_id, queue, offset, end, max_records, max_bytes)
 
     def read_many(
         self, topic_id: int, queues: U32, offsets: I64, *, max_records: int = 1000, max_bytes: int = 1 << 20

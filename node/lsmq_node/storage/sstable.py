@@ -8,7 +8,7 @@ messages of one queue therefore lie together. All integers are little-endian::
                 is the prefix compression of sorted keys, in columns: the base is what the keys of a block
                 share, the deltas are what they do not.
     index       one record batch without payload, a row a block, with the columns of IndexColumn
-    filter      crc u32, probes u32, bits u64, then bits/8 bytes: a bloom filter over queue keys
+    filter      crc u32, probes u32, bits u64, then bits/8 bytes: a bloom filter over queue keys (see bloom)
     properties  crc u32, then a msgpack map
     footer      48 bytes:
                  0  8  index position        8  4  index bytes

@@ -16,75 +16,113 @@ from lsmq.record_batch import HEADER_BYTES, Column, RecordBatch
 
 from .bloom import bloom_may_contain
 from .cache import BlockCache
-from .columns import DTYPES, I64, U64, decode_column
+from .columns import DTYPES, I64, U64, decode_column, raw_column
 from .disk import Disk, File
 from .memtable import SortedRecords
 from .sstable import FILTER_HEAD, INDEX_DTYPES, IndexColumn, TableMeta
 
 _INDEX_PART = -1
+_LARGEST = {1: 0xFF, 2: 0xFFFF, 4: 0xFFFFFFFF, 8: 0xFFFFFFFFFFFFFFFF}
 
 
 class Block:
-    """A block parsed: its keys and offsets as arrays, the rest of the columns on demand."""
+    """A block parsed. Columns are decoded where and when they are asked for.
 
-    __slots__ = ("_ends", "batch", "keys", "memory_bytes", "offsets", "raw")
+    Nearly all blocks hold one topic, so a queue is looked up in the packed deltas themselves.
+    """
+
+    __slots__ = ("_directory", "_keys", "_queue_base", "_queues", "_topic", "batch", "count", "memory_bytes", "raw")
 
     def __init__(self, raw: bytes, source: str, position: int) -> None:
         try:
             self.batch = RecordBatch(raw, source=source)
         except InvalidBatch as error:
             raise CorruptFile(
-                f"{source}: the block at byte {position} is damaged: {error.message}",
-                file=source,
-                position=position,
+                f"{source}: the block at byte {position} is damaged: {error.message}", file=source, position=position
             ) from error
         self.raw = raw
-        topics = self.column(Column.TOPIC).astype(np.uint64)
-        self.keys: U64 = (topics << np.uint64(32)) | self.column(Column.QUEUE).astype(np.uint64)
-        self.offsets: I64 = self.column(Column.OFFSET)
-        ends = np.zeros(len(self.keys) + 1, np.int64)
-        np.cumsum(self.column(Column.LENGTH), out=ends[1:])
-        self._ends = ends
-        self.memory_bytes = len(raw) + len(self.batch.payload) + 24 * len(self.keys) + 400
+        self.count = self.batch.record_count
+        self._directory = self.batch.directory
+        self._keys: U64 | None = None
+        self._topic = -1
+        _, width, topic = self._directory[Column.TOPIC]
+        if width == 0:
+            self._topic = topic
+            self._queues, self._queue_base = raw_column(raw, self._directory[Column.QUEUE], self.count)
+        self.memory_bytes = 2 * len(raw) + 1000
 
-    def column(self, column: int) -> NDArray[Any]:
-        batch = self.batch
-        return decode_column(self.raw, batch.directory.get(column), batch.record_count, DTYPES[column])
+    @property
+    def keys(self) -> U64:
+        """Queue key of each record, ascending."""
+        if self._keys is None:
+            queues = self.column(Column.QUEUE).astype(np.uint64)
+            if self._topic >= 0:
+                self._keys = queues | np.uint64(self._topic << 32)
+            else:
+                self._keys = queues | (self.column(Column.TOPIC).astype(np.uint64) << np.uint64(32))
+        return self._keys
+
+    @property
+    def offsets(self) -> I64:
+        """Offset of each record."""
+        return self.column(Column.OFFSET)
+
+    def column(self, column: int, first: int = 0, end: int | None = None) -> NDArray[Any]:
+        """A column of records ``[first, end)``; zeros when the block does not have it."""
+        count = (self.count if end is None else end) - first
+        entry = self._directory.get(column)
+        if entry is not None and first:
+            entry = (entry[0] + first * entry[1], entry[1], entry[2])
+        return decode_column(self.raw, entry, count, DTYPES[column])
+
+    def span(self, key: int) -> tuple[int, int]:
+        """The records ``[first, end)`` of a queue; where they would be when there are none."""
+        if self._topic < 0:
+            wanted = np.uint64(key)
+            return int(self.keys.searchsorted(wanted, "left")), int(self.keys.searchsorted(wanted, "right"))
+        topic, queue = key >> 32, key & 0xFFFFFFFF
+        if topic != self._topic:
+            return (0, 0) if topic < self._topic else (self.count, self.count)
+        delta = queue - self._queue_base
+        if self._queues is None:
+            return (0, 0) if delta < 0 else (0, self.count) if delta == 0 else (self.count, self.count)
+        if delta < 0:
+            return 0, 0
+        if delta > _LARGEST[self._queues.itemsize]:
+            return self.count, self.count
+        wanted = self._queues.dtype.type(delta)
+        return int(self._queues.searchsorted(wanted, "left")), int(self._queues.searchsorted(wanted, "right"))
 
     def seek(self, key: int, offset: int) -> int:
-        """First record at or after (key, offset); ``len(keys)`` when there is none."""
-        wanted = np.uint64(key)
-        left = int(self.keys.searchsorted(wanted, "left"))
-        if left == len(self.keys) or self.keys[left] != wanted:
-            return left
-        right = int(self.keys.searchsorted(wanted, "right"))
-        return left + int(self.offsets[left:right].searchsorted(offset))
+        """First record at or after (key, offset); the number of records when there is none."""
+        first, end = self.span(key)
+        if first == end:
+            return first
+        return first + int(self.column(Column.OFFSET, first, end).searchsorted(offset))
 
     def records(self, first: int, end: int) -> SortedRecords:
         """Records ``[first, end)`` as columns; bytes are a view where the block is not compressed."""
         columns = {
-            column: self.column(column)[first:end]
-            for column in self.batch.directory
+            column: self.column(column, first, end)
+            for column in self._directory
             if column not in (Column.TOPIC, Column.QUEUE)
         }
-        if Column.LENGTH not in columns:
-            columns[Column.LENGTH] = np.zeros(end - first, np.uint32)
-        payload = np.frombuffer(self.batch.payload, np.uint8)
-        return SortedRecords(self.keys[first:end], columns, payload[self._ends[first] : self._ends[end]])
+        lengths = columns.get(Column.LENGTH)
+        if lengths is None:
+            lengths = columns[Column.LENGTH] = np.zeros(end - first, np.uint32)
+        start = int(self.column(Column.LENGTH, 0, first).sum(dtype=np.int64)) if first else 0
+        stop = start + int(lengths.sum(dtype=np.int64))
+        keys = self.keys[first:end] if self._topic < 0 or self._keys is not None else self._some_keys(first, end)
+        return SortedRecords(keys, columns, np.frombuffer(self.batch.payload, np.uint8)[start:stop])
 
-    def payload_bytes(self, first: int, end: int) -> int:
-        return int(self._ends[end] - self._ends[first])
-
-    def ends(self) -> I64:
-        """Where each record's bytes end in the payload, with a leading 0."""
-        return self._ends
+    def _some_keys(self, first: int, end: int) -> U64:
+        return self.column(Column.QUEUE, first, end).astype(np.uint64) | np.uint64(self._topic << 32)
 
 
 class TableIndex:
     """Index and bloom filter of a table, parsed."""
 
     __slots__ = (
-        "bits",
         "columns",
         "count",
         "last_keys",
@@ -93,6 +131,7 @@ class TableIndex:
         "positions",
         "probes",
         "sizes",
+        "words",
     )
 
     def __init__(self, raw: bytes, index_bytes: int, source: str, position: int) -> None:
@@ -119,11 +158,11 @@ class TableIndex:
             at = position + index_bytes
             raise CorruptFile(f"{source}: the filter at byte {at} is damaged", file=source, position=at)
         self.probes = probes
-        self.bits = np.frombuffer(body, np.uint8, bits // 8, FILTER_HEAD.size)
+        self.words: U64 = np.frombuffer(body, np.dtype("<u8"), bits // 64, FILTER_HEAD.size)
         self.memory_bytes = len(raw) + self.count * 8 * len(INDEX_DTYPES) + 1000
 
     def may_contain(self, key: int) -> bool:
-        return bloom_may_contain(self.bits, self.probes, key)
+        return bloom_may_contain(self.words, self.probes, key)
 
     def seek(self, key: int, offset: int) -> int:
         """First block whose last record is at or after (key, offset); ``count`` when there is none."""
