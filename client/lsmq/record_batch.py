@@ -38,6 +38,8 @@ from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import repeat
+from operator import gt
 from typing import Any
 
 import crc32c
@@ -56,6 +58,7 @@ COLUMN_BYTES = COLUMN.size  # 1 + 1 + 8 = 10
 _MASK64 = (1 << 64) - 1
 _NOT_A_MESSAGE = 1 | 2  # Flag.TOMBSTONE | Flag.POSITION
 _TYPECODES = {1: "B", 2: "H", 4: "I", 8: "Q"}
+MAX_RECORDS = 1 << 24  # what a reader accepts: constant columns would let a few bytes claim any number
 
 
 class Column(IntEnum):
@@ -158,9 +161,14 @@ def decode_header(header: bytes | memoryview) -> tuple[str | None, str | None, d
         return None, None, {}
     try:
         fields = msgpack.unpackb(header)
-        key, tag, properties = (*fields, None, None, None)[:3]
     except (ValueError, TypeError, msgpack.UnpackException) as error:
-        raise InvalidBatch(f"a record's header of {len(header)} bytes is not a msgpack array") from error
+        raise InvalidBatch(f"a record's header of {len(header)} bytes is not msgpack") from error
+    if not isinstance(fields, list):
+        raise InvalidBatch(f"a record's header of {len(header)} bytes is not a msgpack array")
+    key, tag, properties = (*fields, None, None, None)[:3]
+    for value, kind in ((key, str), (tag, str), (properties, dict)):
+        if value is not None and not isinstance(value, kind):
+            raise InvalidBatch("a record's header is not an array of key, tag and properties")
     return key, tag, properties or {}
 
 
@@ -261,6 +269,8 @@ class RecordBatch:
             raise InvalidBatch(f"{source}: batch says {total} bytes, {len(view)} are there")
         if verify and crc32c.crc32c(view[4:total]) != crc:
             raise InvalidBatch(f"{source}: batch checksum does not match its {total} bytes")
+        if not 0 < record_count <= MAX_RECORDS:
+            raise InvalidBatch(f"{source}: batch says {record_count} records; it must be 1 to {MAX_RECORDS}")
         self.total_bytes: int = total
         self.record_count: int = record_count
         self.directory: dict[int, tuple[int, int, int]] = {}
@@ -268,6 +278,10 @@ class RecordBatch:
         for column, width, base in COLUMN.iter_unpack(view[HEADER_BYTES:position]):
             self.directory[column] = (position, width, base)
             position += width * record_count
+            if width and width not in _TYPECODES:
+                raise InvalidBatch(f"{source}: column {column} has width {width}; it must be 0, 1, 2, 4 or 8")
+        if len(self.directory) != column_count:
+            raise InvalidBatch(f"{source}: a column is there twice")
         if position + payload_bytes != total:
             raise InvalidBatch(f"{source}: columns and payload do not add up to {total} bytes")
         self.buffer = view
@@ -275,6 +289,9 @@ class RecordBatch:
         try:
             self.codec = Codec(codec)
             if self.codec is Codec.ZSTD:
+                # A frame says how much it holds, and unpacking allocates that at once.
+                if zstandard.frame_content_size(payload) != raw_bytes:
+                    raise InvalidBatch(f"{source}: payload is not the {raw_bytes} bytes the header says")
                 payload = memoryview(zstandard.decompress(payload, max_output_size=raw_bytes))
         except (ValueError, zstandard.ZstdError) as error:
             raise InvalidBatch(f"{source}: payload cannot be decompressed (codec {codec})") from error
@@ -297,6 +314,14 @@ class RecordBatch:
             return deltas
         return [(base + delta) & _MASK64 for delta in deltas]
 
+    def check_lengths(self) -> None:
+        """Raises ``InvalidBatch`` unless the records' lengths add up to the payload and hold their headers."""
+        lengths, header_lengths = self.column(Column.LENGTH), self.column(Column.HEADER_LENGTH)
+        if sum(lengths) != len(self.payload):
+            raise InvalidBatch(f"the records' lengths do not add up to the payload of {len(self.payload)} bytes")
+        if Column.HEADER_LENGTH in self.directory and any(map(gt, header_lengths, lengths)):
+            raise InvalidBatch("a record's header is longer than the record")
+
     def messages(self, topic: str, topic_id: int = 0) -> Iterator[Message]:
         """The records as messages, in batch order. Tombstones and positions are passed over."""
         if Column.TOPIC in self.directory:
@@ -305,6 +330,7 @@ class RecordBatch:
             topics = _Constant(topic_id, self.record_count)
         payload = self.payload
         position = 0
+        self.check_lengths()
         for owner, queue, offset, length, header_length, stored_ms, priority, flags in zip(
             topics,
             self.column(Column.QUEUE),
@@ -349,7 +375,7 @@ class _Constant(Sequence[int]):
         return self._value
 
     def __iter__(self) -> Iterator[int]:
-        return iter((self._value,) * self._count)
+        return repeat(self._value, self._count)
 
 
 def split_batches(

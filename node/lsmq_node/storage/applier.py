@@ -23,6 +23,7 @@ from .columns import (
     OPTIONAL,
     U32,
     U64,
+    WIDTHS,
     Columns,
     assign_offsets,
     decode_column,
@@ -30,6 +31,7 @@ from .columns import (
     wrap64,
 )
 from .memtable import TOMBSTONE_TOPIC
+from .sstable import stored_batch
 from .state import ShardState, Stored, Topic, TopicOptions, TopicState
 from .stats import Counters
 from .tables import TableSet
@@ -75,7 +77,10 @@ class BatchColumns:
 
     @staticmethod
     def _decode(batch: RecordBatch, column: Column) -> Any:
-        return decode_column(batch.buffer, batch.directory.get(column), batch.record_count, DTYPES[column])
+        entry = batch.directory.get(column)
+        if entry is not None and entry[1] not in WIDTHS:
+            raise InvalidBatch(f"column {column.name} has deltas of {entry[1]} bytes; widths are 0, 1, 2, 4 and 8")
+        return decode_column(batch.buffer, entry, batch.record_count, DTYPES[column])
 
 
 @dataclass(slots=True)
@@ -119,9 +124,10 @@ class Applier:
             self.apply_entry(entry)
             return
         state = self._state.topics.get(entry.topic_id)
-        if state is None:
-            return  # written to a topic in the moment it was deleted
-        batch = RecordBatch(entry.body, source=f"{self._source} LSN {entry.lsn}")
+        if state is None:  # written to a topic in the moment it was deleted; its producer goes on elsewhere
+            self._replay_orphan(entry)
+            return
+        batch = stored_batch(entry.body, self._source, entry.lsn, "log entry")
         pending = self.prepare(state, batch, BatchColumns(batch), entry.time_ms)
         pending.end_lsn = entry.end_lsn
         if wrap64(int(pending.offsets.sum())) != entry.check:
@@ -133,6 +139,13 @@ class Applier:
                 position=entry.lsn,
             )
         self.apply_records(pending)
+
+    def _replay_orphan(self, entry: Entry) -> None:
+        batch = stored_batch(entry.body, self._source, entry.lsn, "log entry")
+        if batch.producer_id:
+            stored = Stored(batch.sequence, entry.end_lsn, entry.time_ms, np.empty(0, np.int64))
+            self._state.producers.record(batch.producer_id, batch.producer_epoch, stored)
+        self._tables.applied_lsn = entry.end_lsn
 
     def apply_records(self, item: PendingRecords) -> None:
         """Put records in the memtable, then show them to readers."""
@@ -168,7 +181,7 @@ class Applier:
                 if item is not None:
                     queues, offsets = _positions(entry.body)
                     index = queues - np.uint32(item.first)
-                    item.start[index] = np.maximum(item.start[index], np.minimum(offsets, item.committed[index]))
+                    np.maximum.at(item.start, index, np.minimum(offsets, item.committed[index]))
                     item.version += 1
             case EntryKind.DELETE:
                 item = state.topics.get(entry.topic_id)

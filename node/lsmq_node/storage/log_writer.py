@@ -27,6 +27,7 @@ from lsmq.errors import (
     MessageTooLarge,
     ShardStopped,
     TimedOut,
+    TooManyMessages,
     UnknownQueue,
 )
 from lsmq.record_batch import Column, RecordBatch
@@ -77,6 +78,10 @@ class Committed:
     error: LsmqError | None = None
 
 
+class RoundOver(Exception):
+    """What the writer built on was dropped with its round: look again."""
+
+
 class LogWriter:
     """Thread-safe. ``admit`` is asked before a write of so many bytes is taken, and raises to refuse it."""
 
@@ -103,7 +108,7 @@ class LogWriter:
         self.lock = threading.Lock()  # guards what is in line, and the state appends look at
         self._commit_lock = threading.Lock()
         self._pending: list[PendingRecords | PendingEntry] = []
-        self._inflight: dict[int, list[Stored]] = {}
+        self._inflight: dict[tuple[int, int], list[Stored]] = {}  # by producer id and epoch
         self.committed_lsn = self.durable_lsn = lsn
         self.round = 0
         self._failures: dict[int, tuple[int, LsmqError]] = {}
@@ -133,17 +138,23 @@ class LogWriter:
 
     # -- append ------------------------------------------------------------------------------------------
 
-    def append_records(self, items: Sequence[tuple[TopicState, RecordBatch]]) -> list[Appended]:
-        """Put batches in line, to be committed or dropped together.
+    def append_records(
+        self, items: Sequence[tuple[TopicState, RecordBatch]], *, round_: int | None = None
+    ) -> list[Appended]:
+        """Put batches in line, to be committed or dropped together; only in ``round_`` where it is given.
 
-        Raises ``UnknownQueue``, ``InvalidBatch``, ``MessageTooLarge``, ``OutOfOrderSequence``,
+        Raises ``RoundOver``, ``UnknownQueue``, ``InvalidBatch``, ``MessageTooLarge``, ``OutOfOrderSequence``,
         ``StaleSequence``, ``UnknownProducer``, ``ShardStopped``, or what ``admit`` raises.
         """
+        for _, batch in items:
+            self._check_count(batch)
         columns = [BatchColumns(batch) for _, batch in items]
         for (state, batch), parsed in zip(items, columns, strict=True):
             self._check_batch(state, batch, parsed)
         with self.lock:
             self.check_open()
+            if round_ is not None and round_ != self.round:
+                raise RoundOver
             repeats = [self._find_repeat(batch) if batch.producer_id else None for _, batch in items]
             if None in repeats:
                 self.admit(sum(len(batch.payload) for _, batch in items))
@@ -165,7 +176,7 @@ class LogWriter:
         _, end_lsn = self._appender.append(b"".join((header, batch.buffer[: batch.total_bytes])))
         pending.end_lsn = end_lsn
         if pending.producer is not None:
-            self._inflight.setdefault(batch.producer_id, []).append(pending.stored())
+            self._inflight.setdefault(pending.producer[:2], []).append(pending.stored())
         self._pending.append(pending)
         return Appended(end_lsn, self.round, pending.offsets, stored_ms)
 
@@ -186,6 +197,17 @@ class LogWriter:
         if self._closed:
             raise ClientClosed(f"the store {self._path} is closed")
 
+    def _check_count(self, batch: RecordBatch) -> None:
+        """Before columns are decoded: records may cost no byte of the batch, but they cost memory here."""
+        limit = self._options.max_batch_records
+        if batch.record_count > limit:
+            raise TooManyMessages(
+                f"a batch of {batch.record_count} records is over the limit of {limit} (a record for each 32 bytes "
+                "of memtable_bytes); send smaller batches",
+                limit=limit,
+                count=batch.record_count,
+            )
+
     def _check_batch(self, state: TopicState, batch: RecordBatch, columns: BatchColumns) -> None:
         topic, queues, lengths = state.topic, columns.queues, columns.lengths
         low, high = int(queues.min()), int(queues.max())
@@ -203,6 +225,9 @@ class LogWriter:
         headers = columns.optional.get(Column.HEADER_LENGTH)
         if headers is not None and (headers > lengths).any():
             raise InvalidBatch("a record's header is longer than the record")
+        flags = columns.optional.get(Column.FLAGS)
+        if flags is not None and flags.any():
+            raise InvalidBatch("a producer's record has flags set, which are the broker's to set")
         limit = self._options.max_message_bytes
         if topic.options.max_message_bytes is not None:
             limit = min(limit, topic.options.max_message_bytes)
@@ -214,16 +239,16 @@ class LogWriter:
                 limit=limit,
                 size=longest,
             )
-        if total > self._options.memtable_bytes // 2:
+        if total > self._options.max_batch_bytes:
             raise MessageTooLarge(
-                f"a batch of {total} bytes is over the limit of {self._options.memtable_bytes // 2} (half of "
+                f"a batch of {total} bytes is over the limit of {self._options.max_batch_bytes} (half of "
                 "memtable_bytes); send smaller batches",
-                limit=self._options.memtable_bytes // 2,
+                limit=self._options.max_batch_bytes,
                 size=total,
             )
 
     def _find_repeat(self, batch: RecordBatch) -> Stored | None:
-        inflight = self._inflight.get(batch.producer_id)
+        inflight = self._inflight.get((batch.producer_id, batch.producer_epoch))
         if inflight:
             for stored in inflight:
                 if stored.sequence == batch.sequence:
@@ -276,20 +301,45 @@ class LogWriter:
         if not pending:
             return
         end_lsn = lsn + len(buffer)
+        self._write(lsn, end_lsn, buffer)
         try:
-            self._segments.prepare(end_lsn)
-            self._segments.write(lsn, buffer)
-            if self._options.flush_mode is FlushMode.SYNC:
-                self._segments.sync()
-                self.durable_lsn = end_lsn
-        except OSError as error:
-            raise self._commit_failed(error, lsn) from error
-        touched = self._apply(pending)
+            touched = self._apply(pending)
+        except Exception as error:  # durable, but not readable: what comes next must not be built on it
+            failure = error if isinstance(error, LsmqError) else self._write_failure(error)
+            self._drop_line(failure, end_lsn, stop=True)
+            raise failure from error
         self.committed_lsn = end_lsn
         self._counters.commits += 1
         self._counters.committed_entries += len(pending)
         self.after_commit(end_lsn, len(buffer))
         self._tell(Committed(end_lsn, self.round, touched))
+
+    def _write(self, lsn: int, end_lsn: int, buffer: bytearray) -> None:
+        """Write and sync. A full disk is survived only where nothing of the write can stay behind."""
+        try:
+            self._segments.prepare_all(lsn, end_lsn)
+        except OSError as error:
+            raise self._commit_failed(error, lsn, survivable=True) from error
+        try:
+            self._segments.write(lsn, buffer)
+        except OSError as error:
+            raise self._commit_failed(error, lsn, survivable=self._taken_back(error, lsn, end_lsn)) from error
+        if self._options.flush_mode is FlushMode.SYNC:
+            try:
+                self._segments.sync()
+            except OSError as error:
+                raise self._commit_failed(error, lsn, survivable=False) from error
+            self.durable_lsn = end_lsn
+
+    def _taken_back(self, error: OSError, lsn: int, end_lsn: int) -> bool:
+        """Erase what was written of a write that did not fit: a recovery must not find what is reported dropped."""
+        if error.errno not in _FULL:
+            return False
+        try:
+            self._segments.erase(lsn, end_lsn)
+        except OSError:
+            return False
+        return True
 
     def _apply(self, pending: list[PendingRecords | PendingEntry]) -> list[tuple[int, U32]]:
         touched: list[tuple[int, U32]] = []
@@ -300,7 +350,7 @@ class LogWriter:
                 else:
                     with self.lock:
                         self._applier.apply_records(item)
-                        self._landed(item.producer[0])
+                        self._landed(item.producer[:2])
                 first = np.uint32(item.state.first)
                 touched.append((item.state.topic.id, item.touched + first if first else item.touched))
             else:
@@ -308,17 +358,17 @@ class LogWriter:
                     self._applier.apply_entry(item.entry)
         return touched
 
-    def _landed(self, producer_id: int) -> None:
-        inflight = self._inflight.get(producer_id)
+    def _landed(self, producer: tuple[int, int]) -> None:
+        inflight = self._inflight.get(producer)
         if inflight:
             inflight.pop(0)
             if not inflight:
-                del self._inflight[producer_id]
+                del self._inflight[producer]
 
-    def _commit_failed(self, error: OSError, lsn: int) -> LsmqError:
-        """Drop all that is in line. A full disk is survived; after any other failure the shard stops."""
+    def _commit_failed(self, error: OSError, lsn: int, *, survivable: bool) -> LsmqError:
+        """Drop all that is in line. A full disk may be survived; after any other failure the shard stops."""
         failure: LsmqError
-        full = error.errno in _FULL
+        full = survivable and error.errno in _FULL
         if full:
             failure = DiskFull(
                 f"no space is left for the log of {self._path}; free some or add a disk. Reads go on, and writes "
@@ -326,13 +376,16 @@ class LogWriter:
                 path=str(self._path),
             )
         else:
-            failure = ShardStopped(
-                f"writing the log of {self._path} failed: {error}. Nothing more is written, since what the disk "
-                "holds is not known; check the disk and restart the node.",
-                path=str(self._path),
-            )
+            failure = self._write_failure(error)
         self._drop_line(failure, lsn, stop=not full)
         return failure
+
+    def _write_failure(self, error: Exception) -> ShardStopped:
+        return ShardStopped(
+            f"writing the log of {self._path} failed: {error}. Nothing more is written, since what the disk "
+            "holds is not known; check the disk and restart the node.",
+            path=str(self._path),
+        )
 
     def _drop_line(self, failure: LsmqError, lsn: int, *, stop: bool) -> None:
         with self.lock:

@@ -111,5 +111,15 @@ class StoreOptions:
             )
 
     @property
+    def max_batch_bytes(self) -> int:
+        """Larger batches are refused, so that a memtable holds more than one."""
+        return self.memtable_bytes // 2
+
+    @property
+    def max_batch_records(self) -> int:
+        """Batches of more records are refused: a record costs memory however short it is."""
+        return self.memtable_bytes // 32
+
+    @property
     def codec(self) -> Codec:
         return Codec.ZSTD if self.compression == "zstd" else Codec.NONE

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,7 @@ from .wal_reader import LogReader
 
 WAL_DIRECTORY = "wal"
 TABLE_DIRECTORY = "tables"
+_log = logging.getLogger("lsmq.storage")
 
 
 @dataclass(slots=True)
@@ -43,6 +46,8 @@ def open_directory(path: Path, options: StoreOptions, disk: Disk) -> Opened:
             manifest = load_manifest(disk, path)
             if manifest is None:
                 manifest = _new_shard(path, options, disk)
+            else:  # the name may still be what a killed process renamed: nothing goes before it is safe
+                disk.sync_directory(path)
         except OSError as error:
             raise DataDirectoryUnusable(
                 f"the data directory {path} cannot be used: {error.strerror}. Check its owner, its mode and the "
@@ -52,7 +57,7 @@ def open_directory(path: Path, options: StoreOptions, disk: Disk) -> Opened:
         state = ShardState()
         if manifest.checkpoint:
             _, state = load_checkpoint(disk, path / TABLE_DIRECTORY / checkpoint_name(manifest.checkpoint))
-        _clean_tables(path / TABLE_DIRECTORY, manifest, disk)
+        _check_tables(path / TABLE_DIRECTORY, manifest, disk)
         return Opened(lock, manifest, state, SegmentFiles(disk, path / WAL_DIRECTORY, manifest.segment_bytes))
     except BaseException:
         lock.release()
@@ -74,14 +79,18 @@ def _new_shard(path: Path, options: StoreOptions, disk: Disk) -> Manifest:
     store_manifest(disk, path, manifest)
     for parent in (path, path.parent):
         disk.sync_directory(parent)
+    for ancestor in path.parent.parents:  # as many of them as are new, and nobody knows how many
+        with contextlib.suppress(OSError):
+            disk.sync_directory(ancestor)
     return manifest
 
 
-def _clean_tables(directory: Path, manifest: Manifest, disk: Disk) -> None:
-    """Remove files that a crash left half made; check that those of the manifest are there."""
-    names = set(disk.list(directory))
-    wanted = {table_name(number) for number in manifest.numbers() if number != manifest.checkpoint}
-    missing = sorted(wanted - names)
+def _table_names(manifest: Manifest) -> set[str]:
+    return {table_name(number) for number in manifest.numbers() if number != manifest.checkpoint}
+
+
+def _check_tables(directory: Path, manifest: Manifest, disk: Disk) -> None:
+    missing = sorted(_table_names(manifest) - set(disk.list(directory)))
     if missing:
         raise CorruptFile(
             f"{directory / missing[0]}: the table is in the manifest but not on the disk ({len(missing)} missing). "
@@ -89,23 +98,30 @@ def _clean_tables(directory: Path, manifest: Manifest, disk: Disk) -> None:
             file=str(directory / missing[0]),
             position=0,
         )
-    keep = wanted | {checkpoint_name(manifest.checkpoint)}
-    for name in names - keep:
-        disk.remove(directory / name)
+
+
+def _clean(path: Path, manifest: Manifest, disk: Disk) -> None:
+    """Remove files that a crash left half made."""
+    keep = _table_names(manifest) | {checkpoint_name(manifest.checkpoint)}
+    for name in sorted(set(disk.list(path / TABLE_DIRECTORY)) - keep):
+        disk.remove(path / TABLE_DIRECTORY / name)
+    for directory, suffix in ((path, ".tmp"), (path / WAL_DIRECTORY, ".new")):
+        for name in disk.list(directory):
+            if name.endswith(suffix):
+                disk.remove(directory / name)
 
 
 class Replay:
-    """The log from the manifest's flushed LSN on. Iterate, then :meth:`finish`."""
+    """The log from the manifest's flushed LSN on. Iterate, then :meth:`finish`, which is the first to change files."""
 
     def __init__(self, opened: Opened, path: Path, disk: Disk) -> None:
         self._segments = opened.segments
         self._directory = path / WAL_DIRECTORY
         self._disk = disk
+        self._path = path
+        self._manifest = opened.manifest
         self._first_lsn = opened.manifest.flushed_lsn
         self._segment_bytes = opened.manifest.segment_bytes
-        for name in disk.list(self._directory):
-            if name.endswith(".new"):
-                disk.remove(self._directory / name)
         self._starts = [start for start in self._segments.start_lsns() if start + self._segment_bytes > self._first_lsn]
         self._reader = LogReader(self._read_segment, self._starts, self._segment_bytes, str(self._directory))
         self.end_lsn = self._first_lsn
@@ -126,10 +142,20 @@ class Replay:
     def finish(self) -> None:
         """Erase what lies behind the end, so that no torn entry can come back to life; open for appending.
 
-        Durable on return.
+        Durable on return, and so is all that was replayed: a process that was killed may have left it with the
+        operating system only. Files that are part of nothing are removed.
         """
         end, size = self.end_lsn, self._segment_bytes
         last_start = end - end % size
+        if self.reason not in LogReader.CLEAN_ENDS:
+            _log.warning(
+                "%s: the log ends at LSN %d (%s): a torn write, or what a recycled segment held before",
+                self._directory,
+                end,
+                self.reason,
+            )
+        _clean(self._path, self._manifest, self._disk)
+        self._segments.sync_existing(start for start in self._starts if start < end)
         for start in self._starts:
             if start > last_start or start == end:
                 self._disk.remove(self._directory / segment_name(start))

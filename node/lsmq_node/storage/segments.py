@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 from .disk import Buffer, Disk, File
@@ -41,6 +42,11 @@ class SegmentFiles:
             with self._names_lock:
                 if start not in self._open:
                     self._open[start] = self._allocate(start)
+
+    def prepare_all(self, lsn: int, end_lsn: int) -> None:
+        """:meth:`prepare` all that ``[lsn, end_lsn]`` spans, so that a write there finds its space."""
+        for start in range(lsn - lsn % self.segment_bytes, end_lsn + 1, self.segment_bytes):
+            self.prepare(start)
 
     def _allocate(self, start: int) -> File:
         path = self._directory / segment_name(start)
@@ -92,6 +98,14 @@ class SegmentFiles:
             if file.size() < self.segment_bytes:
                 file.preallocate(self.segment_bytes)
             self._open[start] = file
+
+    def sync_existing(self, starts: Iterable[int]) -> None:
+        """Make segments durable that another process has written, perhaps without living to sync them."""
+        for start in starts:
+            self.open_for_append(start)
+            with self._unsynced_lock:
+                self._unsynced.add(start)
+        self.sync()
 
     def sync(self) -> None:
         """Make all that was written durable. Raises ``OSError``; the log must not be used after that."""

@@ -26,6 +26,10 @@ from .wal import (
 )
 
 
+_NO_SEGMENT = "end of the last segment"
+_NOTHING = "nothing written from here"
+
+
 @dataclass(frozen=True, slots=True)
 class LogEnd:
     """Where a scan stopped: ``lsn`` after the last whole entry, and why."""
@@ -42,6 +46,8 @@ class LogReader:
         segments: first LSN of each segment there is.
         source: what to call the log in errors.
     """
+
+    CLEAN_ENDS = (_NO_SEGMENT, _NOTHING)  #: reasons to end that are no sign of a torn write
 
     def __init__(
         self, read_segment: Callable[[int], bytes], segments: Iterable[int], segment_bytes: int, source: str
@@ -99,13 +105,13 @@ class LogReader:
             lsn += room
         start = self._load(lsn)
         if start is None:
-            return "end of the last segment"
+            return _NO_SEGMENT
         position = lsn - start
         if position + FRAGMENT_BYTES > len(self._segment):
             return "segment file is short"
         crc, length, kind = FRAGMENT.unpack_from(self._segment, position)
         if kind == 0 and crc == 0 and length == 0:
-            return "nothing written from here"
+            return _NOTHING
         if not Fragment.FULL <= kind <= Fragment.SEGMENT:
             return f"no fragment has type {kind}"
         if length > BLOCK_BYTES - lsn % BLOCK_BYTES - FRAGMENT_BYTES:
@@ -140,9 +146,8 @@ class LogReader:
             )
 
     def _refuse_damage(self, entry_lsn: int, bad_lsn: int, reason: str) -> None:
-        """Look at every block after the bad fragment for an entry that knew it to be durable."""
-        block = bad_lsn - bad_lsn % BLOCK_BYTES + BLOCK_BYTES
-        known = self._durable_beyond(bad_lsn, block)
+        """Look behind the bad fragment for an entry that knew it to be durable."""
+        known = self._durable_in_block(bad_lsn) or self._durable_beyond(bad_lsn)
         if known is not None:
             start = bad_lsn - bad_lsn % self._segment_bytes
             name = f"{self._source}/{segment_name(start)}"
@@ -158,7 +163,34 @@ class LogReader:
         for start in self._segments:
             yield from range(max(start, block), start + self._segment_bytes, BLOCK_BYTES)
 
-    def _durable_beyond(self, bad_lsn: int, block: int) -> int | None:
+    def _durable_in_block(self, bad_lsn: int) -> int | None:
+        """The rest of the bad fragment's block. Its length cannot be trusted: any byte may begin the next one."""
+        room = BLOCK_BYTES - bad_lsn % BLOCK_BYTES
+        lsn = bad_lsn + room if room < FRAGMENT_BYTES else bad_lsn
+        start = self._load(lsn)
+        if start is None:
+            return None
+        first = lsn + 1 - start
+        rest = self._segment[first : lsn - lsn % BLOCK_BYTES + BLOCK_BYTES - start]
+        for kind in (Fragment.FULL, Fragment.FIRST):
+            at = rest.find(kind, FRAGMENT_BYTES - 1)
+            while at >= 0:
+                known = self._durable_in(start + first + at - FRAGMENT_BYTES + 1, bad_lsn)
+                if known is not None:
+                    return known
+                at = rest.find(kind, at + 1)
+        return None
+
+    def _durable_in(self, lsn: int, bad_lsn: int) -> int | None:
+        """What the entry that begins at ``lsn``, if one does, knew to be durable, if that is beyond ``bad_lsn``."""
+        fragment = self._fragment(lsn)
+        if isinstance(fragment, str) or len(fragment[1]) < ENTRY_BYTES:
+            return None
+        durable_lsn = int(ENTRY.unpack_from(fragment[1])[4])
+        return durable_lsn if bad_lsn < durable_lsn <= lsn else None
+
+    def _durable_beyond(self, bad_lsn: int) -> int | None:
+        block = bad_lsn - bad_lsn % BLOCK_BYTES + BLOCK_BYTES
         for lsn in self._blocks_from(block):
             block = lsn + BLOCK_BYTES
             while lsn < block and block - lsn >= FRAGMENT_BYTES:

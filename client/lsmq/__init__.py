@@ -1,0 +1,107 @@
+"""LSMQ: a durable message queue for a million queues on a small machine.
+
+This is the client, for asyncio; :mod:`lsmq.sync` has the same names for plain blocking code::
+
+    async with Client("http://127.0.0.1:7600") as client:
+        await client.create_topic("orders", queues=64, exist_ok=True)
+        async with Producer(client, "orders") as producer:
+            sent = await producer.send_and_wait("one pizza", key="table 7")
+        async with Consumer(client, "orders", group="kitchen") as consumer:
+            async for message in consumer:
+                print(message.queue, message.offset, message.text())
+                await consumer.commit()
+
+All errors are in :mod:`lsmq.errors`, and here.
+"""
+
+from lsmq import errors
+from lsmq._outbox import Receipt, Receipts, Sent
+from lsmq.client import Client
+from lsmq.consumer import Consumer
+from lsmq.errors import (
+    AddressInUse,
+    BufferFull,
+    ClientClosed,
+    ConnectionFailed,
+    CorruptFile,
+    DataDirectoryLocked,
+    DataDirectoryUnusable,
+    DiskFull,
+    EmptyBody,
+    InvalidBatch,
+    InvalidRequest,
+    InvalidTopicName,
+    LsmqError,
+    MessageTooLarge,
+    NotLeader,
+    OffsetOutOfRange,
+    OutOfOrderSequence,
+    RequestTooLarge,
+    ShardStopped,
+    ShuttingDown,
+    StaleSequence,
+    StorageError,
+    StoreBusy,
+    TimedOut,
+    TooManyMessages,
+    TopicExists,
+    Unavailable,
+    UnknownMessage,
+    UnknownProducer,
+    UnknownQueue,
+    UnknownTopic,
+    UnsupportedFormat,
+)
+from lsmq.producer import Producer
+from lsmq.record_batch import Codec, Message
+from lsmq.topics import Offsets, Route, Topic
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AddressInUse",
+    "BufferFull",
+    "Client",
+    "ClientClosed",
+    "Codec",
+    "ConnectionFailed",
+    "Consumer",
+    "CorruptFile",
+    "DataDirectoryLocked",
+    "DataDirectoryUnusable",
+    "DiskFull",
+    "EmptyBody",
+    "InvalidBatch",
+    "InvalidRequest",
+    "InvalidTopicName",
+    "LsmqError",
+    "Message",
+    "MessageTooLarge",
+    "NotLeader",
+    "OffsetOutOfRange",
+    "Offsets",
+    "OutOfOrderSequence",
+    "Producer",
+    "Receipt",
+    "Receipts",
+    "RequestTooLarge",
+    "Route",
+    "Sent",
+    "ShardStopped",
+    "ShuttingDown",
+    "StaleSequence",
+    "StorageError",
+    "StoreBusy",
+    "TimedOut",
+    "TooManyMessages",
+    "Topic",
+    "TopicExists",
+    "Unavailable",
+    "UnknownMessage",
+    "UnknownProducer",
+    "UnknownQueue",
+    "UnknownTopic",
+    "UnsupportedFormat",
+    "__version__",
+    "errors",
+]

@@ -1,0 +1,270 @@
+"""A lane: the way of a producer's batches to one shard, one batch in flight at a time.
+
+While a batch is under way the next one fills; batches that are full wait in order. One at a time keeps the
+order of messages and makes the sequence numbers that idempotence rests on trivial: a batch is packed once,
+when its turn comes, and every retry sends the same bytes. A node that has stored them answers a repeat with
+the first answer, so an answer that got lost costs nothing.
+
+After a batch is given up nobody knows whether its sequence number was used. The lane then takes a new
+producer identity, with sequence 0, rather than guess: a wrong guess would either stall the lane or have its
+next batch taken for a repeat and lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import urlencode
+
+from lsmq._outbox import PendingBatch
+from lsmq._retry import Backoff, Deadline
+from lsmq._transport import BATCH
+from lsmq.client import Client, maybe_carried_out, topic_path
+from lsmq.errors import (
+    ClientClosed,
+    InvalidBatch,
+    LsmqError,
+    OutOfOrderSequence,
+    StaleSequence,
+    StoreBusy,
+    TimedOut,
+    Unavailable,
+    UnknownProducer,
+)
+from lsmq.record_batch import Codec, Column, RecordBatch
+
+_MAX_SEQUENCE = (1 << 32) - 1
+_log = logging.getLogger("lsmq")
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOptions:
+    """What a producer's lanes have in common."""
+
+    topic: str
+    linger_s: float
+    deadline_ms: int
+    request_timeout_ms: int
+    ack: str | None
+    codec: Codec
+
+
+class Lane:
+    """Sends a producer's batches for one shard.
+
+    ``on_closed`` is called when a batch takes no more messages, ``on_settled`` with each batch as it
+    settles. The task that runs :meth:`run` is the producer's.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        shard: int,
+        options: LaneOptions,
+        on_closed: Callable[[], None],
+        on_settled: Callable[[PendingBatch], None],
+    ) -> None:
+        self.shard = shard
+        self.open: PendingBatch | None = None
+        self.attempts = 0
+        self.stored_batches = 0
+        self._client = client
+        self._options = options
+        self._on_closed = on_closed
+        self._on_settled = on_settled
+        self._full: deque[PendingBatch] = deque()
+        self._flying: PendingBatch | None = None
+        self._wake = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._closing = False
+        self._broken = False
+        self._new_identity()
+
+    # Filling
+
+    def start_batch(self) -> PendingBatch:
+        """Open the batch that the next messages go into; it is due when the linger time is over."""
+        if self._broken:
+            raise LsmqError(f"the producer's lane to shard {self.shard} has stopped; make a new producer")
+        batch = self.open = PendingBatch(time.monotonic())
+        if self._options.linger_s > 0:
+            self._timer = asyncio.get_running_loop().call_later(self._options.linger_s, self._wake.set)
+        else:
+            self._wake.set()
+        return batch
+
+    def close_batch(self) -> None:
+        """Let no more messages into the open batch: it waits for its turn."""
+        if self.open is not None:
+            self._full.append(self.open)
+            self.open = None
+            self._wake.set()
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            self._on_closed()
+
+    def unsettled(self) -> list[PendingBatch]:
+        """The batches that are neither stored nor given up, oldest first."""
+        flying = [self._flying] if self._flying is not None else []
+        return [*flying, *self._full, *([self.open] if self.open is not None else [])]
+
+    def stop(self) -> None:
+        """Let :meth:`run` return once everything is settled."""
+        self._closing = True
+        self.close_batch()
+        self._wake.set()
+
+    # Sending
+
+    async def run(self) -> None:
+        """Send batches until stopped. Batches left over when it is cancelled or breaks fail."""
+        reason: BaseException | None = None
+        try:
+            while (batch := await self._next()) is not None:
+                self._flying = batch
+                await self._deliver(batch)
+                self._flying = None
+        except BaseException as error:
+            reason = error
+            raise
+        finally:
+            self._broken = True
+            if self._timer is not None:
+                self._timer.cancel()
+            for batch in self.unsettled():
+                if not batch.settled:
+                    self._fail(batch, _abandoned(reason))
+            self._flying = self.open = None
+            self._full.clear()
+
+    async def _next(self) -> PendingBatch | None:
+        while True:
+            if self._full:
+                return self._full.popleft()
+            if self.open is not None and self._is_due(self.open):
+                self.close_batch()
+                continue
+            if self._closing:
+                return None
+            self._wake.clear()
+            await self._wake.wait()
+
+    def _is_due(self, batch: PendingBatch) -> bool:
+        # The loop fires timers up to one clock tick early.
+        return self._closing or time.monotonic() - batch.created_s >= self._options.linger_s - 0.0005
+
+    def _new_identity(self) -> None:
+        self._producer_id = secrets.randbits(63) or 1
+        self._sequence = 0
+
+    def _pack(self, batch: PendingBatch) -> bytes:
+        assert batch.builder is not None
+        return batch.builder.build(
+            producer_id=self._producer_id, sequence=self._sequence, codec=self._options.codec
+        )
+
+    async def _deliver(self, batch: PendingBatch) -> None:
+        """Send one batch until it is stored, refused for good, or out of time."""
+        deadline = Deadline(self._options.deadline_ms, start_s=batch.created_s)
+        backoff = Backoff()
+        packed = self._pack(batch)
+        may_be_stored = False
+        last: LsmqError | None = None
+        while True:
+            if deadline.passed and last is not None:
+                break
+            try:
+                offsets = await self._attempt(packed, len(batch.queues), deadline)
+            except (UnknownProducer, OutOfOrderSequence) as error:
+                # The node has lost batches of this producer (asynchronous flush allows that), or all
+                # memory of it. An order gap proves that this batch is not stored. A producer forgotten
+                # proves nothing when an earlier attempt had no answer; then only the caller can decide.
+                if self._sequence == 0 or (may_be_stored and isinstance(error, UnknownProducer)):
+                    last = error
+                    break
+                _log.warning("producer state lost, new identity: shard=%d error=%s", self.shard, error)
+                self._new_identity()
+                packed = self._pack(batch)
+                continue
+            except LsmqError as error:
+                last = error
+                may_be_stored = may_be_stored or maybe_carried_out(error)
+                if not error.retriable:
+                    break
+                _log.debug("batch not stored, trying again: shard=%d error=%s", self.shard, error)
+                await self._recover(error, backoff, deadline)
+                continue
+            self.stored_batches += 1
+            self._sequence += 1
+            if self._sequence > _MAX_SEQUENCE:
+                self._new_identity()
+            batch.settle(offsets)
+            self._on_settled(batch)
+            return
+        self._new_identity()
+        self._fail(batch, self._final(last, may_be_stored, deadline))
+
+    async def _attempt(self, packed: bytes, record_count: int, deadline: Deadline) -> list[int]:
+        """One request to the shard's leader; the offsets it gave."""
+        options = self._options
+        topic = await self._client.routes(options.topic, deadline=deadline)
+        leader = topic.leader_of_shard(self.shard)
+        if leader is None:
+            raise Unavailable(f"shard {self.shard} of topic {options.topic!r} has no leader now", sent=False)
+        query = f"?{urlencode({'ack': options.ack})}" if options.ack else ""
+        self.attempts += 1
+        answer = await self._client.send_once(
+            "POST",
+            f"{leader}{topic_path(options.topic)}/batches{query}",
+            timeout_s=max(0.05, min(deadline.remaining_s(), options.request_timeout_ms / 1000)),
+            body=packed,
+            content_type=BATCH,
+            accept=BATCH,
+        )
+        stored = RecordBatch(answer.body, source=f"answer of {leader}")
+        if stored.record_count != record_count:
+            raise InvalidBatch(
+                f"{leader} gave {stored.record_count} offsets for a batch of {record_count} messages"
+            )
+        return list(stored.column(Column.OFFSET))
+
+    async def _recover(self, error: LsmqError, backoff: Backoff, deadline: Deadline) -> None:
+        """Wait a little and look for a new leader where the error says that there may be one."""
+        name = self._options.topic
+        stale = await self._client.routes(name)
+        await backoff.pause(deadline)
+        if isinstance(error, StoreBusy) or deadline.passed:
+            return
+        try:
+            await self._client.routes(name, than=stale, deadline=deadline)
+        except LsmqError as failure:
+            _log.debug("routes not refreshed: topic=%s error=%s", name, failure)
+
+    def _final(self, last: LsmqError | None, may_be_stored: bool, deadline: Deadline) -> LsmqError:
+        assert last is not None
+        if not last.retriable and not isinstance(last, StaleSequence):
+            return last
+        fate = "it may be stored all the same" if may_be_stored else "it is not stored"
+        return TimedOut(
+            f"a batch had no success within {deadline.total_ms / 1000:g} s, {fate}; last: {last.message}",
+            maybe_stored=may_be_stored,
+            last_code=last.code,
+        )
+
+    def _fail(self, batch: PendingBatch, error: LsmqError) -> None:
+        batch.fail(error)
+        self._on_settled(batch)
+
+
+def _abandoned(reason: BaseException | None) -> LsmqError:
+    if isinstance(reason, Exception):
+        return LsmqError(f"the producer broke: {reason!r}")
+    return ClientClosed(
+        "the producer was closed before this message was stored; it may be stored all the same"
+    )

@@ -1,0 +1,190 @@
+"""Batches on their way out: what a producer has accepted and a node has not answered yet.
+
+A :class:`PendingBatch` collects messages for one shard and settles once, with offsets or with an error. A
+:class:`Receipt` is a message's place in it: two references, no future and no task, so that a message costs
+its sender little. Whoever awaits a receipt gets a future of their own, and may be cancelled without harm to
+others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import NamedTuple
+
+from lsmq.errors import LsmqError
+from lsmq.record_batch import BatchBuilder, message_id
+
+
+class Sent(NamedTuple):
+    """Where a message was stored. ``id`` finds it again: ``client.message(id)``."""
+
+    queue: int
+    offset: int
+    id: str
+
+
+class PendingBatch:
+    """Messages for one shard, first collected, then sent, then settled.
+
+    ``created_s`` is the monotonic time of its first message.
+    """
+
+    __slots__ = (
+        "_waiters",
+        "builder",
+        "created_s",
+        "error",
+        "error_seen",
+        "offsets",
+        "queues",
+        "reserved_bytes",
+    )
+
+    def __init__(self, created_s: float) -> None:
+        self.builder: BatchBuilder | None = BatchBuilder()
+        self.queues: Sequence[int] = self.builder.queues
+        self.created_s = created_s
+        self.reserved_bytes = 0
+        self.offsets: Sequence[int] | None = None
+        self.error: LsmqError | None = None
+        self.error_seen = False
+        self._waiters: list[Callable[[], None]] = []
+
+    @property
+    def settled(self) -> bool:
+        return self.offsets is not None or self.error is not None
+
+    def settle(self, offsets: Sequence[int]) -> None:
+        """The batch is stored; ``offsets`` are those of its messages in order."""
+        self.offsets = offsets
+        self._finish()
+
+    def fail(self, error: LsmqError) -> None:
+        """The batch is given up."""
+        self.error = error
+        self._finish()
+
+    def _finish(self) -> None:
+        self.builder = None  # frees the bodies; receipts may live long
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter()
+
+    def on_settled(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once settled; at once when it is."""
+        if self.settled:
+            callback()
+        else:
+            self._waiters.append(callback)
+
+    async def wait(self) -> None:
+        """Return once settled, either way."""
+        if not self.settled:
+            await self.future()
+
+    def future(self) -> asyncio.Future[None]:
+        """A future of the caller's own that completes once settled, either way."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.on_settled(lambda: None if future.done() else future.set_result(None))
+        return future
+
+    def raise_error(self) -> None:
+        """Raise the batch's error if it has one, as an error of the caller's own."""
+        if self.error is not None:
+            self.error_seen = True
+            raise type(self.error)(self.error.message, **self.error.details) from self.error
+
+
+class Receipt:
+    """A message that a producer has accepted. Await it for the :class:`Sent`, or for the error."""
+
+    __slots__ = ("_batch", "_index", "_topic_id")
+
+    def __init__(self, batch: PendingBatch, index: int, topic_id: int) -> None:
+        self._batch = batch
+        self._index = index
+        self._topic_id = topic_id
+
+    def __await__(self) -> Generator[asyncio.Future[None], None, Sent]:
+        if not self._batch.settled:
+            yield from self._batch.future()
+        return self.result()
+
+    def done(self) -> bool:
+        """Whether the message is stored or given up."""
+        return self._batch.settled
+
+    def result(self) -> Sent:
+        """Where the message was stored.
+
+        Raises the error its batch failed with, or ``asyncio.InvalidStateError`` while it is under way.
+        """
+        batch, index = self._batch, self._index
+        batch.raise_error()
+        if batch.offsets is None:
+            raise asyncio.InvalidStateError("the message is still on its way; await the receipt")
+        queue, offset = batch.queues[index], batch.offsets[index]
+        return Sent(queue, offset, message_id(self._topic_id, queue, offset))
+
+    def exception(self) -> LsmqError | None:
+        """The error the message's batch failed with, or ``None``."""
+        if not self._batch.settled:
+            raise asyncio.InvalidStateError("the message is still on its way; await the receipt")
+        self._batch.error_seen = True
+        return self._batch.error
+
+    def add_done_callback(self, callback: Callable[[Receipt], None]) -> None:
+        """Call ``callback(receipt)`` on the event loop once the message is stored or given up."""
+        self._batch.on_settled(lambda: callback(self))
+
+
+class Receipts:
+    """Receipts of many messages in the order sent, held as runs. Await it for the list of :class:`Sent`."""
+
+    __slots__ = ("_count", "_runs", "_topic_id")
+
+    def __init__(self, topic_id: int) -> None:
+        self._topic_id = topic_id
+        self._runs: list[tuple[PendingBatch, int, int]] = []
+        self._count = 0
+
+    def _append(self, batch: PendingBatch, index: int) -> None:
+        self._count += 1
+        if self._runs:
+            last, start, end = self._runs[-1]
+            if last is batch and end == index:
+                self._runs[-1] = (batch, start, index + 1)
+                return
+        self._runs.append((batch, index, index + 1))
+
+    def _append_run(self, batch: PendingBatch, start: int, end: int) -> None:
+        if end > start:
+            self._count += end - start
+            self._runs.append((batch, start, end))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Receipt]:
+        for batch, start, end in self._runs:
+            for index in range(start, end):
+                yield Receipt(batch, index, self._topic_id)
+
+    def __await__(self) -> Generator[object, None, list[Sent]]:
+        return self._settled().__await__()
+
+    async def _settled(self) -> list[Sent]:
+        await self.wait()
+        return [receipt.result() for receipt in self]
+
+    async def wait(self) -> None:
+        """Return once all are stored. Raises the first error among them; the others may be stored."""
+        for batch, _, _ in self._runs:
+            await batch.wait()
+        for batch, _, _ in self._runs:
+            batch.raise_error()
+
+    def done(self) -> bool:
+        """Whether each is stored or given up."""
+        return all(batch.settled for batch, _, _ in self._runs)

@@ -1,0 +1,168 @@
+"""HTTP to one node: a request goes out, an answer or an error of :mod:`lsmq.errors` comes back.
+
+The transport neither retries nor chooses a node. A connection that was never made raises
+``ConnectionFailed`` with ``sent=False``: the node cannot have acted. Every other failure without an answer
+carries ``sent=True`` and leaves open whether it did.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import msgpack
+
+from lsmq.errors import (
+    ClientClosed,
+    ConnectionFailed,
+    LsmqError,
+    RequestTooLarge,
+    TimedOut,
+    Unavailable,
+    from_dict,
+)
+
+JSON = "application/json"
+MSGPACK = "application/msgpack"
+BATCH = "application/vnd.lsmq.batch"
+BATCHES = "application/vnd.lsmq.batches"
+
+MAX_ANSWER_BYTES = 256 << 20
+_READ_BUFFER_BYTES = 1 << 20
+_PIECEWISE_BYTES = 512 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A node's answer to a request that succeeded."""
+
+    status: int
+    content_type: str
+    headers: Mapping[str, str]
+    body: bytes
+
+    def value(self) -> Any:
+        """The body decoded by its content type."""
+        return decode_value(self.content_type, self.body)
+
+
+def decode_value(content_type: str, body: bytes) -> Any:
+    """A JSON or msgpack body as Python values. Raises ``LsmqError`` when it is neither."""
+    try:
+        if content_type == MSGPACK:
+            return msgpack.unpackb(body, strict_map_key=False)
+        return json.loads(body)
+    except (ValueError, msgpack.UnpackException) as error:
+        raise LsmqError(
+            f"the answer is not {content_type}: {body[:80]!r}; is this URL an LSMQ node?"
+        ) from error
+
+
+def error_from_answer(url: str, status: int, content_type: str, body: bytes) -> LsmqError:
+    """The error that an answer of status 400 and above stands for, whoever wrote it."""
+    if content_type in (JSON, MSGPACK):
+        try:
+            fields = decode_value(content_type, body)
+            return from_dict(fields["error"])
+        except (LsmqError, KeyError, TypeError):
+            pass
+    message = f"{url} answered {status}: {body[:200].decode(errors='replace').strip() or 'no text'}"
+    if status >= 500 or status == 429:
+        return Unavailable(message, status=status)
+    return LsmqError(message, status=status)
+
+
+class Transport:
+    """The connections of one client. Belongs to the event loop in which it is first used."""
+
+    def __init__(self, *, connect_timeout_ms: float) -> None:
+        self._connect_timeout_s = connect_timeout_ms / 1000
+        self._session: aiohttp.ClientSession | None = None
+        self._closed = False
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        if self._closed:
+            raise ClientClosed("this client is closed; make a new one")
+        if self._session is None:
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(limit=0),
+                auto_decompress=True,
+                read_bufsize=_READ_BUFFER_BYTES,
+                skip_auto_headers=("Accept-Encoding",),
+            )
+            # aiohttp would repeat a request on its own and not say so; here, whoever asks counts attempts.
+            self._session._retry_connection = False
+        return self._session
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        timeout_s: float,
+        params: Mapping[str, str] | None = None,
+        value: Any = None,
+        body: bytes | None = None,
+        content_type: str = MSGPACK,
+        accept: str = MSGPACK,
+    ) -> Answer:
+        """Send one request. ``value`` is packed as msgpack; ``body`` goes out as it is.
+
+        Raises the node's error, ``ConnectionFailed`` or ``TimedOut``.
+        """
+        session = self._open_session()
+        headers = {"Accept": accept}
+        if value is not None:
+            body = msgpack.packb(value)
+        if body is not None:
+            headers["Content-Type"] = content_type
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=self._connect_timeout_s)
+        try:
+            async with session.request(
+                method, url, params=params, data=_payload(body), headers=headers, timeout=timeout, allow_redirects=False
+            ) as response:
+                if response.content_length is not None and response.content_length > MAX_ANSWER_BYTES:
+                    raise RequestTooLarge(
+                        f"{url} answers with {response.content_length} bytes, over the client's limit of"
+                        f" {MAX_ANSWER_BYTES}; ask for less with max_bytes",
+                        limit_bytes=MAX_ANSWER_BYTES,
+                    )
+                answered = await response.read()
+                if response.status >= 300:
+                    raise error_from_answer(url, response.status, response.content_type, answered)
+                return Answer(response.status, response.content_type, response.headers, answered)
+        except aiohttp.InvalidURL as error:
+            raise LsmqError(f"{url!r} is not a URL of a node; it looks like http://host:7600") from error
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+            raise ConnectionFailed(
+                f"no connection to {url}: {_reason(error)}", url=url, sent=False
+            ) from error
+        except TimeoutError as error:
+            raise TimedOut(f"no answer from {url} within {timeout_s:.1f} s", url=url, sent=True) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise ConnectionFailed(
+                f"the connection to {url} broke before the answer: {_reason(error)}", url=url, sent=True
+            ) from error
+
+    async def close(self) -> None:
+        """Close all connections. Requests under way fail."""
+        self._closed = True
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+            # Transports finish closing in callbacks of the loop; give them one turn.
+            await asyncio.sleep(0)
+
+
+def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
+    """Large bodies go out in pieces, so that the event loop has turns between them."""
+    return body if body is None or len(body) < _PIECEWISE_BYTES else io.BytesIO(body)
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,47 @@
+"""The command ``lsmq``.
+
+:func:`main` maps outcomes to exit codes: 0 success, 1 a failure of the job, 2 wrong usage. Errors go to
+standard error as ``error: code: message``. Subcommands are imported when they are called for.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import click
+
+from lsmq.cli._root import root
+from lsmq.errors import LsmqError
+
+__all__ = ["main", "root"]
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command and exit."""
+    sys.exit(_run(arguments))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    try:
+        code = root.main(arguments, prog_name="lsmq", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        return 1
+    except BrokenPipeError:
+        # The reader of our output has had enough, like head(1). Python would complain when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except LsmqError as error:
+        click.echo(f"error: {error.code}: {error.message}", err=True)
+        return 1
+    except OSError as error:
+        click.echo(f"error: system: {error}", err=True)
+        return 1

@@ -1,0 +1,92 @@
+"""How messages are printed: as text, JSON lines, raw bodies, or by a template."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from lsmq.cli._render import time_text
+from lsmq.record_batch import Message
+
+Formatter = Callable[[Message], bytes]
+
+TEMPLATE_HELP = (
+    "%t topic, %q queue, %o offset, %k key, %g tag, %b body, %i id, %p properties as JSON, %s stored at in"
+    " ms, %S stored at as local time, %% a percent sign; \\n, \\t and \\0 as usual"
+)
+
+_FIELDS: dict[str, Formatter] = {
+    "t": lambda message: message.topic.encode(),
+    "q": lambda message: b"%d" % message.queue,
+    "o": lambda message: b"%d" % message.offset,
+    "k": lambda message: (message.key or "").encode(),
+    "g": lambda message: (message.tag or "").encode(),
+    "b": lambda message: message.body,
+    "i": lambda message: message.id.encode(),
+    "p": lambda message: json.dumps(dict(message.properties), ensure_ascii=False).encode(),
+    "s": lambda message: b"%d" % message.stored_ms,
+    "S": lambda message: time_text(message.stored_ms).encode(),
+}
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "\\": "\\"}
+
+
+def formatter(text: str) -> Formatter:
+    """The formatter that ``--format`` names, or that its template describes.
+
+    Raises ``ValueError`` saying what is wrong with it.
+    """
+    match text:
+        case "text":
+            return lambda message: message.body + b"\n"
+        case "json":
+            return lambda message: json.dumps(to_dict(message), ensure_ascii=False).encode() + b"\n"
+        case "raw":
+            return lambda message: message.body
+        case _ if "%" in text:
+            return _template(text)
+        case _:
+            raise ValueError(f"{text!r} is not text, json, raw or a template; a template has {TEMPLATE_HELP}")
+
+
+def to_dict(message: Message) -> dict[str, Any]:
+    """The message as the HTTP API's JSON has it, and its topic."""
+    fields: dict[str, Any] = {
+        "topic": message.topic,
+        "queue": message.queue,
+        "offset": message.offset,
+        "id": message.id,
+        "key": message.key,
+        "tag": message.tag,
+        "priority": message.priority,
+        "properties": dict(message.properties),
+        "stored_ms": message.stored_ms,
+    }
+    try:
+        fields["body"] = message.text()
+    except UnicodeDecodeError:
+        fields["body_b64"] = base64.b64encode(message.body).decode()
+    return fields
+
+
+def _template(text: str) -> Formatter:
+    parts: list[Formatter] = []
+    for piece in re.findall(r"%.?|\\.|[^%\\]+|\\", text, re.DOTALL):
+        if piece == "%%":
+            parts.append(_literal("%"))
+        elif piece.startswith("%"):
+            if piece[1:] not in _FIELDS:
+                raise ValueError(f"the template has {piece!r}; there are {TEMPLATE_HELP}")
+            parts.append(_FIELDS[piece[1:]])
+        elif piece.startswith("\\"):
+            parts.append(_literal(_ESCAPES.get(piece[1:], piece)))
+        else:
+            parts.append(_literal(piece))
+    return lambda message: b"".join([part(message) for part in parts])
+
+
+def _literal(text: str) -> Formatter:
+    encoded = text.encode()
+    return lambda message: encoded

@@ -1,0 +1,151 @@
+"""Reading input for ``lsmq produce`` without holding up the event loop, and splitting it into messages."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lsmq.errors import InvalidRequest, MessageTooLarge
+
+BLOCK_BYTES = 256 << 10
+MAX_LINE_BYTES = 64 << 20
+STDIN = "-"
+
+_FIELDS = {"body", "body_b64", "key", "tag", "queue", "priority", "properties"}
+
+
+@dataclass(slots=True)
+class Outgoing:
+    """A message to send, and where it came from, for error messages."""
+
+    body: bytes
+    key: str | None = None
+    tag: str | None = None
+    queue: int | None = None
+    priority: int = 0
+    properties: dict[str, str] = field(default_factory=dict)
+    source: str = ""
+
+
+async def blocks(path: str) -> AsyncIterator[bytes]:
+    """The bytes of a file or of standard input, as they come.
+
+    A daemon thread reads, since a read from a terminal or a pipe cannot be taken back on Ctrl-C.
+    """
+    handoff: asyncio.Queue[bytes | OSError | None] = asyncio.Queue(maxsize=2)
+    loop = asyncio.get_running_loop()
+
+    def put(item: bytes | OSError | None) -> None:
+        asyncio.run_coroutine_threadsafe(handoff.put(item), loop).result()
+
+    def read() -> None:
+        try:
+            descriptor = 0 if path == STDIN else os.open(path, os.O_RDONLY)
+            try:
+                while block := os.read(descriptor, BLOCK_BYTES):
+                    put(block)
+                put(None)
+            finally:
+                if path != STDIN:
+                    os.close(descriptor)
+        except OSError as error:
+            put(error)
+        except (RuntimeError, asyncio.CancelledError):
+            pass  # The loop has ended; nobody wants more.
+
+    threading.Thread(target=read, name="lsmq input", daemon=True).start()
+    while (item := await handoff.get()) is not None:
+        if isinstance(item, OSError):
+            raise item
+        yield item
+
+
+async def lines(path: str) -> AsyncIterator[list[tuple[int, bytes]]]:
+    """Numbered lines without their line ends, as many at a time as are there."""
+    rest = b""
+    number = 1
+    async for block in blocks(path):
+        *whole, rest = (rest + block).split(b"\n")
+        if len(rest) > MAX_LINE_BYTES:
+            raise MessageTooLarge(
+                f"{name_of(path)}, line {number + len(whole)}: longer than {MAX_LINE_BYTES} bytes"
+            )
+        if whole:
+            yield list(enumerate(whole, number))
+            number += len(whole)
+    if rest:
+        yield [(number, rest)]
+
+
+def name_of(path: str) -> str:
+    """What to call an input in a message."""
+    return "standard input" if path == STDIN else path
+
+
+def from_line(line: bytes, *, key_separator: str | None, source: str) -> Outgoing:
+    """A line as a message; what stands before the first ``key_separator`` is the key."""
+    if key_separator is not None:
+        key, found, body = line.partition(key_separator.encode())
+        if found:
+            return Outgoing(body, key=_text(key, source), source=source)
+    return Outgoing(line, source=source)
+
+
+def from_json_line(line: bytes, *, source: str) -> Outgoing:
+    """A line of ``--json-lines`` as a message. Raises ``InvalidRequest`` naming the line."""
+    try:
+        fields: Any = json.loads(line)
+    except ValueError as error:
+        raise InvalidRequest(f"{source}: not JSON: {error}") from error
+    if not isinstance(fields, dict) or ("body" in fields) == ("body_b64" in fields):
+        raise InvalidRequest(f"{source}: must be an object with either body or body_b64")
+    if unknown := fields.keys() - _FIELDS:
+        raise InvalidRequest(
+            f"{source}: unknown field {min(unknown)!r}; there are {', '.join(sorted(_FIELDS))}"
+        )
+    key, tag, queue = fields.get("key"), fields.get("tag"), fields.get("queue")
+    properties, priority = fields.get("properties") or {}, fields.get("priority") or 0
+    if not (_is_text(key) and _is_text(tag) and (queue is None or isinstance(queue, int))):
+        raise InvalidRequest(f"{source}: key and tag must be text, and queue a number")
+    if not isinstance(priority, int) or not 0 <= priority < 1 << 32:
+        raise InvalidRequest(f"{source}: priority must be a number of 0 or more")
+    if not isinstance(properties, dict) or not all(isinstance(value, str) for value in properties.values()):
+        raise InvalidRequest(f"{source}: properties must be an object of texts")
+    return Outgoing(_json_body(fields, source), key, tag, queue, priority, properties, source)
+
+
+def from_file(path: Path) -> Outgoing:
+    """A whole file as one message."""
+    if path.stat().st_size > MAX_LINE_BYTES:
+        raise MessageTooLarge(f"{path}: longer than {MAX_LINE_BYTES} bytes")
+    return Outgoing(path.read_bytes(), source=str(path))
+
+
+def _json_body(fields: dict[str, Any], source: str) -> bytes:
+    if "body_b64" in fields:
+        try:
+            return base64.b64decode(fields["body_b64"], validate=True)
+        except (ValueError, TypeError) as error:
+            raise InvalidRequest(f"{source}: body_b64 is not base64: {error}") from error
+    body = fields["body"]
+    if isinstance(body, str):
+        return body.encode()
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _is_text(value: Any) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _text(value: bytes, source: str) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{source}: the key is not UTF-8") from error

@@ -1,0 +1,26 @@
+"""Commands that need the node's code, which plain ``pip install lsmq`` does not bring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from lsmq.errors import LsmqError
+
+
+class NodeNotInstalled(LsmqError):
+    """The command needs ``lsmq[node]``."""
+
+    code = "node_not_installed"
+
+
+@contextmanager
+def need_node(command: str) -> Iterator[None]:
+    """Turn a failed import of the node, or of what it needs, into an error that says what to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise NodeNotInstalled(
+            f'{command} needs the node, and {error.name} is not installed; run: pip install "lsmq[node]"',
+            missing=error.name,
+        ) from error

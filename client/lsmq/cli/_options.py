@@ -1,0 +1,169 @@
+"""Options and argument types that several commands share."""
+
+# mypy: disable-error-code="type-arg"
+# click.ParamType takes a type argument in recent releases only.
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from lsmq import Client, InvalidRequest, LsmqError
+from lsmq.client import DEFAULT_URL
+from lsmq.topics import parse_ranges
+
+T = TypeVar("T")
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+_UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_SHIFTS = {None: 0, "k": 10, "m": 20, "g": 30, "t": 40}
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
+
+
+def url_option(command: Decorated) -> Decorated:
+    """``--url`` and ``--timeout``, for commands that talk to a node."""
+    command = click.option(
+        "--timeout",
+        "deadline_ms",
+        type=DurationType(),
+        default="30s",
+        show_default=True,
+        help="How long to go on trying while a node cannot be reached or refuses for the moment.",
+    )(command)
+    return click.option(
+        "--url",
+        envvar="LSMQ_URL",
+        default=DEFAULT_URL,
+        show_default=True,
+        show_envvar=True,
+        help="A node, or several separated by commas.",
+    )(command)
+
+
+def with_client(url: str, deadline_ms: int, work: Callable[[Client], Awaitable[T]]) -> T:
+    """Run ``work`` with a client of its own in an event loop of its own."""
+
+    async def run() -> T:
+        try:
+            client = Client(url, deadline_ms=deadline_ms)
+        except InvalidRequest as error:
+            raise click.UsageError(error.message) from error
+        async with client:
+            return await work(client)
+
+    return asyncio.run(run())
+
+
+class DurationType(click.ParamType):
+    """A length of time such as ``250ms``, ``30s``, ``15m``, ``12h``, ``7d``, in milliseconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)", str(value).strip())
+        if match is None:
+            self.fail(f"{value!r} is not a length of time; write 250ms, 30s, 15m, 12h or 7d", param, ctx)
+        return max(1, int(float(match[1]) * _UNITS_MS[match[2]]))
+
+
+class SizeType(click.ParamType):
+    """A number of bytes such as ``4096``, ``64KiB``, ``10GiB`` (powers of 1024)."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"(\d+)\s*(?:([kmgt])(?:i?b)?|b)?", str(value).strip().lower())
+        if match is None:
+            self.fail(f"{value!r} is not a size; write a number of bytes, or 64KiB, 10MiB, 2GiB", param, ctx)
+        return int(match[1]) << _SHIFTS[match[2]]
+
+
+class TimeType(click.ParamType):
+    """A moment: ISO 8601 (local time unless it names a zone), or ``-15m`` for that long ago."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime:
+        if isinstance(value, datetime):
+            return value
+        text = str(value).strip()
+        try:
+            if text.startswith("-"):
+                ago_ms = DurationType().convert(text[1:], param, ctx)
+                return datetime.now().astimezone() - timedelta(milliseconds=ago_ms)
+            return datetime.fromisoformat(text).astimezone()
+        except ValueError:
+            self.fail(
+                f"{value!r} is not a time; write 2026-03-01T12:00, or -15m for 15 minutes ago", param, ctx
+            )
+
+
+class QueuesType(click.ParamType):
+    """Queues as numbers and inclusive ranges: ``0-99,200``."""
+
+    name = "queues"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
+        if isinstance(value, list):
+            return value
+        try:
+            return [queue for part in parse_ranges(value) for queue in part]
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class OffsetType(click.ParamType):
+    """An offset, ``earliest`` or ``latest``."""
+
+    name = "offset"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        if value in ("earliest", "latest") or isinstance(value, int):
+            return value  # type: ignore[no-any-return]
+        if not str(value).isdecimal():
+            self.fail(f"{value!r} is not an offset; write a number, earliest or latest", param, ctx)
+        return int(value)
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(word) for word in ("earliest", "latest") if word.startswith(incomplete)]
+
+
+class TopicType(click.ParamType):
+    """A topic's name; the shell completes it by asking the node."""
+
+    name = "topic"
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        url = ctx.params.get("url") or DEFAULT_URL
+
+        async def names(client: Client) -> list[str]:
+            return [topic.name for topic in await client.topics()]
+
+        try:
+            found = with_client(url, 500, names)
+        except (LsmqError, click.UsageError):
+            return []
+        return [CompletionItem(name) for name in found if name.startswith(incomplete)]
+
+
+TOPIC = TopicType()
+OFFSET = OffsetType()
+QUEUES = QueuesType()
+TIME = TimeType()
+SIZE = SizeType()
+DURATION = DurationType()

@@ -1,0 +1,113 @@
+"""What commands print: tables for people, JSON for scripts, progress for those who wait at a terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, Protocol
+
+import click
+
+
+def print_json(value: Any) -> None:
+    """One line of JSON on standard output."""
+    click.echo(json.dumps(value, ensure_ascii=False, default=_plain))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:
+    """A table on standard output; numbers stand to the right.
+
+    Where the output is not a terminal lines are as long as they need to be.
+    """
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    rows = [list(row) for row in rows]
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for place, column in enumerate(columns):
+        numeric = bool(rows) and all(isinstance(row[place], int | float) for row in rows)
+        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(_cell(value) for value in row))
+    terminal = sys.stdout.isatty()
+    Console(width=None if terminal else 10_000, highlight=False, markup=False, soft_wrap=False).print(table)
+
+
+def print_fields(pairs: Iterable[tuple[str, Any]]) -> None:
+    """Names and values, one pair a line."""
+    pairs = list(pairs)
+    width = max(len(name) for name, _ in pairs)
+    for name, value in pairs:
+        click.echo(f"{name:<{width}}  {_cell(value)}")
+
+
+def time_text(time_ms: int) -> str:
+    """Milliseconds since 1970 as local time."""
+    return datetime.fromtimestamp(time_ms / 1000).astimezone().isoformat(sep=" ", timespec="milliseconds")
+
+
+def size_text(size_bytes: float) -> str:
+    """A size for people: ``4.0 MiB``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size_bytes < 1024:
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1024
+    return f"{size_bytes:.1f} TiB"
+
+
+class Progress(Protocol):
+    """What a command that takes long tells of how far it is."""
+
+    def advance(self, steps: int) -> None: ...
+
+
+class _Silent:
+    def advance(self, steps: int) -> None:
+        pass
+
+
+@contextmanager
+def progress(label: str, total: int | None, *, of_bytes: bool = False) -> Iterator[Progress]:
+    """A progress bar on standard error if that is a terminal, and nothing otherwise."""
+    if not sys.stderr.isatty():
+        yield _Silent()
+        return
+    from rich import progress as bars
+    from rich.console import Console
+
+    columns: list[Any] = [bars.TextColumn(label), bars.BarColumn()]
+    columns += (
+        [bars.DownloadColumn(), bars.TransferSpeedColumn()] if of_bytes else [bars.MofNCompleteColumn()]
+    )
+    columns.append(bars.TimeRemainingColumn())
+    with bars.Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(label, total=total)
+
+        class Shown:
+            def advance(self, steps: int) -> None:
+                shown.advance(task, steps)
+
+        yield Shown()
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, dict | list):
+        return json.dumps(value, ensure_ascii=False, default=_plain)
+    if isinstance(value, bytes):
+        return value.decode(errors="backslashreplace")
+    return str(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return value.hex()
+    return str(value)

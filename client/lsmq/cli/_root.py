@@ -1,0 +1,58 @@
+"""The root of the command tree. It knows the names of all commands and imports one when it is used."""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+import lsmq
+
+_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+# Command, in the order the help shows them, and where it is defined.
+_COMMANDS = {
+    "serve": "lsmq.cli.serve:serve",
+    "topic": "lsmq.cli.topic:topic",
+    "produce": "lsmq.cli.produce:produce",
+    "consume": "lsmq.cli.consume:consume",
+    "message": "lsmq.cli.message:message",
+    "group": "lsmq.cli.group:group",
+    "status": "lsmq.cli.status:status",
+    "dump": "lsmq.cli.dump:dump",
+    "bench": "lsmq.cli.bench:bench",
+    "completion": "lsmq.cli.completion:completion",
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported when asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        place = _COMMANDS.get(cmd_name)
+        if place is None:
+            return None
+        module, _, name = place.partition(":")
+        command = getattr(importlib.import_module(module), name)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.command(cls=LazyGroup, context_settings=_CONTEXT)
+@click.version_option(lsmq.__version__, prog_name="lsmq")
+def root() -> None:
+    """LSMQ: a durable message queue for a million queues on a small machine.
+
+    \b
+    Start a node, and pass a message through it:
+      lsmq serve --data ./data &
+      lsmq topic create orders --queues 64
+      echo 'one pizza' | lsmq produce orders --key 'table 7'
+      lsmq consume orders
+
+    Commands that talk to a node take --url, or LSMQ_URL from the environment; several URLs are separated by
+    commas. They exit with 0 on success, 1 when the job failed, and 2 on wrong usage.
+    """

@@ -1,0 +1,168 @@
+"""``lsmq consume``: print messages."""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import datetime
+
+import click
+
+from lsmq import Client, Consumer, Message
+from lsmq.cli._formats import TEMPLATE_HELP, Formatter, formatter
+from lsmq.cli._options import OFFSET, QUEUES, TIME, TOPIC, url_option, with_client
+from lsmq.cli._render import Progress, progress
+from lsmq.consumer import Start
+
+_POLL_MESSAGES = 1000
+_POLL_MS = 500
+_COMMIT_EVERY_S = 1.0
+
+
+@click.command(
+    epilog=f"A template has {TEMPLATE_HELP}.",
+)
+@click.argument("topic", type=TOPIC)
+@click.option(
+    "--offset", type=OFFSET, help="Where to start: a number, earliest or latest.  [default: earliest]"
+)
+@click.option("--from-time", type=TIME, metavar="TIME", help="Start at a time: ISO 8601, or -15m.")
+@click.option("--queue", "queues", type=QUEUES, metavar="QUEUES", help="Only these queues, such as 0-99,200.")
+@click.option("--group", help="Start where this group left off, and commit what was printed.")
+@click.option("--follow", "-f", is_flag=True, help="Go on with what comes, until Ctrl-C.")
+@click.option("--max", "max_messages", type=click.IntRange(min=1), help="Stop after this many messages.")
+@click.option(
+    "--format", "format_text", default="text", show_default=True, help="text, json, raw or a template."
+)
+@url_option
+def consume(
+    topic: str,
+    offset: int | str | None,
+    from_time: datetime | None,
+    queues: list[int] | None,
+    group: str | None,
+    follow: bool,
+    max_messages: int | None,
+    format_text: str,
+    url: str,
+    deadline_ms: int,
+) -> None:
+    """Print the messages of TOPIC.
+
+    Without --follow it ends with the last message that is there when it starts. Messages of a queue come in
+    order. An offset that the queue does not have is an error that says which ones it has.
+
+    \b
+      lsmq consume orders --follow
+      lsmq consume orders --queue 0-9,42 --from-time -15m --format json
+      lsmq consume orders --queue 3 --offset 1200 --max 1 --format raw > body
+      lsmq consume orders --group kitchen --format '%q %o %k %b\\n'
+    """
+    if offset is not None and from_time is not None:
+        raise click.UsageError("--offset and --from-time both say where to start: give one")
+    try:
+        form = formatter(format_text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--format") from error
+
+    async def work(client: Client) -> None:
+        start: Start | None = from_time
+        if isinstance(offset, int):
+            owned = queues if queues is not None else range((await client.topic(topic)).queues)
+            start = dict.fromkeys(owned, offset)
+        elif offset is not None:
+            start = "earliest" if offset == "earliest" else "latest"
+        async with Consumer(
+            client,
+            topic,
+            queues=queues,
+            group=group,
+            start=start,
+            on_out_of_range="error" if isinstance(offset, int) else "earliest",
+        ) as consumer:
+            job = _Job(client, topic, consumer, form, committing=group is not None, limit=max_messages)
+            await (job.follow() if follow else job.to_the_end())
+
+    try:
+        with_client(url, deadline_ms, work)
+    except KeyboardInterrupt:
+        if not follow:
+            raise
+
+
+class _Job:
+    """Prints what a consumer is handed."""
+
+    def __init__(
+        self,
+        client: Client,
+        topic: str,
+        consumer: Consumer,
+        form: Formatter,
+        *,
+        committing: bool,
+        limit: int | None,
+    ) -> None:
+        self._client = client
+        self._topic = topic
+        self._consumer = consumer
+        self._form = form
+        self._committing = committing
+        self._left = limit
+        self._printed: dict[int, int] = {}
+        self._committed_s = time.monotonic()
+
+    async def follow(self) -> None:
+        """Print until the limit, or until cancelled: what was printed is committed then as well."""
+        try:
+            while self._left is None or self._left > 0:
+                await self._print_some(None)
+        finally:
+            await self._commit(now=True)
+
+    async def to_the_end(self) -> None:
+        """Print what is there now."""
+        bounds = await self._client.offsets(self._topic, self._consumer.positions)
+        ends: dict[int, int] = {}
+        left = 0
+        for queue, earliest, latest in bounds.rows():
+            position = max(self._consumer.positions[queue], earliest)
+            if position < latest:
+                ends[queue] = latest
+                left += latest - position
+        visible = not sys.stdout.isatty()
+        with progress("reading", left if self._left is None else min(left, self._left)) as bar:
+            while ends and (self._left is None or self._left > 0):
+                await self._print_some(ends, bar if visible else None)
+        await self._commit(now=True)
+
+    async def _print_some(self, ends: dict[int, int] | None, bar: Progress | None = None) -> None:
+        count = _POLL_MESSAGES if self._left is None else min(self._left, _POLL_MESSAGES)
+        messages = await self._consumer.poll(count, _POLL_MS)
+        if ends is not None:
+            messages = self._before(ends, messages)
+        if messages:
+            sys.stdout.buffer.write(b"".join([self._form(message) for message in messages]))
+            sys.stdout.buffer.flush()
+            self._printed.update((message.queue, message.offset + 1) for message in messages)
+        if bar is not None:
+            bar.advance(len(messages))
+        if self._left is not None:
+            self._left -= len(messages)
+        await self._commit()
+
+    def _before(self, ends: dict[int, int], messages: list[Message]) -> list[Message]:
+        """The messages that lie before their queue's end. Removes the queues that have reached it."""
+        wanted = [message for message in messages if message.offset < ends.get(message.queue, 0)]
+        positions = self._consumer.positions
+        for queue in {message.queue for message in messages} if messages else list(ends):
+            if queue in ends and positions[queue] >= ends[queue]:
+                del ends[queue]
+        return wanted
+
+    async def _commit(self, *, now: bool = False) -> None:
+        """Commit what was printed, once in a while or ``now``."""
+        if self._committing and (now or time.monotonic() - self._committed_s >= _COMMIT_EVERY_S):
+            printed, self._printed = self._printed, {}
+            await self._consumer.commit(printed)
+            self._committed_s = time.monotonic()

@@ -1,0 +1,188 @@
+"""``lsmq produce``: send lines, JSON lines or files."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from lsmq import Client, Codec, EmptyBody, MessageTooLarge, Producer, Receipt
+from lsmq.cli._input import STDIN, Outgoing, from_file, from_json_line, from_line, lines, name_of
+from lsmq.cli._options import DURATION, TOPIC, json_option, url_option, with_client
+from lsmq.cli._render import Progress, print_json, progress, size_text
+
+_FILES = click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True)
+
+
+@dataclass(slots=True)
+class Summary:
+    """What was sent."""
+
+    messages: int = 0
+    bytes: int = 0
+    empty_skipped: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class InputOptions:
+    """How inputs become messages, and what messages get that say nothing themselves."""
+
+    files: tuple[str, ...]
+    whole_files: bool
+    json_lines: bool
+    key_separator: str | None
+    key: str | None
+    tag: str | None
+    queue: int | None
+
+
+@click.command()
+@click.argument("topic", type=TOPIC)
+@click.argument("files", nargs=-1, type=_FILES)
+@click.option("--json-lines", is_flag=True, help="Each line is a JSON object; see above.")
+@click.option("--file", "whole_files", is_flag=True, help="Each of FILES is one message, not its lines.")
+@click.option("--key", help="Key of all messages: they go to one queue and keep their order.")
+@click.option(
+    "--key-separator", metavar="TEXT", help="What stands in a line before the first TEXT is its key."
+)
+@click.option("--tag", help="Tag of all messages.")
+@click.option("--queue", type=click.IntRange(min=0), help="Send everything to this queue.")
+@click.option("--ack", type=click.Choice(["quorum", "leader"]), help="When a write counts as stored.")
+@click.option("--compress", is_flag=True, help="Compress batches with zstd.")
+@click.option(
+    "--linger", "linger_ms", type=DURATION, default="5ms", show_default=True, help="Wait for a batch."
+)
+@click.option("--receipts", is_flag=True, help="Print queue, offset and id of each message as JSON lines.")
+@json_option
+@url_option
+def produce(
+    topic: str,
+    files: tuple[str, ...],
+    json_lines: bool,
+    whole_files: bool,
+    key: str | None,
+    key_separator: str | None,
+    tag: str | None,
+    queue: int | None,
+    ack: str | None,
+    compress: bool,
+    linger_ms: int,
+    receipts: bool,
+    as_json: bool,
+    url: str,
+    deadline_ms: int,
+) -> None:
+    """Send messages to TOPIC: one a line of FILES, or of standard input.
+
+    Lines go without their line end, empty ones are skipped. With --json-lines a line is an object with
+    "body" (text; any other JSON is sent as JSON) or "body_b64", and optionally "key", "tag", "queue",
+    "priority" and "properties". It returns once every message is stored, and fails if one is not; a message
+    whose answer got lost is sent again and stored once.
+
+    \b
+      echo 'one pizza' | lsmq produce orders --key 'table 7'
+      lsmq produce logs --tag nginx access.log
+      lsmq produce users --key-separator : /etc/passwd
+      lsmq produce orders --json-lines <<< '{"key": "table 7", "body": {"pizzas": 1}}'
+      lsmq produce images --file cat.jpg dog.jpg
+    """
+    if whole_files and (json_lines or key_separator is not None):
+        raise click.UsageError("--file takes files as they are: leave out --json-lines and --key-separator")
+    if json_lines and key_separator is not None:
+        raise click.UsageError("with --json-lines the key is a field: leave out --key-separator")
+    if whole_files and (not files or STDIN in files):
+        raise click.UsageError("--file needs the names of files")
+    options = InputOptions(files or (STDIN,), whole_files, json_lines, key_separator, key, tag, queue)
+    summary = Summary()
+    total = None if STDIN in options.files else sum(Path(path).stat().st_size for path in options.files)
+
+    async def work(client: Client) -> None:
+        producer = Producer(
+            client,
+            topic,
+            ack=ack,
+            linger_ms=linger_ms,
+            codec=Codec.ZSTD if compress else Codec.NONE,
+        )
+        with progress("sending", total, of_bytes=True) as shown:
+            async with producer:
+                await _send_all(producer, options, summary, shown, print_receipts=receipts)
+
+    started_s = time.monotonic()
+    try:
+        with_client(url, deadline_ms, work)
+    finally:
+        summary.seconds = round(time.monotonic() - started_s, 3)
+    if as_json:
+        print_json(asdict(summary))
+    else:
+        rate = summary.messages / max(summary.seconds, 0.001)
+        skipped = f", {summary.empty_skipped} empty lines skipped" if summary.empty_skipped else ""
+        click.echo(
+            f"{summary.messages} messages, {size_text(summary.bytes)}, {summary.seconds:.1f} s,"
+            f" {rate:.0f} messages/s{skipped}",
+            err=True,
+        )
+
+
+async def _send_all(
+    producer: Producer, options: InputOptions, summary: Summary, shown: Progress, *, print_receipts: bool
+) -> None:
+    async for portion in _portions(options):
+        receipts: list[Receipt] = []
+        for outgoing in portion:
+            shown.advance(len(outgoing.body) + 1)
+            if not outgoing.body and not options.whole_files:
+                summary.empty_skipped += 1
+                continue
+            receipts.append(await _send(producer, outgoing, options))
+            summary.messages += 1
+            summary.bytes += len(outgoing.body)
+        if print_receipts:
+            for receipt in receipts:
+                click.echo(json.dumps((await receipt)._asdict()))
+        else:
+            for receipt in receipts[-1:]:
+                if receipt.done():
+                    receipt.result()  # A producer that fails should not read on to the end.
+
+
+async def _send(producer: Producer, outgoing: Outgoing, options: InputOptions) -> Receipt:
+    try:
+        return await producer.send(
+            outgoing.body,
+            key=outgoing.key if outgoing.key is not None else options.key,
+            tag=outgoing.tag if outgoing.tag is not None else options.tag,
+            queue=outgoing.queue if outgoing.queue is not None else options.queue,
+            properties=outgoing.properties,
+            priority=outgoing.priority,
+        )
+    except (EmptyBody, MessageTooLarge) as error:
+        raise type(error)(f"{outgoing.source}: {error.message}", **error.details) from error
+
+
+async def _portions(options: InputOptions) -> AsyncIterator[list[Outgoing]]:
+    """The messages of all inputs, as many at a time as are there."""
+    for path in options.files:
+        if options.whole_files:
+            yield [from_file(Path(path))]
+            continue
+        async for numbered in lines(path):
+            yield [_from_line(line, number, path, options) for number, line in numbered]
+
+
+def _from_line(line: bytes, number: int, path: str, options: InputOptions) -> Outgoing:
+    source = f"{name_of(path)}, line {number}"
+    if not options.json_lines:
+        return from_line(line, key_separator=options.key_separator, source=source)
+    if not line.strip():
+        return Outgoing(b"")
+    outgoing = from_json_line(line, source=source)
+    if not outgoing.body:
+        raise EmptyBody(f"{source}: the body is empty")
+    return outgoing

@@ -1,0 +1,67 @@
+"""``lsmq serve``: run a node."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lsmq.cli._node import need_node
+from lsmq.cli._options import DURATION, SIZE
+from lsmq.errors import InvalidRequest
+
+
+@click.command()
+@click.option(
+    "--data", type=click.Path(file_okay=False, path_type=Path), help="Directory of the node's files."
+)
+@click.option("--host", help="Address to listen on; 0.0.0.0 for every interface.  [default: 127.0.0.1]")
+@click.option("--port", type=int, help="Port to listen on; 0 takes any free one.  [default: 7600]")
+@click.option(
+    "--advertised-url", metavar="URL", help="How clients reach this node, when not by host and port."
+)
+@click.option("--shards", type=int, help="Shards of this node; fixed from its first start.  [default: 1]")
+@click.option(
+    "--flush-mode",
+    type=click.Choice(["sync", "async"]),
+    help="Acknowledge a write once it is synced to disk, or once it is written.  [default: sync]",
+)
+@click.option("--flush-interval", "flush_interval_ms", type=DURATION, help="With async: sync this often.")
+@click.option("--flush-bytes", type=SIZE, help="With async: sync after this much.")
+@click.option("--memtable-bytes", type=SIZE, help="Size of a memtable.  [default: 64MiB]")
+@click.option("--cache-bytes", type=SIZE, help="Size of the block cache.  [default: 64MiB]")
+@click.option("--max-message-bytes", type=SIZE, help="Largest message.  [default: 1MiB]")
+@click.option("--max-request-bytes", type=SIZE, help="Largest request.  [default: 8MiB]")
+@click.option("--max-messages-per-request", type=int, help="Most messages in a request.  [default: 10000]")
+@click.option(
+    "--log-format", type=click.Choice(["console", "json"]), help="Look of the log on standard error."
+)
+@click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    envvar="LSMQ_CONFIG",
+    show_envvar=True,
+    help="TOML file with any of the settings; options given here win.",
+)
+def serve(config: Path | None, **settings: Any) -> None:
+    """Run a node, until SIGTERM or Ctrl-C.
+
+    Settings come from --config, then from the environment (LSMQ_PORT=7601), then from the options here.
+    docs/operations.md explains all of them.
+
+    \b
+      lsmq serve --data ./data
+      lsmq serve --data /var/lib/lsmq --host 0.0.0.0 --flush-mode async --flush-interval 50ms
+      lsmq serve --config /etc/lsmq.toml
+    """
+    with need_node("lsmq serve"):
+        node_config = importlib.import_module("lsmq_node.config").NodeConfig
+        run = importlib.import_module("lsmq_node.api.serve").run
+    try:
+        loaded = node_config.load(config, os.environ, **settings)
+    except InvalidRequest as error:
+        raise click.UsageError(error.message) from error
+    click.get_current_context().exit(run(loaded))

@@ -1,0 +1,148 @@
+"""``lsmq topic``: create, list, describe and delete topics."""
+
+from __future__ import annotations
+
+import click
+
+from lsmq import Client, Offsets, Topic
+from lsmq.cli._options import DURATION, SIZE, TOPIC, json_option, url_option, with_client
+from lsmq.cli._render import print_fields, print_json, print_table, time_text
+
+_SHOWN_QUEUES = 100
+
+
+@click.group()
+def topic() -> None:
+    """Create, list, describe and delete topics."""
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--queues", type=click.IntRange(min=1), default=1, show_default=True, help="Number of queues.")
+@click.option("--retention", "retention_ms", type=DURATION, help="Keep messages this long, such as 7d.")
+@click.option("--retention-bytes", type=SIZE, help="Keep at most this much of the topic, such as 10GiB.")
+@click.option("--ack", type=click.Choice(["quorum", "leader"]), help="When a write counts as stored.")
+@click.option("--max-message-bytes", type=SIZE, help="Refuse larger messages, such as 64KiB.")
+@click.option("--new", is_flag=True, help="Fail if the topic is there already, even with the same options.")
+@json_option
+@url_option
+def create(
+    name: str,
+    queues: int,
+    retention_ms: int | None,
+    retention_bytes: int | None,
+    ack: str | None,
+    max_message_bytes: int | None,
+    new: bool,
+    as_json: bool,
+    url: str,
+    deadline_ms: int,
+) -> None:
+    """Create topic NAME.
+
+    Creating a topic again with the same options succeeds; with others it fails with topic_exists. An idle
+    queue costs next to nothing, so take as many as there are things whose messages must keep their order.
+
+    \b
+      lsmq topic create orders --queues 4096 --retention 7d
+    """
+
+    async def work(client: Client) -> Topic:
+        return await client.create_topic(
+            name,
+            queues=queues,
+            exist_ok=not new,
+            retention_ms=retention_ms,
+            retention_bytes=retention_bytes,
+            ack=ack,
+            max_message_bytes=max_message_bytes,
+        )
+
+    created = with_client(url, deadline_ms, work)
+    if as_json:
+        print_json(created.to_dict())
+    else:
+        click.echo(f"topic {created.name}: {created.queues} queues")
+
+
+@topic.command("list")
+@json_option
+@url_option
+def list_topics(as_json: bool, url: str, deadline_ms: int) -> None:
+    """List all topics."""
+
+    async def work(client: Client) -> list[Topic]:
+        return await client.topics()
+
+    topics = with_client(url, deadline_ms, work)
+    if as_json:
+        print_json([found.to_dict() for found in topics])
+        return
+    rows = [[found.name, found.queues, time_text(found.created_ms), _set_options(found)] for found in topics]
+    print_table(["topic", "queues", "created", "options"], rows)
+
+
+@topic.command()
+@click.argument("name", type=TOPIC)
+@click.option(
+    "--offsets", "with_offsets", is_flag=True, help="Also the offsets of every queue with messages."
+)
+@json_option
+@url_option
+def describe(name: str, with_offsets: bool, as_json: bool, url: str, deadline_ms: int) -> None:
+    """Show options, routes and how much topic NAME holds."""
+
+    async def work(client: Client) -> tuple[Topic, Offsets]:
+        return await client.topic(name), await client.offsets(name)
+
+    found, offsets = with_client(url, deadline_ms, work)
+    held = [(queue, earliest, latest) for queue, earliest, latest in offsets.rows() if latest > 0]
+    stored = sum(latest - earliest for _, earliest, latest in held)
+    if as_json:
+        fields = {**found.to_dict(), "messages": stored, "queues_used": len(held)}
+        if with_offsets:
+            fields["offsets"] = [
+                {"queue": queue, "earliest": earliest, "latest": latest} for queue, earliest, latest in held
+            ]
+        print_json(fields)
+        return
+    print_fields(
+        [
+            ("topic", found.name),
+            ("id", found.id),
+            ("queues", found.queues),
+            ("queues used", len(held)),
+            ("messages", stored),
+            ("created", time_text(found.created_ms)),
+            ("options", _set_options(found) or "defaults"),
+        ]
+    )
+    rows = [
+        [f"{route.first}-{route.end - 1}", route.shard, route.leader, route.epoch] for route in found.routes
+    ]
+    print_table(["queues", "shard", "leader", "epoch"], rows)
+    if with_offsets:
+        print_table(["queue", "earliest", "latest"], held[:_SHOWN_QUEUES])
+        if len(held) > _SHOWN_QUEUES:
+            click.echo(f"... and {len(held) - _SHOWN_QUEUES} more queues; --json prints all")
+
+
+@topic.command()
+@click.argument("name", type=TOPIC)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--missing-ok", is_flag=True, help="Succeed if there is no such topic.")
+@url_option
+def delete(name: str, yes: bool, missing_ok: bool, url: str, deadline_ms: int) -> None:
+    """Delete topic NAME and all its messages."""
+    if not yes:
+        click.confirm(f"Delete topic {name} and all its messages?", abort=True, err=True)
+
+    async def work(client: Client) -> None:
+        await client.delete_topic(name, missing_ok=missing_ok)
+
+    with_client(url, deadline_ms, work)
+    click.echo(f"topic {name} deleted", err=True)
+
+
+def _set_options(found: Topic) -> str:
+    return " ".join(f"{name}={value}" for name, value in found.options.items() if value is not None)

@@ -1,0 +1,394 @@
+"""The producer: takes messages one by one, sends them in batches, and tells of each where it was stored."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Iterable, Mapping
+from types import TracebackType
+from typing import Self
+
+from lsmq._lane import Lane, LaneOptions
+from lsmq._outbox import PendingBatch, Receipt, Receipts, Sent
+from lsmq.client import Client
+from lsmq.errors import BufferFull, ClientClosed, EmptyBody, InvalidRequest, MessageTooLarge
+from lsmq.partitioners import Partitioner
+from lsmq.record_batch import BatchBuilder, Codec, encode_header, key_hash
+from lsmq.topics import Topic
+
+DEFAULT_LINGER_MS = 5
+DEFAULT_BATCH_BYTES = 256 << 10
+DEFAULT_MAX_BUFFER_BYTES = 32 << 20
+MAX_BATCH_BYTES = 4 << 20
+MAX_BATCH_MESSAGES = 10_000
+
+_OVERHEAD_BYTES = BatchBuilder.RECORD_OVERHEAD_BYTES
+_REMEMBERED_FAILURES = 1024
+
+Body = bytes | str
+
+
+class Producer:
+    """Sends messages to one topic.
+
+    A message joins the open batch of its shard. The batch goes out when it holds ``batch_bytes``, or when
+    ``linger_ms`` have passed since its first message and the batch before it is done; so a lone message
+    waits ``linger_ms``, and under load batches fill while others are on their way.
+
+    At most ``max_buffer_bytes`` of messages are held; then :meth:`send` waits and :meth:`send_nowait`
+    raises ``BufferFull``. A batch that cannot be stored is sent again, the same bytes, until
+    ``deadline_ms`` after its first message; a node stores such a repeat once. What fails then is that
+    batch: its receipts raise the error. An error that nobody looked at is raised by :meth:`flush`.
+
+    ``ack`` is ``"quorum"`` or ``"leader"``, or the topic's own when left out. ``partitioner`` chooses the
+    queue of a message that names none (see :mod:`lsmq.partitioners`). ``codec`` compresses batches.
+
+    Use it as ``async with Producer(client, topic) as producer``: leaving the block flushes. Belongs to one
+    event loop; any number of its tasks may send.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        topic: str,
+        *,
+        linger_ms: float = DEFAULT_LINGER_MS,
+        batch_bytes: int = DEFAULT_BATCH_BYTES,
+        max_buffer_bytes: int = DEFAULT_MAX_BUFFER_BYTES,
+        max_message_bytes: int | None = None,
+        ack: str | None = None,
+        partitioner: Partitioner | None = None,
+        deadline_ms: int | None = None,
+        request_timeout_ms: int | None = None,
+        codec: Codec = Codec.NONE,
+    ) -> None:
+        if not 0 < batch_bytes <= MAX_BATCH_BYTES:
+            raise InvalidRequest(f"batch_bytes is {batch_bytes}; it must be 1 to {MAX_BATCH_BYTES}")
+        if max_buffer_bytes < batch_bytes:
+            raise InvalidRequest(
+                f"max_buffer_bytes ({max_buffer_bytes}) is below batch_bytes ({batch_bytes})"
+            )
+        if ack not in (None, "quorum", "leader"):
+            raise InvalidRequest(f"ack is {ack!r}; it must be 'quorum' or 'leader'")
+        if linger_ms < 0:
+            raise InvalidRequest(f"linger_ms is {linger_ms}; it must be 0 or more")
+        self._client = client
+        self._name = topic
+        self._batch_bytes = batch_bytes
+        self._max_buffer_bytes = max_buffer_bytes
+        self._max_message_bytes = max_message_bytes or 0
+        self._partitioner = partitioner
+        self._options = LaneOptions(
+            topic,
+            linger_ms / 1000,
+            deadline_ms or client.deadline_ms,
+            request_timeout_ms or client.request_timeout_ms,
+            ack,
+            codec,
+        )
+        self._topic: Topic | None = None
+        self._queues = 0
+        self._next_queue = 0
+        self._lanes: dict[int, Lane] = {}
+        self._only_lane: Lane | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._buffered_bytes = 0
+        self._space = asyncio.Event()
+        self._space_turn = asyncio.Lock()
+        self._failed: deque[PendingBatch] = deque(maxlen=_REMEMBERED_FAILURES)
+        self._closed = False
+
+    # Life
+
+    async def start(self) -> None:
+        """Learn the topic's queues and routes. Entering ``async with`` or the first ``send`` does it."""
+        if self._closed:
+            raise ClientClosed("this producer is closed; make a new one")
+        if self._topic is None:
+            topic = await self._client.topic(self._name)
+            self._topic = topic
+            self._queues = topic.queues
+            self._max_message_bytes = self._max_message_bytes or topic.max_message_bytes
+            self._next_queue = random.randrange(topic.queues)
+            if len({route.shard for route in topic.routes}) == 1:
+                self._only_lane = self._lane(0)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            await self.close()
+        elif isinstance(error, Exception):
+            try:
+                await self.close()
+            except Exception as second:
+                error.add_note(f"closing the producer failed as well: {second}")
+        else:
+            await self.abort()
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Memory reserved for messages that are accepted and not settled."""
+        return self._buffered_bytes
+
+    async def flush(self) -> None:
+        """Send all that was accepted so far without lingering, and return when it is settled.
+
+        Raises the error of a batch that failed, before or now, and that no receipt has told of yet.
+        """
+        batches = [batch for lane in self._lanes.values() for batch in lane.unsettled()]
+        for lane in self._lanes.values():
+            lane.close_batch()
+        for batch in batches:
+            await batch.wait()
+        while self._failed:
+            batch = self._failed.popleft()
+            if not batch.error_seen:
+                batch.raise_error()
+
+    async def close(self) -> None:
+        """Flush, then stop. Raises what :meth:`flush` raises, after stopping."""
+        if self._closed:
+            return
+        self._closed = True
+        self._space.set()
+        for lane in self._lanes.values():
+            lane.stop()
+        try:
+            await asyncio.gather(*self._tasks)
+        except BaseException:
+            await self._cancel_tasks()
+            raise
+        await self.flush()
+
+    async def abort(self) -> None:
+        """Stop at once. Messages that are not stored yet fail with ``ClientClosed``."""
+        self._closed = True
+        self._space.set()
+        await self._cancel_tasks()
+
+    async def _cancel_tasks(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # Sending
+
+    async def send(
+        self,
+        body: Body,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        queue: int | None = None,
+        properties: Mapping[str, str] | None = None,
+        priority: int = 0,
+    ) -> Receipt:
+        """Accept one message; waits only while the buffer is full. Await the receipt for its offset.
+
+        Text is sent as UTF-8. ``queue`` is chosen by ``key``, or in turn, when left out.
+        Raises ``EmptyBody``, ``MessageTooLarge``, ``UnknownQueue`` and ``ClientClosed`` at once.
+        """
+        if self._topic is None:
+            await self.start()
+        if not self._space_turn.locked():
+            try:
+                receipt = self.send_nowait(
+                    body, key=key, tag=tag, queue=queue, properties=properties, priority=priority
+                )
+            except BufferFull:
+                pass
+            else:
+                if receipt._index == 0:
+                    await asyncio.sleep(0)  # A new batch: let the batches before it get under way.
+                return receipt
+        async with self._space_turn:
+            while True:
+                self._space.clear()
+                try:
+                    return self.send_nowait(
+                        body, key=key, tag=tag, queue=queue, properties=properties, priority=priority
+                    )
+                except BufferFull:
+                    await self._space.wait()
+
+    async def send_and_wait(
+        self,
+        body: Body,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        queue: int | None = None,
+        properties: Mapping[str, str] | None = None,
+        priority: int = 0,
+    ) -> Sent:
+        """Send one message and return where it was stored."""
+        return await (
+            await self.send(body, key=key, tag=tag, queue=queue, properties=properties, priority=priority)
+        )
+
+    def send_nowait(
+        self,
+        body: Body,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        queue: int | None = None,
+        properties: Mapping[str, str] | None = None,
+        priority: int = 0,
+    ) -> Receipt:
+        """Like :meth:`send`, but raises ``BufferFull`` where that would wait. Must be started."""
+        batch = self._add(body, key, tag, queue, properties, priority)
+        assert self._topic is not None
+        return Receipt(batch, len(batch.queues) - 1, self._topic.id)
+
+    async def send_many(
+        self,
+        messages: Iterable[Body | tuple[str | None, Body]],
+        *,
+        tag: str | None = None,
+        queue: int | None = None,
+    ) -> Receipts:
+        """Accept many messages, each a body or a pair of key and body; waits while the buffer is full.
+
+        Await the result for the list of where each was stored, in order. A message that is refused raises
+        at once; those before it are accepted.
+        """
+        if self._topic is None:
+            await self.start()
+        assert self._topic is not None
+        receipts = Receipts(self._topic.id)
+        last: PendingBatch | None = None
+        start = index = 0
+        add = self._add
+        try:
+            for message in messages:
+                key, body = message if isinstance(message, tuple) else (None, message)
+                try:
+                    batch = add(body, key, tag, queue, None, 0)
+                except BufferFull:
+                    # The receipt must not hold a run that another task adds to meanwhile.
+                    batch = (await self.send(body, key=key, tag=tag, queue=queue))._batch
+                place = len(batch.queues) - 1
+                if batch is last and place == index:
+                    index += 1
+                    continue
+                if last is not None:
+                    receipts._append_run(last, start, index)
+                last, start, index = batch, place, place + 1
+                if place == 0:
+                    await asyncio.sleep(0)
+        finally:
+            if last is not None:
+                receipts._append_run(last, start, index)
+        return receipts
+
+    def _add(
+        self,
+        body: Body,
+        key: str | None,
+        tag: str | None,
+        queue: int | None,
+        properties: Mapping[str, str] | None,
+        priority: int,
+    ) -> PendingBatch:
+        """Put a message into the open batch of its shard; the batch it is now the last of."""
+        if self._topic is None or self._closed:
+            raise self._not_open()
+        if isinstance(body, str):
+            body = body.encode()
+        size_bytes = len(body)
+        if not size_bytes:
+            raise EmptyBody("the body is empty; a message must have at least one byte")
+        if properties:
+            size_bytes += len(encode_header(key, tag, properties))
+        elif key is not None or tag is not None:
+            size_bytes += _header_bytes(key, tag)
+        if size_bytes > self._max_message_bytes:
+            size_bytes = len(body) + len(encode_header(key, tag, properties))
+            if size_bytes > self._max_message_bytes:
+                self._refuse_large(size_bytes, self._max_message_bytes)
+        size_bytes += _OVERHEAD_BYTES
+        if self._buffered_bytes + size_bytes > self._max_buffer_bytes:
+            if size_bytes > self._max_buffer_bytes:
+                self._refuse_large(size_bytes, self._max_buffer_bytes)
+            raise BufferFull(
+                f"{self._buffered_bytes} bytes wait to be sent, the limit is {self._max_buffer_bytes};"
+                " await send(), or raise max_buffer_bytes",
+                limit_bytes=self._max_buffer_bytes,
+            )
+        hashed: int | None = None
+        in_turn = False
+        if queue is not None:
+            self._topic.check_queue(queue)
+        elif self._partitioner is not None:
+            queue = self._partitioner(key, body, self._queues)
+            self._topic.check_queue(queue)
+        elif key is not None:
+            hashed = key_hash(key)
+            queue = hashed % self._queues
+        else:
+            queue = self._next_queue
+            in_turn = True
+        lane = self._only_lane or self._lane(queue)
+        batch = lane.open
+        if batch is None:
+            batch = lane.start_batch()
+        elif batch.reserved_bytes + size_bytes > self._batch_bytes or len(batch.queues) >= MAX_BATCH_MESSAGES:
+            lane.close_batch()
+            if in_turn:
+                return self._add(body, key, tag, None, properties, priority)  # It is the next queue's turn.
+            batch = lane.start_batch()
+        assert batch.builder is not None
+        batch.builder.add(
+            queue, body, key=key, tag=tag, priority=priority, properties=properties, key_hash_hint=hashed
+        )
+        batch.reserved_bytes += size_bytes
+        self._buffered_bytes += size_bytes
+        return batch
+
+    def _on_closed(self) -> None:
+        self._next_queue = (self._next_queue + 1) % self._queues
+
+    def _lane(self, queue: int) -> Lane:
+        assert self._topic is not None
+        shard = self._topic.route(queue).shard
+        lane = self._lanes.get(shard)
+        if lane is None:
+            lane = self._lanes[shard] = Lane(
+                self._client, shard, self._options, self._on_closed, self._on_settled
+            )
+            self._tasks.append(
+                asyncio.create_task(lane.run(), name=f"lsmq producer {self._name} shard {shard}")
+            )
+        return lane
+
+    def _on_settled(self, batch: PendingBatch) -> None:
+        self._buffered_bytes -= batch.reserved_bytes
+        if batch.error is not None and not batch.error_seen:
+            self._failed.append(batch)
+        self._space.set()
+
+    def _not_open(self) -> ClientClosed:
+        if self._closed:
+            return ClientClosed("this producer is closed; make a new one")
+        return ClientClosed("this producer is not started; use 'async with', or await start() first")
+
+    def _refuse_large(self, size_bytes: int, limit_bytes: int) -> None:
+        limit = "max_buffer_bytes" if limit_bytes == self._max_buffer_bytes else "max_message_bytes"
+        raise MessageTooLarge(
+            f"the message needs {size_bytes} bytes with key, tag and properties; {limit} of topic"
+            f" {self._name!r} allows {limit_bytes}; send it in parts or raise the limit",
+            size_bytes=size_bytes,
+            limit_bytes=limit_bytes,
+        )
+
+
+def _header_bytes(key: str | None, tag: str | None) -> int:
+    """No less than the length of the packed header of a key and a tag, without packing it."""
+    return 11 + (len(key) * 3 if key is not None else 0) + (len(tag) * 3 if tag is not None else 0)

@@ -1,0 +1,186 @@
+"""What a node says of a topic: its queues, options and routes; and the offsets of its queues."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lsmq.errors import LsmqError, UnknownQueue
+
+DEFAULT_MAX_MESSAGE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Queues ``[first, end)`` of a topic live in ``shard``, led by the node at ``leader`` in ``epoch``.
+
+    ``leader`` is ``None`` while the shard has none.
+    """
+
+    first: int
+    end: int
+    shard: int
+    leader: str | None
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as its node described it. ``routes`` are sorted and cover ``[0, queues)``.
+
+    ``max_message_bytes`` is the limit in force: the topic's own, else the node's where it says so, else
+    the default of 1 MiB. It counts key, tag and properties along with the body.
+    """
+
+    name: str
+    id: int
+    queues: int
+    options: Mapping[str, Any]
+    created_ms: int
+    routes: tuple[Route, ...]
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
+    _firsts: tuple[int, ...] = field(default=(), repr=False, compare=False)
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Topic:
+        """The topic object of the HTTP API."""
+        try:
+            routes = tuple(
+                sorted(
+                    (
+                        Route(
+                            int(route["first"]),
+                            int(route["end"]),
+                            int(route["shard"]),
+                            str(route["leader"]).rstrip("/") if route.get("leader") else None,
+                            int(route["epoch"]),
+                        )
+                        for route in fields["routes"]
+                    ),
+                    key=lambda route: route.first,
+                )
+            )
+            options = dict(fields.get("options") or {})
+            limit = options.get("max_message_bytes") or fields.get("max_message_bytes")
+            return cls(
+                str(fields["name"]),
+                int(fields["id"]),
+                int(fields["queues"]),
+                options,
+                int(fields["created_ms"]),
+                routes,
+                int(limit or DEFAULT_MAX_MESSAGE_BYTES),
+                tuple(route.first for route in routes),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise LsmqError(f"the node's answer is not a topic: {error!r} in {fields!r}") from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same fields as the HTTP API's topic object."""
+        return {
+            "name": self.name,
+            "id": self.id,
+            "queues": self.queues,
+            "options": dict(self.options),
+            "created_ms": self.created_ms,
+            "routes": [
+                {
+                    "first": route.first,
+                    "end": route.end,
+                    "shard": route.shard,
+                    "leader": route.leader,
+                    "epoch": route.epoch,
+                }
+                for route in self.routes
+            ],
+        }
+
+    def check_queue(self, queue: int) -> None:
+        """Raises ``UnknownQueue`` unless the topic has ``queue``."""
+        if not 0 <= queue < self.queues:
+            raise UnknownQueue(
+                f"topic {self.name!r} has queues 0 to {self.queues - 1}, not {queue}",
+                topic=self.name,
+                queue=queue,
+            )
+
+    def route(self, queue: int) -> Route:
+        """The route of ``queue``. Raises ``UnknownQueue`` when none covers it."""
+        place = bisect_right(self._firsts, queue) - 1
+        if place >= 0 and queue < self.routes[place].end:
+            return self.routes[place]
+        self.check_queue(queue)
+        raise UnknownQueue(
+            f"topic {self.name!r} has no route for queue {queue}", topic=self.name, queue=queue
+        )
+
+    def leader_of_shard(self, shard: int) -> str | None:
+        """The URL of the node that leads ``shard``, as far as these routes know."""
+        for route in self.routes:
+            if route.shard == shard:
+                return route.leader
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """Bounds of many queues, as parallel columns in the order of ``queues``.
+
+    ``earliest`` is the first offset kept, ``latest`` the next to be written. ``at_time`` is the first
+    offset stored at or after the time that was asked for, and empty when none was.
+    """
+
+    queues: Sequence[int]
+    earliest: Sequence[int]
+    latest: Sequence[int]
+    at_time: Sequence[int] = ()
+
+    def __len__(self) -> int:
+        return len(self.queues)
+
+    def rows(self) -> Iterator[tuple[int, int, int]]:
+        """Queue, earliest and latest of each queue."""
+        return zip(self.queues, self.earliest, self.latest, strict=True)
+
+
+def parse_ranges(text: str) -> list[range]:
+    """Queue ranges as a user writes them: ``0-99,200`` holds queues 0 to 99 and 200.
+
+    The ends are inclusive, as people count. Raises ``ValueError`` that says what is wrong.
+    """
+    ranges: list[range] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ValueError(f"queues are numbers and ranges such as 0-99,200; {part.strip()!r} is neither")
+        start = int(first)
+        stop = int(last) if dash else start
+        if stop < start:
+            raise ValueError(f"the range {part.strip()!r} ends before it starts")
+        ranges.append(range(start, stop + 1))
+    return ranges
+
+
+def format_ranges(queues: Iterable[int]) -> list[str]:
+    """Sorted ``queues`` as the parts of a range list: runs become ``first-last``."""
+    if isinstance(queues, range) and queues.step == 1:
+        return [_format_run(queues.start, queues.stop - 1)] if queues else []
+    parts: list[str] = []
+    first: int | None = None
+    last = 0
+    for queue in queues:
+        if first is not None and queue == last + 1:
+            last = queue
+            continue
+        if first is not None:
+            parts.append(_format_run(first, last))
+        first = last = queue
+    if first is not None:
+        parts.append(_format_run(first, last))
+    return parts
+
+
+def _format_run(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"

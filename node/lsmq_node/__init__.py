@@ -1,0 +1,1 @@
+"""The LSMQ node: storage engine, broker and HTTP daemon."""

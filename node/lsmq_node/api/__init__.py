@@ -1,0 +1,1 @@
+"""The HTTP API of a node: routes, validation, the served OpenAPI document, and the process around it."""

@@ -1,0 +1,80 @@
+"""The aiohttp application: every route of the table, measured and with its errors answered alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from lsmq.errors import LsmqError
+from lsmq_node.broker import Broker
+from lsmq_node.config import NodeConfig
+from lsmq_node.metrics import HttpMetrics, NodeMetrics
+
+from . import batches, consume, groups, produce, system, topics
+from .failures import failures
+from .openapi import document
+from .routing import Call, Content, Route
+
+METRICS_KEY = web.AppKey("metrics", NodeMetrics)
+
+
+async def _metrics(call: Call) -> web.StreamResponse:
+    """GET /metrics"""
+    body, content_type = call.request.app[METRICS_KEY].render()
+    return web.Response(body=body, headers={"Content-Type": content_type})
+
+
+def route_table(config: NodeConfig) -> tuple[Route, ...]:
+    """Every route of a node."""
+    metrics = Route(
+        "GET",
+        "/metrics",
+        "metrics",
+        "system",
+        "Counters and gauges for Prometheus",
+        _metrics,
+        {200: Content("Prometheus text format.", {"type": "string"}, ("text/plain",))},
+    )
+    modules = (topics, produce, consume, batches, groups, system)
+    return (*(route for module in modules for route in module.routes(config)), metrics)
+
+
+def make_app(broker: Broker) -> web.Application:
+    """The application of a broker. The broker outlives it."""
+    config = broker.config
+    app = web.Application(middlewares=[failures], client_max_size=config.max_request_bytes)
+    http_metrics = HttpMetrics()
+    app[METRICS_KEY] = NodeMetrics(broker, http_metrics)
+    table = route_table(config)
+    app[system.OPENAPI_KEY] = document(table, system.version())
+    for route in table:
+        app.router.add_route(route.method, route.path, _handler(route, broker, http_metrics))
+    return app
+
+
+def _handler(
+    route: Route, broker: Broker, metrics: HttpMetrics
+) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    """The route's handler with a memory reservation of its own, counted and timed."""
+    series = metrics.series(route.operation)
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        began = time.perf_counter()
+        status = 499  # The caller went away: what remains when nothing below says otherwise.
+        try:
+            with broker.budget.hold() as hold:
+                response = await route.handler(Call(request, broker, route, hold))
+            status = response.status
+            return response
+        except LsmqError as error:
+            status = error.status
+            raise
+        except Exception as error:
+            status = 499 if isinstance(error, ConnectionError) else 500
+            raise
+        finally:
+            series.observe(status, time.perf_counter() - began)
+
+    return handle

@@ -1,0 +1,131 @@
+"""Reading messages as JSON or msgpack objects: by queue and offset, or by id."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from aiohttp import web
+
+from lsmq.errors import OffsetOutOfRange, UnknownMessage, UnknownQueue, UnknownTopic
+from lsmq.record_batch import parse_message_id
+from lsmq_node.config import NodeConfig
+
+from . import schemas
+from .codec import answer, answer_format
+from .rendering import render
+from .routing import Call, Content, Parameter, Route, path_parameters
+
+_ID = re.compile("[0-9a-f]{32}")
+
+
+async def read_queue(call: Call) -> web.StreamResponse:
+    """GET /v1/topics/{topic}/queues/{queue}/messages"""
+    query = call.query
+    broker = call.broker
+    topic, queue = broker.topic(call.path("topic")), call.path("queue")
+    offset, limit = query["offset"], query["max"]
+    if isinstance(offset, str):
+        offset = broker.bounds(topic, queue)[0 if offset == "earliest" else 1]
+    found = await broker.read(
+        topic,
+        queue,
+        offset,
+        max_records=limit,
+        max_bytes=query["max_bytes"],
+        wait_ms=query["wait_ms"],
+        hold=call.hold,
+    )
+    messages: list[dict[str, Any]] = []
+    next_offset = offset
+    if found:
+        call.hold.resize(found.size_bytes)
+        form = answer_format(call.request)
+        messages, next_offset = await broker.in_readers(lambda: render(found, topic.id, queue, offset, limit, form))
+    return answer(call.request, {"messages": messages, "next_offset": next_offset})
+
+
+async def get_message(call: Call) -> web.StreamResponse:
+    """GET /v1/messages/{id}"""
+    broker, identity = call.broker, call.path("id")
+    if _ID.fullmatch(identity) is None:
+        raise UnknownMessage(f"{identity!r} is not a message id, which has 32 hex digits", id=identity)
+    topic_id, queue, offset = parse_message_id(identity)
+    try:
+        topic = broker.topic_by_id(topic_id)
+        found = await broker.read(topic, queue, offset, max_records=1, max_bytes=1, wait_ms=0, hold=call.hold)
+    except (UnknownTopic, UnknownQueue) as error:
+        raise UnknownMessage(f"no message has the id {identity}: {error.message}", id=identity) from error
+    except OffsetOutOfRange as error:
+        raise UnknownMessage(
+            f"no message has the id {identity}: its queue has the offsets {error.details.get('earliest')} to "
+            f"{error.details.get('latest')}, the last not included",
+            id=identity,
+        ) from error
+    call.hold.resize(found.size_bytes)
+    form = answer_format(call.request)
+    messages, _ = await broker.in_readers(lambda: render(found, topic.id, queue, offset, 1, form))
+    if not messages or messages[0]["offset"] != offset:
+        raise UnknownMessage(f"no message has the id {identity}: it was deleted or never written", id=identity)
+    return answer(call.request, {"topic": topic.name, **messages[0]})
+
+
+def routes(config: NodeConfig) -> tuple[Route, ...]:
+    """The routes of this module."""
+    count = config.max_messages_per_request
+    size = config.max_response_bytes
+    parameters = (
+        Parameter(
+            "offset",
+            "query",
+            {"anyOf": [schemas.OFFSET, {"enum": ["earliest", "latest"]}], "default": 0},
+            "First offset wanted.",
+        ),
+        Parameter(
+            "max",
+            "query",
+            {"type": "integer", "minimum": 1, "maximum": count, "default": min(100, count)},
+            "At most this many messages.",
+        ),
+        Parameter(
+            "max_bytes",
+            "query",
+            {"type": "integer", "minimum": 1, "maximum": size, "default": size},
+            "About this many bytes; one message comes whatever its size.",
+        ),
+        Parameter(
+            "wait_ms",
+            "query",
+            {"type": "integer", "minimum": 0, "maximum": config.max_wait_ms, "default": 0},
+            "How long to wait for the first message when there is none yet.",
+        ),
+    )
+    by_id = {
+        **schemas.MESSAGE,
+        "properties": {"topic": schemas.TEXT, **schemas.MESSAGE["properties"]},
+        "required": ["topic", *schemas.MESSAGE["required"]],
+    }
+    return (
+        Route(
+            "GET",
+            "/v1/topics/{topic}/queues/{queue}/messages",
+            "readMessages",
+            "messages",
+            "Read messages of one queue, long polling if asked to",
+            read_queue,
+            {200: Content("Messages in offset order; none when the wait was over.", schemas.MESSAGES)},
+            parameters=(*path_parameters("topic", "queue"), *parameters),
+            errors=(UnknownTopic, UnknownQueue, OffsetOutOfRange),
+        ),
+        Route(
+            "GET",
+            "/v1/messages/{id}",
+            "getMessage",
+            "messages",
+            "One message by its id",
+            get_message,
+            {200: Content("The message.", by_id)},
+            parameters=path_parameters("id"),
+            errors=(UnknownMessage,),
+        ),
+    )

@@ -1,0 +1,63 @@
+"""Errors on their way out: one middleware turns everything that goes wrong into the same kind of answer."""
+
+from __future__ import annotations
+
+import structlog
+from aiohttp import web
+from aiohttp.typedefs import Handler
+
+from lsmq.errors import InvalidRequest, LsmqError
+
+from .codec import answer
+
+_log = structlog.get_logger("lsmq.http")
+
+RETRY_AFTER_S = "1"
+
+
+class _NoSuchPath(InvalidRequest):
+    status = 404
+
+
+class _MethodNotAllowed(InvalidRequest):
+    status = 405
+
+
+class _ExpectationFailed(InvalidRequest):
+    status = 417
+
+
+def error_answer(request: web.BaseRequest, error: LsmqError) -> web.Response:
+    """``{"error": {...}}`` with the error's status, and Retry-After where trying again makes sense."""
+    headers = {"Retry-After": RETRY_AFTER_S} if error.retriable and error.status in (503, 507) else {}
+    response = answer(request, {"error": error.to_dict()}, error.status, headers)
+    if error.status == 413:
+        response.force_close()  # Rather than read and throw away the rest of what is too large.
+    return response
+
+
+@web.middleware
+async def failures(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """The outermost handler: answers errors, logs what nobody expected."""
+    try:
+        return await handler(request)
+    except LsmqError as error:
+        return error_answer(request, error)
+    except web.HTTPMethodNotAllowed as error:
+        allowed = ", ".join(sorted(error.allowed_methods))
+        refused = _MethodNotAllowed(f"{request.method} is not possible on {request.path}; possible: {allowed}")
+        response = error_answer(request, refused)
+        response.headers["Allow"] = allowed
+        return response
+    except web.HTTPNotFound:
+        return error_answer(
+            request, _NoSuchPath(f"there is nothing at {request.path}; /v1/openapi.json lists what there is")
+        )
+    except web.HTTPException as error:
+        kind = _ExpectationFailed if error.status == 417 else InvalidRequest
+        return error_answer(request, kind(error.reason))
+    except ConnectionError:
+        raise  # The caller is gone; aiohttp ends the connection.
+    except Exception as error:
+        _log.error("request_failed", method=request.method, path=request.path, exc_info=error)
+        return error_answer(request, LsmqError(f"internal error: {type(error).__name__}; the node's log has more"))

@@ -1,0 +1,119 @@
+"""The OpenAPI 3.1 document, made from the table of routes that also makes the router."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from lsmq.errors import InvalidRequest, LsmqError
+
+from . import schemas
+from .codec import JSON_TYPE, MSGPACK_TYPE
+from .routing import Content, Route
+from .schema import Schema
+
+_TAGS = {
+    "topics": "Topics and the bounds of their queues.",
+    "messages": "Messages as JSON or msgpack objects: plain, and good for small rates.",
+    "batches": "Record batches, as the client libraries use them: fast.",
+    "groups": "Committed offsets of consumer groups.",
+    "system": "For operators and monitoring.",
+}
+
+_DESCRIPTION = """\
+A durable message queue. Bodies are JSON, or msgpack with `Content-Type: application/msgpack`; answers follow
+`Accept`. An error is `{"error": {"code", "message", "retriable", "refresh_route", ...}}` with the fitting
+status; `retriable` errors come with `Retry-After` when waiting helps."""
+
+
+def document(routes: Iterable[Route], version: str) -> dict[str, Any]:
+    """The whole document."""
+    paths: dict[str, dict[str, Any]] = {}
+    for route in routes:
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "LSMQ",
+            "version": version,
+            "summary": "A million durable queues on a small machine.",
+            "description": _DESCRIPTION,
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "tags": [{"name": name, "description": text} for name, text in _TAGS.items()],
+        "paths": paths,
+        "components": {"schemas": {"Error": schemas.ERROR}},
+    }
+
+
+def _operation(route: Route) -> dict[str, Any]:
+    operation: dict[str, Any] = {
+        "operationId": route.operation,
+        "tags": [route.tag],
+        "summary": route.summary,
+        "responses": {
+            **{str(status): _response(content) for status, content in route.responses.items()},
+            **_errors(route),
+        },
+    }
+    if route.description:
+        operation["description"] = route.description
+    if route.parameters:
+        operation["parameters"] = [
+            {
+                "name": parameter.name,
+                "in": parameter.where,
+                "required": parameter.required or parameter.where == "path",
+                "description": parameter.description,
+                "schema": parameter.schema,
+            }
+            for parameter in route.parameters
+        ]
+    if route.request is not None:
+        operation["requestBody"] = {
+            "required": True,
+            "description": route.request.description,
+            "content": _content(route.request.media_types, route.request.schema),
+        }
+    return operation
+
+
+def _response(content: Content) -> dict[str, Any]:
+    response: dict[str, Any] = {"description": content.description}
+    if content.schema is not None or content.media_types != (JSON_TYPE, MSGPACK_TYPE):
+        response["content"] = _content(content.media_types, content.schema)
+    if content.headers:
+        response["headers"] = {
+            name: {"description": text, "schema": {"type": "string"}} for name, text in content.headers.items()
+        }
+    return response
+
+
+def _content(media_types: Iterable[str], schema: Schema | None) -> dict[str, Any]:
+    return {media_type: {} if schema is None else {"schema": schema} for media_type in media_types}
+
+
+def _errors(route: Route) -> dict[str, Any]:
+    """One response a status, naming the codes that come with it."""
+    kinds: list[type[LsmqError]] = list(route.errors)
+    if route.parameters or route.request is not None:
+        kinds.append(InvalidRequest)
+    by_status: dict[int, list[str]] = {}
+    for kind in kinds:
+        codes = by_status.setdefault(kind.status, [])
+        if kind.code not in codes:
+            codes.append(kind.code)
+    answers: dict[str, Any] = {
+        str(status): {
+            "description": "Error: " + ", ".join(f"`{code}`" for code in sorted(codes)),
+            "content": _ERROR_CONTENT,
+        }
+        for status, codes in sorted(by_status.items())
+    }
+    answers["default"] = {"description": "Any other error.", "content": _ERROR_CONTENT}
+    return answers
+
+
+_ERROR_CONTENT: Mapping[str, Any] = {
+    media_type: {"schema": {"$ref": "#/components/schemas/Error"}} for media_type in (JSON_TYPE, MSGPACK_TYPE)
+}

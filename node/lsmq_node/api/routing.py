@@ -1,0 +1,185 @@
+"""What a route is: its address, handler and description in one place.
+
+The table of routes is the only source of both the router and the OpenAPI document, and query and path
+parameters are parsed by the schemas they are documented with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from aiohttp import web
+
+from lsmq.errors import InvalidRequest, LsmqError, RequestTooLarge, TimedOut
+from lsmq_node.broker import Broker, Hold
+
+from .codec import JSON_TYPE, MSGPACK_TYPE, decode, request_format
+from .schema import Schema, check
+
+#: Operations that monitoring calls, often with query parameters of its own; those are passed over.
+SYSTEM_TAG = "system"
+
+_INTEGER = re.compile(r"-?[0-9]{1,19}")
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A path or query parameter. A query parameter without ``default`` in its schema may be absent."""
+
+    name: str
+    where: str
+    schema: Schema
+    description: str
+    required: bool = False
+
+    def parse(self, text: str) -> Any:
+        """The value of the parameter's text. Raises :class:`InvalidRequest`."""
+        takes_integer = any(option.get("type") == "integer" for option in self.schema.get("anyOf", (self.schema,)))
+        value: Any = int(text) if takes_integer and _INTEGER.fullmatch(text) else text
+        check(value, self.schema, self.name)
+        return value
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A body: what it says and in which media types."""
+
+    description: str
+    schema: Schema | None = None
+    media_types: tuple[str, ...] = (JSON_TYPE, MSGPACK_TYPE)
+    headers: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One operation of the API."""
+
+    method: str
+    path: str
+    operation: str
+    tag: str
+    summary: str
+    handler: Callable[[Call], Awaitable[web.StreamResponse]]
+    responses: Mapping[int, Content]
+    description: str = ""
+    parameters: tuple[Parameter, ...] = ()
+    request: Content | None = None
+    errors: tuple[type[LsmqError], ...] = ()
+    queries: tuple[Parameter, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        queries = tuple(parameter for parameter in self.parameters if parameter.where == "query")
+        object.__setattr__(self, "queries", queries)
+
+
+class Call:
+    """One request on its way through a handler."""
+
+    __slots__ = ("broker", "hold", "query", "request", "route")
+
+    def __init__(self, request: web.Request, broker: Broker, route: Route, hold: Hold) -> None:
+        """Raises :class:`InvalidRequest` when a query parameter is wrong or unknown."""
+        self.request = request
+        self.broker = broker
+        self.route = route
+        self.hold = hold
+        self.query: dict[str, Any] = self._parse_query() if route.queries or request.query_string else {}
+
+    def path(self, name: str) -> Any:
+        """A path parameter, parsed. Raises :class:`InvalidRequest`."""
+        text = self.request.match_info[name]
+        for parameter in self.route.parameters:
+            if parameter.name == name:
+                return parameter.parse(text)
+        raise LookupError(name)
+
+    def _parse_query(self) -> dict[str, Any]:
+        """All query parameters, parsed, with defaults."""
+        known = {parameter.name: parameter for parameter in self.route.queries}
+        values = {name: parameter.schema.get("default") for name, parameter in known.items()}
+        if self.request.query_string:
+            given = self.request.query
+            for name in given:
+                if name not in known and self.route.tag == SYSTEM_TAG:
+                    continue
+                if name not in known:
+                    expected = ", ".join(known) or "there are none here"
+                    raise InvalidRequest(f"query parameter {name!r} is not known; expected: {expected}", field=name)
+                if len(given.getall(name)) > 1:
+                    raise InvalidRequest(f"query parameter {name!r} is given more than once", field=name)
+                values[name] = known[name].parse(given[name])
+        for name, parameter in known.items():
+            if parameter.required and values[name] is None:
+                raise InvalidRequest(f"query parameter {name!r} is missing", field=name)
+        return values
+
+    async def body(self) -> bytes:
+        """The request's body, within the limits of size, memory and time."""
+        request, config = self.request, self.broker.config
+        limit = config.max_request_bytes
+        length = request.content_length
+        if length is not None and length > limit:
+            raise RequestTooLarge(_too_large(f"{length} bytes", limit), limit=limit, size=length)
+        exact = length is not None and "Content-Encoding" not in request.headers
+        self.hold.resize(length if exact and length is not None else limit)
+        try:
+            if request.content.is_eof():
+                return await request.read()  # It is all here already: nothing to wait for.
+            async with asyncio.timeout(config.body_timeout_ms / 1000):
+                return await request.read()
+        except TimeoutError:
+            raise TimedOut(
+                f"the request's body did not arrive within {config.body_timeout_ms} ms (body_timeout_ms)"
+            ) from None
+        except web.HTTPRequestEntityTooLarge:
+            raise RequestTooLarge(_too_large("more", limit), limit=limit) from None
+        except web.RequestPayloadError as error:
+            raise InvalidRequest(f"the request's body cannot be read: {error}") from error
+
+    async def document(self) -> Any:
+        """The body decoded from JSON or msgpack. Raises :class:`InvalidRequest`."""
+        return decode(await self.body(), request_format(self.request))
+
+    async def checked_document(self) -> dict[str, Any]:
+        """:meth:`document`, checked against the schema the route is documented with."""
+        value = await self.document()
+        assert self.route.request is not None and self.route.request.schema is not None
+        check(value, self.route.request.schema, "")
+        return value  # type: ignore[no-any-return]
+
+
+def _too_large(size: str, limit: int) -> str:
+    return (
+        f"the request's body has {size}, the limit is {limit} bytes (max_request_bytes); send fewer messages a request"
+    )
+
+
+def path_parameters(*names: str) -> tuple[Parameter, ...]:
+    """The path parameters of these names, as every route has them."""
+    return tuple(_PATH[name] for name in names)
+
+
+_PATH = {
+    "topic": Parameter("topic", "path", {"type": "string"}, "Name of the topic."),
+    "queue": Parameter(
+        "queue",
+        "path",
+        {"type": "integer", "minimum": 0, "maximum": 2**32 - 1},
+        "Number of the queue, from 0.",
+    ),
+    "group": Parameter(
+        "group",
+        "path",
+        {
+            "type": "string",
+            "pattern": "[A-Za-z0-9._-]{1,249}",
+            "description": "A group's name has 1 to 249 letters, digits, dots, underscores and hyphens",
+        },
+        "Name of the consumer group.",
+    ),
+    "id": Parameter("id", "path", {"type": "string"}, "Id of the message, 32 hex digits."),
+}

@@ -1,0 +1,167 @@
+"""Checks values against JSON Schemas: the same schemas that the OpenAPI document shows.
+
+Only the keywords the API uses are known: ``type``, ``enum``, ``anyOf``, ``minimum``, ``maximum``,
+``minLength``, ``maxLength``, ``pattern``, ``minItems``, ``maxItems``, ``items``, ``properties``,
+``required`` and ``additionalProperties``. One keyword is ours: ``x-lsmq-bin`` marks text that msgpack may
+send as bin.
+
+Not supported: ``$ref`` (schemas are Python objects and hold each other), formats.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from lsmq.errors import InvalidRequest
+
+Schema = Mapping[str, Any]
+
+BIN = "x-lsmq-bin"
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list, tuple),
+    "object": (dict,),
+    "null": (type(None),),
+}
+
+
+def check(value: Any, schema: Schema, path: str) -> None:
+    """Raise :class:`InvalidRequest` naming ``path``, what is wrong there, the limit and the remedy."""
+    if "anyOf" in schema:
+        _check_any(value, schema, path)
+        return
+    if "enum" in schema:
+        if value not in schema["enum"]:
+            choices = ", ".join(repr(choice) for choice in schema["enum"])
+            _refuse(path, f"is {_shown(value)}; it must be one of {choices}")
+        return
+    if "type" in schema and not _is_of(value, schema):
+        _refuse(path, f"is {_kind_of(value)}; it must be {_article(schema['type'])}")
+    match value:
+        case bool() | None:
+            pass
+        case int() | float():
+            _check_number(value, schema, path)
+        case str() | bytes():
+            _check_text(value, schema, path)
+        case list() | tuple():
+            _check_length(len(value), schema, path, "Items", "items")
+            if "items" in schema:
+                for index, item in enumerate(value):
+                    check(item, schema["items"], f"{path}[{index}]")
+        case dict():
+            _check_object(value, schema, path)
+
+
+def matches(value: Any, schema: Schema) -> bool:
+    """Whether :func:`check` would pass."""
+    try:
+        check(value, schema, "")
+    except InvalidRequest:
+        return False
+    return True
+
+
+def _refuse(path: str, problem: str) -> None:
+    raise InvalidRequest(f"{path or 'the body'} {problem}", field=path)
+
+
+def _is_of(value: Any, schema: Schema) -> bool:
+    kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+    for kind in kinds:
+        if isinstance(value, bool):
+            if kind == "boolean":
+                return True
+        elif isinstance(value, _KINDS[kind]) or (isinstance(value, bytes) and schema.get(BIN)):
+            return True
+    return False
+
+
+def _check_any(value: Any, schema: Schema, path: str) -> None:
+    options = schema["anyOf"]
+    if any(matches(value, option) for option in options):
+        return
+    fitting = [option for option in options if "type" in option and _is_of(value, option)]
+    if len(fitting) == 1:
+        check(value, fitting[0], path)
+    _refuse(path, f"is {_shown(value)}; it must be " + " or ".join(_option(option) for option in options))
+
+
+def _check_number(value: float, schema: Schema, path: str) -> None:
+    if "minimum" in schema and value < schema["minimum"]:
+        _refuse(path, f"is {value}; the least it may be is {schema['minimum']}")
+    if "maximum" in schema and value > schema["maximum"]:
+        _refuse(path, f"is {value}; the limit is {schema['maximum']}")
+
+
+def _check_text(value: str | bytes, schema: Schema, path: str) -> None:
+    _check_length(len(value), schema, path, "Length", "characters")
+    if isinstance(value, str):
+        if "pattern" in schema and re.fullmatch(schema["pattern"], value) is None:
+            legal = schema.get("description", f"must match {schema['pattern']}")
+            _refuse(path, f"is {_shown(value)}; {legal[0].lower()}{legal[1:]}")
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            _refuse(path, "holds half of a surrogate pair, which is not text; send bytes as body_b64")
+
+
+def _check_length(length: int, schema: Schema, path: str, suffix: str, unit: str) -> None:
+    if length < schema.get(f"min{suffix}", 0):
+        _refuse(path, f"has {length} {unit}; it needs at least {schema[f'min{suffix}']}")
+    if length > schema.get(f"max{suffix}", length):
+        _refuse(path, f"has {length} {unit}; the limit is {schema[f'max{suffix}']}")
+
+
+def _check_object(value: dict[Any, Any], schema: Schema, path: str) -> None:
+    properties: Mapping[str, Schema] = schema.get("properties", {})
+    prefix = f"{path}." if path else ""
+    for name in schema.get("required", ()):
+        if name not in value:
+            _refuse(f"{prefix}{name}", "is missing")
+    rest = schema.get("additionalProperties", True)
+    _check_length(len(value), schema, path, "Properties", "entries")
+    for name, item in value.items():
+        if not isinstance(name, str):
+            _refuse(f"{prefix}{name!r}", "is a key that is not text")
+        if name in properties:
+            check(item, properties[name], f"{prefix}{name}")
+        elif rest is False:
+            _refuse(f"{prefix}{name}", f"is not known; the fields are {', '.join(properties)}")
+        elif isinstance(rest, Mapping):
+            check(item, rest, f"{prefix}{name}")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _kind_of(value: Any) -> str:
+    if isinstance(value, bytes):
+        return "bytes"
+    for kind, types in _KINDS.items():
+        if type(value) in types:
+            return _article(kind)
+    return type(value).__name__
+
+
+def _article(kind: str | list[str]) -> str:
+    if isinstance(kind, list):
+        return " or ".join(_article(option) for option in kind)
+    return {"null": "null", "string": "text", "boolean": "true or false"}.get(
+        kind, f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+    )
+
+
+def _option(option: Schema) -> str:
+    if "enum" in option:
+        return " or ".join(repr(choice) for choice in option["enum"])
+    text = _article(option["type"])
+    return f"{text} from {option['minimum']}" if "minimum" in option else text

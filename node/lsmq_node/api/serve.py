@@ -1,0 +1,165 @@
+"""The daemon: one node in one process, from start to graceful stop.
+
+``lsmq serve`` calls :func:`run`; ``python -m lsmq_node.api.serve`` does the same with fewer conveniences.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import errno
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+from aiohttp import web
+
+from lsmq.errors import AddressInUse, LsmqError
+from lsmq_node.broker import Broker
+from lsmq_node.config import NodeConfig
+
+from . import logs
+from .app import make_app
+
+_log = structlog.get_logger("lsmq.node")
+
+BACKLOG = 1024
+KEEPALIVE_S = 75.0
+
+
+def run(config: NodeConfig) -> int:
+    """Serve until SIGTERM or SIGINT. Returns the exit code of the process.
+
+    When the node can serve, one line ``lsmq node ready on URL (data DIR)`` goes to standard output. When it
+    cannot start, one line ``error: code: message`` goes to standard error and 1 is returned.
+    """
+    logs.configure(config.log_format)
+    _raise_file_limit()
+    code = 0
+    try:
+        asyncio.run(_serve(config))
+    except* LsmqError as group:
+        for error in _leaves(group):
+            print(f"error: {error.code}: {error.message}", file=sys.stderr, flush=True)
+        code = 1
+    return code
+
+
+def _raise_file_limit() -> None:
+    """As many files and connections as the system lets us have: the usual 1024 are soon used up."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError) as error:
+        _log.warning("file_limit_not_raised", soft=soft, hard=hard, reason=str(error))
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen yet. Raises :class:`AddressInUse` with what to do about it."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except OSError as error:
+        raise AddressInUse(f"host {host!r} is no address of this machine: {error.strerror}", host=host) from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        # Taken now, so that a second node finds out before it opens its data directory.
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            text = f"port {port} of {host} is in use; stop who has it, or choose another with --port (0: any)"
+        elif error.errno == errno.EACCES:
+            text = f"port {port} of {host} needs privileges; choose one above 1023 with --port"
+        else:
+            text = f"cannot listen on {host} port {port}: {error.strerror}; choose another with --host"
+        raise AddressInUse(text, host=host, port=port) from error
+    return listener
+
+
+async def _serve(config: NodeConfig) -> None:
+    """The root of everything: one task group that ends when the node is told to stop."""
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    with listening_socket(config.host, config.port) as listener:
+        config = dataclasses.replace(config, port=listener.getsockname()[1])
+        _log.info("starting", pid=os.getpid(), **config.to_dict())
+        broker = await Broker.open(config)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_serve_http(broker, listener, stopping), name="http")
+    _log.info("stopped")
+
+
+async def _serve_http(broker: Broker, listener: socket.socket, stopping: asyncio.Event) -> None:
+    config = broker.config
+    grace_s = config.shutdown_grace_ms / 1000
+    try:
+        runner = web.AppRunner(
+            make_app(broker),
+            access_log=None,
+            handler_cancellation=True,
+            keepalive_timeout=KEEPALIVE_S,
+            # Most of the time is for requests; the rest is for the last commit and closing the files.
+            shutdown_timeout=grace_s * 0.7,
+        )
+        await runner.setup()
+        try:
+            await web.SockSite(runner, listener, backlog=BACKLOG).start()
+            _announce(config)
+            await stopping.wait()
+            _log.info("stopping", waiters=broker.waiters.count)
+            broker.begin_shutdown()
+        finally:
+            await runner.cleanup()
+    finally:
+        await broker.close()
+
+
+def _announce(config: NodeConfig) -> None:
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    print(f"lsmq node ready on http://{host}:{config.port} (data {config.data})", flush=True)
+
+
+def _leaves(group: BaseExceptionGroup[LsmqError]) -> list[LsmqError]:
+    found: list[LsmqError] = []
+    for error in group.exceptions:
+        found.extend(_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """A thin command line: ``--data``, ``--config`` and ``--set NAME=VALUE`` for everything else."""
+    parser = argparse.ArgumentParser(prog="lsmq_node", description="Run one LSMQ node.")
+    parser.add_argument("--data", type=Path, help="directory of the node's files")
+    parser.add_argument("--host", help="address to listen on")
+    parser.add_argument("--port", type=int, help="port to listen on, 0 for any")
+    parser.add_argument("--config", type=Path, help="TOML file with settings")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="any other setting")
+    options = parser.parse_args(arguments)
+    overrides = dict(setting.partition("=")[::2] for setting in options.set)
+    try:
+        config = NodeConfig.load(
+            options.config,
+            os.environ,
+            **{"data": options.data, "host": options.host, "port": options.port, **overrides},
+        )
+    except LsmqError as error:
+        print(f"error: {error.code}: {error.message}", file=sys.stderr)
+        return 2
+    return run(config)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

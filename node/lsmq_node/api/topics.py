@@ -1,0 +1,177 @@
+"""Topics: create, describe, delete, and the bounds of their queues."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from lsmq.errors import InvalidRequest, InvalidTopicName, TopicExists, UnknownQueue, UnknownTopic
+from lsmq_node.config import NodeConfig
+from lsmq_node.storage import Topic, TopicOptions
+
+from . import schemas
+from .arrays import parse_ranges
+from .codec import answer
+from .routing import Call, Content, Parameter, Route, path_parameters
+
+_WILDCARD_HOSTS = ("0.0.0.0", "::", "")
+
+
+def topic_object(call: Call, topic: Topic) -> dict[str, Any]:
+    """A topic as the API shows it, with its routes."""
+    leader = _own_url(call)
+    return {
+        "name": topic.name,
+        "id": topic.id,
+        "queues": topic.queues,
+        "options": topic.options.to_dict(),
+        "created_ms": topic.created_ms,
+        "routes": [
+            {"first": part.first, "end": part.end, "shard": part.shard, "leader": leader, "epoch": 1}
+            for part in call.broker.ranges(topic)
+        ],
+    }
+
+
+def _own_url(call: Call) -> str:
+    """How this caller reaches this node: as configured, or as it is listening, or as the caller did."""
+    config = call.broker.config
+    if config.advertised_url is not None:
+        return config.advertised_url.rstrip("/")
+    if config.host in _WILDCARD_HOSTS:
+        return f"{call.request.scheme}://{call.request.host}"
+    host = f"[{config.host}]" if ":" in config.host else config.host
+    return f"http://{host}:{config.port}"
+
+
+async def create_topic(call: Call) -> web.StreamResponse:
+    """PUT /v1/topics/{topic}"""
+    document = await call.checked_document()
+    queues = document.pop("queues")
+    options = TopicOptions.from_dict(document)
+    limit = call.broker.config.max_message_bytes
+    if options.max_message_bytes is not None and options.max_message_bytes > limit:
+        raise InvalidRequest(
+            f"max_message_bytes is {options.max_message_bytes}; the node's limit is {limit}; raise that",
+            field="max_message_bytes",
+            limit=limit,
+        )
+    topic, created = await call.broker.create_topic(call.path("topic"), queues, options)
+    return answer(call.request, topic_object(call, topic), 201 if created else 200)
+
+
+async def list_topics(call: Call) -> web.StreamResponse:
+    """GET /v1/topics"""
+    return answer(call.request, {"topics": [topic_object(call, topic) for topic in call.broker.topics()]})
+
+
+async def get_topic(call: Call) -> web.StreamResponse:
+    """GET /v1/topics/{topic}"""
+    return answer(call.request, topic_object(call, call.broker.topic(call.path("topic"))))
+
+
+async def delete_topic(call: Call) -> web.StreamResponse:
+    """DELETE /v1/topics/{topic}"""
+    await call.broker.delete_topic(call.path("topic"))
+    return web.Response(status=204)
+
+
+async def get_queue(call: Call) -> web.StreamResponse:
+    """GET /v1/topics/{topic}/queues/{queue}"""
+    query = call.query
+    topic, queue = call.broker.topic(call.path("topic")), call.path("queue")
+    earliest, latest = call.broker.bounds(topic, queue)
+    bounds = {"queue": queue, "earliest": earliest, "latest": latest}
+    if query["time_ms"] is not None:
+        (bounds["offset"],) = await call.broker.offsets_for_time(topic, [queue], query["time_ms"])
+    return answer(call.request, bounds)
+
+
+async def get_offsets(call: Call) -> web.StreamResponse:
+    """GET /v1/topics/{topic}/offsets"""
+    query = call.query
+    topic = call.broker.topic(call.path("topic"))
+    queues = parse_ranges(query["queues"] or "", topic, call.broker.config.max_queues_per_request)
+    earliest, latest = call.broker.offsets(topic, queues)
+    offsets = {"queues": queues.tolist(), "earliest": earliest.tolist(), "latest": latest.tolist()}
+    if query["time_ms"] is not None:
+        offsets["at_time"] = await call.broker.offsets_for_time(topic, offsets["queues"], query["time_ms"])
+    return answer(call.request, offsets)
+
+
+def routes(config: NodeConfig) -> tuple[Route, ...]:
+    """The routes of this module."""
+    topic = path_parameters("topic")
+    time_ms = Parameter("time_ms", "query", schemas.TIME_MS, "Also say the first offset stored at or after this time.")
+    queues = Parameter("queues", "query", {"type": "string"}, "Such as `0-99,200`. Without it, all queues.")
+    return (
+        Route(
+            "PUT",
+            "/v1/topics/{topic}",
+            "createTopic",
+            "topics",
+            "Create a topic",
+            create_topic,
+            {
+                201: Content("Created, durably.", schemas.TOPIC),
+                200: Content("It was there already, with the same options.", schemas.TOPIC),
+            },
+            parameters=topic,
+            request=Content("Number of queues and options.", schemas.create_topic(config)),
+            errors=(InvalidTopicName, TopicExists),
+        ),
+        Route(
+            "GET",
+            "/v1/topics",
+            "listTopics",
+            "topics",
+            "All topics",
+            list_topics,
+            {200: Content("By name.", schemas.TOPICS)},
+        ),
+        Route(
+            "GET",
+            "/v1/topics/{topic}",
+            "getTopic",
+            "topics",
+            "One topic, with its routes",
+            get_topic,
+            {200: Content("The topic.", schemas.TOPIC)},
+            parameters=topic,
+            errors=(UnknownTopic,),
+        ),
+        Route(
+            "DELETE",
+            "/v1/topics/{topic}",
+            "deleteTopic",
+            "topics",
+            "Delete a topic and its messages",
+            delete_topic,
+            {204: Content("Deleted, durably.")},
+            parameters=topic,
+            errors=(UnknownTopic,),
+        ),
+        Route(
+            "GET",
+            "/v1/topics/{topic}/queues/{queue}",
+            "getQueue",
+            "topics",
+            "Bounds of one queue",
+            get_queue,
+            {200: Content("`earliest` is the first offset kept, `latest` the next to be written.", schemas.BOUNDS)},
+            parameters=(*path_parameters("topic", "queue"), time_ms),
+            errors=(UnknownTopic, UnknownQueue),
+        ),
+        Route(
+            "GET",
+            "/v1/topics/{topic}/offsets",
+            "getOffsets",
+            "topics",
+            "Bounds of many queues",
+            get_offsets,
+            {200: Content("Lists of one length, in the order asked for.", schemas.OFFSETS)},
+            parameters=(*topic, queues, time_ms),
+            errors=(UnknownTopic,),
+        ),
+    )

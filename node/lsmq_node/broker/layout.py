@@ -1,0 +1,108 @@
+"""The data directory of a node: one directory a shard, and a file that says how many there are.
+
+::
+
+    DIR/node.json      {"format": 1, "shards": 1}
+    DIR/shard-0/       a shard's store, which holds the lock
+
+The number of shards decides which queue lies where, so it never changes once the directory exists.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import ExitStack
+from pathlib import Path
+
+from lsmq.errors import CorruptFile, DataDirectoryUnusable, UnsupportedFormat
+from lsmq_node.config import InvalidConfig, NodeConfig
+from lsmq_node.storage import ShardStore, StoreOptions
+
+FORMAT = 1
+NODE_FILE = "node.json"
+
+
+def shard_directory(data: Path, shard: int) -> Path:
+    return data / f"shard-{shard}"
+
+
+def open_shards(config: NodeConfig) -> list[ShardStore]:
+    """Open all shards of the data directory, recovering what a crash left. Blocking, may take seconds.
+
+    Raises what ``ShardStore.open`` raises (locked, unusable, newer format, corrupt), and
+    :class:`InvalidConfig` when the directory was made with another number of shards. What was opened by
+    then is closed again.
+    """
+    options = StoreOptions(
+        flush_mode=config.flush_mode,
+        flush_interval_ms=config.flush_interval_ms,
+        flush_bytes=config.flush_bytes,
+        memtable_bytes=config.memtable_bytes,
+        cache_bytes=config.cache_bytes,
+        max_message_bytes=config.max_message_bytes,
+        segment_bytes=config.segment_bytes,
+        min_free_bytes=config.min_free_bytes,
+        compression=config.compression.value,
+        retention_interval_ms=config.retention_interval_ms,
+    )
+    with ExitStack() as opened:
+        stores: list[ShardStore] = []
+        for shard in range(config.shards):
+            store = ShardStore.open(shard_directory(config.data, shard), options)
+            opened.callback(store.close)
+            stores.append(store)
+            if shard == 0:
+                _check_node_file(config.data, config.shards)  # Under the first shard's lock.
+        opened.pop_all()
+    return stores
+
+
+def _check_node_file(data: Path, shards: int) -> None:
+    file = data / NODE_FILE
+    try:
+        text = file.read_text()
+    except FileNotFoundError:
+        _write_durably(file, json.dumps({"format": FORMAT, "shards": shards}) + "\n")
+        return
+    except OSError as error:
+        raise DataDirectoryUnusable(f"{file} cannot be read: {error.strerror}", file=str(file)) from error
+    try:
+        stored = json.loads(text)
+        found_format, found_shards = int(stored["format"]), int(stored["shards"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptFile(
+            f"{file} is damaged; restore it as {{'format': 1, 'shards': n}} with n the number of "
+            f"shard-* directories beside it",
+            file=str(file),
+            position=0,
+        ) from error
+    if found_format > FORMAT:
+        raise UnsupportedFormat(
+            f"{file} has format {found_format}, this release knows up to {FORMAT}; upgrade lsmq, or start "
+            "with an empty data directory",
+            file=str(file),
+        )
+    if found_shards != shards:
+        raise InvalidConfig(
+            f"shards is {shards}, but {data} was made with {found_shards}; start with shards={found_shards}, "
+            "or with an empty data directory",
+            setting="shards",
+        )
+
+
+def _write_durably(file: Path, text: str) -> None:
+    temporary = file.with_suffix(".tmp")
+    try:
+        with temporary.open("w") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.rename(file)
+        directory = os.open(file.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        raise DataDirectoryUnusable(f"{file} cannot be written: {error.strerror}", file=str(file)) from error

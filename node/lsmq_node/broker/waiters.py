@@ -1,0 +1,158 @@
+"""Long polls that wait for messages, found at a cost that follows what a commit touched.
+
+A waiter for one queue is found through a dictionary; a waiter for many is matched by its sorted queues
+against the sorted queues of the commit. Nothing here costs per queue that is idle.
+
+No wake-up is missed because everything runs on the loop thread: a caller registers, then looks whether
+anything has arrived, and only then waits; a commit after the registration sets the waiter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lsmq.errors import Unavailable
+
+
+class Waiter:
+    """One held long poll: set when any of its queues got messages."""
+
+    __slots__ = ("_future", "is_set", "queues")
+
+    def __init__(self, queues: NDArray[Any]) -> None:
+        """``queues`` are sorted, without repeats."""
+        self.queues = queues
+        self.is_set = False
+        self._future: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        self.is_set = True
+        if self._future is not None and not self._future.done():
+            self._future.set_result(None)
+
+    def clear(self) -> None:
+        self.is_set = False
+
+    async def wait(self, deadline: float) -> bool:
+        """Wait until set (True) or until ``deadline`` on the loop's clock (False)."""
+        if self.is_set:
+            return True
+        self._future = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self._future
+        except TimeoutError:
+            return self.is_set
+        finally:
+            self._future = None
+        return True
+
+    def wants(self, touched: NDArray[Any]) -> bool:
+        """Whether any of ``touched`` (sorted, without repeats) is one of the waiter's queues."""
+        queues = self.queues
+        low, high = np.searchsorted(touched, (queues[0], queues[-1] + 1))
+        if low == high:
+            return False
+        if int(queues[-1]) - int(queues[0]) + 1 == len(queues):
+            return True
+        few, many = touched[low:high], queues
+        if len(few) > len(many):
+            few, many = many, few
+        places = np.searchsorted(many, few)
+        places[places == len(many)] = 0
+        return bool((many[places] == few).any())
+
+
+class _TopicWaiters:
+    __slots__ = ("many", "single")
+
+    def __init__(self) -> None:
+        self.single: dict[int, set[Waiter]] = {}
+        self.many: set[Waiter] = set()
+
+
+class WaiterTable:
+    """All held long polls of a node, by topic. Used on the loop thread only."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._topics: dict[int, _TopicWaiters] = {}
+        self.count = 0
+        self.closed = False
+
+    @contextmanager
+    def waiting(self, topic_id: int, queues: NDArray[Any]) -> Iterator[Waiter]:
+        """A registered waiter, removed at the end of the block however it ends.
+
+        ``queues`` are sorted, without repeats, and not empty. Raises :class:`Unavailable` at the limit.
+        """
+        if self.count >= self._limit:
+            raise Unavailable(
+                f"{self.count} long polls are held already, which is the limit; "
+                "poll with wait_ms=0, ask for many queues in one request, or raise max_waiters",
+                limit=self._limit,
+            )
+        waiter = Waiter(queues)
+        self._add(topic_id, waiter)
+        try:
+            yield waiter
+        finally:
+            self._remove(topic_id, waiter)
+
+    def _add(self, topic_id: int, waiter: Waiter) -> None:
+        topic = self._topics.setdefault(topic_id, _TopicWaiters())
+        if len(waiter.queues) == 1:
+            topic.single.setdefault(int(waiter.queues[0]), set()).add(waiter)
+        else:
+            topic.many.add(waiter)
+        self.count += 1
+        if self.closed:
+            waiter.set()
+
+    def _remove(self, topic_id: int, waiter: Waiter) -> None:
+        topic = self._topics[topic_id]
+        if len(waiter.queues) == 1:
+            queue = int(waiter.queues[0])
+            others = topic.single[queue]
+            others.discard(waiter)
+            if not others:
+                del topic.single[queue]
+        else:
+            topic.many.discard(waiter)
+        if not topic.single and not topic.many:
+            del self._topics[topic_id]
+        self.count -= 1
+
+    def wake(self, topic_id: int, pieces: Sequence[NDArray[Any]]) -> None:
+        """Set every waiter of the topic that waits for a queue of ``pieces``, each sorted without repeats."""
+        topic = self._topics.get(topic_id)
+        if topic is None:
+            return
+        touched = pieces[0] if len(pieces) == 1 else np.unique(np.concatenate(pieces))
+        if topic.single:
+            for queue in topic.single.keys() & set(touched.tolist()):
+                for waiter in topic.single[queue]:
+                    waiter.set()
+        for waiter in topic.many:
+            if not waiter.is_set and waiter.wants(touched):
+                waiter.set()
+
+    def wake_topic(self, topic_id: int) -> None:
+        """Set every waiter of the topic: it is gone."""
+        topic = self._topics.get(topic_id)
+        if topic is not None:
+            for waiters in (*topic.single.values(), topic.many):
+                for waiter in waiters:
+                    waiter.set()
+
+    def close(self) -> None:
+        """Set all waiters, and all that come later: the node stops."""
+        self.closed = True
+        for topic_id in self._topics:
+            self.wake_topic(topic_id)

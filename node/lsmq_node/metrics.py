@@ -1,0 +1,158 @@
+"""Metrics for Prometheus: read from the stores, the broker and the HTTP layer when they are scraped.
+
+Nothing is kept per queue or per topic: a million queues make as many lines as one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import bisect_left
+from collections.abc import Iterable
+
+from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.core import (
+    CollectorRegistry,
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from lsmq_node.broker import Broker
+
+#: Upper bounds in seconds of the request histogram.
+BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
+
+_PRESSURES = ("ok", "slow", "refuse")
+
+
+class Series:
+    """Count and time of one operation's requests."""
+
+    __slots__ = ("buckets", "by_status", "seconds")
+
+    def __init__(self) -> None:
+        self.by_status: dict[int, int] = {}
+        self.buckets = [0] * (len(BUCKETS_S) + 1)
+        self.seconds = 0.0
+
+    def observe(self, status: int, seconds: float) -> None:
+        self.by_status[status] = self.by_status.get(status, 0) + 1
+        self.buckets[bisect_left(BUCKETS_S, seconds)] += 1
+        self.seconds += seconds
+
+
+class HttpMetrics:
+    """Requests by operation. Written on the loop thread, read there too."""
+
+    def __init__(self) -> None:
+        self._series: dict[str, Series] = {}
+
+    def series(self, operation: str) -> Series:
+        return self._series.setdefault(operation, Series())
+
+    def collect(self) -> Iterable[Metric]:
+        requests = CounterMetricFamily(
+            "lsmq_http_requests",
+            "Requests answered; 499: the caller went away.",
+            labels=["operation", "status"],
+        )
+        seconds = HistogramMetricFamily(
+            "lsmq_http_request_seconds",
+            "Time to answer, waiting of long polls included.",
+            labels=["operation"],
+        )
+        for operation, series in self._series.items():
+            if not series.by_status:
+                continue
+            for status, count in sorted(series.by_status.items()):
+                requests.add_metric([operation, str(status)], count)
+            total = 0
+            buckets = []
+            for bound, count in zip((*map(str, BUCKETS_S), "+Inf"), series.buckets, strict=True):
+                total += count
+                buckets.append((bound, total))
+            seconds.add_metric([operation], buckets, series.seconds)
+        yield requests
+        yield seconds
+
+
+class _BrokerCollector(Collector):
+    def __init__(self, broker: Broker, http: HttpMetrics) -> None:
+        self._broker = broker
+        self._http = http
+
+    def collect(self) -> Iterable[Metric]:
+        yield from self._http.collect()
+        yield from self._broker_metrics()
+        yield from self._commit_metrics()
+        yield from self._store_metrics()
+
+    def _broker_metrics(self) -> Iterable[Metric]:
+        broker = self._broker
+        yield GaugeMetricFamily("lsmq_waiters", "Long polls held now.", broker.waiters.count)
+        budget = broker.budget
+        yield GaugeMetricFamily("lsmq_inflight_bytes", "Request and answer bytes in memory.", budget.used_bytes)
+        yield GaugeMetricFamily("lsmq_inflight_peak_bytes", "Most there ever were.", budget.peak_bytes)
+        yield CounterMetricFamily(
+            "lsmq_inflight_refused",
+            "Requests refused for want of memory (max_inflight_bytes).",
+            budget.refused,
+        )
+        yield CounterMetricFamily("lsmq_sendfile_bytes", "Bytes sent straight from files.", broker.sendfile_bytes)
+        yield CounterMetricFamily("lsmq_writes_delayed", "Writes delayed by pressure.", broker.writes_delayed)
+
+    def _commit_metrics(self) -> Iterable[Metric]:
+        writes = CounterMetricFamily(
+            "lsmq_committed_writes", "Writes that asked for a commit; many share one.", labels=["shard"]
+        )
+        failures = CounterMetricFamily("lsmq_commit_failures", "Group commits that failed.", labels=["shard"])
+        for shard, committer in enumerate(self._broker.committers):
+            writes.add_metric([str(shard)], committer.waits)
+            failures.add_metric([str(shard)], committer.failures)
+        yield from (writes, failures)
+
+    def _store_metrics(self) -> Iterable[Metric]:
+        """Every field of ``StoreStats``; one that ends in ``_total`` or ``_seconds`` is a counter."""
+        families: dict[str, Metric] = {}
+        pressure = GaugeMetricFamily(
+            "lsmq_store_pressure",
+            "1 for the shard's present state of backpressure.",
+            labels=["shard", "state"],
+        )
+        for shard, store in enumerate(self._broker.stores):
+            stats = store.stats()
+            for entry in dataclasses.fields(stats):
+                value = getattr(stats, entry.name)
+                if not isinstance(value, int | float):
+                    continue
+                family = families.get(entry.name)
+                if family is None:
+                    words = entry.name.removesuffix("_total").replace("_", " ")
+                    counts = entry.name.endswith(("_total", "_seconds"))
+                    kind = CounterMetricFamily if counts else GaugeMetricFamily
+                    name = f"lsmq_store_{entry.name.removesuffix('_total')}"
+                    family = families[entry.name] = kind(name, f"Of the storage engine: {words}.", labels=["shard"])
+                assert isinstance(family, CounterMetricFamily | GaugeMetricFamily)
+                family.add_metric([str(shard)], value)
+            for state in _PRESSURES:
+                pressure.add_metric([str(shard), state], float(store.pressure == state))
+        yield from families.values()
+        yield pressure
+
+
+class NodeMetrics:
+    """What ``/metrics`` shows."""
+
+    def __init__(self, broker: Broker, http: HttpMetrics) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        PlatformCollector(registry=self._registry)
+        GCCollector(registry=self._registry)
+        self._registry.register(_BrokerCollector(broker, http))
+
+    def render(self) -> tuple[bytes, str]:
+        """The exposition in Prometheus text format, and its media type."""
+        return generate_latest(self._registry), CONTENT_TYPE_LATEST

@@ -1,0 +1,182 @@
+"""The OpenAPI document: it is valid, it is the router, and answers are what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lsmq.errors import InvalidRequest
+from lsmq_node.api.app import make_app, route_table
+from lsmq_node.api.schema import check
+from lsmq_node.broker import Broker
+from lsmq_node.config import NodeConfig
+from support.node_process import NodeProcess
+
+from .calls import Api
+
+METHODS = ("get", "put", "post", "delete")
+
+
+@pytest.fixture(scope="module")
+def document(api: Api) -> dict[str, Any]:
+    served: dict[str, Any] = api.get("/v1/openapi.json").json()
+    return served
+
+
+def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, item in document["paths"].items():
+        for method, operation in item.items():
+            yield method, path, operation
+
+
+def test_the_document_is_valid_openapi(document: dict[str, Any]) -> None:
+    validator = pytest.importorskip("openapi_spec_validator")
+    assert document["openapi"].startswith("3.1")
+    validator.validate(document)
+
+
+def test_the_document_and_the_router_have_the_same_operations(document: dict[str, Any], tmp_path: Path) -> None:
+    async def routes() -> set[tuple[str, str]]:
+        broker = await Broker.open(NodeConfig(data=tmp_path))
+        try:
+            app = make_app(broker)
+            return {
+                (route.method.lower(), route.resource.canonical)
+                for route in app.router.routes()
+                if route.resource is not None
+            }
+        finally:
+            await broker.close()
+
+    assert {(method, path) for method, path, _ in operations(document)} == asyncio.run(routes())
+
+
+def test_every_operation_is_described(document: dict[str, Any]) -> None:
+    names = []
+    for method, path, operation in operations(document):
+        assert method in METHODS
+        names.append(operation["operationId"])
+        assert operation["summary"] and operation["tags"]
+        assert "default" in operation["responses"]
+        declared = {item["name"] for item in operation.get("parameters", []) if item["in"] == "path"}
+        assert declared == set(re.findall(r"{(\w+)}", path))
+        assert ("requestBody" in operation) == (method in ("put", "post"))
+    assert len(names) == len(set(names))
+
+
+def test_limits_of_the_node_stand_in_its_document() -> None:
+    config = NodeConfig(data=Path("unused"), max_messages_per_request=17, max_wait_ms=5)
+    table = {route.operation: route for route in route_table(config)}
+    read = {parameter.name: parameter.schema for parameter in table["readMessages"].parameters}
+    assert read["max"]["maximum"] == read["max"]["default"] == 17
+    assert read["wait_ms"]["maximum"] == 5
+    request = table["sendMessages"].request
+    assert request is not None and request.schema is not None
+    assert request.schema["properties"]["messages"]["maxItems"] == 17
+
+
+def test_every_answer_fits_the_document(
+    api: Api, shared_node: NodeProcess, document: dict[str, Any], topic_name: str
+) -> None:
+    seen: set[str] = set()
+
+    def fits(operation_id: str, method: str, path: str, body: Any = None, status: int = 200) -> Any:
+        answer = api.call(method, path, body, status=status)
+        operation = next(item for _, _, item in operations(document) if item["operationId"] == operation_id)
+        content = operation["responses"][str(status)].get("content")
+        if content is None:
+            assert answer.body == b""
+        else:
+            media_type = answer.headers["Content-Type"].partition(";")[0]
+            if media_type == "application/json":
+                check(answer.json(), content[media_type]["schema"], operation_id)
+            else:
+                assert media_type in content
+        seen.add(operation_id)
+        return answer.json() if answer.headers.get("Content-Type") == "application/json" else None
+
+    topic = f"/v1/topics/{topic_name}"
+    fits("createTopic", "PUT", topic, {"queues": 2}, 201)
+    fits("createTopic", "PUT", topic, {"queues": 2}, 200)
+    fits("listTopics", "GET", "/v1/topics")
+    fits("getTopic", "GET", topic)
+    message = {"queue": 0, "body": "x", "key": "k", "properties": {"a": "b"}}
+    sent = fits("sendMessages", "POST", f"{topic}/messages", {"messages": [message, {"body_b64": "/w=="}]})
+    fits("readMessages", "GET", f"{topic}/queues/0/messages")
+    fits("getMessage", "GET", f"/v1/messages/{sent['results'][0]['id']}")
+    fits("getQueue", "GET", f"{topic}/queues/0?time_ms=0")
+    fits("getOffsets", "GET", f"{topic}/offsets?time_ms=0")
+    fits("fetchBatches", "POST", f"{topic}/fetch", {"queues": [0], "offsets": [0]})
+    fits("commitOffsets", "POST", "/v1/groups/g/offsets", {"topic": topic_name, "queues": [0], "offsets": [1]})
+    fits("getCommittedOffsets", "GET", f"/v1/groups/g/offsets?topic={topic_name}")
+    fits("listGroups", "GET", "/v1/groups")
+    for name, path in (
+        ("healthz", "/healthz"),
+        ("readyz", "/readyz"),
+        ("status", "/v1/status"),
+        ("openapi", "/v1/openapi.json"),
+        ("metrics", "/metrics"),
+    ):
+        fits(name, "GET", path)
+    fits("deleteTopic", "DELETE", topic, None, 204)
+    assert seen | {"sendBatch"} == {item["operationId"] for _, _, item in operations(document)}
+
+
+def test_errors_fit_the_document(api: Api, document: dict[str, Any]) -> None:
+    schema = document["components"]["schemas"]["Error"]
+    for path in ("/v1/topics/nowhere", "/v1/nothing", "/v1/messages/0", "/v1/topics?x=1"):
+        check(api.get(path, None).json(), schema, path)
+
+
+VALUES: list[Any] = [
+    None,
+    True,
+    0,
+    -1,
+    300,
+    1.5,
+    "",
+    "x",
+    "xxxx",
+    [],
+    [1, 2],
+    [1, "x"],
+    {},
+    {"a": 1},
+    {"a": "x", "b": 1},
+    {"b": 300},
+]
+
+SCHEMAS: list[dict[str, Any]] = [
+    {"type": "integer", "minimum": 0, "maximum": 255},
+    {"type": ["integer", "null"]},
+    {"type": "string", "minLength": 1, "maxLength": 3},
+    {"type": "string", "pattern": "^x+$"},
+    {"type": "number"},
+    {"type": "boolean"},
+    {"enum": ["x", 0]},
+    {"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 2},
+    {"anyOf": [{"type": "integer", "minimum": 0}, {"enum": ["x"]}]},
+    {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
+    {"type": "object", "properties": {"b": {"type": "integer", "maximum": 255}}, "additionalProperties": False},
+    {"type": "object", "additionalProperties": {"type": "integer"}},
+]
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_the_checker_agrees_with_json_schema(schema: dict[str, Any]) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    validator = jsonschema.Draft202012Validator(schema)
+    for value in VALUES:
+        # JSON Schema does not tell 0 from False in an enum; the rest has to agree.
+        try:
+            check(value, schema, "value")
+            accepted = True
+        except InvalidRequest:
+            accepted = False
+        assert accepted == validator.is_valid(value), (value, schema)

@@ -1,0 +1,131 @@
+"""Starting: what keeps a node from it is said in one line, with the remedy, and exit code 1."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from support.node_process import NodeProcess, StartFailed
+
+from .calls import Api
+
+NodeMaker = Callable[..., NodeProcess]
+
+
+def failure(node: NodeProcess, code: int = 1) -> str:
+    """The one line a node that cannot start ends with."""
+    with pytest.raises(StartFailed) as raised:
+        node.start()
+    assert raised.value.code == code
+    lines = [line for line in node.log().splitlines() if line.startswith("error:")]
+    assert len(lines) == 1, node.log()
+    assert "Traceback" not in node.log()
+    return lines[0]
+
+
+@contextmanager
+def mounted(directory: Path, options: str) -> Iterator[None]:
+    """A tmpfs on the directory. Skips where mounting is not allowed."""
+    directory.mkdir(parents=True, exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(directory)]
+    try:
+        done = subprocess.run(command, capture_output=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no mount command")
+    if done.returncode:
+        pytest.skip(f"mounting is not allowed: {done.stderr.decode().strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(directory)], check=True)
+
+
+def test_a_data_directory_in_use_names_the_process(node: NodeProcess, make_node: NodeMaker) -> None:
+    line = failure(make_node(node.data))
+    assert line.startswith("error: data_directory_locked:")
+    assert f"process {node.pid}" in line
+    assert Api(node.url).get("/healthz").status == 200
+
+
+def test_a_directory_is_free_again_after_a_kill(node: NodeProcess, make_node: NodeMaker) -> None:
+    node.kill9()
+    other = make_node(node.data).start()
+    assert Api(other.url).get("/readyz").status == 200
+
+
+def test_a_read_only_file_system_is_refused(tmp_path: Path, make_node: NodeMaker) -> None:
+    with mounted(tmp_path / "mount", "ro,size=1m"):
+        line = failure(make_node(tmp_path / "mount" / "data"))
+    assert line.startswith("error: data_directory_unusable:")
+    assert str(tmp_path / "mount" / "data") in line
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_directory_without_permission_is_refused(tmp_path: Path, make_node: NodeMaker) -> None:
+    tmp_path.chmod(0o555)
+    try:
+        line = failure(make_node(tmp_path / "data"))
+    finally:
+        tmp_path.chmod(0o755)
+    assert line.startswith("error: data_directory_unusable:")
+
+
+def test_a_file_where_the_directory_should_be_is_refused(tmp_path: Path, make_node: NodeMaker) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    line = failure(make_node(tmp_path / "file" / "data"))
+    assert line.startswith("error: data_directory_unusable:")
+
+
+def test_a_port_in_use_names_it_and_the_remedy(node: NodeProcess, make_node: NodeMaker) -> None:
+    other = make_node()
+    other.port = node.port
+    line = failure(other)
+    assert line.startswith("error: address_in_use:")
+    assert str(node.port) in line and "--port" in line
+    assert not other.data.exists()
+
+
+def test_a_host_that_is_not_ours_is_refused(make_node: NodeMaker) -> None:
+    line = failure(make_node(host="192.0.2.1"))
+    assert line.startswith("error: address_in_use:") and "192.0.2.1" in line
+
+
+def test_a_newer_format_is_refused_with_what_to_do(node: NodeProcess) -> None:
+    node.stop()
+    (node.data / "node.json").write_text('{"format": 2, "shards": 1}')
+    line = failure(node)
+    assert line.startswith("error: unsupported_format:")
+    assert "upgrade" in line
+
+
+def test_a_damaged_node_file_is_named(node: NodeProcess) -> None:
+    node.stop()
+    (node.data / "node.json").write_text("{")
+    line = failure(node)
+    assert line.startswith("error: corrupt_file:") and "node.json" in line
+
+
+def test_another_number_of_shards_is_refused(node: NodeProcess) -> None:
+    node.stop()
+    node.settings["shards"] = 2
+    line = failure(node)
+    assert "shards is 2" in line and "made with 1" in line
+
+
+def test_a_wrong_setting_is_wrong_usage(make_node: NodeMaker) -> None:
+    node = make_node(memtable_bytes="many")
+    with pytest.raises(StartFailed) as raised:
+        node.start()
+    assert raised.value.code == 2
+    assert "LSMQ_MEMTABLE_BYTES" in node.log() and "integer" in node.log()
+
+
+def test_effective_settings_are_logged(make_node: NodeMaker) -> None:
+    node = make_node(log_format="json", max_waiters=123).start()
+    assert '"max_waiters": 123' in node.log()
+    assert '"flush_mode": "sync"' in node.log()

@@ -1,0 +1,78 @@
+"""Stopping on a signal: held polls are answered, writes in flight finish, exit code 0, nothing is lost."""
+
+from __future__ import annotations
+
+import http.client
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from support.node_process import NodeProcess
+
+from .calls import Api, eventually
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_an_idle_node_with_0(node: NodeProcess, number: signal.Signals) -> None:
+    node.signal(number)
+    assert node.wait() == 0
+    assert "Traceback" not in node.log()
+
+
+def test_held_polls_are_answered_at_once(node: NodeProcess) -> None:
+    api = Api(node.url)
+    api.create("t", 10)
+    with ThreadPoolExecutor(4) as pool:
+        one = [pool.submit(api.read, "t", queue, wait_ms=60_000) for queue in range(2)]
+        many = [pool.submit(api.fetch, "t", {1: 0, 5: 0}, wait_ms=60_000) for _ in range(2)]
+        eventually(lambda: api.status()["waiters"] == 4, "all polls are held")
+        began = time.monotonic()
+        assert node.stop() == 0
+        assert time.monotonic() - began < 5
+        assert all(poll.result().json()["messages"] == [] for poll in one)
+        assert all(poll.result().body == b"" for poll in many)
+
+
+def test_writes_in_flight_finish_and_are_there_afterwards(node: NodeProcess) -> None:
+    api = Api(node.url)
+    api.create("t", 8)
+    acknowledged: list[list[str]] = [[] for _ in range(8)]
+    under_way = threading.Barrier(9)
+
+    def write(queue: int) -> str:
+        for number in range(100_000):
+            try:
+                answer = api.send("t", {"queue": queue, "body": str(number)}, status=None)
+            except (OSError, http.client.HTTPException):
+                return "connection"
+            if answer.status == 503:
+                assert answer.code == "shutting_down" and answer.error["retriable"]
+                return "refused"
+            assert answer.status == 200
+            acknowledged[queue].append(str(number))
+            if number == 10:
+                under_way.wait()
+        return "never"
+
+    with ThreadPoolExecutor(8) as pool:
+        writers = [pool.submit(write, queue) for queue in range(8)]
+        under_way.wait()
+        assert node.stop() == 0
+        assert all(writer.result() in ("connection", "refused") for writer in writers)
+    assert "Traceback" not in node.log()
+    node.start()
+    for queue in range(8):
+        stored = api.all_bodies("t", queue)
+        assert stored[: len(acknowledged[queue])] == acknowledged[queue]
+
+
+def test_a_second_start_on_the_same_data_goes_on_where_it_was(node: NodeProcess) -> None:
+    api = Api(node.url)
+    api.create("t", 1)
+    for number in range(3):
+        assert api.send("t", {"body": str(number)}).json()["results"][0]["offset"] == number
+        node.restart()
+    assert api.all_bodies("t", 0) == ["0", "1", "2"]

@@ -1,0 +1,394 @@
+"""The producer against a node that is played: batching, limits, and what happens when things go wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from lsmq import (
+    BufferFull,
+    Client,
+    ClientClosed,
+    ConnectionFailed,
+    EmptyBody,
+    InvalidRequest,
+    LsmqError,
+    MessageTooLarge,
+    OutOfOrderSequence,
+    Producer,
+    StoreBusy,
+    TimedOut,
+    Topic,
+    UnknownProducer,
+    UnknownQueue,
+)
+from lsmq._transport import Answer
+from lsmq.partitioners import round_robin
+from lsmq.record_batch import Column, RecordBatch, encode_batch, key_hash
+
+
+class PlayedNode(Client):
+    """A client whose node stores batches in a list, or raises what ``faults`` holds for the next request."""
+
+    def __init__(self, *, queues: int = 8, shards: int = 1, **options: Any) -> None:
+        super().__init__("http://played:1", **options)
+        size = queues // shards
+        routes = [
+            {
+                "first": shard * size,
+                "end": (shard + 1) * size,
+                "shard": shard,
+                "leader": f"http://played{shard}:1",
+                "epoch": 1,
+            }
+            for shard in range(shards)
+        ]
+        self.described = Topic.from_dict(
+            {"name": "t", "id": 1, "queues": queues, "options": {}, "created_ms": 0, "routes": routes}
+        )
+        self.stored: list[RecordBatch] = []
+        self.attempts: list[bytes] = []
+        self.urls_asked: list[str] = []
+        self.faults: list[LsmqError | None] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def topic(self, name: str) -> Topic:
+        return self._remember(self.described)
+
+    async def routes(self, name: str, **_: Any) -> Topic:
+        return self.described
+
+    async def send_once(self, method: str, url: str, *, timeout_s: float, **request: Any) -> Answer:
+        self.urls_asked.append(url)
+        self.attempts.append(request["body"])
+        await self.gate.wait()
+        if self.faults and (fault := self.faults.pop(0)) is not None:
+            raise fault
+        batch = RecordBatch(request["body"])
+        self.stored.append(batch)
+        offsets = list(range(100, 100 + batch.record_count))
+        return Answer(200, "", {}, encode_batch(batch.record_count, {Column.OFFSET: offsets}, b""))
+
+    def bodies(self) -> list[bytes]:
+        return [message.body for batch in self.stored for message in batch.messages("t")]
+
+
+def unreachable() -> ConnectionFailed:
+    return ConnectionFailed("no connection", sent=False)
+
+
+def lost() -> ConnectionFailed:
+    return ConnectionFailed("the connection broke", sent=True)
+
+
+async def test_messages_wait_for_company_and_go_out_together() -> None:
+    node = PlayedNode()
+    async with Producer(node, "t", linger_ms=20) as producer:
+        receipts = [await producer.send(f"{number}") for number in range(10)]
+        assert not receipts[0].done()
+        with pytest.raises(asyncio.InvalidStateError):
+            receipts[0].result()
+        sent = await asyncio.gather(*receipts)
+    assert len(node.stored) == 1
+    assert [place.offset for place in sent] == list(range(100, 110))
+    assert len({place.queue for place in sent}) == 1
+    assert sent[0].id == f"00000001{sent[0].queue:08x}{100:016x}"
+
+
+async def test_without_linger_the_first_message_goes_at_once_and_the_rest_meanwhile_together() -> None:
+    node = PlayedNode()
+    async with Producer(node, "t", linger_ms=0) as producer:
+        node.gate.clear()
+        await producer.send("first")
+        await asyncio.sleep(0.01)
+        for number in range(5):
+            await producer.send(f"{number}")
+        node.gate.set()
+    assert [batch.record_count for batch in node.stored] == [1, 5]
+    assert node.bodies() == [b"first", b"0", b"1", b"2", b"3", b"4"]
+
+
+async def test_a_batch_never_holds_more_than_its_limit() -> None:
+    node = PlayedNode()
+    async with Producer(node, "t", batch_bytes=1000) as producer:
+        for size in (400, 400, 400, 5000, 10):
+            await producer.send(b"x" * size)
+    assert [[len(m.body) for m in batch.messages("t")] for batch in node.stored] == [[400, 400], [400], [5000], [10]]
+
+
+async def test_messages_without_a_key_change_queue_with_the_batch() -> None:
+    node = PlayedNode(queues=4)
+    async with Producer(node, "t", batch_bytes=500) as producer:
+        for _ in range(40):
+            await producer.send(b"x" * 50)
+    queues = [set(batch.column(Column.QUEUE)) for batch in node.stored]
+    assert all(len(held) == 1 for held in queues)
+    assert set.union(*queues) == {0, 1, 2, 3}
+
+
+async def test_keys_explicit_queues_and_partitioners_decide_the_queue() -> None:
+    node = PlayedNode(queues=8)
+    async with Producer(node, "t") as producer:
+        sent = [await producer.send_and_wait("x", key="N12345"), await producer.send_and_wait("x", queue=6)]
+        assert [place.queue for place in sent] == [key_hash("N12345") % 8, 6]
+        with pytest.raises(UnknownQueue, match="queues 0 to 7, not 8"):
+            await producer.send("x", queue=8)
+    async with Producer(node, "t", partitioner=round_robin(0)) as producer:
+        sent = await (await producer.send_many(["a", ("key", "b"), "c"]))
+        assert [place.queue for place in sent] == [0, 1, 2]
+    async with Producer(node, "t", partitioner=lambda key, body, queues: queues) as producer:
+        with pytest.raises(UnknownQueue):
+            await producer.send("x")
+
+
+async def test_batches_of_several_shards_go_to_their_leaders_with_their_own_sequences() -> None:
+    node = PlayedNode(queues=8, shards=4)
+    async with Producer(node, "t") as producer:
+        for _ in range(2):
+            await (await producer.send_many([(f"{number}", "x") for number in range(200)]))
+    assert {url.split("/v1")[0] for url in node.urls_asked} == {f"http://played{shard}:1" for shard in range(4)}
+    for batch in node.stored:
+        assert len({queue // 2 for queue in batch.column(Column.QUEUE)}) == 1
+    assert len({batch.producer_id for batch in node.stored}) == 4
+    assert sorted(batch.sequence for batch in node.stored) == [0] * 4 + [1] * 4
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+async def test_send_many_tells_of_every_message_in_order(shards: int) -> None:
+    node = PlayedNode(queues=8, shards=shards)
+    async with Producer(node, "t", batch_bytes=2000, max_buffer_bytes=5000) as producer:
+        messages = [(f"key {number % 50}", f"body {number}") for number in range(1000)]
+        receipts = await producer.send_many(messages)
+        sent = await receipts
+        assert len(receipts) == len(sent) == 1000 and receipts.done()
+    assert [place.queue for place in sent] == [key_hash(key) % 8 for key, _ in messages]
+    assert sorted(node.bodies()) == sorted(body.encode() for _, body in messages)
+
+
+async def test_a_full_buffer_makes_send_wait_and_send_nowait_refuse() -> None:
+    node = PlayedNode()
+    async with Producer(node, "t", linger_ms=0, batch_bytes=1000, max_buffer_bytes=2000) as producer:
+        node.gate.clear()
+        accepted = 0
+        with pytest.raises(BufferFull, match="the limit is 2000"):
+            while True:
+                producer.send_nowait(b"x" * 300)
+                accepted += 1
+        assert accepted == 5 and producer.buffered_bytes <= 2000
+        waiting = [asyncio.create_task(producer.send(f"{number}" * 300)) for number in range(4)]
+        await asyncio.sleep(0.02)
+        assert not any(task.done() for task in waiting)
+        node.gate.set()
+        await asyncio.gather(*waiting)
+        await producer.flush()
+        assert producer.buffered_bytes == 0
+    assert node.bodies() == [b"x" * 300] * 5 + [f"{number}".encode() * 300 for number in range(4)]
+
+
+async def test_a_sender_that_is_cancelled_while_it_waits_does_no_harm() -> None:
+    node = PlayedNode()
+    async with Producer(node, "t", linger_ms=0, batch_bytes=400, max_buffer_bytes=400) as producer:
+        node.gate.clear()
+        first = await producer.send(b"x" * 300)
+        waiting = asyncio.create_task(producer.send(b"y" * 300))
+        reader = asyncio.create_task(_result(first))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        reader.cancel()
+        await asyncio.gather(waiting, reader, return_exceptions=True)
+        node.gate.set()
+        assert (await first).offset == 100
+        await producer.send_and_wait(b"z")
+    assert node.bodies() == [b"x" * 300, b"z"]
+
+
+async def _result(receipt: Any) -> Any:
+    return await receipt
+
+
+async def test_what_can_never_be_sent_is_refused_at_once() -> None:
+    node = PlayedNode()
+    async with Producer(node, "t", max_message_bytes=100, batch_bytes=100, max_buffer_bytes=100) as producer:
+        for body in ("", b""):
+            with pytest.raises(EmptyBody):
+                await producer.send(body)
+        with pytest.raises(MessageTooLarge, match="needs 101 bytes.*allows 100"):
+            await producer.send(b"x" * 101)
+        with pytest.raises(MessageTooLarge, match="key, tag and properties"):
+            await producer.send(b"x" * 60, key="k" * 60)
+        with pytest.raises(MessageTooLarge, match="max_buffer_bytes"):
+            await producer.send(b"x" * 60)
+    assert node.stored == []
+
+
+async def test_the_limit_counts_key_tag_and_properties_to_the_byte() -> None:
+    node = PlayedNode()
+    async with Producer(node, "t", max_message_bytes=100) as producer:
+        await producer.send(b"x" * 95, key="abc")  # array of one (1), text of three (1 + 3)
+        with pytest.raises(MessageTooLarge, match="needs 101"):
+            await producer.send(b"x" * 96, key="abc")
+        with pytest.raises(MessageTooLarge, match="needs 104"):
+            await producer.send(b"x" * 95, properties={"a": "bc"})
+    assert len(node.bodies()) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"batch_bytes": 0},
+        {"batch_bytes": 5 << 20},
+        {"max_buffer_bytes": 10},
+        {"ack": "all"},
+        {"linger_ms": -1},
+    ],
+)
+async def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        Producer(PlayedNode(), "t", **options)
+
+
+@pytest.mark.parametrize("fault", [unreachable, lost, lambda: StoreBusy("busy")])
+async def test_a_retry_sends_the_same_bytes(fault: Callable[[], LsmqError]) -> None:
+    node = PlayedNode()
+    node.faults = [fault(), fault()]
+    async with Producer(node, "t") as producer:
+        await producer.send_and_wait("one")
+        await producer.send_and_wait("two")
+    assert node.attempts[0] == node.attempts[1] == node.attempts[2]
+    assert [(batch.sequence, batch.producer_id) for batch in node.stored] == [
+        (0, node.stored[0].producer_id),
+        (1, node.stored[0].producer_id),
+    ]
+
+
+async def test_an_error_fails_exactly_the_messages_of_its_batch() -> None:
+    node = PlayedNode()
+    node.faults = [None, InvalidRequest("no"), None]
+    async with Producer(node, "t", batch_bytes=400) as producer:
+        receipts = [await producer.send(b"x" * 300) for _ in range(3)]
+        results = await asyncio.gather(*receipts, return_exceptions=True)
+    assert [isinstance(result, InvalidRequest) for result in results] == [False, True, False]
+    # Nobody can tell what became of the failed batch's sequence number, so the next one starts afresh.
+    assert node.stored[1].producer_id != node.stored[0].producer_id and node.stored[1].sequence == 0
+
+
+async def test_an_error_nobody_looked_at_is_raised_by_flush_once() -> None:
+    node = PlayedNode()
+    node.faults = [InvalidRequest("no")]
+    async with Producer(node, "t") as producer:
+        await producer.send("x")
+        with pytest.raises(InvalidRequest, match="no"):
+            await producer.flush()
+        await producer.flush()
+        node.faults = [InvalidRequest("no")]
+        receipt = await producer.send("x")
+        with pytest.raises(InvalidRequest):
+            await receipt
+        await producer.flush()
+    node.faults = [InvalidRequest("no")]
+    with pytest.raises(InvalidRequest):
+        async with Producer(node, "t") as producer:
+            await producer.send("x")
+
+
+async def test_the_deadline_ends_retries_and_says_whether_the_message_may_be_stored() -> None:
+    for fault, fate in ((unreachable, "it is not stored"), (lost, "it may be stored")):
+        node = PlayedNode()
+        node.faults = [fault() for _ in range(1000)]
+        async with Producer(node, "t", deadline_ms=150) as producer:
+            receipts = [await producer.send(f"{number}") for number in range(3)]
+            with pytest.raises(TimedOut, match=fate) as caught:
+                await receipts[0]
+            assert caught.value.details["maybe_stored"] is (fault is lost)
+            assert all(isinstance(receipt.exception(), TimedOut) for receipt in receipts)
+        assert 2 <= len(node.attempts) < 50
+
+
+async def test_a_forgotten_producer_goes_on_under_a_new_identity_only_where_that_is_safe() -> None:
+    node = PlayedNode()
+    async with Producer(node, "t") as producer:
+        await producer.send_and_wait("one")
+        node.faults = [UnknownProducer("forgotten")]
+        await producer.send_and_wait("two")
+        assert node.stored[1].producer_id != node.stored[0].producer_id and node.stored[1].sequence == 0
+        node.faults = [lost(), UnknownProducer("forgotten")]
+        with pytest.raises(UnknownProducer):
+            await producer.send_and_wait("three")
+        await producer.send_and_wait("four")
+        node.faults = [lost(), OutOfOrderSequence("gap")]  # The gap proves that it is not stored.
+        await producer.send_and_wait("five")
+    assert node.bodies() == [b"one", b"two", b"four", b"five"]
+
+
+async def test_an_answer_for_another_number_of_messages_is_an_error() -> None:
+    node = PlayedNode()
+
+    async def answer(*_: Any, **__: Any) -> Answer:
+        return Answer(200, "", {}, encode_batch(2, {Column.OFFSET: [1, 2]}, b""))
+
+    node.send_once = answer  # type: ignore[method-assign]
+    async with Producer(node, "t") as producer:
+        with pytest.raises(LsmqError, match="2 offsets for a batch of 1"):
+            await producer.send_and_wait("x")
+
+
+async def test_a_closed_producer_refuses_and_has_sent_everything() -> None:
+    node = PlayedNode()
+    producer = Producer(node, "t", linger_ms=10_000)
+    with pytest.raises(ClientClosed, match="not started"):
+        producer.send_nowait("x")
+    receipt = await producer.send("x")
+    await producer.close()
+    await producer.close()
+    assert receipt.done() and node.bodies() == [b"x"]
+    with pytest.raises(ClientClosed, match="is closed"):
+        await producer.send("y")
+
+
+async def test_aborting_fails_what_is_under_way() -> None:
+    node = PlayedNode()
+    producer = Producer(node, "t", linger_ms=0)
+    node.gate.clear()
+    receipts = [await producer.send(f"{number}") for number in range(3)]
+    await asyncio.sleep(0.01)
+    receipts.append(await producer.send("later"))
+    await producer.abort()
+    for receipt in receipts:
+        with pytest.raises(ClientClosed, match="may be stored"):
+            await receipt
+
+
+async def test_flush_does_not_wait_for_messages_that_come_later() -> None:
+    node = PlayedNode()
+    async with Producer(node, "t", linger_ms=10_000) as producer:
+        await producer.send("first")
+        flushing = asyncio.create_task(producer.flush())
+        await asyncio.sleep(0)
+        late = await producer.send("late")
+        await flushing
+        assert node.bodies() == [b"first"] and not late.done()
+
+
+async def test_callbacks_run_once_the_message_is_stored() -> None:
+    node = PlayedNode()
+    seen: list[int] = []
+    async with Producer(node, "t") as producer:
+        receipt = await producer.send("x")
+        receipt.add_done_callback(lambda done: seen.append(done.result().offset))
+        await receipt
+        receipt.add_done_callback(lambda done: seen.append(-1))
+    assert seen == [100, -1]
+
+
+async def test_compressed_batches_hold_the_same_messages() -> None:
+    from lsmq import Codec
+
+    node = PlayedNode()
+    async with Producer(node, "t", codec=Codec.ZSTD) as producer:
+        await (await producer.send_many(["again and " * 50] * 100))
+    assert node.bodies() == [b"again and " * 50] * 100
+    assert sum(map(len, node.attempts)) < 3000

@@ -1,0 +1,51 @@
+"""Fixtures for all tests: real nodes in processes of their own."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.node_process import NodeProcess
+
+
+@pytest.fixture
+def make_node(tmp_path: Path) -> Iterator[Callable[..., NodeProcess]]:
+    """Makes nodes with settings, not yet started. Each has its own data directory unless given one."""
+    nodes: list[NodeProcess] = []
+
+    def make(data: Path | None = None, **settings: Any) -> NodeProcess:
+        nodes.append(NodeProcess(data or tmp_path / f"node-{len(nodes)}", **settings))
+        return nodes[-1]
+
+    yield make
+    for node in nodes:
+        if node.alive:
+            node.kill9()
+        shutil.rmtree(node.data, ignore_errors=True)
+
+
+@pytest.fixture
+def node(make_node: Callable[..., NodeProcess]) -> NodeProcess:
+    """A node of the test's own, started, with default settings."""
+    return make_node().start()
+
+
+@pytest.fixture(scope="session")
+def shared_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    """One node for all tests that only need a node: do not kill it, and use topic names of your own."""
+    shared = NodeProcess(tmp_path_factory.mktemp("shared") / "data").start()
+    yield shared
+    if shared.alive:
+        shared.stop()
+    shutil.rmtree(shared.data, ignore_errors=True)
+
+
+@pytest.fixture
+def topic_name(request: pytest.FixtureRequest) -> str:
+    """A legal topic name that no other test uses."""
+    name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
+    return f"{name[:150]}-{abs(hash(request.node.nodeid)) % 10**8}"

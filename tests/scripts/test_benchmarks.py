@@ -1,0 +1,125 @@
+"""The benchmarks run, compare what they say they compare, and put every figure into the result."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from lsmq_node.benchmarks import BENCHES, BenchFailed, engines, node_servers
+from lsmq_node.benchmarks.isolate import run_case
+from lsmq_node.benchmarks.report import rate_text, ratio, ratio_text, spread
+from lsmq_node.benchmarks.store_cases import reopen
+from lsmq_node.benchmarks.workload import Workload, number_of, queue_of
+
+
+def test_the_workload_is_the_same_for_writer_and_reader() -> None:
+    workload = Workload(messages=1000, queues=7, batch=64, message_bytes=58)
+    written: dict[int, list[bytes]] = {queue: [] for queue in range(7)}
+    for queues, bodies in workload.batches():
+        for queue, body in zip(queues.tolist(), bodies, strict=True):
+            written[queue].append(body)
+    assert [len(bodies) for bodies in written.values()] == workload.lengths().tolist()
+    for queue, bodies in written.items():
+        assert {len(body) for body in bodies} == {58}
+        assert {queue_of(body) for body in bodies} == {queue}
+        assert [number_of(body) for body in bodies] == sorted(number_of(body) for body in bodies)
+
+
+@pytest.mark.parametrize("name", engines.available()[0])
+def test_every_engine_gives_back_what_was_put(name: str, tmp_path: Path) -> None:
+    workload = Workload(messages=500, queues=9, batch=50, message_bytes=20)
+    store = engines.open_engine(name, tmp_path / "store", "async", engines.queue_names(name, 9))
+    expected: dict[int, list[bytes]] = {}
+    for queues, bodies in workload.batches():
+        store.put(queues, bodies)
+        for queue, body in zip(queues.tolist(), bodies, strict=True):
+            expected.setdefault(queue, []).append(body)
+    store.flush()
+    for queue, bodies in expected.items():
+        assert store.get(queue, 0, 1000) == bodies
+        assert store.get(queue, 5, 3) == bodies[5:8]
+    store.close()
+
+
+def test_options_have_quick_values_and_refuse_nonsense() -> None:
+    bench = BENCHES["store"]
+    assert bench.values({})["messages"] == 5_000_000
+    assert bench.values({"quick": True})["messages"] == 300_000
+    assert bench.values({"quick": True, "messages": 10})["messages"] == 10
+    with pytest.raises(BenchFailed, match="at least 1"):
+        bench.values({"messages": 0})
+    with pytest.raises(BenchFailed, match="no option colour"):
+        bench.values({"colour": 1})
+
+
+def test_figures_read_well() -> None:
+    assert rate_text(spread([1_200_000.0, 1_260_000.0, 1_310_000.0])) == "1.26 M/s (1.20-1.31)"
+    assert rate_text(spread([94_000.0])) == "94.0 k/s"
+    assert ratio_text(ratio({"median": 3.0}, {"median": 2.0})) == "1.50x"
+    assert ratio_text(ratio({"median": 3.0}, None)) == "-"
+
+
+def test_a_case_that_fails_says_why(tmp_path: Path) -> None:
+    with pytest.raises(BenchFailed, match="KeyError: 'no such engine'"):
+        run_case(
+            reopen,
+            engine="no such engine",
+            path=str(tmp_path / "store"),
+            flush_mode="async",
+            messages=1,
+            queues=1,
+            batch=1,
+            message_bytes=58,
+            seconds=1,
+        )
+
+
+@pytest.mark.slow
+def test_bench_store_compares_with_rocksdb() -> None:
+    bench = BENCHES["store"]
+    said: list[str] = []
+    report = bench.run(bench.values({"quick": True, "messages": 20_000, "queues": 20_000, "batch": 1_000}), said.append)
+    json.dumps(report.result)
+    engines_seen = {each["engine"] for each in report.result["writes"]}
+    assert engines_seen == {"lsmq", "rocksdb"}
+    assert all(value is not None and value > 0 for value in report.result["ratios"].values())
+    assert {(each["engine"], each["ending"]) for each in report.result["reopens"]} == {
+        (engine, ending) for engine in engines_seen for ending in ("closed", "killed")
+    }
+    assert len(report.tables) == 3
+    assert any("write 1/1" in line for line in said)
+
+
+@pytest.mark.slow
+def test_bench_store_without_rocksdb_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lsmq_node.benchmarks.store.available", lambda: (["lsmq"], [engines.ROCKSDB_REMEDY]))
+    bench = BENCHES["store"]
+    said: list[str] = []
+    values = bench.values({"quick": True, "messages": 2_000, "queues": 100, "batch": 1_000})
+    report = bench.run(values, said.append)
+    assert engines.ROCKSDB_REMEDY in said
+    assert report.result["missing"] == [engines.ROCKSDB_REMEDY]
+    assert report.result["ratios"]["random_gets_per_s"] is None
+
+
+@pytest.mark.slow
+def test_bench_node_runs_and_says_how_to_get_what_is_missing() -> None:
+    bench = BENCHES["node"]
+    said: list[str] = []
+    report = bench.run(bench.values({"quick": True, "messages": 5_000, "readers": 2, "writers": 2}), said.append)
+    json.dumps(report.result)
+    servers = {(each["server"], each["durability"]) for each in report.result["servers"]}
+    assert {("lsmq", "sync"), ("lsmq", "async")} <= servers
+    assert all(each[name]["median"] > 0 for each in report.result["servers"] for name in ("write_1", "read_n"))
+    if shutil.which("redis-server") is None:
+        assert any("apt-get install redis-server" in line for line in said)
+    else:
+        assert {("redis", "always"), ("redis", "everysec")} <= servers
+
+
+def test_a_missing_redis_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert any("apt-get install redis-server" in line for line in node_servers.missing())

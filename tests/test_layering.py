@@ -1,0 +1,146 @@
+"""Who may import whom. The client stands alone; the storage engine knows nothing of the daemon above it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CLIENT = ROOT / "client"
+NODE = ROOT / "node"
+OURS = ("lsmq_node", "lsmq_coordinator", "lsmq_pipeline")
+# What only the node installs: the light client must work without.
+NODE_ONLY = ("numpy", "prometheus_client", "sortedcontainers", "structlog")
+
+# For each package, what of ours it may import besides itself. Lower rooms know nothing of upper ones.
+ALLOWED = {
+    "lsmq": (),
+    "lsmq_node.storage": ("lsmq.errors", "lsmq.record_batch"),
+    "lsmq_node.history": (),
+}
+# Nothing that serves may depend on what only measures.
+MEASURING = ("lsmq_node.benchmarks", "lsmq_node.history")
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    """Every module of ours by its dotted name."""
+    for base in (CLIENT, NODE):
+        for path in sorted(base.rglob("*.py")):
+            parts = path.relative_to(base).with_suffix("").parts
+            yield ".".join(part for part in parts if part != "__init__"), path
+
+
+def imports(name: str, path: Path) -> set[str]:
+    """Absolute names of all modules that a file imports, wherever in it, for type checking alone as well."""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            found.add(module)
+            found.update(f"{module}.{alias.name}" for alias in node.names)
+    return found
+
+
+def within(name: str, packages: tuple[str, ...]) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def test_every_room_is_looked_at() -> None:
+    names = {name for name, _ in modules()}
+    assert {"lsmq.record_batch", "lsmq_node.storage.wal", "lsmq_node.history"} <= names
+
+
+@pytest.mark.parametrize("package", ALLOWED)
+def test_a_package_imports_only_what_lies_below_it(package: str) -> None:
+    wrong = [
+        f"{name} imports {imported}"
+        for name, path in modules()
+        if within(name, (package,))
+        for imported in sorted(imports(name, path))
+        if within(imported, ("lsmq", *OURS)) and not _is_allowed(imported, package)
+    ]
+    assert wrong == []
+
+
+def _is_allowed(imported: str, package: str) -> bool:
+    if within(imported, (package, *ALLOWED[package])):
+        return True
+    # `from lsmq import errors` names both the package and the module.
+    return any(allowed.startswith(f"{imported}.") for allowed in ALLOWED[package])
+
+
+def test_nothing_that_serves_imports_what_only_measures() -> None:
+    wrong = [
+        f"{name} imports {imported}"
+        for name, path in modules()
+        if not within(name, MEASURING)
+        for imported in imports(name, path)
+        if within(imported, MEASURING)
+    ]
+    assert wrong == []
+
+
+def test_the_test_sees_a_wrong_import(tmp_path: Path) -> None:
+    room = tmp_path / "storage.py"
+    room.write_text("from ..api import app\ndef later():\n    import lsmq_node.config\n")
+    found = imports("lsmq_node.storage.room", room)
+    assert {"lsmq_node.api", "lsmq_node.api.app", "lsmq_node.config"} <= found
+
+
+BLOCKER = """
+import sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {absent!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+"""
+
+
+def run_without(absent: tuple[str, ...], program: str) -> subprocess.CompletedProcess[str]:
+    """Run a program in which some packages are not installed."""
+    source = BLOCKER.format(absent=absent) + program
+    return subprocess.run(
+        [sys.executable, "-W", "error::ImportWarning", "-c", source],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+@pytest.mark.parametrize("module", ["lsmq", "lsmq.sync", "lsmq.cli"])
+def test_the_client_imports_without_the_node_and_what_only_the_node_needs(module: str) -> None:
+    done = run_without((*OURS, *NODE_ONLY), f"import {module}")
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_command_offers_its_help_without_the_node() -> None:
+    program = "from lsmq.cli import main; sys.argv = ['lsmq', '--help']; main()"
+    done = run_without((*OURS, *NODE_ONLY), program)
+    assert done.returncode == 0, done.stderr
+    assert "produce" in done.stdout
+
+
+def test_a_command_of_the_node_says_how_to_get_it() -> None:
+    program = "from lsmq.cli import main; sys.argv = ['lsmq', 'serve', '--data', 'nowhere']; main()"
+    done = run_without((*OURS, *NODE_ONLY), program)
+    assert done.returncode == 1
+    assert "lsmq[node]" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_importing_the_client_stays_quick() -> None:
+    program = "import lsmq; heavy = {'rich', 'click', 'numpy'} & set(sys.modules); assert not heavy, heavy"
+    done = run_without((), f"import sys\n{program}")
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,124 @@
+"""House rules that no other tool checks: sizes, run bits, and nothing of any one machine in the files."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import warnings
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+LARGE_LINES = 400
+LARGEST_LINES = 600
+LARGEST_FILE_BYTES = 512 * 1024
+SCRIPTS = ("scripts/demo", "scripts/format", "scripts/lint", "scripts/setup", "scripts/test", ".ci/run")
+
+# Patterns are put together here so that this file does not match itself.
+MACHINE_PATH = re.compile(
+    r"(?<![\w.~$}/])/(?:home|root|Users|work|workspace|mnt|private|opt/hosted\w*)/[\w.][\w.-]*"
+)
+REGISTRY = re.compile(
+    "|".join(("py" + r"pi\.org", "python" + "hosted", "index" + "-url", "trusted" + "-host"))
+)
+UNFINISHED = re.compile(r"\b(?:" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK")) + r")\b")
+CONFLICT = re.compile(r"^(?:<{7}|>{7}|\|{7}) ", re.MULTILINE)
+SECRET = re.compile("BEGIN [A-Z ]*PRIVATE" + " KEY")
+
+
+def files() -> list[Path]:
+    """All files that are in the repository or about to be: tracked, or untracked and not ignored."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git work tree")
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode()
+    return [path for name in listed.split("\0") if name and (path := ROOT / name).is_file()]
+
+
+def texts() -> list[tuple[Path, str]]:
+    """The text files among them."""
+    found = []
+    for path in files():
+        content = path.read_bytes()
+        if b"\0" not in content:
+            found.append((path, content.decode()))
+    return found
+
+
+def matches(pattern: re.Pattern[str]) -> list[str]:
+    return [
+        f"{path.relative_to(ROOT)}:{text.count(chr(10), 0, match.start()) + 1}: {match.group()}"
+        for path, text in texts()
+        for match in pattern.finditer(text)
+    ]
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        pytest.param(MACHINE_PATH, id="paths of one machine"),
+        pytest.param(REGISTRY, id="hosts or options of a package registry"),
+        pytest.param(UNFINISHED, id="marks of unfinished work"),
+        pytest.param(CONFLICT, id="marks of a merge conflict"),
+        pytest.param(SECRET, id="private keys"),
+    ],
+)
+def test_no_file_holds(pattern: re.Pattern[str]) -> None:
+    assert matches(pattern) == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text"),
+    [
+        (MACHINE_PATH, "see " + "/home" + "/someone/notes"),
+        (MACHINE_PATH, '"' + "/root" + '/.cache"'),
+        (REGISTRY, "https://" + "py" + "pi.org/simple"),
+        (UNFINISHED, "# TO" + "DO: later"),
+        (CONFLICT, "<" * 7 + " ours"),
+    ],
+)
+def test_the_patterns_find_what_they_are_for(pattern: re.Pattern[str], text: str) -> None:
+    assert pattern.search(text)
+
+
+@pytest.mark.parametrize("text", ["/v1/topics/home/x", "https://example.com/home/x", "~/work/x", "a/work/b"])
+def test_the_patterns_leave_other_paths_alone(text: str) -> None:
+    assert not MACHINE_PATH.search(text)
+
+
+@pytest.mark.filterwarnings("default::UserWarning")
+def test_modules_stay_small() -> None:
+    lines = {
+        str(path.relative_to(ROOT)): text.count("\n")
+        for path, text in texts()
+        if path.suffix == ".py" and path.relative_to(ROOT).parts[0] != "tests"
+    }
+    assert lines
+    for name, count in lines.items():
+        if count > LARGE_LINES:
+            warnings.warn_explicit(f"{count} lines; could it be two rooms?", LargeModule, name, count)
+    assert {name: count for name, count in lines.items() if count > LARGEST_LINES} == {}
+
+
+class LargeModule(UserWarning):
+    """A module that is above the usual size; said, not failed."""
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_can_be_run_and_stop_at_the_first_error(name: str) -> None:
+    script = ROOT / name
+    assert os.access(script, os.X_OK)
+    text = script.read_text()
+    assert text.startswith("#!/usr/bin/env bash\n")
+    assert "set -euo pipefail" in text
+    subprocess.run(["bash", "-n", script], check=True)
+
+
+def test_no_file_is_larger_than_a_source_file_should_be() -> None:
+    assert [str(path.relative_to(ROOT)) for path in files() if path.stat().st_size > LARGEST_FILE_BYTES] == []
+
+
+def test_every_text_file_ends_with_a_newline() -> None:
+    assert [str(path.relative_to(ROOT)) for path, text in texts() if text and not text.endswith("\n")] == []
