@@ -48,9 +48,7 @@ def verdict_of(
         if entry.sequence in unknown:
             history.unknown([entry.key], [entry.sequence], digests=[entry.digest])
         else:
-            history.acknowledged(
-                [entry.queue], [entry.offset], [entry.key], [entry.sequence], digests=[entry.digest]
-            )
+            history.acknowledged([entry.queue], [entry.offset], [entry.key], [entry.sequence], digests=[entry.digest])
     for number, rows in enumerate(readings):
         reading = history.reading(f"reading {number}")
         for entry in rows:
@@ -193,9 +191,7 @@ def test_columns_of_different_lengths_are_refused() -> None:
 def runs(draw: st.DrawFn) -> tuple[list[Row], list[Row]]:
     """Sends to a few queues, and one complete reading of them by consumers that interleave at random."""
     queue_count = draw(st.integers(1, 4))
-    placed = draw(
-        st.lists(st.tuples(st.integers(0, queue_count - 1), st.integers(0, 3)), min_size=1, max_size=40)
-    )
+    placed = draw(st.lists(st.tuples(st.integers(0, queue_count - 1), st.integers(0, 3)), min_size=1, max_size=40))
     lengths = [0] * queue_count
     sent = []
     for sequence, (queue, key) in enumerate(placed):

@@ -17,12 +17,8 @@ LARGEST_FILE_BYTES = 512 * 1024
 SCRIPTS = ("scripts/demo", "scripts/format", "scripts/lint", "scripts/setup", "scripts/test", ".ci/run")
 
 # Patterns are put together here so that this file does not match itself.
-MACHINE_PATH = re.compile(
-    r"(?<![\w.~$}/])/(?:home|root|Users|work|workspace|mnt|private|opt/hosted\w*)/[\w.][\w.-]*"
-)
-REGISTRY = re.compile(
-    "|".join(("py" + r"pi\.org", "python" + "hosted", "index" + "-url", "trusted" + "-host"))
-)
+MACHINE_PATH = re.compile(r"(?<![\w.~$}/])/(?:home|root|Users|work|workspace|mnt|private|opt/hosted\w*)/[\w.][\w.-]*")
+REGISTRY = re.compile("|".join(("py" + r"pi\.org", "python" + "hosted", "index" + "-url", "trusted" + "-host")))
 UNFINISHED = re.compile(r"\b(?:" + "|".join(("TO" + "DO", "FIX" + "ME", "XX" + "X", "HA" + "CK")) + r")\b")
 CONFLICT = re.compile(r"^(?:<{7}|>{7}|\|{7}) ", re.MULTILINE)
 SECRET = re.compile("BEGIN [A-Z ]*PRIVATE" + " KEY")

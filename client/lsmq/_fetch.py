@@ -83,14 +83,9 @@ class Chunk:
             ):
                 start, end = end, end + length
                 span = spans.get(queue)
-                if (
-                    span is None
-                    or not span[0] <= offset < span[1]
-                    or owner != topic.id
-                    or flags & _NOT_A_MESSAGE
-                ):
+                if span is None or not span[0] <= offset < span[1] or owner != topic.id or flags & _NOT_A_MESSAGE:
                     continue
-                key, tag, properties = decode_header(payload[start : start + header_length])
+                key, tag, properties = decode_header(payload[start : start + header_length] if header_length else b"")
                 yield Message(
                     topic.name,
                     queue,
@@ -253,9 +248,7 @@ class Fetcher:
             if not _is_positions(batch):
                 batches.append(batch)
                 continue
-            for queue, next_offset in zip(
-                batch.column(Column.QUEUE), batch.column(Column.OFFSET), strict=True
-            ):
+            for queue, next_offset in zip(batch.column(Column.QUEUE), batch.column(Column.OFFSET), strict=True):
                 slot = positions.slot(queue)
                 if slot >= 0 and next_offset > positions.fetch[slot]:
                     spans[queue] = (positions.fetch[slot], next_offset)

@@ -18,9 +18,7 @@ from lsmq.errors import OffsetOutOfRange
 class FetchLoop:
     """Fills ``buffer`` with what follows ``positions``. The task that runs :meth:`run` is the consumer's."""
 
-    def __init__(
-        self, client: Client, options: FetchOptions, positions: QueuePositions, policy: OutOfRange
-    ) -> None:
+    def __init__(self, client: Client, options: FetchOptions, positions: QueuePositions, policy: OutOfRange) -> None:
         self.positions = positions
         self.buffer = Prefetch(options.prefetch_bytes)
         self._client = client

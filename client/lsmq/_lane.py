@@ -165,9 +165,7 @@ class Lane:
 
     def _pack(self, batch: PendingBatch) -> bytes:
         assert batch.builder is not None
-        return batch.builder.build(
-            producer_id=self._producer_id, sequence=self._sequence, codec=self._options.codec
-        )
+        return batch.builder.build(producer_id=self._producer_id, sequence=self._sequence, codec=self._options.codec)
 
     async def _deliver(self, batch: PendingBatch) -> None:
         """Send one batch until it is stored, refused for good, or out of time."""
@@ -229,9 +227,7 @@ class Lane:
         )
         stored = RecordBatch(answer.body, source=f"answer of {leader}")
         if stored.record_count != record_count:
-            raise InvalidBatch(
-                f"{leader} gave {stored.record_count} offsets for a batch of {record_count} messages"
-            )
+            raise InvalidBatch(f"{leader} gave {stored.record_count} offsets for a batch of {record_count} messages")
         return list(stored.column(Column.OFFSET))
 
     async def _recover(self, error: LsmqError, backoff: Backoff, deadline: Deadline) -> None:
@@ -265,6 +261,4 @@ class Lane:
 def _abandoned(reason: BaseException | None) -> LsmqError:
     if isinstance(reason, Exception):
         return LsmqError(f"the producer broke: {reason!r}")
-    return ClientClosed(
-        "the producer was closed before this message was stored; it may be stored all the same"
-    )
+    return ClientClosed("the producer was closed before this message was stored; it may be stored all the same")

@@ -19,8 +19,9 @@ from lsmq.topics import Topic
 class QueuePositions(Mapping[int, int]):
     """Queue to next offset to hand out, for all queues of one consumer.
 
-    ``changed`` holds the queues whose ``handed`` moved since they were last committed, with their offset;
-    ``rewound`` those that went back since then; both are kept only when ``track_changes``. ``generation`` counts what makes answers under way worthless.
+    ``changed`` holds the queues whose ``handed`` moved since they were last committed, with their offset, and
+    ``rewound`` those that went back; both are kept only when ``track_changes``. ``generation`` counts what
+    makes answers under way worthless.
     """
 
     def __init__(self, queues: Iterable[int], *, track_changes: bool) -> None:
@@ -47,9 +48,7 @@ class QueuePositions(Mapping[int, int]):
         """The place of ``queue``. Raises ``UnknownQueue`` when the consumer does not own it."""
         slot = self.slot(queue)
         if slot < 0:
-            raise UnknownQueue(
-                f"queue {queue} is not among the {len(self.queues)} of this consumer", queue=queue
-            )
+            raise UnknownQueue(f"queue {queue} is not among the {len(self.queues)} of this consumer", queue=queue)
         return slot
 
     def __getitem__(self, queue: int) -> int:

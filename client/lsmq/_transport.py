@@ -58,9 +58,7 @@ def decode_value(content_type: str, body: bytes) -> Any:
             return msgpack.unpackb(body, strict_map_key=False)
         return json.loads(body)
     except (ValueError, msgpack.UnpackException) as error:
-        raise LsmqError(
-            f"the answer is not {content_type}: {body[:80]!r}; is this URL an LSMQ node?"
-        ) from error
+        raise LsmqError(f"the answer is not {content_type}: {body[:80]!r}; is this URL an LSMQ node?") from error
 
 
 def error_from_answer(url: str, status: int, content_type: str, body: bytes) -> LsmqError:
@@ -139,9 +137,7 @@ class Transport:
         except aiohttp.InvalidURL as error:
             raise LsmqError(f"{url!r} is not a URL of a node; it looks like http://host:7600") from error
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise ConnectionFailed(
-                f"no connection to {url}: {_reason(error)}", url=url, sent=False
-            ) from error
+            raise ConnectionFailed(f"no connection to {url}: {_reason(error)}", url=url, sent=False) from error
         except TimeoutError as error:
             raise TimedOut(f"no answer from {url} within {timeout_s:.1f} s", url=url, sent=True) from error
         except (aiohttp.ClientError, OSError) as error:

@@ -129,9 +129,7 @@ class Client:
     async def delete_topic(self, name: str, *, missing_ok: bool = False) -> None:
         """Delete a topic and all its messages. Raises ``UnknownTopic`` unless ``missing_ok``."""
         self._topics.pop(name, None)
-        _, _ = await self._call(
-            "DELETE", topic_path(name), accept_repeated=UnknownTopic, missing_ok=missing_ok
-        )
+        _, _ = await self._call("DELETE", topic_path(name), accept_repeated=UnknownTopic, missing_ok=missing_ok)
 
     async def offsets(
         self, topic: str, queues: Iterable[int] | None = None, *, at_time: datetime | int | None = None
@@ -170,21 +168,15 @@ class Client:
     async def groups(self) -> list[str]:
         """Names of the groups that have committed offsets."""
         answer, _ = await self._call("GET", "/v1/groups")
-        return [
-            str(group["name"] if isinstance(group, dict) else group) for group in answer.value()["groups"]
-        ]
+        return [str(group["name"] if isinstance(group, dict) else group) for group in answer.value()["groups"]]
 
     async def committed_offsets(self, group: str, topic: str) -> dict[int, int]:
         """Committed offset of each queue of ``topic`` that ``group`` has committed one for."""
-        answer, _ = await self._call(
-            "GET", f"/v1/groups/{quote(group, safe='')}/offsets", params={"topic": topic}
-        )
+        answer, _ = await self._call("GET", f"/v1/groups/{quote(group, safe='')}/offsets", params={"topic": topic})
         fields = answer.value()
         return dict(zip(integers(fields["queues"], "I"), integers(fields["offsets"], "q"), strict=True))
 
-    async def commit_offsets(
-        self, group: str, topic: str, offsets: Mapping[int, int], *, reset: bool = False
-    ) -> None:
+    async def commit_offsets(self, group: str, topic: str, offsets: Mapping[int, int], *, reset: bool = False) -> None:
         """Commit for ``group`` the next offset to read of each queue; durable on return.
 
         A commit that lies before an earlier one changes nothing unless ``reset``. Raises
@@ -209,9 +201,7 @@ class Client:
 
     # Routes, for producers and consumers
 
-    async def routes(
-        self, name: str, *, than: Topic | None = None, deadline: Deadline | None = None
-    ) -> Topic:
+    async def routes(self, name: str, *, than: Topic | None = None, deadline: Deadline | None = None) -> Topic:
         """The topic with its routes: the known ones, or newer ones than ``than``.
 
         Callers that find their routes stale at the same time share one request.
@@ -269,11 +259,7 @@ class Client:
                 )
                 return answer, repeated
             except LsmqError as error:
-                if (
-                    accept_repeated is not None
-                    and isinstance(error, accept_repeated)
-                    and (repeated or missing_ok)
-                ):
+                if accept_repeated is not None and isinstance(error, accept_repeated) and (repeated or missing_ok):
                     return Answer(204, "", {}, b""), repeated
                 if not error.retriable:
                     raise

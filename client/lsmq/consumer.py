@@ -71,9 +71,7 @@ class Consumer:
         if start is None:
             start = "committed" if group is not None else "earliest"
         if isinstance(start, str) and start not in (*_EDGES, "committed"):
-            raise InvalidRequest(
-                f"start is {start!r}; it must be 'earliest', 'latest', 'committed', a time or offsets"
-            )
+            raise InvalidRequest(f"start is {start!r}; it must be 'earliest', 'latest', 'committed', a time or offsets")
         if start == "committed" and group is None:
             raise InvalidRequest("start='committed' needs a group, whose committed offsets to start from")
         if on_out_of_range not in (*_EDGES, "error") or uncommitted not in _EDGES:
@@ -81,9 +79,7 @@ class Consumer:
                 "on_out_of_range must be 'earliest', 'latest' or 'error'; uncommitted 'earliest' or 'latest'"
             )
         if min(max_messages, max_bytes, prefetch_bytes) < 1 or wait_ms < 0:
-            raise InvalidRequest(
-                "max_messages, max_bytes and prefetch_bytes must be above 0, wait_ms 0 or more"
-            )
+            raise InvalidRequest("max_messages, max_bytes and prefetch_bytes must be above 0, wait_ms 0 or more")
         self._client = client
         self._topic = topic
         self._wanted = None if queues is None else queues if isinstance(queues, range) else list(queues)
@@ -219,12 +215,19 @@ class Consumer:
         taken: list[Message] = []
         positions = self._positions
         while True:
+            last: Message | None = None
             try:
-                for message in self._messages:
-                    taken.append(message)
-                    positions.hand_out(message.queue, message.offset + 1)
-                    if len(taken) >= max_messages:
-                        return taken
+                try:
+                    for message in self._messages:
+                        if last is not None and last.queue != message.queue:
+                            positions.hand_out(last.queue, last.offset + 1)
+                        last = message
+                        taken.append(message)
+                        if len(taken) >= max_messages:
+                            return taken
+                finally:
+                    if last is not None:
+                        positions.hand_out(last.queue, last.offset + 1)
             except LsmqError:
                 self._rewind()
                 if taken:
@@ -287,9 +290,7 @@ class Consumer:
         """Commit what was handed out, but not beyond the offsets ``held``."""
         group, positions = self._group_to_commit(), self._positions
         async with self._commit_turn:
-            changed = {
-                queue: min(offset, held.get(queue, offset)) for queue, offset in positions.changed.items()
-            }
+            changed = {queue: min(offset, held.get(queue, offset)) for queue, offset in positions.changed.items()}
             rewound = positions.rewound & changed.keys()
             positions.rewound -= rewound
             try:
@@ -333,9 +334,7 @@ class Consumer:
                 assert self._group is not None
                 committed = await self._client.committed_offsets(self._group, self._topic)
                 known = {queue: offset for queue, offset in committed.items() if queue in positions}
-                rest = (
-                    [queue for queue in positions.queues if queue not in known] if known else positions.queues
-                )
+                rest = [queue for queue in positions.queues if queue not in known] if known else positions.queues
                 await self._start_at_edge(positions, rest, self._uncommitted)
                 loop.start_at(known)
             case datetime() | int():

@@ -66,9 +66,7 @@ class Producer:
         if not 0 < batch_bytes <= MAX_BATCH_BYTES:
             raise InvalidRequest(f"batch_bytes is {batch_bytes}; it must be 1 to {MAX_BATCH_BYTES}")
         if max_buffer_bytes < batch_bytes:
-            raise InvalidRequest(
-                f"max_buffer_bytes ({max_buffer_bytes}) is below batch_bytes ({batch_bytes})"
-            )
+            raise InvalidRequest(f"max_buffer_bytes ({max_buffer_bytes}) is below batch_bytes ({batch_bytes})")
         if ack not in (None, "quorum", "leader"):
             raise InvalidRequest(f"ack is {ack!r}; it must be 'quorum' or 'leader'")
         if linger_ms < 0:
@@ -228,9 +226,7 @@ class Producer:
         priority: int = 0,
     ) -> Sent:
         """Send one message and return where it was stored."""
-        return await (
-            await self.send(body, key=key, tag=tag, queue=queue, properties=properties, priority=priority)
-        )
+        return await (await self.send(body, key=key, tag=tag, queue=queue, properties=properties, priority=priority))
 
     def send_nowait(
         self,
@@ -345,9 +341,7 @@ class Producer:
                 return self._add(body, key, tag, None, properties, priority)  # It is the next queue's turn.
             batch = lane.start_batch()
         assert batch.builder is not None
-        batch.builder.add(
-            queue, body, key=key, tag=tag, priority=priority, properties=properties, key_hash_hint=hashed
-        )
+        batch.builder.add(queue, body, key=key, tag=tag, priority=priority, properties=properties, key_hash_hint=hashed)
         batch.reserved_bytes += size_bytes
         self._buffered_bytes += size_bytes
         return batch
@@ -360,12 +354,8 @@ class Producer:
         shard = self._topic.route(queue).shard
         lane = self._lanes.get(shard)
         if lane is None:
-            lane = self._lanes[shard] = Lane(
-                self._client, shard, self._options, self._on_closed, self._on_settled
-            )
-            self._tasks.append(
-                asyncio.create_task(lane.run(), name=f"lsmq producer {self._name} shard {shard}")
-            )
+            lane = self._lanes[shard] = Lane(self._client, shard, self._options, self._on_closed, self._on_settled)
+            self._tasks.append(asyncio.create_task(lane.run(), name=f"lsmq producer {self._name} shard {shard}"))
         return lane
 
     def _on_settled(self, batch: PendingBatch) -> None:

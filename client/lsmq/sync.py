@@ -164,9 +164,7 @@ class Client:
         """See :meth:`lsmq.Client.committed_offsets`."""
         return self._thread.call(self._async.committed_offsets(group, topic))
 
-    def commit_offsets(
-        self, group: str, topic: str, offsets: Mapping[int, int], *, reset: bool = False
-    ) -> None:
+    def commit_offsets(self, group: str, topic: str, offsets: Mapping[int, int], *, reset: bool = False) -> None:
         """See :meth:`lsmq.Client.commit_offsets`."""
         self._thread.call(self._async.commit_offsets(group, topic, offsets, reset=reset))
 
@@ -328,9 +326,7 @@ class Producer:
     ) -> Sent:
         """Send one message and return where it was stored."""
         return self._thread.call(
-            self._async.send_and_wait(
-                body, key=key, tag=tag, queue=queue, properties=properties, priority=priority
-            )
+            self._async.send_and_wait(body, key=key, tag=tag, queue=queue, properties=properties, priority=priority)
         )
 
     def send_many(
@@ -475,9 +471,7 @@ class Consumer:
     def seek_to_time(self, moment: datetime | int, queues: Iterable[int] | None = None) -> None:
         """See :meth:`lsmq.Consumer.seek_to_time`."""
         chosen = None if queues is None else set(queues)
-        self._ahead = deque(
-            message for message in self._ahead if chosen is not None and message.queue not in chosen
-        )
+        self._ahead = deque(message for message in self._ahead if chosen is not None and message.queue not in chosen)
         self._thread.call(self._async.seek_to_time(moment, chosen))
 
     def _give_back(self) -> None:

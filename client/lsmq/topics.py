@@ -112,9 +112,7 @@ class Topic:
         if place >= 0 and queue < self.routes[place].end:
             return self.routes[place]
         self.check_queue(queue)
-        raise UnknownQueue(
-            f"topic {self.name!r} has no route for queue {queue}", topic=self.name, queue=queue
-        )
+        raise UnknownQueue(f"topic {self.name!r} has no route for queue {queue}", topic=self.name, queue=queue)
 
     def leader_of_shard(self, shard: int) -> str | None:
         """The URL of the node that leads ``shard``, as far as these routes know."""

@@ -315,9 +315,7 @@ class History:
         order = np.lexsort((rows["digest"], rows["sequence"], rows["offset"], rows["queue"]))
         queue, offset, sequence = (rows[name][order] for name in ("queue", "offset", "sequence"))
         same = (queue[1:] == queue[:-1]) & (offset[1:] == offset[:-1])
-        yield from self._report(
-            AnomalyKind.DIVERGED, "", rows, order[1:][same & (sequence[1:] != sequence[:-1])]
-        )
+        yield from self._report(AnomalyKind.DIVERGED, "", rows, order[1:][same & (sequence[1:] != sequence[:-1])])
 
     @staticmethod
     def _steps(
@@ -328,9 +326,7 @@ class History:
         together = (first[1:] == first[:-1]) & (second[1:] == second[:-1])
         return np.diff(rows[column][order]), together
 
-    def _report(
-        self, kind: AnomalyKind, name: str, rows: dict[str, Integers], found: Integers
-    ) -> Iterator[Anomaly]:
+    def _report(self, kind: AnomalyKind, name: str, rows: dict[str, Integers], found: Integers) -> Iterator[Anomaly]:
         if len(found):
             examples = tuple(self._describe(rows, int(row)) for row in found[:EXAMPLES])
             yield Anomaly(kind, name, len(found), examples)

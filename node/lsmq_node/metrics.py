@@ -25,7 +25,8 @@ from lsmq_node.broker import Broker
 #: Upper bounds in seconds of the request histogram.
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 
-_PRESSURES = ("ok", "slow", "refuse")
+#: Fields of ``StoreStats`` that only grow, though their names do not end in ``_total``.
+_COUNTED_SECONDS = frozenset({"flush_seconds", "merge_seconds"})
 
 
 class Series:
@@ -115,32 +116,24 @@ class _BrokerCollector(Collector):
         yield from (writes, failures)
 
     def _store_metrics(self) -> Iterable[Metric]:
-        """Every field of ``StoreStats``; one that ends in ``_total`` or ``_seconds`` is a counter."""
-        families: dict[str, Metric] = {}
-        pressure = GaugeMetricFamily(
-            "lsmq_store_pressure",
-            "1 for the shard's present state of backpressure.",
-            labels=["shard", "state"],
-        )
+        """Every number of ``StoreStats``, by its name."""
+        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
         for shard, store in enumerate(self._broker.stores):
             stats = store.stats()
             for entry in dataclasses.fields(stats):
-                value = getattr(stats, entry.name)
-                if not isinstance(value, int | float):
-                    continue
                 family = families.get(entry.name)
                 if family is None:
-                    words = entry.name.removesuffix("_total").replace("_", " ")
-                    counts = entry.name.endswith(("_total", "_seconds"))
-                    kind = CounterMetricFamily if counts else GaugeMetricFamily
-                    name = f"lsmq_store_{entry.name.removesuffix('_total')}"
-                    family = families[entry.name] = kind(name, f"Of the storage engine: {words}.", labels=["shard"])
-                assert isinstance(family, CounterMetricFamily | GaugeMetricFamily)
-                family.add_metric([str(shard)], value)
-            for state in _PRESSURES:
-                pressure.add_metric([str(shard), state], float(store.pressure == state))
+                    family = families[entry.name] = _store_family(entry.name)
+                family.add_metric([str(shard)], getattr(stats, entry.name))
         yield from families.values()
-        yield pressure
+
+
+def _store_family(field: str) -> CounterMetricFamily | GaugeMetricFamily:
+    name = field.removesuffix("_total")
+    text = f"Of the storage engine: {name.replace('_', ' ')}."
+    if field.endswith("_total") or field in _COUNTED_SECONDS:
+        return CounterMetricFamily(f"lsmq_store_{name}", text, labels=["shard"])
+    return GaugeMetricFamily(f"lsmq_store_{name}", text, labels=["shard"])
 
 
 class NodeMetrics:

@@ -17,14 +17,14 @@ MIB = 1024 * 1024
 
 
 def largest_table(data: Path) -> Path:
-    return max(data.rglob("*.sst"), key=lambda path: path.stat().st_size)
+    return max(data.rglob("*.tbl"), key=lambda path: path.stat().st_size)
 
 
 def test_a_flipped_bit_is_named_to_who_reads_it(make_node: Callable[..., NodeProcess]) -> None:
     node = make_node(memtable_bytes=4 * MIB, cache_bytes=0).start()
     api = Api(node.url)
     api.create("t", 2)
-    bodies = [b"%08d" % number * 64 for number in range(6_000)]
+    bodies = [b"%08d" % number * 64 for number in range(12_000)]
     for first in range(0, len(bodies), 500):
         api.send_batch("t", pack(*((0, body) for body in bodies[first : first + 500])))
     api.send("t", {"queue": 1, "body": "elsewhere"})

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from lsmq.record_batch import Column, Flag, split_batches
+from lsmq_node.broker import Broker
 from support.node_process import NodeProcess
 
 from .calls import Answer, Api, eventually, pack
+from .in_process import Session, with_node
 
 
 @pytest.fixture
@@ -113,6 +117,28 @@ def test_no_message_is_missed_however_polls_and_sends_fall(own_api: Api, pool: T
         own_api.send("t", *({"queue": queue, "body": str(number)} for queue in range(3)))
     for consumer in consumers:
         assert consumer.result() == [str(number) for number in range(count)]
+
+
+def test_a_message_between_the_read_and_the_wait_is_not_missed(tmp_path: Path) -> None:
+    async def test(client: Session, broker: Broker) -> None:
+        read_in_pool = broker.in_readers
+        arrivals = [True]
+
+        async def read_then_send(blocking: Callable[[], object]) -> object:
+            found = await read_in_pool(blocking)
+            if arrivals and arrivals.pop():
+                await client.post("/v1/topics/t/messages", json={"messages": [{"queue": 1, "body": "x"}]})
+            return found
+
+        broker.in_readers = read_then_send  # type: ignore[method-assign, assignment]
+        async with asyncio.timeout(10):
+            page = await (await client.get("/v1/topics/t/queues/1/messages?wait_ms=60000")).json()
+            assert [message["body"] for message in page["messages"]] == ["x"]
+            arrivals.append(True)
+            document = {"queues": [0, 1], "offsets": [0, 1], "wait_ms": 60_000}
+            assert moved(await (await client.post("/v1/topics/t/fetch", json=document)).read()) == {1: 2}
+
+    with_node(tmp_path, test)
 
 
 def test_a_caller_who_goes_away_leaves_no_waiter(own_api: Api) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import http.client
 import signal
+import socket
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import pytest
 
 from support.node_process import NodeProcess
 
-from .calls import Api, eventually
+from .calls import Api, eventually, pack
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -67,6 +70,34 @@ def test_writes_in_flight_finish_and_are_there_afterwards(node: NodeProcess) -> 
     for queue in range(8):
         stored = api.all_bodies("t", queue)
         assert stored[: len(acknowledged[queue])] == acknowledged[queue]
+
+
+def test_callers_who_stall_do_not_hold_up_the_end(make_node: Callable[..., NodeProcess]) -> None:
+    node = make_node(shutdown_grace_ms=2000, memtable_bytes=4 * 1024 * 1024).start()
+    api = Api(node.url)
+    api.create("t", 1)
+    body = b"x" * 10_000
+    for _ in range(20):
+        api.send_batch("t", pack(*[(0, body)] * 100))
+    eventually(lambda: api.metric("lsmq_store_flushes_total") >= 2, "memtables were flushed")
+    query = b'{"queues": [0], "offsets": [0]}'
+    with ExitStack() as stalled:
+        requests = [
+            # One never reads its answer of 8 MiB, one never sends the rest of its body.
+            b"POST /v1/topics/t/fetch HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(query) + query,
+            b"POST /v1/topics/t/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{",
+        ]
+        for request in requests:
+            connection = stalled.enter_context(socket.socket())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect((api.host, api.port))
+            connection.sendall(request)
+        eventually(lambda: api.metric("lsmq_inflight_bytes") >= 100, "both requests are under way")
+        connection.settimeout(30)
+        began = time.monotonic()
+        assert node.stop() == 0
+        assert time.monotonic() - began < 4
+    assert "Traceback" not in node.log()
 
 
 def test_a_second_start_on_the_same_data_goes_on_where_it_was(node: NodeProcess) -> None:

@@ -36,7 +36,8 @@ def test_metrics_are_valid_and_count(api: Api, topic_name: str) -> None:
     before = api.metric("lsmq_store_records_written_total")
     api.send(topic_name, *[{"body": "x"}] * 25)
     api.send(topic_name, {"body": ""}, status=400)
-    families = {family.name: family for family in text_string_to_metric_families(api.get("/metrics").body.decode())}
+    text = api.get("/metrics").body.decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
     assert api.metric("lsmq_store_records_written_total") == before + 25
     sends = {
         sample.labels["status"]: sample.value
@@ -47,6 +48,8 @@ def test_metrics_are_valid_and_count(api: Api, topic_name: str) -> None:
     assert families["lsmq_http_request_seconds"].type == "histogram"
     assert {"process_resident_memory_bytes", "lsmq_waiters", "lsmq_store_pressure"} <= families.keys()
     assert all(family.documentation for family in families.values())
+    declared = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")]
+    assert len(declared) == len(set(declared))
 
 
 def test_metrics_do_not_grow_with_queues_and_topics(api: Api, topic_name: str) -> None:

@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from support.fault_proxy import FaultProxy
-from support.node_process import NodeProcess
 
 from lsmq import (
     Client,
@@ -25,6 +23,8 @@ from lsmq import (
     UnknownQueue,
     UnknownTopic,
 )
+from support.fault_proxy import FaultProxy
+from support.node_process import NodeProcess
 
 
 async def stored(client: Client, topic: str, count: int) -> list[bytes]:
@@ -153,6 +153,15 @@ async def test_messages_of_90_kb_and_of_the_limit_pass(shared_node: NodeProcess,
         assert [len(body) for body in await stored(client, topic_name, 3)] == sizes
 
 
+async def progress(consumed: list[tuple[int, int, bytes]]) -> None:
+    """Wait until 500 more messages are consumed."""
+    wanted = len(consumed) + 500
+    while True:
+        if len(consumed) >= wanted:
+            return
+        await asyncio.sleep(0.01)
+
+
 async def test_a_client_goes_on_after_the_node_was_killed(node: NodeProcess) -> None:
     """Every message whose receipt came is stored, once and in order, across two kills."""
     async with Client(node.url) as client:
@@ -161,7 +170,7 @@ async def test_a_client_goes_on_after_the_node_was_killed(node: NodeProcess) -> 
         stop = asyncio.Event()
 
         async def produce() -> None:
-            async with Producer(client, "flights", linger_ms=1, batch_bytes=2000) as producer:
+            async with Producer(client, "flights", linger_ms=1, batch_bytes=2000, max_buffer_bytes=20_000) as producer:
                 while not stop.is_set():
                     body = f"{len(sent)}"
                     sent.append(body)
@@ -180,15 +189,11 @@ async def test_a_client_goes_on_after_the_node_was_killed(node: NodeProcess) -> 
             group.create_task(produce())
             group.create_task(consume())
             for _ in range(2):
-                seen = len(consumed)
-                while len(consumed) < seen + 500:
-                    await asyncio.sleep(0.01)
+                await progress(consumed)
                 await asyncio.to_thread(node.kill9)
                 await asyncio.sleep(0.2)
                 await asyncio.to_thread(node.start)
-            seen = len(consumed)
-            while len(consumed) < seen + 500:
-                await asyncio.sleep(0.01)
+            await progress(consumed)
             stop.set()
     assert Counter(body for _, _, body in consumed) == Counter(body.encode() for body in sent)
     for queue in range(8):

@@ -9,8 +9,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from support.fault_proxy import FaultProxy
-from support.node_process import NodeProcess
 
 from lsmq import (
     Client,
@@ -24,6 +22,8 @@ from lsmq import (
     UnknownQueue,
     UnknownTopic,
 )
+from support.fault_proxy import FaultProxy
+from support.node_process import NodeProcess
 
 
 @asynccontextmanager
@@ -56,9 +56,7 @@ async def nothing_more(consumer: Consumer) -> bool:
     return await consumer.poll(timeout_ms=100) == []
 
 
-async def test_all_queues_are_read_in_order_and_new_messages_follow(
-    shared_node: NodeProcess, topic_name: str
-) -> None:
+async def test_all_queues_are_read_in_order_and_new_messages_follow(shared_node: NodeProcess, topic_name: str) -> None:
     async with filled(shared_node, topic_name) as (client, producer), Consumer(client, topic_name) as consumer:
         messages = await take(consumer, 40)
         assert numbers(messages) == list(range(40))
@@ -73,9 +71,7 @@ async def test_all_queues_are_read_in_order_and_new_messages_follow(
         assert (late.queue, late.offset, late.id) == (2, 10, sent.id)
 
 
-async def test_iteration_hands_out_one_by_one_and_ends_when_closed(
-    shared_node: NodeProcess, topic_name: str
-) -> None:
+async def test_iteration_hands_out_one_by_one_and_ends_when_closed(shared_node: NodeProcess, topic_name: str) -> None:
     async with filled(shared_node, topic_name) as (client, _):
         consumer = Consumer(client, topic_name, queues=[1])
         offsets = []
@@ -113,13 +109,13 @@ async def test_messages_come_out_of_table_files_without_what_was_not_asked_for(
                     for number in range(start, start + 1000):
                         await producer.send(f"{topic} {number} " + "x" * 50, queue=number % 20)
         queues = [3, 4, 11]
-        start = {3: 150, 4: 0, 11: 299}
-        async with Consumer(client, "two", queues=queues, start=start, max_messages=40) as consumer:
+        starts = {3: 150, 4: 0, 11: 299}
+        async with Consumer(client, "two", queues=queues, start=starts, max_messages=40) as consumer:
             messages = await take(consumer, 150 + 300 + 1)
             assert await nothing_more(consumer)
         for queue in queues:
             mine = [message for message in messages if message.queue == queue]
-            assert [message.offset for message in mine] == list(range(start[queue], 300))
+            assert [message.offset for message in mine] == list(range(starts[queue], 300))
             assert [m.text().split()[:2] for m in mine] == [["two", f"{m.offset * 20 + queue}"] for m in mine]
 
 
@@ -153,9 +149,7 @@ async def test_a_group_goes_on_where_it_committed(shared_node: NodeProcess, topi
         async with Consumer(client, topic_name, group=group) as consumer:
             first = await take(consumer, 15)
             await consumer.commit()
-            expected = {
-                queue: offset for queue, offset in consumer.positions.items() if offset > 0
-            }
+            expected = {queue: offset for queue, offset in consumer.positions.items() if offset > 0}
             uncommitted = await take(consumer, 5)
         assert await client.committed_offsets(group, topic_name) == expected
         assert group in await client.groups()
@@ -179,23 +173,24 @@ async def test_a_group_goes_on_where_it_committed(shared_node: NodeProcess, topi
 
 async def test_only_queues_that_moved_are_committed(shared_node: NodeProcess, topic_name: str) -> None:
     async with filled(shared_node, topic_name, queues=1000, count=3) as (client, producer):
-        async with FaultProxy(shared_node.url) as proxy, Client(proxy.url) as behind:
-            async with Consumer(behind, topic_name, group=topic_name) as consumer:
-                await take(consumer, 3)
-                await consumer.commit()
-                await consumer.commit()
-                await producer.send_and_wait("x", queue=999)
-                await take(consumer, 1)
-                proxy.lose_answers("offsets")
-                await consumer.commit()
+        async with (
+            FaultProxy(shared_node.url) as proxy,
+            Client(proxy.url) as behind,
+            Consumer(behind, topic_name, group=topic_name) as consumer,
+        ):
+            await take(consumer, 3)
+            await consumer.commit()
+            await consumer.commit()
+            await producer.send_and_wait("x", queue=999)
+            await take(consumer, 1)
+            proxy.lose_answers("offsets")
+            await consumer.commit()
         posts = [body for body in proxy.bodies["offsets"] if body]
         assert len(posts) == 3 and all(len(body) < 150 for body in posts)
         assert await client.committed_offsets(topic_name, topic_name) == {0: 1, 1: 1, 2: 1, 999: 1}
 
 
-async def test_seeking_goes_anywhere_and_drops_what_was_buffered(
-    shared_node: NodeProcess, topic_name: str
-) -> None:
+async def test_seeking_goes_anywhere_and_drops_what_was_buffered(shared_node: NodeProcess, topic_name: str) -> None:
     async with filled(shared_node, topic_name) as (client, _), Consumer(client, topic_name, queues=[2, 3]) as consumer:
         await take(consumer, 7)
         consumer.seek(2, 8)
@@ -213,28 +208,30 @@ async def test_seeking_goes_anywhere_and_drops_what_was_buffered(
 
 
 async def test_a_commit_after_a_seek_back_goes_back(shared_node: NodeProcess, topic_name: str) -> None:
-    async with filled(shared_node, topic_name, queues=1) as (client, _):
-        async with Consumer(client, topic_name, group=topic_name) as consumer:
-            await take(consumer, 40)
-            await consumer.commit()
-            consumer.seek(0, 5)
-            await take(consumer, 2)
-            await consumer.commit()
-            assert await client.committed_offsets(topic_name, topic_name) == {0: 7}
+    async with (
+        filled(shared_node, topic_name, queues=1) as (client, _),
+        Consumer(client, topic_name, group=topic_name) as consumer,
+    ):
+        await take(consumer, 40)
+        await consumer.commit()
+        consumer.seek(0, 5)
+        await take(consumer, 2)
+        await consumer.commit()
+        assert await client.committed_offsets(topic_name, topic_name) == {0: 7}
 
 
 async def test_a_seek_ends_a_long_poll_that_is_held(shared_node: NodeProcess, topic_name: str) -> None:
-    async with filled(shared_node, topic_name) as (client, _):
-        async with Consumer(client, topic_name, start="latest", wait_ms=30_000) as consumer:
-            assert await nothing_more(consumer)
-            consumer.seek(0, 9)
-            async with asyncio.timeout(5):
-                assert numbers(await take(consumer, 1)) == [36]
+    async with (
+        filled(shared_node, topic_name) as (client, _),
+        Consumer(client, topic_name, start="latest", wait_ms=30_000) as consumer,
+    ):
+        assert await nothing_more(consumer)
+        consumer.seek(0, 9)
+        async with asyncio.timeout(5):
+            assert numbers(await take(consumer, 1)) == [36]
 
 
-async def test_offsets_out_of_range_are_met_as_the_policy_says(
-    shared_node: NodeProcess, topic_name: str
-) -> None:
+async def test_offsets_out_of_range_are_met_as_the_policy_says(shared_node: NodeProcess, topic_name: str) -> None:
     async with filled(shared_node, topic_name, queues=1, count=10) as (client, producer):
         with pytest.raises(OffsetOutOfRange, match="offsets 0 to 10, not 99") as caught:
             async with Consumer(client, topic_name, start={0: 99}, on_out_of_range="error"):
@@ -300,52 +297,61 @@ async def test_retention_that_overtakes_a_consumer_is_met_as_the_policy_says(
 
 
 async def test_faults_on_the_way_lose_and_double_nothing(shared_node: NodeProcess, topic_name: str) -> None:
-    async with filled(shared_node, topic_name, count=200) as (_, _):
-        async with FaultProxy(shared_node.url) as proxy, Client(proxy.url) as client:
-            for _ in range(2):
-                proxy.cut("fetch")
-                proxy.lose_answers("fetch")
-                proxy.refuse("fetch", 421, {"code": "not_leader", "message": "ask another", "retriable": True})
-            async with Consumer(client, topic_name, max_messages=20) as consumer:
-                assert numbers(await take(consumer, 200)) == list(range(200))
-                assert await nothing_more(consumer)
+    async with (
+        filled(shared_node, topic_name, count=200) as (_, _),
+        FaultProxy(shared_node.url) as proxy,
+        Client(proxy.url) as client,
+    ):
+        for _ in range(2):
+            proxy.cut("fetch")
+            proxy.lose_answers("fetch")
+            proxy.refuse("fetch", 421, {"code": "not_leader", "message": "ask another", "retriable": True})
+        async with Consumer(client, topic_name, max_messages=20) as consumer:
+            assert numbers(await take(consumer, 200)) == list(range(200))
+            assert await nothing_more(consumer)
 
 
 async def test_a_damaged_answer_is_never_handed_out(shared_node: NodeProcess, topic_name: str) -> None:
-    async with filled(shared_node, topic_name) as (_, _):
-        async with FaultProxy(shared_node.url) as proxy, Client(proxy.url) as client:
-            proxy.corrupt("fetch")
-            async with Consumer(client, topic_name) as consumer:
-                with pytest.raises(CorruptFile, match="checksum"):
-                    await consumer.poll()
-                assert numbers(await take(consumer, 40)) == list(range(40))
+    async with (
+        filled(shared_node, topic_name) as (_, _),
+        FaultProxy(shared_node.url) as proxy,
+        Client(proxy.url) as client,
+    ):
+        proxy.corrupt("fetch")
+        async with Consumer(client, topic_name) as consumer:
+            with pytest.raises(CorruptFile, match="checksum"):
+                await consumer.poll()
+            assert numbers(await take(consumer, 40)) == list(range(40))
 
 
 async def test_an_error_that_does_not_pass_is_told_and_the_consumer_can_go_on(
     shared_node: NodeProcess, topic_name: str
 ) -> None:
-    async with filled(shared_node, topic_name) as (_, _):
-        async with FaultProxy(shared_node.url) as proxy, Client(proxy.url, deadline_ms=200) as client:
-            async with Consumer(client, topic_name) as consumer:
-                await take(consumer, 40)
-                proxy.cut("fetch", times=100)
-                consumer.seek(0, 5)
-                with pytest.raises(Exception, match="broke before the answer"):
-                    await consumer.poll()
-                proxy._faults.clear()
-                assert len(await take(consumer, 5)) == 5
+    async with (
+        filled(shared_node, topic_name) as (_, _),
+        FaultProxy(shared_node.url) as proxy,
+        Client(proxy.url, deadline_ms=200) as client,
+        Consumer(client, topic_name) as consumer,
+    ):
+        await take(consumer, 40)
+        proxy.cut("fetch", times=100)
+        consumer.seek(0, 5)
+        with pytest.raises(Exception, match="broke before the answer"):
+            await consumer.poll()
+        proxy._faults.clear()
+        assert len(await take(consumer, 5)) == 5
 
 
-async def test_a_topic_that_is_deleted_under_a_consumer_is_an_error(
-    shared_node: NodeProcess, topic_name: str
-) -> None:
-    async with filled(shared_node, topic_name) as (client, _):
-        async with Consumer(client, topic_name, wait_ms=100) as consumer:
-            await take(consumer, 40)
-            await client.delete_topic(topic_name)
-            with pytest.raises(UnknownTopic):
-                while True:
-                    await consumer.poll(timeout_ms=5000)
+async def test_a_topic_that_is_deleted_under_a_consumer_is_an_error(shared_node: NodeProcess, topic_name: str) -> None:
+    async with (
+        filled(shared_node, topic_name) as (client, _),
+        Consumer(client, topic_name, wait_ms=100) as consumer,
+    ):
+        await take(consumer, 40)
+        await client.delete_topic(topic_name)
+        with pytest.raises(UnknownTopic):
+            while True:
+                await consumer.poll(timeout_ms=5000)
 
 
 async def test_the_buffer_is_bounded(shared_node: NodeProcess, topic_name: str) -> None:
@@ -353,32 +359,37 @@ async def test_the_buffer_is_bounded(shared_node: NodeProcess, topic_name: str) 
         await client.create_topic(topic_name)
         async with Producer(client, topic_name) as producer:
             await (await producer.send_many([b"x" * 10_000] * 300))
-        async with FaultProxy(shared_node.url) as proxy, Client(proxy.url) as behind:
-            async with Consumer(behind, topic_name, max_bytes=50_000, prefetch_bytes=200_000) as consumer:
-                await take(consumer, 1)
-                await asyncio.sleep(0.3)
-                assert proxy.requests["fetch"] <= 6
-                assert consumer._loop.buffer.size_bytes <= 200_000 + 100_000
-                await take(consumer, 299)
+        async with (
+            FaultProxy(shared_node.url) as proxy,
+            Client(proxy.url) as behind,
+            Consumer(behind, topic_name, max_bytes=50_000, prefetch_bytes=200_000) as consumer,
+        ):
+            await take(consumer, 1)
+            await asyncio.sleep(0.3)
+            assert proxy.requests["fetch"] <= 6
+            assert consumer._loop.buffer.size_bytes <= 200_000 + 100_000
+            await take(consumer, 299)
 
 
 async def test_one_request_follows_many_queues(shared_node: NodeProcess, topic_name: str) -> None:
     async with Client(shared_node.url) as client:
         await client.create_topic(topic_name, queues=100_000)
-        async with FaultProxy(shared_node.url) as proxy, Client(proxy.url) as behind:
-            async with Consumer(behind, topic_name) as consumer, Producer(client, topic_name) as producer:
-                await asyncio.sleep(0.2)
-                asked = proxy.requests["fetch"]
-                for number in range(10):
-                    await producer.send(f"{number}", queue=number * 10_007 % 100_000)
-                await producer.flush()
-                assert numbers(await take(consumer, 10)) == list(range(10))
-                assert asked == 1 and proxy.requests["fetch"] <= 12
+        async with (
+            FaultProxy(shared_node.url) as proxy,
+            Client(proxy.url) as behind,
+            Consumer(behind, topic_name) as consumer,
+            Producer(client, topic_name) as producer,
+        ):
+            await asyncio.sleep(0.2)
+            asked = proxy.requests["fetch"]
+            for number in range(10):
+                await producer.send(f"{number}", queue=number * 10_007 % 100_000)
+            await producer.flush()
+            assert numbers(await take(consumer, 10)) == list(range(10))
+            assert asked == 1 and proxy.requests["fetch"] <= 12
 
 
-async def test_run_calls_the_handler_in_order_per_queue_and_commits(
-    shared_node: NodeProcess, topic_name: str
-) -> None:
+async def test_run_calls_the_handler_in_order_per_queue_and_commits(shared_node: NodeProcess, topic_name: str) -> None:
     async with filled(shared_node, topic_name) as (client, _):
         seen: list[Message] = []
         running = most = 0

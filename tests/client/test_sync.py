@@ -7,10 +7,10 @@ import threading
 from itertools import islice
 
 import pytest
-from support.node_process import NodeProcess
 
 import lsmq
 from lsmq import BufferFull, ClientClosed, EmptyBody, Message, TimedOut, UnknownTopic, sync
+from support.node_process import NodeProcess
 
 
 def test_messages_go_and_come(shared_node: NodeProcess, topic_name: str) -> None:
@@ -114,7 +114,7 @@ def test_the_blocking_face_has_the_names_and_parameters_of_the_other(name: str) 
     asynchronous, blocking = getattr(lsmq, name), getattr(sync, name)
     internal = {"start", "routes", "send_once"}  # Started on creation; routes are the producer's business.
     for method, function in inspect.getmembers(asynchronous, inspect.isfunction):
-        if method.startswith("_") and method != "__init__" or method in internal:
+        if (method.startswith("_") and method != "__init__") or method in internal:
             continue
         theirs = inspect.signature(function).parameters
         mine = inspect.signature(getattr(blocking, method)).parameters

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -21,7 +22,7 @@ def topic(queues: int, *bounds: int) -> Topic:
     edges = [0, *bounds, queues]
     routes = [
         {"first": first, "end": end, "shard": shard, "leader": f"http://node{shard}:1/", "epoch": 1}
-        for shard, (first, end) in enumerate(zip(edges, edges[1:], strict=False))
+        for shard, (first, end) in enumerate(itertools.pairwise(edges))
     ]
     return Topic.from_dict(
         {"name": "t", "id": 1, "queues": queues, "options": {}, "created_ms": 0, "routes": routes[::-1]}
@@ -95,7 +96,7 @@ def test_positions_know_their_queues_and_nothing_else(queues: range | list[int])
 def test_positions_are_split_by_the_leader_of_each_queue() -> None:
     positions = QueuePositions([1, 5, 30, 31, 99], track_changes=False)
     assert positions.slots_by_leader(topic(100, 10, 60)) == {
-        "http://node0:1": [range(0, 2)],
+        "http://node0:1": [range(2)],
         "http://node1:1": [range(2, 4)],
         "http://node2:1": [range(4, 5)],
     }

@@ -28,8 +28,8 @@ def kill_and_forget(node):
     log = max(node.data.rglob("*.wal"), key=lambda path: len(path.read_bytes().rstrip(b"\\0")))
     written = len(log.read_bytes().rstrip(b"\\0"))
     with log.open("r+b") as stream:
-        stream.seek(max(0, written - 1_000_000))  # more than the one batch that was not acknowledged
-        stream.write(bytes(1_000_000))
+        stream.seek(max(0, written - 500_000))  # several batches; one is not acknowledged
+        stream.write(bytes(500_000))
     return killed_ns
 
 

@@ -297,12 +297,12 @@ class SimDisk:
 
     # -- what the engine does ----------------------------------------------------------------------------
 
-    def step(self, kind: str, path: Path) -> OSError | None:
+    def step(self, kind: str, path: Path, target: str = "") -> OSError | None:
         """Count an operation. Returns the error it must end in; the caller does its half first."""
         if self.dead:
             raise PowerCut
         self.operations += 1
-        self.log.append(f"{kind} {path.name}")
+        self.log.append(f"{kind} {path.name} {target}".rstrip())
         for point in self._failpoints:
             if point.kinds and kind not in point.kinds:
                 continue
@@ -357,7 +357,7 @@ class SimDisk:
     def rename(self, source: Path, target: Path) -> None:
         assert source.parent == target.parent
         with self.lock:
-            error = self.step("rename", source)
+            error = self.step("rename", source, target.name)
             names, inode = self._names(source.parent), self._inode(source)
             if error is not None and not isinstance(error, PowerCut):
                 raise error

@@ -6,7 +6,6 @@ standard error as ``error: code: message``. Subcommands are imported when they a
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -35,10 +34,6 @@ def _run(arguments: Sequence[str] | None) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         return 1
-    except BrokenPipeError:
-        # The reader of our output has had enough, like head(1). Python would complain when it flushes.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except LsmqError as error:
         click.echo(f"error: {error.code}: {error.message}", err=True)
         return 1

@@ -16,6 +16,7 @@ from lsmq.errors import InvalidRequest, MessageTooLarge
 
 BLOCK_BYTES = 256 << 10
 MAX_LINE_BYTES = 64 << 20
+_BLOCKS_AHEAD = 2
 STDIN = "-"
 
 _FIELDS = {"body", "body_b64", "key", "tag", "queue", "priority", "properties"}
@@ -39,11 +40,13 @@ async def blocks(path: str) -> AsyncIterator[bytes]:
 
     A daemon thread reads, since a read from a terminal or a pipe cannot be taken back on Ctrl-C.
     """
-    handoff: asyncio.Queue[bytes | OSError | None] = asyncio.Queue(maxsize=2)
+    handoff: asyncio.Queue[bytes | OSError | None] = asyncio.Queue()
+    room = threading.Semaphore(_BLOCKS_AHEAD)
     loop = asyncio.get_running_loop()
 
     def put(item: bytes | OSError | None) -> None:
-        asyncio.run_coroutine_threadsafe(handoff.put(item), loop).result()
+        room.acquire()
+        loop.call_soon_threadsafe(handoff.put_nowait, item)
 
     def read() -> None:
         try:
@@ -57,11 +60,12 @@ async def blocks(path: str) -> AsyncIterator[bytes]:
                     os.close(descriptor)
         except OSError as error:
             put(error)
-        except (RuntimeError, asyncio.CancelledError):
-            pass  # The loop has ended; nobody wants more.
+        except RuntimeError:
+            pass  # The loop is closed: nobody wants more.
 
     threading.Thread(target=read, name="lsmq input", daemon=True).start()
     while (item := await handoff.get()) is not None:
+        room.release()
         if isinstance(item, OSError):
             raise item
         yield item
@@ -74,9 +78,7 @@ async def lines(path: str) -> AsyncIterator[list[tuple[int, bytes]]]:
     async for block in blocks(path):
         *whole, rest = (rest + block).split(b"\n")
         if len(rest) > MAX_LINE_BYTES:
-            raise MessageTooLarge(
-                f"{name_of(path)}, line {number + len(whole)}: longer than {MAX_LINE_BYTES} bytes"
-            )
+            raise MessageTooLarge(f"{name_of(path)}, line {number + len(whole)}: longer than {MAX_LINE_BYTES} bytes")
         if whole:
             yield list(enumerate(whole, number))
             number += len(whole)
@@ -107,9 +109,7 @@ def from_json_line(line: bytes, *, source: str) -> Outgoing:
     if not isinstance(fields, dict) or ("body" in fields) == ("body_b64" in fields):
         raise InvalidRequest(f"{source}: must be an object with either body or body_b64")
     if unknown := fields.keys() - _FIELDS:
-        raise InvalidRequest(
-            f"{source}: unknown field {min(unknown)!r}; there are {', '.join(sorted(_FIELDS))}"
-        )
+        raise InvalidRequest(f"{source}: unknown field {min(unknown)!r}; there are {', '.join(sorted(_FIELDS))}")
     key, tag, queue = fields.get("key"), fields.get("tag"), fields.get("queue")
     properties, priority = fields.get("properties") or {}, fields.get("priority") or 0
     if not (_is_text(key) and _is_text(tag) and (queue is None or isinstance(queue, int))):

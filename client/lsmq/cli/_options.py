@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -22,6 +22,8 @@ T = TypeVar("T")
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+MAX_LISTED_QUEUES = 1_000_000
+
 _SHIFTS = {None: 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
@@ -104,9 +106,7 @@ class TimeType(click.ParamType):
                 return datetime.now().astimezone() - timedelta(milliseconds=ago_ms)
             return datetime.fromisoformat(text).astimezone()
         except ValueError:
-            self.fail(
-                f"{value!r} is not a time; write 2026-03-01T12:00, or -15m for 15 minutes ago", param, ctx
-            )
+            self.fail(f"{value!r} is not a time; write 2026-03-01T12:00, or -15m for 15 minutes ago", param, ctx)
 
 
 class QueuesType(click.ParamType):
@@ -114,13 +114,18 @@ class QueuesType(click.ParamType):
 
     name = "queues"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> list[int]:
-        if isinstance(value, list):
-            return value
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Sequence[int]:
+        if not isinstance(value, str):
+            return value  # type: ignore[no-any-return]
         try:
-            return [queue for part in parse_ranges(value) for queue in part]
+            ranges = parse_ranges(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+        if len(ranges) == 1:
+            return ranges[0]
+        if sum(map(len, ranges)) > MAX_LISTED_QUEUES:
+            self.fail(f"these are more than {MAX_LISTED_QUEUES} queues; give one range, or fewer", param, ctx)
+        return [queue for part in ranges for queue in part]
 
 
 class OffsetType(click.ParamType):
@@ -135,9 +140,7 @@ class OffsetType(click.ParamType):
             self.fail(f"{value!r} is not an offset; write a number, earliest or latest", param, ctx)
         return int(value)
 
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return [CompletionItem(word) for word in ("earliest", "latest") if word.startswith(incomplete)]
 
 
@@ -146,9 +149,7 @@ class TopicType(click.ParamType):
 
     name = "topic"
 
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         url = ctx.params.get("url") or DEFAULT_URL
 
         async def names(client: Client) -> list[str]:

@@ -80,9 +80,7 @@ def progress(label: str, total: int | None, *, of_bytes: bool = False) -> Iterat
     from rich.console import Console
 
     columns: list[Any] = [bars.TextColumn(label), bars.BarColumn()]
-    columns += (
-        [bars.DownloadColumn(), bars.TransferSpeedColumn()] if of_bytes else [bars.MofNCompleteColumn()]
-    )
+    columns += [bars.DownloadColumn(), bars.TransferSpeedColumn()] if of_bytes else [bars.MofNCompleteColumn()]
     columns.append(bars.TimeRemainingColumn())
     with bars.Progress(*columns, console=Console(stderr=True), transient=True) as shown:
         task = shown.add_task(label, total=total)

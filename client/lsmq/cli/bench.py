@@ -28,17 +28,23 @@ def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
         return []
 
 
-@click.command(context_settings={"ignore_unknown_options": True})
+@click.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
 @click.argument("name", shell_complete=_complete, required=False)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @json_option
-def bench(name: str | None, arguments: tuple[str, ...], as_json: bool) -> None:
+@click.option("-h", "--help", "show_help", is_flag=True, help="Show this message; after NAME, its own options.")
+@click.pass_context
+def bench(context: click.Context, name: str | None, arguments: tuple[str, ...], as_json: bool, show_help: bool) -> None:
     """Run benchmark NAME with its ARGUMENTS; without a name, list what there is.
 
     \b
       lsmq bench
+      lsmq bench store --help
       lsmq bench store --json
     """
+    if show_help and name is None:
+        click.echo(context.get_help())
+        return
     benches = _benches()
     if name is None:
         for known, run in benches.items():
@@ -47,6 +53,6 @@ def bench(name: str | None, arguments: tuple[str, ...], as_json: bool) -> None:
         return
     if name not in benches:
         raise click.UsageError(f"there is no benchmark {name!r}; there are: {', '.join(benches) or 'none'}")
-    result = benches[name](list(arguments), as_json=as_json)
+    result = benches[name](["--help"] if show_help else list(arguments), as_json=as_json)
     if as_json and result is not None:
         print_json(result)

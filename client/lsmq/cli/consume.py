@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from datetime import datetime
 
 import click
@@ -23,23 +24,19 @@ _COMMIT_EVERY_S = 1.0
     epilog=f"A template has {TEMPLATE_HELP}.",
 )
 @click.argument("topic", type=TOPIC)
-@click.option(
-    "--offset", type=OFFSET, help="Where to start: a number, earliest or latest.  [default: earliest]"
-)
+@click.option("--offset", type=OFFSET, help="Where to start: a number, earliest or latest.  [default: earliest]")
 @click.option("--from-time", type=TIME, metavar="TIME", help="Start at a time: ISO 8601, or -15m.")
 @click.option("--queue", "queues", type=QUEUES, metavar="QUEUES", help="Only these queues, such as 0-99,200.")
 @click.option("--group", help="Start where this group left off, and commit what was printed.")
 @click.option("--follow", "-f", is_flag=True, help="Go on with what comes, until Ctrl-C.")
 @click.option("--max", "max_messages", type=click.IntRange(min=1), help="Stop after this many messages.")
-@click.option(
-    "--format", "format_text", default="text", show_default=True, help="text, json, raw or a template."
-)
+@click.option("--format", "format_text", default="text", show_default=True, help="text, json, raw or a template.")
 @url_option
 def consume(
     topic: str,
     offset: int | str | None,
     from_time: datetime | None,
-    queues: list[int] | None,
+    queues: Sequence[int] | None,
     group: str | None,
     follow: bool,
     max_messages: int | None,

@@ -47,16 +47,12 @@ class InputOptions:
 @click.option("--json-lines", is_flag=True, help="Each line is a JSON object; see above.")
 @click.option("--file", "whole_files", is_flag=True, help="Each of FILES is one message, not its lines.")
 @click.option("--key", help="Key of all messages: they go to one queue and keep their order.")
-@click.option(
-    "--key-separator", metavar="TEXT", help="What stands in a line before the first TEXT is its key."
-)
+@click.option("--key-separator", metavar="TEXT", help="What stands in a line before the first TEXT is its key.")
 @click.option("--tag", help="Tag of all messages.")
 @click.option("--queue", type=click.IntRange(min=0), help="Send everything to this queue.")
 @click.option("--ack", type=click.Choice(["quorum", "leader"]), help="When a write counts as stored.")
 @click.option("--compress", is_flag=True, help="Compress batches with zstd.")
-@click.option(
-    "--linger", "linger_ms", type=DURATION, default="5ms", show_default=True, help="Wait for a batch."
-)
+@click.option("--linger", "linger_ms", type=DURATION, default="5ms", show_default=True, help="Wait for a batch.")
 @click.option("--receipts", is_flag=True, help="Print queue, offset and id of each message as JSON lines.")
 @json_option
 @url_option

@@ -15,14 +15,10 @@ from lsmq.errors import InvalidRequest
 
 
 @click.command()
-@click.option(
-    "--data", type=click.Path(file_okay=False, path_type=Path), help="Directory of the node's files."
-)
+@click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Directory of the node's files.")
 @click.option("--host", help="Address to listen on; 0.0.0.0 for every interface.  [default: 127.0.0.1]")
 @click.option("--port", type=int, help="Port to listen on; 0 takes any free one.  [default: 7600]")
-@click.option(
-    "--advertised-url", metavar="URL", help="How clients reach this node, when not by host and port."
-)
+@click.option("--advertised-url", metavar="URL", help="How clients reach this node, when not by host and port.")
 @click.option("--shards", type=int, help="Shards of this node; fixed from its first start.  [default: 1]")
 @click.option(
     "--flush-mode",
@@ -36,9 +32,7 @@ from lsmq.errors import InvalidRequest
 @click.option("--max-message-bytes", type=SIZE, help="Largest message.  [default: 1MiB]")
 @click.option("--max-request-bytes", type=SIZE, help="Largest request.  [default: 8MiB]")
 @click.option("--max-messages-per-request", type=int, help="Most messages in a request.  [default: 10000]")
-@click.option(
-    "--log-format", type=click.Choice(["console", "json"]), help="Look of the log on standard error."
-)
+@click.option("--log-format", type=click.Choice(["console", "json"]), help="Look of the log on standard error.")
 @click.option(
     "--config",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),

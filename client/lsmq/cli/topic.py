@@ -84,9 +84,7 @@ def list_topics(as_json: bool, url: str, deadline_ms: int) -> None:
 
 @topic.command()
 @click.argument("name", type=TOPIC)
-@click.option(
-    "--offsets", "with_offsets", is_flag=True, help="Also the offsets of every queue with messages."
-)
+@click.option("--offsets", "with_offsets", is_flag=True, help="Also the offsets of every queue with messages.")
 @json_option
 @url_option
 def describe(name: str, with_offsets: bool, as_json: bool, url: str, deadline_ms: int) -> None:
@@ -117,9 +115,7 @@ def describe(name: str, with_offsets: bool, as_json: bool, url: str, deadline_ms
             ("options", _set_options(found) or "defaults"),
         ]
     )
-    rows = [
-        [f"{route.first}-{route.end - 1}", route.shard, route.leader, route.epoch] for route in found.routes
-    ]
+    rows = [[f"{route.first}-{route.end - 1}", route.shard, route.leader, route.epoch] for route in found.routes]
     print_table(["queues", "shard", "leader", "epoch"], rows)
     if with_offsets:
         print_table(["queue", "earliest", "latest"], held[:_SHOWN_QUEUES])

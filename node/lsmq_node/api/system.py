@@ -60,7 +60,7 @@ async def status(call: Call) -> web.StreamResponse:
     """GET /v1/status"""
     broker = call.broker
     shards = [
-        {"shard": shard, "pressure": store.pressure, **dataclasses.asdict(store.stats())}
+        {"shard": shard, **dataclasses.asdict(store.stats()), "pressure": store.pressure}
         for shard, store in enumerate(broker.stores)
     ]
     return answer(

@@ -36,7 +36,8 @@ OPTIONS = (
     QUICK,
 )
 FEW_QUEUES = (1, 10_000)
-_FIGURES = ("put_per_s", "closed_per_s", "peak_resident_bytes", "disk_bytes", "cpu_s")
+_RATES = ("put_per_s", "second_half_per_s", "closed_per_s")
+_FIGURES = (*_RATES, "peak_resident_bytes", "disk_bytes", "cpu_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,13 +150,13 @@ def _ratios(writes: list[dict[str, Any]], reopens: list[dict[str, Any]]) -> dict
     for mode in FLUSH_MODES:
         for queues in counts:
             ours, theirs = (by_case.get((engine, mode, queues), {}) for engine in (LSMQ, ROCKSDB))
-            for name in ("put_per_s", "closed_per_s"):
+            for name in _RATES:
                 ratios[f"{name}/{mode}/{queues}"] = ratio(ours.get(name), theirs.get(name))
         for engine in (LSMQ, ROCKSDB):
             one = by_case.get((engine, mode, counts[0]), {})
             for queues in counts[1:]:
                 many = by_case.get((engine, mode, queues), {})
-                for name in ("put_per_s", "closed_per_s"):
+                for name in _RATES:
                     ratios[f"flat/{engine}/{name}/{mode}/{queues}"] = ratio(many.get(name), one.get(name))
     by_ending = {(each["engine"], each["ending"]): each for each in reopens if each["queues"] > 1}
     for name in ("random_gets_per_s", "sequential_messages_per_s"):
@@ -172,6 +173,7 @@ def _tables(result: dict[str, Any]) -> list[Table]:
         (
             "store, flush mode, queues",
             "put",
+            "2nd half",
             "put, flush, close",
             "RocksDB = 1",
             "flat",
@@ -186,6 +188,7 @@ def _tables(result: dict[str, Any]) -> list[Table]:
             (
                 f"{engine}, {mode}, {queues:,}",
                 rate_text(each["put_per_s"]),
+                rate_text(each["second_half_per_s"]),
                 rate_text(each["closed_per_s"]),
                 ratio_text(ratios[f"put_per_s/{mode}/{queues}"]) if engine == LSMQ else "",
                 ratio_text(ratios.get(f"flat/{engine}/put_per_s/{mode}/{queues}")),
@@ -245,6 +248,7 @@ _NOTES = [
     "Every case runs in a process of its own; repetitions take turns; figures are medians (least-greatest).",
     "put: from the first put to the last return, background flushing and merging beside it, less what making "
     "the messages takes by itself; put, flush, close: with the final flush and the close in it.",
+    "2nd half: put, of the second half of the messages alone; most queues are not new then.",
     "flat: the same store at so many queues over itself at one queue. RocksDB = 1: ours over theirs.",
     "async acknowledges after write(2), sync after fdatasync, in both stores.",
     "memory: what the process has beyond what it had before the store was opened; peak with file pages; a "

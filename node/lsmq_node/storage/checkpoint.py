@@ -5,7 +5,7 @@ All integers are little-endian::
     offset width field
      0      8    magic ``LSMQCKP1``
      8      4    version (1)
-    12      4    crc      CRC32C of the body
+    12      4    crc      CRC32C of version, length and body
     16      8    length of the body
     24      n    body     a msgpack map; arrays of queue ends are zstd over int64
 
@@ -120,9 +120,13 @@ class Checkpointer:
                 "producers": snapshot.producers,
             }
         )
-        raw = HEAD.pack(MAGIC, VERSION, crc32c.crc32c(body), len(body)) + body
+        raw = HEAD.pack(MAGIC, VERSION, _crc(VERSION, body), len(body)) + body
         replace_file(disk, directory / checkpoint_name(number), raw)
         return len(raw)
+
+
+def _crc(version: int, body: bytes | memoryview) -> int:
+    return crc32c.crc32c(body, crc32c.crc32c(struct.pack("<IQ", version, len(body))))
 
 
 def load_checkpoint(disk: Disk, path: Path) -> tuple[int, ShardState]:
@@ -140,18 +144,18 @@ def load_checkpoint(disk: Disk, path: Path) -> tuple[int, ShardState]:
     if len(raw) < HEAD.size or raw[:8] != MAGIC:
         raise CorruptFile(f"{source}: not a checkpoint ({len(raw)} bytes)", file=source, position=0)
     _, version, crc, length = HEAD.unpack_from(raw)
-    if version != VERSION:
-        raise UnsupportedFormat(
-            f"{source}: checkpoint version {version}; this release reads {VERSION}. "
-            "Start the release that wrote it, or a newer one."
-        )
     body = memoryview(raw)[HEAD.size :]
-    if len(body) != length or crc32c.crc32c(body) != crc:
+    if len(body) != length or _crc(version, body) != crc:
         raise CorruptFile(
             f"{source}: the checkpoint is damaged. Restore this directory from a replica or a backup; "
             "nothing was changed.",
             file=source,
             position=HEAD.size,
+        )
+    if version != VERSION:
+        raise UnsupportedFormat(
+            f"{source}: checkpoint version {version}; this release reads {VERSION}. "
+            "Start the release that wrote it, or a newer one."
         )
     values = msgpack.unpackb(body)
     state = ShardState()

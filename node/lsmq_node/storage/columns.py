@@ -63,6 +63,8 @@ _WIDTH_DTYPES: dict[int, np.dtype[Any]] = {
     4: np.dtype("<u4"),
     8: np.dtype("<u8"),
 }
+#: Widths in bytes that the deltas of a column may have.
+WIDTHS = frozenset((0, *_WIDTH_DTYPES))
 _MASK64 = (1 << 64) - 1
 _ROW_LIMIT_BYTES = 4096
 _FEW = 8
@@ -209,6 +211,8 @@ def encode_batches(columns: Mapping[int, NDArray[Any]], payload: U8, cuts: I64, 
         values = columns[column]
         lows = np.minimum.reduceat(values, firsts)
         spans = np.maximum.reduceat(values, firsts) - lows
+        if spans.dtype == np.int64:
+            spans = spans.view(np.uint64)  # the whole range of int64 is wider than int64
         bases = lows.astype(np.uint64).tolist()
         if not any(bases) and not spans.any() and column in OPTIONAL:
             continue

@@ -11,6 +11,7 @@ returned.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Sequence
@@ -97,14 +98,21 @@ class Disk(Protocol):
         """Space left for this process on the file system of ``path``."""
 
 
+class _Stream(FileIO):
+    """Closed, without complaint, when the last user drops it: the file itself or a reader's range of it."""
+
+    def __del__(self) -> None:
+        self.close()
+
+
 class OsFile:
-    """A real file, by its descriptor. Closed when dropped."""
+    """A real file, by its descriptor. Closed when it and its stream are dropped."""
 
     __slots__ = ("_stream", "fd")
 
     def __init__(self, fd: int, *, write: bool) -> None:
         self.fd = fd
-        self._stream: BinaryIO = FileIO(fd, "r+" if write else "r")
+        self._stream: BinaryIO = _Stream(fd, "r+" if write else "r")
 
     def pread(self, length: int, position: int) -> bytes:
         chunk = os.pread(self.fd, length, position)
@@ -147,9 +155,6 @@ class OsFile:
 
     def stream(self) -> BinaryIO:
         return self._stream
-
-    def __del__(self) -> None:
-        self.close()
 
 
 class OsDisk:
@@ -195,14 +200,24 @@ class OsDisk:
 def replace_file(disk: Disk, path: Path, content: bytes) -> None:
     """Replace a file in one step that survives a crash: write, sync, rename, sync the directory.
 
-    A reader sees the old content or the new, never a part. Durable on return.
+    A reader sees the old content or the new, never a part. Durable on return. When it raises ``ENOSPC`` the old
+    file is there as before.
     """
     temporary = path.with_name(path.name + ".tmp")
-    file = disk.create(temporary)
     try:
-        file.pwrite(content, 0)
-        file.sync()
-    finally:
-        file.close()
-    disk.rename(temporary, path)
-    disk.sync_directory(path.parent)
+        file = disk.create(temporary)
+        try:
+            file.pwrite(content, 0)
+            file.sync()
+        finally:
+            file.close()
+        disk.rename(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            disk.remove(temporary)
+        raise
+    try:
+        disk.sync_directory(path.parent)
+    except OSError as error:
+        # Not "disk full", which is survived: whether a crash leaves the old file or the new is not known now.
+        raise OSError(errno.EIO, f"syncing {path.parent} failed: {error.strerror}") from error

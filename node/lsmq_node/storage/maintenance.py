@@ -173,7 +173,6 @@ class Maintenance:
         )
         next_retention = 0.0
         while not self._tables.closing:
-            self._prepare_segments()
             self._check_space()
             if self._options.flush_mode is FlushMode.ASYNC and self._unsynced_bytes:
                 self._sync()
@@ -184,18 +183,16 @@ class Maintenance:
                 if not self._tables.closing:
                     self._tables.changed.wait(min(interval, _TICK_SECONDS))
 
-    def _prepare_segments(self) -> None:
-        size = self._segment_bytes
+    def _check_space(self) -> None:
+        """Have the next segment ready, and see whether the disk takes writes."""
+        ready = True
         try:
-            self._segments.prepare(self._end_lsn + size)
+            self._segments.prepare(self._end_lsn + self._segment_bytes)
         except OSError as error:
             if error.errno not in _FULL:
                 raise
-            self.disk_is_full()
-
-    def _check_space(self) -> None:
+            ready = False
         self.disk_free_bytes = self._disk.free_bytes(self._path)
-        ready = self._segments.has(self._end_lsn + self._segment_bytes)
         self.disk_full = self.disk_free_bytes < self._options.min_free_bytes or not ready
 
     def _sync(self) -> None:

@@ -87,11 +87,6 @@ def decode_manifest(raw: bytes, source: str) -> Manifest:
     if len(raw) < HEAD.size or raw[:8] != MAGIC:
         raise CorruptFile(f"{source}: not a manifest ({len(raw)} bytes)", file=source, position=0)
     _, version, length, crc = HEAD.unpack_from(raw)
-    if version != VERSION:
-        raise UnsupportedFormat(
-            f"{source}: manifest version {version}; this release reads {VERSION}. "
-            "Start the release that wrote it, or a newer one."
-        )
     body = raw[HEAD.size :]
     if len(body) != length or crc32c.crc32c(struct.pack("<II", version, length) + body) != crc:
         raise CorruptFile(
@@ -99,6 +94,11 @@ def decode_manifest(raw: bytes, source: str) -> Manifest:
             "nothing was changed.",
             file=source,
             position=HEAD.size,
+        )
+    if version != VERSION:
+        raise UnsupportedFormat(
+            f"{source}: manifest version {version}; this release reads {VERSION}. "
+            "Start the release that wrote it, or a newer one."
         )
     fields_of = msgpack.unpackb(body, strict_map_key=False)
     names = fields_of["table_fields"]

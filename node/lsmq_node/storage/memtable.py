@@ -131,8 +131,8 @@ class Memtable:
         np.cumsum(lengths[:-1], out=starts[1:])
         starts[1:] += self.arena_used
         for column, values in optional.items():
-            if column not in self._columns:
-                self._columns[column] = np.zeros(len(self._keys), DTYPES[column])
+            if column not in self._columns:  # a reader may be going through the old dict
+                self._columns = {**self._columns, column: np.zeros(len(self._keys), DTYPES[column])}
             self._columns[column][first:end] = values
         self.arena[self.arena_used : self.arena_used + len(payload)] = np.frombuffer(payload, np.uint8)
         self.arena_used += len(payload)

@@ -163,15 +163,16 @@ class Queries:
         """
         state = self.topic_state(topic_id)
         key = queue_key(topic_id, queue)
-        deletes = state.deletes > 0
         while True:
             version = self._tables.version
+            deletes = state.deletes > 0  # asked after: what the version lacks was deleted before
             try:
                 found = read_queue(version, key, offset, end, max_records, max_bytes, deletes=deletes)
             except FileNotFoundError as error:  # merged away between choosing and opening the table
                 if self._tables.version is version:
                     raise self._tables.missing_table(error) from error
             except MissingRecords as missing:
+                self.topic_state(topic_id)  # raises UnknownTopic when it was deleted while we were looking
                 start = int(state.start[queue - state.first])
                 if start <= missing.offset:
                     raise _lost(state, queue, missing.offset) from missing

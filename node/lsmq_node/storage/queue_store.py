@@ -23,7 +23,7 @@ from lsmq.record_batch import Column, RecordBatch, split_batches
 
 from .columns import DTYPES, Columns, decode_column, encode_one
 from .disk import Clock, Disk
-from .log_writer import Appended
+from .log_writer import Appended, RoundOver
 from .memtable import SortedRecords
 from .options import FlushMode, StoreOptions
 from .queue_names import QueueNames
@@ -38,6 +38,10 @@ _GROW_QUEUES = 1 << 20
 _MAX_BATCH_BYTES = 8 << 20
 _READ_BYTES = 4 << 20
 _WAIT_SECONDS = 60.0
+
+
+class _TooManyNames(Exception):
+    """The new names of a batch are too long together for one log entry."""
 
 
 class QueueStore:
@@ -66,6 +70,7 @@ class QueueStore:
         except TypeError as error:
             raise InvalidRequest(f"unknown option: {error}; options are the fields of StoreOptions") from error
         self._store = ShardStore.open(path, settings, disk=disk, clock=clock)
+        self._max_batch_bytes = min(_MAX_BATCH_BYTES, settings.max_batch_bytes)
         self._lock = threading.Lock()
         self._names = QueueNames()
         self._closed = False
@@ -100,7 +105,8 @@ class QueueStore:
                 ends = np.cumsum(lengths).tolist()
                 starts = [0, *ends[:-1]]
                 names = [joined[start:end].decode() for start, end in zip(starts, ends, strict=True)]
-                self._names.add_encoded(joined, lengths, names)
+                seen = len(self._names) - batch.column(Column.OFFSET)[0]  # whole blocks begin below the offset asked
+                self._names.add_encoded(joined[starts[seen] :] if seen else joined, lengths[seen:], names[seen:])
             offset = int(found.next_offsets[0])
 
     def __len__(self) -> int:
@@ -127,30 +133,43 @@ class QueueStore:
         bodies = [body for _, body in pairs]
         lengths = np.fromiter(map(len, bodies), np.uint32, len(bodies))
         payload = b"".join(bodies)
-        if len(payload) > _MAX_BATCH_BYTES:
-            half = len(pairs) // 2
-            if half:
-                return self.put_many(pairs[:half]) + self.put_many(pairs[half:])
+        half = len(pairs) // 2
+        if half and (len(payload) > self._max_batch_bytes or len(pairs) > self._store.options.max_batch_records):
+            return self.put_many(pairs[:half]) + self.put_many(pairs[half:])
         self._store.wait_for_room(_WAIT_SECONDS)
-        with self._lock:
-            self._check_open()
-            if self._store.round != self._round:
-                self._forget_dropped_names()
-            appended = self._append(names, lengths, payload)
+        try:
+            with self._lock:
+                appended = self._append_once(names, lengths, payload)
+        except _TooManyNames:
+            return self.put_many(pairs[:half]) + self.put_many(pairs[half:])
         self._store.wait(appended)
         offsets: list[int] = appended.offsets.tolist()
         return offsets
+
+    def _append_once(self, names: list[str], lengths: NDArray[np.uint32], payload: bytes) -> Appended:
+        """:meth:`_append` in a round in which the names it builds on are not dropped. The lock is held."""
+        while True:
+            self._check_open()
+            if self._store.round != self._round:
+                self._forget_dropped_names()
+            try:
+                return self._append(names, lengths, payload)
+            except RoundOver:
+                continue
 
     def _append(self, names: list[str], lengths: NDArray[np.uint32], payload: bytes) -> Appended:
         """Put a batch in line, and before it the names that are new. The lock is held."""
         numbers = self._names.find(names)
         fresh = list(dict.fromkeys(names[at] for at in np.flatnonzero(numbers < 0).tolist()))
         if not fresh:
-            return self._store.append(self._messages_id, _batch(numbers, lengths, payload))
+            only = ((self._messages_id, _batch(numbers, lengths, payload)),)
+            return self._store.append_many(only, round_=self._round)[0]
         self._make_room(fresh)
         encoded = [name.encode() for name in fresh]
         name_lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
         joined = b"".join(encoded)
+        if len(joined) > self._max_batch_bytes and len(names) > 1:
+            raise _TooManyNames
         known = len(self._names)
         self._names.add_encoded(joined, name_lengths, fresh)
         try:
@@ -159,7 +178,8 @@ class QueueStore:
                 (
                     (self._names_id, _batch(np.zeros(len(fresh), np.int64), name_lengths, joined)),
                     (self._messages_id, _batch(numbers, lengths, payload)),
-                )
+                ),
+                round_=self._round,
             )
         except BaseException:
             self._names.truncate(known)
@@ -168,7 +188,10 @@ class QueueStore:
 
     def _make_room(self, fresh: list[str]) -> None:
         for name in fresh:
-            size = len(name.encode())
+            try:
+                size = len(name.encode())
+            except UnicodeEncodeError as error:
+                raise InvalidRequest(f"the queue name {name[:40]!r} cannot be encoded in UTF-8") from error
             if not 1 <= size <= MAX_NAME_BYTES:
                 raise InvalidRequest(
                     f"a queue name has 1 to {MAX_NAME_BYTES} bytes in UTF-8; {name[:40]!r} has {size}",

@@ -119,11 +119,10 @@ def read_queue(
     deleted = _deleted_offsets(version, key, offset, end) if deletes else None
     result = QueueRead([], offset, 0, 0)
     while not result.parts and result.next_offset < end:
+        began = result.next_offset
         pieces = _find_pieces(version, key, result.next_offset, max_records)
         if not deletes and (not pieces or pieces[-1].first_offset > result.next_offset):
             raise MissingRecords(result.next_offset)
-        if not pieces:  # all that was left is deleted
-            result.next_offset = end
         for piece in reversed(pieces):
             if result.record_count >= max_records or result.size_bytes >= max_bytes or result.next_offset >= end:
                 break
@@ -131,6 +130,8 @@ def read_queue(
                 _from_memtable(result, piece.memtable, piece.positions, end, max_records, max_bytes, deleted)
             elif piece.run is not None:
                 _from_run(result, piece, key, end, max_records, max_bytes, deleted)
+        if result.next_offset == began:  # all that was left is deleted, and what there is came since
+            result.next_offset = end
     return result
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -49,19 +49,31 @@ def open_directory(path: Path, options: StoreOptions, disk: Disk) -> Opened:
             else:  # the name may still be what a killed process renamed: nothing goes before it is safe
                 disk.sync_directory(path)
         except OSError as error:
-            raise DataDirectoryUnusable(
-                f"the data directory {path} cannot be used: {error.strerror}. Check its owner, its mode and the "
-                "space on the disk, or choose another.",
-                directory=str(path),
-            ) from error
+            raise unusable(path, error) from error
         state = ShardState()
         if manifest.checkpoint:
-            _, state = load_checkpoint(disk, path / TABLE_DIRECTORY / checkpoint_name(manifest.checkpoint))
+            file = path / TABLE_DIRECTORY / checkpoint_name(manifest.checkpoint)
+            lsn, state = load_checkpoint(disk, file)
+            if lsn != manifest.flushed_lsn:
+                raise CorruptFile(
+                    f"{file}: the checkpoint is of LSN {lsn}, the manifest of {manifest.flushed_lsn}: they do not "
+                    "belong together. Restore this directory from a replica or a backup; nothing was changed.",
+                    file=str(file),
+                    position=0,
+                )
         _check_tables(path / TABLE_DIRECTORY, manifest, disk)
         return Opened(lock, manifest, state, SegmentFiles(disk, path / WAL_DIRECTORY, manifest.segment_bytes))
     except BaseException:
         lock.release()
         raise
+
+
+def unusable(path: Path, error: OSError) -> DataDirectoryUnusable:
+    return DataDirectoryUnusable(
+        f"the data directory {path} cannot be used: {error.strerror}. Check its owner, its mode and the space on "
+        "the disk, or choose another.",
+        directory=str(path),
+    )
 
 
 def _new_shard(path: Path, options: StoreOptions, disk: Disk) -> Manifest:
@@ -80,8 +92,12 @@ def _new_shard(path: Path, options: StoreOptions, disk: Disk) -> Manifest:
     for parent in (path, path.parent):
         disk.sync_directory(parent)
     for ancestor in path.parent.parents:  # as many of them as are new, and nobody knows how many
-        with contextlib.suppress(OSError):
+        try:
             disk.sync_directory(ancestor)
+        except OSError as error:
+            if error.errno == errno.EIO:
+                raise
+            break  # not ours to sync, so it was there before
     return manifest
 
 
@@ -148,7 +164,7 @@ class Replay:
         end, size = self.end_lsn, self._segment_bytes
         last_start = end - end % size
         if self.reason not in LogReader.CLEAN_ENDS:
-            _log.warning(
+            _log.info(
                 "%s: the log ends at LSN %d (%s): a torn write, or what a recycled segment held before",
                 self._directory,
                 end,

@@ -73,7 +73,8 @@ def _trims(table: Table, state: ShardState) -> list[tuple[int, U32, I64]]:
     for block in table.scan():
         keys, offsets = block.keys, block.offsets
         lasts = np.append(group_starts(keys)[1:], len(keys)) - 1
-        topics = (keys[lasts] >> np.uint64(32)).astype(np.int64)
+        # A tombstone that goes takes the log start with it, or its message would come back.
+        topics = (keys[lasts] >> np.uint64(32)).astype(np.int64) & ~TOMBSTONE_TOPIC
         for topic_id in np.unique(topics).tolist():
             if topic_id in state.topics:
                 mine = lasts[topics == topic_id]

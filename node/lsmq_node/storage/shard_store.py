@@ -8,13 +8,14 @@ Not supported: two processes on one directory (see :mod:`.lock`).
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgpack
 import numpy as np
 
-from lsmq.errors import InvalidRequest, OffsetOutOfRange, TopicExists, UnknownTopic
+from lsmq.errors import ClientClosed, DiskFull, InvalidRequest, OffsetOutOfRange, TopicExists, UnknownTopic
 from lsmq.record_batch import Column, RecordBatch, encode_batch
 
 from .applier import Applier
@@ -25,7 +26,7 @@ from .maintenance import Maintenance
 from .options import StoreOptions
 from .queries import Queries
 from .reader import QueueRead, Slice
-from .recovery import Opened, Replay, open_directory
+from .recovery import Opened, Replay, open_directory, unusable
 from .retention import expired_tables
 from .state import Topic, TopicOptions, TopicState, check_topic_name
 from .stats import Counters, StoreStats
@@ -57,6 +58,7 @@ class ShardStore:
         self._writer.admit = self._maintenance.admit
         self._writer.after_commit = self._maintenance.committed
         self._writer.on_disk_full = self._maintenance.disk_is_full
+        self._catalog_lock = threading.Lock()  # one change of the catalog at a time, from question to commit
         self._closed = False
 
     @classmethod
@@ -78,9 +80,11 @@ class ShardStore:
         opened = open_directory(path, options, disk)
         try:
             store = cls(path, options, disk, clock, opened)
-        except BaseException:
+        except BaseException as error:
             opened.segments.close()
             opened.lock.release()
+            if isinstance(error, OSError):
+                raise unusable(path, error) from error
             raise
         store._maintenance.start()
         return store
@@ -130,15 +134,16 @@ class ShardStore:
         end = queues if end is None else end
         if not 1 <= queues <= MAX_QUEUES:
             raise InvalidRequest(f"a topic has 1 to {MAX_QUEUES} queues, not {queues}", topic=name, limit=MAX_QUEUES)
-        with self._writer.lock:
-            existing = self._state.by_name.get(name)
-            if existing is not None:
-                return self._same_topic(existing.topic, queues, options)
-            topic = Topic(topic_id or self._state.next_topic_id, name, queues, options, self._clock.now_ms())
-            self._state.next_topic_id = max(self._state.next_topic_id, topic.id + 1)
-            appended = self._append_topic(topic, first, end)
-        self.wait(appended)
-        return self.topic(name)
+        with self._catalog_lock:
+            with self._writer.lock:
+                existing = self._state.by_name.get(name)
+                if existing is not None:
+                    return self._same_topic(existing.topic, queues, options)
+                topic = Topic(topic_id or self._state.next_topic_id, name, queues, options, self._clock.now_ms())
+                self._state.next_topic_id = max(self._state.next_topic_id, topic.id + 1)
+                appended = self._append_topic(topic, first, end)
+            self.wait(appended)
+            return self.topic(name)
 
     def _same_topic(self, topic: Topic, queues: int, options: TopicOptions) -> Topic:
         if topic.queues != queues or topic.options != options:
@@ -158,23 +163,27 @@ class ShardStore:
 
     def grow_topic(self, name: str, queues: int) -> Topic:
         """Give a topic more queues at its end. Durable on return; no effect when it has that many."""
-        with self._writer.lock:
-            state = self._topic_state(name)
-            if queues <= state.end:
-                return state.topic
-            old = state.topic
-            topic = Topic(old.id, old.name, queues, old.options, old.created_ms)
-            appended = self._append_topic(topic, state.first, queues)
-        self.wait(appended)
-        return self.topic(name)
+        if queues > MAX_QUEUES:
+            raise InvalidRequest(f"a topic has 1 to {MAX_QUEUES} queues, not {queues}", topic=name, limit=MAX_QUEUES)
+        with self._catalog_lock:
+            with self._writer.lock:
+                state = self._topic_state(name)
+                if queues <= state.end:
+                    return state.topic
+                old = state.topic
+                topic = Topic(old.id, old.name, queues, old.options, old.created_ms)
+                appended = self._append_topic(topic, state.first, queues)
+            self.wait(appended)
+            return self.topic(name)
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic and its messages; their space comes back with the next merges. Durable on return."""
-        with self._writer.lock:
-            topic = self._topic_state(name).topic
-            body = msgpack.packb(["drop", topic.id])
-            appended = self._writer.append_entry(EntryKind.CATALOG, topic.id, 0, body)
-        self.wait(appended)
+        with self._catalog_lock:
+            with self._writer.lock:
+                topic = self._topic_state(name).topic
+                body = msgpack.packb(["drop", topic.id])
+                appended = self._writer.append_entry(EntryKind.CATALOG, topic.id, 0, body)
+            self.wait(appended)
 
     def topic(self, name: str) -> Topic:
         """Raises ``UnknownTopic``."""
@@ -203,10 +212,13 @@ class ShardStore:
         """
         return self._writer.append_records(((self._queries.topic_state(topic_id), batch),))[0]
 
-    def append_many(self, items: Sequence[tuple[int, RecordBatch]]) -> list[Appended]:
-        """:meth:`append` for batches that belong together: they are committed, or dropped, together."""
+    def append_many(self, items: Sequence[tuple[int, RecordBatch]], *, round_: int | None = None) -> list[Appended]:
+        """:meth:`append` for batches that belong together: they are committed, or dropped, together.
+
+        Raises ``RoundOver`` when ``round_`` is given and is not the present one any more.
+        """
         states = [(self._queries.topic_state(topic_id), batch) for topic_id, batch in items]
-        return self._writer.append_records(states)
+        return self._writer.append_records(states, round_=round_)
 
     def delete(self, topic_id: int, queues: U32, offsets: I64) -> Appended:
         """Delete messages: they are not read any more, and their space comes back with merges."""
@@ -372,8 +384,12 @@ class ShardStore:
     def _retain(self) -> None:
         """Drop whole tables that nobody can read any more, after moving log starts past what has expired."""
         plan = expired_tables(self._tables.version, self._state, self._clock.now_ms())
-        for topic_id, queues, offsets in plan.trims:
-            self.wait(self.trim(topic_id, queues, offsets))
+        try:
+            for topic_id, queues, offsets in plan.trims:
+                if topic_id in self._state.topics:  # else it was deleted since
+                    self.wait(self.trim(topic_id, queues, offsets))
+        except (UnknownTopic, DiskFull, ClientClosed):
+            return  # the next round looks again
         if plan.tables:
             self._tables.drop_tables(plan.tables)
 
@@ -430,7 +446,9 @@ class ShardStore:
             self._writer.close()
         finally:
             self._maintenance.close()
-            if not self._writer.stopped:
-                self._segments.sync()
-            self._segments.close()
-            self._lock_file.release()
+            try:
+                if not self._writer.stopped:
+                    self._segments.sync()
+            finally:
+                self._segments.close()
+                self._lock_file.release()

@@ -36,8 +36,9 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from lsmq.errors import CorruptFile, UnsupportedFormat
-from lsmq.record_batch import Codec, Column
+from lsmq.errors import CorruptFile, InvalidBatch, UnsupportedFormat
+from lsmq.record_batch import HEADER_BYTES, Codec, Column, RecordBatch
+from lsmq.record_batch import VERSION as BATCH_VERSION
 
 from .bloom import bloom_build
 from .columns import (
@@ -238,10 +239,39 @@ class TableWriter:
         self._file.close()
 
 
+def stored_batch(raw: bytes | memoryview, source: str, position: int, what: str) -> RecordBatch:
+    """A record batch that was read from a file. Raises ``CorruptFile``, or ``UnsupportedFormat`` for a newer one."""
+    try:
+        return RecordBatch(raw, source=source)
+    except InvalidBatch as error:
+        total = int.from_bytes(raw[4:8], "little")
+        intact = HEADER_BYTES <= total <= len(raw) and crc32c.crc32c(raw[4:total]) == int.from_bytes(raw[:4], "little")
+        if intact and raw[8] != BATCH_VERSION:
+            raise UnsupportedFormat(
+                f"{source}: the {what} at byte {position} has version {raw[8]}; this release reads {BATCH_VERSION}. "
+                "Start the release that wrote it, or a newer one."
+            ) from error
+        raise CorruptFile(
+            f"{source}: the {what} at byte {position} is damaged: {error.message}", file=source, position=position
+        ) from error
+
+
+def check_properties(raw: bytes, source: str, position: int) -> dict[str, Any]:
+    """A table's properties. Raises ``CorruptFile``."""
+    if len(raw) < 4 or crc32c.crc32c(raw[4:]) != int.from_bytes(raw[:4], "little"):
+        raise CorruptFile(f"{source}: the properties at byte {position} are damaged", file=source, position=position)
+    return dict(msgpack.unpackb(raw[4:]))
+
+
 def read_footer(file: File, source: str) -> dict[str, int]:
     """Positions and sizes of a table's parts. Raises ``CorruptFile`` or ``UnsupportedFormat``."""
     size = file.size()
     raw = file.pread(FOOTER_BYTES, size - FOOTER_BYTES) if size >= FOOTER_BYTES else b""
+    return decode_footer(raw, size, source)
+
+
+def decode_footer(raw: bytes, size: int, source: str) -> dict[str, int]:
+    """Positions and sizes of the parts of a table of ``size`` bytes, of which ``raw`` are the last."""
     if len(raw) < FOOTER_BYTES or raw[40:] != MAGIC or crc32c.crc32c(raw[:36]) != int.from_bytes(raw[36:40], "little"):
         raise CorruptFile(
             f"{source}: no intact table footer at its end ({size} bytes)",

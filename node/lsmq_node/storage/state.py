@@ -260,5 +260,8 @@ class ShardState:
             committed = self.offsets[key] = wider
         index = queues - np.uint32(state.first)
         values = offsets + 1
-        committed[index] = values if reset else np.maximum(committed[index], values)
+        if reset:
+            committed[index] = values
+        else:
+            np.maximum.at(committed, index, values)
         self.offsets_version[key] = self.offsets_version.get(key, 0) + 1

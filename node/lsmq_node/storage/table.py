@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -11,16 +12,27 @@ import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from lsmq.errors import CorruptFile, InvalidBatch
-from lsmq.record_batch import HEADER_BYTES, Column, RecordBatch
+from lsmq.errors import CorruptFile
+from lsmq.record_batch import HEADER_BYTES, Column
 
-from .bloom import bloom_may_contain
+from .bloom import bloom_build, bloom_may_contain
 from .cache import BlockCache
-from .columns import DTYPES, I64, U64, decode_column, raw_column
+from .columns import DTYPES, I64, U64, decode_column, group_starts, raw_column
 from .disk import Disk, File
 from .memtable import SortedRecords
-from .sstable import FILTER_HEAD, INDEX_DTYPES, IndexColumn, TableMeta
+from .sstable import (
+    FILTER_HEAD,
+    FOOTER_BYTES,
+    INDEX_DTYPES,
+    IndexColumn,
+    TableMeta,
+    check_properties,
+    decode_footer,
+    stored_batch,
+)
+from .stats import Counters
 
+_log = logging.getLogger("lsmq.storage")
 _INDEX_PART = -1
 _LARGEST = {1: 0xFF, 2: 0xFFFF, 4: 0xFFFFFFFF, 8: 0xFFFFFFFFFFFFFFFF}
 
@@ -34,12 +46,7 @@ class Block:
     __slots__ = ("_directory", "_keys", "_queue_base", "_queues", "_topic", "batch", "count", "memory_bytes", "raw")
 
     def __init__(self, raw: bytes, source: str, position: int) -> None:
-        try:
-            self.batch = RecordBatch(raw, source=source)
-        except InvalidBatch as error:
-            raise CorruptFile(
-                f"{source}: the block at byte {position} is damaged: {error.message}", file=source, position=position
-            ) from error
+        self.batch = stored_batch(raw, source, position, "block")
         self.raw = raw
         self.count = self.batch.record_count
         self._directory = self.batch.directory
@@ -134,32 +141,54 @@ class TableIndex:
         "words",
     )
 
-    def __init__(self, raw: bytes, index_bytes: int, source: str, position: int) -> None:
-        try:
-            batch = RecordBatch(raw[:index_bytes], source=source)
-        except InvalidBatch as error:
-            raise CorruptFile(
-                f"{source}: the index at byte {position} is damaged: {error.message}",
-                file=source,
-                position=position,
-            ) from error
-        self.count = batch.record_count
-        self.columns = {
-            column: decode_column(raw, batch.directory.get(column), self.count, dtype)
+    def __init__(self, columns: dict[int, NDArray[Any]], words: U64, probes: int) -> None:
+        self.columns = columns
+        self.last_keys: U64 = columns[IndexColumn.LAST_KEY]
+        self.last_offsets: I64 = columns[IndexColumn.LAST_OFFSET]
+        self.positions: I64 = columns[IndexColumn.POSITION]
+        self.sizes: I64 = columns[IndexColumn.SIZE]
+        self.count = len(self.sizes)
+        self.words = words
+        self.probes = probes
+        self.memory_bytes = 8 * (len(words) + 2 * self.count * len(INDEX_DTYPES)) + 1000
+
+    @classmethod
+    def parse(cls, raw: bytes, index_bytes: int, source: str, position: int) -> TableIndex:
+        """Index and filter as they lie in a table. Raises ``CorruptFile``."""
+        batch = stored_batch(raw[:index_bytes], source, position, "index")
+        columns = {
+            column: decode_column(raw, batch.directory.get(column), batch.record_count, dtype)
             for column, dtype in INDEX_DTYPES.items()
         }
-        self.last_keys: U64 = self.columns[IndexColumn.LAST_KEY]
-        self.last_offsets: I64 = self.columns[IndexColumn.LAST_OFFSET]
-        self.positions: I64 = self.columns[IndexColumn.POSITION]
-        self.sizes: I64 = self.columns[IndexColumn.SIZE]
         body = raw[index_bytes:]
         crc, probes, bits = FILTER_HEAD.unpack_from(body)
         if crc32c.crc32c(memoryview(body)[4:]) != crc or len(body) != FILTER_HEAD.size + bits // 8:
             at = position + index_bytes
             raise CorruptFile(f"{source}: the filter at byte {at} is damaged", file=source, position=at)
-        self.probes = probes
-        self.words: U64 = np.frombuffer(body, np.dtype("<u8"), bits // 64, FILTER_HEAD.size)
-        self.memory_bytes = len(raw) + self.count * 8 * len(INDEX_DTYPES) + 1000
+        return cls(columns, np.frombuffer(body, np.dtype("<u8"), bits // 64, FILTER_HEAD.size), probes)
+
+    @classmethod
+    def rebuild(cls, blocks: Iterable[tuple[int, Block]]) -> TableIndex:
+        """Index and filter made from the blocks, and their positions, alone."""
+        rows = []
+        distinct = []
+        for position, block in blocks:
+            keys, offsets, stored = block.keys, block.offsets, block.column(Column.STORED_MS)
+            rows.append(
+                (
+                    *(keys[0], offsets[0], keys[-1], offsets[-1]),
+                    *(position, len(block.raw), block.count),
+                    *(stored.min(), stored.max()),
+                )
+            )
+            distinct.append(keys[group_starts(keys)])
+        columns = {
+            column: np.array([row[at] for row in rows], dtype)
+            for at, (column, dtype) in enumerate(INDEX_DTYPES.items())
+        }
+        keys = np.concatenate(distinct)
+        bits, probes = bloom_build(keys[group_starts(keys)])
+        return cls(columns, bits.view(np.dtype("<u8")), probes)
 
     def may_contain(self, key: int) -> bool:
         return bloom_may_contain(self.words, self.probes, key)
@@ -177,13 +206,18 @@ class TableIndex:
 class Table:
     """An open table. Thread-safe. The file is opened at the first read and closed when the table is dropped."""
 
-    def __init__(self, disk: Disk, directory: Path, meta: TableMeta, cache: BlockCache) -> None:
+    def __init__(
+        self, disk: Disk, directory: Path, meta: TableMeta, cache: BlockCache, counters: Counters | None = None
+    ) -> None:
         self.meta = meta
         self.path = directory / meta.name
         self._disk = disk
         self._cache = cache
+        self._counters = counters
         self._file: File | None = None
+        self._rebuilt: TableIndex | None = None
         self._lock = threading.Lock()
+        self._rebuild_lock = threading.Lock()
 
     def file(self) -> File:
         file = self._file
@@ -198,19 +232,61 @@ class Table:
         return self.file().stream()
 
     def index(self) -> TableIndex:
-        """Raises ``CorruptFile``."""
+        """Index and filter. Made again from the blocks where the file's own are damaged.
+
+        Raises ``CorruptFile`` when a block is damaged too, ``UnsupportedFormat`` for a table of a newer version.
+        """
+        if self._rebuilt is not None:
+            return self._rebuilt
         return self._cache.get(self.meta.number, _INDEX_PART, self._load_index)
 
     def _load_index(self) -> TableIndex:
-        meta = self.meta
-        raw = self.file().pread(meta.index_bytes + meta.filter_bytes, meta.index_position)
-        if len(raw) != meta.index_bytes + meta.filter_bytes:
-            raise CorruptFile(
-                f"{self.path}: cut off, {meta.size_bytes} bytes were written",
-                file=str(self.path),
-                position=meta.index_position,
-            )
-        return TableIndex(raw, meta.index_bytes, str(self.path), meta.index_position)
+        """Index, filter, properties and footer are neighbours and read at once."""
+        meta, source = self.meta, str(self.path)
+        wanted = meta.index_bytes + meta.filter_bytes
+        raw = self.file().pread(meta.size_bytes - meta.index_position, meta.index_position)
+        try:
+            decode_footer(raw[-FOOTER_BYTES:], meta.size_bytes, source)
+            check_properties(raw[wanted:-FOOTER_BYTES], source, meta.index_position + wanted)
+        except CorruptFile as damage:  # the manifest knows all that they say
+            _log.warning("%s: read without it, from what the manifest knows", damage.message)
+        try:
+            if len(raw) < wanted:
+                raise CorruptFile(
+                    f"{source}: cut off, {meta.size_bytes} bytes were written",
+                    file=source,
+                    position=meta.index_position,
+                )
+            return TableIndex.parse(raw[:wanted], meta.index_bytes, source, meta.index_position)
+        except CorruptFile as damage:
+            return self._rebuild_index(damage)
+
+    def _rebuild_index(self, damage: CorruptFile) -> TableIndex:
+        with self._rebuild_lock:
+            if self._rebuilt is None:
+                index = TableIndex.rebuild(self._walk())
+                if int(index.columns[IndexColumn.RECORDS].sum()) != self.meta.record_count:
+                    raise damage
+                self._rebuilt = index
+                if self._counters is not None:
+                    self._counters.rebuilt_indexes += 1
+                _log.warning("%s: made again in memory from %d blocks", damage.message, index.count)
+            return self._rebuilt
+
+    def _walk(self) -> Iterator[tuple[int, Block]]:
+        """The blocks and their positions, without the index: each block says how long it is."""
+        position = 0
+        while position < self.meta.index_position:
+            head = self.file().pread(HEADER_BYTES, position)
+            size = int.from_bytes(head[4:8], "little")
+            if len(head) < HEADER_BYTES or not HEADER_BYTES <= size <= self.meta.index_position - position:
+                raise CorruptFile(
+                    f"{self.path}: the block at byte {position} is damaged, and so is the index",
+                    file=str(self.path),
+                    position=position,
+                )
+            yield position, self._read_block(position, size)
+            position += size
 
     def block(self, number: int, *, keep: bool = True) -> Block:
         """Block ``number``, through the cache unless ``keep`` is false. Raises ``CorruptFile``."""
@@ -220,7 +296,9 @@ class Table:
 
     def _load_block(self, number: int) -> Block:
         index = self.index()
-        position, size = int(index.positions[number]), int(index.sizes[number])
+        return self._read_block(int(index.positions[number]), int(index.sizes[number]))
+
+    def _read_block(self, position: int, size: int) -> Block:
         raw = self.file().pread(size, position)
         if len(raw) != size or size < HEADER_BYTES:
             raise CorruptFile(

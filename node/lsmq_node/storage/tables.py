@@ -7,8 +7,10 @@ readers are shown a new :class:`Version`. A crash at any moment leaves the old s
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +30,8 @@ from .sstable import TableMeta, TableWriter, table_name
 from .stats import Counters
 from .table import Table
 from .version import Run, Version
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Closing(Exception):
@@ -74,6 +78,12 @@ class TableSet:
         """The memtable that takes the next records."""
         if not self.memtable.has_room(payload_bytes, record_count):
             self.freeze()
+            if payload_bytes > self.memtable.capacity_bytes:  # logged when memtable_bytes was larger
+                self.memtable = Memtable(self.memtable.first_lsn, payload_bytes)
+                with self.changed:
+                    version = self.version
+                    memtables = (self.memtable, *version.memtables[1:])
+                    self.version = Version(memtables, version.level0, version.generations)
         return self.memtable
 
     def freeze(self) -> None:
@@ -103,19 +113,19 @@ class TableSet:
             number = self._take_number()
             metas = (self._write_table(number, memtable, snapshot.lsn),)
         checkpoint = self._take_number()
+        names = (*(meta.name for meta in metas), checkpoint_name(checkpoint))
         try:
             self._checkpointer.write(self._disk, self._directory, checkpoint, snapshot)
-        except OSError:
-            for meta in metas:
-                self._disk.remove(self._directory / meta.name)
+            with self._install_lock:
+                old = self.manifest
+                self._install(
+                    old.with_changes(flushed_lsn=snapshot.lsn, checkpoint=checkpoint, level0=(*old.level0, *metas)),
+                    flushed=memtable,
+                    level0=tuple(self._run((meta,)) for meta in metas),
+                )
+        except OSError as error:
+            self._discard(names, error)
             raise
-        with self._install_lock:
-            old = self.manifest
-            self._install(
-                old.with_changes(flushed_lsn=snapshot.lsn, checkpoint=checkpoint, level0=(*old.level0, *metas)),
-                flushed=memtable,
-                level0=tuple(self._run((meta,)) for meta in metas),
-            )
         if old.checkpoint:
             self._disk.remove(self._directory / checkpoint_name(old.checkpoint))
         self._segments.release(snapshot.lsn)
@@ -123,6 +133,15 @@ class TableSet:
         counters.flushes += 1
         counters.flushed_bytes += sum(meta.size_bytes for meta in metas)
         counters.flush_seconds += self._clock.monotonic() - started
+
+    def _discard(self, names: Iterable[str], error: OSError) -> None:
+        """Give back the space of files that did not become part of the set, to have it for the next attempt.
+
+        After any other failure than a full disk it is not known whether they did: recovery sorts it out.
+        """
+        if error.errno in _FULL:
+            for name in names:
+                self._disk.remove(self._directory / name)
 
     def _write_table(self, number: int, memtable: Memtable, end_lsn: int) -> TableMeta:
         path = self._directory / table_name(number)
@@ -153,7 +172,7 @@ class TableSet:
             return number
 
     def _run(self, metas: tuple[TableMeta, ...]) -> Run:
-        return Run(tuple(Table(self._disk, self._directory, meta, self.cache) for meta in metas))
+        return Run(tuple(Table(self._disk, self._directory, meta, self.cache, self._counters) for meta in metas))
 
     def _install(
         self,
@@ -214,17 +233,21 @@ class TableSet:
         metas = self._write_generation(runs, keep_tombstones=keep_tombstones)
         generation = self._run(metas)
         gone = {table.meta.number for run in runs for table in run.tables}
-        with self._install_lock:
-            old = self.manifest
-            kept = tuple(run for run in old.generations if not gone.intersection(meta.number for meta in run))
-            self._install(
-                old.with_changes(
-                    level0=tuple(meta for meta in old.level0 if meta.number not in gone),
-                    generations=(*kept, metas) if metas else kept,
-                ),
-                replaced=runs,
-                generation=generation,
-            )
+        try:
+            with self._install_lock:
+                old = self.manifest
+                kept = tuple(run for run in old.generations if not gone.intersection(meta.number for meta in run))
+                self._install(
+                    old.with_changes(
+                        level0=tuple(meta for meta in old.level0 if meta.number not in gone),
+                        generations=(*kept, metas) if metas else kept,
+                    ),
+                    replaced=runs,
+                    generation=generation,
+                )
+        except OSError as error:
+            self._discard([meta.name for meta in metas], error)
+            raise
         for run in runs:
             for table in run.tables:
                 table.retire()
@@ -250,7 +273,7 @@ class TableSet:
                     writer = None
             if writer is not None:
                 metas.append(writer.finish(first_lsn, end_lsn))
-        except (OSError, Closing):
+        except BaseException:
             for meta in metas:
                 self._disk.remove(self._directory / meta.name)
             if writer is not None:

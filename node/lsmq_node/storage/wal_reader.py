@@ -25,7 +25,6 @@ from .wal import (
     segment_seed,
 )
 
-
 _NO_SEGMENT = "end of the last segment"
 _NOTHING = "nothing written from here"
 

@@ -1,0 +1,35 @@
+"""A node in the test's own process, for tests that reach into its insides."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import aiohttp
+from aiohttp.test_utils import TestClient, TestServer
+
+from lsmq_node.api.app import make_app
+from lsmq_node.broker import Broker
+from lsmq_node.config import NodeConfig
+from lsmq_node.storage import ShardStore, StoreOptions
+from lsmq_node.storage.disk import OsDisk
+
+SMALL = StoreOptions(segment_bytes=1024 * 1024, memtable_bytes=4 * 1024 * 1024)
+Session = TestClient[aiohttp.web.Request, aiohttp.web.Application]
+
+
+def with_node(tmp_path: Path, test: Callable[[Session, Broker], Awaitable[None]], disk: OsDisk | None = None) -> None:
+    """Run the test against a node of this process, whose insides can be reached."""
+
+    async def run() -> None:
+        store = ShardStore.open(tmp_path / "shard-0", SMALL, disk=disk)
+        broker = Broker(NodeConfig(data=tmp_path, slow_write_delay_ms=1), [store])
+        for committer in broker.committers:
+            committer.start()
+        async with TestClient(TestServer(make_app(broker))) as client:
+            await client.put("/v1/topics/t", json={"queues": 2})
+            await test(client, broker)
+        await broker.close()
+
+    asyncio.run(run())

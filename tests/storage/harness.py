@@ -1,0 +1,218 @@
+"""What the storage tests share: small stores, batches from plain tuples, and everything a store holds as dicts.
+
+A *stepped* store runs no threads: flushing, merging and housekeeping happen where a test calls for them, so
+that a test does the same operations on its disk every time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+
+from lsmq.record_batch import BatchBuilder, Message, RecordBatch
+from lsmq_node.storage import Appended, QueueStore, ShardStore, StoreOptions
+from lsmq_node.storage.disk import Clock, Disk
+from lsmq_node.storage.maintenance import Maintenance
+
+KIB = 1024
+SMALL: dict[str, Any] = {
+    "min_free_bytes": 0,
+    "max_message_bytes": 96 * KIB,
+    "memtable_bytes": 256 * KIB,
+    "segment_bytes": 64 * KIB,
+    "block_bytes": 2 * KIB,
+    "table_bytes": 64 * KIB,
+    "generation_bytes": 512 * KIB,
+    "level0_merge": 3,
+    "slow_level0": 40,
+    "max_level0": 80,
+    "slow_memtables": 40,
+    "max_memtables": 80,
+    "cache_bytes": 64 * KIB,
+}
+TINY: dict[str, Any] = {**SMALL, "max_message_bytes": 8 * KIB, "memtable_bytes": 64 * KIB, "block_bytes": 512}
+
+DEPTH = int(os.environ.get("LSMQ_TEST_DEPTH", "1"))
+
+
+def profile(examples: int, steps: int = 40) -> settings:
+    """Hypothesis settings, the same examples every time; ``LSMQ_TEST_DEPTH`` multiplies them and varies them."""
+    return settings(
+        max_examples=examples * DEPTH,
+        stateful_step_count=steps,
+        deadline=None,
+        derandomize=DEPTH == 1,
+        print_blob=True,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def small(**changes: Any) -> StoreOptions:
+    return StoreOptions(**{**SMALL, **changes})
+
+
+def tiny(**changes: Any) -> StoreOptions:
+    return StoreOptions(**{**TINY, **changes})
+
+
+# -- stepped stores --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def no_threads() -> Iterator[None]:
+    """Stores opened within run no background threads."""
+    with mock.patch.object(Maintenance, "start", lambda self: None):
+        yield
+
+
+def open_stepped(path: Path, options: StoreOptions, disk: Disk | None = None, clock: Clock | None = None) -> ShardStore:
+    with no_threads():
+        return ShardStore.open(path, options, disk=disk, clock=clock)
+
+
+def freeze(store: ShardStore) -> None:
+    store._writer.commit(then=store._tables.freeze)
+
+
+def flush(store: ShardStore) -> None:
+    """All that is in memory to tables, here and now."""
+    freeze(store)
+    while store._tables.frozen:
+        store._tables.flush_oldest()
+
+
+def merge(store: ShardStore) -> int:
+    """All merges that are due."""
+    count = 0
+    while store._tables.choose_merge() is not None:
+        store._tables.merge()
+        count += 1
+    return count
+
+
+def keep_house(store: ShardStore) -> None:
+    """A round of housekeeping: the next segment, free space."""
+    store._maintenance._check_space()
+
+
+def retain(store: ShardStore) -> None:
+    store._retain()
+
+
+def abandon(store: ShardStore | QueueStore) -> None:
+    """Drop a store as a dying process does: nothing more is written, and the directory is free."""
+    inner = store.store if isinstance(store, QueueStore) else store
+    inner._writer._closed = True
+    with contextlib.suppress(Exception):
+        inner._maintenance.close()
+    inner._lock_file.release()
+
+
+# -- records ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Put:
+    """A message to store."""
+
+    queue: int
+    body: bytes
+    key: str | None = None
+    tag: str | None = None
+    priority: int = 0
+    due_ms: int = 0
+
+
+def batch_of(puts: Sequence[Put], **fields: int) -> RecordBatch:
+    builder = BatchBuilder()
+    for put in puts:
+        builder.add(put.queue, put.body, key=put.key, tag=put.tag, priority=put.priority, due_ms=put.due_ms)
+    return RecordBatch(builder.build(**fields))
+
+
+def body(seed: int, size: int) -> bytes:
+    """Bytes that say all along which message they are, none of them zero."""
+    return (b"%07d." % seed * (size // 8 + 1))[:size]
+
+
+def append(store: ShardStore, topic_id: int, *puts: tuple[int, bytes]) -> Appended:
+    """Append (queue, body) pairs; not committed yet."""
+    return store.append(topic_id, batch_of([Put(queue, content) for queue, content in puts]))
+
+
+def put(store: ShardStore, topic_id: int, *puts: tuple[int, bytes]) -> list[int]:
+    """Append and commit; returns the offsets."""
+    appended = append(store, topic_id, *puts)
+    store.wait(appended)
+    return [int(offset) for offset in appended.offsets]
+
+
+# -- reading everything ----------------------------------------------------------------------------------
+
+
+def read_queue(
+    store: ShardStore, topic_id: int, queue: int, *, max_records: int = 1000, max_bytes: int = 1 << 20
+) -> list[Message]:
+    """All messages of a queue, checked to come in order, from the earliest on, and at most once."""
+    earliest, latest = store.bounds(topic_id, queue)
+    offset, found = earliest, []
+    while offset < latest:
+        part = store.read(topic_id, queue, offset, max_records=max_records, max_bytes=max_bytes)
+        for batch in part.batches():
+            for message in batch.messages("t"):
+                assert message.queue == queue
+                if message.offset >= offset:
+                    found.append(message)
+                    offset = message.offset + 1
+        moved = int(part.next_offsets[0])
+        assert moved >= offset, "a read must not stop before what it returned"
+        assert part.record_count or moved == latest or moved > offset, "a read must make progress"
+        offset = moved
+    offsets = [message.offset for message in found]
+    assert offsets == sorted(set(offsets))
+    return found
+
+
+def bodies(store: ShardStore, topic_id: int, queue: int) -> dict[int, bytes]:
+    """Offset to body of all messages of a queue."""
+    return {message.offset: message.body for message in read_queue(store, topic_id, queue)}
+
+
+def contents(store: ShardStore) -> dict[tuple[str, int], dict[int, bytes]]:
+    """Everything readable: (topic name, queue) to offset to body; queues that never had a message left out."""
+    found = {}
+    for topic in store.topics():
+        latest = store.latest_offsets(topic.id)
+        for queue in np.flatnonzero(latest).tolist():
+            found[topic.name, queue] = bodies(store, topic.id, queue)
+    return found
+
+
+def table_files(disk: Any, path: Path) -> list[str]:
+    return [name for name in disk.list(path / "tables") if name.endswith(".tbl")]
+
+
+def assert_no_orphans(store: ShardStore, disk: Disk, path: Path) -> None:
+    """Every file there is belongs to the store."""
+    manifest = store._tables.manifest
+    numbers = manifest.numbers() - {0}
+    tables = disk.list(path / "tables")
+    assert {int(name.split(".")[0]) for name in tables} == numbers, (tables, numbers)
+    assert all(name.endswith((".tbl", ".ckp")) for name in tables)
+    assert set(disk.list(path)) - {"LOCK"} == {"MANIFEST", "tables", "wal"}
+    assert all(name.endswith((".wal", ".spare")) for name in disk.list(path / "wal"))
+
+
+def background(store: ShardStore, work: Callable[[], object]) -> None:
+    """Do background work as the store's own threads do it: a full disk is waited out, anything else stops it."""
+    house = store._maintenance
+    with mock.patch("lsmq_node.storage.maintenance._TICK_SECONDS", 0.0):
+        house._guard(lambda: house._retry_when_full(lambda: (work(), None)[1]))

@@ -1,0 +1,348 @@
+"""A full disk and a failing disk, at every single operation: clear refusals, and nothing acknowledged is lost."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from lsmq.errors import DataDirectoryUnusable, DiskFull, LsmqError, ShardStopped
+from lsmq_node.storage import QueueStore, ShardStore
+from support.sim_disk import SimClock, SimDisk
+
+from .harness import (
+    TINY,
+    abandon,
+    append,
+    assert_no_orphans,
+    background,
+    bodies,
+    body,
+    flush,
+    keep_house,
+    no_threads,
+    open_stepped,
+    put,
+    tiny,
+)
+from .model import assert_shows, assert_shows_but_for_starts
+from .workload import Workload
+
+GROUPS = 4
+#: What can want for space. A sync can, too: see the test of its own.
+TAKES_SPACE = ("create", "write", "preallocate", "rename", "make_directory")
+
+
+def workload(tmp_path: Path, seed: int = 0) -> Workload:
+    return Workload(SimDisk(tmp_path, seed=seed), tmp_path / "data" / "shard", SimClock())
+
+
+def operations(tmp_path: Path, kinds: tuple[str, ...]) -> int:
+    work = workload(tmp_path)
+    work.run()
+    abandon(work.store)
+    return sum(line.split()[0] in kinds for line in work.disk.log)
+
+
+def recovered(work: Workload, disk: SimDisk) -> None:
+    if work.opened is not None:
+        abandon(work.opened)
+    store = open_stepped(work.path, work.options, disk, work.clock)
+    try:
+        assert_shows(store, work.model, work.attempt)
+        assert_no_orphans(store, disk, work.path)
+    finally:
+        abandon(store)
+
+
+@pytest.mark.parametrize("lasting", [False, True], ids=["once", "until space returns"])
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_a_full_disk_at_any_operation_is_survived(tmp_path: Path, group: int, lasting: bool) -> None:
+    count = operations(tmp_path, TAKES_SPACE)
+    for nth in range(1 + group, count + 1, GROUPS):
+        work = workload(tmp_path / str(nth), seed=nth)
+        point = work.disk.at(nth, errno.ENOSPC, TAKES_SPACE, lasting=lasting)
+        try:
+            run_through_full_disk(work)
+            assert point.hits >= 1
+            recovered(work, work.disk.power_cut(nth))
+        except BaseException as error:
+            error.add_note(f"no space at operation {nth} of those that take space, lasting: {lasting}")
+            raise
+
+
+def run_through_full_disk(work: Workload) -> None:
+    for step in work.steps():
+        try:
+            step()
+            continue
+        except DataDirectoryUnusable as error:
+            assert "space" in error.message
+        except DiskFull:
+            store = work.store
+            assert_shows(store, work.model, work.attempt if work.attempt is not work.model else None)
+            if store._maintenance.disk_full and store.topics():
+                with pytest.raises(DiskFull):
+                    append(store, store.topics()[0].id, (0, b"refused"))
+        except ShardStopped as error:
+            assert isinstance(error.__cause__, OSError)
+            assert error.__cause__.errno == errno.ENOSPC
+            work.disk.heal()
+            return  # what was written of it could not be taken back
+        work.disk.heal()
+        if work.opened is not None:
+            keep_house(work.store)
+            assert not work.store._maintenance.disk_full
+        step()
+    assert_shows(work.store, work.model)
+    assert_no_orphans(work.store, work.disk, work.path)
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+def test_a_failing_operation_stops_the_shard_and_loses_nothing(tmp_path: Path, group: int) -> None:
+    count = len(dry_log(tmp_path))
+    for nth in range(1 + group, count + 1, GROUPS):
+        work = workload(tmp_path / str(nth), seed=nth)
+        work.disk.at(nth, errno.EIO)
+        try:
+            run_to_the_stop(work)
+            for seed in (nth, 10_000 + nth):
+                recovered(work, work.disk.power_cut(seed))
+        except BaseException as error:
+            error.add_note(f"EIO at operation {nth}: {work.disk.log[nth - 1]}")
+            raise
+
+
+def dry_log(tmp_path: Path) -> list[str]:
+    work = workload(tmp_path)
+    work.run()
+    abandon(work.store)
+    return work.disk.log
+
+
+def run_to_the_stop(work: Workload) -> None:
+    """Every later write is refused, without a retry; what was committed can still be read."""
+    try:
+        work.run()
+    except DataDirectoryUnusable:
+        assert work.opened is None
+    except ShardStopped as failure:
+        store = work.store
+        assert store.stats().stopped == 1
+        operations_then = work.disk.operations
+        for topic in store.topics():
+            with pytest.raises(ShardStopped) as again:
+                append(store, topic.id, (0, b"refused"))
+            assert again.value is failure
+        with pytest.raises(ShardStopped):
+            store.flush()
+        assert work.disk.operations == operations_then
+        assert_shows_but_for_starts(store, work.model)
+    else:
+        pytest.fail(f"the failure went unnoticed: {work.disk.log[-1]}")
+
+
+def test_no_space_at_a_sync_stops_the_shard_too(tmp_path: Path) -> None:
+    disk, path = SimDisk(tmp_path), tmp_path / "shard"
+    store = open_stepped(path, tiny(), disk)
+    topic = store.create_topic("t", 2)
+    put(store, topic.id, (0, b"kept"))
+    disk.at(1, errno.ENOSPC, ("sync",))
+    with pytest.raises(ShardStopped):
+        put(store, topic.id, (0, b"unknown"))
+    with pytest.raises(ShardStopped):
+        append(store, topic.id, (0, b"refused"))
+    assert bodies(store, topic.id, 0) == {0: b"kept"}
+    abandon(store)
+
+
+def test_a_write_that_did_not_fit_does_not_come_back(tmp_path: Path) -> None:
+    """What was reported dropped stays dropped, even if the next write has the length of its first entry."""
+    disk, path = SimDisk(tmp_path), tmp_path / "shard"
+    store = open_stepped(path, tiny(), disk)
+    topic = store.create_topic("t", 1)
+    for content in (b"first", b"other", b"third"):
+        append(store, topic.id, (0, content))
+    lsn, buffer = store._writer._appender.lsn, store._writer._appender.pending_bytes
+    disk.chance.seed(3)
+    point = disk.at(1, errno.ENOSPC, ("write",))
+    disk.chance.randint = lambda low, high: high - 20  # type: ignore[method-assign]  # most of it got there
+    with pytest.raises(DiskFull):
+        store.commit()
+    assert (point.hits, buffer > 100, lsn > buffer) == (1, True, True)
+    keep_house(store)
+    put(store, topic.id, (0, b"again"))  # as long as the first of the three
+    abandon(store)
+    store = open_stepped(path, tiny(), disk.kill())
+    assert bodies(store, topic.id, 0) == {0: b"again"}
+    abandon(store)
+
+
+def test_memory_that_waits_for_its_flush_is_written_when_space_returns(tmp_path: Path) -> None:
+    disk, path = SimDisk(tmp_path), tmp_path / "shard"
+    store = open_stepped(path, tiny(), disk)
+    topic = store.create_topic("t", 1)
+    sent = {offset: body(offset, 1000) for offset in range(20)}
+    put(store, topic.id, *[(0, content) for content in sent.values()])
+    disk.capacity_bytes = disk.used_bytes + 4_000
+    for _ in range(5):
+        background(store, lambda: flush(store))
+        assert store._maintenance.disk_full
+        assert not store._writer.stopped
+        assert_no_orphans(store, disk, path)  # attempts leave nothing behind
+        assert bodies(store, topic.id, 0) == sent
+        with pytest.raises(DiskFull, match="Free some space"):
+            append(store, topic.id, (0, b"refused"))
+    disk.capacity_bytes = 1 << 40
+    keep_house(store)
+    background(store, lambda: flush(store))
+    assert store.stats().flushes_total == 1
+    assert bodies(store, topic.id, 0) == sent
+    assert put(store, topic.id, (0, b"taken")) == [20]
+    abandon(store)
+
+
+def test_writes_are_refused_below_the_free_space_that_is_kept(tmp_path: Path) -> None:
+    disk, path = SimDisk(tmp_path, capacity_bytes=10 << 20), tmp_path / "shard"
+    store = open_stepped(path, tiny(min_free_bytes=8 << 20), disk)
+    topic = store.create_topic("t", 1)
+    keep_house(store)
+    put(store, topic.id, (0, b"taken"))
+    disk.capacity_bytes = 6 << 20
+    keep_house(store)
+    with pytest.raises(DiskFull, match="8 MiB are kept free"):
+        append(store, topic.id, (0, b"refused"))
+    store.wait(store.trim(topic.id, 0, 1))  # what gives space back is taken
+    disk.capacity_bytes = 10 << 20
+    keep_house(store)
+    assert put(store, topic.id, (0, b"taken again")) == [1]
+    abandon(store)
+
+
+def test_a_segment_that_just_began_is_no_full_disk(tmp_path: Path) -> None:
+    """Housekeeping that is overtaken by writers must not take the missing segment for missing space."""
+    disk, path = SimDisk(tmp_path), tmp_path / "shard"
+    store = open_stepped(path, tiny(), disk)
+    topic = store.create_topic("t", 1)
+    free_bytes = disk.free_bytes
+
+    def overtaken(where: Path) -> int:
+        for at in range(9):
+            put(store, topic.id, (0, body(at, 8_000)))
+        return free_bytes(where)
+
+    disk.free_bytes = overtaken  # type: ignore[method-assign]
+    keep_house(store)
+    disk.free_bytes = free_bytes  # type: ignore[method-assign]
+    assert not store._maintenance.disk_full
+    abandon(store)
+
+
+def test_retention_that_finds_the_disk_full_or_its_topic_gone_does_not_stop_the_shard(tmp_path: Path) -> None:
+    from lsmq_node.storage import TopicOptions
+
+    disk, path, clock = SimDisk(tmp_path), tmp_path / "shard", SimClock()
+    store = open_stepped(path, tiny(), disk, clock)
+    topic = store.create_topic("t", 1, TopicOptions(retention_ms=1))
+    put(store, topic.id, (0, b"old"))
+    flush(store)
+    clock.time_ms += 1_000
+    disk.at(1, errno.ENOSPC, ("write",))
+    background(store, store._retain)
+    assert not store._writer.stopped
+    store._maintenance.disk_full = False
+    trim = store.trim
+
+    def deleted_first(topic_id: int, queues: object, offsets: object) -> object:
+        store.delete_topic("t")
+        return trim(topic_id, queues, offsets)  # type: ignore[arg-type]
+
+    store.trim = deleted_first  # type: ignore[method-assign, assignment]
+    background(store, store._retain)
+    assert not store._writer.stopped
+    assert [topic.name for topic in store.topics()] == []
+    abandon(store)
+
+
+# -- queue store -----------------------------------------------------------------------------------------
+
+
+def open_queues(path: Path, disk: SimDisk) -> QueueStore:
+    with no_threads():
+        return QueueStore(path, disk=disk, clock=SimClock(), **TINY)
+
+
+@pytest.fixture
+def queues(tmp_path: Path) -> Iterator[tuple[QueueStore, SimDisk]]:
+    disk = SimDisk(tmp_path)
+    store = open_queues(tmp_path / "queues", disk)
+    yield store, disk
+    abandon(store)
+
+
+def test_names_of_queues_stay_right_through_a_full_disk_at_any_operation(tmp_path: Path) -> None:
+    for nth in range(1, 60):
+        disk, path = SimDisk(tmp_path, seed=nth), tmp_path / str(nth)
+        store = open_queues(path, disk)
+        point = disk.at(nth, errno.ENOSPC, TAKES_SPACE)
+        model: dict[str, list[bytes]] = {}
+        for turn in range(24):
+            pairs = [(f"queue {turn % 7}-{at}", body(turn * 10 + at, 800)) for at in range(turn % 4 + 1)]
+            try:
+                offsets = store.put_many(pairs)
+            except DiskFull:
+                keep_house(store.store)
+                offsets = store.put_many(pairs)
+            for (name, content), offset in zip(pairs, offsets, strict=True):
+                assert offset == len(model.setdefault(name, []))
+                model[name].append(content)
+            if turn % 8 == 7:
+                background(store.store, lambda store=store: flush(store.store))  # type: ignore[misc]
+                keep_house(store.store)
+        for again in (store, None):
+            if again is None:
+                abandon(store)
+                again = open_queues(path, disk.power_cut(nth))
+            assert len(again) == len(model)
+            assert {name: again.get(name, 0, 100) for name in model} == model
+        abandon(again)
+        if point.hits == 0:
+            assert nth > 15
+            break
+
+
+def test_a_name_whose_round_was_dropped_meanwhile_is_given_again(
+    queues: tuple[QueueStore, SimDisk], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another writer's round fails between looking a name up and putting the message in line."""
+    store, disk = queues
+    inner: ShardStore = store.store
+    store.put("first", b"1")
+    find = store._names.find
+    dropped: list[LsmqError] = []
+
+    def find_then_fail(names: list[str]) -> object:
+        found = find(names)
+        if names == ["shared"] and not dropped and (found >= 0).all():
+            disk.at(1, errno.ENOSPC, ("write",))
+            try:
+                inner.commit()
+            except DiskFull as error:
+                dropped.append(error)
+                keep_house(inner)
+        return found
+
+    # The name comes in with a write that is still in line ...
+    with monkeypatch.context() as patch:
+        patch.setattr(inner, "wait", lambda appended, timeout=None: None)
+        store.put("shared", b"lost")
+    # ... and is known to the next writer when that write is dropped.
+    monkeypatch.setattr(store._names, "find", find_then_fail)
+    assert store.put("shared", b"kept") == 0
+    assert dropped
+    assert store.put("later", b"2") == 0
+    found = {name: store.get(name, 0, 9) for name in ("first", "shared", "later")}
+    assert found == {"first": [b"1"], "shared": [b"kept"], "later": [b"2"]}
+    assert len(store) == 3
