@@ -227,7 +227,7 @@ def _tables(result: dict[str, Any]) -> list[Table]:
         [
             (
                 f"{each['engine']}, {each['queues']:,}",
-                *(f"{size_bytes / 2**20:,.0f}" for size_bytes in each["resident_bytes_on_the_way"]),
+                *_samples(each["resident_bytes_on_the_way"]),
                 f"{each['flushed_resident_bytes']['median'] / 2**20:,.0f}",
             )
             for each in result["writes"]
@@ -235,6 +235,12 @@ def _tables(result: dict[str, Any]) -> list[Table]:
         ],
     )
     return [writes, reads, growth]
+
+
+def _samples(sizes_bytes: list[int]) -> list[str]:
+    """The samples as MiB; fewer were taken when there were fewer puts than samples."""
+    missing = ["-"] * (store_cases.SAMPLES - len(sizes_bytes))
+    return missing + [f"{size_bytes / 2**20:,.0f}" for size_bytes in sizes_bytes]
 
 
 def _counts(messages: int) -> Iterator[str]:

@@ -299,7 +299,7 @@ class Broker:
         if found or wait_ms == 0 or self.waiters.closed:
             return found
         with self.waiters.waiting(topic.id, queues) as waiter:
-            if False and arrived():  # Between the read and the registration; no await stands between these two.
+            if arrived():  # Between the read and the registration; no await stands between these two.
                 waiter.set()
             while not found and await waiter.wait(deadline):
                 waiter.clear()

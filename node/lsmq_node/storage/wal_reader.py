@@ -90,6 +90,17 @@ class LogReader:
                 parts = []
                 entry_lsn = lsn
 
+    def first_entry(self, lsn: int) -> int:
+        """LSN of the first entry that begins at or after ``lsn``, a segment's first: past the rest of an older one."""
+        begin = lsn  # an entry begins before the header of the segment that it begins in
+        while not isinstance(fragment := self._fragment(lsn), str):
+            kind, _, lsn = fragment
+            if kind in (Fragment.FULL, Fragment.FIRST):
+                break
+            if kind != Fragment.SEGMENT:
+                begin = lsn
+        return begin
+
     def _load(self, lsn: int) -> int | None:
         start = lsn - lsn % self._segment_bytes
         if start != self._segment_lsn:

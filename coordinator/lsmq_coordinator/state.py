@@ -1,0 +1,283 @@
+"""What the cluster agrees on: nodes, shards with leaders and in-sync sets, topics. Immutable values.
+
+A :class:`ClusterState` is only ever changed by :func:`lsmq_coordinator.commands.apply`, which gives a new one;
+the old one stays valid for whoever holds it. Equal commands in equal order give equal bytes
+(:meth:`ClusterState.encode`) on every node.
+
+Invariants, kept by the commands and checked by :meth:`ClusterState.check`:
+
+- a shard's epoch only grows; a shard has at most one leader, which is in its in-sync set;
+- the in-sync set is never empty and holds replicas only; ``adding`` holds replicas that are not in sync;
+- a topic's ranges cover its queues exactly once, in order; a topic id is given once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import pairwise
+from types import MappingProxyType
+from typing import Any
+
+import msgpack
+
+MAX_NODES = 1_000
+MAX_SHARDS = 1_024
+MAX_REPLICAS = 7
+MAX_TOPICS = 100_000
+MAX_QUEUES = 16_000_000
+MAX_RANGES = 16_384
+MAX_NAME_BYTES = 255
+MAX_URL_BYTES = 1_024
+MAX_OPTIONS_BYTES = 16_384
+REMEMBERED_RESULTS = 1_000
+
+_FORMAT = 1
+
+
+class NodeState(str, Enum):
+    """Where a node stands. Names reach disk and wire: never renamed."""
+
+    ACTIVE = "active"
+    DRAINING = "draining"
+    REMOVED = "removed"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A process that may hold replicas. ``url`` is for clients, ``internal_url`` for other nodes."""
+
+    id: str
+    url: str
+    internal_url: str
+    voter: bool
+    state: NodeState = NodeState.ACTIVE
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "url": self.url,
+            "internal_url": self.internal_url,
+            "voter": self.voter,
+            "state": self.state.value,
+        }
+
+    @classmethod
+    def from_dict(cls, id: str, fields: Mapping[str, Any]) -> Node:
+        return cls(id, fields["url"], fields["internal_url"], fields["voter"], NodeState(fields["state"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A shard's replica set. ``version`` grows with each change of it, ``epoch`` with each election."""
+
+    id: int
+    replicas: tuple[str, ...]
+    leader: str | None
+    epoch: int
+    in_sync: tuple[str, ...]
+    version: int
+    adding: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "replicas": list(self.replicas),
+            "leader": self.leader,
+            "epoch": self.epoch,
+            "in_sync": list(self.in_sync),
+            "version": self.version,
+            "adding": list(self.adding),
+        }
+
+    @classmethod
+    def from_dict(cls, id: int, fields: Mapping[str, Any]) -> Shard:
+        return cls(
+            id,
+            tuple(fields["replicas"]),
+            fields["leader"],
+            fields["epoch"],
+            tuple(fields["in_sync"]),
+            fields["version"],
+            tuple(fields["adding"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRange:
+    """The queues ``[first, end)`` of a topic, and the shard that holds them."""
+
+    first: int
+    end: int
+    shard: int
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic and where its queues lie. A queue never changes its shard: growing adds ranges at the end."""
+
+    id: int
+    name: str
+    queues: int
+    options: Mapping[str, Any]
+    created_ms: int
+    ranges: tuple[QueueRange, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "queues": self.queues,
+            "options": dict(self.options),
+            "created_ms": self.created_ms,
+            "ranges": [[run.first, run.end, run.shard] for run in self.ranges],
+        }
+
+    @classmethod
+    def from_dict(cls, name: str, fields: Mapping[str, Any]) -> Topic:
+        return cls(
+            fields["id"],
+            name,
+            fields["queues"],
+            MappingProxyType(dict(fields["options"])),
+            fields["created_ms"],
+            tuple(QueueRange(*run) for run in fields["ranges"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a cluster was founded with. ``shards`` is fixed; a topic's queues are spread over all of them."""
+
+    cluster: str = ""
+    shards: int = 0
+    replicas: int = 0
+    min_in_sync: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "cluster": self.cluster,
+            "shards": self.shards,
+            "replicas": self.replicas,
+            "min_in_sync": self.min_in_sync,
+        }
+
+
+def _nothing() -> Mapping[Any, Any]:
+    return MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterState:
+    """All that the cluster agrees on. ``version`` grows by one with each change; 0 is before the bootstrap."""
+
+    version: int = 0
+    settings: Settings = Settings()
+    nodes: Mapping[str, Node] = field(default_factory=_nothing)
+    shards: Mapping[int, Shard] = field(default_factory=_nothing)
+    topics: Mapping[str, Topic] = field(default_factory=_nothing)
+    next_topic_id: int = 1
+    #: Results of the latest commands by request id, oldest first: a repeated command gets its first answer.
+    results: Mapping[str, Mapping[str, Any]] = field(default_factory=_nothing)
+
+    @property
+    def bootstrapped(self) -> bool:
+        return self.version > 0
+
+    def active_nodes(self) -> list[str]:
+        """Ids of the nodes that may be given replicas, sorted."""
+        return sorted(node.id for node in self.nodes.values() if node.state is NodeState.ACTIVE)
+
+    def replicas_on(self, node: str) -> list[Shard]:
+        """The shards that have a replica on the node, in order."""
+        return [self.shards[id] for id in sorted(self.shards) if node in self.shards[id].replicas]
+
+    def encode(self) -> bytes:
+        """The state as bytes, the same for equal states: maps are sorted, results in order of arrival."""
+        content = {
+            "format": _FORMAT,
+            "version": self.version,
+            "settings": self.settings.to_dict(),
+            "nodes": {id: self.nodes[id].to_dict() for id in sorted(self.nodes)},
+            "shards": {id: self.shards[id].to_dict() for id in sorted(self.shards)},
+            "topics": {name: self.topics[name].to_dict() for name in sorted(self.topics)},
+            "next_topic_id": self.next_topic_id,
+            "results": [[id, dict(result)] for id, result in self.results.items()],
+        }
+        packed: bytes = msgpack.packb(content)
+        return packed
+
+    @classmethod
+    def decode(cls, packed: bytes) -> ClusterState:
+        """The inverse of :meth:`encode`. Raises ``ValueError`` for a format of a newer version."""
+        content = msgpack.unpackb(packed, strict_map_key=False)
+        if content["format"] != _FORMAT:
+            raise ValueError(f"the cluster state has format {content['format']}; this version reads {_FORMAT}")
+        return cls(
+            content["version"],
+            Settings(**content["settings"]),
+            MappingProxyType({id: Node.from_dict(id, fields) for id, fields in content["nodes"].items()}),
+            MappingProxyType({id: Shard.from_dict(id, fields) for id, fields in content["shards"].items()}),
+            MappingProxyType({name: Topic.from_dict(name, fields) for name, fields in content["topics"].items()}),
+            content["next_topic_id"],
+            MappingProxyType({id: result for id, result in content["results"]}),
+        )
+
+    def without_results(self) -> ClusterState:
+        """The same state without the answers to past commands, which only voters need."""
+        return ClusterState(
+            self.version, self.settings, self.nodes, self.shards, self.topics, self.next_topic_id
+        )
+
+    def check(self) -> None:
+        """Raises ``AssertionError`` naming the invariant that does not hold."""
+        problems = [*self._shard_problems(), *self._topic_problems()]
+        assert not problems, "; ".join(problems)
+
+    def _shard_problems(self) -> Iterator[str]:
+        for shard in self.shards.values():
+            replicas, in_sync = set(shard.replicas), set(shard.in_sync)
+            if len(replicas) != len(shard.replicas) or not replicas:
+                yield f"shard {shard.id} has replicas {shard.replicas}"
+            if not replicas <= set(self.nodes):
+                yield f"shard {shard.id} has a replica on an unknown node: {shard.replicas}"
+            if not in_sync or not in_sync <= replicas:
+                yield f"shard {shard.id} has in-sync set {shard.in_sync} of replicas {shard.replicas}"
+            if shard.leader is not None and shard.leader not in in_sync:
+                yield f"shard {shard.id} has leader {shard.leader} outside its in-sync set {shard.in_sync}"
+            if not set(shard.adding) <= replicas - in_sync:
+                yield f"shard {shard.id} adds {shard.adding}, which are no replicas or in sync"
+            if shard.epoch < 1 or shard.version < 1:
+                yield f"shard {shard.id} has epoch {shard.epoch} and version {shard.version}"
+
+    def _topic_problems(self) -> Iterator[str]:
+        ids = [topic.id for topic in self.topics.values()]
+        if len(set(ids)) != len(ids) or any(id >= self.next_topic_id for id in ids):
+            yield f"topic ids {sorted(ids)}, the next being {self.next_topic_id}"
+        for topic in self.topics.values():
+            ends = [0, *(run.end for run in topic.ranges)]
+            if [run.first for run in topic.ranges] != ends[:-1] or ends[-1] != topic.queues:
+                yield f"topic {topic.name} has {topic.queues} queues in ranges {topic.ranges}"
+            if any(first >= end for first, end in pairwise(ends)):
+                yield f"topic {topic.name} has an empty range"
+            if any(run.shard not in self.shards for run in topic.ranges):
+                yield f"topic {topic.name} lies on an unknown shard"
+
+
+EMPTY = ClusterState()
+
+
+def spread_queues(first: int, end: int, shards: int) -> tuple[QueueRange, ...]:
+    """Cut the queues ``[first, end)`` into one run a shard, as even as it goes; no run is empty."""
+    count = end - first
+    cuts = [first + shard * count // shards for shard in range(shards + 1)]
+    return tuple(QueueRange(low, high, shard) for shard, (low, high) in enumerate(pairwise(cuts)) if low < high)
+
+
+def grown_ranges(ranges: tuple[QueueRange, ...], queues: int, shards: int) -> tuple[QueueRange, ...]:
+    """``ranges`` with more queues at the end; what lies on one shard side by side becomes one range."""
+    merged: list[QueueRange] = []
+    for run in (*ranges, *spread_queues(ranges[-1].end if ranges else 0, queues, shards)):
+        if merged and merged[-1].shard == run.shard:
+            merged[-1] = QueueRange(merged[-1].first, run.end, run.shard)
+        else:
+            merged.append(run)
+    return tuple(merged)

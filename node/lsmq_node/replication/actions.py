@@ -1,0 +1,162 @@
+"""What a ``ReplicaCore`` asks of the shell. See ``core`` for the whole interface in one table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .control import Member, ReplicaRecord
+from .messages import Message, Session
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Replace the record, durably; then ``Persisted``."""
+
+    record: ReplicaRecord
+
+
+@dataclass(frozen=True, slots=True)
+class TruncateLog:
+    """Drop the log from ``lsn`` on, durably; then ``Truncated``. Never below what was applied."""
+
+    lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class AppendFrame:
+    """Append the bytes of the frame just received, ``[lsn, end_lsn)``, and sync them soon; then ``LogDurable``."""
+
+    lsn: int
+    end_lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class BeginEpoch:
+    """Append the EPOCH entry; then ``EpochBegun``."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdvanceHighWatermark:
+    """Apply the log up to ``lsn`` and show it to readers; answer quorum writes that end at or before it."""
+
+    lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """The replica leads: take writes and reads, see ``ReplicaCore.may_answer``."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class StopServing:
+    """Stop at once: every write not yet answered gets *unknown*. ``reason`` is for people."""
+
+    epoch: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message; it may be lost. Messages to one peer go in order."""
+
+    peer: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Ship:
+    """Send a ``Frame`` with whole entries from ``lsn``, at most to ``limit_lsn``; then ``Shipped``.
+
+    When both are equal it is a heartbeat, without bytes and without ``Shipped``.
+    """
+
+    peer: str
+    session: Session
+    epoch: int
+    lsn: int
+    limit_lsn: int
+    high_watermark: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSnapshot:
+    """Fetch table files and install them in place of everything; then ``SnapshotInstalled`` or ``SnapshotFailed``."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeepLog:
+    """Recycle the log only before ``lsn``: a follower still reads from there."""
+
+    lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProposeInSync:
+    """Submit ``set_in_sync`` to the control plane, compare-and-set. The outcome comes as a view."""
+
+    epoch: int
+    expected_version: int
+    members: frozenset[Member]
+
+
+@dataclass(frozen=True, slots=True)
+class ProposeLeave:
+    """Submit ``leave_in_sync``: what the set lists under this incarnation no longer exists."""
+
+    member: Member
+    expected_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class AskElection:
+    """Ask for an election with an epoch above this one: the epoch at hand cannot be led."""
+
+    above_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """Tell the coordinator that the leader's stream broke, so that it looks at once."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reopen:
+    """Close the replica and open it again with ``damaged=True``: its log is not what it reported."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """The replica must not go on; an operator has to look. Nothing follows until it is opened again."""
+
+    reason: str
+
+
+Action = (
+    Persist
+    | TruncateLog
+    | AppendFrame
+    | BeginEpoch
+    | AdvanceHighWatermark
+    | Serve
+    | StopServing
+    | Send
+    | Ship
+    | FetchSnapshot
+    | KeepLog
+    | ProposeInSync
+    | ProposeLeave
+    | AskElection
+    | Suspect
+    | Reopen
+    | Halt
+)

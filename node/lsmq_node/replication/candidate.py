@@ -1,0 +1,111 @@
+"""Taking over an epoch: promises first, then the most complete tail among them, then the EPOCH entry.
+
+The control plane chose this replica from the in-sync set, so it holds every acknowledged write if the control plane
+is right. The promises make that true even if it was set back to an earlier state: they meet every set of
+``min_in_sync`` replicas, and the greatest log among them is pulled before anything is appended.
+"""
+
+from __future__ import annotations
+
+from .actions import AskElection, BeginEpoch
+from .control import ControlView
+from .history import LogPosition
+from .messages import Hello, Progress, Promise, PromiseRefusal, PromiseRequest
+from .pulling import FromSource, Puller
+from .state import ReplicaState
+
+
+class Candidate:
+    """Collects promises for ``epoch`` until the EPOCH entry may be appended."""
+
+    __slots__ = ("_begun", "_promises", "epoch", "hellos", "puller")
+
+    def __init__(self, state: ReplicaState, epoch: int) -> None:
+        assert state.bound, "an epoch is persisted before anything is asked for it"
+        self.epoch = epoch
+        self.hellos: dict[str, Hello] = {}  # of those who follow already, answered when the epoch has begun
+        self.puller: Puller | None = None
+        self._promises: dict[str, Promise] = {}
+        self._begun = False
+        self._ask(state)
+        self.proceed(state)
+
+    def _ask(self, state: ReplicaState) -> None:
+        """Ask all who have not promised."""
+        if state.view is not None and state.due("promises"):
+            for node in sorted(state.view.replicas - {state.node} - self._promises.keys()):
+                state.send(node, PromiseRequest(self.epoch))
+
+    def promised(self, state: ReplicaState, sender: str, promise: Promise) -> None:
+        self._promises[sender] = promise
+        self.proceed(state)
+
+    def refused(self, state: ReplicaState, refusal: PromiseRefusal) -> None:
+        """Another leader was accepted for this epoch or a higher one: this one can no longer be led by all."""
+        if refusal.seen_epoch >= self.epoch and state.due("ask"):
+            state.emit(AskElection(max(refusal.seen_epoch, self.epoch)))
+
+    def counted(self, state: ReplicaState, view: ControlView) -> dict[str, Promise]:
+        """The promises that count: of voters that are what the in-sync set takes them for."""
+        own = Promise(self.epoch, state.record.incarnation, state.log.position)
+        return {
+            node: promise
+            for node, promise in {**self._promises, state.node: own}.items()
+            if node in view.voters and view.listed(node) in (None, promise.incarnation)
+        }
+
+    def proceed(self, state: ReplicaState) -> None:
+        """Go as far as promises and log allow."""
+        if state.view is None or state.log.busy or self._begun:
+            return
+        counted = self.counted(state, state.view)
+        if len(counted) < state.view.promises_needed:
+            return
+        source, best = max(counted.items(), key=lambda item: (item[1].position, item[0]))
+        if best.position > state.log.position:
+            if self.puller is None or self.puller.source != source:
+                self.puller = Puller(state, source, self.epoch, lent=True)
+            return
+        self.puller = None
+        self._begun = True
+        state.emit(BeginEpoch(self.epoch))
+
+    def target(self) -> LogPosition | None:
+        """Where the pulled log ends."""
+        return self._promises[self.puller.source].position if self.puller is not None else None
+
+    def from_source(self, state: ReplicaState, sender: str, message: FromSource) -> None:
+        if self.puller is not None and sender == self.puller.source:
+            self.puller.receive(state, message)
+            self.proceed(state)
+
+    def progress(self, _progress: Progress) -> None:
+        """Nobody reports to a candidate; what comes is late."""
+
+    def durable(self, state: ReplicaState) -> None:
+        if self.puller is not None:
+            self.puller.durable(state)
+
+    def broken(self, state: ReplicaState, peer: str) -> None:
+        """A promiser whose tail cannot be had counts no more: others must make up the number."""
+        if self.puller is not None and self.puller.source == peer:
+            self.puller = None
+            del self._promises[peer]
+            self.proceed(state)
+
+    def resume(self, state: ReplicaState) -> None:
+        if self.puller is not None:
+            self.puller.hello(state)
+        else:
+            self.proceed(state)
+
+    def tick(self, state: ReplicaState) -> None:
+        if self._begun:
+            return
+        self._ask(state)
+        if self.puller is not None:
+            was_streaming = self.puller.streaming
+            self.puller.tick(state)
+            if was_streaming and not self.puller.fresh(state) and not self.puller.streaming and self.puller.stuck(state):
+                self.broken(state, self.puller.source)
+        self.proceed(state)

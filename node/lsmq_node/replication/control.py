@@ -1,0 +1,113 @@
+"""What a replica knows of its shard from the control plane, and what it keeps of itself on its disk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from lsmq.errors import InvalidRequest
+
+
+class Member(NamedTuple):
+    """A member of an in-sync set: a node, and the incarnation of its log.
+
+    An incarnation is a random number made with the replica's directory and kept in it. A replica whose disk was
+    emptied or whose log lost something that was durable has another one, so that it cannot be taken for the
+    member that the set lists. (Kafka takes a broker id for granted here: KIP-966 names what is lost then.)
+    """
+
+    node: str
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class ControlView:
+    """The shard's control state, as far as it has come to this node. Views may come late, twice or out of order.
+
+    ``epoch`` and ``version`` only rise; ``version`` with every change of the shard. Views are ordered by both.
+    ``adding`` are replicas that were never in the in-sync set: they are shipped to, but their promises count
+    nothing until the set has taken them in.
+    """
+
+    epoch: int
+    version: int
+    leader: str | None
+    in_sync: frozenset[Member]
+    replicas: frozenset[str]
+    min_in_sync: int
+    adding: frozenset[str] = frozenset()
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.epoch, self.version
+
+    @property
+    def voters(self) -> frozenset[str]:
+        """The replicas whose promises count."""
+        return (self.replicas - self.adding) | {member.node for member in self.in_sync}
+
+    @property
+    def promises_needed(self) -> int:
+        """Promises a new leader needs, its own included.
+
+        ``voters - min_in_sync + 1`` meet every set of ``min_in_sync`` replicas that may ever have acknowledged a
+        write; a majority keeps two leaders from beginning the same epoch, even if the control plane went back
+        to an earlier state. The majority costs nothing: to serve, a leader needs ``min_in_sync`` anyway.
+        """
+        count = len(self.voters)
+        return max(count - self.min_in_sync + 1, count // 2 + 1)
+
+    def listed(self, node: str) -> int | None:
+        """The incarnation under which the in-sync set lists a node."""
+        return next((member.incarnation for member in self.in_sync if member.node == node), None)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaRecord:
+    """What a replica keeps on its disk besides the log. Replaced as a whole: write, fsync, rename, fsync directory.
+
+    ``epoch`` is the highest epoch it ever accepted and ``leader`` the one node it accepted for it. ``starts``
+    counts the process's starts and orders its sessions. ``floor_lsn``: the log was durable up to here when
+    the record was written; a log that ends before it has lost something.
+    """
+
+    incarnation: int
+    starts: int = 0
+    epoch: int = 0
+    leader: str | None = None
+    floor_lsn: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Times in seconds of a monotonic clock. ``validate`` checks them against each other.
+
+    heartbeat_s         A leader sends every follower at least one frame in this time. Shorter costs packets.
+    retry_s             Unanswered hellos, promise requests and proposals are repeated after this time.
+    replica_timeout_s   A follower not heard of for this long is proposed out of the in-sync set. Too short, and a
+                        pause of the garbage collector or of a virtual machine shrinks the set; too long, and quorum
+                        writes wait that long when a follower dies. Longer than the control lease.
+    replica_lag_s       So is a follower that has not caught up with the leader's end for this long.
+    window_bytes        Bytes shipped to a follower and not yet reported durable. Bounds memory of both.
+    """
+
+    heartbeat_s: float = 0.1
+    retry_s: float = 0.1
+    replica_timeout_s: float = 0.5
+    replica_lag_s: float = 1.0
+    window_bytes: int = 8 * 1024 * 1024
+
+    def validate(self) -> Timings:
+        """Raises ``InvalidRequest`` naming what does not fit; returns itself."""
+        if self.heartbeat_s <= 0 or self.retry_s <= 0 or self.window_bytes <= 0:
+            raise InvalidRequest("heartbeat_s, retry_s and window_bytes must be above zero")
+        if self.replica_timeout_s < 2 * self.heartbeat_s:
+            raise InvalidRequest(
+                f"replica_timeout_s is {self.replica_timeout_s}; it must be at least twice heartbeat_s "
+                f"({self.heartbeat_s}), or one lost heartbeat shrinks the in-sync set"
+            )
+        if self.replica_lag_s < self.replica_timeout_s:
+            raise InvalidRequest(
+                f"replica_lag_s is {self.replica_lag_s}; it must not be below replica_timeout_s ({self.replica_timeout_s})"
+            )
+        return self

@@ -1,0 +1,129 @@
+"""What replicas say to each other. The shell encodes these; ``Frame`` is followed by the log's bytes.
+
+======================  ==================  ===========================================================================
+message                 from, to            says
+======================  ==================  ===========================================================================
+``Hello``               follower, leader    my log is this; ship to me. Also candidate to a promiser: lend me your tail
+``Welcome``             leader, follower    our logs agree up to ``resume_lsn``: cut yours there and say hello again, or,
+                                            when that is your end, frames follow
+``TakeSnapshot``        leader, follower    my log no longer reaches back to yours
+``TakeNewIncarnation``  leader, follower    your log is shorter than you reported durable
+``Rejoin``              leader, follower    say hello again
+``Stale``               leader, follower    your epoch is over; this is mine
+``Frame``               leader, follower    bytes ``[lsn, end_lsn)`` and the high watermark; empty: heartbeat
+``Progress``            follower, leader    my log is durable up to here and a prefix of yours
+``PromiseRequest``      candidate, replica  I take over this epoch
+``Promise``             replica, candidate  I follow nobody of a lower epoch any more; persisted; my log reaches to here
+``PromiseRefusal``      replica, candidate  I have seen this epoch, with this leader
+======================  ==================  ===========================================================================
+
+A session is one stream: it begins with a hello and both sides drop what belongs to an older one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from .history import EpochHistory, LogPosition
+
+
+class Session(NamedTuple):
+    """Ordered for one incarnation of a replica: the count of its starts, then of its hellos."""
+
+    start: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    session: Session
+    epoch: int
+    incarnation: int
+    history: EpochHistory
+    end_lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    session: Session
+    epoch: int
+    history: EpochHistory
+    resume_lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSnapshot:
+    session: Session
+    epoch: int
+    log_start_lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeNewIncarnation:
+    session: Session
+    epoch: int
+    durable_lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rejoin:
+    session: Session
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    epoch: int
+    leader: str
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    session: Session
+    epoch: int
+    lsn: int
+    end_lsn: int
+    high_watermark: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    session: Session
+    epoch: int
+    incarnation: int
+    durable_lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseRequest:
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    epoch: int
+    incarnation: int
+    position: LogPosition
+
+
+@dataclass(frozen=True, slots=True)
+class PromiseRefusal:
+    epoch: int
+    seen_epoch: int
+    seen_leader: str | None
+
+
+Message = (
+    Hello
+    | Welcome
+    | TakeSnapshot
+    | TakeNewIncarnation
+    | Rejoin
+    | Stale
+    | Frame
+    | Progress
+    | PromiseRequest
+    | Promise
+    | PromiseRefusal
+)

@@ -1,0 +1,144 @@
+"""The receiving end of a stream: hello, cutting what diverges, taking frames, reporting what is durable."""
+
+from __future__ import annotations
+
+from .actions import AdvanceHighWatermark, AppendFrame, FetchSnapshot, Halt, Reopen, Suspect
+from .history import EpochHistory
+from .messages import (
+    Frame,
+    Hello,
+    Progress,
+    Rejoin,
+    Session,
+    TakeNewIncarnation,
+    TakeSnapshot,
+    Welcome,
+)
+from .state import ReplicaState
+
+FromSource = Welcome | TakeSnapshot | TakeNewIncarnation | Rejoin | Frame
+
+
+class Puller:
+    """Makes this log a prefix of the source's and then longer, in one epoch.
+
+    The source is the epoch's leader, or a promiser that lends its tail to the candidate that this replica is
+    (``lent``). Only what belongs to the session of the last hello is heeded: an old ``Welcome`` would cut what
+    was acknowledged since.
+    """
+
+    __slots__ = ("_gap_since", "_heard_at", "_history", "_hw", "_session", "epoch", "lent", "source", "streaming")
+
+    def __init__(self, state: ReplicaState, source: str, epoch: int, *, lent: bool) -> None:
+        self.source = source
+        self.epoch = epoch
+        self.lent = lent
+        self.streaming = False
+        self._session: Session | None = None
+        self._history = EpochHistory()
+        self._hw = 0
+        self._heard_at = state.now
+        self._gap_since: float | None = None
+        self.hello(state)
+
+    def hello(self, state: ReplicaState) -> None:
+        """Begin a new session, unless the log is being cut: then when that is done."""
+        self.streaming = False
+        self._session = None
+        if state.log.busy:
+            return
+        self._session = state.next_session()
+        self._gap_since = None
+        state.due(("hello", self.source))
+        log, incarnation = state.log, state.record.incarnation
+        state.send(self.source, Hello(self._session, self.epoch, incarnation, log.history, log.end_lsn))
+
+    def receive(self, state: ReplicaState, message: FromSource) -> None:
+        if message.session != self._session or message.epoch != self.epoch or state.log.busy:
+            return
+        self._heard_at = state.now
+        match message:
+            case Welcome():
+                self._welcomed(state, message)
+            case Frame():
+                self._take(state, message)
+            case TakeSnapshot():
+                self._needs_snapshot(state)
+            case TakeNewIncarnation():
+                state.emit(Reopen(f"the log ends before LSN {message.durable_lsn}, which was reported durable"))
+            case Rejoin():
+                self.hello(state)
+
+    def _welcomed(self, state: ReplicaState, welcome: Welcome) -> None:
+        log = state.log
+        if self.streaming or welcome.resume_lsn > log.end_lsn:
+            return
+        if welcome.resume_lsn == log.end_lsn:
+            self.streaming = True
+            self._history = welcome.history
+            self.report(state)
+        elif welcome.resume_lsn < log.high_watermark:
+            state.emit(
+                Halt(
+                    f"the log of {self.source} leaves this one at LSN {welcome.resume_lsn}, but everything up to "
+                    f"{log.high_watermark} was applied here: acknowledged writes are gone from the cluster"
+                )
+            )
+        else:
+            state.truncate(welcome.resume_lsn)
+
+    def _needs_snapshot(self, state: ReplicaState) -> None:
+        """A log that counts for acknowledged writes is not thrown away: the node leaves the in-sync set first."""
+        if self.streaming or (not self.lent and state.propose_leave()):
+            return
+        state.log.busy = True
+        state.emit(FetchSnapshot(self.source))
+
+    def _take(self, state: ReplicaState, frame: Frame) -> None:
+        log = state.log
+        if not self.streaming:
+            return
+        if frame.lsn > log.end_lsn:
+            if self._gap_since is None:
+                self._gap_since = state.now
+        elif frame.lsn == log.end_lsn and frame.end_lsn > frame.lsn:
+            self._gap_since = None
+            state.emit(AppendFrame(frame.lsn, frame.end_lsn))
+            log.append(frame.end_lsn, self._history)
+        self._hw = max(self._hw, frame.high_watermark)
+        self._show(state)
+        if frame.end_lsn == frame.lsn:
+            self.report(state)
+
+    def _show(self, state: ReplicaState) -> None:
+        if not self.lent and state.log.raise_high_watermark(self._hw):
+            state.emit(AdvanceHighWatermark(state.log.high_watermark))
+
+    def durable(self, state: ReplicaState) -> None:
+        if self.streaming:
+            self.report(state)
+            self._show(state)
+
+    def report(self, state: ReplicaState) -> None:
+        if self._session is not None:
+            lsn = state.log.durable_lsn
+            state.send(self.source, Progress(self._session, self.epoch, state.record.incarnation, lsn))
+
+    def broken(self, state: ReplicaState) -> None:
+        self.streaming = False
+        if not self.lent:
+            state.emit(Suspect(self.source))
+
+    def tick(self, state: ReplicaState) -> None:
+        if self.streaming:
+            retry_s = state.timings.retry_s
+            if state.now - self._heard_at >= state.timings.replica_timeout_s:
+                self.broken(state)
+            elif self._gap_since is not None and state.now - self._gap_since >= retry_s:
+                self.hello(state)
+        elif state.due(("hello", self.source)):
+            self.hello(state)
+
+    def fresh(self, state: ReplicaState) -> bool:
+        """Whether the source was heard of lately."""
+        return self.streaming and state.now - self._heard_at < state.timings.replica_timeout_s

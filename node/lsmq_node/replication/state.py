@@ -1,0 +1,158 @@
+"""What all roles of one replica share: its log's ends, its record, its view of the control plane, its outbox."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .actions import Action, Persist, ProposeLeave, Send, TruncateLog
+from .control import ControlView, Member, ReplicaRecord, Timings
+from .history import EpochHistory, LogPosition
+from .messages import Message, Session
+
+
+class LogState:
+    """The ends of the replica's log, in rising order: start, high watermark, durable, end.
+
+    The high watermark is what readers see and what is applied; it never goes back. ``busy`` while the log is cut or
+    replaced: nothing is appended then, and reports of the disk are about bytes that may be gone.
+    """
+
+    __slots__ = ("busy", "durable_lsn", "end_lsn", "high_watermark", "history", "start_lsn")
+
+    def __init__(self, start_lsn: int, applied_lsn: int, end_lsn: int, history: EpochHistory) -> None:
+        assert start_lsn <= end_lsn and applied_lsn <= end_lsn, "the log ends before what was applied"
+        self.start_lsn = start_lsn
+        self.high_watermark = applied_lsn
+        self.durable_lsn = self.end_lsn = end_lsn
+        self.history = history.clip(end_lsn)
+        self.busy = False
+
+    @property
+    def position(self) -> LogPosition:
+        return self.history.position(self.end_lsn)
+
+    @property
+    def durable_position(self) -> LogPosition:
+        return self.history.position(self.durable_lsn)
+
+    def append(self, end_lsn: int, history: EpochHistory) -> None:
+        """Bytes up to ``end_lsn`` were written; ``history`` covers them."""
+        assert end_lsn >= self.end_lsn and not self.busy, "a log grows at its end"
+        self.end_lsn = end_lsn
+        self.history = history.clip(end_lsn)
+
+    def synced(self, lsn: int) -> bool:
+        """Whether more than before is durable."""
+        if self.busy or lsn <= self.durable_lsn:
+            return False
+        assert lsn <= self.end_lsn, f"LSN {lsn} cannot be durable, the log ends at {self.end_lsn}"
+        self.durable_lsn = lsn
+        return True
+
+    def cut(self, lsn: int) -> None:
+        assert self.high_watermark <= lsn <= self.end_lsn, "what was applied is never truncated"
+        self.end_lsn = lsn
+        self.durable_lsn = min(self.durable_lsn, lsn)
+        self.history = self.history.clip(lsn)
+        self.busy = True
+
+    def raise_high_watermark(self, lsn: int) -> bool:
+        """Whether it went up. What is not durable here is not shown here."""
+        lsn = min(lsn, self.durable_lsn)
+        if lsn <= self.high_watermark:
+            return False
+        self.high_watermark = lsn
+        return True
+
+
+class ReplicaState:
+    """One replica between events. ``record`` is what was asked to be persisted, ``persisted`` what is."""
+
+    __slots__ = (
+        "_hellos",
+        "_last_done",
+        "bound_here",
+        "log",
+        "node",
+        "now",
+        "outbox",
+        "persisted",
+        "record",
+        "timings",
+        "view",
+    )
+
+    def __init__(self, node: str, timings: Timings, log: LogState, record: ReplicaRecord) -> None:
+        self.node = node
+        self.timings = timings
+        self.log = log
+        self.record = record
+        self.persisted: ReplicaRecord | None = None
+        self.bound_here = 0
+        self.view: ControlView | None = None
+        self.now = 0.0
+        self.outbox: list[Action] = []
+        self._hellos = 0
+        self._last_done: dict[object, float] = {}
+
+    def emit(self, action: Action) -> None:
+        self.outbox.append(action)
+
+    def send(self, peer: str, message: Message) -> None:
+        self.outbox.append(Send(peer, message))
+
+    def due(self, what: object) -> bool:
+        """Whether to do now what is done again each ``retry_s`` until it has an effect."""
+        last = self._last_done.get(what)
+        if last is not None and self.now - last < self.timings.retry_s:
+            return False
+        self._last_done[what] = self.now
+        return True
+
+    def next_session(self) -> Session:
+        self._hellos += 1
+        return Session(self.record.starts, self._hellos)
+
+    # The epoch.
+
+    @property
+    def bound(self) -> bool:
+        """Whether the epoch and its leader are durable: only then may anything be done under them."""
+        return self.persisted is not None and (self.persisted.epoch, self.persisted.leader) == (
+            self.record.epoch,
+            self.record.leader,
+        )
+
+    def bind(self, epoch: int, leader: str) -> None:
+        """Accept ``leader`` for ``epoch``, and nothing below it for ever. It counts when ``bound``."""
+        assert epoch > self.record.epoch, "a replica's epoch only rises, and has one leader"
+        self.bound_here = epoch
+        self.persist(replace(self.record, epoch=epoch, leader=leader, floor_lsn=self.log.durable_lsn))
+
+    def persist(self, record: ReplicaRecord) -> None:
+        self.record = record
+        self.emit(Persist(record))
+
+    # The log.
+
+    def truncate(self, lsn: int) -> None:
+        """Cut the log. The floor is lowered first, or the shorter log would be taken for a damaged one."""
+        if lsn < self.record.floor_lsn:
+            self.persist(replace(self.record, floor_lsn=lsn))
+        self.log.cut(lsn)
+        self.emit(TruncateLog(lsn))
+
+    # The in-sync set.
+
+    @property
+    def member(self) -> Member:
+        return Member(self.node, self.record.incarnation)
+
+    def propose_leave(self) -> bool:
+        """Ask for this node to be taken out of the in-sync set, if it is in there; whether it is."""
+        listed = self.view.listed(self.node) if self.view is not None else None
+        if listed is None or self.view is None:
+            return False
+        if self.due("leave"):
+            self.emit(ProposeLeave(Member(self.node, listed), self.view.version))
+        return True

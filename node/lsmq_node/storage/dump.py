@@ -1,0 +1,152 @@
+"""Looking into a shard's files: log segments, tables and the manifest, as dicts. Opens for reading only.
+
+Checksums are verified on the way. Damage ends the walk with ``CorruptFile``, which names file and position, after
+all that lies before it was yielded.
+
+Not supported: following an entry into the next segment file; one that goes on there is named in the end's reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lsmq.errors import CorruptFile
+from lsmq.record_batch import Column, decode_header
+
+from .disk import OsDisk
+from .manifest import decode_manifest
+from .memtable import TOMBSTONE_TOPIC
+from .sstable import FILTER_HEAD, IndexColumn, TableMeta, check_properties, read_footer, stored_batch
+from .table import Block, TableIndex
+from .wal import FRAGMENT_BYTES, MAGIC, SEGMENT_HEADER, Entry, EntryKind
+from .wal_reader import LogReader
+
+
+def dump_wal(path: Path) -> Iterator[dict[str, Any]]:
+    """A dict for each entry that begins in a log segment file, and one for the end: where and why.
+
+    Works on recycled (``.spare``) and renamed files too: the segment's header says which LSN it begins at.
+    """
+    raw = OsDisk().read_all(path)
+    start, segment_bytes = _segment(raw, path)
+    reader = LogReader(lambda _: raw, [start], segment_bytes, str(path.parent))
+    first = reader.first_entry(start)
+    for entry in reader.entries(first):
+        yield _entry(entry, str(path))
+    yield {"end_lsn": reader.end.lsn, "end": reader.end.reason}
+
+
+def _segment(raw: bytes, path: Path) -> tuple[int, int]:
+    """First LSN and size of a segment: what its header says, or else its name."""
+    if len(raw) >= FRAGMENT_BYTES + SEGMENT_HEADER.size:
+        magic, _, segment_bytes, lsn = SEGMENT_HEADER.unpack_from(raw, FRAGMENT_BYTES)
+        if magic == MAGIC and segment_bytes:
+            return lsn, segment_bytes
+    try:
+        return int(path.stem, 16), len(raw)
+    except ValueError:
+        raise CorruptFile(
+            f"{path}: neither its header nor its name says which part of a log it is", file=str(path), position=0
+        ) from None
+
+
+def _entry(entry: Entry, source: str) -> dict[str, Any]:
+    known = entry.kind in set(EntryKind)
+    fields: dict[str, Any] = {
+        "lsn": entry.lsn,
+        "end_lsn": entry.end_lsn,
+        "kind": EntryKind(entry.kind).name.lower() if known else str(entry.kind),
+        "epoch": entry.epoch,
+        "durable_lsn": entry.durable_lsn,
+        "time_ms": entry.time_ms,
+        "topic_id": entry.topic_id,
+        "count": entry.count,
+        "bytes": len(entry.body),
+    }
+    if entry.kind == EntryKind.RECORDS:
+        batch = stored_batch(entry.body, source, entry.lsn, "log entry")
+        fields["producer_id"] = batch.producer_id
+        fields["producer_epoch"] = batch.producer_epoch
+        fields["sequence"] = batch.sequence
+    return fields
+
+
+def dump_sstable(path: Path, records: bool = False) -> Iterator[dict[str, Any]]:
+    """A dict of what the table says of itself, then one for each block, or for each record."""
+    file, source = OsDisk().open(path), str(path)
+    try:
+        parts = read_footer(file, source)
+        position = parts["index_position"]
+        raw = file.pread(parts["index_bytes"] + parts["filter_bytes"], position)
+        index = TableIndex.parse(raw, parts["index_bytes"], source, position)
+        at = position + len(raw)
+        properties = check_properties(file.pread(parts["properties_bytes"], at), source, at)
+        yield {
+            **properties,
+            **parts,
+            "blocks": index.count,
+            "filter_bits": 8 * (parts["filter_bytes"] - FILTER_HEAD.size),
+            "filter_probes": index.probes,
+        }
+        for number in range(index.count):
+            begin, size = int(index.positions[number]), int(index.sizes[number])
+            block = Block(file.pread(size, begin), source, begin)
+            if records:
+                yield from _records(block)
+            else:
+                yield _block(index, number, block)
+    finally:
+        file.close()
+
+
+def _block(index: TableIndex, number: int, block: Block) -> dict[str, Any]:
+    row = {column.name.lower(): int(index.columns[column][number]) for column in IndexColumn}
+    fields: dict[str, Any] = {"block": number, "position": row["position"], "size_bytes": row["size"]}
+    fields["records"] = row["records"]
+    for end in ("first", "last"):
+        key = row[f"{end}_key"]
+        fields[f"{end}_topic_id"], fields[f"{end}_queue"] = (key >> 32) & ~TOMBSTONE_TOPIC, key & 0xFFFFFFFF
+        fields[f"{end}_offset"] = row[f"{end}_offset"]
+    fields["min_ms"], fields["max_ms"] = row["min_ms"], row["max_ms"]
+    fields["tombstones"] = bool(row["last_key"] >> 32 & TOMBSTONE_TOPIC)
+    fields["codec"] = block.batch.codec.name.lower()
+    fields["columns"] = [Column(column).name.lower() for column in block.batch.directory if column in set(Column)]
+    fields["payload_bytes"] = len(block.batch.payload)
+    return fields
+
+
+def _records(block: Block) -> Iterator[dict[str, Any]]:
+    batch = block.batch
+    names = [column for column in Column if column in batch.directory]
+    columns = [batch.column(column) for column in names]
+    position = 0
+    for values in zip(*columns, strict=True):
+        fields: dict[str, Any] = {column.name.lower(): value for column, value in zip(names, values, strict=True)}
+        topic = fields.pop("topic")
+        fields = {"topic_id": topic & ~TOMBSTONE_TOPIC, **fields, "tombstone": bool(topic & TOMBSTONE_TOPIC)}
+        header_end = position + fields.get("header_length", 0)
+        if header_end > position:
+            fields["key"], fields["tag"], fields["properties"] = decode_header(batch.payload[position:header_end])
+        yield fields
+        position += fields.get("length", 0)
+
+
+def dump_manifest(path: Path) -> dict[str, Any]:
+    """What the manifest says: the log's place, and the tables of each level."""
+    manifest = decode_manifest(OsDisk().read_all(path), str(path))
+    return {
+        "segment_bytes": manifest.segment_bytes,
+        "next_number": manifest.next_number,
+        "flushed_lsn": manifest.flushed_lsn,
+        "checkpoint": manifest.checkpoint,
+        "level0": [_table(meta) for meta in manifest.level0],
+        "generations": [[_table(meta) for meta in run] for run in manifest.generations],
+        "extra": manifest.extra,
+    }
+
+
+def _table(meta: TableMeta) -> dict[str, Any]:
+    return {"file": meta.name, **asdict(meta), "topics": list(meta.topics)}

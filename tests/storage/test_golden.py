@@ -1,0 +1,311 @@
+"""Golden bytes: what is written today is what was written when the format was fixed, and newer is refused."""
+
+from __future__ import annotations
+
+import struct
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import crc32c
+import msgpack
+import numpy as np
+import pytest
+import zstandard
+
+from lsmq.errors import CorruptFile, UnsupportedFormat
+from lsmq.record_batch import Column, RecordBatch
+from lsmq_node.storage.cache import BlockCache
+from lsmq_node.storage.checkpoint import HEAD, load_checkpoint
+from lsmq_node.storage.disk import OsDisk
+from lsmq_node.storage.dump import dump_manifest, dump_sstable, dump_wal
+from lsmq_node.storage.manifest import decode_manifest
+from lsmq_node.storage.sstable import stored_batch
+from lsmq_node.storage.table import Table
+from lsmq_node.storage.wal import (
+    BLOCK_BYTES,
+    ENTRY_BYTES,
+    FRAGMENT_BYTES,
+    SEGMENT_HEADER,
+    SEGMENT_HEADER_BYTES,
+    Appender,
+    segment_seed,
+)
+from lsmq_node.storage.wal_reader import LogReader
+
+from .golden_files import FILES, GOLDEN, SEGMENT_BYTES, TIME_MS, checkpoint_state, table_meta, wal_entries
+
+TABLE = "000000000004.tbl"
+WAL = "0000000000000000.wal"
+CHECKPOINT = "000000000005.ckp"
+ADVICE = "this release reads 1. Start the release that wrote it, or a newer one."
+
+
+def golden(name: str) -> bytes:
+    return (GOLDEN / name).read_bytes()
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != CHECKPOINT])
+def test_bytes_are_the_golden_ones(name: str) -> None:
+    assert FILES[name]() == golden(name)
+
+
+def test_a_checkpoint_is_the_golden_one_but_for_how_zstd_packs() -> None:
+    """Releases of zstd pack differently, so the packed arrays are compared unpacked."""
+
+    def unpacked(raw: bytes) -> Any:
+        body = msgpack.unpackb(raw[HEAD.size :])
+        for row in (*body["topics"], *body["offsets"]):
+            for at, value in enumerate(row):
+                if isinstance(value, bytes):
+                    row[at] = zstandard.decompress(value)
+        return raw[:12], body
+
+    assert unpacked(FILES[CHECKPOINT]()) == unpacked(golden(CHECKPOINT))
+
+
+# -- what the golden bytes say ---------------------------------------------------------------------------
+
+
+def test_a_golden_record_batch_is_read() -> None:
+    batch = RecordBatch(golden("records.batch"))
+    assert (batch.producer_id, batch.producer_epoch, batch.sequence) == (0x0102030405060708, 2, 3)
+    messages = [(item.queue, item.body, item.key, item.tag) for item in batch.messages("t")]
+    assert messages == [(7, b"one", None, None), (7, b"two", "k", "t"), (9, b"three", None, None)]
+
+
+def test_a_golden_log_is_read() -> None:
+    raw = golden(WAL)
+    reader = LogReader(lambda _: raw, [0], SEGMENT_BYTES, "wal")
+    entries = list(reader.entries(0))
+    assert [entry.body for entry in entries] == [entry[ENTRY_BYTES:] for entry in wal_entries()]
+    assert [entry.kind for entry in entries] == [2, 1, 1, 3, 4, 5, 6]
+    assert {entry.epoch for entry in entries} == {5}
+    assert entries[2].lsn < BLOCK_BYTES < entries[2].end_lsn
+    assert reader.end.lsn == len(raw)
+
+
+def open_table(tmp_path: Path, raw: bytes) -> Table:
+    (tmp_path / TABLE).write_bytes(raw)
+    return Table(OsDisk(), tmp_path, table_meta(), BlockCache(0))
+
+
+def test_a_golden_table_is_read(tmp_path: Path) -> None:
+    opened = open_table(tmp_path, golden(TABLE))
+    offsets = {}
+    for block in opened.scan():
+        for key, offset in zip(block.keys.tolist(), block.offsets.tolist(), strict=True):
+            offsets.setdefault((key >> 32, key & 0xFFFFFFFF), []).append(offset)
+    shadow = 1 | 1 << 31
+    assert offsets == {
+        (1, 1): [0, 1, 2, 3, 4, 5],
+        (1, 2): [10, 11, 12, 13],
+        (1, 500): [0, 1],
+        (shadow, 1): [3],
+        (shadow, 2): [11],
+    }
+    assert all(opened.index().may_contain(topic << 32 | queue) for topic, queue in offsets)
+
+
+def test_a_golden_manifest_is_read() -> None:
+    found = decode_manifest(golden("MANIFEST"), "MANIFEST")
+    assert (found.segment_bytes, found.next_number, found.flushed_lsn, found.checkpoint) == (SEGMENT_BYTES, 6, 4096, 5)
+    assert found.level0 == found.generations[0] == (table_meta(),)
+
+
+def test_a_golden_checkpoint_is_read() -> None:
+    lsn, state = load_checkpoint(OsDisk(), GOLDEN / CHECKPOINT)
+    expected = checkpoint_state()
+    assert lsn == 4_096
+    assert state.topics[1].topic == expected.topics[1].topic
+    np.testing.assert_array_equal(state.topics[1].committed, expected.topics[1].committed)
+    np.testing.assert_array_equal(state.topics[1].start, expected.topics[1].start)
+    np.testing.assert_array_equal(state.offsets["group", 1], expected.offsets["group", 1])
+    assert state.topics[1].deletes == 2
+    stored = state.producers.check(9, 1, 0)
+    assert stored is not None
+    assert (stored.lsn, stored.offsets.tolist()) == (500, [0, 1])
+
+
+# -- newer versions --------------------------------------------------------------------------------------
+
+
+def newer_batch(raw: bytes, sealed: bool = True) -> bytes:
+    changed = bytearray(raw)
+    changed[8] = 2
+    if sealed:
+        changed[:4] = crc32c.crc32c(changed[4:]).to_bytes(4, "little")
+    return bytes(changed)
+
+
+def test_a_newer_record_batch_in_a_file_is_refused() -> None:
+    with pytest.raises(UnsupportedFormat, match=ADVICE):
+        stored_batch(newer_batch(golden("records.batch")), "file", 0, "block")
+    with pytest.raises(CorruptFile):
+        stored_batch(newer_batch(golden("records.batch"), sealed=False), "file", 0, "block")
+
+
+def read_log(raw: bytes) -> None:
+    list(LogReader(lambda _: raw, [0], SEGMENT_BYTES, "wal").entries(0))
+
+
+def refragmented(payload: bytes, kind: int) -> bytes:
+    crc = crc32c.crc32c(payload, crc32c.crc32c(bytes((kind,)), segment_seed(0)))
+    return struct.pack("<IHB", crc, len(payload), kind) + payload
+
+
+def test_a_newer_log_is_refused() -> None:
+    raw = golden(WAL)
+    fields = list(SEGMENT_HEADER.unpack_from(raw, FRAGMENT_BYTES))
+    fields[1] = 2
+    with pytest.raises(UnsupportedFormat, match=f"log version 2; {ADVICE}"):
+        read_log(refragmented(SEGMENT_HEADER.pack(*fields), 5) + raw[SEGMENT_HEADER_BYTES:])
+
+
+def test_a_newer_log_entry_is_refused() -> None:
+    appender = Appender(0, SEGMENT_BYTES)
+    entry = bytearray(wal_entries()[0])
+    entry[0] = 2
+    appender.append(bytes(entry))
+    with pytest.raises(UnsupportedFormat, match=f"entry at LSN 0 has version 2; {ADVICE}"):
+        read_log(bytes(appender.take()[1]))
+
+
+def test_a_newer_table_is_refused(tmp_path: Path) -> None:
+    raw = bytearray(golden(TABLE))
+    raw[-28:-24] = (2).to_bytes(4, "little")
+    raw[-12:-8] = crc32c.crc32c(raw[-48:-12]).to_bytes(4, "little")
+    with pytest.raises(UnsupportedFormat, match=f"table version 2; {ADVICE}"):
+        open_table(tmp_path, bytes(raw)).index()
+    with pytest.raises(UnsupportedFormat, match="table version 2"):
+        list(dump_sstable(tmp_path / TABLE))
+
+
+@pytest.mark.parametrize("part", ["block", "index"])
+def test_a_table_with_a_newer_block_or_index_is_refused(tmp_path: Path, part: str) -> None:
+    raw = golden(TABLE)
+    meta = table_meta()
+    begin, size = (
+        (0, int.from_bytes(raw[4:8], "little")) if part == "block" else (meta.index_position, meta.index_bytes)
+    )
+    changed = raw[:begin] + newer_batch(raw[begin : begin + size]) + raw[begin + size :]
+    with pytest.raises(UnsupportedFormat, match=f"the {part} at byte {begin} has version 2; {ADVICE}"):
+        open_table(tmp_path, changed).block(0)
+
+
+def test_a_newer_manifest_is_refused() -> None:
+    raw = bytearray(golden("MANIFEST"))
+    raw[8:12] = (2).to_bytes(4, "little")
+    with pytest.raises(CorruptFile, match="damaged"):
+        decode_manifest(bytes(raw), "MANIFEST")
+    raw[16:20] = crc32c.crc32c(raw[8:16] + raw[20:]).to_bytes(4, "little")
+    with pytest.raises(UnsupportedFormat, match=f"manifest version 2; {ADVICE}"):
+        decode_manifest(bytes(raw), "MANIFEST")
+
+
+def test_a_newer_checkpoint_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / CHECKPOINT
+    raw = bytearray(golden(CHECKPOINT))
+    raw[8:12] = (2).to_bytes(4, "little")
+    path.write_bytes(raw)
+    with pytest.raises(CorruptFile, match="damaged"):
+        load_checkpoint(OsDisk(), path)
+    raw[12:16] = crc32c.crc32c(raw[8:12] + raw[16:]).to_bytes(4, "little")
+    path.write_bytes(raw)
+    with pytest.raises(UnsupportedFormat, match=f"checkpoint version 2; {ADVICE}"):
+        load_checkpoint(OsDisk(), path)
+
+
+# -- dumps -----------------------------------------------------------------------------------------------
+
+
+def test_a_dumped_log_shows_every_entry_and_why_it_ends() -> None:
+    *entries, end = dump_wal(GOLDEN / WAL)
+    kinds = ["catalog", "records", "records", "offsets", "trim", "delete", "epoch"]
+    assert [entry["kind"] for entry in entries] == kinds
+    assert entries[0]["lsn"] == 0
+    assert all(one["end_lsn"] == two["lsn"] for one, two in pairwise(entries))
+    batch = entries[1]
+    assert (batch["producer_id"], batch["producer_epoch"], batch["sequence"]) == (0x0102030405060708, 2, 3)
+    assert (batch["topic_id"], batch["count"], batch["epoch"], batch["durable_lsn"]) == (1, 3, 5, 100)
+    assert batch["bytes"] == len(golden("records.batch"))
+    assert (batch["time_ms"], entries[2]["bytes"] > 33_000) == (TIME_MS + 1, True)
+    assert end == {"end_lsn": len(golden(WAL)), "end": "segment file is short"}
+
+
+def test_a_dump_names_damage_after_what_lies_before_it(tmp_path: Path) -> None:
+    path = tmp_path / WAL
+    entries = wal_entries()
+    appender = Appender(0, SEGMENT_BYTES)
+    lsns = [appender.append(entry) for entry in entries]
+    late = bytearray(entries[-1])
+    late[8:16] = lsns[-2][1].to_bytes(8, "little")
+    appender.append(bytes(late))
+    raw = appender.take()[1]
+    raw[lsns[2][0] + 100] ^= 1
+    path.write_bytes(raw)
+    before = path.read_bytes()
+    found = []
+    with pytest.raises(CorruptFile, match=WAL):
+        for item in dump_wal(path):
+            found.append(item["kind"])
+    assert found == ["catalog", "records"]
+    assert path.read_bytes() == before
+
+
+def test_a_dump_of_a_segment_skips_the_rest_of_an_entry_of_the_one_before(tmp_path: Path) -> None:
+    appender = Appender(0, SEGMENT_BYTES)
+    header = wal_entries()[-1]
+    appender.append(header + bytes(SEGMENT_BYTES))
+    second = appender.append(header + b"second")
+    stream = bytes(appender.take()[1])
+    path = tmp_path / "renamed.spare"
+    path.write_bytes(stream[SEGMENT_BYTES:])
+    [entry, end] = dump_wal(path)
+    assert (entry["lsn"], entry["end_lsn"], entry["bytes"]) == (*second, 6)
+    assert end["end_lsn"] == second[1]
+    (tmp_path / "nonsense").write_bytes(b"no log at all")
+    with pytest.raises(CorruptFile, match="nonsense"):
+        list(dump_wal(tmp_path / "nonsense"))
+
+
+def test_a_dumped_table_shows_blocks_or_records() -> None:
+    head, *blocks = dump_sstable(GOLDEN / TABLE)
+    assert (head["number"], head["records"], head["tombstones"], head["first_lsn"]) == (4, 14, 2, 31)
+    assert head["blocks"] == len(blocks) > 2
+    assert sum(block["records"] for block in blocks) == 14
+    assert blocks[0]["first_queue"] == 1
+    assert blocks[-1]["tombstones"]
+    _, *records = dump_sstable(GOLDEN / TABLE, records=True)
+    assert [(item["queue"], item["offset"]) for item in records][:7] == [(1, at) for at in range(6)] + [(2, 10)]
+    assert [item["tombstone"] for item in records] == [False] * 12 + [True] * 2
+    assert {item["topic_id"] for item in records} == {1}
+
+
+def test_a_dumped_table_shows_keys_and_tags(tmp_path: Path) -> None:
+    from lsmq_node.storage import ShardStore
+
+    from .harness import Put, batch_of, small
+
+    with ShardStore.open(tmp_path / "s", small()) as store:
+        topic = store.create_topic("t", 2)
+        store.append(topic.id, batch_of([Put(0, b"a", key="k", tag="g"), Put(1, b"b")]))
+        store.flush()
+    [path] = (tmp_path / "s" / "tables").glob("*.tbl")
+    _, first, second = dump_sstable(path, records=True)
+    assert (first["key"], first["tag"], first["offset"]) == ("k", "g", 0)
+    assert "key" not in second
+    assert dump_manifest(tmp_path / "s" / "MANIFEST")["level0"][0]["file"] == path.name
+
+
+def test_a_dumped_manifest_shows_its_tables() -> None:
+    found = dump_manifest(GOLDEN / "MANIFEST")
+    assert (found["flushed_lsn"], found["checkpoint"], found["segment_bytes"]) == (4096, 5, SEGMENT_BYTES)
+    assert [item["file"] for item in found["level0"]] == [TABLE]
+    assert found["generations"][0][0]["record_count"] == 14
+
+
+def test_a_golden_table_holds_the_columns_it_was_given() -> None:
+    _, *blocks = dump_sstable(GOLDEN / TABLE)
+    assert set(blocks[0]["columns"]) >= {"topic", "queue", "offset", "length", "stored_ms"}
+    assert all(Column[name.upper()] for block in blocks for name in block["columns"])
