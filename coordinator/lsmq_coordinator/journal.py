@@ -34,6 +34,7 @@ import json
 import os
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, overload
 
@@ -48,6 +49,18 @@ MARKER = b"RLOG"
 _HEADER = struct.Struct("<4sII")
 _FIELDS = struct.Struct("<QQQ")
 MAX_COMMAND_BYTES = 16 << 20
+
+
+class JournalFailed(Exception):
+    """A write or sync failed. What the disk holds cannot be known: the voter must stop."""
+
+
+@contextmanager
+def _final(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise JournalFailed(f"{path}: {error.strerror or error}; the voter stops") from error
 
 
 class Journal:
@@ -106,7 +119,8 @@ class Journal:
             raise ValueError(f"entry {index} does not follow entry {self._entries[-1][1]}")
         body = _FIELDS.pack(self._durable, index, term) + command
         record = _HEADER.pack(MARKER, len(command), crc32c.crc32c(body)) + body
-        _write(self._fd, record, self._end)
+        with _final(self._path):
+            _write(self._fd, record, self._end)
         self._entries.append((bytes(command), index, term))
         self._positions.append(self._end)
         self._end += len(record)
@@ -115,7 +129,8 @@ class Journal:
     def flush(self) -> None:
         """Make all entries durable. A failure is final: what the disk holds after it cannot be known."""
         if self._dirty:
-            os.fdatasync(self._fd)
+            with _final(self._path):
+                os.fdatasync(self._fd)
             self._durable = self._end
             self._dirty = False
 
@@ -126,8 +141,9 @@ class Journal:
         self._end = self._positions[position]
         del self._entries[position:]
         del self._positions[position:]
-        os.ftruncate(self._fd, self._end)
-        os.fsync(self._fd)
+        with _final(self._path):
+            os.ftruncate(self._fd, self._end)
+            os.fsync(self._fd)
         self._durable = self._end
         self._dirty = False
 
@@ -205,14 +221,15 @@ class Journal:
     def _save_vote(self) -> None:
         text = json.dumps(self._vote, sort_keys=True).encode()
         temporary = self._vote_path.with_suffix(".tmp")
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            _write(fd, b"%08x %s\n" % (crc32c.crc32c(text), text), 0)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        temporary.rename(self._vote_path)
-        _sync_directory(self._directory)
+        with _final(self._vote_path):
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            try:
+                _write(fd, b"%08x %s\n" % (crc32c.crc32c(text), text), 0)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            temporary.rename(self._vote_path)
+            _sync_directory(self._directory)
         self._saved = dict(self._vote)
 
     def _read_vote(self) -> dict[str, Any] | None:

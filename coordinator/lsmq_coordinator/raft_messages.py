@@ -9,8 +9,8 @@ Nothing is ever unpickled. Little-endian:
     payload    n   msgpack
     =======  ====  ===========================================================================
 
-The first frame of each side is its nonce (32 random bytes); the receiver's nonce is zeros in it. Numbers count
-the frames of a direction from 0. So a frame cannot be made, changed, repeated, left out, sent back to who made
+The first frame of each side is its nonce (32 random bytes); the client's comes first, with zeros for the nonce
+of the server. Numbers count the frames of a direction from 0. So a frame cannot be made, changed, repeated, left out, sent back to who made
 it, or moved to another connection without the key. The contents are not encrypted.
 
 **AppendEntries** (:func:`judge_append`) as in section 5.3 of the Raft paper: a follower drops entries only where
@@ -79,10 +79,8 @@ class FrameSession:
         """The message in a whole frame, or None for the peer's hello. Raises ``BadFrame``."""
         mac, payload = frame[LENGTH.size : LENGTH.size + MAC_BYTES], frame[LENGTH.size + MAC_BYTES :]
         first = self._peer_nonce is None
-        nonce = bytes(NONCE_BYTES) if first else self._nonce
-        # The client's hello goes out before the server's nonce is known; the server's answers it.
-        if first and self._sent and self._side == b"c":
-            nonce = self._nonce
+        # The client's hello is made before it knows a nonce of the server.
+        nonce = bytes(NONCE_BYTES) if first and self._peer_side == b"c" else self._nonce
         if not hmac.compare_digest(mac, self._mac(self._peer_side, nonce, self._received, payload)):
             raise BadFrame("the authentication code does not match: another cluster secret?")
         self._received += 1

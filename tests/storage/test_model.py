@@ -146,7 +146,7 @@ class StoreMachine(RuleBasedStateMachine):
 
         def effect(model: Model) -> None:
             model.append(name, items)
-            for item in items:
+            for item in items if model is self.model else ():
                 self.times.setdefault((topic.id, item.queue), []).append(appended.stored_ms)
 
         self.line.append(effect)

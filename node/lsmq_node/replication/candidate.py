@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from .actions import AskElection, BeginEpoch
 from .control import ControlView
-from .history import LogPosition
-from .messages import Hello, Progress, Promise, PromiseRefusal, PromiseRequest
+from .messages import Hello, Promise, PromiseRefusal, PromiseRequest
 from .pulling import FromSource, Puller
 from .state import ReplicaState
 
@@ -70,17 +69,10 @@ class Candidate:
         self._begun = True
         state.emit(BeginEpoch(self.epoch))
 
-    def target(self) -> LogPosition | None:
-        """Where the pulled log ends."""
-        return self._promises[self.puller.source].position if self.puller is not None else None
-
     def from_source(self, state: ReplicaState, sender: str, message: FromSource) -> None:
         if self.puller is not None and sender == self.puller.source:
             self.puller.receive(state, message)
             self.proceed(state)
-
-    def progress(self, _progress: Progress) -> None:
-        """Nobody reports to a candidate; what comes is late."""
 
     def durable(self, state: ReplicaState) -> None:
         if self.puller is not None:
@@ -95,7 +87,7 @@ class Candidate:
 
     def resume(self, state: ReplicaState) -> None:
         if self.puller is not None:
-            self.puller.hello(state)
+            self.puller.resume(state)
         else:
             self.proceed(state)
 
@@ -104,8 +96,7 @@ class Candidate:
             return
         self._ask(state)
         if self.puller is not None:
-            was_streaming = self.puller.streaming
             self.puller.tick(state)
-            if was_streaming and not self.puller.fresh(state) and not self.puller.streaming and self.puller.stuck(state):
+            if self.puller.silent(state):
                 self.broken(state, self.puller.source)
         self.proceed(state)

@@ -108,6 +108,7 @@ class Timings:
             )
         if self.replica_lag_s < self.replica_timeout_s:
             raise InvalidRequest(
-                f"replica_lag_s is {self.replica_lag_s}; it must not be below replica_timeout_s ({self.replica_timeout_s})"
+                f"replica_lag_s is {self.replica_lag_s}; it must not be below replica_timeout_s, "
+                f"which is {self.replica_timeout_s}"
             )
         return self

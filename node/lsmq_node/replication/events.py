@@ -11,11 +11,12 @@ from .messages import Message, Session
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """The replica was opened: always the first event. Everything in the log is durable.
+    """What was found when the replica was opened; given to the constructor. Everything in the log is durable.
 
     ``record`` is None when the directory holds none. ``fresh_incarnation`` is a random number above zero, used when
     the replica cannot be what it was: no record, ``damaged``, or a log that ends before the record's floor.
-    ``end_lsn`` is where the intact log ends, at the end of a whole entry.
+    ``end_lsn`` is where the intact log ends, at the end of a whole entry. Tables that are damaged, or that hold more than
+    the log reaches to, cannot be kept: then everything is given as empty, and ``damaged``.
     """
 
     record: ReplicaRecord | None
@@ -99,7 +100,7 @@ class Truncated:
 
 @dataclass(frozen=True, slots=True)
 class EpochBegun:
-    """``BeginEpoch`` is done: the EPOCH entry was written (not yet synced) to ``[lsn, end_lsn)``."""
+    """``BeginEpoch`` is done: the EPOCH entry was written (not yet synced) to ``[lsn, end_lsn)``. The very next event."""
 
     epoch: int
     lsn: int
@@ -143,8 +144,7 @@ class Tick:
 
 
 Event = (
-    Recovered
-    | ControlViewed
+    ControlViewed
     | LeaseGranted
     | Received
     | StreamBroken

@@ -48,7 +48,7 @@ class Follower:
 
     def resume(self, state: ReplicaState) -> None:
         """The log was cut or replaced."""
-        self.puller.hello(state)
+        self.puller.resume(state)
 
     def tick(self, state: ReplicaState) -> None:
         self.puller.tick(state)

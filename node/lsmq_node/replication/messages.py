@@ -1,21 +1,21 @@
 """What replicas say to each other. The shell encodes these; ``Frame`` is followed by the log's bytes.
 
-======================  ==================  ===========================================================================
-message                 from, to            says
-======================  ==================  ===========================================================================
-``Hello``               follower, leader    my log is this; ship to me. Also candidate to a promiser: lend me your tail
-``Welcome``             leader, follower    our logs agree up to ``resume_lsn``: cut yours there and say hello again, or,
-                                            when that is your end, frames follow
-``TakeSnapshot``        leader, follower    my log no longer reaches back to yours
-``TakeNewIncarnation``  leader, follower    your log is shorter than you reported durable
-``Rejoin``              leader, follower    say hello again
-``Stale``               leader, follower    your epoch is over; this is mine
-``Frame``               leader, follower    bytes ``[lsn, end_lsn)`` and the high watermark; empty: heartbeat
-``Progress``            follower, leader    my log is durable up to here and a prefix of yours
-``PromiseRequest``      candidate, replica  I take over this epoch
-``Promise``             replica, candidate  I follow nobody of a lower epoch any more; persisted; my log reaches to here
-``PromiseRefusal``      replica, candidate  I have seen this epoch, with this leader
-======================  ==================  ===========================================================================
+======================  ===================  ================================================================
+message                 from, to             says
+======================  ===================  ================================================================
+``Hello``               follower, leader     my log is this: ship to me; so does a candidate to a promiser
+``Welcome``             leader, follower     our logs agree up to ``resume_lsn``: cut yours there and say hello
+                                             again; or, when it ends there, frames follow
+``TakeSnapshot``        leader, follower     my log no longer reaches back to yours
+``TakeNewIncarnation``  leader, follower     your log is shorter than you reported durable
+``Rejoin``              leader, follower     say hello again
+``Stale``               leader, follower     your epoch is over; this is mine
+``Frame``               leader, follower     bytes ``[lsn, end_lsn)`` and the high watermark; empty: heartbeat
+``Progress``            follower, leader     my log is durable up to here and a prefix of yours
+``PromiseRequest``      candidate, replica   I take over this epoch
+``Promise``             replica, candidate   I follow nobody of a lower epoch, persisted; my log reaches to here
+``PromiseRefusal``      replica, candidate   I have seen this epoch, with this leader
+======================  ===================  ================================================================
 
 A session is one stream: it begins with a hello and both sides drop what belongs to an older one.
 """

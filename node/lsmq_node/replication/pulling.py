@@ -129,16 +129,24 @@ class Puller:
         if not self.lent:
             state.emit(Suspect(self.source))
 
+    def resume(self, state: ReplicaState) -> None:
+        """The log was cut or replaced."""
+        self._heard_at = state.now
+        self.hello(state)
+
     def tick(self, state: ReplicaState) -> None:
-        if self.streaming:
-            retry_s = state.timings.retry_s
-            if state.now - self._heard_at >= state.timings.replica_timeout_s:
-                self.broken(state)
-            elif self._gap_since is not None and state.now - self._gap_since >= retry_s:
+        if not self.streaming:
+            if state.due(("hello", self.source)):
                 self.hello(state)
-        elif state.due(("hello", self.source)):
+        elif self.silent(state):
+            self.broken(state)
+        elif self._gap_since is not None and state.now - self._gap_since >= state.timings.retry_s:
             self.hello(state)
 
-    def fresh(self, state: ReplicaState) -> bool:
-        """Whether the source was heard of lately."""
-        return self.streaming and state.now - self._heard_at < state.timings.replica_timeout_s
+    def silent(self, state: ReplicaState) -> bool:
+        """Whether the source was not heard of for too long."""
+        return not state.log.busy and state.now - self._heard_at >= state.timings.replica_timeout_s
+
+    def fresh(self, now: float, timeout_s: float) -> bool:
+        """Whether frames of the source came lately."""
+        return self.streaming and now - self._heard_at < timeout_s

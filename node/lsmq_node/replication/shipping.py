@@ -59,9 +59,7 @@ class OutgoingStream:
 
     def _ship(self, state: ReplicaState, limit_lsn: int) -> None:
         self._sent_at = state.now
-        state.emit(
-            Ship(self.peer, self.session, self.epoch, self.next_lsn, limit_lsn, state.log.high_watermark)
-        )
+        state.emit(Ship(self.peer, self.session, self.epoch, self.next_lsn, limit_lsn, state.log.high_watermark))
 
 
 def answer_hello(state: ReplicaState, peer: str, hello: Hello, epoch: int) -> OutgoingStream | None:

@@ -1,0 +1,549 @@
+"""pysyncobj made safe: the only module that imports it, and one whose private parts it must know.
+
+Written against pysyncobj 0.3.17, which a check at import holds. What it does wrong, and what is done here:
+
+- It fsyncs nothing, and takes a damaged vote file for an empty one. Our :class:`~.journal.Journal` is used,
+  flushed before any message leaves and before an entry counts as committed.
+- A late AppendEntries cuts acknowledged entries, and the follower's commit index covers entries not proven equal
+  to the leader's. See :func:`~.raft_messages.judge_append`.
+- An acknowledgement carries no term: one from an earlier leadership counts for the present one. Ours does, and
+  echoes when the leader sent what it answers, which gives a lease.
+- It unpickles what comes from the network. Our connections speak authenticated msgpack, and its unpickler is
+  switched off altogether. Messages that change membership or versions, read-only members and its admin commands
+  are not accepted.
+- A voter whose disk was lost votes as if it had never acknowledged anything. Here it votes only for candidates
+  that never held a committed entry either, until it has caught up.
+- A new connection of a peer leaves the old one open, so that old messages arrive after new ones. Closed here.
+- A connection idle for ``connectionTimeout`` is cut when a vote is to be sent over it, which is when it is needed.
+  Dead peers are found by TCP here.
+- One failed ``accept`` closes the server for good, a busy port is retried without a pause, a slow peer's buffer
+  grows without limit, names are resolved in the tick thread, and an exception in a tick is logged and forgotten.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Protocol
+
+import pysyncobj.pickle
+import pysyncobj.syncobj
+import pysyncobj.tcp_server
+import pysyncobj.transport
+from pysyncobj import SyncObj, SyncObjConf
+from pysyncobj.config import FAIL_REASON
+from pysyncobj.node import TCPNode
+from pysyncobj.tcp_connection import TcpConnection
+from pysyncobj.transport import TCPTransport
+from pysyncobj.version import VERSION
+
+from lsmq.errors import AddressInUse
+
+from .journal import Journal
+from .raft_messages import BadFrame, FrameSession, checked, judge_append, majority_moment
+
+if VERSION != "0.3.17":
+    raise ImportError(f"pysyncobj {VERSION} is installed; lsmq is written against the inner parts of 0.3.17")
+
+logging.getLogger("pysyncobj").setLevel(logging.ERROR)
+
+MAX_COMMAND_BYTES = 256 << 10
+_BATCH_BYTES = 1 << 20
+_MAX_UNSENT_BYTES = 8 << 20
+_READS_PER_EVENT = 64
+_MAX_UNKNOWN_CONNECTIONS = 64
+_UNKNOWN_CONNECTION_S = 5.0
+_DEAD_PEER_MS = 3_000
+_NEVER_S = 1e9
+_REGULAR = b"\x00"
+_HELLO = object()
+
+Callback = Callable[[Any, "Outcome"], None]
+
+
+class Role(Enum):
+    FOLLOWER = "follower"
+    CANDIDATE = "candidate"
+    LEADER = "leader"
+
+
+class Outcome(Enum):
+    """What became of a proposed command."""
+
+    APPLIED = "applied"
+    NOT_LEADER = "not_leader"  # Not even written to the log.
+    DISCARDED = "discarded"  # Another leader's entry took its place: it will never apply.
+    BUSY = "busy"
+
+
+@dataclass(frozen=True, slots=True)
+class RaftTiming:
+    """Seconds. An election begins ``election_min_s`` to ``election_max_s`` after the leader was last heard."""
+
+    tick_s: float = 0.02
+    heartbeat_s: float = 0.05
+    election_min_s: float = 0.3
+    election_max_s: float = 0.6
+    #: A leader that hears no majority for so long stops being one.
+    fallback_s: float = 0.5
+    reconnect_s: float = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class RaftStatus:
+    """A voter's view. Roles are beliefs: only ``lease`` says until when they were known to be right."""
+
+    role: Role = Role.FOLLOWER
+    #: Address of the leader, None when none was heard lately.
+    leader: str | None = None
+    term: int = 0
+    #: On a leader: ``time.monotonic()`` when it sent what a majority has answered. Else: when it heard the leader.
+    lease: float = float("-inf")
+    #: Leads, and has applied all that was committed before it led.
+    ready: bool = False
+    applied: int = 0
+    commit_index: int = 0
+    last_index: int = 0
+    log_bytes: int = 0
+
+
+class Listener(Protocol):
+    """Who uses a voter. All of it is called in the voter's thread and must not block."""
+
+    def apply(self, command: bytes) -> Any:
+        """A committed command. Deterministic, and never raises."""
+
+    def status_changed(self, status: RaftStatus) -> None:
+        """Role, leader, term or readiness changed."""
+
+    def failed(self, error: BaseException) -> None:
+        """The voter has stopped for good."""
+
+
+def _refuse_pickle(*_: object) -> Any:
+    raise BadFrame("unpickling is switched off")
+
+
+def _install() -> None:
+    """Put our journal and connections in pysyncobj's place, and its unpickler out of use."""
+    pysyncobj.syncobj.createJournal = lambda journal: journal
+    pysyncobj.tcp_server.TcpConnection = _Connection
+    pysyncobj.transport.TcpConnection = _Connection
+    pysyncobj.pickle.loads = pysyncobj.pickle.load = _refuse_pickle
+
+
+class _Connection(TcpConnection):  # type: ignore[misc]
+    """A TCP connection with authenticated msgpack frames, bounded buffers and kernel timeouts."""
+
+    def __init__(self, *args: Any, socket: socket.socket | None = None, **named: Any) -> None:
+        named["keepalive"] = None
+        super().__init__(*args, socket=socket, **named)
+        self.session: FrameSession | None = None
+        self.since = time.monotonic()
+        if socket is not None:
+            _find_dead_peers(socket)
+
+    def connect(self, host: str | None, port: int) -> bool:
+        started: bool = super().connect(host, port)
+        opened = self._TcpConnection__socket
+        if started:
+            _find_dead_peers(opened)
+        elif opened is not None:
+            opened.close()
+        return started
+
+    def send(self, message: Any) -> None:
+        """Send a message; before the peer said hello it is dropped, as if the connection were not there."""
+        if self.session is not None and self.session.known:
+            self.send_frame(self.session.seal(message))
+
+    def send_frame(self, frame: bytes) -> None:
+        if len(self._TcpConnection__writeBuffer) + len(frame) > _MAX_UNSENT_BYTES:
+            self.disconnect()
+            return
+        self._TcpConnection__writeBuffer += frame
+        self._TcpConnection__trySendBuffer()
+
+    def _TcpConnection__tryReadBuffer(self) -> None:
+        for _ in range(_READS_PER_EVENT):
+            if not self._TcpConnection__processRead():
+                break
+        self._TcpConnection__lastReadTime = time.monotonic()
+
+    def _TcpConnection__processParseMessage(self) -> Any:
+        buffered: bytes = self._TcpConnection__readBuffer
+        try:
+            if self.session is None:
+                raise BadFrame("no session")
+            length = self.session.split(buffered)
+            if not length:
+                return None
+            message = self.session.open(buffered[:length])
+        except BadFrame as refused:
+            logging.getLogger(__name__).debug("raft connection refused: %s", refused)
+            self.disconnect()
+            return None
+        self._TcpConnection__readBuffer = buffered[length:]
+        return _HELLO if message is None else message
+
+
+def _find_dead_peers(opened: socket.socket) -> None:
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2)
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_PEER_MS)
+
+
+class _VoterNode(TCPNode):  # type: ignore[misc]
+    """A peer whose name is resolved in a thread of its own: a slow name server must not stop the ticks."""
+
+    _ip: str | None = None
+    _asked: float = -_NEVER_S
+    _asking: bool = False
+
+    @property
+    def ip(self) -> str | None:
+        try:
+            return str(ipaddress.ip_address(self.host))
+        except ValueError:
+            pass
+        if not self._asking and time.monotonic() - self._asked > 1.0:
+            self._asking = True
+            threading.Thread(target=self._resolve, name="raft-resolve", daemon=True).start()
+        return self._ip
+
+    def _resolve(self) -> None:
+        try:
+            found = socket.getaddrinfo(self.host, self.port, socket.AF_INET, socket.SOCK_STREAM)
+            self._ip = str(found[0][4][0])
+        except OSError:
+            self._ip = None
+        finally:
+            self._asked, self._asking = time.monotonic(), False
+
+
+class _Transport(TCPTransport):  # type: ignore[misc]
+    """Who may connect, and what of their messages reaches pysyncobj."""
+
+    def __init__(self, raft: _Raft, own: TCPNode, others: set[TCPNode]) -> None:
+        self._raft = raft
+        self._journal = raft.journal
+        self._voters = sorted([own.address, *(node.address for node in others)])
+        self._echo: dict[str, float] = {}
+        self._votes: set[tuple[int, str]] = set()
+        self.acknowledged: dict[str, tuple[int, float]] = {}
+        self.leader_heard = float("-inf")
+        super().__init__(raft, own, others)
+
+    # Connections
+
+    def _maybeBind(self) -> None:
+        if self._ready and self._server._TcpServer__fileno is None:
+            self._ready = False
+        try:
+            super()._maybeBind()
+        finally:
+            unbound = self._server._TcpServer__socket
+            if not self._ready and unbound is not None:
+                unbound.close()
+
+    def _onTick(self) -> None:
+        super()._onTick()
+        now = time.monotonic()
+        for conn in [conn for conn in self._unknownConnections if now - conn.since > _UNKNOWN_CONNECTION_S]:
+            conn.disconnect()
+
+    def _onNewIncomingConnection(self, conn: _Connection) -> None:
+        super()._onNewIncomingConnection(conn)
+        conn.session = FrameSession(self._raft.key, client=False)
+        if len(self._unknownConnections) > _MAX_UNKNOWN_CONNECTIONS:
+            conn.disconnect()
+
+    def _onIncomingMessageReceived(self, conn: _Connection, message: Any) -> None:
+        assert conn.session is not None
+        if message is _HELLO:
+            conn.send_frame(conn.session.hello())
+            return
+        node = self._nodeAddrToNode.get(message.get("from")) if isinstance(message, dict) else None
+        if node is None or message != self._introduction(node.address, self._selfNode.address):
+            conn.disconnect()
+            return
+        conn.session.known = True
+        former = self._connections.get(node)
+        if former is not None:
+            former.disconnect()
+        self._unknownConnections.discard(conn)
+        self._connections[node] = conn
+        conn.setOnMessageReceivedCallback(functools.partial(self._onMessageReceived, node))
+        self._onNodeConnected(node)
+
+    def _introduction(self, sender: str, receiver: str) -> dict[str, Any]:
+        return {"from": sender, "to": receiver, "voters": tuple(self._voters)}
+
+    def _onOutgoingConnected(self, conn: _Connection) -> None:
+        conn.session = FrameSession(self._raft.key, client=True)
+        conn.setOnMessageReceivedCallback(functools.partial(self._onOutgoingMessageReceived, conn))
+        conn.send_frame(conn.session.hello())
+
+    def _onOutgoingMessageReceived(self, conn: _Connection, message: Any) -> None:
+        node = self._connToNode(conn)
+        if message is not _HELLO or node is None or conn.session is None:
+            conn.disconnect()
+            return
+        conn.session.known = True
+        conn.send(self._introduction(self._selfNode.address, node.address))
+        conn.setOnMessageReceivedCallback(functools.partial(self._onMessageReceived, node))
+        self._onNodeConnected(node)
+
+    # Messages
+
+    def send(self, node: TCPNode, message: dict[str, Any]) -> bool:
+        """What leaves rests on the log: it is durable first."""
+        self._journal.flush()
+        match message["type"]:
+            case "request_vote":
+                message = {**message, "whole": self._journal.whole}
+            case "append_entries":
+                message = {**message, "stamp": time.monotonic()}
+            case "next_node_idx":
+                stamp = self._echo.get(node.id, float("-inf"))
+                message = {**message, "term": self._raft.raftCurrentTerm, "stamp": stamp}
+            case "response_vote":
+                pass
+            case _:
+                return False
+        return bool(super().send(node, message))
+
+    def _onMessageReceived(self, node: TCPNode, received: Any) -> None:
+        message = checked(received)
+        if message is None:
+            self._connections[node].disconnect()
+            return
+        term = message["term"]
+        match message["type"]:
+            case "request_vote":
+                if message["whole"] and not self._journal.whole:
+                    return
+            case "response_vote":
+                if (term, node.id) in self._votes:
+                    return
+                self._votes = {vote for vote in self._votes if vote[0] >= self._raft.raftCurrentTerm}
+                self._votes.add((term, node.id))
+            case "next_node_idx":
+                if term != self._raft.raftCurrentTerm or not self._raft._isLeader():
+                    return
+                self.acknowledged[node.id] = (term, message["stamp"])
+            case "append_entries":
+                self._append(node, message)
+                return
+        super()._onMessageReceived(node, message)
+
+    def _append(self, node: TCPNode, message: dict[str, Any]) -> None:
+        if message["term"] < self._raft.raftCurrentTerm:
+            return
+        self._echo[node.id] = message["stamp"]
+        judged = judge_append(message, self._journal, self._raft.raftCommitIndex)
+        super()._onMessageReceived(node, judged.message)
+        self.leader_heard = time.monotonic()
+        if judged.acknowledge is not None:
+            answer = {"next_node_idx": judged.acknowledge, "reset": False, "success": True}
+            self.send(node, {"type": "next_node_idx", **answer})
+
+
+class _Raft(SyncObj):  # type: ignore[misc]
+    """pysyncobj's algorithm with our journal, transport and commands."""
+
+    def __init__(
+        self,
+        address: str,
+        others: list[str],
+        bind: str,
+        journal: Journal,
+        key: bytes,
+        timing: RaftTiming,
+        apply: Callable[[bytes], Any],
+    ) -> None:
+        self.journal, self.key, self._apply = journal, key, apply
+        conf = SyncObjConf(
+            autoTick=False,
+            bindAddress=bind,
+            journalFile=journal,
+            raftMinTimeout=timing.election_min_s,
+            raftMaxTimeout=timing.election_max_s,
+            appendEntriesPeriod=timing.heartbeat_s,
+            leaderFallbackTimeout=timing.fallback_s,
+            connectionRetryTime=timing.reconnect_s,
+            connectionTimeout=_NEVER_S,
+            appendEntriesUseBatch=False,
+            appendEntriesBatchSizeBytes=_BATCH_BYTES,
+            commandsWaitLeader=False,
+            commandsQueueSize=1024,
+            logCompactionMinEntries=1 << 62,
+            logCompactionMinTime=_NEVER_S,
+            useFork=False,
+            maxBindRetries=1,
+        )
+        super().__init__(address, others, conf, nodeClass=_VoterNode, transportClass=_Transport)
+
+    @property
+    def transport(self) -> _Transport:
+        found: _Transport = self._SyncObj__transport
+        return found
+
+    @property
+    def role(self) -> Role:
+        return (Role.FOLLOWER, Role.CANDIDATE, Role.LEADER)[self._SyncObj__raftState]
+
+    def _SyncObj__doApplyCommand(self, command: bytes) -> Any:
+        return self._apply(command[1:]) if command[:1] == _REGULAR else None
+
+    def close_pipe(self) -> None:
+        notifier = getattr(self, "_SyncObj__pipeNotifier", None)
+        if notifier is not None:
+            self._poller.unsubscribe(notifier._PipeNotifier__pipeR)
+            os.close(notifier._PipeNotifier__pipeR)
+            os.close(notifier._PipeNotifier__pipeW)
+
+
+class Voter:
+    """One voter: a thread that ticks. Addresses are ``host:port``; all voters must be given the same ones."""
+
+    def __init__(
+        self,
+        address: str,
+        voters: list[str],
+        journal: Journal,
+        key: bytes,
+        listener: Listener,
+        *,
+        bind: str | None = None,
+        timing: RaftTiming = RaftTiming(),  # noqa: B008
+    ) -> None:
+        """Listens at ``bind``, else at its own address. Raises ``AddressInUse``. Owns the journal from here on."""
+        self._journal, self._listener, self._timing = journal, listener, timing
+        self._count = len(voters)
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._closed = False
+        self._failure: BaseException | None = None
+        self.status = RaftStatus()
+        others = [voter for voter in voters if voter != address]
+        _install()
+        raft = _Raft.__new__(_Raft)
+        try:
+            raft.__init__(address, others, bind or address, journal, key, timing, self._apply)  # type: ignore[misc]
+        except Exception as error:
+            raft.close_pipe()
+            journal._destroy()
+            raise AddressInUse(
+                f"cannot listen for Raft at {bind or address}: is another process using the port?",
+                address=bind or address,
+            ) from error
+        self._raft = raft
+        self._thread = threading.Thread(target=self._run, name="raft", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Blocks until the thread has ended and files and ports are closed."""
+        self._stopping.set()
+        self._thread.join()
+
+    def propose(self, command: bytes, callback: Callback) -> None:
+        """Append a command if this voter leads. ``callback`` runs in the voter's thread, perhaps never."""
+        if len(command) > MAX_COMMAND_BYTES:
+            raise ValueError(f"a command of {len(command)} bytes; the limit is {MAX_COMMAND_BYTES}")
+
+        def answered(result: Any, reason: int) -> None:
+            callback(result, _OUTCOMES.get(reason, Outcome.DISCARDED))
+
+        with self._lock:
+            if self._closed or self._raft.role is not Role.LEADER:
+                callback(None, Outcome.NOT_LEADER)
+                return
+            self._raft._applyCommand(_REGULAR + command, answered)
+
+    def _apply(self, command: bytes) -> Any:
+        try:
+            return self._listener.apply(command)
+        except Exception as error:
+            self._failure = error
+            raise
+
+    def _run(self) -> None:
+        last = time.monotonic()
+        try:
+            while not self._stopping.is_set() and self._failure is None:
+                self._journal.flush()
+                if time.monotonic() - last > self._timing.election_min_s / 2:
+                    # This process was paused. Hear what the others said meanwhile before calling an election.
+                    self._raft._poller.poll(0)
+                last = time.monotonic()
+                self._tick()
+                self._publish()
+        except BaseException as error:
+            self._failure = error
+        finally:
+            with self._lock:
+                self._closed = True
+                self._raft._doDestroy()
+                self._raft.close_pipe()
+            if self._failure is not None:
+                self._listener.failed(self._failure)
+
+    def _tick(self) -> None:
+        try:
+            self._raft.doTick(self._timing.tick_s)
+        except (OSError, BadFrame):
+            # A socket's trouble, such as no free descriptor. The log's own failures are of other kinds.
+            logging.getLogger(__name__).exception("raft tick")
+            time.sleep(self._timing.tick_s)
+
+    def _publish(self) -> None:
+        raft, now = self._raft, time.monotonic()
+        role, term, applied = raft.role, raft.raftCurrentTerm, raft.raftLastApplied
+        leader = raft._getLeader()
+        lease = raft.transport.leader_heard
+        if role is Role.LEADER:
+            moments = [stamp for at, stamp in raft.transport.acknowledged.values() if at == term]
+            lease = majority_moment(now, moments, self._count)
+        elif now - lease > 2 * self._timing.election_max_s:
+            leader = None
+        former = self.status
+        self.status = RaftStatus(
+            role=role,
+            leader=None if leader is None else leader.address,
+            term=term,
+            lease=lease,
+            ready=role is Role.LEADER and self._journal.term_at(applied) == term,
+            applied=applied,
+            commit_index=raft.raftCommitIndex,
+            last_index=self._journal.last_index,
+            log_bytes=self._journal.size_bytes,
+        )
+        if _belief(former) != _belief(self.status):
+            self._listener.status_changed(self.status)
+
+
+_OUTCOMES: Mapping[int, Outcome] = {
+    FAIL_REASON.SUCCESS: Outcome.APPLIED,
+    FAIL_REASON.QUEUE_FULL: Outcome.BUSY,
+    FAIL_REASON.MISSING_LEADER: Outcome.NOT_LEADER,
+    FAIL_REASON.NOT_LEADER: Outcome.NOT_LEADER,
+}
+
+
+def _belief(status: RaftStatus) -> tuple[Role, str | None, int, bool]:
+    return status.role, status.leader, status.term, status.ready
+
+

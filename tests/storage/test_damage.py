@@ -1,0 +1,305 @@
+"""A flipped bit anywhere in any file is found and named, and never served; what can be made again is."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lsmq.errors import CorruptFile, LsmqError, StorageError
+from lsmq_node.storage import QueueStore, ShardStore, StoreOptions
+from lsmq_node.storage.sstable import TableMeta
+from support.sim_disk import SimClock, SimDisk
+
+from .harness import (
+    TINY,
+    Put,
+    abandon,
+    append,
+    background,
+    batch_of,
+    body,
+    flush,
+    merge,
+    no_threads,
+    open_stepped,
+    put,
+    small,
+    tiny,
+)
+from .model import View, view
+
+
+class Store:
+    """A small store with two tables, a checkpoint, a manifest and a log, and what it shows."""
+
+    def __init__(self, root: Path, options: StoreOptions | None = None) -> None:
+        self.path = root / "shard"
+        self.options = options or tiny()
+        self.disk = SimDisk(root)
+        store = open_stepped(self.path, self.options, self.disk, SimClock())
+        topic = store.create_topic("t", 3)
+        for turn in range(2):
+            puts = [Put(at % 3, body(turn * 100 + at, 40 + at), key=f"k{at}" if at % 2 else None) for at in range(16)]
+            store.wait(store.append(topic.id, batch_of(puts)))
+            store.wait(store.commit_offsets("g", topic.id, np.array([1], np.uint32), np.array([turn + 1])))
+            flush(store)
+        put(store, topic.id, (0, b"in the log"))
+        self.shown = view(store)
+        self.tables: list[TableMeta] = list(store._tables.manifest.level0)
+        abandon(store)
+        self.disk = self.disk.kill()
+
+    def file(self, pattern: str) -> Path:
+        [path] = [path for path in self.disk.files() if path.match(pattern)]
+        return path
+
+    def table(self) -> tuple[Path, TableMeta]:
+        return self.path / "tables" / self.tables[0].name, self.tables[0]
+
+    def with_flip(self, path: Path, at: int, mask: int) -> tuple[View | LsmqError, int]:
+        """What a store shows, or raises, that has one byte changed; and how many indexes it made again."""
+        whole = self.disk.content(path)
+        changed = bytearray(whole)
+        changed[at] ^= mask
+        self.disk.put(path, bytes(changed))
+        before = self.disk.files()
+        store: ShardStore | None = None
+        try:
+            store = open_stepped(self.path, self.options, self.disk, SimClock())
+            return view(store), store.stats().rebuilt_indexes_total
+        except LsmqError as error:
+            if store is None:
+                assert self.disk.files() == before, "a refused store is left as it is"
+            return error, 0
+        finally:
+            if store is not None:
+                abandon(store)
+            self.disk.put(path, whole)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+def assert_named(outcome: object, path: Path) -> CorruptFile:
+    assert isinstance(outcome, CorruptFile), outcome
+    assert outcome.details["file"] == str(path)
+    assert path.name in outcome.message
+    return outcome
+
+
+@pytest.mark.parametrize("pattern", ["MANIFEST", "*.ckp"])
+def test_any_flipped_byte_of_manifest_and_checkpoint_is_refused(store: Store, pattern: str) -> None:
+    path = store.file(pattern)
+    for at in range(len(store.disk.content(path))):
+        for mask in (1 << at % 8, 0xFF):
+            outcome, _ = store.with_flip(path, at, mask)
+            assert_named(outcome, path)
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_any_flipped_byte_of_a_block_is_refused_by_its_place(tmp_path: Path, compression: str) -> None:
+    store = Store(tmp_path, tiny(compression=compression))
+    path, meta = store.table()
+    raw = store.disk.content(path)
+    block = 0
+    for at in range(meta.index_position):
+        if at == block + int.from_bytes(raw[block + 4 : block + 8], "little"):
+            block = at
+        outcome, _ = store.with_flip(path, at, 1 << at % 8)
+        assert assert_named(outcome, path).details["position"] == block
+
+
+def test_any_flipped_byte_of_index_or_filter_is_made_good_from_the_blocks(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, meta = store.table()
+    for at in range(meta.index_position, meta.index_position + meta.index_bytes + meta.filter_bytes):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "lsmq.storage"):
+            assert store.with_flip(path, at, 1 << at % 8) == (store.shown, 1)
+        [line] = [line for line in caplog.messages if path.name in line]
+        assert "made again in memory from" in line
+
+
+def test_any_flipped_byte_of_properties_or_footer_is_named_and_does_no_harm(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, meta = store.table()
+    for at in range(meta.index_position + meta.index_bytes + meta.filter_bytes, meta.size_bytes):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "lsmq.storage"):
+            assert store.with_flip(path, at, 1 << at % 8) == (store.shown, 0)
+        assert any(path.name in line for line in caplog.messages), at
+
+
+def test_any_flipped_byte_of_the_log_is_refused_or_the_torn_end(store: Store) -> None:
+    path = store.path / "wal" / "0000000000000000.wal"
+    used = len(store.disk.content(path).rstrip(b"\0"))
+    store_ = open_stepped(store.path, store.options, store.disk, SimClock())
+    flushed, end = store_._tables.manifest.flushed_lsn, store_.committed_lsn
+    abandon(store_)
+    assert flushed < used == end
+    for at in (*range(0, flushed, 23), *range(flushed, used)):
+        outcome, _ = store.with_flip(path, at, 1 << at % 8)
+        if at < flushed:
+            assert outcome == store.shown  # it is in the tables, nobody reads it any more
+        else:
+            assert outcome != store.shown  # the last entry, which nothing behind it says was whole
+            assert isinstance(outcome, dict)
+            assert outcome["t"].touched[0].latest == store.shown["t"].touched[0].latest - 1
+
+
+@pytest.mark.parametrize("pattern", ["*.ckp", "MANIFEST", "tables/000000000001.tbl"])
+def test_a_missing_file_is_named(store: Store, pattern: str) -> None:
+    path = store.file(pattern)
+    store.disk.remove(path)
+    before = store.disk.files()
+    with pytest.raises(CorruptFile) as refusal:
+        open_stepped(store.path, store.options, store.disk, SimClock())
+    assert refusal.value.details["file"] == str(path)
+    assert store.disk.files() == before
+
+
+@pytest.mark.parametrize("keep", [0.2, 0.8, 0.95, 0.999])
+def test_a_table_cut_off_is_named_unless_only_its_tail_is_gone(store: Store, keep: float) -> None:
+    path, meta = store.table()
+    raw = store.disk.content(path)
+    for length in (int(len(raw) * keep), meta.index_position - 1, meta.index_position, 0):
+        store.disk.put(path, raw[:length])
+        opened = open_stepped(store.path, store.options, store.disk, SimClock())
+        try:
+            assert view(opened) == store.shown
+            assert length >= meta.index_position
+        except CorruptFile as error:
+            assert_named(error, path)
+            assert length < meta.index_position
+        finally:
+            abandon(opened)
+
+
+def test_a_checkpoint_of_another_moment_is_refused(store: Store) -> None:
+    older = store.disk.content(store.file("*.ckp"))
+    opened = open_stepped(store.path, store.options, store.disk, SimClock())
+    put(opened, opened.topic("t").id, (0, b"more"))
+    flush(opened)
+    abandon(opened)
+    path = store.file("*.ckp")
+    store.disk.put(path, older)
+    with pytest.raises(CorruptFile, match="do not belong together"):
+        open_stepped(store.path, store.options, store.disk, SimClock())
+
+
+def test_an_index_that_is_damaged_beside_a_damaged_block_names_the_block(store: Store) -> None:
+    path, meta = store.table()
+    changed = bytearray(store.disk.content(path))
+    changed[meta.index_position + 60] ^= 1
+    changed[20] ^= 1
+    store.disk.put(path, bytes(changed))
+    opened = open_stepped(store.path, store.options, store.disk, SimClock())
+    with pytest.raises(CorruptFile, match="block at byte 0") as refusal:
+        view(opened)
+    assert refusal.value.details == {"file": str(path), "position": 0}
+    abandon(opened)
+
+
+def test_a_rebuilt_index_serves_merges_and_is_counted_once(store: Store) -> None:
+    path, meta = store.table()
+    changed = bytearray(store.disk.content(path))
+    changed[meta.index_position + 60] ^= 1
+    store.disk.put(path, bytes(changed))
+    opened = open_stepped(store.path, tiny(level0_merge=2, cache_bytes=0), store.disk, SimClock())
+    for _ in range(3):
+        assert view(opened) == store.shown
+    assert opened.stats().rebuilt_indexes_total == 1
+    merge(opened)
+    assert opened.stats().merges_total == 1
+    assert view(opened) == store.shown
+    abandon(opened)
+    opened = open_stepped(store.path, store.options, store.disk, SimClock())
+    assert view(opened) == store.shown
+    assert opened.stats().rebuilt_indexes_total == 0
+    abandon(opened)
+
+
+def test_a_merge_that_meets_damage_stops_the_shard_by_name_and_leaves_the_tables(store: Store) -> None:
+    path, _ = store.table()
+    changed = bytearray(store.disk.content(path))
+    changed[50] ^= 1
+    store.disk.put(path, bytes(changed))
+    opened = open_stepped(store.path, tiny(level0_merge=2), store.disk, SimClock())
+    tables = store.disk.list(store.path / "tables")
+    background(opened, lambda: merge(opened))
+    with pytest.raises(CorruptFile, match=path.name):
+        append(opened, opened.topic("t").id, (0, b"refused"))
+    assert store.disk.list(store.path / "tables") == tables
+    abandon(opened)
+
+
+def flipped(content: bytes, at: int) -> bytes:
+    changed = bytearray(content)
+    changed[at] ^= 4
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("queues", [1, 40])
+def test_damage_in_a_backlog_is_never_handed_out(tmp_path: Path, queues: int) -> None:
+    """Whole blocks that would go out by sendfile, and single records, of a queue store."""
+    disk, path = SimDisk(tmp_path), tmp_path / "q"
+
+    def opened() -> QueueStore:
+        with no_threads():
+            return QueueStore(path, disk=disk, clock=SimClock(), **{**TINY, "max_message_bytes": 4096})
+
+    store = opened()
+    sent: dict[str, list[bytes]] = {}
+    for at in range(240):
+        name = f"queue {at % queues}"
+        sent.setdefault(name, []).append(body(at, 1_000))
+        store.put(name, sent[name][-1])
+    flush(store.store)
+    names = [meta.name for meta in store.store._tables.manifest.level0]
+    abandon(store)
+    damaged = 0
+    for name in names:
+        content = disk.content(path / "tables" / name)
+        for at in range(700, len(content), 9_001):
+            disk.put(path / "tables" / name, flipped(content, at))
+            store_or_error: QueueStore | StorageError
+            try:
+                store_or_error = opened()
+            except StorageError as error:
+                store_or_error = error
+            if isinstance(store_or_error, QueueStore):
+                for queue, expected in sent.items():
+                    try:
+                        assert store_or_error.get(queue, 0, 1_000) == expected
+                    except CorruptFile as error:
+                        assert name in error.message
+                        damaged += 1
+                abandon(store_or_error)
+            disk.put(path / "tables" / name, content)
+    assert damaged >= 10
+
+
+def test_a_reader_of_an_open_range_goes_on_after_its_table_was_merged_away(tmp_path: Path) -> None:
+    """A slice that still has to be sent holds its file open, and on the real disk at that."""
+    store = open_stepped(tmp_path / "s", small(level0_merge=2))
+    topic = store.create_topic("t", 1)
+    for turn in range(2):
+        for at in range(10):
+            put(store, topic.id, *[(0, body(turn * 100 + at * 10 + part, 2_000)) for part in range(10)])
+        flush(store)
+        if turn == 0:
+            found = store.read(topic.id, 0, 0, max_records=1_000, max_bytes=1 << 20)
+    assert any(not isinstance(part, bytes) for part in found.parts)
+    merge(store)
+    gc.collect()
+    messages = [message for batch in found.batches() for message in batch.messages("t")]
+    assert [message.offset for message in messages] == list(range(100))
+    store.close()

@@ -1,0 +1,253 @@
+"""Retention, truncation and deletion: what is gone is gone for readers at once, and its space comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lsmq.errors import OffsetOutOfRange, UnknownTopic
+from lsmq_node.storage import ShardStore, TopicOptions
+from support.sim_disk import SimClock, SimDisk
+
+from .harness import abandon, bodies, body, flush, merge, open_stepped, put, retain, table_files, tiny
+
+HOUR_MS = 3_600_000
+
+
+class Bench:
+    """A stepped store on a simulated disk with a clock to move."""
+
+    def __init__(self, root: Path) -> None:
+        self.path = root / "shard"
+        self.disk = SimDisk(root)
+        self.clock = SimClock()
+        self.store = self.open()
+        self.serial = 0
+
+    def open(self, **changes: int) -> ShardStore:
+        return open_stepped(self.path, tiny(**changes), self.disk, self.clock)
+
+    def reopen(self, **changes: int) -> None:
+        abandon(self.store)
+        self.disk = self.disk.power_cut(7)
+        self.store = self.open(**changes)
+
+    def fill(self, topic_id: int, queues: int, count: int, size: int = 100) -> dict[tuple[int, int], bytes]:
+        """``count`` messages to each of ``queues`` queues, flushed to a table of their own."""
+        sent = {}
+        for _ in range(count):
+            for queue in range(queues):
+                self.serial += 1
+                content = body(self.serial, size)
+                [offset] = put(self.store, topic_id, (queue, content))
+                sent[queue, offset] = content
+        flush(self.store)
+        return sent
+
+    def shown(self, topic_id: int, queues: int) -> dict[tuple[int, int], bytes]:
+        return {
+            (queue, offset): content
+            for queue in range(queues)
+            for offset, content in bodies(self.store, topic_id, queue).items()
+        }
+
+    def tables(self) -> int:
+        return len(table_files(self.disk, self.path))
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    yield bench
+    abandon(bench.store)
+
+
+def test_expired_messages_go_as_whole_files(bench: Bench) -> None:
+    topic = bench.store.create_topic("t", 3, TopicOptions(retention_ms=HOUR_MS))
+    bench.fill(topic.id, 3, 5)
+    bench.clock.time_ms += HOUR_MS // 2
+    kept = bench.fill(topic.id, 3, 5)
+    bench.clock.time_ms += HOUR_MS // 2 + 1
+    retain(bench.store)
+    assert bench.shown(topic.id, 3) == kept
+    assert bench.store.bounds(topic.id, 0) == (5, 10)
+    assert (bench.tables(), bench.store.stats().dropped_tables_total) == (1, 1)
+    with pytest.raises(OffsetOutOfRange):
+        bench.store.read(topic.id, 0, 4)
+    bench.reopen()
+    assert bench.shown(topic.id, 3) == kept
+    bench.clock.time_ms += HOUR_MS
+    retain(bench.store)
+    assert (bench.shown(topic.id, 3), bench.tables()) == ({}, 0)
+    assert bench.store.bounds(topic.id, 0) == (10, 10)
+    assert put(bench.store, topic.id, (0, b"next")) == [10], "offsets are never used again"
+
+
+def test_a_topic_over_its_size_loses_its_oldest_files(bench: Bench) -> None:
+    topic = bench.store.create_topic("t", 2, TopicOptions(retention_bytes=4_000))
+    parts = [bench.fill(topic.id, 2, 8, 150) for _ in range(5)]
+    retain(bench.store)
+    assert bench.tables() == 2
+    assert bench.shown(topic.id, 2) == {**parts[3], **parts[4]}
+
+
+def test_a_file_that_others_share_stays_until_a_merge_takes_the_rest(bench: Bench) -> None:
+    short = bench.store.create_topic("short", 1, TopicOptions(retention_ms=HOUR_MS))
+    long = bench.store.create_topic("long", 1)
+    put(bench.store, short.id, (0, b"s"))
+    kept = bench.fill(long.id, 1, 3)
+    bench.clock.time_ms += 2 * HOUR_MS
+    retain(bench.store)
+    assert bench.tables() == 1
+    assert bodies(bench.store, short.id, 0) == {0: b"s"}
+    bench.store.wait(bench.store.trim(short.id, 0, 1))
+    size = bench.store.stats().table_bytes
+    bench.fill(long.id, 1, 1)
+    bench.reopen(level0_merge=2)
+    merge(bench.store)
+    assert {topic for run in bench.store._tables.manifest.generations for meta in run for topic in meta.topics} == {
+        long.id
+    }
+    assert bench.store.stats().table_bytes < 2 * size
+    assert kept.items() <= bench.shown(long.id, 1).items()
+
+
+def test_a_tombstone_that_expires_does_not_bring_its_message_back(bench: Bench) -> None:
+    """The message lies in an older file that another topic keeps; the tombstone in one that is dropped."""
+    short = bench.store.create_topic("short", 1, TopicOptions(retention_ms=HOUR_MS))
+    long = bench.store.create_topic("long", 1)
+    put(bench.store, short.id, *[(0, b"s%d" % at) for at in range(4)])
+    bench.fill(long.id, 1, 1)
+    bench.store.wait(bench.store.delete(short.id, np.array([0], np.uint32), np.array([1])))
+    flush(bench.store)
+    assert bodies(bench.store, short.id, 0) == {0: b"s0", 2: b"s2", 3: b"s3"}
+    bench.clock.time_ms += 2 * HOUR_MS
+    retain(bench.store)
+    assert bench.tables() == 1
+    assert b"s1" not in bodies(bench.store, short.id, 0).values()
+    bench.reopen()
+    assert b"s1" not in bodies(bench.store, short.id, 0).values()
+
+
+def test_trimmed_messages_are_gone_at_once_and_leave_with_the_next_merge(bench: Bench) -> None:
+    bench.reopen(level0_merge=2)
+    topic = bench.store.create_topic("t", 2)
+    sent = bench.fill(topic.id, 2, 40, 400)
+    bench.store.wait(bench.store.trim(topic.id, np.array([0, 1, 0]), np.array([38, 10, 5])))
+    assert bench.store.earliest_offsets(topic.id).tolist() == [38, 10]
+    expected = {key: content for key, content in sent.items() if key[1] >= (38, 10)[key[0]]}
+    assert bench.shown(topic.id, 2) == expected
+    before = bench.store.stats().table_bytes
+    expected |= bench.fill(topic.id, 2, 1)
+    merge(bench.store)
+    assert bench.store.stats().table_bytes < before * 0.7
+    assert bench.shown(topic.id, 2) == expected
+    bench.store.wait(bench.store.trim(topic.id, 0, 3))
+    assert bench.store.bounds(topic.id, 0) == (38, 41)
+    bench.reopen()
+    assert bench.shown(topic.id, 2) == expected
+
+
+def test_a_deleted_topic_gives_all_its_space_back(bench: Bench) -> None:
+    topic = bench.store.create_topic("t", 2)
+    other = bench.store.create_topic("u", 1)
+    for _ in range(2):
+        bench.fill(topic.id, 2, 20, 400)
+    kept = bench.fill(other.id, 1, 3)
+    bench.store.delete_topic("t")
+    with pytest.raises(UnknownTopic):
+        bench.store.read(topic.id, 0, 0)
+    retain(bench.store)
+    assert bench.tables() == 1, "files of nobody else go without rewriting"
+    assert bench.shown(other.id, 1) == kept
+    again = bench.store.create_topic("t", 2)
+    assert again.id not in (topic.id, other.id)
+    assert bench.shown(again.id, 2) == {}
+    bench.reopen()
+    assert bench.shown(again.id, 2) == {}
+
+
+def test_deleted_messages_and_their_tombstones_leave_with_merges(bench: Bench) -> None:
+    bench.reopen(level0_merge=3)
+    topic = bench.store.create_topic("t", 2)
+    sent = bench.fill(topic.id, 2, 30, 400)
+    gone = [(0, offset) for offset in range(3, 28)] + [(1, 29), (1, 0)]
+    queues, offsets = np.array([key[0] for key in gone], np.uint32), np.array([key[1] for key in gone])
+    bench.store.wait(bench.store.delete(topic.id, queues, offsets))
+    expected = {key: content for key, content in sent.items() if key not in gone}
+    assert bench.shown(topic.id, 2) == expected
+    flush(bench.store)
+    assert bench.shown(topic.id, 2) == expected
+    expected |= bench.fill(topic.id, 2, 1)
+    assert sum(run.tombstone_count for run in bench.store._tables.version.runs()) == len(gone)
+    merge(bench.store)
+    assert [run.tombstone_count for run in bench.store._tables.version.runs()] == [0]
+    assert bench.shown(topic.id, 2) == expected
+    found = bench.store.read(topic.id, 0, 3, max_records=1)
+    assert [message.offset for batch in found.batches() for message in batch.messages("t")] == [28]
+    bench.reopen()
+    assert bench.shown(topic.id, 2) == expected
+
+
+def test_tombstones_stay_while_something_older_is_left(bench: Bench) -> None:
+    """A merge of the newer tables alone keeps the tombstones, for the sake of the older generation."""
+    bench.reopen(level0_merge=2, generation_bytes=64 * 1024)
+    topic = bench.store.create_topic("t", 1)
+    sent = dict(bench.fill(topic.id, 1, 50, 1_500))
+    sent |= bench.fill(topic.id, 1, 1, 100)
+    merge(bench.store)
+    sent |= bench.fill(topic.id, 1, 30, 100)
+    bench.store.wait(bench.store.delete(topic.id, np.array([0, 0], np.uint32), np.array([2, 60])))
+    sent |= bench.fill(topic.id, 1, 30, 100)
+    del sent[0, 2], sent[0, 60]
+    runs = len(bench.store._tables.version.runs())
+    assert runs == 3
+    merge(bench.store)
+    assert [run.tombstone_count for run in bench.store._tables.version.runs()] == [2, 0]
+    assert bench.shown(topic.id, 1) == sent
+
+
+def test_a_read_that_finds_only_deleted_messages_ends_even_while_more_arrive(bench: Bench) -> None:
+    """The end is taken first; what is behind it are messages that came after."""
+    bench.reopen(level0_merge=2)
+    topic = bench.store.create_topic("t", 1)
+    bench.fill(topic.id, 1, 4)
+    bench.store.wait(bench.store.delete(topic.id, np.zeros(4, np.uint32), np.arange(4)))
+    flush(bench.store)
+    merge(bench.store)
+    put(bench.store, topic.id, (0, b"later"))
+    found = bench.store.read_records(topic.id, 0, 0, 4, 10, 1_000)
+    assert (found.record_count, found.next_offset) == (0, 4)
+
+
+def test_reading_a_topic_that_is_being_deleted_says_so(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.reopen(level0_merge=2)
+    topic = bench.store.create_topic("t", 1)
+    bench.fill(topic.id, 1, 4)
+    bench.fill(topic.id, 1, 4)
+    bounds = bench.store._queries.bounds
+
+    def deleted_after(topic_id: int, queue: int) -> tuple[int, int]:
+        found = bounds(topic_id, queue)
+        state = bench.store._queries.topic_state(topic_id)
+        bench.store.delete_topic("t")
+        merge(bench.store)
+        monkeypatch.setattr(bench.store._queries, "topic_state", once(state, bench.store._queries.topic_state))
+        return found
+
+    monkeypatch.setattr(bench.store._queries, "bounds", deleted_after)
+    with pytest.raises(UnknownTopic):
+        bench.store.read(topic.id, 0, 0)
+
+
+def once(value: object, then: object) -> object:
+    """The old answer to the first question, as a reader that asked just before has it."""
+    answers = [value]
+
+    def ask(topic_id: int) -> object:
+        return answers.pop() if answers else then(topic_id)  # type: ignore[operator]
+
+    return ask
