@@ -58,6 +58,14 @@ def apply(state: ClusterState, command: Command) -> tuple[ClusterState, Result]:
         return state, Refused("invalid_command", "a command needs a request_id, a text of 1 to 255 bytes").result
     if request_id in state.results:
         return state, {**state.results[request_id], "repeated": True}
+    changed, result = _run(state, command)
+    results = {**changed.results, request_id: MappingProxyType(result)}
+    while len(results) > REMEMBERED_RESULTS:
+        del results[next(iter(results))]
+    return replace(changed, results=MappingProxyType(results)), dict(result)
+
+
+def _run(state: ClusterState, command: Command) -> tuple[ClusterState, Result]:
     try:
         operation = _OPERATIONS.get(command.get("op"))
         if operation is None:
@@ -65,20 +73,35 @@ def apply(state: ClusterState, command: Command) -> tuple[ClusterState, Result]:
         if not state.bootstrapped and operation is not _bootstrap:
             raise Refused("not_bootstrapped", "the cluster has no state yet; it is founded by the command bootstrap")
         changed, facts = operation(state, command)
-        if changed is not state:
-            changed = replace(changed, version=state.version + 1)
-        result: Result = {"ok": True, "version": changed.version, **facts}
     except Refused as refused:
-        changed, result = state, refused.result
+        return state, refused.result
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        changed, result = state, Refused("invalid_command", f"{type(error).__name__}: {error}").result
-    results = {**changed.results, request_id: MappingProxyType(result)}
-    while len(results) > REMEMBERED_RESULTS:
-        del results[next(iter(results))]
-    return replace(changed, results=MappingProxyType(results)), dict(result)
+        return state, Refused("invalid_command", f"{type(error).__name__}: {error}").result
+    if changed is not state and operation is not _batch:
+        changed = replace(changed, version=state.version + 1)
+    return changed, {"ok": True, "version": changed.version, **facts}
 
 
 Outcome = tuple[ClusterState, dict[str, Any]]
+
+MAX_BATCH = 1_024
+
+
+def _batch(state: ClusterState, command: Command) -> Outcome:
+    """``commands``: up to 1,024 of the others, without request ids, each refused or applied by itself.
+
+    One batch is one entry of the log: the elections after the loss of a node cost one round.
+    """
+    entries = command["commands"]
+    if len(entries) > MAX_BATCH:
+        raise Refused("limit_reached", f"a batch holds at most {MAX_BATCH} commands")
+    results = []
+    for entry in entries:
+        if entry.get("op") in ("batch", "bootstrap"):
+            raise Refused("invalid_command", f"{entry['op']} cannot be part of a batch")
+        state, result = _run(state, entry)
+        results.append(result)
+    return state, {"results": results}
 
 
 def _bootstrap(state: ClusterState, command: Command) -> Outcome:
@@ -279,13 +302,16 @@ def _remove_node(state: ClusterState, command: Command) -> Outcome:
     node = _known_node(state, command)
     held = [shard.id for shard in state.replicas_on(node.id)]
     if held:
-        raise Refused("holds_replicas", f"node {node.id!r} holds replicas of shards {held}; drain it first", shards=held)
+        raise Refused(
+            "holds_replicas", f"node {node.id!r} holds replicas of shards {held}; drain it first", shards=held
+        )
     if node.voter:
         raise Refused("is_voter", f"node {node.id!r} is a voter; voters are fixed. Drained, it only votes")
     return _with_node_state(state, command, NodeState.REMOVED)
 
 
 _OPERATIONS: dict[Any, Callable[[ClusterState, Command], Outcome]] = {
+    "batch": _batch,
     "bootstrap": _bootstrap,
     "register_node": _register_node,
     "create_topic": _create_topic,
@@ -299,7 +325,6 @@ _OPERATIONS: dict[Any, Callable[[ClusterState, Command], Outcome]] = {
     "undrain_node": _undrain_node,
     "remove_node": _remove_node,
 }
-OPERATIONS = frozenset(_OPERATIONS)
 
 
 def _frozen(entries: dict[Any, Any]) -> Mapping[Any, Any]:

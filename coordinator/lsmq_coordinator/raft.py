@@ -32,7 +32,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 import pysyncobj.pickle
 import pysyncobj.syncobj
@@ -45,17 +45,14 @@ from pysyncobj.tcp_connection import TcpConnection
 from pysyncobj.transport import TCPTransport
 from pysyncobj.version import VERSION
 
-from lsmq.errors import AddressInUse
-
 from .journal import Journal
-from .raft_messages import BadFrame, FrameSession, checked, judge_append, majority_moment
+from .raft_messages import BadFrame, FrameSession, checked, judge_append
 
 if VERSION != "0.3.17":
     raise ImportError(f"pysyncobj {VERSION} is installed; lsmq is written against the inner parts of 0.3.17")
 
 logging.getLogger("pysyncobj").setLevel(logging.ERROR)
 
-MAX_COMMAND_BYTES = 256 << 10
 _BATCH_BYTES = 1 << 20
 _MAX_UNSENT_BYTES = 8 << 20
 _READS_PER_EVENT = 64
@@ -65,8 +62,6 @@ _DEAD_PEER_MS = 3_000
 _NEVER_S = 1e9
 _REGULAR = b"\x00"
 _HELLO = object()
-
-Callback = Callable[[Any, "Outcome"], None]
 
 
 class Role(Enum):
@@ -97,42 +92,11 @@ class RaftTiming:
     reconnect_s: float = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class RaftStatus:
-    """A voter's view. Roles are beliefs: only ``lease`` says until when they were known to be right."""
-
-    role: Role = Role.FOLLOWER
-    #: Address of the leader, None when none was heard lately.
-    leader: str | None = None
-    term: int = 0
-    #: On a leader: ``time.monotonic()`` when it sent what a majority has answered. Else: when it heard the leader.
-    lease: float = float("-inf")
-    #: Leads, and has applied all that was committed before it led.
-    ready: bool = False
-    applied: int = 0
-    commit_index: int = 0
-    last_index: int = 0
-    log_bytes: int = 0
-
-
-class Listener(Protocol):
-    """Who uses a voter. All of it is called in the voter's thread and must not block."""
-
-    def apply(self, command: bytes) -> Any:
-        """A committed command. Deterministic, and never raises."""
-
-    def status_changed(self, status: RaftStatus) -> None:
-        """Role, leader, term or readiness changed."""
-
-    def failed(self, error: BaseException) -> None:
-        """The voter has stopped for good."""
-
-
 def _refuse_pickle(*_: object) -> Any:
     raise BadFrame("unpickling is switched off")
 
 
-def _install() -> None:
+def install() -> None:
     """Put our journal and connections in pysyncobj's place, and its unpickler out of use."""
     pysyncobj.syncobj.createJournal = lambda journal: journal
     pysyncobj.tcp_server.TcpConnection = _Connection
@@ -142,6 +106,8 @@ def _install() -> None:
 
 class _Connection(TcpConnection):  # type: ignore[misc]
     """A TCP connection with authenticated msgpack frames, bounded buffers and kernel timeouts."""
+
+    _TcpConnection__readBuffer: bytes
 
     def __init__(self, *args: Any, socket: socket.socket | None = None, **named: Any) -> None:
         named["keepalive"] = None
@@ -234,7 +200,9 @@ class _VoterNode(TCPNode):  # type: ignore[misc]
 class _Transport(TCPTransport):  # type: ignore[misc]
     """Who may connect, and what of their messages reaches pysyncobj."""
 
-    def __init__(self, raft: _Raft, own: TCPNode, others: set[TCPNode]) -> None:
+    _ready: bool
+
+    def __init__(self, raft: Raft, own: TCPNode, others: set[TCPNode]) -> None:
         self._raft = raft
         self._journal = raft.journal
         self._voters = sorted([own.address, *(node.address for node in others)])
@@ -274,7 +242,8 @@ class _Transport(TCPTransport):  # type: ignore[misc]
             conn.send_frame(conn.session.hello())
             return
         node = self._nodeAddrToNode.get(message.get("from")) if isinstance(message, dict) else None
-        if node is None or message != self._introduction(node.address, self._selfNode.address):
+        expected = None if node is None else self._introduction(node.address, self._selfNode.address)
+        if message != expected or self._shouldConnect(node):
             conn.disconnect()
             return
         conn.session.known = True
@@ -319,6 +288,11 @@ class _Transport(TCPTransport):  # type: ignore[misc]
                 message = {**message, "term": self._raft.raftCurrentTerm, "stamp": stamp}
             case "response_vote":
                 pass
+            case "apply_command":
+                # Leadership was lost before the command was written. Commands are not forwarded here.
+                answer = {"request_id": message.get("request_id"), "error": FAIL_REASON.NOT_LEADER}
+                super()._onMessageReceived(node, {"type": "apply_command_response", **answer})
+                return False
             case _:
                 return False
         return bool(super().send(node, message))
@@ -359,7 +333,7 @@ class _Transport(TCPTransport):  # type: ignore[misc]
             self.send(node, {"type": "next_node_idx", **answer})
 
 
-class _Raft(SyncObj):  # type: ignore[misc]
+class Raft(SyncObj):  # type: ignore[misc]
     """pysyncobj's algorithm with our journal, transport and commands."""
 
     def __init__(
@@ -392,6 +366,7 @@ class _Raft(SyncObj):  # type: ignore[misc]
             useFork=False,
             maxBindRetries=1,
         )
+        install()
         super().__init__(address, others, conf, nodeClass=_VoterNode, transportClass=_Transport)
 
     @property
@@ -403,8 +378,22 @@ class _Raft(SyncObj):  # type: ignore[misc]
     def role(self) -> Role:
         return (Role.FOLLOWER, Role.CANDIDATE, Role.LEADER)[self._SyncObj__raftState]
 
+    def propose(self, command: bytes, callback: Callable[[Any, int], None]) -> None:
+        self._applyCommand(_REGULAR + command, callback)
+
     def _SyncObj__doApplyCommand(self, command: bytes) -> Any:
         return self._apply(command[1:]) if command[:1] == _REGULAR else None
+
+    @classmethod
+    def listening(cls, *arguments: Any) -> Raft:
+        """A new one, listening. Leaves nothing open when that fails."""
+        raft = cls.__new__(cls)
+        try:
+            raft.__init__(*arguments)  # type: ignore[misc]
+        except BaseException:
+            raft.close_pipe()
+            raise
+        return raft
 
     def close_pipe(self) -> None:
         notifier = getattr(self, "_SyncObj__pipeNotifier", None)
@@ -414,125 +403,9 @@ class _Raft(SyncObj):  # type: ignore[misc]
             os.close(notifier._PipeNotifier__pipeW)
 
 
-class Voter:
-    """One voter: a thread that ticks. Addresses are ``host:port``; all voters must be given the same ones."""
-
-    def __init__(
-        self,
-        address: str,
-        voters: list[str],
-        journal: Journal,
-        key: bytes,
-        listener: Listener,
-        *,
-        bind: str | None = None,
-        timing: RaftTiming = RaftTiming(),  # noqa: B008
-    ) -> None:
-        """Listens at ``bind``, else at its own address. Raises ``AddressInUse``. Owns the journal from here on."""
-        self._journal, self._listener, self._timing = journal, listener, timing
-        self._count = len(voters)
-        self._stopping = threading.Event()
-        self._lock = threading.Lock()
-        self._closed = False
-        self._failure: BaseException | None = None
-        self.status = RaftStatus()
-        others = [voter for voter in voters if voter != address]
-        _install()
-        raft = _Raft.__new__(_Raft)
-        try:
-            raft.__init__(address, others, bind or address, journal, key, timing, self._apply)  # type: ignore[misc]
-        except Exception as error:
-            raft.close_pipe()
-            journal._destroy()
-            raise AddressInUse(
-                f"cannot listen for Raft at {bind or address}: is another process using the port?",
-                address=bind or address,
-            ) from error
-        self._raft = raft
-        self._thread = threading.Thread(target=self._run, name="raft", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Blocks until the thread has ended and files and ports are closed."""
-        self._stopping.set()
-        self._thread.join()
-
-    def propose(self, command: bytes, callback: Callback) -> None:
-        """Append a command if this voter leads. ``callback`` runs in the voter's thread, perhaps never."""
-        if len(command) > MAX_COMMAND_BYTES:
-            raise ValueError(f"a command of {len(command)} bytes; the limit is {MAX_COMMAND_BYTES}")
-
-        def answered(result: Any, reason: int) -> None:
-            callback(result, _OUTCOMES.get(reason, Outcome.DISCARDED))
-
-        with self._lock:
-            if self._closed or self._raft.role is not Role.LEADER:
-                callback(None, Outcome.NOT_LEADER)
-                return
-            self._raft._applyCommand(_REGULAR + command, answered)
-
-    def _apply(self, command: bytes) -> Any:
-        try:
-            return self._listener.apply(command)
-        except Exception as error:
-            self._failure = error
-            raise
-
-    def _run(self) -> None:
-        last = time.monotonic()
-        try:
-            while not self._stopping.is_set() and self._failure is None:
-                self._journal.flush()
-                if time.monotonic() - last > self._timing.election_min_s / 2:
-                    # This process was paused. Hear what the others said meanwhile before calling an election.
-                    self._raft._poller.poll(0)
-                last = time.monotonic()
-                self._tick()
-                self._publish()
-        except BaseException as error:
-            self._failure = error
-        finally:
-            with self._lock:
-                self._closed = True
-                self._raft._doDestroy()
-                self._raft.close_pipe()
-            if self._failure is not None:
-                self._listener.failed(self._failure)
-
-    def _tick(self) -> None:
-        try:
-            self._raft.doTick(self._timing.tick_s)
-        except (OSError, BadFrame):
-            # A socket's trouble, such as no free descriptor. The log's own failures are of other kinds.
-            logging.getLogger(__name__).exception("raft tick")
-            time.sleep(self._timing.tick_s)
-
-    def _publish(self) -> None:
-        raft, now = self._raft, time.monotonic()
-        role, term, applied = raft.role, raft.raftCurrentTerm, raft.raftLastApplied
-        leader = raft._getLeader()
-        lease = raft.transport.leader_heard
-        if role is Role.LEADER:
-            moments = [stamp for at, stamp in raft.transport.acknowledged.values() if at == term]
-            lease = majority_moment(now, moments, self._count)
-        elif now - lease > 2 * self._timing.election_max_s:
-            leader = None
-        former = self.status
-        self.status = RaftStatus(
-            role=role,
-            leader=None if leader is None else leader.address,
-            term=term,
-            lease=lease,
-            ready=role is Role.LEADER and self._journal.term_at(applied) == term,
-            applied=applied,
-            commit_index=raft.raftCommitIndex,
-            last_index=self._journal.last_index,
-            log_bytes=self._journal.size_bytes,
-        )
-        if _belief(former) != _belief(self.status):
-            self._listener.status_changed(self.status)
+def outcome_of(reason: int) -> Outcome:
+    """pysyncobj's reasons in our words; those left out mean that another leader's entry took the place."""
+    return _OUTCOMES.get(reason, Outcome.DISCARDED)
 
 
 _OUTCOMES: Mapping[int, Outcome] = {
@@ -541,9 +414,3 @@ _OUTCOMES: Mapping[int, Outcome] = {
     FAIL_REASON.MISSING_LEADER: Outcome.NOT_LEADER,
     FAIL_REASON.NOT_LEADER: Outcome.NOT_LEADER,
 }
-
-
-def _belief(status: RaftStatus) -> tuple[Role, str | None, int, bool]:
-    return status.role, status.leader, status.term, status.ready
-
-

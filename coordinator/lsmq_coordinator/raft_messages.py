@@ -10,8 +10,8 @@ Nothing is ever unpickled. Little-endian:
     =======  ====  ===========================================================================
 
 The first frame of each side is its nonce (32 random bytes); the client's comes first, with zeros for the nonce
-of the server. Numbers count the frames of a direction from 0. So a frame cannot be made, changed, repeated, left out, sent back to who made
-it, or moved to another connection without the key. The contents are not encrypted.
+of the server. Numbers count the frames of a direction from 0. So a frame cannot be made, changed, repeated, left
+out, sent back to who made it, or moved to another connection without the key. The contents are not encrypted.
 
 **AppendEntries** (:func:`judge_append`) as in section 5.3 of the Raft paper: a follower drops entries only where
 one conflicts, never because a late or repeated message ends before its log does.

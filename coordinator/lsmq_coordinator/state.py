@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
@@ -36,7 +36,7 @@ REMEMBERED_RESULTS = 1_000
 _FORMAT = 1
 
 
-class NodeState(str, Enum):
+class NodeState(StrEnum):
     """Where a node stands. Names reach disk and wire: never renamed."""
 
     ACTIVE = "active"
@@ -218,14 +218,12 @@ class ClusterState:
             MappingProxyType({id: Shard.from_dict(id, fields) for id, fields in content["shards"].items()}),
             MappingProxyType({name: Topic.from_dict(name, fields) for name, fields in content["topics"].items()}),
             content["next_topic_id"],
-            MappingProxyType({id: result for id, result in content["results"]}),
+            MappingProxyType(dict(content["results"])),
         )
 
     def without_results(self) -> ClusterState:
         """The same state without the answers to past commands, which only voters need."""
-        return ClusterState(
-            self.version, self.settings, self.nodes, self.shards, self.topics, self.next_topic_id
-        )
+        return ClusterState(self.version, self.settings, self.nodes, self.shards, self.topics, self.next_topic_id)
 
     def check(self) -> None:
         """Raises ``AssertionError`` naming the invariant that does not hold."""

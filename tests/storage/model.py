@@ -127,14 +127,14 @@ class Model:
         }
 
 
-def view(store: ShardStore) -> View:
-    """Everything a store shows."""
+def view(store: ShardStore, **limits: int) -> View:
+    """Everything a store shows, read with ``max_records`` and ``max_bytes`` at a time."""
     found: View = {}
     for topic in store.topics():
         touched = {}
         for number in np.flatnonzero(store.latest_offsets(topic.id)).tolist():
             start, latest = store.bounds(topic.id, number)
-            rows = {message.offset: Row.of(message) for message in read_queue(store, topic.id, number)}
+            rows = {message.offset: Row.of(message) for message in read_queue(store, topic.id, number, **limits)}
             touched[number] = QueueView(start, latest, rows)
         offsets = {}
         for group in store.groups():

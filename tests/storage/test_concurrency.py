@@ -62,8 +62,7 @@ def test_queues_stay_dense_and_ordered_under_writers_readers_flush_and_merge(tmp
                 assert offset > last.get(queue, -1)
                 last[queue] = offset
             step += 1
-        if all(time.monotonic() >= deadline for _ in range(writers)):
-            done.set()
+        done.set()
 
     def read() -> None:
         positions = [0] * queues
@@ -71,13 +70,14 @@ def test_queues_stay_dense_and_ordered_under_writers_readers_flush_and_merge(tmp
         while not done.is_set():
             for queue in range(queues):
                 latest = store.length(f"queue {queue}")
-                for item in store.get(f"queue {queue}", positions[queue], 50):
+                found = store.get(f"queue {queue}", positions[queue], 50)
+                for item in found:
                     writer, number_queue, number = map(int, item.split(b"/")[:3])
                     assert number_queue == queue
                     assert number == next_of[queue][writer], "a writer's messages come in its order, without gaps"
                     next_of[queue][writer] += 1
                     positions[queue] += 1
-                assert positions[queue] >= min(latest, positions[queue])
+                assert len(found) == 50 or positions[queue] >= latest, "what was there is returned"
 
     together(*(lambda writer=writer: write(writer) for writer in range(writers)), read, read)  # type: ignore[misc]
     stats = store.store.stats()
@@ -161,27 +161,30 @@ def test_a_topic_created_by_many_at_once_is_one_topic(tmp_path: Path) -> None:
     store.close()
 
 
+def read_while_columns_come(store: ShardStore) -> None:
+    topic = store.create_topic("t", 1)
+    put(store, topic.id, *[(0, b"plain")] * 50)
+    started, stop = threading.Event(), threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            started.set()
+            assert store.read(topic.id, 0, 0).record_count >= 50
+
+    def write() -> None:
+        started.wait(10)
+        for item in (Put(0, b"x", priority=1), Put(0, b"x", key="k"), Put(0, b"x", due_ms=5)):
+            store.wait(store.append(topic.id, batch_of([item])))
+        stop.set()
+
+    together(read, write)
+
+
 def test_an_optional_column_that_first_comes_while_others_read_does_no_harm(tmp_path: Path) -> None:
     """The memtable gets a column more in the middle of a reader's walk over them."""
-    for turn in range(30):
-        store = ShardStore.open(tmp_path / str(turn), tiny())
-        topic = store.create_topic("t", 1)
-        put(store, topic.id, *[(0, b"plain")] * 50)
-        started, stop = threading.Event(), threading.Event()
-
-        def read(store: ShardStore = store, topic_id: int = topic.id) -> None:
-            while not stop.is_set():
-                started.set()
-                assert store.read(topic_id, 0, 0).record_count >= 50
-
-        def write(store: ShardStore = store, topic_id: int = topic.id) -> None:
-            started.wait(10)
-            for item in (Put(0, b"x", priority=1), Put(0, b"x", key="k"), Put(0, b"x", due_ms=5)):
-                store.wait(store.append(topic_id, batch_of([item])))
-            stop.set()
-
-        together(read, write)
-        store.close()
+    for turn in range(5):
+        with ShardStore.open(tmp_path / str(turn), tiny()) as store:
+            read_while_columns_come(store)
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

@@ -344,10 +344,10 @@ class StoreMachine(RuleBasedStateMachine):
         keep_house(self.store)
 
     @precondition(lambda self: self.model.topics)
-    @rule()
-    def check(self) -> None:
+    @rule(max_records=st.sampled_from((1, 2, 7, 1_000)), max_bytes=st.sampled_from((1, 300, 5_000, 100_000)))
+    def check(self, max_records: int, max_bytes: int) -> None:
         self.commit()
-        assert view(self.store) == self.model.view()
+        assert view(self.store, max_records=max_records, max_bytes=max_bytes) == self.model.view()
 
     @rule()
     def reopen(self) -> None:

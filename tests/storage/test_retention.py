@@ -223,6 +223,41 @@ def test_a_read_that_finds_only_deleted_messages_ends_even_while_more_arrive(ben
     assert (found.record_count, found.next_offset) == (0, 4)
 
 
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_read_of_fewer_messages_than_are_deleted_goes_on_to_those_that_are_not(bench: Bench, in_memory: bool) -> None:
+    topic = bench.store.create_topic("t", 1)
+    put(bench.store, topic.id, *[(0, b"%d" % at) for at in range(10)])
+    bench.store.wait(bench.store.delete(topic.id, np.zeros(6, np.uint32), np.arange(6)))
+    if not in_memory:
+        flush(bench.store)
+    for max_records in (1, 2, 3, 5, 6, 7):
+        found = bench.store.read(topic.id, 0, 0, max_records=max_records)
+        offsets = [message.offset for batch in found.batches() for message in batch.messages("t")]
+        assert 1 <= len(offsets) <= max_records
+        assert offsets == list(range(6, 6 + len(offsets)))
+        assert found.next_offsets.tolist() == [6 + len(offsets)]
+
+
+@pytest.mark.parametrize("max_bytes", [100, 1_000, 1_500, 5_000])
+def test_a_message_too_large_for_the_rest_of_a_read_is_not_passed_over(bench: Bench, max_bytes: int) -> None:
+    """What is smaller, and newer, and in another file, must not come before it."""
+    topic = bench.store.create_topic("t", 1)
+    sizes = [400, 400, 7_000, 400, 90, 7_000, 20, 20, 3_000, 10]
+    sent = {}
+    for offset, size in enumerate(sizes):
+        sent[offset] = body(offset, size)
+        put(bench.store, topic.id, (0, sent[offset]))
+        if offset % 3 == 1:
+            flush(bench.store)
+    offset, found = 0, {}
+    while offset < len(sizes):
+        part = bench.store.read(topic.id, 0, offset, max_bytes=max_bytes)
+        found |= {message.offset: message.body for batch in part.batches() for message in batch.messages("t")}
+        offset = int(part.next_offsets[0])
+        assert sorted(found) == list(range(offset))
+    assert found == sent
+
+
 def test_reading_a_topic_that_is_being_deleted_says_so(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.reopen(level0_merge=2)
     topic = bench.store.create_topic("t", 1)

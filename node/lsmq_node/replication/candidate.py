@@ -63,7 +63,7 @@ class Candidate:
         source, best = max(counted.items(), key=lambda item: (item[1].position, item[0]))
         if best.position > state.log.position:
             if self.puller is None or self.puller.source != source:
-                self.puller = Puller(state, source, self.epoch, lent=True)
+                self.puller = Puller(state, source, self.epoch, lent_by=best.incarnation)
             return
         self.puller = None
         self._begun = True
@@ -72,6 +72,8 @@ class Candidate:
     def from_source(self, state: ReplicaState, sender: str, message: FromSource) -> None:
         if self.puller is not None and sender == self.puller.source:
             self.puller.receive(state, message)
+            if self.puller.useless:
+                self.broken(state, sender)
             self.proceed(state)
 
     def durable(self, state: ReplicaState) -> None:

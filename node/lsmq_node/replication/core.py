@@ -231,8 +231,8 @@ class ReplicaCore:
                 if state.view is None or view.order > state.view.order:
                     state.view = view
                     self._viewed()
-            case LeaseGranted(valid_until, epoch, version):
-                self._leased(valid_until, (epoch, version))
+            case LeaseGranted():
+                self._leased(event)
             case Persisted(record):
                 state.persisted = record
                 self._settle()
@@ -368,18 +368,22 @@ class ReplicaCore:
         elif isinstance(self._part, Candidate):
             self._part.proceed(self._state)
 
-    def _leased(self, valid_until: float, order: tuple[int, int]) -> None:
+    def _leased(self, lease: LeaseGranted) -> None:
         state = self._state
-        if order[0] == state.record.epoch:
-            self._lease_until = valid_until if order[0] > self._lease_epoch else max(self._lease_until, valid_until)
-            self._lease_epoch = order[0]
-        if state.view is None or order >= max(state.view.order, (state.record.epoch, 0)):
+        record, view = state.record, state.view
+        contradicts = lease.epoch == record.epoch and lease.leader not in (None, record.leader)
+        if lease.epoch == record.epoch and not contradicts:
+            rises = lease.epoch > self._lease_epoch
+            self._lease_until = lease.valid_until if rises else max(self._lease_until, lease.valid_until)
+            self._lease_epoch = lease.epoch
+        known = max(view.order, (record.epoch, 0)) if view is not None else (record.epoch, 0)
+        if not contradicts and (lease.epoch, lease.version) >= known:
             self._behind_since = None
         elif self._behind_since is None:
             self._behind_since = state.now
         elif state.now - self._behind_since > state.timings.replica_lag_s and state.due("ask"):
-            # Not a late answer but a control plane that lost what it had committed.
-            state.emit(AskElection(state.record.epoch))
+            # Not a late answer: the control plane has lost what it had committed.
+            state.emit(AskElection(record.epoch))
 
     def _tick(self) -> None:
         self._settle()

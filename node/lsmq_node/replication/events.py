@@ -15,8 +15,8 @@ class Recovered:
 
     ``record`` is None when the directory holds none. ``fresh_incarnation`` is a random number above zero, used when
     the replica cannot be what it was: no record, ``damaged``, or a log that ends before the record's floor.
-    ``end_lsn`` is where the intact log ends, at the end of a whole entry. Tables that are damaged, or that hold more than
-    the log reaches to, cannot be kept: then everything is given as empty, and ``damaged``.
+    ``end_lsn`` is where the intact log ends, at the end of a whole entry. Tables that are damaged, or that hold more
+    than the log reaches to, cannot be kept: then everything is given as empty, and ``damaged``.
     """
 
     record: ReplicaRecord | None
@@ -40,12 +40,13 @@ class LeaseGranted:
     """A majority of the control plane confirmed its state of the shard to this node.
 
     ``valid_until``: when the question was *sent*, plus the lease. ``epoch`` and ``version`` are those of the shard when
-    it was answered: a lease that knows of a newer epoch does not extend an old leader's.
+    it was answered: a lease that knows of a newer epoch does not extend an old leader's. ``leader`` leads it.
     """
 
     valid_until: float
     epoch: int
     version: int
+    leader: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ class Truncated:
 
 @dataclass(frozen=True, slots=True)
 class EpochBegun:
-    """``BeginEpoch`` is done: the EPOCH entry was written (not yet synced) to ``[lsn, end_lsn)``. The very next event."""
+    """``BeginEpoch`` is done: the EPOCH entry was written to ``[lsn, end_lsn)``. Always the very next event."""
 
     epoch: int
     lsn: int

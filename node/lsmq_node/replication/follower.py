@@ -20,7 +20,7 @@ class Follower:
         self.epoch = epoch
         self.leader = leader
         self._lending: OutgoingStream | None = None
-        self.puller = Puller(state, leader, epoch, lent=False)
+        self.puller = Puller(state, leader, epoch)
 
     def from_leader(self, state: ReplicaState, message: FromSource) -> None:
         self.puller.receive(state, message)

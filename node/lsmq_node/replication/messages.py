@@ -48,6 +48,7 @@ class Hello:
 class Welcome:
     session: Session
     epoch: int
+    incarnation: int
     history: EpochHistory
     resume_lsn: int
 

@@ -23,16 +23,33 @@ class Puller:
     """Makes this log a prefix of the source's and then longer, in one epoch.
 
     The source is the epoch's leader, or a promiser that lends its tail to the candidate that this replica is
-    (``lent``). Only what belongs to the session of the last hello is heeded: an old ``Welcome`` would cut what
-    was acknowledged since.
+    (``lent_by`` that incarnation). A promiser that comes back as another one, or with less than what was applied
+    here, is ``useless``: its log is no reason to cut this one.
+
+    Only what belongs to the session of the last hello is heeded: an old ``Welcome`` would cut what was acknowledged
+    since.
     """
 
-    __slots__ = ("_gap_since", "_heard_at", "_history", "_hw", "_session", "epoch", "lent", "source", "streaming")
+    __slots__ = (
+        "_gap_since",
+        "_heard_at",
+        "_history",
+        "_hw",
+        "_lent_by",
+        "_session",
+        "epoch",
+        "lent",
+        "source",
+        "streaming",
+        "useless",
+    )
 
-    def __init__(self, state: ReplicaState, source: str, epoch: int, *, lent: bool) -> None:
+    def __init__(self, state: ReplicaState, source: str, epoch: int, *, lent_by: int | None = None) -> None:
         self.source = source
         self.epoch = epoch
-        self.lent = lent
+        self.lent = lent_by is not None
+        self.useless = False
+        self._lent_by = lent_by
         self.streaming = False
         self._session: Session | None = None
         self._history = EpochHistory()
@@ -73,7 +90,9 @@ class Puller:
         log = state.log
         if self.streaming or welcome.resume_lsn > log.end_lsn:
             return
-        if welcome.resume_lsn == log.end_lsn:
+        if self.lent and (welcome.incarnation != self._lent_by or welcome.resume_lsn < log.high_watermark):
+            self.useless = True
+        elif welcome.resume_lsn == log.end_lsn:
             self.streaming = True
             self._history = welcome.history
             self.report(state)
@@ -125,7 +144,9 @@ class Puller:
             state.send(self.source, Progress(self._session, self.epoch, state.record.incarnation, lsn))
 
     def broken(self, state: ReplicaState) -> None:
+        """The session is over; a late copy of its ``Welcome`` is not to be heeded a second time."""
         self.streaming = False
+        self._session = None
         if not self.lent:
             state.emit(Suspect(self.source))
 

@@ -73,7 +73,7 @@ def answer_hello(state: ReplicaState, peer: str, hello: Hello, epoch: int) -> Ou
     if resume_lsn is None or resume_lsn < log.start_lsn:
         state.send(peer, TakeSnapshot(hello.session, epoch, log.start_lsn))
         return None
-    state.send(peer, Welcome(hello.session, epoch, log.history, resume_lsn))
+    state.send(peer, Welcome(hello.session, epoch, state.record.incarnation, log.history, resume_lsn))
     if resume_lsn < hello.end_lsn:
         return None
     return OutgoingStream(peer, hello.session, epoch, resume_lsn)

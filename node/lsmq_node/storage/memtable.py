@@ -192,13 +192,23 @@ class Memtable:
                 found.append(rest + covered)
         if not found:
             return np.empty(0, np.int64)
-        positions = found[0] if len(found) == 1 else np.concatenate(found)
-        offsets = self._columns[Column.OFFSET][positions]
-        if key & (TOMBSTONE_TOPIC << 32):
-            by_offset = np.argsort(offsets, kind="stable")
-            positions, offsets = positions[by_offset], offsets[by_offset]
-        skip = int(offsets.searchsorted(offset))
-        return positions[skip : skip + limit]
+        if key & (TOMBSTONE_TOPIC << 32):  # in any order, and with gaps
+            positions = np.concatenate(found)
+            offsets = self._columns[Column.OFFSET][positions]
+            positions = positions[np.argsort(offsets, kind="stable")]
+            skip = int(np.count_nonzero(offsets < offset))
+            return positions[skip : skip + limit]
+        # The offsets of a queue's messages follow one another without gaps.
+        skip = max(0, offset - int(self._columns[Column.OFFSET][found[0][0]]))
+        taken: list[I64] = []
+        for part in found:
+            if skip < len(part) and limit > 0:
+                taken.append(part[skip : skip + limit])
+                limit -= len(taken[-1])
+            skip = max(0, skip - len(part))
+        if not taken:
+            return np.empty(0, np.int64)
+        return taken[0] if len(taken) == 1 else np.concatenate(taken)
 
     def find_many(self, keys: U64, offsets: I64) -> tuple[I64, I64]:
         """Records of many queues at once. ``keys`` are sorted and distinct.

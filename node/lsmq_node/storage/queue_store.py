@@ -9,6 +9,7 @@ like everything else.
 from __future__ import annotations
 
 import threading
+import time
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, pairwise
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lsmq.errors import ClientClosed, InvalidRequest
+from lsmq.errors import ClientClosed, InvalidRequest, StoreBusy
 from lsmq.record_batch import Column, RecordBatch, split_batches
 
 from .columns import DTYPES, Columns, decode_column, encode_one
@@ -116,7 +117,8 @@ class QueueStore:
     def put(self, queue: str, message: bytes) -> int:
         """Append a message to a queue, which is made if new. Returns its index, counted from 0.
 
-        Raises ``MessageTooLarge``, ``DiskFull`` or ``ShardStopped``.
+        Raises ``MessageTooLarge``, ``DiskFull``, ``ShardStopped``, or ``StoreBusy`` when flushing and merging
+        have not caught up after a minute.
         """
         return self.put_many(((queue, message),))[0]
 
@@ -136,15 +138,25 @@ class QueueStore:
         half = len(pairs) // 2
         if half and (len(payload) > self._max_batch_bytes or len(pairs) > self._store.options.max_batch_records):
             return self.put_many(pairs[:half]) + self.put_many(pairs[half:])
-        self._store.wait_for_room(_WAIT_SECONDS)
         try:
-            with self._lock:
-                appended = self._append_once(names, lengths, payload)
+            appended = self._append_with_room(names, lengths, payload)
         except _TooManyNames:
             return self.put_many(pairs[:half]) + self.put_many(pairs[half:])
         self._store.wait(appended)
         offsets: list[int] = appended.offsets.tolist()
         return offsets
+
+    def _append_with_room(self, names: list[str], lengths: NDArray[np.uint32], payload: bytes) -> Appended:
+        """:meth:`_append_once` as soon as flushing and merging have caught up; others may be quicker, for a while."""
+        deadline = time.monotonic() + _WAIT_SECONDS
+        while True:
+            self._store.wait_for_room(max(0.0, deadline - time.monotonic()))
+            try:
+                with self._lock:
+                    return self._append_once(names, lengths, payload)
+            except StoreBusy:
+                if time.monotonic() >= deadline:
+                    raise
 
     def _append_once(self, names: list[str], lengths: NDArray[np.uint32], payload: bytes) -> Appended:
         """:meth:`_append` in a round in which the names it builds on are not dropped. The lock is held."""

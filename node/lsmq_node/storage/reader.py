@@ -103,6 +103,7 @@ class QueueRead:
     next_offset: int
     record_count: int
     size_bytes: int
+    full: bool = False  # a limit was met: newer sources must not follow, or there would be a gap
 
 
 def read_queue(
@@ -119,13 +120,15 @@ def read_queue(
     deleted = _deleted_offsets(version, key, offset, end) if deletes else None
     result = QueueRead([], offset, 0, 0)
     while not result.parts and result.next_offset < end:
-        began = result.next_offset
+        began, result.full = result.next_offset, False
         pieces = _find_pieces(version, key, result.next_offset, max_records)
         if not deletes and (not pieces or pieces[-1].first_offset > result.next_offset):
             raise MissingRecords(result.next_offset)
         for piece in reversed(pieces):
-            if result.record_count >= max_records or result.size_bytes >= max_bytes or result.next_offset >= end:
+            if result.full or result.next_offset >= end:
                 break
+            if not deletes and piece.first_offset > result.next_offset:
+                raise MissingRecords(result.next_offset)
             if piece.memtable is not None and piece.positions is not None:
                 _from_memtable(result, piece.memtable, piece.positions, end, max_records, max_bytes, deleted)
             elif piece.run is not None:
@@ -227,10 +230,15 @@ def _from_memtable(
     max_bytes: int,
     deleted: I64 | None,
 ) -> None:
+    result.full = len(positions) >= max_records  # the search stopped there; the memtable may hold more
     offsets = memtable.offsets_at(positions)
     positions = positions[int(offsets.searchsorted(result.next_offset)) : int(offsets.searchsorted(end))]
+    if len(positions) == 0:
+        return
     count = _fits(memtable.lengths_at(positions), result, max_records, max_bytes)
-    if count and len(positions):
+    if count < len(positions):
+        result.full = True
+    if count:
         _take(result, memtable.records(positions[:count]), deleted)
 
 
@@ -251,7 +259,8 @@ def _from_run(
         while number < index.count:
             if int(index.columns[IndexColumn.FIRST_KEY][number]) > key:
                 return
-            if result.record_count >= max_records or result.size_bytes >= max_bytes or result.next_offset >= end:
+            result.full = result.record_count >= max_records or result.size_bytes >= max_bytes
+            if result.full or result.next_offset >= end:
                 return
             taken = (
                 0
@@ -269,10 +278,10 @@ def _from_run(
             if first < last:
                 lengths = block.column(Column.LENGTH, first, last)
                 count = _fits(lengths, result, max_records, max_bytes)
-                if count == 0:
-                    return
-                _take(result, block.records(first, min(last, first + count)), deleted)
-                if count < last - first:
+                result.full = count < last - first
+                if count:
+                    _take(result, block.records(first, min(last, first + count)), deleted)
+                if result.full:
                     return
             if stop < block.count:
                 return

@@ -1,0 +1,274 @@
+"""The control plane as every node sees it: one face for voters and for nodes that do not vote.
+
+A voter takes the state from its own :class:`~.raft_control.RaftControl`; other nodes hold a long poll at one of the
+voters. Commands go to the leader, wherever that is. Every node tells the leader each ``heartbeat_s`` that it
+runs, which is also what its **lease** comes from.
+
+**The lease.** A node that leads shards must stop acknowledging on its own authority before anybody else can be
+elected in its place, even when it was paused or cut off without noticing. ``lease`` is a ``time.monotonic()``
+such that nothing was decided against this node up to then that it does not know: when a heartbeat was *sent*
+that the leader answered, less the time since a majority is known to have followed that leader, and counted only
+once this node knows the state of which the answer speaks. The leader holds a node dead no earlier than
+``node_timeout_s`` after a heartbeat, so ``holds_lease()``, asked after the work it covers, is right as long as
+``lease_s`` is below ``node_timeout_s``. Leadership handed over on purpose does not wait for the lease: quorum
+writes are fenced by the epoch, never by time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from lsmq.errors import InvalidRequest, LsmqError, TimedOut, Unavailable
+
+from .auth import ClusterSecret
+from .control_http import ControlHttp, Unreachable
+from .election import Progress
+from .errors import ControlStopped, NoControlLeader
+from .overseer import Overseer
+from .raft_control import RaftControl, StateCallback, _registered, pack_command
+from .state import EMPTY, ClusterState
+
+_WAIT_MS = 10_000
+_PAUSE_S = 0.05
+_MAX_STALE_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ControlTiming:
+    """Seconds. ``lease_s`` must stay below the ``node_timeout_s`` of the failure detector."""
+
+    heartbeat_s: float = 0.1
+    heartbeat_timeout_s: float = 0.4
+    lease_s: float = 0.4
+
+
+class ControlClient:
+    """One a node. ``voters`` maps node ids to internal URLs. A voter passes its own ``raft`` and ``overseer``.
+
+    ``async with`` starts and stops it; it does not start or stop the Raft voter.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        voters: Mapping[str, str],
+        secret: ClusterSecret,
+        *,
+        raft: RaftControl | None = None,
+        overseer: Overseer | None = None,
+        timing: ControlTiming = ControlTiming(),
+        progress: Callable[[], Mapping[int, Progress]] = dict,
+    ) -> None:
+        if not voters or (raft is None) != (overseer is None):
+            raise InvalidRequest("a node needs the voters' addresses, and a voter both its raft and its overseer")
+        self.node, self._voters, self._timing = node, dict(voters), timing
+        self._raft, self._overseer, self._progress = raft, overseer, progress
+        self._http = ControlHttp(secret)
+        #: New with each start of the process, so that an old process is not taken for the new one.
+        self.instance = uuid.uuid4().hex
+        self._state = EMPTY
+        self._leader: str | None = None
+        self._lease = float("-inf")
+        self._promised: deque[tuple[int, float]] = deque(maxlen=64)
+        self._on_change: list[StateCallback] = []
+        self._changed = asyncio.Event()
+        self._rotation = itertools.cycle(sorted(voters))
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ends: list[Callable[[], None]] = []
+
+    async def __aenter__(self) -> Self:
+        await self._http.start()
+        if self._raft is not None:
+            self._ends.append(self._raft.on_change(self._take))
+            self._take(self._raft.state)
+        else:
+            self._tasks.append(asyncio.create_task(self._follow(), name="control-state"))
+        self._tasks.append(asyncio.create_task(self._beat(), name="control-heartbeat"))
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        for end in self._ends:
+            end()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._http.close()
+
+    # What is known
+
+    @property
+    def state(self) -> ClusterState:
+        """The latest agreed state known here; its version never goes back."""
+        return self._state
+
+    @property
+    def leader(self) -> str | None:
+        """Node id of the leader of the control plane, as far as known."""
+        return self._raft.leader if self._raft is not None else self._leader
+
+    @property
+    def lease(self) -> float:
+        """See the module's text."""
+        return self._lease
+
+    def holds_lease(self) -> bool:
+        """Whether this node may still act as leader of its shards on its own authority. Ask after the work."""
+        return time.monotonic() - self._lease < self._timing.lease_s
+
+    def on_change(self, callback: StateCallback) -> Callable[[], None]:
+        """Call back in the loop with each new state; returns what ends it."""
+        return _registered(self._on_change, callback)
+
+    async def wait_for(self, condition: Callable[[ClusterState], bool], timeout: float) -> ClusterState:
+        """The first state known here for which ``condition`` holds. Raises ``TimedOut``."""
+        try:
+            async with asyncio.timeout(timeout):
+                while not condition(self._state):
+                    changed = self._changed
+                    await changed.wait()
+        except TimeoutError:
+            raise TimedOut(f"the cluster state was not reached within {timeout} s") from None
+        return self._state
+
+    def _take(self, state: ClusterState) -> None:
+        if state.version <= self._state.version:
+            return
+        self._state = state
+        self._claim_lease()
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+        for callback in list(self._on_change):
+            callback(state)
+
+    # Commands
+
+    async def submit(self, command: Mapping[str, Any], timeout: float = 5.0) -> dict[str, Any]:
+        """Carry out a command on the leader and return its result, ``{"ok": False, ..}`` when it was refused.
+
+        Tries again while there is no leader or it changes, always with the same ``request_id``. Afterwards the
+        state known here has the command's effect, if that comes in time. Raises ``NoControlLeader`` when nothing
+        was done, ``TimedOut`` when that is unknown.
+        """
+        deadline = time.monotonic() + timeout
+        command = {"request_id": uuid.uuid4().hex, **command}
+        pack_command(command)
+        unknown: LsmqError | None = None
+        refusal: LsmqError = NoControlLeader("no leader of the control plane was found")
+        target = self.leader
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                result = await self._submit_to(target or self._next_voter(), command, left)
+            except TimedOut as error:
+                unknown, target = error, self.leader
+            except (Unavailable, Unreachable, ControlStopped) as error:
+                refusal = error
+                if isinstance(error, Unreachable) and error.sent:
+                    unknown = error
+                target = error.details.get("leader")
+            else:
+                await self._reach(result.get("version", 0), deadline)
+                return result
+            if target is None:
+                await asyncio.sleep(min(_PAUSE_S, max(0.0, deadline - time.monotonic())))
+                target = self.leader
+        if unknown is not None:
+            raise TimedOut(
+                f"the outcome of the control command is unknown after {timeout} s; repeat it with the same request_id",
+                request_id=command["request_id"],
+            ) from unknown
+        raise NoControlLeader(f"the control command was not carried out within {timeout} s: {refusal}") from refusal
+
+    async def _submit_to(self, voter: str, command: Mapping[str, Any], left: float) -> dict[str, Any]:
+        # No single try takes all of the time: a voter that was cut off must not hold the command for long.
+        left = min(left, 2.0)
+        if self._raft is not None and voter == self.node:
+            return await self._raft.submit(command, left)
+        body = {"command": command, "timeout_ms": int(left * 1000)}
+        answer = await self._http.call(self._url(voter), "POST", "/internal/control/command", body, left + 0.2)
+        result: dict[str, Any] = answer["result"]
+        return result
+
+    def _url(self, voter: str) -> str:
+        url = self._voters.get(voter)
+        if url is None:
+            raise NoControlLeader(f"{voter!r} is none of the voters {sorted(self._voters)}")
+        return url
+
+    def _next_voter(self) -> str:
+        return next(self._rotation)
+
+    async def _reach(self, version: int, deadline: float) -> None:
+        with contextlib.suppress(TimedOut):
+            await self.wait_for(lambda state: state.version >= version, max(0.0, deadline - time.monotonic()))
+
+    async def suspect(self, node: str) -> None:
+        """Tell the leader that the connection to ``node`` broke. Best effort: never raises."""
+        leader = self.leader
+        if leader is None:
+            return
+        with contextlib.suppress(LsmqError):
+            if self._overseer is not None and leader == self.node:
+                self._overseer.suspect(node)
+            else:
+                url = self._url(leader)
+                await self._http.call(url, "POST", "/internal/control/suspect", {"node": node}, 1.0)
+
+    # The state, where this node does not vote
+
+    async def _follow(self) -> None:
+        voter = self._next_voter()
+        while True:
+            path = f"/internal/control/state?after={self._state.version}&leader={self._leader or ''}&wait_ms={_WAIT_MS}"
+            try:
+                answer = await self._http.call(self._url(voter), "GET", path, None, _WAIT_MS / 1000 + 2)
+            except LsmqError:
+                voter = self._next_voter()
+                await asyncio.sleep(_PAUSE_S)
+                continue
+            if answer["leader"] is not None:
+                self._leader = answer["leader"]
+            if answer["state"] is not None:
+                self._take(ClusterState.decode(answer["state"]))
+            if answer["lease_age_ms"] > _MAX_STALE_S * 1000 or answer["leader"] is None:
+                # That voter hears no leader: what it knows may be old.
+                voter = self._next_voter()
+                await asyncio.sleep(_PAUSE_S)
+
+    # Heartbeats and the lease
+
+    async def _beat(self) -> None:
+        while True:
+            began = time.monotonic()
+            try:
+                await self._heartbeat(began)
+            except LsmqError as error:
+                self._leader = error.details.get("leader")
+            await asyncio.sleep(max(0.005, self._timing.heartbeat_s - (time.monotonic() - began)))
+
+    async def _heartbeat(self, sent: float) -> None:
+        leader = self.leader or self._next_voter()
+        progress = self._progress()
+        if self._overseer is not None and leader == self.node:
+            answer = self._overseer.heartbeat(self.node, self.instance, progress)
+            version, age_s, alive = answer.version, answer.lease_age_s, answer.alive
+        else:
+            body = {"node": self.node, "instance": self.instance, "progress": dict(progress)}
+            timeout = self._timing.heartbeat_timeout_s
+            told = await self._http.call(self._url(leader), "POST", "/internal/control/heartbeat", body, timeout)
+            version, age_s, alive = told["version"], told["lease_age_ms"] / 1000, told["alive"]
+        self._leader = leader
+        if alive:
+            self._promised.append((version, sent - age_s))
+            self._claim_lease()
+
+    def _claim_lease(self) -> None:
+        while self._promised and self._promised[0][0] <= self._state.version:
+            self._lease = max(self._lease, self._promised.popleft()[1])

@@ -1,0 +1,97 @@
+"""Signed requests between nodes: msgpack out, msgpack or an error of ``lsmq.errors`` back."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgpack
+from yarl import URL
+
+from lsmq.errors import ConnectionFailed, LsmqError, from_dict
+
+from .auth import ANSWER_HEADER, ClusterSecret, Signer
+from .errors import ControlStopped, NoControlLeader, NotAuthenticated, NotControlLeader
+
+MAX_ANSWER_BYTES = 64 << 20
+_OWN_ERRORS: dict[str, type[LsmqError]] = {
+    kind.code: kind for kind in (NoControlLeader, NotControlLeader, ControlStopped, NotAuthenticated)
+}
+
+
+class Unreachable(ConnectionFailed):
+    """No answer. ``sent`` is False when the request cannot have reached the node."""
+
+    def __init__(self, message: str, *, sent: bool) -> None:
+        super().__init__(message)
+        self.sent = sent
+
+
+class ControlHttp:
+    """A session for requests inside the cluster."""
+
+    def __init__(self, secret: ClusterSecret) -> None:
+        self._signer = Signer(secret)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def start(self) -> None:
+        connector = aiohttp.TCPConnector(keepalive_timeout=30, limit=64)
+        self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False)
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def call(self, url: str, method: str, path: str, body: Any, timeout: float) -> dict[str, Any]:
+        """The answer's map. Raises the error it carries, ``Unreachable`` or ``NotAuthenticated``."""
+        assert self._session is not None, "not started"
+        content = b"" if body is None else msgpack.packb(body)
+        host = urlsplit(url).netloc
+        signed = self._signer.sign(method, path, host, content)
+        headers = {**signed.headers, "Host": host, "Content-Type": "application/msgpack"}
+        try:
+            async with (
+                asyncio.timeout(timeout),
+                self._session.request(
+                    method,
+                    URL(url.rstrip("/") + path, encoded=True),
+                    data=content,
+                    headers=headers,
+                    allow_redirects=False,
+                    timeout=aiohttp.ClientTimeout(total=None),
+                ) as answer,
+            ):
+                if (answer.content_length or 0) > MAX_ANSWER_BYTES:
+                    raise Unreachable(f"{url} answered {answer.content_length} bytes", sent=True)
+                received = await answer.read()
+        except aiohttp.ClientConnectorError as error:
+            raise Unreachable(f"{url} cannot be reached: {error}", sent=False) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise Unreachable(f"{url} gave no answer: {type(error).__name__}: {error}", sent=True) from error
+        except TimeoutError:
+            raise Unreachable(f"{url} gave no answer within {timeout:.1f} s", sent=True) from None
+        if answer.status == NotAuthenticated.status:
+            # A node that cannot tell that we are of the cluster cannot sign its answer either.
+            raise NotAuthenticated(f"{url} refuses this node: {received[:500].decode(errors='replace')}")
+        self._signer.check_answer(signed, answer.status, answer.headers.get(ANSWER_HEADER), received)
+        return _decoded(url, answer.status, received)
+
+
+def _decoded(url: str, status: int, received: bytes) -> dict[str, Any]:
+    try:
+        content = msgpack.unpackb(received, strict_map_key=False)
+    except ValueError as error:
+        raise LsmqError(f"{url} answered {status} with something that is not msgpack") from error
+    if status < 400:
+        answer: dict[str, Any] = content
+        return answer
+    fields = dict(content["error"])
+    kind = _OWN_ERRORS.get(fields.get("code", ""))
+    if kind is None:
+        raise from_dict(fields)
+    message = str(fields.pop("message", ""))
+    for name in ("code", "retriable", "refresh_route"):
+        fields.pop(name, None)
+    raise kind(message, **fields)

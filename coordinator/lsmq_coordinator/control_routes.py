@@ -1,0 +1,136 @@
+"""The control plane's part of a voter's internal HTTP server. Bodies are msgpack.
+
+- ``GET /internal/control/state?after=V&leader=ID&wait_ms=N``: the agreed state when its version is above ``V`` or
+  the leader is not ``ID``; else held, and after ``wait_ms`` answered without a state.
+- ``POST /internal/control/command``: carry out a command; only by the leader.
+- ``POST /internal/control/heartbeat``, ``POST /internal/control/suspect``: what nodes report; only to the leader.
+
+Mount them behind :func:`lsmq_coordinator.auth.auth_middleware`: they check nothing themselves. Errors are those of
+``lsmq.errors`` as msgpack, ``not_control_leader`` (421) naming the ``leader``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgpack
+from aiohttp import web
+
+from lsmq.errors import InvalidRequest, LsmqError, Unavailable
+
+from .overseer import Overseer
+from .raft_control import RaftControl
+from .state import ClusterState
+
+MSGPACK = "application/msgpack"
+MAX_WAIT_MS = 30_000
+MAX_WAITERS = 1_000
+MAX_TIMEOUT_MS = 30_000
+
+
+def control_routes(raft: RaftControl, overseer: Overseer) -> list[web.RouteDef]:
+    """The routes of one voter."""
+    handlers = _Handlers(raft, overseer)
+    return [
+        web.get("/internal/control/state", _answering(handlers.state)),
+        web.post("/internal/control/command", _answering(handlers.command)),
+        web.post("/internal/control/heartbeat", _answering(handlers.heartbeat)),
+        web.post("/internal/control/suspect", _answering(handlers.suspect)),
+    ]
+
+
+def _answering(
+    handle: Callable[[web.Request], Awaitable[dict[str, Any]]],
+) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def answer(request: web.Request) -> web.Response:
+        try:
+            return _packed(await handle(request))
+        except LsmqError as error:
+            return _packed({"error": error.to_dict()}, error.status)
+        except (KeyError, TypeError, ValueError) as error:
+            refused = InvalidRequest(f"{type(error).__name__}: {error}")
+            return _packed({"error": refused.to_dict()}, refused.status)
+
+    return answer
+
+
+def _packed(content: dict[str, Any], status: int = 200) -> web.Response:
+    return web.Response(status=status, body=msgpack.packb(content), content_type=MSGPACK)
+
+
+class _Handlers:
+    def __init__(self, raft: RaftControl, overseer: Overseer) -> None:
+        self._raft, self._overseer = raft, overseer
+        self._waiters: set[asyncio.Event] = set()
+        self._packed_state: tuple[ClusterState, bytes] | None = None
+        raft.on_change(lambda _: self._wake())
+        raft.on_status(lambda _: self._wake())
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            waiter.set()
+
+    async def state(self, request: web.Request) -> dict[str, Any]:
+        raft, query = self._raft, request.query
+        after, leader = int(query.get("after", 0)), query.get("leader", "")
+        wait_ms = min(int(query.get("wait_ms", 0)), MAX_WAIT_MS)
+        if wait_ms > 0 and len(self._waiters) >= MAX_WAITERS:
+            raise Unavailable(f"{MAX_WAITERS} nodes are waiting for the state, the most there may be")
+        deadline = asyncio.get_running_loop().time() + wait_ms / 1000
+        changed = asyncio.Event()
+        self._waiters.add(changed)
+        try:
+            async with asyncio.timeout_at(deadline):
+                while raft.state.version <= after and (raft.leader or "") == leader:
+                    changed.clear()
+                    await changed.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._waiters.discard(changed)
+        state = raft.state
+        return {
+            "version": state.version,
+            "leader": raft.leader,
+            "lease_age_ms": _age_ms(raft.lease),
+            "state": self._pack(state) if state.version > after else None,
+        }
+
+    def _pack(self, state: ClusterState) -> bytes:
+        if self._packed_state is None or self._packed_state[0] is not state:
+            self._packed_state = (state, state.without_results().encode())
+        return self._packed_state[1]
+
+    async def command(self, request: web.Request) -> dict[str, Any]:
+        body = await _body(request)
+        timeout_ms = min(int(body["timeout_ms"]), MAX_TIMEOUT_MS)
+        return {"result": await self._raft.submit(body["command"], timeout_ms / 1000)}
+
+    async def heartbeat(self, request: web.Request) -> dict[str, Any]:
+        body = await _body(request)
+        progress = {int(shard): (int(epoch), int(lsn)) for shard, (epoch, lsn) in body["progress"].items()}
+        answer = self._overseer.heartbeat(str(body["node"]), str(body["instance"]), progress)
+        return {
+            "version": answer.version,
+            "lease_age_ms": min(answer.lease_age_s, 1e6) * 1000,
+            "alive": answer.alive,
+        }
+
+    async def suspect(self, request: web.Request) -> dict[str, Any]:
+        body = await _body(request)
+        self._overseer.suspect(str(body["node"]))
+        return {}
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    body = msgpack.unpackb(await request.read(), strict_map_key=False)
+    if not isinstance(body, dict):
+        raise InvalidRequest("the body must be a msgpack map")
+    return body
+
+
+def _age_ms(moment: float) -> float:
+    return min(max(0.0, time.monotonic() - moment), 1e6) * 1000

@@ -1,0 +1,264 @@
+"""The agreed state on a voter, for asyncio: commands go in, immutable states come out.
+
+The log is applied in the voter's thread. Snapshots and results cross into the event loop by
+``call_soon_threadsafe``, in order: when :meth:`RaftControl.submit` returns, callbacks have seen its effect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from lsmq.errors import InvalidRequest, TimedOut, Unavailable
+
+from .auth import ClusterSecret
+from .commands import apply
+from .errors import ControlStopped, NoControlLeader, NotControlLeader
+from .journal import Journal
+from .raft import Outcome, RaftTiming, Role
+from .state import EMPTY, ClusterState
+from .voter import MAX_COMMAND_BYTES, RaftStatus, Voter
+
+StateCallback = Callable[[ClusterState], None]
+StatusCallback = Callable[[RaftStatus], None]
+MAX_PENDING = 512
+
+
+@dataclass(frozen=True, slots=True)
+class RaftConfig:
+    """How a voter runs. ``voters`` maps node ids to ``host:port`` and must be the same on all of them, for ever."""
+
+    node: str
+    voters: Mapping[str, str]
+    directory: Path
+    secret: ClusterSecret
+    #: Where to listen, when not at the node's own address of ``voters``.
+    bind: str | None = None
+    timing: RaftTiming = RaftTiming()  # noqa: RUF009
+
+    def validate(self) -> None:
+        """Raises ``InvalidRequest`` naming what is wrong."""
+        if self.node not in self.voters:
+            raise InvalidRequest(f"node {self.node!r} is none of the voters {sorted(self.voters)}")
+        if len(self.voters) not in (1, 3, 5):
+            raise InvalidRequest(f"there are {len(self.voters)} voters; 1, 3 or 5 make sense")
+        if len(set(self.voters.values())) != len(self.voters):
+            raise InvalidRequest(f"two voters have the same address: {dict(self.voters)}")
+
+
+class RaftControl:
+    """A voter. Used from one event loop; ``state`` and ``status`` may be read from any thread."""
+
+    def __init__(self, config: RaftConfig) -> None:
+        config.validate()
+        self.config = config
+        #: The latest state applied here. A new object with each change.
+        self.state: ClusterState = EMPTY
+        self._ids = {address: id for id, address in config.voters.items()}
+        self._voter: Voter | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._failure: BaseException | None = None
+        self._on_change: list[StateCallback] = []
+        self._on_status: list[StatusCallback] = []
+        self._announced = EMPTY
+        self._pending: set[asyncio.Future[Any]] = set()
+
+    async def start(self) -> None:
+        """Opens the log and listens. Raises ``CorruptFile``, ``DataDirectoryLocked``, ``AddressInUse``."""
+        self._loop = asyncio.get_running_loop()
+        self._voter = await asyncio.to_thread(self._open)
+        self._voter.start()
+
+    def _open(self) -> Voter:
+        config = self.config
+        return Voter(
+            config.voters[config.node],
+            list(config.voters.values()),
+            Journal(config.directory / "raft"),
+            config.secret.key("raft"),
+            _Crossing(self),
+            config.timing,
+            bind=config.bind,
+        )
+
+    async def stop(self) -> None:
+        """Ends the thread; closes files and ports. Commands that wait become unknown (``TimedOut``)."""
+        voter, self._voter = self._voter, None
+        if voter is not None:
+            await asyncio.to_thread(voter.stop)
+        for future in list(self._pending):
+            if not future.done():
+                future.set_exception(_unknown("the node stopped"))
+
+    # What is known
+
+    @property
+    def status(self) -> RaftStatus:
+        return self._voter.status if self._voter is not None else RaftStatus()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why the voter stopped by itself; None while it runs."""
+        return self._failure
+
+    @property
+    def is_leader(self) -> bool:
+        """Leads as far as it knows, and has applied all that was committed before."""
+        return self._failure is None and self.status.ready
+
+    @property
+    def leader(self) -> str | None:
+        """Node id of the leader; None when none was heard lately."""
+        leader = self.status.leader
+        return None if leader is None else self._ids.get(leader)
+
+    @property
+    def lease(self) -> float:
+        """``time.monotonic()`` of the last moment at which, on the leader, a majority is known to have followed it;
+        on a follower, when it heard the leader. Being leader never authorises a data write: the epoch does."""
+        return self.status.lease if self._failure is None else float("-inf")
+
+    def on_change(self, callback: StateCallback) -> Callable[[], None]:
+        """Call back in the loop with each new state; states in quick succession may be skipped. Returns the end."""
+        return _registered(self._on_change, callback)
+
+    def on_status(self, callback: StatusCallback) -> Callable[[], None]:
+        """Call back in the loop when role, leader, term or readiness changed. Returns the end."""
+        return _registered(self._on_status, callback)
+
+    # Commands
+
+    async def submit(self, command: Mapping[str, Any], timeout: float = 5.0) -> dict[str, Any]:
+        """The result of a command, once it is committed and applied here. Only the leader takes commands.
+
+        A ``request_id`` is added when there is none. Raises ``NotControlLeader`` or ``NoControlLeader`` when
+        nothing was done, ``TimedOut`` when the outcome is unknown: the command may still apply; sending it again
+        with the same ``request_id`` is safe.
+        """
+        packed = pack_command(command)
+        voter = self._voter
+        if self._failure is not None or voter is None or self._loop is None:
+            raise ControlStopped(f"the voter {self.config.node!r} has stopped: {self._failure or 'not running'}")
+        if len(self._pending) >= MAX_PENDING:
+            raise Unavailable(f"{MAX_PENDING} control commands are waiting, the most there may be", limit=MAX_PENDING)
+        loop, future = self._loop, self._loop.create_future()
+        self._pending.add(future)
+
+        def decided(result: Any, outcome: Outcome) -> None:
+            _post(loop, _resolve, future, result, outcome)
+
+        try:
+            voter.propose(packed, decided)
+            async with asyncio.timeout(timeout):
+                result, outcome = await future
+        except TimeoutError:
+            raise _unknown(f"not committed within {timeout} s") from None
+        finally:
+            self._pending.discard(future)
+        match outcome:
+            case Outcome.APPLIED:
+                assert isinstance(result, dict)
+                return result
+            case Outcome.BUSY:
+                raise Unavailable("too many control commands are waiting")
+            case _:
+                raise self._no_leader()
+
+    def _no_leader(self) -> Unavailable:
+        leader = self.leader
+        if leader is None or leader == self.config.node:
+            return NoControlLeader("no leader of the control plane is known; an election takes under a second")
+        return NotControlLeader(f"node {leader!r} leads the control plane", leader=leader)
+
+    # Called in the loop
+
+    def _announce(self) -> None:
+        state = self.state
+        if state is not self._announced:
+            self._announced = state
+            for callback in list(self._on_change):
+                callback(state)
+
+    def _announce_status(self, status: RaftStatus) -> None:
+        for callback in list(self._on_status):
+            callback(status)
+
+    def _fail(self, error: BaseException) -> None:
+        for future in list(self._pending):
+            if not future.done():
+                future.set_exception(_unknown(str(error)))
+        self._announce_status(self.status)
+
+
+class _Crossing:
+    """Lives in the voter's thread and hands over to the loop."""
+
+    def __init__(self, control: RaftControl) -> None:
+        self._control = control
+
+    def apply(self, command: bytes) -> dict[str, Any]:
+        control = self._control
+        former = control.state
+        try:
+            decoded = msgpack.unpackb(command, strict_map_key=False)
+        except ValueError as error:
+            decoded = {"error": str(error)}
+        state, result = apply(former, decoded if isinstance(decoded, dict) else {})
+        control.state = state
+        if state.version != former.version:
+            _post(control._loop, control._announce)
+        return result
+
+    def status_changed(self, status: RaftStatus) -> None:
+        _post(self._control._loop, self._control._announce_status, status)
+
+    def failed(self, error: BaseException) -> None:
+        self._control._failure = error
+        _post(self._control._loop, self._control._fail, error)
+
+
+def pack_command(command: Mapping[str, Any]) -> bytes:
+    """The command as the log holds it. Raises ``InvalidRequest``."""
+    try:
+        packed: bytes = msgpack.packb({"request_id": uuid.uuid4().hex, **command})
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidRequest(f"a control command must be plain values: {error}") from error
+    if len(packed) > MAX_COMMAND_BYTES:
+        raise InvalidRequest(f"a control command of {len(packed)} bytes; the limit is {MAX_COMMAND_BYTES}")
+    return packed
+
+
+def _unknown(why: str) -> TimedOut:
+    return TimedOut(f"the outcome of the control command is unknown ({why}); repeat it with the same request_id")
+
+
+def _resolve(future: asyncio.Future[Any], result: Any, outcome: Outcome) -> None:
+    if not future.done():
+        future.set_result((result, outcome))
+
+
+def _post(loop: asyncio.AbstractEventLoop | None, callback: Callable[..., None], *arguments: Any) -> None:
+    # A loop that is closed has nobody left who waits.
+    with contextlib.suppress(RuntimeError):
+        if loop is not None:
+            loop.call_soon_threadsafe(callback, *arguments)
+
+
+def _registered(callbacks: list[Any], callback: Any) -> Callable[[], None]:
+    callbacks.append(callback)
+
+    def end() -> None:
+        with contextlib.suppress(ValueError):
+            callbacks.remove(callback)
+
+    return end
+
+
+__all__ = ["RaftConfig", "RaftControl", "RaftStatus", "RaftTiming", "Role"]

@@ -1,0 +1,97 @@
+"""What clients are told: pure functions from the agreed state to documents, small for a million queues.
+
+The **topic document** says which queues lie on which shard, in ranges, and changes only when the topic does. The
+**cluster document** says who leads each shard at which epoch, and where. An election so changes one document,
+whatever the number of topics. :func:`resolve` joins the two into the ``routes`` of the HTTP API.
+
+Both carry the state's ``version``. A document replaces another one only by :func:`supersedes`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from .state import ClusterState, NodeState, Topic
+
+Document = dict[str, Any]
+
+
+def topic_document(state: ClusterState, topic: Topic) -> Document:
+    """``ranges`` are ``[first, end, shard]``, half-open, in order, covering all queues."""
+    return {
+        "name": topic.name,
+        "id": topic.id,
+        "queues": topic.queues,
+        "options": dict(topic.options),
+        "created_ms": topic.created_ms,
+        "ranges": [[run.first, run.end, run.shard] for run in topic.ranges],
+        "version": state.version,
+    }
+
+
+def cluster_document(state: ClusterState) -> Document:
+    """Nodes with their addresses for clients, and for each shard its leader (a node id or null) and epoch."""
+    return {
+        "cluster": state.settings.cluster,
+        "nodes": {
+            id: {"url": node.url, "state": node.state.value}
+            for id, node in sorted(state.nodes.items())
+            if node.state is not NodeState.REMOVED
+        },
+        "shards": {
+            str(id): {"leader": shard.leader, "epoch": shard.epoch, "in_sync": list(shard.in_sync)}
+            for id, shard in sorted(state.shards.items())
+        },
+        "version": state.version,
+    }
+
+
+def resolve(topic: Mapping[str, Any], cluster: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The topic's routes: queues ``[first, end)``, shard, URL of its leader (null when it has none), epoch."""
+    routes = []
+    for first, end, shard in topic["ranges"]:
+        entry = cluster["shards"][str(shard)]
+        node = cluster["nodes"].get(entry["leader"])
+        url = None if node is None else node["url"]
+        routes.append({"first": first, "end": end, "shard": shard, "leader": url, "epoch": entry["epoch"]})
+    return routes
+
+
+def routes(state: ClusterState, topic: Topic) -> list[dict[str, Any]]:
+    """The same, straight from the state."""
+    return resolve(topic_document(state, topic), cluster_document(state))
+
+
+def pack(document: Document) -> bytes:
+    """As it is published: JSON, sorted, the same bytes for equal documents."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":")).encode()
+
+
+def unpack(content: bytes) -> Document | None:
+    """A published document, or None when it is none: then it may be replaced."""
+    try:
+        document = json.loads(content)
+    except ValueError:
+        return None
+    if not isinstance(document, dict) or not isinstance(document.get("version"), int):
+        return None
+    return document
+
+
+def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two documents tell the same, whatever the version of the state they were made from."""
+    return {**one, "version": 0} == {**other, "version": 0}
+
+
+def supersedes(new: Mapping[str, Any], old: Mapping[str, Any]) -> bool:
+    """Whether ``new`` may replace ``old``: made from a later state, and no shard's epoch goes back."""
+    if new["version"] <= old["version"]:
+        return False
+    former = old.get("shards")
+    if not isinstance(former, dict):
+        return True
+    return all(
+        new["shards"][shard]["epoch"] >= entry["epoch"] for shard, entry in former.items() if shard in new["shards"]
+    )

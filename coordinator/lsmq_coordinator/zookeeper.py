@@ -1,0 +1,318 @@
+"""The node in ZooKeeper: its registration and the routes it publishes. The only module that imports kazoo.
+
+Paths: ``/lsmq/<cluster>/nodes/<id>`` (ephemeral), ``/lsmq/<cluster>/topics/<name>`` and ``/lsmq/<cluster>/cluster``
+(JSON, see :mod:`~.routes`). Clients read them; the cluster itself works without ZooKeeper.
+
+All of it happens in one thread: nothing here blocks the event loop or raises into it. The thread wakes for a new
+state, for each change of the connection and every ``refresh_s``, and then makes ZooKeeper say what it should,
+whatever was lost meanwhile. A failed attempt is repeated after ``retry_s``. What it does about kazoo:
+
+- ephemeral nodes are gone after an expired session: registration is checked at each wake, and each connection
+  wakes; a node that is there counts as ours only when ``ephemeralOwner`` is this session;
+- LOST is told only after reconnecting: ``status`` goes by the time since the last success;
+- ConnectionLoss leaves open what happened: every write is a compare-and-set, and the next wake reads again;
+- no watches, which die silently with their parents: the thread looks.
+
+**Publishing.** The cluster document is replaced first, by version compare-and-set, and never by an older state or
+a lower epoch. Topic documents are then written in transactions that check that the cluster document is still the
+one this state was compared with, so that a node that fell behind can neither bring a deleted topic back nor
+delete a new one. Any node may publish; the one that is ``eager`` does so at once, others only at the refresh.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kazoo.client import KazooClient, KazooState, TransactionRequest
+from kazoo.exceptions import (
+    BadVersionError,
+    KazooException,
+    NodeExistsError,
+    NoNodeError,
+    RolledBackError,
+    RuntimeInconsistency,
+)
+from kazoo.handlers.threading import KazooTimeoutError
+
+from .routes import Document, cluster_document, pack, same, supersedes, topic_document, unpack
+from .state import EMPTY, ClusterState
+
+_TRANSACTION_SIZE = 50
+
+logging.getLogger("kazoo").setLevel(logging.CRITICAL)
+
+
+@dataclass(frozen=True, slots=True)
+class ZooKeeperConfig:
+    """``hosts`` as in ``host:port,host:port/chroot``. Times in seconds."""
+
+    hosts: str
+    cluster: str
+    node: str
+    url: str
+    session_timeout_s: float = 6.0
+    refresh_s: float = 10.0
+    retry_s: float = 0.5
+    call_timeout_s: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class ZooKeeperStatus:
+    """For metrics. ``last_success`` is a ``time.monotonic()``."""
+
+    connected: bool = False
+    registered: bool = False
+    published_version: int = 0
+    last_success: float = float("-inf")
+    registrations: int = 0
+    documents_written: int = 0
+    refused_as_stale: int = 0
+    failures: int = 0
+    last_error: str | None = None
+
+
+class _Stale(Exception):
+    """ZooKeeper holds something newer than what was to be published, or it changed meanwhile."""
+
+
+class ZooKeeperRegistry:
+    """Keeps this node registered and the routes published. Start it after any fork."""
+
+    def __init__(self, config: ZooKeeperConfig, *, eager: Callable[[], bool] = lambda: True) -> None:
+        """``eager`` is asked in the registry's thread whether this node publishes at once (the Raft leader)."""
+        self.config = config
+        self.status = ZooKeeperStatus()
+        self._eager = eager
+        self._root = f"/lsmq/{config.cluster}"
+        self._started_ms = time.time_ns() // 1_000_000
+        self._state = EMPTY
+        self._wake = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="zookeeper", daemon=True)
+        self._client: Any = None
+        self._children: dict[str, Document] = {}
+        self._cluster: tuple[Document, int] | None = None
+        self._known_session: int | None = None
+        self._refresh_at = 0.0
+
+    def start(self) -> None:
+        """Returns at once, whether or not ZooKeeper is there."""
+        self._thread.start()
+
+    def stop(self, timeout: float = 5.0) -> None:
+        """Gives up the registration. Blocks for a moment: call it in a thread, or at the end."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+
+    def publish(self, state: ClusterState) -> None:
+        """Have this state published. Returns at once; callable from any thread; the latest version wins."""
+        if state.version > self._state.version:
+            self._state = state
+            self._wake.set()
+
+    def refresh(self) -> None:
+        """Look at everything again now."""
+        self._refresh_at = 0.0
+        self._wake.set()
+
+    # The thread
+
+    def _run(self) -> None:
+        config = self.config
+        endless = {"max_tries": -1, "delay": 0.05, "max_delay": 0.5}
+        try:
+            self._client = KazooClient(
+                config.hosts,
+                timeout=config.session_timeout_s,
+                connection_retry=endless,
+                command_retry={"max_tries": 0},
+                logger=logging.getLogger("kazoo"),
+            )
+            self._client.add_listener(self._listen)
+            self._client.start_async()
+        except Exception as error:
+            self._note(last_error=f"{type(error).__name__}: {error}", failures=self.status.failures + 1)
+            return
+        delay = 0.0
+        while not self._stopping:
+            self._wake.wait(delay)
+            self._wake.clear()
+            delay = self._look()
+        self._close()
+
+    def _listen(self, state: str) -> None:
+        # Runs in kazoo's thread, which must never be held up.
+        self._note(connected=state == KazooState.CONNECTED)
+        if state == KazooState.CONNECTED:
+            self._refresh_at = 0.0
+        else:
+            self._note(registered=False)
+        self._wake.set()
+
+    def _look(self) -> float:
+        """Do what is due; return seconds until the next time."""
+        if self._stopping or not self._client.connected:
+            return self.config.retry_s
+        try:
+            now = time.monotonic()
+            refresh = now >= self._refresh_at
+            if refresh:
+                self._children.clear()
+                self._cluster = None
+            self._register(refresh)
+            behind = self._state.version > self.status.published_version
+            if self._state.version and (refresh or (behind and self._eager())):
+                self._publish(self._state)
+            if refresh:
+                self._refresh_at = now + self.config.refresh_s
+            self._note(last_success=time.monotonic(), last_error=None)
+        except _Stale as stale:
+            self._cluster = None
+            self._children.clear()
+            self._note(last_error=str(stale))
+            return self.config.retry_s
+        except (KazooException, KazooTimeoutError, OSError, RuntimeError) as error:
+            self._cluster = None
+            self._children.clear()
+            self._refresh_at = 0.0
+            self._note(last_error=f"{type(error).__name__}: {error}", failures=self.status.failures + 1)
+            return self.config.retry_s
+        return max(0.01, self._refresh_at - time.monotonic())
+
+    def _close(self) -> None:
+        with contextlib.suppress(Exception):
+            self._client.stop()
+        with contextlib.suppress(Exception):
+            self._client.close()
+        self._note(connected=False, registered=False)
+
+    def _note(self, **changes: Any) -> None:
+        self.status = replace(self.status, **changes)
+
+    # Registration
+
+    def _register(self, refresh: bool) -> None:
+        session = self._client.client_id[0] if self._client.client_id else None
+        if not refresh and self.status.registered and session == self._known_session:
+            return
+        path = f"{self._root}/nodes/{self.config.node}"
+        entry = {"id": self.config.node, "url": self.config.url, "started_ms": self._started_ms}
+        content = json.dumps(entry, sort_keys=True).encode()
+        try:
+            existing, stat = self._ask(self._client.get_async(path))
+            if stat.ephemeralOwner == session:
+                if existing != content:
+                    self._ask(self._client.set_async(path, content, stat.version))
+                self._note(registered=True)
+                self._known_session = session
+                return
+            # Left by an earlier session of this node, which ZooKeeper has not given up yet.
+            with contextlib.suppress(NoNodeError):
+                self._ask(self._client.delete_async(path, stat.version))
+        except NoNodeError:
+            pass
+        try:
+            self._ask(self._client.create_async(path, content, ephemeral=True, makepath=True))
+        except NodeExistsError as error:
+            raise _Stale(f"another session registered node {self.config.node!r} meanwhile") from error
+        self._known_session = session
+        self._note(registered=True, registrations=self.status.registrations + 1)
+
+    # Publishing
+
+    def _publish(self, state: ClusterState) -> None:
+        fence = self._publish_cluster(state)
+        if state.version == self.status.published_version and not self._eager():
+            return
+        self._load_children()
+        wanted = {name: topic_document(state, topic) for name, topic in state.topics.items()}
+        writes: list[Callable[[Any], None]] = []
+        done: list[tuple[str, Document | None]] = []
+        for name in sorted(wanted.keys() | self._children.keys()):
+            old, new = self._children.get(name), wanted.get(name)
+            path = f"{self._root}/topics/{name}"
+            if old is not None and new is not None and same(old, new):
+                continue
+            if old is None:
+                assert new is not None
+                writes.append(lambda t, path=path, new=new: t.create(path, pack(new)))  # type: ignore[misc]
+            elif new is None:
+                writes.append(lambda t, path=path: t.delete(path))  # type: ignore[misc]
+            else:
+                writes.append(lambda t, path=path, new=new: t.set_data(path, pack(new)))  # type: ignore[misc]
+            done.append((name, new))
+        for start in range(0, len(writes), _TRANSACTION_SIZE):
+            self._write(fence, writes[start : start + _TRANSACTION_SIZE])
+            for name, new in done[start : start + _TRANSACTION_SIZE]:
+                if new is None:
+                    del self._children[name]
+                else:
+                    self._children[name] = new
+        self._note(published_version=max(state.version, self.status.published_version))
+
+    def _publish_cluster(self, state: ClusterState) -> int:
+        """Replace the cluster document if it is older; the version of the node in ZooKeeper, as a fence."""
+        path, new = f"{self._root}/cluster", cluster_document(state)
+        if self._cluster is None:
+            try:
+                content, stat = self._ask(self._client.get_async(path))
+                self._cluster = (unpack(content) or {"version": -1}, stat.version)
+            except NoNodeError:
+                with contextlib.suppress(NodeExistsError):
+                    self._ask(self._client.create_async(path, b"", makepath=True))
+                content, stat = self._ask(self._client.get_async(path))
+                self._cluster = (unpack(content) or {"version": -1}, stat.version)
+        old, version = self._cluster
+        if old["version"] == new["version"] and same(old, new):
+            return version
+        if not supersedes(new, old):
+            self._note(refused_as_stale=self.status.refused_as_stale + 1)
+            raise _Stale(f"ZooKeeper has cluster version {old['version']}, newer than {new['version']} here")
+        try:
+            stat = self._ask(self._client.set_async(path, pack(new), version))
+        except BadVersionError as error:
+            raise _Stale("another node published the cluster document meanwhile") from error
+        self._cluster = (new, stat.version)
+        self._note(documents_written=self.status.documents_written + 1)
+        return int(stat.version)
+
+    def _load_children(self) -> None:
+        """What ZooKeeper has of topics, where that is not known."""
+        if self._children:
+            return
+        path = f"{self._root}/topics"
+        try:
+            names = self._ask(self._client.get_children_async(path))
+        except NoNodeError:
+            with contextlib.suppress(NodeExistsError):
+                self._ask(self._client.create_async(path, makepath=True))
+            return
+        pending = [(name, self._client.get_async(f"{path}/{name}")) for name in names]
+        for name, answer in pending:
+            with contextlib.suppress(NoNodeError):
+                self._children[name] = unpack(self._ask(answer)[0]) or {"version": -1}
+
+    def _write(self, fence: int, writes: list[Callable[[Any], None]]) -> None:
+        """Writes of topic documents, all or none, and none when the cluster document is another one by now."""
+        transaction: TransactionRequest = self._client.transaction()
+        transaction.check(f"{self._root}/cluster", fence)
+        for write in writes:
+            write(transaction)
+        results = self._ask(transaction.commit_async())
+        failures = [result for result in results if isinstance(result, Exception)]
+        decisive = [f for f in failures if not isinstance(f, RolledBackError | RuntimeInconsistency)]
+        if failures:
+            raise _Stale(f"topics were published by another node meanwhile: {(decisive or failures)[0]!r}")
+        self._note(documents_written=self.status.documents_written + len(writes))
+
+    def _ask(self, answer: Any) -> Any:
+        return answer.get(timeout=self.config.call_timeout_s)

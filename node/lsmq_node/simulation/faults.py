@@ -1,0 +1,190 @@
+"""What goes wrong and when. Each run picks the kinds of fault it has, and how often they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from .cluster import Cluster
+from .network import CONTROL
+from .replica import SimReplica
+
+
+class Faults:
+    """Strikes until told to end. Never are ``min_in_sync`` disks lost before the in-sync set has made up for them.
+
+    A control plane that goes back is combined with neither lost disks nor changes of the replicas: no protocol can
+    do with both its memory and its witnesses gone.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._world = cluster.world
+        self._ended = False
+        random = cluster.world.random
+        self._pace_s = random.choice((0.2, 0.5, 1.0))
+        kinds: list[Callable[[], None]] = [
+            self._crash,
+            self._crash,
+            self._crash_leader,
+            self._crash_leader,
+            self._pause,
+            self._pause_leader,
+            self._cut_link,
+            self._isolate,
+            self._control_away,
+            self._transfer,
+            self._all_power,
+        ]
+        if random.random() < 0.25:
+            kinds += [self._control_back] * 3
+        else:
+            kinds += [self._lose_disk, self._lose_tail, self._change_replicas, self._change_replicas]
+        self._kinds = random.sample(kinds, random.randint(2, len(kinds)))
+
+    def start(self) -> None:
+        self._world.after(0.5, self._strike)
+
+    def _strike(self) -> None:
+        if self._ended:
+            return
+        self._world.random.choice(self._kinds)()
+        self._world.after(self._pace_s * 2 * self._world.random.random(), self._strike)
+
+    def end(self) -> None:
+        """Everything is well again."""
+        self._ended = True
+        cluster = self._cluster
+        cluster.network.heal()
+        cluster.publishing_loss = cluster.stale_views = 0.0
+        cluster.control.return_from_absence()
+        for replica in cluster.replicas.values():
+            if replica.core is None:
+                replica.start()
+
+    # Processes.
+
+    def _any(self) -> SimReplica:
+        return self._cluster.replicas[self._world.random.choice(self._cluster.names)]
+
+    def _leader(self) -> SimReplica:
+        leader = self._cluster.control.view.leader
+        return self._cluster.replicas[leader] if leader is not None else self._any()
+
+    def _kill(self, replica: SimReplica, *, power: bool) -> None:
+        if replica.core is None:
+            return
+        replica.crash(power=power)
+        random = self._world.random
+        back_after = random.choice((0.05, 0.3, 1.0, 3.0)) * (0.5 + random.random())
+        self._world.after(back_after, partial(self._restart, replica, replica.life))
+
+    def _restart(self, replica: SimReplica, life: int) -> None:
+        if replica.core is None and replica.life == life:
+            replica.start()
+
+    def _crash(self) -> None:
+        self._kill(self._any(), power=self._world.chance(0.7))
+
+    def _crash_leader(self) -> None:
+        self._kill(self._leader(), power=self._world.chance(0.7))
+
+    def _all_power(self) -> None:
+        for replica in self._cluster.replicas.values():
+            self._kill(replica, power=True)
+
+    def _pause(self) -> None:
+        self._any().pause(self._world.random.choice((0.1, 0.6, 1.5)) * (0.5 + self._world.random.random()))
+
+    def _pause_leader(self) -> None:
+        self._leader().pause(self._world.random.choice((0.3, 0.6, 1.5)) * (0.5 + self._world.random.random()))
+
+    # Links.
+
+    def _break(self, sender: str, receiver: str, seconds: float) -> None:
+        network = self._cluster.network
+        network.break_link(sender, receiver)
+        self._world.after(seconds, partial(network.mend_link, sender, receiver))
+
+    def _cut_link(self) -> None:
+        """Between two ends, in one direction or both."""
+        random = self._world.random
+        first, second = random.sample([*self._cluster.names, CONTROL], 2)
+        seconds = 2.0 * random.random()
+        self._world.note("network", f"CUT {first} to {second} for {seconds:.3f} s")
+        self._break(first, second, seconds)
+        if self._world.chance(0.5):
+            self._break(second, first, seconds)
+
+    def _isolate(self) -> None:
+        """One node from all others, sometimes not from the control plane."""
+        random = self._world.random
+        alone = self._leader().name if random.random() < 0.5 else self._any().name
+        ends = [name for name in self._cluster.names if name != alone]
+        if random.random() < 0.7:
+            ends.append(CONTROL)
+        seconds = 3.0 * random.random()
+        self._world.note("network", f"ISOLATE {alone} from {ends} for {seconds:.3f} s")
+        for end in ends:
+            self._break(alone, end, seconds)
+            self._break(end, alone, seconds)
+
+    # Disks.
+
+    def _may_lose(self, replica: SimReplica) -> bool:
+        """Fewer than ``min_in_sync`` disks may be lost before the in-sync set has made up for them."""
+        view = self._cluster.control.view
+        if all(member.node != replica.name for member in view.in_sync):
+            return True
+        intact = {
+            member.node
+            for member in view.in_sync
+            if self._cluster.replicas[member.node].disk.is_intact(member.incarnation)
+        }
+        lost_count = len(view.in_sync) - len(intact - {replica.name})
+        return lost_count < min(view.min_in_sync, len(view.in_sync))
+
+    def _lose_disk(self) -> None:
+        replica = self._any()
+        if self._may_lose(replica):
+            self._kill(replica, power=True)
+            replica.lose_disk()
+
+    def _lose_tail(self) -> None:
+        """A part of the log that the record knows to have been durable is gone."""
+        replica = self._any()
+        record = replica.disk.record
+        if record is None or not self._may_lose(replica):
+            return
+        self._kill(replica, power=True)
+        ends = [0, *(end for end in replica.disk.log.ends if end < record.floor_lsn)]
+        if record.floor_lsn > 0:
+            replica.lose_tail(self._world.random.choice(ends))
+
+    # Control plane.
+
+    def _control_away(self) -> None:
+        control = self._cluster.control
+        if not control.away:
+            self._world.note("control", "AWAY")
+            control.away = True
+            self._world.after(2.0 * self._world.random.random(), control.return_from_absence)
+
+    def _transfer(self) -> None:
+        self._cluster.control.transfer()
+
+    def _control_back(self) -> None:
+        self._cluster.monitor.control_went_back = True
+        self._cluster.control.go_back()
+
+    def _change_replicas(self) -> None:
+        """One replica more or less, one change at a time: the newest must be in sync before another goes."""
+        control = self._cluster.control
+        view = control.view
+        if not self._cluster.spares or view.adding:
+            return
+        absent = sorted(set(self._cluster.names) - view.replicas)
+        if absent:
+            control.set_replicas(view.replicas | {absent[0]})
+        elif {member.node for member in view.in_sync} == view.replicas:
+            control.set_replicas(view.replicas - {self._world.random.choice(sorted(view.replicas))})

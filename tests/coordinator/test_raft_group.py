@@ -1,0 +1,322 @@
+"""Three real voters: what is committed stays, whoever is killed, paused or restarted."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lsmq.errors import LsmqError, TimedOut
+from lsmq_coordinator.errors import NoControlLeader
+from lsmq_coordinator.state import ClusterState
+from support.raft_group import RaftGroup, until
+
+
+def topic(name: str, queues: int = 8) -> dict[str, Any]:
+    return {"op": "create_topic", "name": name, "queues": queues, "options": {}, "created_ms": 1}
+
+
+async def ready(group: RaftGroup) -> None:
+    await group.leader()
+    result = await group.client.submit({**group.bootstrap_command(), "request_id": "bootstrap"}, 10)
+    assert result["ok"], result
+
+
+async def states(group: RaftGroup) -> dict[str, ClusterState]:
+    found = {}
+    for name in group.nodes:
+        status = await group.ask(name)
+        if status is not None:
+            found[name] = ClusterState.decode(status["state"])
+    return found
+
+
+async def agreed(group: RaftGroup, count: int) -> ClusterState:
+    """The state of all nodes, once ``count`` of them answer with equal bytes."""
+
+    async def equal() -> ClusterState | None:
+        found = list((await states(group)).values())
+        if len(found) != count or len({state.encode() for state in found}) != 1:
+            return None
+        return found[0]
+
+    state = await until(equal)
+    assert isinstance(state, ClusterState)
+    return state
+
+
+def test_kill_9_of_the_leader_loses_nothing_and_commits_go_on_within_two_seconds(tmp_path: Path) -> None:
+    async def run() -> list[float]:
+        gaps = []
+        async with RaftGroup(tmp_path) as group:
+            await ready(group)
+            for turn in range(5):
+                leader = await group.leader()
+                assert (await group.client.submit(topic(f"before-{turn}")))["ok"]
+                began = time.monotonic()
+                group.nodes[leader].kill9()
+                result = await group.client.submit(topic(f"after-{turn}"), 10)
+                gaps.append(time.monotonic() - began)
+                assert result["ok"]
+                group.nodes[leader].start()
+            state = await agreed(group, 3)
+            assert set(state.topics) == {f"{when}-{turn}" for when in ("before", "after") for turn in range(5)}
+        return gaps
+
+    gaps = asyncio.run(run())
+    print(f"kill -9 of the Raft leader to the next commit, s: {[round(gap, 3) for gap in sorted(gaps)]}")
+    assert max(gaps) < 2.0
+
+
+def test_after_kill_9_of_all_everything_committed_and_the_terms_are_there(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with RaftGroup(tmp_path) as group:
+            await ready(group)
+            names = [f"topic-{number}" for number in range(40)]
+            sent = [asyncio.create_task(group.client.submit({**topic(name), "request_id": name})) for name in names]
+            committed: list[str] = []
+            for name, task in zip(names[:20], sent[:20], strict=True):
+                assert (await task)["ok"]
+                committed.append(name)
+            before = {name: status for name in group.nodes if (status := await group.ask(name))}
+            for node in group.nodes.values():
+                node.kill9()
+            for task in sent[20:]:
+                task.cancel()
+            await asyncio.gather(*sent, return_exceptions=True)
+            group.start_all()
+            await group.leader()
+            # Repeating all of them with the same request ids: each exists once, with the id it was given first.
+            results = [await group.client.submit({**topic(name), "request_id": name}, 10) for name in names]
+            assert all(result["ok"] for result in results)
+            assert len({result["topic_id"] for result in results}) == len(names)
+            assert all(result.get("repeated") for result in results[: len(committed)])
+            await agreed(group, 3)
+            for name, earlier in before.items():
+                status = await group.ask(name)
+                assert status is not None
+                assert status["term"] > earlier["term"]
+                assert status["commit_index"] >= earlier["commit_index"]
+
+    asyncio.run(run())
+
+
+def test_a_paused_leader_that_wakes_up_commits_nothing_and_holds_no_lease(tmp_path: Path) -> None:
+    async def run() -> float:
+        async with RaftGroup(tmp_path) as group:
+            await ready(group)
+            leader = await group.leader()
+            await until(lambda: _holds_lease(group, leader))
+            began = time.monotonic()
+            group.nodes[leader].pause()
+            assert (await group.client.submit(topic("while-paused"), 10))["ok"]
+            gap = time.monotonic() - began
+            # A command given straight to the old leader the moment it wakes.
+            group.nodes[leader].resume()
+            status = await until(lambda: group.ask(leader))
+            assert not (status["holds_lease"] and status["version"] < group.client.state.version)
+            try:
+                answer = await group.http.call(
+                    group.urls[leader],
+                    "POST",
+                    "/internal/control/command",
+                    {"command": {**topic("woken"), "request_id": "woken"}, "timeout_ms": 1000},
+                    3.0,
+                )
+            except LsmqError:
+                pass
+            else:
+                # It was elected again meanwhile: then the commit is a real one.
+                assert answer["result"]["ok"]
+            state = await agreed(group, 3)
+            assert "while-paused" in state.topics
+            return gap
+
+    gap = asyncio.run(run())
+    print(f"SIGSTOP of the Raft leader to the next commit, s: {gap:.3f}")
+    assert gap < 3.0
+
+
+async def _holds_lease(group: RaftGroup, name: str) -> bool:
+    status = await group.ask(name)
+    return status is not None and bool(status["holds_lease"])
+
+
+def test_without_a_majority_nothing_commits_and_leases_end(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with RaftGroup(tmp_path) as group:
+            await ready(group)
+            leader = await group.leader()
+            others = [name for name in group.nodes if name != leader]
+            for name in others:
+                group.nodes[name].kill9()
+            with pytest.raises((TimedOut, NoControlLeader)):
+                await group.client.submit({**topic("lonely"), "request_id": "lonely"}, 2)
+            status = await group.ask(leader)
+            assert status is not None and not status["holds_lease"] and not status["ready"]
+            assert "lonely" not in ClusterState.decode(status["state"]).topics
+            for name in others:
+                group.nodes[name].start()
+            # Unknown became one or the other; with the same request id it is there exactly once.
+            assert (await group.client.submit({**topic("lonely"), "request_id": "lonely"}, 10))["ok"]
+            assert "lonely" in (await agreed(group, 3)).topics
+
+    asyncio.run(run())
+
+
+def test_a_torn_end_of_the_journal_is_cut_and_fetched_again(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with RaftGroup(tmp_path) as group:
+            await ready(group)
+            for number in range(5):
+                await group.client.submit(topic(f"topic-{number}"))
+            await agreed(group, 3)
+            leader = await group.leader()
+            torn = next(name for name in group.nodes if name != leader)
+            group.nodes[torn].kill9()
+            journal = group.nodes[torn].directory / "raft" / "JOURNAL"
+            with open(journal, "ab") as file:
+                file.write(journal.read_bytes()[8:60])
+            await group.client.submit(topic("meanwhile"))
+            group.nodes[torn].start()
+            assert len((await agreed(group, 3)).topics) == 6
+
+    asyncio.run(run())
+
+
+def test_a_voter_that_lost_its_disk_helps_nobody_forget(tmp_path: Path) -> None:
+    """A falls behind; B, which acknowledged, loses its disk and C is down: A and B must not found a new history."""
+
+    async def run() -> None:
+        async with RaftGroup(tmp_path) as group:
+            await ready(group)
+            await agreed(group, 3)
+            leader = await group.leader()
+            behind, lost = [name for name in group.nodes if name != leader]
+            group.nodes[behind].kill9()
+            assert (await group.client.submit(topic("kept"), 10))["ok"]
+            group.nodes[leader].kill9()
+            group.nodes[lost].kill9()
+            for file in (group.nodes[lost].directory / "raft").iterdir():
+                file.unlink()
+            group.nodes[behind].start()
+            group.nodes[lost].start()
+            with pytest.raises((TimedOut, NoControlLeader)):
+                await group.client.submit({**topic("new-history"), "request_id": "x"}, 2.5)
+            group.nodes[leader].start()
+            state = await agreed(group, 3)
+            assert "kept" in state.topics
+            # Once it has caught up it is a voter like the others.
+            await group.leader()
+            group.nodes[leader].kill9()
+            assert (await group.client.submit(topic("after"), 10))["ok"]
+
+    asyncio.run(run())
+
+
+def test_a_voter_with_another_secret_takes_no_part(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with RaftGroup(tmp_path) as group:
+            await ready(group)
+            leader = await group.leader()
+            stranger = next(name for name in group.nodes if name != leader)
+            group.nodes[stranger].kill9()
+            other = tmp_path / "other-secret"
+            other.write_text("another secret of enough bytes\n")
+            for file in (group.nodes[stranger].directory / "raft").iterdir():
+                file.unlink()
+            group.nodes[stranger].start(secret=str(other))
+            for number in range(3):
+                assert (await group.client.submit(topic(f"without-{number}"), 10))["ok"]
+            status = await group.ask(leader)
+            assert status is not None and status["ready"]
+            journal = group.nodes[stranger].directory / "raft" / "JOURNAL"
+            assert b"without-" not in journal.read_bytes()
+
+    asyncio.run(run())
+
+
+def test_a_node_that_does_not_vote_follows_the_state_through_every_failover(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with RaftGroup(tmp_path, others=1) as group:
+            await ready(group)
+            for turn in range(2):
+                leader = await group.leader()
+                group.nodes[leader].kill9()
+                assert (await group.client.submit(topic(f"topic-{turn}"), 10))["ok"]
+
+                async def seen(version: int = group.client.state.version) -> bool:
+                    status = await group.ask("n4")
+                    return status is not None and status["version"] >= version and status["holds_lease"]
+
+                await until(seen)
+                group.nodes[leader].start()
+
+    asyncio.run(run())
+
+
+def test_shards_get_new_leaders_when_their_node_is_killed(tmp_path: Path) -> None:
+    """The whole way: heartbeats stop, the overseer notices, the elections commit. Voters and others alike."""
+
+    async def run() -> list[float]:
+        gaps = []
+        async with RaftGroup(tmp_path, others=1) as group:
+            await group.leader()
+            command = group.bootstrap_command(shards=8)
+            assert (await group.client.submit(command, 10))["ok"]
+            for victim in ("n4", await group.leader(), "n4"):
+                await until(lambda name=victim: _holds_lease(group, name))
+                client = group.client
+                ours = [shard.id for shard in client.state.shards.values() if shard.leader == victim]
+                epochs = {id: client.state.shards[id].epoch for id in ours}
+                began = time.monotonic()
+                group.nodes[victim].kill9()
+
+                def led_by_others(state: ClusterState, victim: str = victim) -> bool:
+                    return all(shard.leader != victim for shard in state.shards.values())
+
+                state = await client.wait_for(led_by_others, 10)
+                gaps.append(time.monotonic() - began)
+                for id, epoch in epochs.items():
+                    assert state.shards[id].epoch > epoch
+                    assert victim not in state.shards[id].in_sync
+                state.check()
+                group.nodes[victim].start()
+                # It catches up and is taken in again, as the shards' leaders would say.
+                for shard in state.shards.values():
+                    back = {
+                        "op": "set_in_sync",
+                        "shard": shard.id,
+                        "epoch": client.state.shards[shard.id].epoch,
+                        "expected_version": client.state.shards[shard.id].version,
+                        "in_sync": list(shard.replicas),
+                    }
+                    assert (await client.submit(back, 10))["ok"]
+        return gaps
+
+    gaps = asyncio.run(run())
+    print(f"kill -9 of a node to the election of new leaders for its shards, s: {[round(gap, 3) for gap in gaps]}")
+    assert max(gaps) < 4.0
+
+
+def test_leaders_are_spread_again_after_a_node_returns(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with RaftGroup(tmp_path, settle_s=0.2) as group:
+            await ready(group)
+            client = group.client
+            concentrate = [
+                {"op": "elect", "shard": id, "candidate": "n1", "expected_epoch": shard.epoch}
+                for id, shard in client.state.shards.items()
+            ]
+            await client.submit({"op": "batch", "commands": concentrate})
+
+            def spread(state: ClusterState) -> bool:
+                return len({shard.leader for shard in state.shards.values()}) == 3
+
+            state = await client.wait_for(spread, 10)
+            state.check()
+
+    asyncio.run(run())

@@ -1,0 +1,319 @@
+"""What a store takes and refuses, and how it opens; each case was a way to get it wrong."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lsmq.errors import (
+    DataDirectoryLocked,
+    DataDirectoryUnusable,
+    InvalidBatch,
+    InvalidRequest,
+    MessageTooLarge,
+    OutOfOrderSequence,
+    TooManyMessages,
+    TopicExists,
+)
+from lsmq.record_batch import COLUMN, HEADER_BYTES, Column, RecordBatch, encode_batch
+from lsmq_node.storage import QueueStore, ShardStore, TopicOptions
+from lsmq_node.storage.queue_store import MESSAGES
+from support.sim_disk import SimClock, SimDisk
+
+from .harness import (
+    SMALL,
+    TINY,
+    Put,
+    abandon,
+    append,
+    background,
+    batch_of,
+    bodies,
+    body,
+    flush,
+    merge,
+    no_threads,
+    open_stepped,
+    put,
+    small,
+    tiny,
+)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> SimDisk:
+    return SimDisk(tmp_path)
+
+
+def test_a_store_opens_with_smaller_memtables_than_its_log_was_written_with(tmp_path: Path, disk: SimDisk) -> None:
+    path = tmp_path / "s"
+    store = open_stepped(path, small(memtable_bytes=1 << 20), disk)
+    topic = store.create_topic("t", 2)
+    sent = [body(at, 90 * 1024) for at in range(5)]
+    put(store, topic.id, *[(0, content) for content in sent])
+    put(store, topic.id, (1, b"small"))
+    abandon(store)
+    store = open_stepped(path, tiny(), disk.kill())
+    assert bodies(store, topic.id, 0) == dict(enumerate(sent))
+    flush(store)
+    assert bodies(store, topic.id, 0) == dict(enumerate(sent))
+    assert bodies(store, topic.id, 1) == {0: b"small"}
+    abandon(store)
+
+
+def test_the_directory_of_a_new_store_survives_a_power_cut_with_all_its_parents(tmp_path: Path) -> None:
+    for seed in range(10):
+        disk, path = SimDisk(tmp_path), tmp_path / "data" / "shards" / str(seed)
+        store = open_stepped(path, tiny(), disk)
+        topic = store.create_topic("t", 1)
+        put(store, topic.id, (0, b"acknowledged"))
+        abandon(store)
+        store = open_stepped(path, tiny(), disk.power_cut(seed))
+        assert bodies(store, topic.id, 0) == {0: b"acknowledged"}
+        abandon(store)
+
+
+def test_a_directory_in_use_names_the_process(tmp_path: Path) -> None:
+    store = ShardStore.open(tmp_path / "s", tiny())
+    with pytest.raises(DataDirectoryLocked, match=f"in use by process {os.getpid()}"):
+        ShardStore.open(tmp_path / "s", tiny())
+    store.close()
+    ShardStore.open(tmp_path / "s", tiny()).close()
+
+
+def test_a_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "s").write_bytes(b"")
+    with pytest.raises(DataDirectoryUnusable):
+        ShardStore.open(tmp_path / "s", tiny())
+
+
+def test_closing_releases_the_directory_even_when_the_last_sync_fails(tmp_path: Path, disk: SimDisk) -> None:
+    import errno
+
+    from lsmq_node.storage import FlushMode
+
+    store = open_stepped(tmp_path / "s", tiny(flush_mode=FlushMode.ASYNC), disk)
+    put(store, store.create_topic("t", 1).id, (0, b"x"))
+    disk.at(1, errno.EIO, ("sync",))
+    with pytest.raises(OSError, match="error"):
+        store.close()
+    open_stepped(tmp_path / "s", tiny(), disk).close()
+
+
+def test_topics_are_one_thing_by_name(tmp_path: Path) -> None:
+    with ShardStore.open(tmp_path / "s", tiny()) as store:
+        topic = store.create_topic("t", 3, TopicOptions(retention_ms=5))
+        assert store.create_topic("t", 3, TopicOptions(retention_ms=5)) == topic
+        with pytest.raises(TopicExists):
+            store.create_topic("t", 4, TopicOptions(retention_ms=5))
+        with pytest.raises(InvalidRequest, match="16000000"):
+            store.grow_topic("t", 16_000_001)
+
+
+# -- batches from outside --------------------------------------------------------------------------------
+
+
+def sealed(raw: bytes) -> RecordBatch:
+    return RecordBatch(raw, verify=False)
+
+
+def test_a_column_of_an_impossible_width_is_an_invalid_batch(tmp_path: Path, disk: SimDisk) -> None:
+    store = open_stepped(tmp_path / "s", tiny(), disk)
+    topic = store.create_topic("t", 1)
+    raw = bytearray(encode_batch(1, {Column.QUEUE: [0], Column.LENGTH: [3]}, b"abc"))
+    raw[HEADER_BYTES + 1] = 3
+    raw[4:8] = (len(raw) + 3).to_bytes(4, "little")
+    widened = bytes(raw[: HEADER_BYTES + 2 * COLUMN.size]) + b"\0\0\0" + b"abc"
+    with pytest.raises(InvalidBatch, match="width"):
+        store.append(topic.id, sealed(widened))
+    abandon(store)
+
+
+def test_a_tiny_batch_of_very_many_records_is_refused_before_it_takes_memory(tmp_path: Path, disk: SimDisk) -> None:
+    store = open_stepped(tmp_path / "s", tiny(), disk)
+    topic = store.create_topic("t", 1)
+    bomb = RecordBatch(encode_batch(16_000_000, {Column.QUEUE: 0, Column.LENGTH: 0}, b""))
+    with pytest.raises(TooManyMessages, match="limit of 2048"):
+        store.append(topic.id, bomb)
+    abandon(store)
+
+
+@pytest.mark.parametrize("flags", [1, 2, 3])
+def test_a_producer_cannot_set_the_brokers_flags(tmp_path: Path, disk: SimDisk, flags: int) -> None:
+    store = open_stepped(tmp_path / "s", tiny(), disk)
+    topic = store.create_topic("t", 1)
+    columns = {Column.QUEUE: [0], Column.LENGTH: [1], Column.FLAGS: [flags]}
+    with pytest.raises(InvalidBatch, match="flags"):
+        store.append(topic.id, RecordBatch(encode_batch(1, columns, b"x")))
+    abandon(store)
+
+
+def test_times_at_both_ends_of_their_range_do_not_harm_their_neighbours(tmp_path: Path, disk: SimDisk) -> None:
+    store = open_stepped(tmp_path / "s", tiny(), disk)
+    topic = store.create_topic("t", 1)
+    due = [-(2**63), 2**63 - 1, 12_345, 0]
+    columns = {Column.QUEUE: [0] * 4, Column.LENGTH: [1] * 4, Column.DUE_MS: [value % 2**64 for value in due]}
+    store.wait(store.append(topic.id, RecordBatch(encode_batch(4, columns, b"abcd"))))
+    for _ in range(2):
+        [batch] = store.read(topic.id, 0, 0).batches()
+        assert list(batch.column(Column.DUE_MS)) == [value % 2**64 for value in due]
+        flush(store)
+    abandon(store)
+
+
+def test_the_largest_message_passes_and_one_byte_more_does_not(tmp_path: Path, disk: SimDisk) -> None:
+    store = open_stepped(tmp_path / "s", small(max_message_bytes=90_000), disk)
+    topic = store.create_topic("t", 1)
+    assert put(store, topic.id, (0, body(1, 90_000))) == [0]
+    with pytest.raises(MessageTooLarge, match="limit of 90000"):
+        append(store, topic.id, (0, body(1, 90_001)))
+    abandon(store)
+
+
+# -- producers -------------------------------------------------------------------------------------------
+
+
+def test_a_new_epoch_of_a_producer_is_not_taken_for_a_repeat_of_the_old_one(tmp_path: Path, disk: SimDisk) -> None:
+    """The first batch of epoch 2 while the first of epoch 1 is still in line."""
+    store = open_stepped(tmp_path / "s", tiny(), disk)
+    topic = store.create_topic("t", 1)
+    one = store.append(topic.id, batch_of([Put(0, b"old")], producer_id=5, producer_epoch=1, sequence=0))
+    two = store.append(topic.id, batch_of([Put(0, b"new")], producer_id=5, producer_epoch=2, sequence=0))
+    assert (one.duplicate, two.duplicate) == (False, False)
+    store.commit()
+    assert bodies(store, topic.id, 0) == {0: b"old", 1: b"new"}
+    again = store.append(topic.id, batch_of([Put(0, b"new")], producer_id=5, producer_epoch=2, sequence=0))
+    assert (again.duplicate, again.offsets.tolist()) == (True, [1])
+    abandon(store)
+
+
+def test_a_producer_goes_on_after_a_reopening_though_its_last_topic_was_deleted(tmp_path: Path, disk: SimDisk) -> None:
+    """Its last batch reached the log behind the deletion of the topic it was for."""
+    path = tmp_path / "s"
+    store = open_stepped(path, tiny(), disk)
+    gone, kept = store.create_topic("gone", 1), store.create_topic("kept", 1)
+    state = store._queries.topic_state(gone.id)
+    store.delete_topic("gone")
+    late = batch_of([Put(0, b"late")], producer_id=5, sequence=0)
+    [appended] = store._writer.append_records([(state, late)])
+    store.wait(appended)
+    abandon(store)
+    store = open_stepped(path, tiny(), disk.kill())
+    following = batch_of([Put(0, b"next")], producer_id=5, sequence=1)
+    store.wait(store.append(kept.id, following))
+    assert bodies(store, kept.id, 0) == {0: b"next"}
+    with pytest.raises(OutOfOrderSequence):
+        store.append(kept.id, batch_of([Put(0, b"x")], producer_id=5, sequence=3))
+    abandon(store)
+
+
+# -- positions -------------------------------------------------------------------------------------------
+
+
+def test_the_highest_of_several_positions_of_one_queue_counts(tmp_path: Path, disk: SimDisk) -> None:
+    store = open_stepped(tmp_path / "s", tiny(), disk)
+    topic = store.create_topic("t", 2)
+    put(store, topic.id, *[(0, b"x")] * 9)
+    queues, offsets = np.array([0, 0, 0], np.uint32), np.array([2, 7, 4])
+    store.wait(store.commit_offsets("g", topic.id, queues, offsets))
+    assert store.committed_offsets("g", topic.id).tolist() == [7, -1]
+    store.wait(store.trim(topic.id, queues, offsets))
+    assert store.bounds(topic.id, 0) == (7, 9)
+    store.wait(store.commit_offsets("g", topic.id, np.array([0], np.uint32), np.array([1]), reset=True))
+    assert store.committed_offsets("g", topic.id).tolist() == [1, -1]
+    abandon(store)
+
+
+def test_an_entry_that_cannot_be_applied_stops_the_shard(tmp_path: Path, disk: SimDisk) -> None:
+    """It is in the log, but not readable: nothing may be built on it."""
+    store = open_stepped(tmp_path / "s", tiny(), disk)
+    topic = store.create_topic("t", 1)
+    apply = store._tables.memtable.apply
+    store._tables.memtable.apply = None  # type: ignore[method-assign, assignment]
+    with pytest.raises(Exception, match="failed"):
+        put(store, topic.id, (0, b"x"))
+    store._tables.memtable.apply = apply  # type: ignore[method-assign]
+    with pytest.raises(Exception, match="failed"):
+        append(store, topic.id, (0, b"y"))
+    abandon(store)
+
+
+# -- queue store -----------------------------------------------------------------------------------------
+
+
+def open_queues(path: Path, disk: SimDisk, **changes: object) -> QueueStore:
+    with no_threads():
+        return QueueStore(path, disk=disk, clock=SimClock(), **{**TINY, **changes})
+
+
+def test_names_in_whole_blocks_are_loaded_once(tmp_path: Path, disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names of many queues take several reads, which end in the middle of blocks."""
+    path = tmp_path / "q"
+    store = open_queues(path, disk, **SMALL)
+    names = [f"a queue with rather a long name, number {number:06d}" for number in range(6_000)]
+    for first in range(0, len(names), 500):
+        store.put_many([(name, name.encode()) for name in names[first : first + 500]])
+    flush(store.store)
+    merge(store.store)
+    read = ShardStore.read
+
+    def short(self: ShardStore, topic_id: int, queue: int, offset: int, **limits: int) -> object:
+        return read(self, topic_id, queue, offset, max_records=1_337, max_bytes=90_000)
+
+    for limited in (False, True):
+        abandon(store)
+        disk = disk.kill()
+        if limited:
+            monkeypatch.setattr(ShardStore, "read", short)
+        store = open_queues(path, disk, **SMALL)
+        assert len(store) == len(names)
+        assert [store.get(name, 0, 9) for name in names[::7]] == [[name.encode()] for name in names[::7]]
+    abandon(store)
+
+
+def test_a_large_put_is_split_to_what_the_memtables_take(tmp_path: Path, disk: SimDisk) -> None:
+    store = open_queues(tmp_path / "q", disk)
+    pairs = [(f"queue {at % 3}", body(at, 1_000)) for at in range(200)]
+    assert store.put_many(pairs) == [at // 3 for at in range(200)]
+    assert store.put_many([("small", b"")] * 5_000) == list(range(5_000))
+    long = [(f"{at:04d}" * 240, b"x") for at in range(100)]
+    assert store.put_many(long) == [0] * 100
+    assert all(store.get(name, 0, 2) == [b"x"] for name, _ in long)
+    with pytest.raises(MessageTooLarge):
+        store.put("q", bytes(9_000))
+    abandon(store)
+
+
+@pytest.mark.parametrize("name", ["", "x" * 1_001, "\ud800"])
+def test_an_illegal_name_is_refused_and_nothing_of_its_batch_stored(tmp_path: Path, disk: SimDisk, name: str) -> None:
+    store = open_queues(tmp_path / "q", disk)
+    with pytest.raises(InvalidRequest, match="queue name"):
+        store.put_many([("good", b"1"), (name, b"2")])
+    assert (len(store), store.get("good", 0, 1)) == (0, [])
+    assert store.put("good", b"1") == 0
+    abandon(store)
+
+
+def test_queues_beyond_the_first_many_are_made_as_they_come(
+    tmp_path: Path, disk: SimDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lsmq_node.storage.queue_store._FIRST_QUEUES", 4)
+    store = open_queues(tmp_path / "q", disk)
+    for at in range(30):
+        assert store.put(f"queue {at}", b"%d" % at) == 0
+    assert store.store.topic(MESSAGES).queues >= 30
+    abandon(store)
+    store = open_queues(tmp_path / "q", disk.power_cut(1))
+    assert [store.get(f"queue {at}", 0, 1) for at in range(30)] == [[b"%d" % at] for at in range(30)]
+    background(store.store, lambda: flush(store.store))
+    assert store.put("queue 3", b"more") == 1
+    abandon(store)
+
+
+@pytest.mark.parametrize("options", [{"memtable_size": 1}, {"block_bytes": 1}, {"compression": "lzma"}])
+def test_impossible_options_are_refused_by_name(tmp_path: Path, options: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest, match=next(iter(options))):
+        QueueStore(tmp_path / "q", **options)

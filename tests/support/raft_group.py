@@ -1,0 +1,239 @@
+"""Real voters in processes of their own, and nodes that do not vote: start, kill, pause, cut and ask them.
+
+Run as a program it *is* such a node: Raft, overseer and the internal HTTP server, as the daemon puts them together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+from aiohttp import web
+
+from lsmq.errors import LsmqError
+from lsmq_coordinator.auth import ClusterSecret, Verifier, auth_middleware
+from lsmq_coordinator.control import ControlClient
+from lsmq_coordinator.control_http import ControlHttp
+from lsmq_coordinator.control_routes import control_routes
+from lsmq_coordinator.overseer import Overseer, OverseerTiming
+from lsmq_coordinator.raft_control import RaftConfig, RaftControl
+from lsmq_coordinator.zookeeper_server import free_ports
+
+START_TIMEOUT_S = 30.0
+
+
+class GroupNode:
+    """One process."""
+
+    def __init__(self, group: RaftGroup, name: str, voter: bool) -> None:
+        self.group, self.name, self.voter = group, name, voter
+        self.directory = group.directory / name
+        self.log = group.directory / f"{name}.log"
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def launch(self, **overrides: Any) -> None:
+        """Start the process without waiting for it."""
+        assert not self.alive
+        arguments = {
+            "node": self.name,
+            "voter": self.voter,
+            "raft": self.group.raft_addresses,
+            "urls": self.group.urls,
+            "directory": str(self.directory),
+            "secret": str(self.group.secret_file),
+            "settle_s": self.group.settle_s,
+            **overrides,
+        }
+        with open(self.log, "ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, __file__, json.dumps(arguments)],
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+
+    def wait_ready(self) -> GroupNode:
+        assert self._process is not None and self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line == "ready\n", f"{self.name} did not start:\n{self.log.read_text()[-3000:]}"
+        return self
+
+    def start(self, **overrides: Any) -> GroupNode:
+        self.launch(**overrides)
+        return self.wait_ready()
+
+    def send(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def reap(self) -> int:
+        assert self._process is not None
+        code = self._process.wait(START_TIMEOUT_S)
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        return code
+
+    def kill9(self) -> None:
+        self.send(signal.SIGKILL)
+        self.reap()
+
+    def pause(self) -> None:
+        self.send(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.send(signal.SIGCONT)
+
+
+class RaftGroup:
+    """``async with`` gives started voters and, in ``client``, a control client of this process."""
+
+    def __init__(
+        self, directory: Path, voters: int = 3, others: int = 0, *, settle_s: float = 3600.0
+    ) -> None:
+        self.directory, self.settle_s = directory, settle_s
+        directory.mkdir(parents=True, exist_ok=True)
+        self.secret_file = directory / "secret"
+        self.secret = ClusterSecret.create(self.secret_file)
+        names = [f"n{number + 1}" for number in range(voters + others)]
+        ports = free_ports(voters + len(names))
+        self.urls = {name: f"http://127.0.0.1:{port}" for name, port in zip(names, ports, strict=False)}
+        raft_ports = ports[len(names) :]
+        self.raft_addresses = {
+            name: f"127.0.0.1:{port}" for name, port in zip(names[:voters], raft_ports, strict=True)
+        }
+        self.nodes = {name: GroupNode(self, name, name in self.raft_addresses) for name in names}
+        self.http = ControlHttp(self.secret)
+        self.client = ControlClient("tester", self.voter_urls, self.secret)
+
+    @property
+    def voter_urls(self) -> dict[str, str]:
+        return {name: self.urls[name] for name in self.raft_addresses}
+
+    async def __aenter__(self) -> RaftGroup:
+        self.start_all()
+        await self.http.start()
+        await self.client.__aenter__()
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        await self.client.__aexit__()
+        await self.http.close()
+        for node in self.nodes.values():
+            if node.alive:
+                node.kill9()
+
+    def start_all(self) -> None:
+        for node in self.nodes.values():
+            node.launch()
+        for node in self.nodes.values():
+            node.wait_ready()
+
+    def bootstrap_command(self, shards: int = 3, replicas: int = 3, min_in_sync: int = 2) -> dict[str, Any]:
+        nodes = {
+            name: {"url": f"http://{name}.example:7600", "internal_url": self.urls[name], "voter": node.voter}
+            for name, node in self.nodes.items()
+        }
+        settings = {"cluster": "test", "shards": shards, "replicas": replicas, "min_in_sync": min_in_sync}
+        return {"op": "bootstrap", "settings": settings, "nodes": nodes}
+
+    async def ask(self, name: str) -> dict[str, Any] | None:
+        """What the node says of itself; None when it does not answer."""
+        try:
+            return await self.http.call(self.urls[name], "GET", "/internal/test/status", None, 1.0)
+        except LsmqError:
+            return None
+
+    async def leader(self, *, besides: str | None = None, timeout: float = 10.0) -> str:
+        """The voter that leads, once one of those that answer says so."""
+
+        async def found() -> str | None:
+            for name in self.raft_addresses:
+                if name != besides and self.nodes[name].alive:
+                    status = await self.ask(name)
+                    if status is not None and status["ready"]:
+                        return name
+            return None
+
+        leader = await until(found, timeout)
+        assert isinstance(leader, str)
+        return leader
+
+
+async def until(condition: Callable[[], Any], timeout: float = 10.0, pause: float = 0.01) -> Any:
+    """The first true value of ``condition``, plain or awaitable."""
+    deadline = time.monotonic() + timeout
+    while True:
+        value = condition()
+        if asyncio.iscoroutine(value):
+            value = await value
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"not within {timeout} s"
+        await asyncio.sleep(pause)
+
+
+async def serve(arguments: dict[str, Any]) -> None:
+    secret = ClusterSecret.load(Path(arguments["secret"]))
+    voters = arguments["raft"]
+    node = arguments["node"]
+    voter_urls = {name: arguments["urls"][name] for name in voters}
+    application = web.Application(middlewares=[auth_middleware(Verifier(secret))])
+    raft = overseer = None
+    if arguments["voter"]:
+        raft = RaftControl(RaftConfig(node, voters, Path(arguments["directory"]), secret))
+        overseer = Overseer(raft, timing=OverseerTiming(settle_s=arguments["settle_s"]))
+        application.add_routes(control_routes(raft, overseer))
+        await raft.start()
+    client = ControlClient(node, voter_urls, secret, raft=raft, overseer=overseer)
+
+    async def status(request: web.Request) -> web.Response:
+        content: dict[str, Any] = {
+            "version": client.state.version,
+            "state": client.state.without_results().encode(),
+            "lease_age_s": time.monotonic() - client.lease,
+            "holds_lease": client.holds_lease(),
+            "leader": client.leader,
+            "ready": False,
+            "failure": None,
+        }
+        if raft is not None:
+            seen = raft.status
+            content |= {
+                "ready": raft.is_leader,
+                "role": seen.role.value,
+                "term": seen.term,
+                "commit_index": seen.commit_index,
+                "last_index": seen.last_index,
+                "failure": None if raft.failure is None else repr(raft.failure),
+            }
+        return web.Response(body=msgpack.packb(content), content_type="application/msgpack")
+
+    application.add_routes([web.get("/internal/test/status", status)])
+    runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    port = int(arguments["urls"][node].rsplit(":", 1)[1])
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    async with client, asyncio.TaskGroup() as tasks:
+        if overseer is not None:
+            tasks.create_task(overseer.run())
+        print("ready", flush=True)
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    asyncio.run(serve(json.loads(sys.argv[1])))

@@ -1,0 +1,51 @@
+"""Real ZooKeeper servers for tests: found and started by the product's own code."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+from kazoo.client import KazooClient
+
+from lsmq_coordinator.zookeeper_server import ZooKeeperServer, free_ports, plan_ensemble
+
+
+class ZooKeeperEnsemble:
+    """One server or three. Ticks are short, so that sessions expire quickly: 0.4 s at least."""
+
+    def __init__(self, directory: Path, count: int = 1, tick_ms: int = 200) -> None:
+        peers = plan_ensemble(count, free_ports(3 * count))
+        self.servers = [
+            ZooKeeperServer(directory / f"zookeeper-{peer.id}", peer, peers, tick_ms=tick_ms) for peer in peers
+        ]
+
+    @property
+    def hosts(self) -> str:
+        return ",".join(server.hosts for server in self.servers)
+
+    def start(self) -> ZooKeeperEnsemble:
+        for server in self.servers:
+            server.start()
+        for server in self.servers:
+            server.wait_ready()
+        return self
+
+    def stop(self) -> None:
+        for server in self.servers:
+            server.stop(signal.SIGKILL)
+
+    def pause(self) -> None:
+        """As if nobody could reach it: connections stay open and nothing is answered."""
+        for server in self.servers:
+            server.send(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        for server in self.servers:
+            server.send(signal.SIGCONT)
+
+    def client(self) -> Any:
+        """A connected client; stop and close it."""
+        client = KazooClient(self.hosts, timeout=4.0)
+        client.start(timeout=15)
+        return client
