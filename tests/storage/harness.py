@@ -63,6 +63,18 @@ def tiny(**changes: Any) -> StoreOptions:
     return StoreOptions(**{**TINY, **changes})
 
 
+@contextlib.contextmanager
+def small_parts() -> Iterator[None]:
+    """Merges in many parts, memtables in many chunks, file ranges of few blocks: what takes gigabytes otherwise."""
+    with (
+        mock.patch("lsmq_node.storage.compaction.PARTITION_BYTES", 3 * KIB),
+        mock.patch("lsmq_node.storage.memtable.CHUNK_RECORDS", 10),
+        mock.patch("lsmq_node.storage.memtable.CHUNK_LIMIT", 3),
+        mock.patch("lsmq_node.storage.reader.MIN_FILE_RANGE_BYTES", 3 * KIB),
+    ):
+        yield
+
+
 # -- stepped stores --------------------------------------------------------------------------------------
 
 
@@ -131,7 +143,7 @@ class Put:
     due_ms: int = 0
 
 
-def batch_of(puts: Sequence[Put], **fields: int) -> RecordBatch:
+def batch_of(puts: Sequence[Put], **fields: Any) -> RecordBatch:
     builder = BatchBuilder()
     for put in puts:
         builder.add(put.queue, put.body, key=put.key, tag=put.tag, priority=put.priority, due_ms=put.due_ms)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +19,11 @@ SECONDS = 2.5
 BUSY = {**TINY, "level0_merge": 2, "slow_memtables": 2, "max_memtables": 4, "slow_level0": 8, "max_level0": 12}
 
 
-def together(*works: Callable[[], None]) -> None:
+def together(*works: Callable[[], object]) -> None:
     """Run all at the same time; raises what the first that failed raised."""
     failures: list[BaseException] = []
 
-    def guarded(work: Callable[[], None]) -> None:
+    def guarded(work: Callable[[], object]) -> None:
         try:
             work()
         except BaseException as error:
@@ -79,7 +80,7 @@ def test_queues_stay_dense_and_ordered_under_writers_readers_flush_and_merge(tmp
                     positions[queue] += 1
                 assert len(found) == 50 or positions[queue] >= latest, "what was there is returned"
 
-    together(*(lambda writer=writer: write(writer) for writer in range(writers)), read, read)  # type: ignore[misc]
+    together(*(partial(write, writer) for writer in range(writers)), read, read)
     stats = store.store.stats()
     assert stats.flushes_total >= 3
     assert stats.merges_total >= 1
@@ -108,7 +109,7 @@ def test_readers_never_see_a_gap_while_tables_are_merged_and_dropped(tmp_path: P
             store.flush()
             if turn % 10 == 9:
                 latest = store.latest_offsets(topic.id)
-                store.wait(store.trim(topic.id, np.arange(4), latest // 2))
+                store.wait(store.trim(topic.id, np.arange(4, dtype=np.uint32), latest // 2))
         stop.set()
 
     def read() -> None:
@@ -137,7 +138,7 @@ def test_threads_that_wait_share_commits(tmp_path: Path) -> None:
         for number in range(40):
             assert put(store, topic.id, (queue, b"%d" % number)) == [number]
 
-    together(*(lambda queue=queue: write(queue) for queue in range(8)))  # type: ignore[misc]
+    together(*(partial(write, queue) for queue in range(8)))
     after = store.stats()
     assert after.committed_entries_total - before.committed_entries_total == 320
     assert after.commits_total - before.commits_total < 300
@@ -147,7 +148,8 @@ def test_threads_that_wait_share_commits(tmp_path: Path) -> None:
 def test_a_topic_created_by_many_at_once_is_one_topic(tmp_path: Path) -> None:
     store = ShardStore.open(tmp_path / "s", tiny())
     for turn in range(10):
-        barrier, found = threading.Barrier(6), []
+        barrier = threading.Barrier(6)
+        found: list[int] = []
 
         def create(turn: int = turn, barrier: threading.Barrier = barrier, found: list[int] = found) -> None:
             barrier.wait()
@@ -156,7 +158,7 @@ def test_a_topic_created_by_many_at_once_is_one_topic(tmp_path: Path) -> None:
         together(*[create] * 6)
         assert len(set(found)) == 1
     assert len(store.topics()) == 10
-    together(*(lambda queues=queues: store.grow_topic("t0", queues) and None for queues in (9, 5, 20, 7)))  # type: ignore[misc]
+    together(*(partial(store.grow_topic, "t0", queues) for queues in (9, 5, 20, 7)))
     assert store.topic("t0").queues == 20
     store.close()
 

@@ -158,7 +158,7 @@ def test_no_space_at_a_sync_stops_the_shard_too(tmp_path: Path) -> None:
     abandon(store)
 
 
-def test_a_write_that_did_not_fit_does_not_come_back(tmp_path: Path) -> None:
+def test_a_write_that_did_not_fit_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was reported dropped stays dropped, even if the next write has the length of its first entry."""
     disk, path = SimDisk(tmp_path), tmp_path / "shard"
     store = open_stepped(path, tiny(), disk)
@@ -168,7 +168,7 @@ def test_a_write_that_did_not_fit_does_not_come_back(tmp_path: Path) -> None:
     lsn, buffer = store._writer._appender.lsn, store._writer._appender.pending_bytes
     disk.chance.seed(3)
     point = disk.at(1, errno.ENOSPC, ("write",))
-    disk.chance.randint = lambda low, high: high - 20  # type: ignore[method-assign]  # most of it got there
+    monkeypatch.setattr(disk.chance, "randint", lambda low, high: high - 20)  # most of it got there
     with pytest.raises(DiskFull):
         store.commit()
     assert (point.hits, buffer > 100, lsn > buffer) == (1, True, True)
@@ -221,7 +221,7 @@ def test_writes_are_refused_below_the_free_space_that_is_kept(tmp_path: Path) ->
     abandon(store)
 
 
-def test_a_segment_that_just_began_is_no_full_disk(tmp_path: Path) -> None:
+def test_a_segment_that_just_began_is_no_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Housekeeping that is overtaken by writers must not take the missing segment for missing space."""
     disk, path = SimDisk(tmp_path), tmp_path / "shard"
     store = open_stepped(path, tiny(), disk)
@@ -233,9 +233,8 @@ def test_a_segment_that_just_began_is_no_full_disk(tmp_path: Path) -> None:
             put(store, topic.id, (0, body(at, 8_000)))
         return free_bytes(where)
 
-    disk.free_bytes = overtaken  # type: ignore[method-assign]
+    monkeypatch.setattr(disk, "free_bytes", overtaken)
     keep_house(store)
-    disk.free_bytes = free_bytes  # type: ignore[method-assign]
     assert not store._maintenance.disk_full
     abandon(store)
 
@@ -301,13 +300,13 @@ def test_names_of_queues_stay_right_through_a_full_disk_at_any_operation(tmp_pat
             if turn % 8 == 7:
                 background(store.store, lambda store=store: flush(store.store))  # type: ignore[misc]
                 keep_house(store.store)
-        for again in (store, None):
-            if again is None:
+        for reopened in (False, True):
+            if reopened:
                 abandon(store)
-                again = open_queues(path, disk.power_cut(nth))
-            assert len(again) == len(model)
-            assert {name: again.get(name, 0, 100) for name in model} == model
-        abandon(again)
+                store = open_queues(path, disk.power_cut(nth))
+            assert len(store) == len(model)
+            assert {name: store.get(name, 0, 100) for name in model} == model
+        abandon(store)
         if point.hits == 0:
             assert nth > 15
             break

@@ -92,7 +92,7 @@ def open_table(tmp_path: Path, raw: bytes) -> Table:
 
 def test_a_golden_table_is_read(tmp_path: Path) -> None:
     opened = open_table(tmp_path, golden(TABLE))
-    offsets = {}
+    offsets: dict[tuple[int, int], list[int]] = {}
     for block in opened.scan():
         for key, offset in zip(block.keys.tolist(), block.offsets.tolist(), strict=True):
             offsets.setdefault((key >> 32, key & 0xFFFFFFFF), []).append(offset)

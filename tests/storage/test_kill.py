@@ -72,7 +72,7 @@ def test_a_killed_shard_has_everything_acknowledged_and_nothing_twice(tmp_path: 
         acknowledged = run_and_kill(SHARD_WRITER, path, chance.uniform(0.05, 0.6))
         with ShardStore.open(path, tiny(level0_merge=2)) as store:
             topic_id = store.topic("t").id
-            stored = {}
+            stored: dict[int, bytes] = {}
             for queue in range(5):
                 found = bodies(store, topic_id, queue)
                 assert list(found) == list(range(len(found)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,7 @@ from lsmq_node.storage import Appended, QueueStore, ShardStore
 from support.sim_disk import PowerCut, SimClock, SimDisk
 
 from .harness import (
+    DEPTH,
     KIB,
     SMALL,
     Put,
@@ -42,19 +44,19 @@ from .harness import (
     open_stepped,
     profile,
     small,
+    small_parts,
 )
 from .model import Model, Row, view
 
+picks = st.integers(0, 2)
 NAMES = ("alpha", "beta", "gamma")
 MAX_QUEUES = 6
-sizes = st.sampled_from((0, 1, 20, 200, 1_000, 4_000, 20_000, 90 * KIB))
-optional_text = st.sampled_from((None, "", "k", "a key of some length"))
-puts = st.lists(
-    st.tuples(st.integers(0, MAX_QUEUES - 1), sizes, optional_text, optional_text, st.integers(0, 3)),
-    min_size=1,
-    max_size=12,
-)
-fractions = st.floats(0, 1)
+SIZES = (0, 1, 20, 20, 200, 200, 1_000, 1_000, 4_000, 20_000, 90 * KIB)
+TEXTS = (None, None, "", "k", "a key of some length")
+sizes = st.sampled_from(SIZES)
+#: A drawn seed stands for many choices: that leaves room for long runs, at the price of coarser shrinking.
+seeds = st.integers(0, 1 << 20)
+fractions = st.sampled_from([at / 16 for at in range(17)])
 
 Effect = Callable[[Model], None]
 
@@ -75,18 +77,23 @@ class StoreMachine(RuleBasedStateMachine):
         self.times: dict[tuple[int, int], list[int]] = {}  # topic id and queue to stored_ms by offset
         self.producers: dict[int, list[tuple[Any, int, list[int]]]] = {}  # batches in order, with their answers
         self.serial = 0
-        self.next_topic_id = 1
+        self.patches = contextlib.ExitStack()
 
-    @initialize(compression=st.sampled_from(("none", "zstd")))
-    def start(self, compression: str) -> None:
+    @initialize(compression=st.sampled_from(("none", "zstd")), parts=st.booleans())
+    def start(self, compression: str, parts: bool) -> None:
+        if parts:
+            self.patches.enter_context(small_parts())
         self.options = small(compression=compression, cache_bytes=16 * KIB)
         self.store = self.open()
+        for name in NAMES[:2]:
+            self.create(name, 3)
 
     def open(self) -> ShardStore:
         return open_stepped(self.path, self.options, self.disk, self.clock)
 
-    def topic(self, data: st.DataObject) -> str | None:
-        return data.draw(st.sampled_from(sorted(self.model.topics))) if self.model.topics else None
+    def topic(self, pick: int) -> str:
+        names = sorted(self.model.topics)
+        return names[pick % len(names)]
 
     def commit(self) -> None:
         self.store.commit()
@@ -108,18 +115,17 @@ class StoreMachine(RuleBasedStateMachine):
         self.model.create(name, topic.id, queues)
         assert topic.id == self.model.topics[name].id
 
-    @rule(data=st.data(), queues=st.integers(1, MAX_QUEUES))
-    def grow(self, data: st.DataObject, queues: int) -> None:
-        name = self.topic(data)
-        if name is not None:
-            self.commit()
-            self.model.grow(name, queues)
-            assert self.store.grow_topic(name, queues).queues == self.model.topics[name].queues
+    @rule(topic=picks, queues=st.integers(1, MAX_QUEUES))
+    def grow(self, topic: int, queues: int) -> None:
+        name = self.topic(topic)
+        self.commit()
+        self.model.grow(name, queues)
+        assert self.store.grow_topic(name, queues).queues == self.model.topics[name].queues
 
-    @rule(data=st.data(), sure=st.integers(0, 3))
-    def drop(self, data: st.DataObject, sure: int) -> None:
-        name = self.topic(data)
-        if name is not None and sure == 0:
+    @rule(topic=picks, sure=st.integers(0, 5))
+    def drop(self, topic: int, sure: int) -> None:
+        name = self.topic(topic)
+        if len(self.model.topics) > 1 and sure == 0:
             self.commit()
             topic_id = self.model.topics[name].id
             self.store.delete_topic(name)
@@ -137,8 +143,8 @@ class StoreMachine(RuleBasedStateMachine):
                 self.store.append(topic.id, batch)
             return None
         ahead = self.model.copy()
-        for effect in self.line:
-            effect(ahead)
+        for waiting in self.line:
+            waiting(ahead)
         expected = ahead.append(name, items)
         appended = self.store.append(topic.id, batch)
         assert appended.offsets.tolist() == expected
@@ -153,30 +159,41 @@ class StoreMachine(RuleBasedStateMachine):
         self.appended.append(appended)
         return appended
 
-    def draw_puts(self, name: str, drawn: list[tuple[int, int, str | None, str | None, int]]) -> list[Put]:
-        queues = self.model.topics[name].queues
-        items = []
-        for queue, size, key, tag, priority in drawn:
+    def some_puts(self, name: str, seed: int, largest: int = 90 * KIB) -> list[Put]:
+        chance, queues = random.Random(seed), self.model.topics[name].queues
+        plain, items = chance.random() < 0.5, []
+        for _ in range(chance.choice((1, 2, 5, 12, 40))):
             self.serial += 1
-            due = self.serial * priority
-            items.append(Put(queue % queues, body(self.serial, size), key, tag, priority, due))
+            content = body(self.serial, min(largest, chance.choice(SIZES[: chance.randint(3, len(SIZES))])))
+            if plain:
+                items.append(Put(chance.randrange(queues), content))
+                continue
+            priority = chance.randint(0, 3)
+            key, tag = chance.choice(TEXTS), chance.choice(TEXTS)
+            items.append(Put(chance.randrange(queues), content, key, tag, priority, self.serial * priority))
         return items
 
-    @rule(data=st.data(), drawn=puts, wait=st.booleans())
-    def append(self, data: st.DataObject, drawn: list[Any], wait: bool) -> None:
-        name = self.topic(data)
-        if name is not None:
-            self.append_puts(name, self.draw_puts(name, drawn))
-            if wait:
-                self.commit()
+    @rule(topic=picks, seed=seeds, wait=st.booleans())
+    def append(self, topic: int, seed: int, wait: bool) -> None:
+        name = self.topic(topic)
+        self.append_puts(name, self.some_puts(name, seed))
+        if wait:
+            self.commit()
 
-    @rule(data=st.data(), drawn=puts, producer=st.integers(1, 2), repeat=st.integers(0, 2))
-    def append_once(self, data: st.DataObject, drawn: list[Any], producer: int, repeat: int) -> None:
-        name = self.topic(data)
-        if name is None:
-            return
+    @rule(topic=picks, seed=seeds, turns=st.integers(1, 4))
+    def fill(self, topic: int, seed: int, turns: int) -> None:
+        """Several tables at once."""
+        name = self.topic(topic)
+        for turn in range(turns):
+            self.append_puts(name, self.some_puts(name, seed + turn, 1_000))
+            self.commit()
+            flush(self.store)
+
+    @rule(topic=picks, seed=seeds, producer=st.integers(1, 2), repeat=st.integers(0, 2))
+    def append_once(self, topic: int, seed: int, producer: int, repeat: int) -> None:
+        name = self.topic(topic)
         known = self.producers.setdefault(producer, [])
-        items = self.draw_puts(name, [(queue, min(size, 4_000), *rest) for queue, size, *rest in drawn])
+        items = self.some_puts(name, seed, 1_000)
         fields = {"producer_id": producer, "sequence": len(known)}
         appended = self.append_puts(name, items, **fields)
         assert appended is not None
@@ -198,11 +215,9 @@ class StoreMachine(RuleBasedStateMachine):
             assert again.duplicate
             assert again.offsets.tolist() == offsets
 
-    @rule(data=st.data(), queue=st.integers(0, MAX_QUEUES - 1), where=fractions)
-    def trim(self, data: st.DataObject, queue: int, where: float) -> None:
-        name = self.topic(data)
-        if name is None:
-            return
+    @rule(pick=picks, queue=st.integers(0, MAX_QUEUES - 1), where=fractions)
+    def trim(self, pick: int, queue: int, where: float) -> None:
+        name = self.topic(pick)
         self.commit()
         topic = self.model.topics[name]
         queue %= topic.queues
@@ -210,11 +225,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.wait(self.store.trim(topic.id, queue, offset))
         self.model.trim(name, queue, offset)
 
-    @rule(data=st.data(), queue=st.integers(0, MAX_QUEUES - 1), first=fractions, count=st.integers(1, 9))
-    def delete(self, data: st.DataObject, queue: int, first: float, count: int) -> None:
-        name = self.topic(data)
-        if name is None:
-            return
+    @rule(pick=picks, queue=st.integers(0, MAX_QUEUES - 1), first=fractions, count=st.integers(1, 9))
+    def delete(self, pick: int, queue: int, first: float, count: int) -> None:
+        name = self.topic(pick)
         self.commit()
         topic = self.model.topics[name]
         queue %= topic.queues
@@ -225,11 +238,9 @@ class StoreMachine(RuleBasedStateMachine):
             self.store.wait(self.store.delete(topic.id, queues, np.array(offsets)))
             self.model.delete(name, queue, offsets)
 
-    @rule(data=st.data(), group=st.sampled_from(("g", "h")), queue=st.integers(0, MAX_QUEUES - 1), where=fractions)
-    def commit_offsets(self, data: st.DataObject, group: str, queue: int, where: float) -> None:
-        name = self.topic(data)
-        if name is None:
-            return
+    @rule(pick=picks, group=st.sampled_from(("g", "h")), queue=st.integers(0, MAX_QUEUES - 1), where=fractions)
+    def commit_offsets(self, pick: int, group: str, queue: int, where: float) -> None:
+        name = self.topic(pick)
         self.commit()
         topic = self.model.topics[name]
         queue %= topic.queues
@@ -245,16 +256,14 @@ class StoreMachine(RuleBasedStateMachine):
     # -- reading -----------------------------------------------------------------------------------------
 
     @rule(
-        data=st.data(),
+        pick=picks,
         queue=st.integers(0, MAX_QUEUES),
-        where=st.floats(-0.1, 1.2),
+        where=st.sampled_from([at / 16 for at in range(-1, 19)]),
         max_records=st.integers(1, 20),
         max_bytes=st.sampled_from((1, 300, 5_000, 200_000)),
     )
-    def read(self, data: st.DataObject, queue: int, where: float, max_records: int, max_bytes: int) -> None:
-        name = self.topic(data)
-        if name is None:
-            return
+    def read(self, pick: int, queue: int, where: float, max_records: int, max_bytes: int) -> None:
+        name = self.topic(pick)
         topic = self.model.topics[name]
         if queue >= topic.queues:
             with pytest.raises(UnknownQueue):
@@ -288,14 +297,13 @@ class StoreMachine(RuleBasedStateMachine):
                     rows[message.queue, message.offset] = Row.of(message)
         return rows
 
-    @rule(data=st.data(), order=st.permutations(range(MAX_QUEUES)), max_records=st.integers(1, 60))
-    def read_many(self, data: st.DataObject, order: list[int], max_records: int) -> None:
-        name = self.topic(data)
-        if name is None:
-            return
+    @rule(pick=picks, seed=seeds, max_records=st.integers(1, 60))
+    def read_many(self, pick: int, seed: int, max_records: int) -> None:
+        name = self.topic(pick)
         topic = self.model.topics[name]
-        queues = [queue for queue in order if queue < topic.queues]
-        offsets = [data.draw(st.integers(0, len(topic.queue(queue).rows) + 1)) for queue in queues]
+        chance = random.Random(seed)
+        queues = chance.sample(range(topic.queues), chance.randint(1, topic.queues))
+        offsets = [chance.randint(0, len(topic.queue(queue).rows) + 1) for queue in queues]
         found = self.store.read_many(
             topic.id, np.array(queues, np.uint32), np.array(offsets, np.int64), max_records=max_records
         )
@@ -314,11 +322,9 @@ class StoreMachine(RuleBasedStateMachine):
         backlog = [queue for queue in queues if wanted[queue] < len(topic.queue(queue).rows)]
         assert bool(moved) == bool(backlog)
 
-    @rule(data=st.data(), queue=st.integers(0, MAX_QUEUES - 1), back_ms=st.integers(-10, 20_000))
-    def offset_for_time(self, data: st.DataObject, queue: int, back_ms: int) -> None:
-        name = self.topic(data)
-        if name is None:
-            return
+    @rule(pick=picks, queue=st.integers(0, MAX_QUEUES - 1), back_ms=st.integers(-10, 20_000))
+    def offset_for_time(self, pick: int, queue: int, back_ms: int) -> None:
+        name = self.topic(pick)
         topic = self.model.topics[name]
         queue %= topic.queues
         time_ms = self.clock.time_ms - back_ms
@@ -343,7 +349,6 @@ class StoreMachine(RuleBasedStateMachine):
         merge(self.store)
         keep_house(self.store)
 
-    @precondition(lambda self: self.model.topics)
     @rule(max_records=st.sampled_from((1, 2, 7, 1_000)), max_bytes=st.sampled_from((1, 300, 5_000, 100_000)))
     def check(self, max_records: int, max_bytes: int) -> None:
         self.commit()
@@ -386,11 +391,13 @@ class StoreMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "store"):
             abandon(self.store)
+        self.patches.close()
         self.directory.cleanup()
 
 
 TestStore = StoreMachine.TestCase
-TestStore.settings = profile(40, 50)
+TestStore.settings = profile(100, 50)
+TestStore.pytestmark = pytest.mark.timeout(300 * DEPTH)  # type: ignore[attr-defined]
 
 
 class QueueStoreMachine(RuleBasedStateMachine):
@@ -417,9 +424,11 @@ class QueueStoreMachine(RuleBasedStateMachine):
             pairs.append((name, body(self.serial, size)))
         return pairs
 
-    @rule(names=st.lists(st.text("aé水x", min_size=1, max_size=4), min_size=1, max_size=30), size=sizes)
-    def put(self, names: list[str], size: int) -> None:
-        pairs = self.pairs(names, size)
+    @rule(seed=seeds, size=sizes)
+    def put(self, seed: int, size: int) -> None:
+        chance = random.Random(seed)
+        count = chance.choice((1, 3, 10, 30))
+        pairs = self.pairs(["".join(chance.choices("aé水x", k=chance.randint(1, 4))) for _ in range(count)], size)
         expected = []
         for name, content in pairs:
             expected.append(len(self.model.setdefault(name, [])))
@@ -427,9 +436,9 @@ class QueueStoreMachine(RuleBasedStateMachine):
         assert self.store.put_many(pairs) == expected
 
     @precondition(lambda self: self.model)
-    @rule(data=st.data(), offset=st.integers(0, 20), num=st.integers(0, 20))
-    def get(self, data: st.DataObject, offset: int, num: int) -> None:
-        name = data.draw(st.sampled_from(sorted(self.model)))
+    @rule(pick=seeds, offset=st.integers(0, 20), num=st.integers(0, 20))
+    def get(self, pick: int, offset: int, num: int) -> None:
+        name = sorted(self.model)[pick % len(self.model)]
         assert self.store.get(name, offset, num) == self.model[name][offset : offset + num]
         assert self.store.length(name) == len(self.model[name])
 
@@ -482,4 +491,5 @@ class QueueStoreMachine(RuleBasedStateMachine):
 
 
 TestQueueStore = QueueStoreMachine.TestCase
-TestQueueStore.settings = profile(25, 30)
+TestQueueStore.settings = profile(50, 30)
+TestQueueStore.pytestmark = pytest.mark.timeout(300 * DEPTH)  # type: ignore[attr-defined]

@@ -249,7 +249,8 @@ def test_a_message_too_large_for_the_rest_of_a_read_is_not_passed_over(bench: Be
         put(bench.store, topic.id, (0, sent[offset]))
         if offset % 3 == 1:
             flush(bench.store)
-    offset, found = 0, {}
+    offset = 0
+    found: dict[int, bytes] = {}
     while offset < len(sizes):
         part = bench.store.read(topic.id, 0, offset, max_bytes=max_bytes)
         found |= {message.offset: message.body for batch in part.batches() for message in batch.messages("t")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -145,7 +146,7 @@ def test_a_tiny_batch_of_very_many_records_is_refused_before_it_takes_memory(tmp
 def test_a_producer_cannot_set_the_brokers_flags(tmp_path: Path, disk: SimDisk, flags: int) -> None:
     store = open_stepped(tmp_path / "s", tiny(), disk)
     topic = store.create_topic("t", 1)
-    columns = {Column.QUEUE: [0], Column.LENGTH: [1], Column.FLAGS: [flags]}
+    columns: dict[int, list[int]] = {Column.QUEUE: [0], Column.LENGTH: [1], Column.FLAGS: [flags]}
     with pytest.raises(InvalidBatch, match="flags"):
         store.append(topic.id, RecordBatch(encode_batch(1, columns, b"x")))
     abandon(store)
@@ -155,7 +156,8 @@ def test_times_at_both_ends_of_their_range_do_not_harm_their_neighbours(tmp_path
     store = open_stepped(tmp_path / "s", tiny(), disk)
     topic = store.create_topic("t", 1)
     due = [-(2**63), 2**63 - 1, 12_345, 0]
-    columns = {Column.QUEUE: [0] * 4, Column.LENGTH: [1] * 4, Column.DUE_MS: [value % 2**64 for value in due]}
+    columns: dict[int, list[int]] = {Column.QUEUE: [0] * 4, Column.LENGTH: [1] * 4}
+    columns[Column.DUE_MS] = [value % 2**64 for value in due]
     store.wait(store.append(topic.id, RecordBatch(encode_batch(4, columns, b"abcd"))))
     for _ in range(2):
         [batch] = store.read(topic.id, 0, 0).batches()
@@ -314,6 +316,6 @@ def test_queues_beyond_the_first_many_are_made_as_they_come(
 
 
 @pytest.mark.parametrize("options", [{"memtable_size": 1}, {"block_bytes": 1}, {"compression": "lzma"}])
-def test_impossible_options_are_refused_by_name(tmp_path: Path, options: dict[str, object]) -> None:
+def test_impossible_options_are_refused_by_name(tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match=next(iter(options))):
         QueueStore(tmp_path / "q", **options)

@@ -289,6 +289,27 @@ def test_asynchronous_mode_loses_no_more_than_what_was_not_synced(tmp_path: Path
         assert found == {at: sent[at] for at in range(len(found))}
 
 
+def test_asynchronous_mode_keeps_what_was_flushed_whatever_became_of_the_log(tmp_path: Path) -> None:
+    """A flush is durable though the log it came from never was; the log goes on behind it."""
+    for seed in range(20):
+        log = Log(tmp_path / str(seed))
+        store = open_stepped(log.path, tiny(flush_mode=FlushMode.ASYNC), log.disk, SimClock())
+        sent = {at: body(at, 5_000 + at) for at in range(20)}
+        for at in range(16):
+            put(store, log.topic_id, (0, sent[at]))
+            if at % 5 == 4:
+                flush(store)
+        abandon(store)
+        disk = log.disk.power_cut(seed)
+        store = open_stepped(log.path, tiny(flush_mode=FlushMode.ASYNC), disk, SimClock())
+        found = bodies(store, log.topic_id, 0)
+        assert len(found) in (15, 16)
+        for at in range(len(found), 20):
+            assert put(store, log.topic_id, (0, sent[at])) == [at]
+        store.close()
+        assert log.recovered(disk.power_cut(seed)) == sent
+
+
 @profile(60)
 @given(
     sizes=st.lists(st.integers(0, 3 * BLOCK_BYTES), min_size=1, max_size=12),

@@ -76,6 +76,9 @@ class Workload:
         yield lambda: self._append("t", 4, 7_700)
         yield lambda: self._append("t", 4, 7_800)
         yield lambda: self._work(keep_house)
+        for size in (7_100, 7_200, 7_300, 7_400):  # more than a memtable: two of them wait for their flush
+            yield lambda size=size: self._append("t", 4, size)  # type: ignore[misc]
+        yield lambda: self._work(flush)
         yield lambda: self._append("t", 4, 60)
 
     # Each step tells the model first what it attempts, then what was acknowledged.

@@ -163,8 +163,7 @@ def load_checkpoint(disk: Disk, path: Path) -> tuple[int, ShardState]:
         topic = Topic(topic_id, name, queues, TopicOptions.from_dict(options), created_ms)
         state.put_topic(topic, first, end)
         item = state.topics[topic_id]
-        item.committed, item.start = _unpack(ends), _unpack(starts)
-        item.next = item.committed.copy()
+        item.restore(_unpack(ends), _unpack(starts))
         item.deletes, item.version = deletes, version
     state.next_topic_id = values["next_topic_id"]
     for group, topic_id, packed in values["offsets"]:

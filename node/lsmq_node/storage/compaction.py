@@ -2,8 +2,8 @@
 
 Level 0 holds one table a flush; level 1 is a list of *generations*, runs of tables in key order that do not
 overlap, oldest first. When enough tables wait in level 0 they are merged, all of them, into the newest
-generation, together with those newest generations that are no larger than what is merged already. So sizes
-grow geometrically with age, a record is rewritten a logarithmic number of times, the number of runs a read may
+generation; where the three newest generations are of about that size, they are merged with them, and so on. So
+sizes grow by fours with age, a record is rewritten a logarithmic number of times, the number of runs a read may
 have to look at stays small, and a generation holds messages of one stretch of time, which retention can drop
 as whole files.
 
@@ -28,6 +28,8 @@ from .sstable import IndexColumn
 from .version import Run
 
 PARTITION_BYTES = 16 << 20
+#: So many runs of about one size become one.
+_FAN = 4
 _SHADOW = np.uint64(TOMBSTONE_TOPIC << 32)
 
 #: Earliest offset kept of each of the given queue keys; a topic that is gone keeps nothing.
@@ -58,12 +60,14 @@ def choose(
         return None
     total = sum(level0_bytes)
     count = 0
-    for size in reversed(generation_bytes):
-        if size > total or size + total > options.generation_bytes:
-            break
-        total += size
-        count += 1
-    return Pick(len(level0_bytes), count)
+    newest_first = generation_bytes[::-1]
+    while True:
+        tier = newest_first[count : count + _FAN - 1]
+        full = len(tier) == _FAN - 1 and max(tier) <= 2 * total
+        if not full or total + sum(tier) > options.generation_bytes:
+            return Pick(len(level0_bytes), count)
+        total += sum(tier)
+        count += len(tier)
 
 
 def merge(runs: Sequence[Run], log_starts: LogStarts, *, keep_tombstones: bool) -> Iterator[SortedRecords]:

@@ -59,7 +59,7 @@ class StoreOptions:
     segment_bytes: int = 64 * MiB
     block_bytes: int = 32 * 1024
     table_bytes: int = 128 * MiB
-    generation_bytes: int = 4096 * MiB
+    generation_bytes: int = 16 * 1024 * MiB
     level0_merge: int = 8
     slow_level0: int = 24
     max_level0: int = 48

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from lsmq.errors import ClientClosed, InvalidRequest, StoreBusy
 from lsmq.record_batch import Column, RecordBatch, split_batches
 
-from .columns import DTYPES, Columns, decode_column, encode_one
+from .columns import Columns, encode_one
 from .disk import Clock, Disk
 from .log_writer import Appended, RoundOver
 from .memtable import SortedRecords
@@ -96,18 +96,11 @@ class QueueStore:
         while offset < latest:
             found = self._store.read(self._names_id, 0, offset, max_records=1 << 20, max_bytes=8 << 20)
             for batch in found.batches():
-                lengths = decode_column(
-                    batch.buffer,
-                    batch.directory.get(Column.LENGTH),
-                    batch.record_count,
-                    DTYPES[Column.LENGTH],
-                ).astype(np.int64)
+                ends = list(accumulate(batch.column(Column.LENGTH), initial=0))
                 joined = bytes(batch.payload)
-                ends = np.cumsum(lengths).tolist()
-                starts = [0, *ends[:-1]]
-                names = [joined[start:end].decode() for start, end in zip(starts, ends, strict=True)]
+                names = [joined[start:end].decode() for start, end in pairwise(ends)]
                 seen = len(self._names) - batch.column(Column.OFFSET)[0]  # whole blocks begin below the offset asked
-                self._names.add_encoded(joined[starts[seen] :] if seen else joined, lengths[seen:], names[seen:])
+                self._names.add(names[seen:])
             offset = int(found.next_offsets[0])
 
     def __len__(self) -> int:
@@ -171,7 +164,10 @@ class QueueStore:
 
     def _append(self, names: list[str], lengths: NDArray[np.uint32], payload: bytes) -> Appended:
         """Put a batch in line, and before it the names that are new. The lock is held."""
-        numbers = self._names.find(names)
+        try:
+            numbers = self._names.find(names)
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"a queue name cannot be encoded in UTF-8: {error}") from error
         fresh = list(dict.fromkeys(names[at] for at in np.flatnonzero(numbers < 0).tolist()))
         if not fresh:
             only = ((self._messages_id, _batch(numbers, lengths, payload)),)
@@ -183,7 +179,7 @@ class QueueStore:
         if len(joined) > self._max_batch_bytes and len(names) > 1:
             raise _TooManyNames
         known = len(self._names)
-        self._names.add_encoded(joined, name_lengths, fresh)
+        self._names.add(fresh)
         try:
             numbers = self._names.find(names)
             appended = self._store.append_many(
@@ -200,10 +196,7 @@ class QueueStore:
 
     def _make_room(self, fresh: list[str]) -> None:
         for name in fresh:
-            try:
-                size = len(name.encode())
-            except UnicodeEncodeError as error:
-                raise InvalidRequest(f"the queue name {name[:40]!r} cannot be encoded in UTF-8") from error
+            size = len(name.encode())
             if not 1 <= size <= MAX_NAME_BYTES:
                 raise InvalidRequest(
                     f"a queue name has 1 to {MAX_NAME_BYTES} bytes in UTF-8; {name[:40]!r} has {size}",

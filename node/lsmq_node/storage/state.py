@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lsmq.errors import InvalidRequest, InvalidTopicName, OutOfOrderSequence, StaleSequence, UnknownProducer
 
@@ -85,31 +86,41 @@ class Topic:
 
 
 class TopicState:
-    """A topic's queues ``[first, end)`` on this shard. Arrays are indexed by ``queue - first``."""
+    """A topic's queues ``[first, end)`` on this shard. Arrays are indexed by ``queue - first``.
 
-    __slots__ = ("committed", "deletes", "end", "first", "next", "start", "topic", "version")
+    The three numbers of a queue lie side by side, so that an append and its commit touch one cache line of it.
+    """
+
+    __slots__ = ("_rows", "committed", "deletes", "end", "first", "next", "start", "topic", "version")
 
     def __init__(self, topic: Topic, first: int, end: int) -> None:
         self.topic = topic
         self.first = first
         self.end = end
-        count = end - first
-        self.next: I64 = np.zeros(count, np.int64)
-        self.committed: I64 = np.zeros(count, np.int64)
-        self.start: I64 = np.zeros(count, np.int64)
+        self.next: I64
+        self.committed: I64
+        self.start: I64
+        self._use(np.zeros((end - first, 4), np.int64))
         self.deletes = 0  # tombstones ever applied
         self.version = 0  # raised by every change; a checkpoint packs what changed
+
+    def _use(self, rows: NDArray[np.int64]) -> None:
+        self._rows = rows
+        self.next, self.committed, self.start = rows[:, 0], rows[:, 1], rows[:, 2]
+
+    def restore(self, committed: I64, start: I64) -> None:
+        """Take over what a checkpoint holds: the ends and the log starts of all queues."""
+        count = len(committed)
+        self.next[:count] = self.committed[:count] = committed
+        self.start[:count] = start
 
     def grow(self, topic: Topic, end: int) -> None:
         """More queues at the end. Arrays double, so that growing one by one stays cheap."""
         count = end - self.first
-        if count > len(self.next):
-            capacity = max(count, 2 * len(self.next), 1024)
-            for name in ("next", "committed", "start"):
-                wider = np.zeros(capacity, np.int64)
-                old = getattr(self, name)
-                wider[: len(old)] = old
-                setattr(self, name, wider)
+        if count > len(self._rows):
+            rows = np.zeros((max(count, 2 * len(self._rows), 1024), 4), np.int64)
+            rows[: len(self._rows)] = self._rows
+            self._use(rows)
         self.topic, self.end = topic, end
         self.version += 1
 
