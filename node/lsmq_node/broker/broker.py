@@ -8,6 +8,7 @@ threads (fdatasync), the read pool (anything that may touch the disk for a consu
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -273,7 +274,17 @@ class Broker:
                 records_left, bytes_left = max_records - found.record_count, max_bytes - found.size_bytes
                 if records_left <= 0 or bytes_left <= 0:
                     break
-                found.add(store.read_many(topic.id, some, starts, max_records=records_left, max_bytes=bytes_left))
+                # Begin at another queue each time: busy queues that fill an answer must not starve the others.
+                turn = -random.randrange(len(some))
+                found.add(
+                    store.read_many(
+                        topic.id,
+                        np.roll(some, turn),
+                        np.roll(starts, turn),
+                        max_records=records_left,
+                        max_bytes=bytes_left,
+                    )
+                )
             pieces.append(pieces.pop(0))  # The next read, if this one found nothing, begins elsewhere.
             return found
 
