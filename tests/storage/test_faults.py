@@ -165,7 +165,7 @@ def test_a_write_that_did_not_fit_does_not_come_back(tmp_path: Path, monkeypatch
     topic = store.create_topic("t", 1)
     for content in (b"first", b"other", b"third"):
         append(store, topic.id, (0, content))
-    lsn, buffer = store._writer._appender.lsn, store._writer._appender.pending_bytes
+    lsn, buffer = store._line._appender.lsn, store._line._appender.pending_bytes
     disk.chance.seed(3)
     point = disk.at(1, errno.ENOSPC, ("write",))
     monkeypatch.setattr(disk.chance, "randint", lambda low, high: high - 20)  # most of it got there

@@ -200,7 +200,7 @@ def test_a_producer_goes_on_after_a_reopening_though_its_last_topic_was_deleted(
     state = store._queries.topic_state(gone.id)
     store.delete_topic("gone")
     late = batch_of([Put(0, b"late")], producer_id=5, sequence=0)
-    [appended] = store._writer.append_records([(state, late)])
+    [appended] = store._line.append_records([(state, late)])
     store.wait(appended)
     abandon(store)
     store = open_stepped(path, tiny(), disk.kill())

@@ -3,7 +3,8 @@
 :class:`ShardStore` is a shard's engine; :class:`QueueStore` is the same engine as a library of named queues.
 """
 
-from .log_writer import Appended, Committed
+from .line import Appended
+from .log_writer import Committed
 from .options import FlushMode, StoreOptions
 from .queue_store import QueueStore
 from .reader import FileRange, Slice

@@ -54,6 +54,11 @@ class PendingRecords:
     ends: I64
     producer: tuple[int, int, int] | None
 
+    def touched_queues(self) -> tuple[int, U32]:
+        """The topic's id and the queues that got records."""
+        first = np.uint32(self.state.first)
+        return self.state.topic.id, self.touched + first if first else self.touched
+
     def stored(self) -> Stored:
         """The answer to remember for the producer's batch."""
         assert self.producer is not None
@@ -118,15 +123,18 @@ class Applier:
             producer,
         )
 
-    def replay(self, entry: Entry) -> None:
-        """Apply an entry read back from the log. Raises ``CorruptFile`` when it does not fit the state."""
+    def replay(self, entry: Entry) -> PendingRecords | None:
+        """Apply an entry as it stands in the log; returns its records where it has some.
+
+        Raises ``CorruptFile`` when it does not fit the state.
+        """
         if entry.kind != EntryKind.RECORDS:
             self.apply_entry(entry)
-            return
+            return None
         state = self._state.topics.get(entry.topic_id)
         if state is None:  # written to a topic in the moment it was deleted; its producer goes on elsewhere
             self._replay_orphan(entry)
-            return
+            return None
         batch = stored_batch(entry.body, self._source, entry.lsn, "log entry")
         pending = self.prepare(state, batch, BatchColumns(batch), entry.time_ms)
         pending.end_lsn = entry.end_lsn
@@ -139,6 +147,7 @@ class Applier:
                 position=entry.lsn,
             )
         self.apply_records(pending)
+        return pending
 
     def _replay_orphan(self, entry: Entry) -> None:
         batch = stored_batch(entry.body, self._source, entry.lsn, "log entry")

@@ -24,7 +24,7 @@ from lsmq.record_batch import Column, RecordBatch, split_batches
 
 from .columns import Columns, encode_one
 from .disk import Clock, Disk
-from .log_writer import Appended, RoundOver
+from .line import Appended, RoundOver
 from .memtable import SortedRecords
 from .options import FlushMode, StoreOptions
 from .queue_names import QueueNames

@@ -21,7 +21,8 @@ from lsmq.record_batch import Column, RecordBatch, encode_batch
 from .applier import Applier
 from .columns import I64, U32
 from .disk import Clock, Disk, OsDisk, SystemClock
-from .log_writer import Appended, Committed, LogWriter
+from .line import Appended, Line
+from .log_writer import Committed, LogWriter
 from .maintenance import Maintenance
 from .options import StoreOptions
 from .queries import Queries
@@ -31,7 +32,7 @@ from .retention import expired_tables
 from .state import Topic, TopicOptions, TopicState, check_topic_name
 from .stats import Counters, StoreStats
 from .tables import TableSet
-from .wal import EntryKind
+from .wal import Appender, EntryKind
 
 MAX_QUEUES = 16_000_000
 
@@ -50,13 +51,14 @@ class ShardStore:
         self._tables = TableSet(path, options, disk, clock, opened, self._counters)
         applier = Applier(self._state, self._tables, self._counters, str(path))
         lsn, epoch = self._replay(Replay(opened, path, disk), applier)
-        self._writer = LogWriter(path, options, clock, self._state, self._segments, applier, self._counters, lsn, epoch)
+        self._line = Line(options, clock, self._state, applier, Appender(lsn, self._segments.segment_bytes), epoch)
+        self._writer = LogWriter(path, options, self._state, self._segments, applier, self._counters, self._line)
         self._queries = Queries(self._state, self._tables, self._counters)
         self._maintenance = Maintenance(
             path, options, disk, clock, self._tables, self._segments, self._writer, self._retain
         )
-        self._writer.admit = self._maintenance.admit
-        self._writer.after_commit = self._maintenance.committed
+        self._line.admit = self._maintenance.admit
+        self._writer.after_write = self._maintenance.committed
         self._writer.on_disk_full = self._maintenance.disk_is_full
         self._catalog_lock = threading.Lock()  # one change of the catalog at a time, from question to commit
         self._closed = False
@@ -135,7 +137,7 @@ class ShardStore:
         if not 1 <= queues <= MAX_QUEUES:
             raise InvalidRequest(f"a topic has 1 to {MAX_QUEUES} queues, not {queues}", topic=name, limit=MAX_QUEUES)
         with self._catalog_lock:
-            with self._writer.lock:
+            with self._line.lock:
                 existing = self._state.by_name.get(name)
                 if existing is not None:
                     return self._same_topic(existing.topic, queues, options)
@@ -159,14 +161,14 @@ class ShardStore:
     def _append_topic(self, topic: Topic, first: int, end: int) -> Appended:
         self._maintenance.admit(0)
         fields = [topic.id, topic.name, topic.queues, topic.options.to_dict(), topic.created_ms, first, end]
-        return self._writer.append_entry(EntryKind.CATALOG, topic.id, 0, msgpack.packb(["put", *fields]))
+        return self._line.append_entry(EntryKind.CATALOG, topic.id, 0, msgpack.packb(["put", *fields]))
 
     def grow_topic(self, name: str, queues: int) -> Topic:
         """Give a topic more queues at its end. Durable on return; no effect when it has that many."""
         if queues > MAX_QUEUES:
             raise InvalidRequest(f"a topic has 1 to {MAX_QUEUES} queues, not {queues}", topic=name, limit=MAX_QUEUES)
         with self._catalog_lock:
-            with self._writer.lock:
+            with self._line.lock:
                 state = self._topic_state(name)
                 if queues <= state.end:
                     return state.topic
@@ -179,10 +181,10 @@ class ShardStore:
     def delete_topic(self, name: str) -> None:
         """Delete a topic and its messages; their space comes back with the next merges. Durable on return."""
         with self._catalog_lock:
-            with self._writer.lock:
+            with self._line.lock:
                 topic = self._topic_state(name).topic
                 body = msgpack.packb(["drop", topic.id])
-                appended = self._writer.append_entry(EntryKind.CATALOG, topic.id, 0, body)
+                appended = self._line.append_entry(EntryKind.CATALOG, topic.id, 0, body)
             self.wait(appended)
 
     def topic(self, name: str) -> Topic:
@@ -210,7 +212,7 @@ class ShardStore:
         Raises ``UnknownTopic``, ``UnknownQueue``, ``InvalidBatch``, ``MessageTooLarge``, ``StoreBusy``,
         ``DiskFull``, ``ShardStopped``, ``OutOfOrderSequence``, ``StaleSequence`` or ``UnknownProducer``.
         """
-        return self._writer.append_records(((self._queries.topic_state(topic_id), batch),))[0]
+        return self._line.append_records(((self._queries.topic_state(topic_id), batch),))[0]
 
     def append_many(self, items: Sequence[tuple[int, RecordBatch]], *, round_: int | None = None) -> list[Appended]:
         """:meth:`append` for batches that belong together: they are committed, or dropped, together.
@@ -218,7 +220,7 @@ class ShardStore:
         Raises ``RoundOver`` when ``round_`` is given and is not the present one any more.
         """
         states = [(self._queries.topic_state(topic_id), batch) for topic_id, batch in items]
-        return self._writer.append_records(states, round_=round_)
+        return self._line.append_records(states, round_=round_)
 
     def delete(self, topic_id: int, queues: U32, offsets: I64) -> Appended:
         """Delete messages: they are not read any more, and their space comes back with merges."""
@@ -232,16 +234,16 @@ class ShardStore:
 
     def _append_positions(self, kind: EntryKind, topic_id: int, queues: U32, offsets: I64) -> Appended:
         batch = self._positions_batch(topic_id, queues, offsets)
-        with self._writer.lock:
-            return self._writer.append_entry(kind, topic_id, len(queues), batch)
+        with self._line.lock:
+            return self._line.append_entry(kind, topic_id, len(queues), batch)
 
     def commit_offsets(self, group: str, topic_id: int, queues: U32, offsets: I64, *, reset: bool = False) -> Appended:
         """Set a group's committed offsets. Without ``reset`` an offset never goes back."""
         batch = self._positions_batch(topic_id, queues, offsets)
         body = msgpack.packb([group, batch, reset])
-        with self._writer.lock:
+        with self._line.lock:
             self._maintenance.admit(len(body))
-            return self._writer.append_entry(EntryKind.OFFSETS, topic_id, len(queues), body)
+            return self._line.append_entry(EntryKind.OFFSETS, topic_id, len(queues), body)
 
     def _positions_batch(self, topic_id: int, queues: U32, offsets: I64) -> bytes:
         if len(queues) == 0 or len(queues) != len(offsets):
@@ -275,12 +277,12 @@ class ShardStore:
     @property
     def has_pending(self) -> bool:
         """Whether anything is in line for the next commit."""
-        return self._writer.has_pending
+        return len(self._line) > 0
 
     @property
     def round(self) -> int:
         """Counts how often what was in line has failed and was dropped."""
-        return self._writer.round
+        return self._line.round
 
     def on_commit(self, listener: Callable[[Committed], None]) -> None:
         """Call ``listener`` after each commit, in the committing thread. It must be quick and not raise."""

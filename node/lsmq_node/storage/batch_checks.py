@@ -1,0 +1,65 @@
+"""What a producer's batch must be before it is taken: refused here, it has cost nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lsmq.errors import InvalidBatch, MessageTooLarge, TooManyMessages, UnknownQueue
+from lsmq.record_batch import Column, RecordBatch
+
+from .applier import BatchColumns
+from .options import StoreOptions
+from .state import TopicState
+
+
+def check_count(batch: RecordBatch, options: StoreOptions) -> None:
+    """Before columns are decoded: records may cost no byte of the batch, but they cost memory here."""
+    limit = options.max_batch_records
+    if batch.record_count > limit:
+        raise TooManyMessages(
+            f"a batch of {batch.record_count} records is over the limit of {limit} (a record for each 32 bytes "
+            "of memtable_bytes); send smaller batches",
+            limit=limit,
+            count=batch.record_count,
+        )
+
+
+def check_batch(state: TopicState, batch: RecordBatch, columns: BatchColumns, options: StoreOptions) -> None:
+    """Raises ``UnknownQueue``, ``InvalidBatch`` or ``MessageTooLarge``."""
+    topic, queues, lengths = state.topic, columns.queues, columns.lengths
+    low, high = int(queues.min()), int(queues.max())
+    if low < state.first or high >= state.end:
+        queue = low if low < state.first else high
+        raise UnknownQueue(
+            f"topic {topic.name!r} has queues 0 to {topic.queues - 1}; there is no queue {queue} here",
+            topic=topic.name,
+            queue=queue,
+            queues=topic.queues,
+        )
+    total = int(lengths.sum(dtype=np.int64))
+    if total != len(batch.payload):
+        raise InvalidBatch(f"the records' lengths add up to {total} bytes, the payload has {len(batch.payload)}")
+    headers = columns.optional.get(Column.HEADER_LENGTH)
+    if headers is not None and (headers > lengths).any():
+        raise InvalidBatch("a record's header is longer than the record")
+    flags = columns.optional.get(Column.FLAGS)
+    if flags is not None and flags.any():
+        raise InvalidBatch("a producer's record has flags set, which are the broker's to set")
+    limit = options.max_message_bytes
+    if topic.options.max_message_bytes is not None:
+        limit = min(limit, topic.options.max_message_bytes)
+    longest = int(lengths.max())
+    if longest > limit:
+        raise MessageTooLarge(
+            f"a message of {longest} bytes (body, key, tag and properties) is over the limit of {limit}; send "
+            "it in parts, or raise max_message_bytes",
+            limit=limit,
+            size=longest,
+        )
+    if total > options.max_batch_bytes:
+        raise MessageTooLarge(
+            f"a batch of {total} bytes is over the limit of {options.max_batch_bytes} (half of "
+            "memtable_bytes); send smaller batches",
+            limit=options.max_batch_bytes,
+            size=total,
+        )

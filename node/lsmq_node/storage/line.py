@@ -1,0 +1,172 @@
+"""The line: writes that have their place in the log and their offsets, and wait to be written.
+
+What is in line shares one fate, called a *round*: when the disk is full all of it is dropped, its offsets are given
+back, and the next write begins a new round.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lsmq.record_batch import RecordBatch
+
+from .applier import Applier, BatchColumns, PendingEntry, PendingRecords
+from .batch_checks import check_batch, check_count
+from .columns import I64, wrap64
+from .disk import Clock
+from .options import StoreOptions
+from .state import ShardState, Stored, TopicState
+from .wal import Appender, Entry, EntryKind, encode_entry_header
+
+Pending = PendingRecords | PendingEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """A write in line: wait for it with :meth:`LogWriter.wait`.
+
+    Attributes:
+        lsn: it is committed when the store's committed LSN reaches this, in the same ``round`` or a later one.
+        offsets: one for each record of the batch.
+        duplicate: a repeat of a batch that was stored before; the rest is the answer given then.
+    """
+
+    lsn: int
+    round: int
+    offsets: I64
+    stored_ms: int
+    duplicate: bool = False
+
+
+class RoundOver(Exception):
+    """What the writer built on was dropped with its round: look again."""
+
+
+class Line:
+    """Thread-safe. ``admit`` is asked before a write of so many bytes is taken, and raises to refuse it."""
+
+    def __init__(
+        self, options: StoreOptions, clock: Clock, state: ShardState, applier: Applier, appender: Appender, epoch: int
+    ) -> None:
+        self._options = options
+        self._clock = clock
+        self._state = state
+        self._applier = applier
+        self._appender = appender
+        self.lock = threading.Lock()  # guards the line, and the state that appends look at
+        self._pending: list[Pending] = []
+        self._inflight: dict[tuple[int, int], list[Stored]] = {}  # by producer id and epoch
+        self.epoch = epoch
+        self.round = 0
+        self.durable_lsn = appender.lsn  # noted in each entry
+        self.admit: Callable[[int], None] = lambda size: None
+        self.check_open: Callable[[], None] = lambda: None
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    @property
+    def end_lsn(self) -> int:
+        """Where the next entry goes."""
+        return self._appender.lsn
+
+    def append_records(
+        self, items: Sequence[tuple[TopicState, RecordBatch]], *, round_: int | None = None
+    ) -> list[Appended]:
+        """Put batches in line, to be committed or dropped together; only in ``round_`` where it is given.
+
+        Raises ``RoundOver``, ``UnknownQueue``, ``InvalidBatch``, ``TooManyMessages``, ``MessageTooLarge``,
+        ``OutOfOrderSequence``, ``StaleSequence``, ``UnknownProducer``, or what ``check_open`` and ``admit`` raise.
+        """
+        for _, batch in items:
+            check_count(batch, self._options)
+        columns = [BatchColumns(batch) for _, batch in items]
+        for (state, batch), parsed in zip(items, columns, strict=True):
+            check_batch(state, batch, parsed, self._options)
+        with self.lock:
+            self.check_open()
+            if round_ is not None and round_ != self.round:
+                raise RoundOver
+            repeats = [self._find_repeat(batch) if batch.producer_id else None for _, batch in items]
+            if None in repeats:
+                self.admit(sum(len(batch.payload) for _, batch in items))
+            return [
+                self._append_records(state, batch, parsed)
+                if repeat is None
+                else Appended(repeat.lsn, self.round, repeat.offsets, repeat.stored_ms, duplicate=True)
+                for (state, batch), parsed, repeat in zip(items, columns, repeats, strict=True)
+            ]
+
+    def _append_records(self, state: TopicState, batch: RecordBatch, columns: BatchColumns) -> Appended:
+        stored_ms = self._clock.now_ms()
+        pending = self._applier.prepare(state, batch, columns, stored_ms)
+        check = wrap64(int(pending.offsets.sum()))
+        count, topic_id = batch.record_count, state.topic.id
+        header = encode_entry_header(EntryKind.RECORDS, self.epoch, self.durable_lsn, stored_ms, topic_id, count, check)
+        _, pending.end_lsn = self._appender.append(b"".join((header, batch.buffer[: batch.total_bytes])))
+        self._note_inflight(pending)
+        self._pending.append(pending)
+        return Appended(pending.end_lsn, self.round, pending.offsets, stored_ms)
+
+    def append_entry(self, kind: EntryKind, topic_id: int, count: int, body: bytes) -> Appended:
+        """Put an entry other than records in line. The caller holds ``lock``."""
+        self.check_open()
+        now = self._clock.now_ms()
+        header = encode_entry_header(kind, self.epoch, self.durable_lsn, now, topic_id, count, 0)
+        lsn, end_lsn = self._appender.append(header + body)
+        entry = Entry(lsn, end_lsn, kind, self.epoch, self.durable_lsn, now, topic_id, count, 0, body)
+        self._pending.append(PendingEntry(entry))
+        return Appended(end_lsn, self.round, np.empty(0, np.int64), now)
+
+    def take(self) -> tuple[int, bytearray, list[Pending]]:
+        """All that is in line: the LSN and the bytes to write there, and what they mean."""
+        with self.lock:
+            self.check_open()
+            pending, self._pending = self._pending, []
+            lsn, buffer = self._appender.take()
+            return lsn, buffer, pending
+
+    def restart(self, lsn: int, written: Iterable[PendingRecords]) -> int:
+        """Drop all that is in line and go on at ``lsn``; returns the round this ends. The caller holds ``lock``.
+
+        Offsets are given back, except those of ``written``: records that are in the log but not applied yet.
+        """
+        self._pending = []
+        self._inflight.clear()
+        for state in self._state.topics.values():
+            np.copyto(state.next, state.committed)
+        for item in written:
+            item.state.next[item.touched] = item.ends
+            self._note_inflight(item)
+        self._appender.reset(lsn)
+        ended, self.round = self.round, self.round + 1
+        return ended
+
+    # -- producers ---------------------------------------------------------------------------------------
+
+    def _find_repeat(self, batch: RecordBatch) -> Stored | None:
+        inflight = self._inflight.get((batch.producer_id, batch.producer_epoch))
+        if inflight:
+            for stored in inflight:
+                if stored.sequence == batch.sequence:
+                    return stored
+            if batch.sequence == inflight[-1].sequence + 1:
+                return None
+        return self._state.producers.check(batch.producer_id, batch.producer_epoch, batch.sequence)
+
+    def _note_inflight(self, item: PendingRecords) -> None:
+        if item.producer is not None:
+            self._inflight.setdefault(item.producer[:2], []).append(item.stored())
+
+    def landed(self, item: PendingRecords) -> None:
+        """A producer's batch is applied: the state remembers it from here on. The caller holds ``lock``."""
+        if item.producer is not None:
+            inflight = self._inflight.get(item.producer[:2])
+            if inflight:
+                inflight.pop(0)
+                if not inflight:
+                    del self._inflight[item.producer[:2]]
