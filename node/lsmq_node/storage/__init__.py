@@ -8,6 +8,7 @@ from .log_writer import Committed
 from .options import FlushMode, StoreOptions
 from .queue_store import QueueStore
 from .reader import FileRange, Slice
+from .replica_log import LogTrimmed, ReplicaLog
 from .shard_store import ShardStore
 from .state import Topic, TopicOptions
 from .stats import StoreStats
@@ -17,7 +18,9 @@ __all__ = [
     "Committed",
     "FileRange",
     "FlushMode",
+    "LogTrimmed",
     "QueueStore",
+    "ReplicaLog",
     "ShardStore",
     "Slice",
     "StoreOptions",

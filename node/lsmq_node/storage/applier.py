@@ -200,7 +200,7 @@ class Applier:
                     item.deletes += len(queues)
                     item.version += 1
             case EntryKind.EPOCH:
-                pass
+                state.epochs.append((entry.epoch, entry.lsn))
             case _:
                 raise CorruptFile(
                     f"{self._source}: the log entry at LSN {entry.lsn} has unknown kind {entry.kind}",

@@ -56,6 +56,7 @@ class Snapshot:
     topics: list[_TopicPart]
     offsets: list[tuple[str, int, I64 | bytes]]
     producers: list[Any]
+    epochs: list[tuple[int, int]]
 
 
 class Checkpointer:
@@ -98,7 +99,7 @@ class Checkpointer:
                 packed_offsets = _pack(values)
                 self._offsets[key] = (version, packed_offsets)
                 offsets.append((*key, packed_offsets))
-        return Snapshot(lsn, state.next_topic_id, topics, offsets, state.producers.dump())
+        return Snapshot(lsn, state.next_topic_id, topics, offsets, state.producers.dump(), list(state.epochs))
 
     def write(self, disk: Disk, directory: Path, number: int, snapshot: Snapshot) -> int:
         """Write a checkpoint file; durable on return. Returns its size in bytes."""
@@ -118,6 +119,7 @@ class Checkpointer:
                 "topics": topics,
                 "offsets": [[group, topic_id, packed] for group, topic_id, packed in snapshot.offsets],
                 "producers": snapshot.producers,
+                "epochs": snapshot.epochs,
             }
         )
         raw = HEAD.pack(MAGIC, VERSION, _crc(VERSION, body), len(body)) + body
@@ -170,6 +172,7 @@ def load_checkpoint(disk: Disk, path: Path) -> tuple[int, ShardState]:
         state.offsets[group, topic_id] = _unpack(packed)
         state.offsets_version[group, topic_id] = 0
     state.producers = Producers.load(values["producers"])
+    state.epochs = [(epoch, lsn) for epoch, lsn in values["epochs"]]
     return values["lsn"], state
 
 

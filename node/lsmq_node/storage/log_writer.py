@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lsmq.errors import ClientClosed, DiskFull, LsmqError, ShardStopped, TimedOut
+from lsmq.errors import ClientClosed, CorruptFile, DiskFull, InvalidRequest, LsmqError, ShardStopped, TimedOut
 
 from .applier import Applier, PendingEntry, PendingRecords
 from .columns import U32
@@ -24,7 +24,8 @@ from .options import FlushMode, StoreOptions
 from .segments import SegmentFiles
 from .state import ShardState
 from .stats import Counters
-from .wal import Entry
+from .wal import Entry, EntryKind
+from .wal_stream import EntryStream
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _REMEMBERED_ROUNDS = 64
@@ -65,8 +66,12 @@ class LogWriter:
         replicated: bool = False,
         applied_lsn: int | None = None,
         tail: list[Entry] | None = None,
+        epochs: list[tuple[int, int]] | None = None,
     ) -> None:
-        """``tail`` is what the log holds above ``applied_lsn``, where a replica does not know what is committed."""
+        """Args:
+        tail: what the log holds above ``applied_lsn``, where a replica does not know what is committed.
+        epochs: the log's history: leader epochs, and the LSN at which each begins.
+        """
         self._path = path
         self._options = options
         self._state = state
@@ -79,6 +84,9 @@ class LogWriter:
         self._advanced = threading.Condition()
         self._written: deque[Written] = deque(tail or ())
         self.written_lsn = self.durable_lsn = line.end_lsn
+        self._received_lsn = line.end_lsn
+        self._stream: EntryStream | None = None
+        self.epochs: list[tuple[int, int]] = list(epochs or ())
         self.committed_lsn = line.end_lsn if applied_lsn is None else applied_lsn
         self._failures: dict[int, tuple[int, LsmqError]] = {}
         self._stopped: LsmqError | None = None
@@ -106,6 +114,11 @@ class LogWriter:
     def synced(self, lsn: int) -> None:
         """Asynchronous mode: the log is on the disk up to ``lsn``."""
         self._note_durable(max(self.durable_lsn, lsn))
+
+    @property
+    def promised_lsn(self) -> int:
+        """How far the log is as durable as the flush mode promises."""
+        return self.durable_lsn if self._options.flush_mode is FlushMode.SYNC else self.written_lsn
 
     def _note_durable(self, lsn: int) -> None:
         self.durable_lsn = self.line.durable_lsn = lsn
@@ -164,7 +177,10 @@ class LogWriter:
         end_lsn = lsn + len(buffer)
         self._write(lsn, end_lsn, buffer)
         self._written.extend(pending)
-        self.written_lsn = end_lsn
+        for item in pending:
+            if isinstance(item, PendingEntry) and item.entry.kind == EntryKind.EPOCH:
+                self.epochs.append((item.entry.epoch, item.entry.lsn))
+        self.written_lsn = self._received_lsn = end_lsn
         self._counters.commits += 1
         self._counters.committed_entries += len(pending)
         self.after_write(end_lsn, len(buffer))
@@ -246,6 +262,108 @@ class LogWriter:
                 if records is not None:
                     touched.append(records.touched_queues())
 
+    # -- following a leader ------------------------------------------------------------------------------
+
+    def receive(self, lsn: int, piece: bytes | memoryview) -> int:
+        """A follower: put the leader's bytes at their place, not synced. Returns the LSN after the last whole entry.
+
+        Bytes that are here already are passed over. Raises ``InvalidRequest`` when bytes are missing before
+        ``lsn``, ``CorruptFile`` when the bytes are damaged (none of them counts then), and what a failed write does.
+        """
+        with self._lock:
+            self.check_open()
+            if self._stream is None:
+                self._stream = EntryStream(self.written_lsn, self._segments.segment_bytes, str(self._path))
+            stream = self._stream
+            if lsn > stream.end_lsn:
+                raise InvalidRequest(f"the log ends at LSN {stream.end_lsn}; bytes came for LSN {lsn}")
+            fresh = memoryview(piece)[stream.end_lsn - lsn :]
+            if not fresh:
+                return stream.lsn
+            at, end_lsn = stream.end_lsn, stream.end_lsn + len(fresh)
+            try:
+                entries = list(stream.feed(fresh))
+            except CorruptFile:
+                self._stream = None
+                raise
+            self._put(at, end_lsn, fresh)
+            for entry in entries:
+                self._note_epoch(entry)
+            self._written.extend(entries)
+            self.written_lsn = stream.lsn
+            self._received_lsn = end_lsn
+            self._counters.commits += 1
+            self._counters.committed_entries += len(entries)
+            self.after_write(stream.lsn, len(fresh))
+            return stream.lsn
+
+    def _put(self, lsn: int, end_lsn: int, piece: memoryview) -> None:
+        try:
+            self._segments.prepare_all(lsn, end_lsn)
+            self._segments.write(lsn, piece)
+        except OSError as error:
+            self._stream = None
+            raise self._write_failed(
+                error, self.written_lsn, survivable=self._taken_back(error, lsn, end_lsn)
+            ) from error
+
+    def sync(self) -> int:
+        """Make what was received durable, as the flush mode promises; returns how far it is."""
+        with self._lock:
+            self.check_open()
+            if self._options.flush_mode is FlushMode.SYNC and self.durable_lsn < self.written_lsn:
+                reached = self.written_lsn
+                try:
+                    self._segments.sync()
+                except OSError as error:
+                    raise self._write_failed(error, reached, survivable=False) from error
+                self._note_durable(reached)
+            return self.promised_lsn
+
+    def truncate(self, lsn: int) -> None:
+        """Forget the log from ``lsn``, the start of an entry, on. Durable on return.
+
+        Raises ``InvalidRequest`` for what is applied: that is committed, and never goes.
+        """
+        with self._lock:
+            self.check_open()
+            if lsn < self.committed_lsn:
+                raise InvalidRequest(f"the log is committed up to LSN {self.committed_lsn}; it cannot end at {lsn}")
+            end_lsn = max(self.written_lsn, self._received_lsn)
+            while self._written and _end_of(self._written[-1]) > lsn:
+                self._written.pop()
+            self.epochs = [(epoch, start) for epoch, start in self.epochs if start < lsn]
+            with self.line.lock:
+                self.line.restart(lsn, self._unapplied())
+            self._stream = None
+            self.written_lsn = self._received_lsn = lsn
+            self._note_durable(min(self.durable_lsn, lsn))
+            try:
+                self._segments.erase(lsn, end_lsn)
+            except OSError as error:
+                raise self._write_failed(error, lsn, survivable=False) from error
+
+    def begin_epoch(self, epoch: int) -> Appended:
+        """A new leader: note in the log that its epoch begins here. Entries of before are committed with it."""
+        with self._lock:
+            if self.written_lsn != self._received_lsn:
+                raise InvalidRequest("the log ends in the middle of an entry; truncate it first")
+            if epoch <= self.line.epoch:
+                raise InvalidRequest(f"epoch {epoch} is not above {self.line.epoch}")
+            self._stream = None
+            with self.line.lock:
+                self.line.restart(
+                    self.written_lsn, [item for item in self._written if isinstance(item, PendingRecords)]
+                )
+                self.line.epoch = epoch
+                return self.line.append_entry(EntryKind.EPOCH, 0, 0, b"")
+
+    def _note_epoch(self, entry: Entry) -> None:
+        if entry.kind == EntryKind.EPOCH:
+            self.epochs.append((entry.epoch, entry.lsn))
+            with self.line.lock:
+                self.line.epoch = max(self.line.epoch, entry.epoch)
+
     # -- failures ----------------------------------------------------------------------------------------
 
     def _write_failed(self, error: OSError, lsn: int, *, survivable: bool) -> LsmqError:
@@ -272,7 +390,7 @@ class LogWriter:
 
     def _drop_line(self, failure: LsmqError, lsn: int, *, stop: bool) -> None:
         with self.line.lock:
-            ended = self.line.restart(lsn, [item for item in self._written if isinstance(item, PendingRecords)])
+            ended = self.line.restart(lsn, self._unapplied())
             self._failures[ended] = (self.written_lsn if not stop else self.committed_lsn, failure)
             self._failures.pop(ended - _REMEMBERED_ROUNDS, None)
             if stop:
@@ -282,6 +400,10 @@ class LogWriter:
         self._tell(Committed(self._failures[ended][0], ended, [], failure))
         with self._advanced:
             self._advanced.notify_all()
+
+    def _unapplied(self) -> list[PendingRecords]:
+        """Records that are written and keep their offsets, whatever happens to the line."""
+        return [item for item in self._written if isinstance(item, PendingRecords)]
 
     def stop(self, failure: LsmqError) -> None:
         """Take no more writes: background work found the disk unusable."""

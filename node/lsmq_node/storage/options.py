@@ -35,6 +35,8 @@ class StoreOptions:
             recovery.
         slow_memtables: so many waiting for their flush slow writers down.
         max_memtables: so many refuse writers.
+        wal_keep_bytes: of the log that replicas have not got yet, so much is kept after it is flushed; one that
+            is further behind gets table files.
         segment_bytes: size of a log segment file. Fixed when the store is made.
         block_bytes: payload of a table block. Larger: better compression and throughput of backlog reads,
             dearer single reads.
@@ -56,6 +58,7 @@ class StoreOptions:
     memtable_bytes: int = 64 * MiB
     slow_memtables: int = 2
     max_memtables: int = 4
+    wal_keep_bytes: int = 512 * MiB
     segment_bytes: int = 64 * MiB
     block_bytes: int = 32 * 1024
     table_bytes: int = 128 * MiB

@@ -89,6 +89,19 @@ class SegmentFiles:
             file = self._open[start]
         return file
 
+    def read(self, lsn: int, length: int) -> bytes:
+        """Up to ``length`` bytes of the stream at ``lsn``, fewer at the end of a segment.
+
+        Raises ``FileNotFoundError`` when the segment is gone.
+        """
+        start = lsn - lsn % self.segment_bytes
+        file = self._open.get(start) or self._disk.open(self._directory / segment_name(start))
+        return file.pread(min(length, start + self.segment_bytes - lsn), lsn - start)
+
+    def first_lsn(self) -> int | None:
+        """Where the log on disk begins; None when there is none."""
+        return next(iter(self.start_lsns()), None)
+
     def open_for_append(self, lsn: int) -> None:
         """Open the segment that ``lsn`` lies in, where it exists already."""
         start = lsn - lsn % self.segment_bytes

@@ -28,11 +28,12 @@ from .options import StoreOptions
 from .queries import Queries
 from .reader import QueueRead, Slice
 from .recovery import Opened, Replay, open_directory, unusable
+from .replica_log import ReplicaLog, load_high_watermark
 from .retention import expired_tables
 from .state import Topic, TopicOptions, TopicState, check_topic_name
 from .stats import Counters, StoreStats
 from .tables import TableSet
-from .wal import Appender, EntryKind
+from .wal import Appender, Entry, EntryKind
 
 MAX_QUEUES = 16_000_000
 
@@ -40,7 +41,9 @@ MAX_QUEUES = 16_000_000
 class ShardStore:
     """One shard's store. Thread-safe. Use :meth:`open`; close it, or use it as a context manager."""
 
-    def __init__(self, path: Path, options: StoreOptions, disk: Disk, clock: Clock, opened: Opened) -> None:
+    def __init__(
+        self, path: Path, options: StoreOptions, disk: Disk, clock: Clock, opened: Opened, *, replicated: bool
+    ) -> None:
         self.path = path
         self.options = options
         self._clock = clock
@@ -50,9 +53,27 @@ class ShardStore:
         self._counters = Counters()
         self._tables = TableSet(path, options, disk, clock, opened, self._counters)
         applier = Applier(self._state, self._tables, self._counters, str(path))
-        lsn, epoch = self._replay(Replay(opened, path, disk), applier)
-        self._line = Line(options, clock, self._state, applier, Appender(lsn, self._segments.segment_bytes), epoch)
-        self._writer = LogWriter(path, options, self._state, self._segments, applier, self._counters, self._line)
+        replay = Replay(opened, path, disk)
+        tail = self._replay(replay, applier, load_high_watermark(disk, path) if replicated else None)
+        epochs = [*self._state.epochs, *((entry.epoch, entry.lsn) for entry in tail if entry.kind == EntryKind.EPOCH)]
+        appender = Appender(replay.end_lsn, self._segments.segment_bytes)
+        self._line = Line(options, clock, self._state, applier, appender, epochs[-1][0] if epochs else 0)
+        self._writer = LogWriter(
+            path,
+            options,
+            self._state,
+            self._segments,
+            applier,
+            self._counters,
+            self._line,
+            replicated=replicated,
+            applied_lsn=tail[0].lsn if tail else replay.end_lsn,
+            tail=tail,
+            epochs=epochs,
+        )
+        self._replica: ReplicaLog | None = None
+        if replicated:
+            self._replica = ReplicaLog(path, options, disk, self._writer, self._segments, self._tables)
         self._queries = Queries(self._state, self._tables, self._counters)
         self._maintenance = Maintenance(
             path, options, disk, clock, self._tables, self._segments, self._writer, self._retain
@@ -71,9 +92,11 @@ class ShardStore:
         *,
         disk: Disk | None = None,
         clock: Clock | None = None,
+        replicated: bool = False,
     ) -> ShardStore:
         """Open or make the store in a directory, recovering what was acknowledged.
 
+        A ``replicated`` store applies what :attr:`replica` is told is committed, instead of all it writes.
         Raises ``DataDirectoryLocked``, ``DataDirectoryUnusable``, ``UnsupportedFormat`` or ``CorruptFile``.
         """
         options = options or StoreOptions()
@@ -81,7 +104,7 @@ class ShardStore:
         disk, clock, path = disk or OsDisk(), clock or SystemClock(), Path(path)
         opened = open_directory(path, options, disk)
         try:
-            store = cls(path, options, disk, clock, opened)
+            store = cls(path, options, disk, clock, opened, replicated=replicated)
         except BaseException as error:
             opened.segments.close()
             opened.lock.release()
@@ -91,24 +114,35 @@ class ShardStore:
         store._maintenance.start()
         return store
 
-    def _replay(self, replay: Replay, applier: Applier) -> tuple[int, int]:
-        """Apply what the log holds beyond the last flush. Returns where it ends, and the highest epoch."""
+    def _replay(self, replay: Replay, applier: Applier, known_committed: int | None) -> list[Entry]:
+        """Apply what the log holds beyond the last flush; a replica only what it knows to be committed.
+
+        Returns the entries that are left.
+        """
         started = self._clock.monotonic()
-        epoch = 0
+        tail: list[Entry] = []
         for entry in replay:
-            applier.replay(entry)
-            epoch = max(epoch, entry.epoch)
+            if known_committed is None or (entry.end_lsn <= known_committed and not tail):
+                applier.replay(entry)
+            else:
+                tail.append(entry)
         replay.finish()
         self._counters.recovered_entries = replay.entries
         self._counters.recovery_seconds = self._clock.monotonic() - started
         self._counters.records_written = self._counters.bytes_written = 0
-        return replay.end_lsn, epoch
+        return tail
 
     def __enter__(self) -> ShardStore:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def replica(self) -> ReplicaLog:
+        """The store as one replica of its shard. Only where it was opened as ``replicated``."""
+        assert self._replica is not None, "the store was not opened as a replica"
+        return self._replica
 
     # -- topics ------------------------------------------------------------------------------------------
 

@@ -238,6 +238,7 @@ class ShardState:
         self.offsets: dict[tuple[str, int], I64] = {}  # committed offset + 1; 0 means none
         self.offsets_version: dict[tuple[str, int], int] = {}
         self.producers = Producers()
+        self.epochs: list[tuple[int, int]] = []  # leader epochs, and the LSN at which each begins
 
     def put_topic(self, topic: Topic, first: int, end: int) -> None:
         """Create a topic, or give an existing one new options or more queues."""

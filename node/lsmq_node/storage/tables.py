@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +32,9 @@ from .table import Table
 from .version import Run, Version
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+_NOTHING_KEPT = 1 << 63
 
 
 class Closing(Exception):
@@ -71,6 +74,8 @@ class TableSet:
             tuple(self._run(metas) for metas in reversed(self.manifest.generations)),
         )
         self.closing = False
+        #: The log is kept from here on, though it is flushed: a replica may ask for it.
+        self.keep_lsn: Callable[[], int] = lambda: _NOTHING_KEPT
 
     # -- memtables ---------------------------------------------------------------------------------------
 
@@ -128,7 +133,7 @@ class TableSet:
             raise
         if old.checkpoint:
             self._disk.remove(self._directory / checkpoint_name(old.checkpoint))
-        self._segments.release(snapshot.lsn)
+        self._segments.release(min(snapshot.lsn, self.keep_lsn()))
         counters = self._counters
         counters.flushes += 1
         counters.flushed_bytes += sum(meta.size_bytes for meta in metas)
