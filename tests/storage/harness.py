@@ -115,6 +115,19 @@ def keep_house(store: ShardStore) -> None:
     store._maintenance._check_space()
 
 
+def house_round(store: ShardStore) -> None:
+    """One whole round of the housekeeper, retention included, as its thread does it."""
+    tables, house = store._tables, store._maintenance
+
+    def no_second_round(timeout: float | None = None) -> bool:
+        tables.closing = True
+        return True
+
+    with mock.patch.object(tables.changed, "wait", no_second_round):
+        house._guard(house._house_loop)
+    tables.closing = False
+
+
 def retain(store: ShardStore) -> None:
     store._retain()
 

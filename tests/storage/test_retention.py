@@ -192,6 +192,17 @@ def test_deleted_messages_and_their_tombstones_leave_with_merges(bench: Bench) -
     assert bench.shown(topic.id, 2) == expected
 
 
+def test_deleting_a_message_again_changes_nothing(bench: Bench) -> None:
+    """More tombstones than offsets: none of them may be overlooked."""
+    topic = bench.store.create_topic("t", 1)
+    put(bench.store, topic.id, *[(0, b"%d" % at) for at in range(6)])
+    for offsets in ([0], [0, 1], [0, 0, 1, 2, 3]):
+        bench.store.wait(bench.store.delete(topic.id, np.zeros(len(offsets), np.uint32), np.array(offsets)))
+    for work in (lambda: None, bench.reopen, lambda: flush(bench.store), lambda: merge(bench.store)):
+        work()
+        assert bodies(bench.store, topic.id, 0) == {4: b"4", 5: b"5"}
+
+
 def test_tombstones_stay_while_something_older_is_left(bench: Bench) -> None:
     """A merge of the newer tables alone keeps the tombstones, for the sake of the older generation."""
     bench.reopen(level0_merge=2, generation_bytes=64 * 1024)

@@ -337,6 +337,14 @@ def test_entries_of_any_size_come_back_as_they_went_in(sizes: list[int], start: 
         )
 
 
+def test_files_of_other_names_are_left_alone(log: Log) -> None:
+    log.write(20)
+    for name in ("notes.wal", "0000000000000000.wal.bak"):
+        log.disk.create(log.path / "wal" / name)
+    assert log.recovered(log.disk) == log.sent
+    assert "notes.wal" in log.disk.list(log.path / "wal")
+
+
 def test_segments_are_recycled_and_the_rest_removed(tmp_path: Path) -> None:
     disk = SimDisk(tmp_path)
     segments = SegmentFiles(disk, tmp_path, SEGMENT)

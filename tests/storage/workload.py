@@ -11,7 +11,7 @@ from lsmq.errors import DiskFull
 from lsmq_node.storage import Appended, ShardStore, StoreOptions, TopicOptions
 from support.sim_disk import SimClock, SimDisk
 
-from .harness import Put, background, batch_of, body, flush, keep_house, merge, open_stepped, retain, tiny
+from .harness import Put, background, batch_of, body, flush, house_round, merge, open_stepped, tiny
 from .model import Model
 
 RETENTION_MS = 10_000
@@ -58,7 +58,7 @@ class Workload:
         yield lambda: self._trim("t", 0, 1)
         yield lambda: self._delete("t", 2, [0, 1])
         yield lambda: self._append("t", 4, 7_000)
-        yield lambda: self._work(keep_house)
+        yield self._house
         yield lambda: self._work(flush)
         yield self._age
         yield self._retain
@@ -66,7 +66,7 @@ class Workload:
         yield lambda: self._append("t", 4, 7_500)
         yield lambda: self._work(flush)
         yield lambda: self._append("t", 4, 7_600)
-        yield lambda: self._work(keep_house)
+        yield self._house
         yield lambda: self._grow("t", 7)
         yield lambda: self._append("t", 7, 100)
         yield lambda: self._commit_offsets("g", "t", 1, 3)
@@ -75,7 +75,7 @@ class Workload:
         yield lambda: self._work(merge)
         yield lambda: self._append("t", 4, 7_700)
         yield lambda: self._append("t", 4, 7_800)
-        yield lambda: self._work(keep_house)
+        yield self._house
         for size in (7_100, 7_200, 7_300, 7_400):  # more than a memtable: two of them wait for their flush
             yield lambda size=size: self._append("t", 4, size)  # type: ignore[misc]
         yield lambda: self._work(flush)
@@ -141,19 +141,28 @@ class Workload:
         after = self._attempt()
         for number, queue in after.topics["r"].touched.items():
             after.trim("r", number, len(queue.rows))
-        self._work(retain, attempt=False)
+        self._house(attempt=False)
         starts = self.store.earliest_offsets(self.model.topics["r"].id)
         for number, start in enumerate(starts.tolist()):
             self.model.trim("r", number, start)
 
-    def _work(self, work: Callable[[ShardStore], object], *, attempt: bool = True) -> None:
-        if attempt:
-            self._attempt()
+    def _work(self, work: Callable[[ShardStore], object]) -> None:
+        self._attempt()
         store = self.store
         background(store, lambda: work(store))
+        self._check()
+
+    def _check(self) -> None:
+        store = self.store
         store._writer.check_open()  # raises what stopped it
         if store._maintenance.disk_full:
             raise DiskFull("there was no space for background work")
+
+    def _house(self, *, attempt: bool = True) -> None:
+        if attempt:
+            self._attempt()
+        house_round(self.store)
+        self._check()
 
     def _attempt(self) -> Model:
         self.attempt = self.model.copy()

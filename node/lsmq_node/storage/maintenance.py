@@ -177,7 +177,7 @@ class Maintenance:
             if self._options.flush_mode is FlushMode.ASYNC and self._unsynced_bytes:
                 self._sync()
             if self._clock.monotonic() >= next_retention:
-                self._retain()
+                self._retry_when_full(self._retain)  # a full disk is when dropping tables is wanted most
                 next_retention = self._clock.monotonic() + self._options.retention_interval_ms / 1000
             with self._tables.changed:
                 if not self._tables.closing:

@@ -184,7 +184,7 @@ def _deleted_offsets(version: Version, key: int, offset: int, end: int) -> I64:
     found: list[I64] = []
     for memtable in version.memtables:
         if memtable.tombstone_count:
-            positions = memtable.find(shadow, offset, end - offset)
+            positions = memtable.find(shadow, offset, memtable.record_count)  # a message may be deleted twice
             found.append(memtable.offsets_at(positions))
     for run in version.runs():
         if run.tombstone_count:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterable
 from pathlib import Path
 
 from .disk import Buffer, Disk, File
 from .wal import segment_name
+
+_SEGMENT_NAME = re.compile(r"[0-9a-f]{16}\.wal")
 
 
 class SegmentFiles:
@@ -28,8 +31,8 @@ class SegmentFiles:
         self.written_bytes = 0
 
     def start_lsns(self) -> list[int]:
-        """First LSN of each segment on disk, ascending."""
-        return sorted(int(name[:-4], 16) for name in self._disk.list(self._directory) if name.endswith(".wal"))
+        """First LSN of each segment on disk, ascending. Files of other names are not ours."""
+        return sorted(int(name[:-4], 16) for name in self._disk.list(self._directory) if _SEGMENT_NAME.fullmatch(name))
 
     def has(self, lsn: int) -> bool:
         """Whether the segment of ``lsn`` is allocated, so that a write to it cannot run out of space."""
