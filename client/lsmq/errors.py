@@ -223,6 +223,13 @@ class UnsupportedFormat(StorageError):
     code = "unsupported_format"
 
 
+class LogTrimmed(StorageError):
+    """A shard's log no longer reaches back to an LSN: what was there is in the tables alone."""
+
+    code = "log_trimmed"
+    status = 410
+
+
 class AddressInUse(LsmqError):
     code = "address_in_use"
 

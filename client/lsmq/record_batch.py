@@ -229,6 +229,7 @@ class RecordBatch:
     """A decoded batch: header fields, columns on demand, payload as a view on the buffer it came from."""
 
     __slots__ = (
+        "buffer",
         "codec",
         "directory",
         "payload",
@@ -237,7 +238,6 @@ class RecordBatch:
         "record_count",
         "sequence",
         "total_bytes",
-        "buffer",
     )
 
     def __init__(self, buffer: bytes | memoryview, *, source: str = "batch", verify: bool = True) -> None:
@@ -378,9 +378,7 @@ class _Constant(Sequence[int]):
         return repeat(self._value, self._count)
 
 
-def split_batches(
-    buffer: bytes | memoryview, *, source: str = "answer", verify: bool = True
-) -> Iterator[RecordBatch]:
+def split_batches(buffer: bytes | memoryview, *, source: str = "answer", verify: bool = True) -> Iterator[RecordBatch]:
     """The batches that stand one after another in ``buffer``.
 
     Raises ``CorruptFile`` naming ``source`` and the position of the first batch that is not intact: the

@@ -126,6 +126,7 @@ def checkpoint_state() -> ShardState:
     topic.start[2] = 10
     topic.deletes, topic.version = 2, 9
     state.commit_offsets("group", 1, np.array([7], np.uint32), np.array([1], np.int64), reset=False)
+    state.epochs = [(1, 0), (4, 2_048)]
     state.producers.record(9, 1, Stored(0, 500, TIME_MS, np.array([0, 1], np.int64)))
     return state
 

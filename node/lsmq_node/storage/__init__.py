@@ -8,7 +8,7 @@ from .log_writer import Committed
 from .options import FlushMode, StoreOptions
 from .queue_store import QueueStore
 from .reader import FileRange, Slice
-from .replica_log import LogTrimmed, ReplicaLog
+from .replica_log import ReplicaLog
 from .shard_store import ShardStore
 from .state import Topic, TopicOptions
 from .stats import StoreStats
@@ -18,7 +18,6 @@ __all__ = [
     "Committed",
     "FileRange",
     "FlushMode",
-    "LogTrimmed",
     "QueueStore",
     "ReplicaLog",
     "ShardStore",

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import crc32c
 
-from lsmq.errors import UnknownMessage
+from lsmq.errors import LogTrimmed
 
 from .disk import Disk
 from .line import Appended
@@ -34,12 +34,6 @@ _NAME = "HIGH_WATERMARK"
 _MAGIC = b"LSMQHWM1"
 _BODY = struct.Struct("<8sQ")
 _FILE_BYTES = _BODY.size + 4
-
-
-class LogTrimmed(UnknownMessage):
-    """The log no longer reaches back to an LSN: what was there is in the tables alone."""
-
-    code = "log_trimmed"
 
 
 class ReplicaLog:

@@ -1,0 +1,249 @@
+"""A store as a replica: shipping its log as bytes, applying what is committed, taking back what is not."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lsmq.errors import CorruptFile, InvalidRequest, LogTrimmed, TimedOut
+from lsmq.record_batch import BatchBuilder, RecordBatch
+from lsmq_node.storage import ShardStore
+from lsmq_node.storage.state import Topic
+
+from .harness import bodies, body, profile, tiny
+
+QUEUES = 3
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> Iterator[tuple[ShardStore, ShardStore]]:
+    """A leader in epoch 1, and a follower with nothing."""
+    with ExitStack() as stack:
+        leader, follower = (
+            stack.enter_context(ShardStore.open(tmp_path / name, tiny(), replicated=True)) for name in ("a", "b")
+        )
+        lead(leader, 1)
+        yield leader, follower
+
+
+def lead(store: ShardStore, epoch: int) -> None:
+    store.replica.begin_epoch(epoch)
+    store.replica.advance(store.replica.write())
+
+
+def make_topic(store: ShardStore) -> int:
+    """On a leader that is its own in-sync set: what is durable is committed."""
+    with store._line.lock:
+        appended = store._append_topic(Topic(1, "t", QUEUES), 0, QUEUES)
+    store.replica.advance(store.replica.write())
+    assert appended.lsn <= store.committed_lsn
+    return 1
+
+
+def put(store: ShardStore, queue: int, content: bytes) -> int:
+    """Append and write, without committing; the LSN after it."""
+    builder = BatchBuilder()
+    builder.add(queue, content)
+    lsn = store.append(1, RecordBatch(builder.build())).lsn
+    assert store.replica.write() >= lsn
+    return lsn
+
+
+def ship(source: ShardStore, target: ShardStore, pieces: Iterator[int] | None = None, until: int | None = None) -> None:
+    """Bring the target up to the source, piece by piece."""
+    at = target.replica.end_lsn
+    limit = source.replica.end_lsn if until is None else until
+    while at < limit:
+        size = next(pieces) if pieces is not None else 1 << 20
+        piece = source.replica.read(at, min(size, limit - at))
+        target.replica.receive(at, piece)
+        at += len(piece)
+    target.replica.sync()
+
+
+def log_bytes(store: ShardStore, first: int = 0) -> bytes:
+    parts = []
+    while piece := store.replica.read(first, 1 << 20):
+        parts.append(piece)
+        first += len(piece)
+    return b"".join(parts)
+
+
+def test_nothing_is_readable_before_it_is_committed(stores: tuple[ShardStore, ShardStore]) -> None:
+    leader, follower = stores
+    make_topic(leader)
+    lsn = put(leader, 0, b"one")
+    assert leader.bounds(1, 0) == (0, 0)
+    ship(leader, follower)
+    assert follower.topics() == []
+    follower.replica.advance(lsn - 1)
+    assert follower.bounds(1, 0) == (0, 0)
+    for store in stores:
+        assert store.replica.advance(lsn) == lsn
+        assert bodies(store, 1, 0) == {0: b"one"}
+        assert store.replica.advance(0) == lsn, "the high watermark never goes back"
+
+
+@profile(30)
+@given(seed=st.integers(0, 1 << 32), sizes=st.lists(st.integers(1, 8_000), min_size=1, max_size=40))
+def test_pieces_of_any_size_make_the_same_log_and_the_same_messages(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, sizes: list[int]
+) -> None:
+    chance, path = random.Random(seed), tmp_path_factory.mktemp("ship")
+    with (
+        ShardStore.open(path / "a", tiny(), replicated=True) as leader,
+        ShardStore.open(path / "b", tiny(), replicated=True) as follower,
+    ):
+        lead(leader, 1)
+        make_topic(leader)
+        pieces = iter(chance.choice((1, 5, 7, 100, 4_096, 70_000)) for _ in iter(int, 1))
+        for size in sizes:
+            lsn = put(leader, chance.randrange(QUEUES), body(size, size))
+            leader.replica.advance(lsn)
+            if chance.random() < 0.3:
+                ship(leader, follower, pieces)
+                follower.replica.advance(lsn)
+        ship(leader, follower, pieces)
+        follower.replica.advance(leader.committed_lsn)
+        first = max(leader.replica.first_lsn(), follower.replica.first_lsn())
+        assert log_bytes(leader, first) == log_bytes(follower, first)
+        assert follower.replica.history == leader.replica.history == [(1, 0)]
+        for queue in range(QUEUES):
+            assert bodies(leader, 1, queue) == bodies(follower, 1, queue)
+
+
+def test_a_former_leader_forgets_what_nobody_committed(stores: tuple[ShardStore, ShardStore]) -> None:
+    old, new = stores
+    make_topic(old)
+    committed = put(old, 0, b"kept")
+    ship(old, new)
+    for store in stores:
+        store.replica.advance(committed)
+    put(old, 0, b"lost")
+    put(old, 1, b"lost too")
+    new.replica.truncate(new.replica.end_lsn)
+    lead(new, 2)
+    lsn = put(new, 0, b"instead")
+    new.replica.advance(lsn)
+    assert new.replica.history == [(1, 0), (2, committed)]
+    old.replica.truncate(committed)
+    assert old.replica.end_lsn == old.replica.durable_lsn == committed
+    ship(new, old)
+    old.replica.advance(lsn)
+    assert log_bytes(old) == log_bytes(new)
+    assert bodies(old, 1, 0) == {0: b"kept", 1: b"instead"}
+    assert bodies(old, 1, 1) == {}
+    assert old.replica.history == new.replica.history
+
+
+def test_what_is_committed_is_never_truncated(stores: tuple[ShardStore, ShardStore]) -> None:
+    leader, _ = stores
+    make_topic(leader)
+    lsn = put(leader, 0, b"one")
+    leader.replica.advance(lsn)
+    with pytest.raises(InvalidRequest, match="committed"):
+        leader.replica.truncate(lsn - 1)
+    assert bodies(leader, 1, 0) == {0: b"one"}
+
+
+def test_a_restart_serves_what_is_known_to_be_committed_and_keeps_the_rest(tmp_path: Path) -> None:
+    with ShardStore.open(tmp_path / "a", tiny(), replicated=True) as store:
+        lead(store, 1)
+        make_topic(store)
+        known = put(store, 0, b"known")
+        store.replica.advance(known)
+        store.replica.save_high_watermark()
+        later = put(store, 0, b"later")
+        store.replica.advance(later)
+        end = put(store, 0, b"open")
+    with ShardStore.open(tmp_path / "a", tiny(), replicated=True) as store:
+        assert bodies(store, 1, 0) == {0: b"known"}
+        assert store.committed_lsn == known
+        assert store.replica.end_lsn == end
+        assert store.replica.history == [(1, 0)]
+        store.replica.advance(later)
+        assert bodies(store, 1, 0) == {0: b"known", 1: b"later"}
+        store.replica.truncate(later)
+        lead(store, 2)
+        lsn = put(store, 0, b"after")
+        store.replica.advance(lsn)
+        assert bodies(store, 1, 0) == {0: b"known", 1: b"later", 2: b"after"}
+    (tmp_path / "a" / "HIGH_WATERMARK").write_bytes(b"damaged")
+    with ShardStore.open(tmp_path / "a", tiny(), replicated=True) as store:
+        assert store.topics() == []
+        store.replica.advance(lsn)
+        assert bodies(store, 1, 0) == {0: b"known", 1: b"later", 2: b"after"}
+        assert store.replica.history == [(1, 0), (2, later)]
+
+
+def test_epochs_survive_flushes(stores: tuple[ShardStore, ShardStore], tmp_path: Path) -> None:
+    leader, _ = stores
+    make_topic(leader)
+    for epoch in (3, 4, 9):
+        lead(leader, epoch)
+        leader.replica.advance(put(leader, 0, body(epoch, 3_000)))
+        leader.flush()
+    history = leader.replica.history
+    assert [epoch for epoch, _ in history] == [1, 3, 4, 9]
+    leader.close()
+    with ShardStore.open(tmp_path / "a", tiny(), replicated=True) as store:
+        assert store.replica.history == history
+        with pytest.raises(InvalidRequest, match="above 9"):
+            store.replica.begin_epoch(9)
+
+
+def test_damaged_bytes_are_refused_and_the_log_goes_on_with_good_ones(stores: tuple[ShardStore, ShardStore]) -> None:
+    leader, follower = stores
+    make_topic(leader)
+    ship(leader, follower)
+    at = follower.replica.end_lsn
+    lsn = put(leader, 0, b"x" * 500)
+    piece = bytearray(leader.replica.read(at, 1 << 20))
+    piece[300] ^= 1
+    with pytest.raises(CorruptFile, match="checksum"):
+        follower.replica.receive(at, bytes(piece))
+    assert follower.replica.end_lsn == at
+    ship(leader, follower)
+    follower.replica.advance(lsn)
+    assert bodies(follower, 1, 0) == {0: b"x" * 500}
+    with pytest.raises(InvalidRequest, match="bytes came for"):
+        follower.replica.receive(lsn + 100, b"far ahead")
+    assert follower.replica.receive(at, leader.replica.read(at, 1 << 20)) == lsn, "what is here is passed over"
+
+
+def test_a_quorum_write_waits_for_the_high_watermark(stores: tuple[ShardStore, ShardStore]) -> None:
+    leader, _ = stores
+    make_topic(leader)
+    builder = BatchBuilder()
+    builder.add(0, b"one")
+    appended = leader.append(1, RecordBatch(builder.build()))
+    with pytest.raises(TimedOut):
+        leader.wait(appended, timeout=0.05)
+    assert leader.replica.durable_lsn >= appended.lsn
+    leader.replica.advance(appended.lsn)
+    leader.wait(appended, timeout=0)
+
+
+def test_the_log_is_kept_for_replicas_within_its_limit(tmp_path: Path) -> None:
+    options = tiny(wal_keep_bytes=512 * 1024)
+    with ShardStore.open(tmp_path / "a", options, replicated=True) as store:
+        lead(store, 1)
+        make_topic(store)
+        store.replica.keep_from(0)
+        for number in range(200):
+            store.replica.advance(put(store, 0, body(number, 8_000)))
+        store.flush()
+        kept = store.replica.end_lsn - store.replica.first_lsn()
+        assert options.wal_keep_bytes <= kept <= options.wal_keep_bytes + 2 * options.segment_bytes
+        with pytest.raises(LogTrimmed):
+            store.replica.read(0, 100)
+        store.replica.keep_from(None)
+        store.replica.advance(put(store, 0, b"last"))
+        store.flush()
+        assert store.replica.end_lsn - store.replica.first_lsn() <= options.segment_bytes
