@@ -94,6 +94,10 @@ TOPIC: Schema = _object(
         "queues": {"type": "integer", "minimum": 1},
         "options": {"type": "object", "properties": TOPIC_OPTIONS},
         "created_ms": TIME_MS,
+        "max_message_bytes": {
+            "type": "integer",
+            "description": "The limit in force: the topic's own, else the node's. Key, tag and properties count.",
+        },
         "routes": _list(ROUTE),
     }
 )

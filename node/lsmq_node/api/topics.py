@@ -13,6 +13,7 @@ from lsmq_node.storage import Topic, TopicOptions
 from . import schemas
 from .arrays import parse_ranges
 from .codec import answer
+from .produce import message_limit
 from .routing import Call, Content, Parameter, Route, path_parameters
 
 _WILDCARD_HOSTS = ("0.0.0.0", "::", "")
@@ -27,6 +28,7 @@ def topic_object(call: Call, topic: Topic) -> dict[str, Any]:
         "queues": topic.queues,
         "options": topic.options.to_dict(),
         "created_ms": topic.created_ms,
+        "max_message_bytes": message_limit(call.broker.config, topic),
         "routes": [
             {"first": part.first, "end": part.end, "shard": part.shard, "leader": leader, "epoch": 1}
             for part in call.broker.ranges(topic)
