@@ -13,23 +13,27 @@ import pytest
 ROOT = Path(__file__).parents[1]
 CLIENT = ROOT / "client"
 NODE = ROOT / "node"
+COORDINATOR = ROOT / "coordinator"
 OURS = ("lsmq_node", "lsmq_coordinator", "lsmq_pipeline")
 # What only the node installs: the light client must work without.
-NODE_ONLY = ("numpy", "prometheus_client", "sortedcontainers", "structlog")
+NODE_ONLY = ("kazoo", "numpy", "prometheus_client", "pysyncobj", "sortedcontainers", "structlog")
 
 # For each package, what of ours it may import besides itself. Lower rooms know nothing of upper ones.
 ALLOWED = {
     "lsmq": (),
     "lsmq_node.storage": ("lsmq.errors", "lsmq.record_batch"),
     "lsmq_node.history": (),
+    "lsmq_coordinator": ("lsmq",),
 }
+# Libraries that one module alone may import, so that what they promise is read in one place.
+ONLY_IN = {"pysyncobj": "lsmq_coordinator.raft", "kazoo": "lsmq_coordinator.zookeeper"}
 # Nothing that serves may depend on what only measures.
 MEASURING = ("lsmq_node.benchmarks", "lsmq_node.history")
 
 
 def modules() -> Iterator[tuple[str, Path]]:
     """Every module of ours by its dotted name."""
-    for base in (CLIENT, NODE):
+    for base in (CLIENT, NODE, COORDINATOR):
         for path in sorted(base.rglob("*.py")):
             parts = path.relative_to(base).with_suffix("").parts
             yield ".".join(part for part in parts if part != "__init__"), path
@@ -144,3 +148,9 @@ def test_importing_the_client_stays_quick() -> None:
     program = "import lsmq; heavy = {'rich', 'click', 'numpy'} & set(sys.modules); assert not heavy, heavy"
     done = run_without((), f"import sys\n{program}")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("library", "only"), ONLY_IN.items())
+def test_a_library_that_needs_care_is_imported_in_one_module(library: str, only: str) -> None:
+    users = {name for name, path in modules() if any(within(found, (library,)) for found in imports(name, path))}
+    assert users == {only}

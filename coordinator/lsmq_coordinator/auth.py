@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import secrets
 import time
@@ -26,6 +27,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiohttp import web
+
+from lsmq.errors import LsmqError
 
 from .errors import NotAuthenticated, SecretUnusable
 
@@ -165,6 +168,10 @@ def auth_middleware(verifier: Verifier, prefix: str = "/internal/") -> Middlewar
         except web.HTTPException as failure:
             failure.headers[ANSWER_HEADER] = verifier.answer_header(mac, failure.status, _body(failure))
             raise
+        except Exception as error:
+            logging.getLogger(__name__).exception("%s %s failed", request.method, request.path)
+            internal = LsmqError(f"{request.path} failed: {type(error).__name__}")
+            answer = web.json_response({"error": internal.to_dict()}, status=internal.status)
         if isinstance(answer, web.Response) and not answer.prepared:
             answer.headers[ANSWER_HEADER] = verifier.answer_header(mac, answer.status, _body(answer))
         return answer

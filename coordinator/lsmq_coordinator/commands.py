@@ -59,7 +59,7 @@ def apply(state: ClusterState, command: Command) -> tuple[ClusterState, Result]:
     if request_id in state.results:
         return state, {**state.results[request_id], "repeated": True}
     changed, result = _run(state, command)
-    results = {**changed.results, request_id: MappingProxyType(result)}
+    results = changed.results | {request_id: MappingProxyType(result)}
     while len(results) > REMEMBERED_RESULTS:
         del results[next(iter(results))]
     return replace(changed, results=MappingProxyType(results)), dict(result)
@@ -78,7 +78,9 @@ def _run(state: ClusterState, command: Command) -> tuple[ClusterState, Result]:
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         return state, Refused("invalid_command", f"{type(error).__name__}: {error}").result
     if changed is not state and operation is not _batch:
-        changed = replace(changed, version=state.version + 1)
+        version = state.version + 1
+        topics_version = state.topics_version if changed.topics is state.topics else version
+        changed = replace(changed, version=version, topics_version=topics_version)
     return changed, {"ok": True, "version": changed.version, **facts}
 
 
@@ -327,12 +329,12 @@ _OPERATIONS: dict[Any, Callable[[ClusterState, Command], Outcome]] = {
 }
 
 
-def _frozen(entries: dict[Any, Any]) -> Mapping[Any, Any]:
+def _frozen(entries: dict[Any, Any]) -> MappingProxyType[Any, Any]:
     return MappingProxyType(entries)
 
 
-def _with(entries: Mapping[Any, Any], key: Any, entry: Any) -> Mapping[Any, Any]:
-    return MappingProxyType({**entries, key: entry})
+def _with(entries: MappingProxyType[Any, Any], key: Any, entry: Any) -> MappingProxyType[Any, Any]:
+    return MappingProxyType(entries | {key: entry})
 
 
 def _with_shard(state: ClusterState, shard: Shard) -> ClusterState:

@@ -22,9 +22,10 @@ import itertools
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
+from urllib.parse import quote
 
 from lsmq.errors import InvalidRequest, LsmqError, TimedOut, Unavailable
 
@@ -36,8 +37,10 @@ from .overseer import Overseer
 from .raft_control import RaftControl, StateCallback, _registered, pack_command
 from .state import EMPTY, ClusterState
 
-_WAIT_MS = 10_000
-_PAUSE_S = 0.05
+_WAIT_MS = 1_000
+_PAUSE_S = 0.02
+_FIRST_TRY_S = 0.5
+_SILENCE_S = 1.0
 _MAX_STALE_S = 2.0
 
 
@@ -80,6 +83,7 @@ class ControlClient:
         self._promised: deque[tuple[int, float]] = deque(maxlen=64)
         self._on_change: list[StateCallback] = []
         self._changed = asyncio.Event()
+        self._behind = asyncio.Event()
         self._rotation = itertools.cycle(sorted(voters))
         self._tasks: list[asyncio.Task[None]] = []
         self._ends: list[Callable[[], None]] = []
@@ -162,21 +166,30 @@ class ControlClient:
         pack_command(command)
         unknown: LsmqError | None = None
         refusal: LsmqError = NoControlLeader("no leader of the control plane was found")
-        target = self.leader
+        target, patience = self.leader, _FIRST_TRY_S
+        # Who gave no answer is left alone for a while, whatever others say who have not noticed yet.
+        silent: dict[str, float] = {}
         while (left := deadline - time.monotonic()) > 0:
+            avoid = {voter for voter, since in silent.items() if time.monotonic() - since < _SILENCE_S}
+            voter = target if target is not None and target not in avoid else self._next_voter(avoid)
+            target = None
             try:
-                result = await self._submit_to(target or self._next_voter(), command, left)
+                # A voter that is paused must not hold the command for long; another try does no harm.
+                result = await self._submit_to(voter, command, min(left, patience))
             except TimedOut as error:
-                unknown, target = error, self.leader
+                unknown, patience = error, 2 * patience
+                silent[voter] = time.monotonic()
             except (Unavailable, Unreachable, ControlStopped) as error:
                 refusal = error
-                if isinstance(error, Unreachable) and error.sent:
-                    unknown = error
+                if isinstance(error, Unreachable):
+                    silent[voter] = time.monotonic()
+                    if error.sent:
+                        unknown, patience = error, 2 * patience
                 target = error.details.get("leader")
             else:
                 await self._reach(result.get("version", 0), deadline)
                 return result
-            if target is None:
+            if target is None or target in silent:
                 await asyncio.sleep(min(_PAUSE_S, max(0.0, deadline - time.monotonic())))
                 target = self.leader
         if unknown is not None:
@@ -187,8 +200,6 @@ class ControlClient:
         raise NoControlLeader(f"the control command was not carried out within {timeout} s: {refusal}") from refusal
 
     async def _submit_to(self, voter: str, command: Mapping[str, Any], left: float) -> dict[str, Any]:
-        # No single try takes all of the time: a voter that was cut off must not hold the command for long.
-        left = min(left, 2.0)
         if self._raft is not None and voter == self.node:
             return await self._raft.submit(command, left)
         body = {"command": command, "timeout_ms": int(left * 1000)}
@@ -202,10 +213,15 @@ class ControlClient:
             raise NoControlLeader(f"{voter!r} is none of the voters {sorted(self._voters)}")
         return url
 
-    def _next_voter(self) -> str:
+    def _next_voter(self, besides: Container[str] = ()) -> str:
+        """The voters in turn, those not in ``besides`` if there are others."""
+        for voter in itertools.islice(self._rotation, len(self._voters)):
+            if voter not in besides:
+                return voter
         return next(self._rotation)
 
     async def _reach(self, version: int, deadline: float) -> None:
+        self._heard_of(version)
         with contextlib.suppress(TimedOut):
             await self.wait_for(lambda state: state.version >= version, max(0.0, deadline - time.monotonic()))
 
@@ -226,21 +242,42 @@ class ControlClient:
     async def _follow(self) -> None:
         voter = self._next_voter()
         while True:
-            path = f"/internal/control/state?after={self._state.version}&leader={self._leader or ''}&wait_ms={_WAIT_MS}"
+            self._behind.clear()
+            poll = asyncio.create_task(self._poll(voter))
+            behind = asyncio.create_task(self._behind.wait())
             try:
-                answer = await self._http.call(self._url(voter), "GET", path, None, _WAIT_MS / 1000 + 2)
-            except LsmqError:
-                voter = self._next_voter()
-                await asyncio.sleep(_PAUSE_S)
-                continue
-            if answer["leader"] is not None:
-                self._leader = answer["leader"]
-            if answer["state"] is not None:
-                self._take(ClusterState.decode(answer["state"]))
-            if answer["lease_age_ms"] > _MAX_STALE_S * 1000 or answer["leader"] is None:
-                # That voter hears no leader: what it knows may be old.
-                voter = self._next_voter()
-                await asyncio.sleep(_PAUSE_S)
+                await asyncio.wait({poll, behind}, return_when=asyncio.FIRST_COMPLETED)
+                if not poll.done():
+                    # That voter holds back what another one told of: it may be paused or cut off.
+                    voter = self._leader or self._next_voter()
+                elif not poll.result():
+                    voter = self._next_voter()
+                    await asyncio.sleep(_PAUSE_S)
+            finally:
+                poll.cancel()
+                behind.cancel()
+                await asyncio.gather(poll, behind, return_exceptions=True)
+
+    async def _poll(self, voter: str) -> bool:
+        """Ask a voter for what is new. Whether it is worth asking again."""
+        known = self._state
+        leader = quote(self._leader or "", safe="")
+        query = f"after={known.version}&topics={known.topics_version}&leader={leader}&wait_ms={_WAIT_MS}"
+        path = f"/internal/control/state?{query}"
+        try:
+            answer = await self._http.call(self._url(voter), "GET", path, None, _WAIT_MS / 1000 + 0.5)
+        except LsmqError:
+            return False
+        if answer["leader"] is not None:
+            self._leader = answer["leader"]
+        if answer["state"] is not None:
+            self._take(ClusterState.decode(answer["state"], known.topics))
+        # A voter that hears no leader may know old things only.
+        return answer["leader"] is not None and answer["lease_age_ms"] <= _MAX_STALE_S * 1000
+
+    def _heard_of(self, version: int) -> None:
+        if version > self._state.version:
+            self._behind.set()
 
     # Heartbeats and the lease
 
@@ -265,6 +302,7 @@ class ControlClient:
             told = await self._http.call(self._url(leader), "POST", "/internal/control/heartbeat", body, timeout)
             version, age_s, alive = told["version"], told["lease_age_ms"] / 1000, told["alive"]
         self._leader = leader
+        self._heard_of(version)
         if alive:
             self._promised.append((version, sent - age_s))
             self._claim_lease()

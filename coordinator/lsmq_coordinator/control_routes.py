@@ -1,7 +1,8 @@
 """The control plane's part of a voter's internal HTTP server. Bodies are msgpack.
 
-- ``GET /internal/control/state?after=V&leader=ID&wait_ms=N``: the agreed state when its version is above ``V`` or
-  the leader is not ``ID``; else held, and after ``wait_ms`` answered without a state.
+- ``GET /internal/control/state?after=V&topics=T&leader=ID&wait_ms=N``: the agreed state when its version is above
+  ``V`` or the leader is not ``ID``, without its topics when their version is ``T``; else held, and after ``wait_ms``
+  answered without a state.
 - ``POST /internal/control/command``: carry out a command; only by the leader.
 - ``POST /internal/control/heartbeat``, ``POST /internal/control/suspect``: what nodes report; only to the leader.
 
@@ -65,7 +66,7 @@ class _Handlers:
     def __init__(self, raft: RaftControl, overseer: Overseer) -> None:
         self._raft, self._overseer = raft, overseer
         self._waiters: set[asyncio.Event] = set()
-        self._packed_state: tuple[ClusterState, bytes] | None = None
+        self._packed: dict[bool, tuple[ClusterState, bytes]] = {}
         raft.on_change(lambda _: self._wake())
         raft.on_status(lambda _: self._wake())
 
@@ -75,7 +76,7 @@ class _Handlers:
 
     async def state(self, request: web.Request) -> dict[str, Any]:
         raft, query = self._raft, request.query
-        after, leader = int(query.get("after", 0)), query.get("leader", "")
+        after, leader, topics = int(query.get("after", 0)), query.get("leader", ""), int(query.get("topics", -1))
         wait_ms = min(int(query.get("wait_ms", 0)), MAX_WAIT_MS)
         if wait_ms > 0 and len(self._waiters) >= MAX_WAITERS:
             raise Unavailable(f"{MAX_WAITERS} nodes are waiting for the state, the most there may be")
@@ -96,13 +97,15 @@ class _Handlers:
             "version": state.version,
             "leader": raft.leader,
             "lease_age_ms": _age_ms(raft.lease),
-            "state": self._pack(state) if state.version > after else None,
+            "state": self._pack(state, topics != state.topics_version) if state.version > after else None,
         }
 
-    def _pack(self, state: ClusterState) -> bytes:
-        if self._packed_state is None or self._packed_state[0] is not state:
-            self._packed_state = (state, state.without_results().encode())
-        return self._packed_state[1]
+    def _pack(self, state: ClusterState, topics: bool) -> bytes:
+        """Encoded once for all who ask."""
+        known = self._packed.get(topics)
+        if known is None or known[0] is not state:
+            known = self._packed[topics] = (state, state.without_results().encode(topics=topics))
+        return known[1]
 
     async def command(self, request: web.Request) -> dict[str, Any]:
         body = await _body(request)

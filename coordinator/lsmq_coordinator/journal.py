@@ -2,8 +2,8 @@
 
 Two files in the voter's directory, and ``LOCK``, held by the process that uses them.
 
-``VOTE``: one line of a CRC and a JSON map: term, vote, the commit index last known, whether this voter has ever
-held all that was committed. Replaced as a whole: written, synced, renamed, directory synced.
+``VOTE``: one line of a CRC and a JSON map: term, vote, the commit index last known, and whether this voter
+has held all that was committed. Replaced as a whole: written, synced, renamed, directory synced.
 
 ``JOURNAL``: 8 bytes of magic, then records, little-endian:
 
@@ -194,18 +194,23 @@ class Journal:
         """Note what is committed, before it is applied. What this voter holds of it is durable on return."""
         self.flush()
         self._vote["commit"] = index
-        # An entry of the current term that is committed has all committed entries before it.
-        if not self._vote["whole"] and index > 1 and self.term_at(index) == self._vote["term"]:
-            self._vote["whole"] = True
-            self._save_vote()
 
     def getRaftCommitIndex(self) -> int:
         return int(self._vote["commit"])
 
     @property
     def whole(self) -> bool:
-        """Whether this voter has ever held all that was committed. One that lost its disk has not."""
+        """Whether this voter has held all that was committed, in a group of which all voters have.
+
+        One that lost its disk has not, and must not vote as if it had never acknowledged anything.
+        """
         return bool(self._vote["whole"])
+
+    def mark_whole(self) -> None:
+        """Durable on return."""
+        self.flush()
+        self._vote["whole"] = True
+        self._save_vote()
 
     def onOneSecondTimer(self) -> None:
         if self._vote != self._saved:

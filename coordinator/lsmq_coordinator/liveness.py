@@ -19,6 +19,8 @@ class LivenessTiming:
     """Seconds."""
 
     node_timeout_s: float = 0.5
+    #: A node not heard for so long is probed; a process that died is found so before its time is over.
+    quiet_s: float = 0.2
     #: A node is probed at most so often.
     probe_interval_s: float = 0.1
     #: Heartbeats of a process found gone are not believed for so long: they may have been under way.
@@ -40,10 +42,11 @@ class _Node:
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """What a tick changed."""
+    """What a tick changed, and which nodes to probe now."""
 
     died: frozenset[str] = frozenset()
     returned: frozenset[str] = frozenset()
+    probe: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
@@ -111,7 +114,9 @@ class FailureDetector:
         for node, seen in self._nodes.items():
             if seen.alive and now - seen.heard > self.timing.node_timeout_s:
                 self._condemn(node, seen)
-        verdicts = Verdicts(frozenset(self._died), frozenset(self._returned))
+        quiet = {node for node, seen in self._nodes.items() if now - seen.heard > self.timing.quiet_s}
+        probe = frozenset(node for node in sorted(quiet) if self.suspect(node, now))
+        verdicts = Verdicts(frozenset(self._died), frozenset(self._returned), probe)
         self._died, self._returned = set(), set()
         return verdicts
 

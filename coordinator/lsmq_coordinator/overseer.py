@@ -88,11 +88,16 @@ class Overseer:
     def suspect(self, node: str) -> None:
         """A node lost its connection to ``node``. Raises when this voter does not lead."""
         self._require_leader()
+        if self._detector.suspect(node, self._clock()):
+            self._start_probe(node)
+
+    def _start_probe(self, node: str) -> None:
         known = self._raft.state.nodes.get(node)
-        if known is not None and self._detector.suspect(node, self._clock()):
-            task = asyncio.create_task(self._examine(node, known.internal_url))
-            self._probes.add(task)
-            task.add_done_callback(self._probes.discard)
+        if known is None:
+            return
+        task = asyncio.create_task(self._examine(node, known.internal_url))
+        self._probes.add(task)
+        task.add_done_callback(self._probes.discard)
 
     def _require_leader(self) -> None:
         raft = self._raft
@@ -149,12 +154,18 @@ class Overseer:
             self._progress = {}
             self._changed_at = self._clock()
             self._detector.begin(_members(self._raft.state), self._clock())
+            # Who died together with the former leader need not be waited for.
+            for node in sorted(self._detector.alive):
+                if self._detector.suspect(node, self._clock()):
+                    self._start_probe(node)
 
     async def _oversee(self) -> None:
         self._begin_leadership()
         state, now = self._raft.state, self._clock()
         self._detector.set_nodes(_members(state), now)
         verdicts = self._detector.tick(now)
+        for node in verdicts.probe:
+            self._start_probe(node)
         if verdicts.died or verdicts.returned:
             self._changed_at = now
         alive = self._detector.alive

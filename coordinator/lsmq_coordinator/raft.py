@@ -11,11 +11,13 @@ Written against pysyncobj 0.3.17, which a check at import holds. What it does wr
 - It unpickles what comes from the network. Our connections speak authenticated msgpack, and its unpickler is
   switched off altogether. Messages that change membership or versions, read-only members and its admin commands
   are not accepted.
-- A voter whose disk was lost votes as if it had never acknowledged anything. Here it votes only for candidates
-  that never held a committed entry either, until it has caught up.
+- A voter whose disk was lost votes as if it had never acknowledged anything. Once all voters have caught up with a
+  leader they are *whole*, durably; who is not, having lost that mark, does not vote for one who is until it has
+  caught up. (In the first moments of a group, before all voters were heard once, nobody is whole.)
 - A new connection of a peer leaves the old one open, so that old messages arrive after new ones. Closed here.
 - A connection idle for ``connectionTimeout`` is cut when a vote is to be sent over it, which is when it is needed.
   Dead peers are found by TCP here.
+- Its clock is another one than ``time.monotonic``, and the wall clock where it finds no other.
 - One failed ``accept`` closes the server for good, a busy port is retried without a pause, a slow peer's buffer
   grows without limit, names are resolved in the tick thread, and an exception in a tick is logged and forgotten.
 """
@@ -26,6 +28,7 @@ import functools
 import ipaddress
 import logging
 import os
+import random
 import socket
 import threading
 import time
@@ -34,8 +37,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import pysyncobj.journal
 import pysyncobj.pickle
 import pysyncobj.syncobj
+import pysyncobj.tcp_connection
 import pysyncobj.tcp_server
 import pysyncobj.transport
 from pysyncobj import SyncObj, SyncObjConf
@@ -46,12 +51,12 @@ from pysyncobj.transport import TCPTransport
 from pysyncobj.version import VERSION
 
 from .journal import Journal
-from .raft_messages import BadFrame, FrameSession, checked, judge_append
+from .raft_messages import HELLO, BadFrame, FrameSession, checked, judge_append
 
 if VERSION != "0.3.17":
     raise ImportError(f"pysyncobj {VERSION} is installed; lsmq is written against the inner parts of 0.3.17")
 
-logging.getLogger("pysyncobj").setLevel(logging.ERROR)
+logging.getLogger("pysyncobj").setLevel(logging.CRITICAL)
 
 _BATCH_BYTES = 1 << 20
 _MAX_UNSENT_BYTES = 8 << 20
@@ -61,7 +66,6 @@ _UNKNOWN_CONNECTION_S = 5.0
 _DEAD_PEER_MS = 3_000
 _NEVER_S = 1e9
 _REGULAR = b"\x00"
-_HELLO = object()
 
 
 class Role(Enum):
@@ -92,15 +96,21 @@ class RaftTiming:
     reconnect_s: float = 0.2
 
 
+def _journal(given: Any) -> Any:
+    return given if isinstance(given, Journal) else pysyncobj.journal.createJournal(given)
+
+
 def _refuse_pickle(*_: object) -> Any:
     raise BadFrame("unpickling is switched off")
 
 
 def install() -> None:
-    """Put our journal and connections in pysyncobj's place, and its unpickler out of use."""
-    pysyncobj.syncobj.createJournal = lambda journal: journal
+    """Put our journal, connections and clock in pysyncobj's place, and its unpickler out of use."""
+    pysyncobj.syncobj.createJournal = _journal
     pysyncobj.tcp_server.TcpConnection = _Connection
     pysyncobj.transport.TcpConnection = _Connection
+    for module in (pysyncobj.syncobj, pysyncobj.transport, pysyncobj.tcp_connection):
+        module.monotonicTime = time.monotonic
     pysyncobj.pickle.loads = pysyncobj.pickle.load = _refuse_pickle
 
 
@@ -158,7 +168,7 @@ class _Connection(TcpConnection):  # type: ignore[misc]
             self.disconnect()
             return None
         self._TcpConnection__readBuffer = buffered[length:]
-        return _HELLO if message is None else message
+        return message
 
 
 def _find_dead_peers(opened: socket.socket) -> None:
@@ -208,9 +218,17 @@ class _Transport(TCPTransport):  # type: ignore[misc]
         self._voters = sorted([own.address, *(node.address for node in others)])
         self._echo: dict[str, float] = {}
         self._votes: set[tuple[int, str]] = set()
+        self._caught_up: set[tuple[int, str]] = set()
         self.acknowledged: dict[str, tuple[int, float]] = {}
         self.leader_heard = float("-inf")
         super().__init__(raft, own, others)
+
+    def _become_whole(self) -> None:
+        """All voters have once caught up. So has this one when an entry of the current term is committed here: it
+        has all committed entries before it."""
+        committed = self._journal.term_at(self._raft.raftCommitIndex)
+        if not self._journal.whole and committed == self._raft.raftCurrentTerm > 0:
+            self._journal.mark_whole()
 
     # Connections
 
@@ -226,6 +244,11 @@ class _Transport(TCPTransport):  # type: ignore[misc]
 
     def _onTick(self) -> None:
         super()._onTick()
+        if self._raft._isLeader() and len(self._caught_up) >= len(self._voters) - 1:
+            term = self._raft.raftCurrentTerm
+            self._caught_up = {entry for entry in self._caught_up if entry[0] == term}
+            if len(self._caught_up) == len(self._voters) - 1:
+                self._become_whole()
         now = time.monotonic()
         for conn in [conn for conn in self._unknownConnections if now - conn.since > _UNKNOWN_CONNECTION_S]:
             conn.disconnect()
@@ -234,14 +257,16 @@ class _Transport(TCPTransport):  # type: ignore[misc]
         super()._onNewIncomingConnection(conn)
         conn.session = FrameSession(self._raft.key, client=False)
         if len(self._unknownConnections) > _MAX_UNKNOWN_CONNECTIONS:
-            conn.disconnect()
+            # Who belongs here is known within milliseconds; who is not goes, the oldest first.
+            min(self._unknownConnections, key=lambda unknown: unknown.since).disconnect()
 
     def _onIncomingMessageReceived(self, conn: _Connection, message: Any) -> None:
         assert conn.session is not None
-        if message is _HELLO:
+        if message is HELLO:
             conn.send_frame(conn.session.hello())
             return
-        node = self._nodeAddrToNode.get(message.get("from")) if isinstance(message, dict) else None
+        sender = message.get("from") if isinstance(message, dict) else None
+        node = self._nodeAddrToNode.get(sender) if isinstance(sender, str) else None
         expected = None if node is None else self._introduction(node.address, self._selfNode.address)
         if message != expected or self._shouldConnect(node):
             conn.disconnect()
@@ -255,6 +280,12 @@ class _Transport(TCPTransport):  # type: ignore[misc]
         conn.setOnMessageReceivedCallback(functools.partial(self._onMessageReceived, node))
         self._onNodeConnected(node)
 
+    def _onDisconnected(self, conn: _Connection) -> None:
+        node = self._connToNode(conn)
+        if node is not None and node == self._raft._getLeader():
+            self._raft.leader_lost()
+        super()._onDisconnected(conn)
+
     def _introduction(self, sender: str, receiver: str) -> dict[str, Any]:
         return {"from": sender, "to": receiver, "voters": tuple(self._voters)}
 
@@ -265,7 +296,7 @@ class _Transport(TCPTransport):  # type: ignore[misc]
 
     def _onOutgoingMessageReceived(self, conn: _Connection, message: Any) -> None:
         node = self._connToNode(conn)
-        if message is not _HELLO or node is None or conn.session is None:
+        if message is not HELLO or node is None or conn.session is None:
             conn.disconnect()
             return
         conn.session.known = True
@@ -282,7 +313,7 @@ class _Transport(TCPTransport):  # type: ignore[misc]
             case "request_vote":
                 message = {**message, "whole": self._journal.whole}
             case "append_entries":
-                message = {**message, "stamp": time.monotonic()}
+                message = {**message, "whole": self._journal.whole, "stamp": time.monotonic()}
             case "next_node_idx":
                 stamp = self._echo.get(node.id, float("-inf"))
                 message = {**message, "term": self._raft.raftCurrentTerm, "stamp": stamp}
@@ -316,6 +347,8 @@ class _Transport(TCPTransport):  # type: ignore[misc]
                 if term != self._raft.raftCurrentTerm or not self._raft._isLeader():
                     return
                 self.acknowledged[node.id] = (term, message["stamp"])
+                if message["success"] and self._journal.term_at(message["next_node_idx"] - 1) == term:
+                    self._caught_up.add((term, node.id))
             case "append_entries":
                 self._append(node, message)
                 return
@@ -328,6 +361,8 @@ class _Transport(TCPTransport):  # type: ignore[misc]
         judged = judge_append(message, self._journal, self._raft.raftCommitIndex)
         super()._onMessageReceived(node, judged.message)
         self.leader_heard = time.monotonic()
+        if message["whole"]:
+            self._become_whole()
         if judged.acknowledge is not None:
             answer = {"next_node_idx": judged.acknowledge, "reset": False, "success": True}
             self.send(node, {"type": "next_node_idx", **answer})
@@ -335,6 +370,8 @@ class _Transport(TCPTransport):  # type: ignore[misc]
 
 class Raft(SyncObj):  # type: ignore[misc]
     """pysyncobj's algorithm with our journal, transport and commands."""
+
+    _SyncObj__raftElectionDeadline: float
 
     def __init__(
         self,
@@ -347,6 +384,7 @@ class Raft(SyncObj):  # type: ignore[misc]
         apply: Callable[[bytes], Any],
     ) -> None:
         self.journal, self.key, self._apply = journal, key, apply
+        self._election_min_s = timing.election_min_s
         conf = SyncObjConf(
             autoTick=False,
             bindAddress=bind,
@@ -377,6 +415,15 @@ class Raft(SyncObj):  # type: ignore[misc]
     @property
     def role(self) -> Role:
         return (Role.FOLLOWER, Role.CANDIDATE, Role.LEADER)[self._SyncObj__raftState]
+
+    def leader_lost(self) -> None:
+        """The leader's connection broke, as it does when its process dies: call an election soon, one after another."""
+        voters = sorted(
+            {self.selfNode.address, *(node.address for node in self.otherNodes)} - {self._getLeader().address}
+        )
+        turn = (voters.index(self.selfNode.address) + random.uniform(0.1, 0.6)) / max(2, len(voters))
+        soon = time.monotonic() + turn * self._election_min_s * 0.7
+        self._SyncObj__raftElectionDeadline = min(self._SyncObj__raftElectionDeadline, soon)
 
     def propose(self, command: bytes, callback: Callable[[Any, int], None]) -> None:
         self._applyCommand(_REGULAR + command, callback)

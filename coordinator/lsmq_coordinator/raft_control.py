@@ -68,6 +68,7 @@ class RaftControl:
         self._on_change: list[StateCallback] = []
         self._on_status: list[StatusCallback] = []
         self._announced = EMPTY
+        self._announcing = False
         self._pending: set[asyncio.Future[Any]] = set()
 
     async def start(self) -> None:
@@ -180,6 +181,7 @@ class RaftControl:
     # Called in the loop
 
     def _announce(self) -> None:
+        self._announcing = False
         state = self.state
         if state is not self._announced:
             self._announced = state
@@ -212,7 +214,8 @@ class _Crossing:
             decoded = {"error": str(error)}
         state, result = apply(former, decoded if isinstance(decoded, dict) else {})
         control.state = state
-        if state.version != former.version:
+        if state.version != former.version and not control._announcing:
+            control._announcing = True
             _post(control._loop, control._announce)
         return result
 

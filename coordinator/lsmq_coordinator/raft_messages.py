@@ -36,6 +36,10 @@ MAX_HELLO_BYTES = 64 << 10
 MAX_FRAME_BYTES = 4 << 20
 
 
+#: What :meth:`FrameSession.open` gives for the peer's hello.
+HELLO = object()
+
+
 class BadFrame(Exception):
     """The peer does not hold the key, or does not speak this protocol: the connection must end."""
 
@@ -76,7 +80,7 @@ class FrameSession:
         return LENGTH.size + length if len(buffered) >= LENGTH.size + length else 0
 
     def open(self, frame: bytes) -> Any:
-        """The message in a whole frame, or None for the peer's hello. Raises ``BadFrame``."""
+        """The message in a whole frame, never None; ``HELLO`` for the peer's hello. Raises ``BadFrame``."""
         mac, payload = frame[LENGTH.size : LENGTH.size + MAC_BYTES], frame[LENGTH.size + MAC_BYTES :]
         first = self._peer_nonce is None
         # The client's hello is made before it knows a nonce of the server.
@@ -88,11 +92,14 @@ class FrameSession:
             if len(payload) != NONCE_BYTES:
                 raise BadFrame("the first frame is no hello")
             self._peer_nonce = payload
-            return None
+            return HELLO
         try:
-            return msgpack.unpackb(payload, use_list=False, strict_map_key=True)
+            message = msgpack.unpackb(payload, use_list=False, strict_map_key=True)
         except (ValueError, msgpack.UnpackException) as error:
             raise BadFrame(f"the payload is not msgpack: {error}") from error
+        if message is None:
+            raise BadFrame("the payload is nothing")
+        return message
 
     def _mac(self, side: bytes, nonce: bytes, number: int, payload: bytes) -> bytes:
         return hmac.digest(self._key, side + nonce + number.to_bytes(8, "little") + payload, hashlib.sha256)
@@ -109,6 +116,7 @@ _FIELDS: dict[str, dict[str, tuple[type, ...]]] = {
         "prevLogIdx": _INT,
         "prevLogTerm": _INT,
         "stamp": (float,),
+        "whole": (bool,),
     },
     "next_node_idx": {
         "next_node_idx": _INT,

@@ -14,7 +14,7 @@ Invariants, kept by the commands and checked by :meth:`ClusterState.check`:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 from types import MappingProxyType
@@ -161,7 +161,7 @@ class Settings:
         }
 
 
-def _nothing() -> Mapping[Any, Any]:
+def _nothing() -> MappingProxyType[Any, Any]:
     return MappingProxyType({})
 
 
@@ -171,12 +171,14 @@ class ClusterState:
 
     version: int = 0
     settings: Settings = Settings()
-    nodes: Mapping[str, Node] = field(default_factory=_nothing)
-    shards: Mapping[int, Shard] = field(default_factory=_nothing)
-    topics: Mapping[str, Topic] = field(default_factory=_nothing)
+    nodes: MappingProxyType[str, Node] = field(default_factory=_nothing)
+    shards: MappingProxyType[int, Shard] = field(default_factory=_nothing)
+    topics: MappingProxyType[str, Topic] = field(default_factory=_nothing)
     next_topic_id: int = 1
+    #: The version with which ``topics`` changed last: who knows the topics of that version knows these.
+    topics_version: int = 0
     #: Results of the latest commands by request id, oldest first: a repeated command gets its first answer.
-    results: Mapping[str, Mapping[str, Any]] = field(default_factory=_nothing)
+    results: MappingProxyType[str, Mapping[str, Any]] = field(default_factory=_nothing)
 
     @property
     def bootstrapped(self) -> bool:
@@ -190,40 +192,49 @@ class ClusterState:
         """The shards that have a replica on the node, in order."""
         return [self.shards[id] for id in sorted(self.shards) if node in self.shards[id].replicas]
 
-    def encode(self) -> bytes:
-        """The state as bytes, the same for equal states: maps are sorted, results in order of arrival."""
+    def encode(self, *, topics: bool = True) -> bytes:
+        """The state as bytes, the same for equal states: maps are sorted, results in order of arrival.
+
+        Topics are most of it and change least: without them, :meth:`decode` must be given them.
+        """
         content = {
             "format": _FORMAT,
             "version": self.version,
             "settings": self.settings.to_dict(),
             "nodes": {id: self.nodes[id].to_dict() for id in sorted(self.nodes)},
             "shards": {id: self.shards[id].to_dict() for id in sorted(self.shards)},
-            "topics": {name: self.topics[name].to_dict() for name in sorted(self.topics)},
+            "topics": {name: self.topics[name].to_dict() for name in sorted(self.topics)} if topics else None,
             "next_topic_id": self.next_topic_id,
+            "topics_version": self.topics_version,
             "results": [[id, dict(result)] for id, result in self.results.items()],
         }
         packed: bytes = msgpack.packb(content)
         return packed
 
     @classmethod
-    def decode(cls, packed: bytes) -> ClusterState:
-        """The inverse of :meth:`encode`. Raises ``ValueError`` for a format of a newer version."""
+    def decode(cls, packed: bytes, topics: MappingProxyType[str, Topic] | None = None) -> ClusterState:
+        """The inverse of :meth:`encode`. Raises ``ValueError`` for another format, or when topics are missing."""
         content = msgpack.unpackb(packed, strict_map_key=False)
         if content["format"] != _FORMAT:
             raise ValueError(f"the cluster state has format {content['format']}; this version reads {_FORMAT}")
+        if content["topics"] is not None:
+            topics = MappingProxyType({name: Topic.from_dict(name, entry) for name, entry in content["topics"].items()})
+        elif topics is None:
+            raise ValueError("the cluster state came without its topics")
         return cls(
             content["version"],
             Settings(**content["settings"]),
             MappingProxyType({id: Node.from_dict(id, fields) for id, fields in content["nodes"].items()}),
             MappingProxyType({id: Shard.from_dict(id, fields) for id, fields in content["shards"].items()}),
-            MappingProxyType({name: Topic.from_dict(name, fields) for name, fields in content["topics"].items()}),
+            topics,
             content["next_topic_id"],
+            content["topics_version"],
             MappingProxyType(dict(content["results"])),
         )
 
     def without_results(self) -> ClusterState:
         """The same state without the answers to past commands, which only voters need."""
-        return ClusterState(self.version, self.settings, self.nodes, self.shards, self.topics, self.next_topic_id)
+        return replace(self, results=_nothing())
 
     def check(self) -> None:
         """Raises ``AssertionError`` naming the invariant that does not hold."""

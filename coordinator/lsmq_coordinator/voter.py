@@ -36,6 +36,8 @@ class RaftStatus:
     commit_index: int = 0
     last_index: int = 0
     log_bytes: int = 0
+    #: This voter and all others have caught up with a leader once; until then a lost disk is not noticed.
+    whole: bool = False
 
 
 class Listener(Protocol):
@@ -151,7 +153,7 @@ class Voter:
         if role is Role.LEADER:
             moments = [stamp for at, stamp in raft.transport.acknowledged.values() if at == term]
             lease = majority_moment(now, moments, self._count)
-        elif now - lease > 2 * self._timing.election_max_s:
+        elif now - lease > self._timing.election_max_s:
             leader = None
         former = self.status
         self.status = RaftStatus(
@@ -164,6 +166,7 @@ class Voter:
             commit_index=raft.raftCommitIndex,
             last_index=self._journal.last_index,
             log_bytes=self._journal.size_bytes,
+            whole=self._journal.whole,
         )
         if _belief(former) != _belief(self.status):
             self._listener.status_changed(self.status)

@@ -100,6 +100,7 @@ class ZooKeeperRegistry:
         self._children: dict[str, Document] = {}
         self._cluster: tuple[Document, int] | None = None
         self._known_session: int | None = None
+        self._topics_version = -1
         self._refresh_at = 0.0
 
     def start(self) -> None:
@@ -233,6 +234,9 @@ class ZooKeeperRegistry:
         fence = self._publish_cluster(state)
         if state.version == self.status.published_version and not self._eager():
             return
+        if self._children and state.topics_version == self._topics_version:
+            self._note(published_version=max(state.version, self.status.published_version))
+            return
         self._load_children()
         wanted = {name: topic_document(state, topic) for name, topic in state.topics.items()}
         writes: list[Callable[[Any], None]] = []
@@ -257,6 +261,7 @@ class ZooKeeperRegistry:
                     del self._children[name]
                 else:
                     self._children[name] = new
+        self._topics_version = state.topics_version
         self._note(published_version=max(state.version, self.status.published_version))
 
     def _publish_cluster(self, state: ClusterState) -> int:

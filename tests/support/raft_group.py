@@ -102,9 +102,7 @@ class GroupNode:
 class RaftGroup:
     """``async with`` gives started voters and, in ``client``, a control client of this process."""
 
-    def __init__(
-        self, directory: Path, voters: int = 3, others: int = 0, *, settle_s: float = 3600.0
-    ) -> None:
+    def __init__(self, directory: Path, voters: int = 3, others: int = 0, *, settle_s: float = 3600.0) -> None:
         self.directory, self.settle_s = directory, settle_s
         directory.mkdir(parents=True, exist_ok=True)
         self.secret_file = directory / "secret"
@@ -113,9 +111,7 @@ class RaftGroup:
         ports = free_ports(voters + len(names))
         self.urls = {name: f"http://127.0.0.1:{port}" for name, port in zip(names, ports, strict=False)}
         raft_ports = ports[len(names) :]
-        self.raft_addresses = {
-            name: f"127.0.0.1:{port}" for name, port in zip(names[:voters], raft_ports, strict=True)
-        }
+        self.raft_addresses = {name: f"127.0.0.1:{port}" for name, port in zip(names[:voters], raft_ports, strict=True)}
         self.nodes = {name: GroupNode(self, name, name in self.raft_addresses) for name in names}
         self.http = ControlHttp(self.secret)
         self.client = ControlClient("tester", self.voter_urls, self.secret)
@@ -219,6 +215,7 @@ async def serve(arguments: dict[str, Any]) -> None:
                 "term": seen.term,
                 "commit_index": seen.commit_index,
                 "last_index": seen.last_index,
+                "whole": seen.whole,
                 "failure": None if raft.failure is None else repr(raft.failure),
             }
         return web.Response(body=msgpack.packb(content), content_type="application/msgpack")

@@ -69,9 +69,10 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Ship:
-    """Send a ``Frame`` with whole entries from ``lsn``, at most to ``limit_lsn``; then ``Shipped``.
+    """Send a ``Frame`` with whole entries from ``lsn``, one at least, at most to ``limit_lsn``; then ``Shipped``.
 
-    When both are equal it is a heartbeat, without bytes and without ``Shipped``.
+    When both are equal it is a heartbeat, without bytes and without ``Shipped``. When the log no longer reaches back
+    to ``lsn``, ``LogTrimmed`` instead. ``high_watermark`` may be replaced by a newer one.
     """
 
     peer: str

@@ -8,7 +8,8 @@ is right. The promises make that true even if it was set back to an earlier stat
 from __future__ import annotations
 
 from .actions import AskElection, BeginEpoch
-from .control import ControlView
+from .control import ControlView, Member
+from .history import LogPosition
 from .messages import Hello, Promise, PromiseRefusal, PromiseRequest
 from .pulling import FromSource, Puller
 from .state import ReplicaState
@@ -19,10 +20,10 @@ class Candidate:
 
     __slots__ = ("_begun", "_promises", "epoch", "hellos", "puller")
 
-    def __init__(self, state: ReplicaState, epoch: int) -> None:
+    def __init__(self, state: ReplicaState, epoch: int, hellos: dict[str, Hello]) -> None:
         assert state.bound, "an epoch is persisted before anything is asked for it"
         self.epoch = epoch
-        self.hellos: dict[str, Hello] = {}  # of those who follow already, answered when the epoch has begun
+        self.hellos = hellos  # of those who follow already, answered when the epoch has begun
         self.puller: Puller | None = None
         self._promises: dict[str, Promise] = {}
         self._begun = False
@@ -50,7 +51,7 @@ class Candidate:
         return {
             node: promise
             for node, promise in {**self._promises, state.node: own}.items()
-            if node in view.voters and view.listed(node) in (None, promise.incarnation)
+            if node in view.voters and not view.lists_another(Member(node, promise.incarnation))
         }
 
     def proceed(self, state: ReplicaState) -> None:
@@ -62,12 +63,16 @@ class Candidate:
             return
         source, best = max(counted.items(), key=lambda item: (item[1].position, item[0]))
         if best.position > state.log.position:
-            if self.puller is None or self.puller.source != source:
+            if not self._pulls(best.position):
                 self.puller = Puller(state, source, self.epoch, lent_by=best.incarnation)
             return
         self.puller = None
         self._begun = True
         state.emit(BeginEpoch(self.epoch))
+
+    def _pulls(self, best: LogPosition) -> bool:
+        """Whether a tail as good as the best is being pulled already."""
+        return self.puller is not None and self._promises[self.puller.source].position >= best
 
     def from_source(self, state: ReplicaState, sender: str, message: FromSource) -> None:
         if self.puller is not None and sender == self.puller.source:

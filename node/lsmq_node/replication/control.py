@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 from lsmq.errors import InvalidRequest
 
+UNCLAIMED = 0
+
 
 class Member(NamedTuple):
     """A member of an in-sync set: a node, and the incarnation of its log.
@@ -14,6 +16,9 @@ class Member(NamedTuple):
     An incarnation is a random number made with the replica's directory and kept in it. A replica whose disk was
     emptied or whose log lost something that was durable has another one, so that it cannot be taken for the
     member that the set lists. (Kafka takes a broker id for granted here: KIP-966 names what is lost then.)
+
+    A new shard's set may list its replicas as ``UNCLAIMED``, before any of them was started. An unclaimed member is
+    durable up to 0, so nothing is acknowledged until the leader has proposed the replicas as they are.
     """
 
     node: str
@@ -60,6 +65,10 @@ class ControlView:
     def listed(self, node: str) -> int | None:
         """The incarnation under which the in-sync set lists a node."""
         return next((member.incarnation for member in self.in_sync if member.node == node), None)
+
+    def lists_another(self, member: Member) -> bool:
+        """Whether the set takes the member's node for another incarnation than it is."""
+        return self.listed(member.node) not in (None, UNCLAIMED, member.incarnation)
 
 
 @dataclass(frozen=True, slots=True)

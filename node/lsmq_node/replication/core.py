@@ -54,7 +54,7 @@ from typing import assert_never
 
 from .actions import Action, AdvanceHighWatermark, AskElection, Halt, Reopen, StopServing
 from .candidate import Candidate
-from .control import ControlView, ReplicaRecord, Timings
+from .control import UNCLAIMED, ControlView, ReplicaRecord, Timings
 from .events import (
     ControlViewed,
     EpochBegun,
@@ -76,6 +76,7 @@ from .events import (
 )
 from .follower import Follower
 from .leader import Leader
+from .lease import Lease
 from .messages import (
     Frame,
     Hello,
@@ -123,9 +124,8 @@ class ReplicaCore:
         self._part: Follower | Candidate | Leader | None = None
         self._halted = False
         self._outdone_by = 0
-        self._lease_epoch = 0
-        self._lease_until = float("-inf")
-        self._behind_since: float | None = None
+        self._early_hellos: dict[str, Hello] = {}  # of followers that knew sooner who leads
+        self._lease = Lease()
 
     def start(self, now: float) -> list[Action]:
         """The first actions. Until the record is persisted the replica answers nobody."""
@@ -197,7 +197,7 @@ class ReplicaCore:
         wakes up finds it run out.
         """
         part = self._part
-        return isinstance(part, Leader) and part.serving and self._lease_epoch == part.epoch and now < self._lease_until
+        return isinstance(part, Leader) and part.serving and self._lease.holds(part.epoch, now)
 
     def may_read(self, now: float) -> bool:
         """Whether readers may be shown what lies below the high watermark: a leader that may answer, or a follower
@@ -228,11 +228,10 @@ class ReplicaCore:
             case Shipped(peer, session, end_lsn):
                 self._shipped(peer, session, end_lsn)
             case ControlViewed(view):
-                if state.view is None or view.order > state.view.order:
-                    state.view = view
-                    self._viewed()
-            case LeaseGranted():
-                self._leased(event)
+                self._see(view)
+            case LeaseGranted(_, view):
+                self._see(view)
+                self._lease.granted(state, event)
             case Persisted(record):
                 state.persisted = record
                 self._settle()
@@ -309,14 +308,19 @@ class ReplicaCore:
         if hello.epoch > state.record.epoch:
             # Whoever says this was told of a newer epoch: whatever this replica leads is over.
             self._outdone_by = max(self._outdone_by, hello.epoch)
+            if not hello.borrows:
+                self._early_hellos[sender] = hello
             self._settle()
+        elif hello.borrows:
+            if isinstance(part, Follower) and (hello.epoch, sender) == (part.epoch, part.leader):
+                part.lend(state, hello)
         elif isinstance(part, Leader):
             part.hello(state, sender, hello)
         elif isinstance(part, Candidate):
             if hello.epoch == part.epoch:
                 part.hellos[sender] = hello
-        elif isinstance(part, Follower) and (hello.epoch, sender) == (part.epoch, part.leader):
-            part.lend(state, hello)
+        elif part is None:
+            self._early_hellos[sender] = hello
 
     def _durable(self) -> None:
         part = self._part
@@ -361,29 +365,16 @@ class ReplicaCore:
         state.emit(AdvanceHighWatermark(snapshot.applied_lsn))
         self._settle(resume=True)
 
-    def _viewed(self) -> None:
+    def _see(self, view: ControlView) -> None:
+        state = self._state
+        if state.view is not None and view.order <= state.view.order:
+            return
+        state.view = view
         self._settle()
         if isinstance(self._part, Leader):
             self._part.viewed(self._state)
         elif isinstance(self._part, Candidate):
             self._part.proceed(self._state)
-
-    def _leased(self, lease: LeaseGranted) -> None:
-        state = self._state
-        record, view = state.record, state.view
-        contradicts = lease.epoch == record.epoch and lease.leader not in (None, record.leader)
-        if lease.epoch == record.epoch and not contradicts:
-            rises = lease.epoch > self._lease_epoch
-            self._lease_until = lease.valid_until if rises else max(self._lease_until, lease.valid_until)
-            self._lease_epoch = lease.epoch
-        known = max(view.order, (record.epoch, 0)) if view is not None else (record.epoch, 0)
-        if not contradicts and (lease.epoch, lease.version) >= known:
-            self._behind_since = None
-        elif self._behind_since is None:
-            self._behind_since = state.now
-        elif state.now - self._behind_since > state.timings.replica_lag_s and state.due("ask"):
-            # Not a late answer: the control plane has lost what it had committed.
-            state.emit(AskElection(record.epoch))
 
     def _tick(self) -> None:
         self._settle()
@@ -423,7 +414,9 @@ class ReplicaCore:
             if same_epoch and view.leader == state.node and state.due("ask"):
                 state.emit(AskElection(record.epoch))
             return (Follower,) if state.node in view.replicas or view.epoch < record.epoch else None
-        if not same_epoch or view.leader != state.node or view.listed(state.node) != record.incarnation:
+        if not same_epoch or view.leader != state.node:
+            return None
+        if view.listed(state.node) not in (UNCLAIMED, record.incarnation):
             return None
         if state.bound_here != record.epoch:
             if state.due("ask"):
@@ -438,7 +431,7 @@ class ReplicaCore:
         until then an operator may still save what lies behind the damage.
         """
         state, view = self._state, self._state.view
-        if view is not None and view.listed(state.node) not in (None, state.record.incarnation):
+        if view is not None and view.lists_another(state.member):
             state.propose_leave()
             return not self._damaged
         if not self._damaged:
@@ -461,4 +454,7 @@ class ReplicaCore:
         if Follower in role:
             self._part = Follower(state, state.record.epoch, state.record.leader)
         elif not state.log.busy:
-            self._part = Candidate(state, state.record.epoch)
+            epoch = state.record.epoch
+            hellos = {sender: hello for sender, hello in self._early_hellos.items() if hello.epoch == epoch}
+            self._early_hellos.clear()
+            self._part = Candidate(state, epoch, hellos)

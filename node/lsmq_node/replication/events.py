@@ -39,14 +39,12 @@ class ControlViewed:
 class LeaseGranted:
     """A majority of the control plane confirmed its state of the shard to this node.
 
-    ``valid_until``: when the question was *sent*, plus the lease. ``epoch`` and ``version`` are those of the shard when
-    it was answered: a lease that knows of a newer epoch does not extend an old leader's. ``leader`` leads it.
+    ``valid_until``: when the question was *sent*, plus the lease. ``view`` is the state when it was answered: a lease
+    that knows of a newer epoch does not extend an old leader's.
     """
 
     valid_until: float
-    epoch: int
-    version: int
-    leader: str | None
+    view: ControlView
 
 
 @dataclass(frozen=True, slots=True)

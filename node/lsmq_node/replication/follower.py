@@ -30,6 +30,8 @@ class Follower:
     def lend(self, state: ReplicaState, hello: Hello) -> None:
         if not self.puller.streaming and not state.log.busy:
             self._lending = answer_hello(state, self.leader, hello, self.epoch)
+            if self._lending is not None:
+                self._lending.pump(state)
 
     def lent_to(self, state: ReplicaState, progress: Progress) -> None:
         if self._lending is not None and progress.session == self._lending.session:

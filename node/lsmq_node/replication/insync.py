@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .control import ControlView, Member, Timings
+from .control import UNCLAIMED, ControlView, Member, Timings
 from .messages import Session
 from .shipping import OutgoingStream
 
@@ -21,7 +21,7 @@ class Peer:
     caught_up_at: float
     mark_at: float
     mark_lsn: int
-    incarnation: int = 0
+    incarnation: int = UNCLAIMED
     session: Session | None = None
     stream: OutgoingStream | None = None
     durable_lsn: int = 0
@@ -63,7 +63,7 @@ def desired_in_sync(
     for node in view.replicas - {own.node}:
         peer = peers.get(node)
         listed = view.listed(node)
-        if peer is None or peer.incarnation == 0:
+        if peer is None or peer.incarnation == UNCLAIMED:
             if listed is not None:
                 exist.add(Member(node, listed))
                 if peer is None or not peer.is_late(now, timings):

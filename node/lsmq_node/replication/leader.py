@@ -6,7 +6,7 @@ only while the set has ``min_in_sync`` members. Two rules make a change of the s
 - *who left still counts until the control plane has committed it*: a leader that was deposed cannot shrink the set,
   so it cannot acknowledge anything without the replicas that know of its successor;
 - *who joins counts from the moment it is proposed*: the proposal may be committed long before this leader hears of
-  it, and then the newcomer may be elected (KAFKA-9750, KIP-497).
+  it, and then the newcomer may be elected (KIP-497).
 """
 
 from __future__ import annotations

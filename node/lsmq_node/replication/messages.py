@@ -37,11 +37,18 @@ class Session(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
+    """``borrows``: from a candidate to a replica that promised.
+
+    The two must not be mixed up: a leader's log is a reason to cut one's own. Should the control plane name two
+    leaders for one epoch, each may take the other for its leader, and neither for its borrower.
+    """
+
     session: Session
     epoch: int
     incarnation: int
     history: EpochHistory
     end_lsn: int
+    borrows: bool
 
 
 @dataclass(frozen=True, slots=True)

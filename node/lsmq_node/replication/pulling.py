@@ -36,6 +36,7 @@ class Puller:
         "_history",
         "_hw",
         "_lent_by",
+        "_reported_at",
         "_session",
         "epoch",
         "lent",
@@ -55,6 +56,7 @@ class Puller:
         self._history = EpochHistory()
         self._hw = 0
         self._heard_at = state.now
+        self._reported_at = float("-inf")
         self._gap_since: float | None = None
         self.hello(state)
 
@@ -68,7 +70,7 @@ class Puller:
         self._gap_since = None
         state.due(("hello", self.source))
         log, incarnation = state.log, state.record.incarnation
-        state.send(self.source, Hello(self._session, self.epoch, incarnation, log.history, log.end_lsn))
+        state.send(self.source, Hello(self._session, self.epoch, incarnation, log.history, log.end_lsn, self.lent))
 
     def receive(self, state: ReplicaState, message: FromSource) -> None:
         if message.session != self._session or message.epoch != self.epoch or state.log.busy:
@@ -126,7 +128,7 @@ class Puller:
             log.append(frame.end_lsn, self._history)
         self._hw = max(self._hw, frame.high_watermark)
         self._show(state)
-        if frame.end_lsn == frame.lsn:
+        if frame.end_lsn == frame.lsn and state.now - self._reported_at >= state.timings.heartbeat_s * 0.4:
             self.report(state)
 
     def _show(self, state: ReplicaState) -> None:
@@ -141,6 +143,7 @@ class Puller:
     def report(self, state: ReplicaState) -> None:
         if self._session is not None:
             lsn = state.log.durable_lsn
+            self._reported_at = state.now
             state.send(self.source, Progress(self._session, self.epoch, state.record.incarnation, lsn))
 
     def broken(self, state: ReplicaState) -> None:

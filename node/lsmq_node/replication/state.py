@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .actions import Action, Persist, ProposeLeave, Send, TruncateLog
-from .control import ControlView, Member, ReplicaRecord, Timings
+from .control import UNCLAIMED, ControlView, Member, ReplicaRecord, Timings
 from .history import EpochHistory, LogPosition
 from .messages import Message, Session
 
@@ -151,7 +151,7 @@ class ReplicaState:
     def propose_leave(self) -> bool:
         """Ask for this node to be taken out of the in-sync set, if it is in there; whether it is."""
         listed = self.view.listed(self.node) if self.view is not None else None
-        if listed is None or self.view is None:
+        if self.view is None or listed is None or listed == UNCLAIMED:
             return False
         if self.due("leave"):
             self.emit(ProposeLeave(Member(self.node, listed), self.view.version))

@@ -62,6 +62,7 @@ class Cluster:
         self.control = ControlPlane(world, options, frozenset(names), self.min_in_sync)
         self.control.published = self._publish
         self.control.process_is_down = lambda node: self.replicas[node].core is None
+        self.at_delicate_moment: Callable[[SimReplica], None] = lambda replica: None
         self.publishing_loss = random.choice((0.0, 0.1, 0.5))
         self.stale_views = random.choice((0.0, 0.0, 0.05))
 
@@ -107,7 +108,6 @@ class Cluster:
             return
         self.control.heard(replica.name, incarnation)
         view = self.control.view
-        self.show(replica.name, view)
         if self.stale_views and self.world.chance(self.stale_views):
             self.show(replica.name, self.world.random.choice(self.control.past))
         leased = partial(replica.leased, life, sent_at, view)

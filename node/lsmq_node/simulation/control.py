@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..replication import ControlView, Member
+from ..replication import UNCLAIMED, ControlView, Member
 from .world import Options, World
 
 
@@ -28,9 +28,12 @@ class ControlPlane:
         self._world = world
         self._options = options
         self.view = ControlView(0, 0, None, frozenset(), replicas, min_in_sync)
+        if world.chance(0.5):
+            # A new shard with its first leader from the configuration.
+            unclaimed = frozenset(Member(node, UNCLAIMED) for node in replicas)
+            self.view = ControlView(1, 1, world.random.choice(sorted(replicas)), unclaimed, replicas, min_in_sync)
         self.past: list[ControlView] = [self.view]
         self.away = False
-        self.keeps_suspects = world.chance(0.7)
         self._heartbeats: dict[str, Heartbeat] = {}
         self.published: Callable[[ControlView], None] = lambda view: None
         self.process_is_down: Callable[[str], bool] = lambda node: False
@@ -69,12 +72,16 @@ class ControlPlane:
         self._change(replace(view, replicas=replicas, in_sync=remaining, adding=adding))
 
     def elect(self, candidate: Member, above_epoch: int, suspects: frozenset[Member]) -> None:
-        """A new epoch with a leader from the in-sync set; suspects leave it unless too few would remain."""
+        """A new epoch with a leader from the in-sync set. Suspects leave it, unless fewer than ``min_in_sync`` remain.
+
+        With fewer nothing can be acknowledged anyway; but who leaves may not be elected, and if the one that remains
+        were to lose its disk, everything acknowledged would rest on replicas that nobody may choose.
+        """
         view = self.view
         in_sync = view.in_sync or frozenset({candidate})
         assert candidate in in_sync, "a leader is chosen from the in-sync set"
         remaining = in_sync - suspects
-        if self.keeps_suspects and len(remaining) < view.min_in_sync:
+        if len(remaining) < view.min_in_sync:
             remaining = in_sync
         self._change(replace(view, epoch=max(view.epoch, above_epoch) + 1, leader=candidate.node, in_sync=remaining))
 
@@ -135,7 +142,7 @@ class ControlPlane:
             member
             for member in members
             if self.is_alive(member.node)
-            and self._heartbeats[member.node].incarnation == member.incarnation
+            and member.incarnation in (UNCLAIMED, self._heartbeats[member.node].incarnation)
             and member.node != other_than
         ]
         if fit:

@@ -21,6 +21,7 @@ class Faults:
         self._cluster = cluster
         self._world = cluster.world
         self._ended = False
+        self._lost_at = float("-inf")
         random = cluster.world.random
         self._pace_s = random.choice((0.2, 0.5, 1.0))
         kinds: list[Callable[[], None]] = [
@@ -36,11 +37,15 @@ class Faults:
             self._transfer,
             self._all_power,
         ]
-        if random.random() < 0.25:
+        self._disks_may_go = random.random() >= 0.25
+        if not self._disks_may_go:
             kinds += [self._control_back] * 3
         else:
             kinds += [self._lose_disk, self._lose_tail, self._change_replicas, self._change_replicas]
         self._kinds = random.sample(kinds, random.randint(2, len(kinds)))
+
+        self._delicacy = random.choice((0.0, 0.0, 0.02, 0.1))
+        cluster.at_delicate_moment = self._delicate
 
     def start(self) -> None:
         self._world.after(0.5, self._strike)
@@ -80,8 +85,12 @@ class Faults:
         self._world.after(back_after, partial(self._restart, replica, replica.life))
 
     def _restart(self, replica: SimReplica, life: int) -> None:
+        """What it first hears of the control plane may be old."""
         if replica.core is None and replica.life == life:
             replica.start()
+            control = self._cluster.control
+            if self._cluster.stale_views or self._world.chance(0.2):
+                self._cluster.show(replica.name, self._world.random.choice(control.past[-4:]))
 
     def _crash(self) -> None:
         self._kill(self._any(), power=self._world.chance(0.7))
@@ -98,6 +107,24 @@ class Faults:
 
     def _pause_leader(self) -> None:
         self._leader().pause(self._world.random.choice((0.3, 0.6, 1.5)) * (0.5 + self._world.random.random()))
+
+    def _delicate(self, replica: SimReplica) -> None:
+        """A crash when it hurts most: within the time of an fsync after a step of an election or a cut."""
+        if not self._ended and self._delicacy and self._world.chance(self._delicacy):
+            self._world.after(0.01 * self._world.random.random() ** 2, partial(self._strike_at, replica, replica.life))
+
+    def _strike_at(self, replica: SimReplica, life: int) -> None:
+        if self._ended or replica.life != life:
+            return
+        match self._world.random.randrange(8):
+            case 0 | 1:
+                replica.pause(1.5 * self._world.random.random())
+            case 2 if self._disks_may_go:
+                self._lose_disk_of(replica)
+            case 3 if self._disks_may_go:
+                self._lose_tail_of(replica)
+            case _:
+                self._kill(replica, power=True)
 
     # Links.
 
@@ -134,25 +161,32 @@ class Faults:
     def _may_lose(self, replica: SimReplica) -> bool:
         """Fewer than ``min_in_sync`` disks may be lost before the in-sync set has made up for them."""
         view = self._cluster.control.view
-        if all(member.node != replica.name for member in view.in_sync):
-            return True
+        if view.min_in_sync < 2 or self._world.now < self._lost_at + 2.0:
+            return False
         intact = {
             member.node
             for member in view.in_sync
             if self._cluster.replicas[member.node].disk.is_intact(member.incarnation)
         }
         lost_count = len(view.in_sync) - len(intact - {replica.name})
-        return lost_count < min(view.min_in_sync, len(view.in_sync))
+        if lost_count >= min(view.min_in_sync, max(1, len(view.in_sync))):
+            return False
+        self._lost_at = self._world.now
+        return True
 
     def _lose_disk(self) -> None:
-        replica = self._any()
+        self._lose_disk_of(self._any())
+
+    def _lose_disk_of(self, replica: SimReplica) -> None:
         if self._may_lose(replica):
             self._kill(replica, power=True)
             replica.lose_disk()
 
     def _lose_tail(self) -> None:
+        self._lose_tail_of(self._any())
+
+    def _lose_tail_of(self, replica: SimReplica) -> None:
         """A part of the log that the record knows to have been durable is gone."""
-        replica = self._any()
         record = replica.disk.record
         if record is None or not self._may_lose(replica):
             return

@@ -6,7 +6,7 @@ invariant                      meaning
 one-leader-per-epoch           an epoch is begun by one life of one node, and only it serves and answers in it
 fenced                         a replica that gave a promise for an epoch takes no frame of a lower one, ever again
 acknowledged-is-durable        what is acknowledged at quorum is on the disks of at least ``min_in_sync`` replicas
-acknowledged-survives          every leader that serves holds all that was ever below a high watermark
+acknowledged-survives          a leader that serves or answers holds all that was ever below a high watermark
 in-sync-holds-everything       at every step every member of the in-sync set has on its disk all below a high watermark
 high-watermark-rises           it never goes back on a replica
 nothing-above-is-shown         a follower's high watermark is never ahead of all leaders'
@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from ..replication import Member
 from .cluster import Cluster, Write
-from .disk import EPOCH_PAYLOAD
+from .disk import EPOCH_PAYLOAD, SimLog
 from .replica import SimReplica
 
 
@@ -54,8 +54,10 @@ class Monitor:
         self.shown_lsn = 0
         self.answered_epoch = 0
         self.counts: dict[str, int] = {}
+        self._served_epoch = 0
         self._epochs: dict[int, tuple[str, int]] = {}
         self._promised: dict[str, int] = {}
+        self._lost: dict[str, list[SimLog]] = {}
         self._shown: dict[str, int] = {}
 
     def _fail(self, name: str, what: str) -> None:
@@ -73,10 +75,12 @@ class Monitor:
         if not disk.log.holds(disk.flushed_lsn, self.committed[disk.flushed_lsn]):
             self._fail("logs-agree", f"{replica.name} has flushed up to {disk.flushed_lsn} what is not committed")
 
-    def disk_lost(self, replica: SimReplica) -> None:
-        """What it promised went with the disk, and so did its incarnation."""
+    def disk_goes(self, replica: SimReplica) -> None:
+        """What it promised goes with the disk, and so does its incarnation."""
         self._count("disks lost")
         self._promised.pop(replica.name, None)
+        disk = replica.disk
+        self._lost.setdefault(replica.name, []).append(SimLog(disk.log.between(0, disk.durable_lsn)))
 
     def promised(self, replica: SimReplica, epoch: int) -> None:
         self._promised[replica.name] = max(self._promised.get(replica.name, 0), epoch)
@@ -97,11 +101,14 @@ class Monitor:
     def serves(self, replica: SimReplica, epoch: int) -> None:
         self._count("serves")
         self._of_its_epoch(replica, epoch)
-        if not replica.disk.log.holds(self.committed_lsn, self.committed[self.committed_lsn]):
-            self._fail(
-                "acknowledged-survives",
-                f"{replica.name} serves epoch {epoch} without what was committed up to {self.committed_lsn}",
-            )
+        if epoch > self._served_epoch:
+            self._served_epoch = epoch
+            self._holds_everything(replica)
+
+    def _holds_everything(self, replica: SimReplica) -> None:
+        lsn = self.committed_lsn
+        if not replica.disk.log.holds(lsn, self.committed[lsn]):
+            self._fail("acknowledged-survives", f"{replica.name} serves without what was committed up to {lsn}")
 
     def _of_its_epoch(self, replica: SimReplica, epoch: int) -> None:
         if self._epochs.get(epoch) != (replica.name, replica.life):
@@ -140,9 +147,9 @@ class Monitor:
             self._durable_everywhere(lsn)
 
     def _durable_everywhere(self, lsn: int) -> None:
-        """On enough disks, those counted that were lost since."""
+        """On enough disks, counting those that had it and were lost."""
         view, chain = self._cluster.control.view, self.committed[lsn]
-        holders = {member.node for member in view.in_sync if self._has_lost(member)}
+        holders = {name for name, logs in self._lost.items() if any(log.holds(lsn, chain) for log in logs)}
         for name, replica in self._cluster.replicas.items():
             if replica.disk.durable_lsn >= lsn and replica.disk.log.holds(lsn, chain):
                 holders.add(name)
@@ -179,6 +186,8 @@ class Monitor:
         if epoch < self.answered_epoch and not self.control_went_back:
             self._fail("old-leaders-are-silent", f"{replica.name} answers in {epoch} after {self.answered_epoch}")
         self.answered_epoch = max(self.answered_epoch, epoch)
+        if not self.control_went_back:
+            self._holds_everything(replica)
         return epoch
 
     def acknowledged(self, replica: SimReplica, write: Write) -> None:

@@ -44,13 +44,14 @@ from ..replication.events import (
     Tick,
     Truncated,
 )
-from ..replication.messages import Frame, Promise
+from ..replication.messages import Frame, Promise, PromiseRequest, Welcome
 from .cluster import Cluster, Write
 from .disk import EPOCH_BYTES, EPOCH_PAYLOAD, Cut, Keep, LogEntry, Operation, SimDisk, SimLog, Sync
 from .network import CONTROL
 
 FRAME_BYTES = 200
 TIMINGS = Timings(window_bytes=600)
+DELICATE = (Persist, TruncateLog, BeginEpoch, FetchSnapshot, ProposeInSync, Promise, Welcome, PromiseRequest)
 
 
 class SimReplica:
@@ -112,16 +113,16 @@ class SimReplica:
     def lose_disk(self) -> None:
         """The replica's directory is gone."""
         self._world.note(self.name, "LOST ITS DISK")
+        self._cluster.monitor.disk_goes(self)
         self.disk = SimDisk()
-        self._cluster.monitor.disk_lost(self)
 
     def lose_tail(self, lsn: int) -> None:
         """The log is shorter than it was, though it had been synced."""
         self._world.note(self.name, f"LOST ITS LOG FROM {lsn}")
+        self._cluster.monitor.disk_goes(self)
         disk = self.disk
         disk.log.cut(lsn)
         disk.durable_lsn = lsn
-        self._cluster.monitor.disk_lost(self)
         if disk.flushed_lsn > lsn or disk.start_lsn > lsn:
             record = disk.record
             self.disk = SimDisk()
@@ -184,6 +185,8 @@ class SimReplica:
         for action in actions:
             self._world.note(self.name, action)
             self._perform(action)
+            if type(action) in DELICATE or (type(action) is Send and type(action.message) in DELICATE):
+                self._cluster.at_delicate_moment(self)
 
     def _perform(self, action: Action) -> None:
         disk, cluster = self.disk, self._cluster
@@ -326,7 +329,7 @@ class SimReplica:
     def leased(self, life: int, sent_at: float, view: ControlView) -> None:
         if self.life == life:
             valid_until = sent_at + self._cluster.options.lease_s
-            self.handle(LeaseGranted(valid_until, view.epoch, view.version, view.leader))
+            self.handle(LeaseGranted(valid_until, view))
 
     def stream_broken(self, peer: str) -> None:
         self.handle(StreamBroken(peer))

@@ -19,7 +19,7 @@ class Options:
     ``heartbeat_s``, ``lease_s`` and ``node_timeout_s`` are those of the control plane; the lease is the shorter.
     """
 
-    steps: int = 5000
+    steps: int = 8000
     settle_s: float = 20.0
     heartbeat_s: float = 0.1
     lease_s: float = 0.4

@@ -1,0 +1,218 @@
+"""Proof of the cluster secret over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import stat
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgpack
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lsmq.errors import LsmqError
+from lsmq_coordinator.auth import (
+    ANSWER_HEADER,
+    REQUEST_HEADER,
+    WINDOW_MS,
+    ClusterSecret,
+    Signer,
+    Verifier,
+    auth_middleware,
+)
+from lsmq_coordinator.control_http import ControlHttp, Unreachable
+from lsmq_coordinator.errors import NotAuthenticated, NotControlLeader, SecretUnusable
+
+SECRET = ClusterSecret(b"a secret of sufficient length")
+OTHER = ClusterSecret(b"another one, as long as that")
+REQUEST = ("POST", "/internal/x?a=1", "127.0.0.1:80", b"body")
+
+
+def verify(verifier: Verifier, header: str | None, request: tuple[str, str, str, bytes] = REQUEST) -> str:
+    return verifier.verify(header, *request)
+
+
+def signed(secret: ClusterSecret = SECRET) -> str:
+    return Signer(secret).sign(*REQUEST).headers[REQUEST_HEADER]
+
+
+def test_a_signed_request_passes_once() -> None:
+    verifier, header = Verifier(SECRET), signed()
+    verify(verifier, header)
+    with pytest.raises(NotAuthenticated, match="twice"):
+        verify(verifier, header)
+    verify(verifier, signed())
+
+
+@pytest.mark.parametrize("header", [None, "", "v1", "v1 1 2 3", "v2 1 2 3", "v1 x y z", "v1 1 2 \u00e9"])
+def test_a_header_that_proves_nothing_is_refused(header: str | None) -> None:
+    with pytest.raises(NotAuthenticated):
+        verify(Verifier(SECRET), header)
+
+
+def test_another_secret_is_refused() -> None:
+    with pytest.raises(NotAuthenticated, match="same"):
+        verify(Verifier(SECRET), signed(OTHER))
+
+
+@given(st.sampled_from(range(4)), st.text(max_size=5))
+def test_nothing_of_a_request_can_be_changed(which: int, suffix: str) -> None:
+    verifier, header = Verifier(SECRET), signed()
+    parts: list[Any] = list(REQUEST)
+    changed = parts[which] + (suffix.encode() if which == 3 else suffix)
+    if changed != parts[which]:
+        parts[which] = changed
+        with pytest.raises(NotAuthenticated):
+            verifier.verify(header, *parts)
+    verify(verifier, header)
+
+
+def test_a_request_is_taken_only_near_its_time_and_never_again_within_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    header = signed()
+    sent_ms = int(header.split(" ")[1])
+    now = [sent_ms + WINDOW_MS + 1]
+    verifier = Verifier(SECRET, now_ms=lambda: now[0])
+    with pytest.raises(NotAuthenticated, match="clocks") as refused:
+        verify(verifier, header)
+    assert refused.value.details["clock_offset_ms"] == -WINDOW_MS - 1
+    now[0] = sent_ms - WINDOW_MS
+    verify(verifier, header)
+    for moment in (sent_ms, sent_ms + WINDOW_MS):
+        now[0] = moment
+        with pytest.raises(NotAuthenticated, match="twice"):
+            verify(verifier, header)
+
+
+def test_the_memory_of_nonces_is_bounded_and_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lsmq_coordinator.auth.MAX_NONCES", 3)
+    first = signed()
+    now = [int(first.split(" ")[1])]
+    verifier = Verifier(SECRET, now_ms=lambda: now[0])
+    for header in (first, signed(), signed()):
+        verify(verifier, header)
+    with pytest.raises(NotAuthenticated, match="more than"):
+        verify(verifier, signed())
+    now[0] += 2 * WINDOW_MS + 1
+    verifier._take("later", now[0])
+    assert verifier._nonces == {"later"}
+
+
+def test_secrets_come_from_files_that_nobody_else_writes(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    made = ClusterSecret.create(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert ClusterSecret.load(path) == made and len(made.value) == 64
+    assert made.value.decode() not in repr(made)
+    with pytest.raises(FileExistsError):
+        ClusterSecret.create(path)
+    path.chmod(0o666)
+    with pytest.raises(SecretUnusable, match="chmod"):
+        ClusterSecret.load(path)
+    path.chmod(0o600)
+    path.write_text("short\n")
+    with pytest.raises(SecretUnusable, match="at least"):
+        ClusterSecret.load(path)
+    with pytest.raises(SecretUnusable, match="cannot be read"):
+        ClusterSecret.load(tmp_path / "none")
+
+
+def test_keys_for_different_purposes_differ() -> None:
+    assert len({SECRET.key("raft"), SECRET.key("http"), OTHER.key("raft"), SECRET.value}) == 4
+
+
+def serving(run: Callable[[str], Awaitable[None]], secret: ClusterSecret = SECRET, *, sign: bool = True) -> None:
+    """Run with the URL of a server whose only handler echoes what it gets."""
+
+    async def echo(request: web.Request) -> web.Response:
+        body = msgpack.unpackb(await request.read() or b"\xc0")
+        if body == "break":
+            raise ZeroDivisionError
+        if body == "fail":
+            error = NotControlLeader("elsewhere", leader="n2")
+            return web.Response(status=error.status, body=msgpack.packb({"error": error.to_dict()}))
+        return web.Response(body=msgpack.packb({"echo": body}))
+
+    async def main() -> None:
+        application = web.Application(middlewares=[auth_middleware(Verifier(secret))] if sign else [])
+        application.router.add_route("*", "/{path:.*}", echo)
+        runner = web.AppRunner(application)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        try:
+            await run(f"http://{host}:{port}")
+        finally:
+            await runner.cleanup()
+
+    asyncio.run(main())
+
+
+async def call(url: str, body: Any = None, secret: ClusterSecret = SECRET, path: str = "/internal/a?b=%20c") -> Any:
+    http = ControlHttp(secret)
+    await http.start()
+    try:
+        return await http.call(url, "POST", path, body, 5.0)
+    finally:
+        await http.close()
+
+
+def test_requests_and_errors_travel_between_nodes_of_a_cluster() -> None:
+    async def run(url: str) -> None:
+        assert await call(url, {"a": 1}) == {"echo": {"a": 1}}
+        with pytest.raises(NotControlLeader) as error:
+            await call(url, "fail")
+        assert error.value.details == {"leader": "n2"}
+        with pytest.raises(LsmqError, match="500") as broken:
+            await call(url, "break")
+        assert not isinstance(broken.value, NotAuthenticated)
+
+    serving(run)
+
+
+def test_a_server_refuses_strangers_before_any_handler_and_leaves_other_paths_alone() -> None:
+    async def run(url: str) -> None:
+        with pytest.raises(NotAuthenticated):
+            await call(url, {}, secret=OTHER)
+        async with aiohttp.ClientSession() as session:
+            async with session.post(f"{url}/internal/x", data=b"") as answer:
+                assert answer.status == 401
+                assert (await answer.json())["error"]["code"] == "not_authenticated"
+            async with session.get(f"{url}/public") as answer:
+                assert answer.status == 200 and ANSWER_HEADER not in answer.headers
+            for path in ("//internal/x", "/./internal/x", "/%69nternal/x"):
+                async with session.post(aiohttp.client.URL(url + path, encoded=True), data=b"") as answer:
+                    assert answer.status == 401 or not (await answer.read()).startswith(b"\x81\xa4echo\x81")
+
+    serving(run)
+
+
+def test_a_client_refuses_the_answers_of_strangers() -> None:
+    async def run(url: str) -> None:
+        with pytest.raises(NotAuthenticated, match="another server"):
+            await call(url, {"a": 1})
+
+    serving(run, sign=False)
+
+
+def test_a_missing_handler_is_an_authentic_error() -> None:
+    async def main() -> None:
+        runner = web.AppRunner(web.Application(middlewares=[auth_middleware(Verifier(SECRET))]))
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        with pytest.raises(LsmqError) as error:
+            await call(f"http://{host}:{port}", {})
+        assert not isinstance(error.value, NotAuthenticated)
+        await runner.cleanup()
+        with pytest.raises(Unreachable) as gone:
+            await call(f"http://{host}:{port}", {})
+        assert not gone.value.sent
+
+    asyncio.run(main())

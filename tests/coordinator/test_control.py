@@ -1,0 +1,219 @@
+"""The control client's lease, retries and long poll against a voter that does as it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgpack
+import pytest
+from aiohttp import web
+
+from lsmq.errors import InvalidRequest, TimedOut
+from lsmq_coordinator.auth import ClusterSecret, Verifier, auth_middleware
+from lsmq_coordinator.control import ControlClient, ControlTiming
+from lsmq_coordinator.errors import NoControlLeader, NotControlLeader
+from lsmq_coordinator.state import ClusterState
+from support.raft_group import until
+
+from .test_routes import elected
+from .test_state import founded
+
+SECRET = ClusterSecret(b"a secret of sufficient length")
+
+
+class FakeVoter:
+    """Answers as a leader would, from what the test sets."""
+
+    def __init__(self) -> None:
+        self.state = founded()
+        self.known_version: int | None = None
+        self.lease_age_ms = 0.0
+        self.alive = True
+        self.beats: list[dict[str, Any]] = []
+        self.commands: list[dict[str, Any]] = []
+        self.answers: list[Any] = []
+
+    async def get_state(self, request: web.Request) -> Any:
+        after = int(request.query["after"])
+        shown = self.state if self.known_version is None else None
+        if shown is None or shown.version <= after:
+            await asyncio.sleep(0.05)
+            shown = None if shown is None or shown.version <= after else shown
+        packed = None if shown is None else shown.without_results().encode()
+        return {"version": self.state.version, "leader": "v", "lease_age_ms": 0.0, "state": packed}
+
+    async def heartbeat(self, request: web.Request) -> Any:
+        self.beats.append(msgpack.unpackb(await request.read(), strict_map_key=False))
+        return {"version": self.state.version, "lease_age_ms": self.lease_age_ms, "alive": self.alive}
+
+    async def command(self, request: web.Request) -> Any:
+        body = msgpack.unpackb(await request.read())
+        self.commands.append(body["command"])
+        answer = self.answers.pop(0) if self.answers else {"ok": True, "version": self.state.version}
+        if isinstance(answer, Exception):
+            raise answer
+        return {"result": answer}
+
+
+def running(test: Callable[[FakeVoter, ControlClient], Awaitable[None]]) -> None:
+    async def main() -> None:
+        voter = FakeVoter()
+
+        def packing(
+            handle: Callable[[web.Request], Awaitable[Any]],
+        ) -> Callable[[web.Request], Awaitable[web.Response]]:
+            async def answer(request: web.Request) -> web.Response:
+                try:
+                    return web.Response(body=msgpack.packb(await handle(request)))
+                except (NotControlLeader, NoControlLeader, TimedOut) as error:
+                    return web.Response(status=error.status, body=msgpack.packb({"error": error.to_dict()}))
+
+            return answer
+
+        application = web.Application(middlewares=[auth_middleware(Verifier(SECRET))])
+        application.add_routes(
+            [
+                web.get("/internal/control/state", packing(voter.get_state)),
+                web.post("/internal/control/heartbeat", packing(voter.heartbeat)),
+                web.post("/internal/control/command", packing(voter.command)),
+            ]
+        )
+        runner = web.AppRunner(application, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0][:2]
+        timing = ControlTiming(heartbeat_s=0.02)
+        client = ControlClient(
+            "n4", {"v": f"http://{host}:{port}"}, SECRET, timing=timing, progress=lambda: {0: (1, 99)}
+        )
+        async with client:
+            await test(voter, client)
+        await runner.cleanup()
+
+    asyncio.run(main())
+
+
+def test_a_node_that_is_heard_and_up_to_date_holds_the_lease() -> None:
+    async def run(voter: FakeVoter, client: ControlClient) -> None:
+        assert not client.holds_lease()
+        await until(client.holds_lease)
+        assert client.lease <= time.monotonic()
+        assert client.state.version == voter.state.version
+        beat = voter.beats[-1]
+        assert (beat["node"], beat["instance"], beat["progress"]) == ("n4", client.instance, {0: [1, 99]})
+
+    running(run)
+
+
+def test_the_lease_counts_from_when_the_leader_last_had_a_majority() -> None:
+    async def run(voter: FakeVoter, client: ControlClient) -> None:
+        voter.lease_age_ms = 500.0
+        await until(lambda: len(voter.beats) > 5 and client.state.version)
+        assert not client.holds_lease()
+        assert client.lease <= time.monotonic() - 0.5
+        voter.lease_age_ms = 0.0
+        await until(client.holds_lease)
+
+    running(run)
+
+
+def test_a_node_held_dead_gets_no_lease() -> None:
+    async def run(voter: FakeVoter, client: ControlClient) -> None:
+        voter.alive = False
+        await until(lambda: len(voter.beats) > 5)
+        assert client.lease == float("-inf")
+
+    running(run)
+
+
+def test_there_is_no_lease_before_the_node_knows_what_the_leader_knew() -> None:
+    """Deposed and heard again: the answer to the heartbeat must not outrun the news."""
+
+    async def run(voter: FakeVoter, client: ControlClient) -> None:
+        await until(client.holds_lease)
+        voter.known_version = client.state.version
+        voter.state = elected(voter.state)
+        await until(lambda: not client.holds_lease())
+        beats = len(voter.beats)
+        await until(lambda: len(voter.beats) > beats + 5)
+        assert not client.holds_lease()
+        voter.known_version = None
+        await until(client.holds_lease)
+        assert client.state.version == voter.state.version
+
+    running(run)
+
+
+def test_the_lease_ends_by_itself_when_nobody_answers() -> None:
+    async def run(voter: FakeVoter, client: ControlClient) -> None:
+        await until(client.holds_lease)
+        client._voters["v"] = "http://127.0.0.1:1"
+        lost = time.monotonic()
+        await until(lambda: not client.holds_lease())
+        assert time.monotonic() - lost < 0.6
+
+    running(run)
+
+
+def test_a_command_is_repeated_with_its_request_id_until_it_is_answered() -> None:
+    async def run(voter: FakeVoter, client: ControlClient) -> None:
+        voter.answers = [
+            NoControlLeader("electing"),
+            NotControlLeader("not me", leader="v"),
+            TimedOut("perhaps"),
+            {"ok": True, "version": 1, "topic_id": 5},
+        ]
+        result = await client.submit({"op": "create_topic"})
+        assert result["topic_id"] == 5
+        assert len(voter.commands) == 4
+        assert len({command["request_id"] for command in voter.commands}) == 1
+
+    running(run)
+
+
+def test_a_command_ends_as_unknown_when_it_may_have_applied_and_as_undone_when_not() -> None:
+    async def run(voter: FakeVoter, client: ControlClient) -> None:
+        voter.answers = [TimedOut("perhaps"), *[NoControlLeader("electing")] * 99]
+        with pytest.raises(TimedOut) as unknown:
+            await client.submit({"op": "x", "request_id": "mine"}, 0.3)
+        assert unknown.value.details["request_id"] == "mine"
+        voter.answers = [NoControlLeader("electing")] * 99
+        with pytest.raises(NoControlLeader, match="electing"):
+            await client.submit({"op": "x"}, 0.3)
+        with pytest.raises(InvalidRequest):
+            await client.submit({"op": object()})
+
+    running(run)
+
+
+def test_a_command_returns_when_its_effect_is_known_here() -> None:
+    async def run(voter: FakeVoter, client: ControlClient) -> None:
+        await until(lambda: client.state.version)
+        seen: list[ClusterState] = []
+        end = client.on_change(seen.append)
+        voter.state = elected(voter.state)
+        voter.answers = [{"ok": True, "version": voter.state.version}]
+        await client.submit({"op": "elect"})
+        assert client.state.version == voter.state.version == seen[-1].version
+        end()
+        voter.state = elected(voter.state)
+        await client.wait_for(lambda state: state.version == voter.state.version, 5)
+        assert len(seen) == 1
+        with pytest.raises(TimedOut):
+            await client.wait_for(lambda state: False, 0.05)
+
+    running(run)
+
+
+def test_the_version_known_never_goes_back() -> None:
+    async def run(voter: FakeVoter, client: ControlClient) -> None:
+        voter.state = elected(voter.state)
+        newest = voter.state.version
+        await until(lambda: client.state.version == newest)
+        client._take(founded())
+        assert client.state.version == newest
+
+    running(run)

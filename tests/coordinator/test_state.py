@@ -1,0 +1,300 @@
+"""The agreed state under any commands: its invariants, compare-and-set, request ids, determinism."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lsmq_coordinator.commands import apply
+from lsmq_coordinator.state import EMPTY, REMEMBERED_RESULTS, ClusterState, grown_ranges, spread_queues
+
+NODES = [f"n{number}" for number in range(5)]
+SHARDS = 3
+
+
+def bootstrap(
+    shards: int = SHARDS, replicas: int = 3, min_in_sync: int = 2, nodes: list[str] = NODES
+) -> dict[str, Any]:
+    return {
+        "op": "bootstrap",
+        "request_id": "bootstrap",
+        "settings": {"cluster": "c", "shards": shards, "replicas": replicas, "min_in_sync": min_in_sync},
+        "nodes": {
+            node: {"url": f"http://{node}", "internal_url": f"http://{node}:1", "voter": node in nodes[:3]}
+            for node in nodes
+        },
+    }
+
+
+def founded(**options: Any) -> ClusterState:
+    state, result = apply(EMPTY, bootstrap(**options))
+    assert result["ok"], result
+    return state
+
+
+def run(state: ClusterState, **command: Any) -> tuple[ClusterState, dict[str, Any]]:
+    command.setdefault("request_id", f"{command['op']}-{len(state.results)}-{state.version}")
+    after, result = apply(state, command)
+    after.check()
+    return after, result
+
+
+def content(state: ClusterState) -> bytes:
+    return state.without_results().encode()
+
+
+node_ids = st.sampled_from([*NODES, "n7", "stranger"])
+names = st.sampled_from(["a", "b", "c"])
+shard_ids = st.integers(0, SHARDS)
+small = st.integers(0, 6)
+request_ids = st.integers(0, 60).map(str)
+node_lists = st.lists(node_ids, max_size=4)
+
+
+def command(op: str, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.fixed_dictionaries({"op": st.just(op), "request_id": request_ids, **fields})
+
+
+singles = st.one_of(
+    command("create_topic", name=names, queues=st.integers(-1, 20), options=st.just({}), created_ms=st.just(1)),
+    command("delete_topic", name=names),
+    command("grow_topic", name=names, queues=st.integers(0, 60), expected_queues=st.integers(0, 20)),
+    command("register_node", node=node_ids, url=st.just("http://u"), internal_url=st.just("http://i")),
+    command("elect", shard=shard_ids, candidate=node_ids, expected_epoch=small, suspects=node_lists),
+    command("elect", shard=shard_ids, candidate=node_ids, expected_epoch=small, min_epoch=small),
+    command("set_in_sync", shard=shard_ids, epoch=small, expected_version=small, in_sync=node_lists),
+    command("set_replicas", shard=shard_ids, expected_version=small, replicas=node_lists),
+    command("leave_in_sync", shard=shard_ids, node=node_ids, expected_version=small),
+    command("drain_node", node=node_ids),
+    command("undrain_node", node=node_ids),
+    command("remove_node", node=node_ids),
+    st.just(bootstrap()),
+    command("no such command"),
+    st.dictionaries(st.sampled_from(["op", "shard", "node"]), st.one_of(st.none(), st.integers(), st.text())),
+)
+commands = st.one_of(singles, command("batch", commands=st.lists(singles, max_size=4)))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(commands, max_size=40))
+def test_whatever_commands_come_the_invariants_hold(sequence: list[dict[str, Any]]) -> None:
+    state = founded()
+    given_ids: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
+    topic_ids: dict[int, str] = {}
+    for entry in sequence:
+        after, result = apply(state, entry)
+        after.check()
+        request_id = entry.get("request_id")
+        if request_id in given_ids:
+            assert content(after) == content(state)
+            assert {**result, "repeated": None} == {**given_ids[str(request_id)][1], "repeated": None}
+        elif isinstance(request_id, str) and request_id:
+            given_ids[request_id] = (entry, result)
+        if not result["ok"]:
+            assert content(after) == content(state), "a refused command changed something"
+        assert after.version >= state.version
+        assert (content(after) == content(state)) == (after.version == state.version)
+        assert after.topics == state.topics or after.topics_version > state.topics_version
+        for id, shard in after.shards.items():
+            former = state.shards[id]
+            assert shard.epoch >= former.epoch
+            assert shard.version >= former.version
+            assert (shard == former) == (shard.version == former.version)
+            if shard.leader != former.leader and shard.leader is not None:
+                assert shard.epoch > former.epoch, "a new leader without a new epoch"
+        for topic in after.topics.values():
+            assert topic_ids.setdefault(topic.id, topic.name) == topic.name, "a topic id was used again"
+        state = after
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(commands, max_size=30))
+def test_the_same_commands_give_the_same_bytes_and_bytes_give_the_state(sequence: list[dict[str, Any]]) -> None:
+    def replay() -> ClusterState:
+        state = EMPTY
+        for entry in [bootstrap(), *sequence]:
+            state, _ = apply(state, entry)
+        return state
+
+    first, second = replay(), replay()
+    assert first.encode() == second.encode()
+    decoded = ClusterState.decode(first.encode())
+    assert decoded == first
+    assert ClusterState.decode(first.encode(topics=False), first.topics) == first
+    # Who starts from the decoded state goes on as who has it from the log.
+    more = {"op": "create_topic", "request_id": "more", "name": "z", "queues": 9, "created_ms": 5}
+    assert apply(decoded, more)[0].encode() == apply(first, more)[0].encode()
+
+
+def test_before_the_bootstrap_nothing_else_is_taken() -> None:
+    state, result = apply(EMPTY, {"op": "drain_node", "request_id": "1", "node": "n0"})
+    assert result["code"] == "not_bootstrapped"
+    assert state.version == 0
+
+
+def test_a_second_bootstrap_is_refused_and_a_repeated_one_is_answered_as_the_first() -> None:
+    state = founded()
+    assert apply(state, bootstrap())[1]["ok"]
+    assert run(state, **{**bootstrap(), "request_id": "other"})[1]["code"] == "already_bootstrapped"
+
+
+def test_the_configuration_chooses_first_leaders() -> None:
+    given_shards = {"shards": {0: {"replicas": ["n2", "n0", "n1"], "leader": "n1"}}}
+    state, result = apply(EMPTY, {**bootstrap(), **given_shards})
+    assert result["ok"]
+    assert (state.shards[0].leader, state.shards[0].replicas) == ("n1", ("n2", "n0", "n1"))
+    assert [state.shards[id].leader for id in (1, 2)] == ["n1", "n2"]
+
+
+def test_an_election_raises_the_epoch_and_drops_suspects_but_never_the_candidate() -> None:
+    state = founded()
+    shard = state.shards[0]
+    old, candidate, third = shard.replicas
+    state, result = run(state, op="elect", shard=0, candidate=candidate, expected_epoch=1, suspects=[old])
+    assert (result["ok"], result["epoch"]) == (True, 2)
+    assert state.shards[0].leader == candidate
+    assert set(state.shards[0].in_sync) == {candidate, third}
+    stale = run(state, op="elect", shard=0, candidate=third, expected_epoch=1)[1]
+    assert (stale["code"], stale["epoch"], stale["leader"]) == ("stale", 2, candidate)
+    assert run(state, op="elect", shard=0, candidate=old, expected_epoch=2)[1]["code"] == "not_in_sync"
+    assert (
+        run(state, op="elect", shard=0, candidate=third, expected_epoch=2, suspects=[third])[1]["code"] == "not_in_sync"
+    )
+    state, result = run(state, op="elect", shard=0, candidate=third, expected_epoch=2, min_epoch=40)
+    assert result["epoch"] == 40
+
+
+def test_the_in_sync_set_changes_only_for_the_current_epoch_and_version() -> None:
+    state = founded()
+    shard = state.shards[0]
+    keep = [shard.leader, shard.replicas[1]]
+    change = {"op": "set_in_sync", "shard": 0, "in_sync": keep}
+    assert run(state, **change, epoch=2, expected_version=1)[1]["code"] == "stale"
+    assert run(state, **change, epoch=1, expected_version=9)[1]["code"] == "stale"
+    followers = {**change, "in_sync": list(shard.replicas[1:])}
+    assert run(state, **followers, epoch=1, expected_version=1)[1]["code"] == "not_in_sync"
+    strangers = {**change, "in_sync": [shard.leader, "n7"]}
+    assert run(state, **strangers, epoch=1, expected_version=1)[1]["code"] == "invalid_command"
+    state, result = run(state, **change, epoch=1, expected_version=1)
+    assert result["shard_version"] == 2
+    assert list(state.shards[0].in_sync) == keep
+
+
+def test_a_replica_moves_in_steps_that_never_lose_the_in_sync_set() -> None:
+    state = founded()
+    leader, second, third = state.shards[0].replicas
+    fresh = next(node for node in NODES if node not in state.shards[0].replicas)
+    state, _ = run(state, op="set_replicas", shard=0, expected_version=1, replicas=[leader, second, third, fresh])
+    assert state.shards[0].adding == (fresh,)
+    assert fresh not in state.shards[0].in_sync
+    away = {"op": "set_replicas", "shard": 0, "replicas": [second, third, fresh]}
+    assert run(state, **away, expected_version=2)[1]["code"] == "is_leader"
+    early = {"op": "set_replicas", "shard": 0, "replicas": [leader, fresh]}
+    assert run(state, **early, expected_version=2)[1]["code"] == "not_enough_replicas"
+    state, _ = run(
+        state, op="set_in_sync", shard=0, epoch=1, expected_version=2, in_sync=[leader, second, third, fresh]
+    )
+    assert state.shards[0].adding == ()
+    state, result = run(state, op="set_replicas", shard=0, expected_version=3, replicas=[leader, second, fresh])
+    assert result["ok"]
+    assert set(state.shards[0].in_sync) == {leader, second, fresh}
+
+
+def test_a_damaged_replica_leaves_and_the_last_one_in_sync_may_not() -> None:
+    state = founded()
+    leader, second, third = state.shards[0].replicas
+    state, _ = run(state, op="leave_in_sync", shard=0, node=leader, expected_version=1)
+    assert state.shards[0].leader is None
+    state, _ = run(state, op="leave_in_sync", shard=0, node=second, expected_version=2)
+    refused = run(state, op="leave_in_sync", shard=0, node=third, expected_version=3)[1]
+    assert refused["code"] == "sole_in_sync"
+    state, result = run(state, op="elect", shard=0, candidate=third, expected_epoch=1)
+    assert result["epoch"] == 2
+
+
+def test_a_node_is_removed_only_when_it_holds_nothing_and_does_not_vote() -> None:
+    state = founded(shards=1)
+    holder = state.shards[0].replicas[0]
+    assert run(state, op="remove_node", node=holder)[1]["code"] == "holds_replicas"
+    state, _ = run(state, op="register_node", node="n7", url="http://u", internal_url="http://i")
+    state, result = run(state, op="remove_node", node="n7")
+    assert result["ok"]
+    again = run(state, op="register_node", node="n7", url="http://u", internal_url="http://i")[1]
+    assert again["code"] == "node_removed"
+    state = founded(shards=1, replicas=1, min_in_sync=1)
+    assert run(state, op="remove_node", node="n1")[1]["code"] == "is_voter"
+
+
+def test_registering_again_changes_nothing_but_addresses() -> None:
+    state = founded()
+    same = state.nodes["n0"]
+    assert run(state, op="register_node", node="n0", url=same.url, internal_url=same.internal_url)[0].version == 1
+    state, _ = run(state, op="drain_node", node="n0")
+    state, _ = run(state, op="register_node", node="n0", url="http://new", internal_url="http://new:1")
+    assert (state.nodes["n0"].url, state.nodes["n0"].state, state.nodes["n0"].voter) == ("http://new", "draining", True)
+
+
+def test_a_topic_deleted_and_made_again_has_a_new_id() -> None:
+    state = founded()
+    make = {"op": "create_topic", "name": "t", "queues": 10, "options": {"ack": "quorum"}, "created_ms": 7}
+    state, first = run(state, **make)
+    assert (first["created"], run(state, **make)[1]["created"]) == (True, False)
+    assert run(state, **{**make, "queues": 11})[1]["code"] == "topic_exists"
+    assert run(state, **{**make, "options": {}})[1]["code"] == "topic_exists"
+    state, _ = run(state, op="delete_topic", name="t", topic_id=first["topic_id"])
+    state, second = run(state, **make)
+    assert second["topic_id"] == first["topic_id"] + 1
+    late = run(state, op="delete_topic", name="t", topic_id=first["topic_id"])[1]
+    assert late["code"] == "unknown_topic"
+
+
+def test_growing_keeps_every_queue_where_it_is() -> None:
+    state = founded()
+    state, _ = run(state, op="create_topic", name="t", queues=10, created_ms=1)
+    before = {queue: run_.shard for run_ in state.topics["t"].ranges for queue in range(run_.first, run_.end)}
+    assert run(state, op="grow_topic", name="t", queues=25, expected_queues=9)[1]["code"] == "stale"
+    state, _ = run(state, op="grow_topic", name="t", queues=25, expected_queues=10)
+    after = {queue: run_.shard for run_ in state.topics["t"].ranges for queue in range(run_.first, run_.end)}
+    assert len(after) == 25
+    assert {queue: after[queue] for queue in before} == before
+
+
+@given(st.integers(1, 200), st.integers(1, 20), st.lists(st.integers(1, 50), max_size=4))
+def test_ranges_cover_all_queues_once_and_are_even(queues: int, shards: int, growth: list[int]) -> None:
+    ranges = spread_queues(0, queues, shards)
+    sizes = [run_.end - run_.first for run_ in ranges]
+    assert max(sizes) - min(sizes) <= 1 and sum(sizes) == queues
+    total = queues
+    for more in growth:
+        total += more
+        ranges = grown_ranges(ranges, total, shards)
+    covered = [queue for run_ in ranges for queue in range(run_.first, run_.end)]
+    assert covered == list(range(total))
+
+
+@pytest.mark.parametrize(("queues", "shards"), [(1_000_000, 3), (7, 3), (2, 5), (5, 5), (1, 1)])
+def test_ranges_are_those_a_single_node_computes(queues: int, shards: int) -> None:
+    placement = pytest.importorskip("lsmq_node.broker.placement")
+    theirs = [(run_.first, run_.end, run_.shard) for run_ in placement.queue_ranges(queues, shards)]
+    assert [(run_.first, run_.end, run_.shard) for run_ in spread_queues(0, queues, shards)] == theirs
+
+
+def test_only_the_latest_results_are_remembered() -> None:
+    state = founded()
+    for number in range(REMEMBERED_RESULTS + 5):
+        state, _ = apply(state, {"op": "drain_node", "request_id": f"r{number}", "node": "nobody"})
+    assert len(state.results) == REMEMBERED_RESULTS
+    assert "r4" not in state.results and "r5" in state.results
+
+
+def test_a_batch_is_one_entry_whose_commands_stand_for_themselves() -> None:
+    state = founded()
+    good = {"op": "elect", "shard": 0, "candidate": state.shards[0].replicas[1], "expected_epoch": 1}
+    bad = {**good, "shard": 1, "expected_epoch": 5}
+    assert not run(state, op="batch", commands=[good, {"op": "batch", "commands": []}])[1]["ok"]
+    state, result = run(state, op="batch", commands=[good, bad])
+    assert [entry["ok"] for entry in result["results"]] == [True, False]
+    assert state.shards[0].epoch == 2 and state.shards[1].epoch == 1

@@ -1,0 +1,311 @@
+"""The registry against a real ZooKeeper: expiry, restarts, outages, rivals."""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kazoo.exceptions import NoNodeError
+
+from lsmq_coordinator.commands import apply
+from lsmq_coordinator.routes import cluster_document, resolve, routes, unpack
+from lsmq_coordinator.state import ClusterState
+from lsmq_coordinator.zookeeper import ZooKeeperConfig, ZooKeeperRegistry
+from support.zookeeper_server import ZooKeeperEnsemble
+
+from .test_routes import elected, with_topic
+from .test_state import founded
+
+ROOT = "/lsmq/test"
+
+
+@pytest.fixture(scope="module")
+def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZooKeeperEnsemble]:
+    ensemble = ZooKeeperEnsemble(tmp_path_factory.mktemp("zookeeper")).start()
+    yield ensemble
+    ensemble.stop()
+
+
+@pytest.fixture
+def client(zookeeper: ZooKeeperEnsemble) -> Iterator[Any]:
+    connected = zookeeper.client()
+    if connected.exists(ROOT):
+        connected.delete(ROOT, recursive=True)
+    yield connected
+    connected.stop()
+    connected.close()
+
+
+@pytest.fixture
+def make(zookeeper: ZooKeeperEnsemble, client: Any) -> Iterator[Callable[..., ZooKeeperRegistry]]:
+    made: list[ZooKeeperRegistry] = []
+
+    def registry(
+        node: str = "n1", *, eager: bool = True, hosts: str | None = None, **times: float
+    ) -> ZooKeeperRegistry:
+        settings = {"session_timeout_s": 1.0, "refresh_s": 0.5, "retry_s": 0.1, "call_timeout_s": 1.0, **times}
+        config = ZooKeeperConfig(hosts or zookeeper.hosts, "test", node, f"http://{node}", **settings)
+        made.append(ZooKeeperRegistry(config, eager=lambda: eager))
+        made[-1].start()
+        return made[-1]
+
+    yield registry
+    for one in made:
+        one.stop()
+
+
+def until(condition: Callable[[], Any], timeout: float = 15.0) -> Any:
+    deadline = time.monotonic() + timeout
+    while True:
+        value = condition()
+        if value:
+            return value
+        assert time.monotonic() < deadline, f"not within {timeout} s"
+        time.sleep(0.01)
+
+
+def read(client: Any, path: str) -> dict[str, Any] | None:
+    try:
+        content = client.get(f"{ROOT}/{path}")[0]
+    except NoNodeError:
+        return None
+    return unpack(content)
+
+
+def version(client: Any) -> int:
+    document = read(client, "cluster")
+    return -1 if document is None else document["version"]
+
+
+def without_topic(state: ClusterState) -> ClusterState:
+    return apply(state, {"op": "delete_topic", "request_id": f"d{state.version}", "name": "t"})[0]
+
+
+def test_a_node_registers_and_publishes_what_resolves_to_its_routes(client: Any, make: Any) -> None:
+    registry = make()
+    state = with_topic(founded())
+    registry.publish(state)
+    until(lambda: registry.status.published_version == state.version)
+    entry, stat = client.get(f"{ROOT}/nodes/n1")
+    assert json.loads(entry)["url"] == "http://n1" and json.loads(entry)["started_ms"] > 0
+    assert stat.ephemeralOwner != 0
+    topic, cluster = read(client, "topics/t"), read(client, "cluster")
+    assert topic is not None and cluster is not None
+    assert resolve(topic, cluster) == routes(state, state.topics["t"])
+    assert registry.status.connected and registry.status.registered
+    registry.stop()
+    assert client.exists(f"{ROOT}/nodes/n1") is None
+
+
+def test_an_election_writes_one_document(client: Any, make: Any) -> None:
+    registry = make(refresh_s=60.0)
+    state = with_topic(founded())
+    registry.publish(state)
+    until(lambda: registry.status.published_version == state.version)
+    written, topic = registry.status.documents_written, client.get(f"{ROOT}/topics/t")[1].mzxid
+    registry.publish(elected(state))
+    until(lambda: registry.status.published_version == state.version + 1)
+    assert registry.status.documents_written == written + 1
+    assert client.get(f"{ROOT}/topics/t")[1].mzxid == topic
+
+
+def test_topics_are_deleted_and_foreign_changes_are_put_right(client: Any, make: Any) -> None:
+    registry = make()
+    state = with_topic(founded())
+    registry.publish(state)
+    until(lambda: read(client, "topics/t"))
+    client.set(f"{ROOT}/topics/t", b"scribble")
+    client.create(f"{ROOT}/topics/nobodys", b"{}")
+    until(lambda: read(client, "topics/t") and not client.exists(f"{ROOT}/topics/nobodys"))
+    registry.publish(without_topic(state))
+    until(lambda: not client.exists(f"{ROOT}/topics/t"))
+
+
+def test_a_node_that_fell_behind_publishes_nothing(client: Any, make: Any) -> None:
+    old = with_topic(founded())
+    new = elected(without_topic(old))
+    ahead = make("n1")
+    ahead.publish(new)
+    until(lambda: version(client) == new.version)
+    behind = make("n2")
+    behind.publish(old)
+    until(lambda: behind.status.refused_as_stale > 0 and behind.status.registered)
+    assert read(client, "cluster") == cluster_document(new)
+    assert not client.exists(f"{ROOT}/topics/t"), "a deleted topic came back"
+    assert behind.status.published_version == 0
+
+
+def test_a_lower_epoch_is_refused_whatever_its_version(client: Any, make: Any) -> None:
+    state = founded()
+    registry = make("n1")
+    registry.publish(elected(elected(state)))
+    until(lambda: version(client) == 3)
+    registry.stop()
+    forged = state
+    for number in range(5):
+        forged = apply(forged, {"op": "drain_node", "request_id": f"x{number}", "node": f"n{number}"})[0]
+    assert forged.version > 3 and forged.shards[0].epoch == 1
+    rival = make("n2")
+    rival.publish(forged)
+    until(lambda: rival.status.refused_as_stale > 0)
+    assert version(client) == 3
+
+
+def test_two_publishers_at_once_end_with_the_latest(client: Any, make: Any) -> None:
+    states = [with_topic(founded())]
+    for _ in range(40):
+        states.append(elected(states[-1]))
+    registries = [make("n1"), make("n2")]
+    for number, state in enumerate(states):
+        registries[number % 2].publish(state)
+    until(lambda: version(client) == states[-1].version)
+    assert read(client, "cluster") == cluster_document(states[-1])
+    assert read(client, "topics/t") is not None
+
+
+def test_who_is_not_eager_publishes_at_the_refresh_only(client: Any, make: Any) -> None:
+    registry = make(eager=False, refresh_s=1.0)
+    until(lambda: registry.status.registered)
+    state = founded()
+    registry.publish(state)
+    until(lambda: version(client) == state.version)
+
+
+def test_an_expired_session_registers_again(client: Any, make: Any) -> None:
+    registry = make(refresh_s=60.0)
+    until(lambda: registry.status.registered)
+    first = client.get(f"{ROOT}/nodes/n1")[1].ephemeralOwner
+    expire(registry)
+    stat = until(lambda: fresh(client, first))
+    assert stat.ephemeralOwner not in (0, first)
+    assert until(lambda: registry.status.registrations) >= 2
+
+
+def fresh(client: Any, first: int) -> Any:
+    try:
+        stat = client.get(f"{ROOT}/nodes/n1")[1]
+    except NoNodeError:
+        return None
+    return stat if stat.ephemeralOwner != first else None
+
+
+def expire(registry: ZooKeeperRegistry) -> None:
+    """Have the server end the session, as it does when it has not heard of it for too long."""
+    from kazoo.client import KazooClient
+
+    thief = KazooClient(registry.config.hosts, client_id=registry._client.client_id)
+    thief.start(timeout=10)
+    thief.stop()
+    thief.close()
+
+
+def test_a_registration_of_an_earlier_life_is_replaced(client: Any, make: Any) -> None:
+    client.create(f"{ROOT}/nodes/n1", b'{"id":"n1"}', ephemeral=True, makepath=True)
+    registry = make()
+    until(lambda: registry.status.registered)
+    entry, stat = client.get(f"{ROOT}/nodes/n1")
+    assert json.loads(entry)["url"] == "http://n1"
+    assert stat.ephemeralOwner != client.client_id[0]
+
+
+def test_without_zookeeper_nothing_blocks_and_everything_catches_up(tmp_path: Path) -> None:
+    ensemble = ZooKeeperEnsemble(tmp_path)
+    config = ZooKeeperConfig(
+        ensemble.hosts, "test", "n1", "http://n1", session_timeout_s=1.0, refresh_s=0.5, retry_s=0.1, call_timeout_s=1.0
+    )
+    registry = ZooKeeperRegistry(config)
+    state = with_topic(founded())
+    began = time.monotonic()
+    registry.start()
+    registry.publish(state)
+    assert time.monotonic() - began < 0.2
+    try:
+        ensemble.start()
+        client = ensemble.client()
+        until(lambda: version(client) == state.version and registry.status.registered)
+        for turn, number in enumerate((signal.SIGTERM, signal.SIGKILL)):
+            # The whole server restarts while the state goes on.
+            ensemble.servers[0].stop(number)
+            until(lambda: not registry.status.connected)
+            assert not registry.status.registered
+            state = elected(state)
+            registry.publish(state)
+            ensemble.start()
+            until(lambda now=state: version_of(client) == now.version and registry.status.registered, 30)
+            assert client.exists(f"{ROOT}/nodes/n1"), turn
+        client.stop()
+        client.close()
+    finally:
+        began = time.monotonic()
+        registry.stop()
+        assert time.monotonic() - began < 6
+        ensemble.stop()
+
+
+def version_of(client: Any) -> int:
+    """As :func:`version`, while the connection may be down."""
+    try:
+        return version(client)
+    except Exception:
+        return -2
+
+
+def test_a_partition_longer_than_the_session_heals(tmp_path: Path) -> None:
+    ensemble = ZooKeeperEnsemble(tmp_path).start()
+    config = ZooKeeperConfig(
+        ensemble.hosts, "test", "n1", "http://n1", session_timeout_s=1.0, refresh_s=0.5, retry_s=0.1, call_timeout_s=1.0
+    )
+    registry = ZooKeeperRegistry(config)
+    registry.start()
+    state = with_topic(founded())
+    registry.publish(state)
+    try:
+        until(lambda: registry.status.published_version == state.version)
+        ensemble.pause()
+        until(lambda: not registry.status.connected)
+        registrations = registry.status.registrations
+        state = elected(without_topic(state))
+        began = time.monotonic()
+        registry.publish(state)
+        assert time.monotonic() - began < 0.05
+        # Longer than the session lives: nobody has to tell; the server finds out when it goes on.
+        threading.Event().wait(1.5)
+        ensemble.resume()
+        until(lambda: registry.status.published_version == state.version and registry.status.registered)
+        client = ensemble.client()
+        assert read(client, "cluster") == cluster_document(state)
+        assert client.exists(f"{ROOT}/nodes/n1") and not client.exists(f"{ROOT}/topics/t")
+        assert registry.status.registrations >= registrations
+        client.stop()
+        client.close()
+    finally:
+        ensemble.resume()
+        registry.stop()
+        ensemble.stop()
+
+
+def test_an_ensemble_survives_the_loss_of_its_leader(tmp_path: Path) -> None:
+    ensemble = ZooKeeperEnsemble(tmp_path, 3).start()
+    config = ZooKeeperConfig(
+        ensemble.hosts, "test", "n1", "http://n1", session_timeout_s=2.0, refresh_s=0.5, retry_s=0.1, call_timeout_s=1.0
+    )
+    registry = ZooKeeperRegistry(config)
+    registry.start()
+    state = with_topic(founded())
+    registry.publish(state)
+    try:
+        until(lambda: registry.status.published_version == state.version)
+        leader = next(server for server in ensemble.servers if server.mode() == "leader")
+        leader.stop(signal.SIGKILL)
+        state = elected(state)
+        registry.publish(state)
+        until(lambda: registry.status.published_version == state.version and registry.status.registered, 30)
+    finally:
+        registry.stop()
+        ensemble.stop()

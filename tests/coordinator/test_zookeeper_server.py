@@ -1,0 +1,79 @@
+"""Finding a ZooKeeper and a Java, and running servers that outlive who started them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from lsmq.errors import LsmqError
+from lsmq_coordinator import zookeeper_server
+from lsmq_coordinator.zookeeper_server import (
+    Peer,
+    ZooKeeperInstall,
+    ZooKeeperNotFound,
+    ZooKeeperServer,
+    find_zookeeper,
+    free_ports,
+    plan_ensemble,
+)
+
+
+def test_what_is_installed_here_is_found_and_named() -> None:
+    install = find_zookeeper()
+    assert os.access(install.java, os.X_OK)
+    assert install.source
+
+
+def test_a_given_home_wins_and_a_wrong_one_is_said(tmp_path: Path) -> None:
+    java = tmp_path / "java" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text("#!/bin/sh\n")
+    java.chmod(0o755)
+    variables = {"ZOOKEEPER_HOME": str(tmp_path), "JAVA_HOME": str(tmp_path / "java"), "PATH": ""}
+    with pytest.raises(ZooKeeperNotFound, match="ZOOKEEPER_HOME is"):
+        find_zookeeper(variables)
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "zookeeper-3.9.5.jar").touch()
+    install = find_zookeeper(variables)
+    assert install.java == str(java)
+    assert str(tmp_path / "lib") in install.classpath
+
+
+def test_without_anything_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(zookeeper_server.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(zookeeper_server, "_DEBIAN_JARS", tmp_path)
+    with pytest.raises(ZooKeeperNotFound, match="pip install pyspark"):
+        find_zookeeper({"PATH": ""})
+    (tmp_path / "zookeeper.jar").touch()
+    with pytest.raises(ZooKeeperNotFound, match="no Java"):
+        find_zookeeper({"PATH": ""})
+
+
+def test_a_server_is_found_again_by_its_directory_and_keeps_its_data(tmp_path: Path) -> None:
+    (peer,) = plan_ensemble(1, free_ports(3))
+    server = ZooKeeperServer(tmp_path, peer)
+    server.start()
+    assert server.wait_ready() == "standalone"
+    later = ZooKeeperServer(tmp_path, peer)
+    assert later.pid == server.pid
+    later.start()
+    assert later.pid == server.pid, "started twice"
+    later.send(signal.SIGKILL)
+    assert server._process is not None
+    server._process.wait(10)
+    assert (later.pid, later.mode()) == (None, None)
+    later.start()
+    assert later.wait_ready() == "standalone"
+    later.stop()
+    assert later.pid is None and not (tmp_path / "pid").exists()
+
+
+def test_a_server_that_ends_at_once_says_why(tmp_path: Path) -> None:
+    install = ZooKeeperInstall(find_zookeeper().java, str(tmp_path), "nowhere")
+    server = ZooKeeperServer(tmp_path, Peer(1, *free_ports(3)), install=install)
+    server.start()
+    with pytest.raises(LsmqError, match="QuorumPeerMain"):
+        server.wait_ready()

@@ -1,0 +1,271 @@
+"""Single rules of the protocol that a simulated schedule meets only by luck."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lsmq.errors import InvalidRequest
+from lsmq_node.replication import (
+    Action,
+    ControlView,
+    EpochHistory,
+    Member,
+    Recovered,
+    ReplicaCore,
+    ReplicaRecord,
+    Role,
+    Session,
+    Timings,
+)
+from lsmq_node.replication import actions as act
+from lsmq_node.replication import events as ev
+from lsmq_node.replication.insync import Peer, desired_in_sync
+from lsmq_node.replication.messages import Hello, Promise, PromiseRefusal, PromiseRequest, Welcome
+
+VIEW = ControlView(
+    epoch=1,
+    version=3,
+    leader="a",
+    in_sync=frozenset({Member("a", 1), Member("b", 2), Member("c", 3)}),
+    replicas=frozenset("abc"),
+    min_in_sync=2,
+)
+HISTORY = EpochHistory.of(((1, 0),))
+
+
+def peer(incarnation: int, durable_lsn: int, heard_at: float = 10.0) -> Peer:
+    return Peer(heard_at, heard_at, heard_at, 0, incarnation=incarnation, durable_lsn=durable_lsn)
+
+
+def opened(
+    node: str = "b", *, record: ReplicaRecord | None = None, end_lsn: int = 100, applied_lsn: int = 40
+) -> ReplicaCore:
+    """A replica with a log of epoch 1, its record persisted."""
+    record = record or ReplicaRecord(incarnation=2, starts=1, epoch=1, leader="a", floor_lsn=end_lsn)
+    core = ReplicaCore(node, Recovered(record, 99, 0, applied_lsn, end_lsn, HISTORY))
+    persist(core, core.start(0.0))
+    return core
+
+
+def persist(core: ReplicaCore, actions: list[Action]) -> list[Action]:
+    """Report as persisted what was asked for."""
+    following: list[Action] = []
+    for action in actions:
+        if isinstance(action, act.Persist):
+            following += core.handle(ev.Persisted(action.record), 0.0)
+    return following
+
+
+# Numbers.
+
+
+@pytest.mark.parametrize(
+    ("replicas", "min_in_sync", "needed"), [(1, 1, 1), (2, 1, 2), (2, 2, 2), (3, 1, 3), (3, 2, 2), (3, 3, 2), (5, 3, 3)]
+)
+def test_promises_meet_every_acknowledging_set_and_each_other(replicas: int, min_in_sync: int, needed: int) -> None:
+    view = replace(VIEW, replicas=frozenset("abcde"[:replicas]), in_sync=frozenset(), min_in_sync=min_in_sync)
+    assert view.promises_needed == needed
+    assert needed + min_in_sync > replicas
+    assert 2 * needed > replicas
+
+
+def test_a_replica_that_is_being_added_is_no_voter_until_it_is_in_sync() -> None:
+    view = replace(VIEW, replicas=frozenset("abcd"), adding=frozenset("d"))
+    assert view.voters == frozenset("abc")
+    assert replace(view, in_sync=view.in_sync | {Member("d", 4)}).voters == frozenset("abcd")
+
+
+@pytest.mark.parametrize("wrong", [{"heartbeat_s": 0.0}, {"replica_timeout_s": 0.15}, {"replica_lag_s": 0.4}])
+def test_timings_that_do_not_fit_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(InvalidRequest, match=next(iter(wrong))):
+        Timings(**wrong).validate()  # type: ignore[arg-type]
+
+
+# The in-sync set.
+
+
+def test_a_silent_member_is_proposed_out() -> None:
+    peers = {"b": peer(2, 100), "c": peer(3, 100, heard_at=9.0)}
+    assert desired_in_sync(VIEW, Member("a", 1), peers, 100, 10.0, Timings()) == VIEW.in_sync - {Member("c", 3)}
+
+
+def test_the_set_is_not_shrunk_below_min_in_sync() -> None:
+    peers = {"b": peer(2, 100, heard_at=9.0), "c": peer(3, 100, heard_at=9.0)}
+    assert desired_in_sync(VIEW, Member("a", 1), peers, 100, 10.0, Timings()) == VIEW.in_sync
+
+
+def test_a_member_that_no_longer_exists_is_dropped_even_then() -> None:
+    peers = {"b": peer(2, 100, heard_at=9.0), "c": peer(33, 0)}
+    wanted = frozenset({Member("a", 1), Member("b", 2)})
+    assert desired_in_sync(VIEW, Member("a", 1), peers, 100, 10.0, Timings()) == wanted
+
+
+def test_a_leader_that_slept_gives_its_followers_time() -> None:
+    follower = peer(2, 100, heard_at=5.0)
+    assert follower.is_late(8.0, Timings())
+    follower.slept(3.0)
+    assert not follower.is_late(8.0, Timings())
+
+
+# Promises.
+
+
+def test_a_promise_is_given_only_when_it_is_persisted() -> None:
+    core = opened()
+    asked = core.handle(ev.Received("c", PromiseRequest(5)), 0.0)
+    assert [type(action) for action in asked] == [act.Persist]
+    given = persist(core, asked)
+    assert act.Send("c", Promise(5, 2, HISTORY.position(100))) in given
+
+
+def test_a_second_candidate_of_an_epoch_is_refused_and_so_is_a_lower_epoch() -> None:
+    core = opened()
+    persist(core, core.handle(ev.Received("c", PromiseRequest(5)), 0.0))
+    for sender, epoch in (("a", 5), ("a", 4)):
+        answer = core.handle(ev.Received(sender, PromiseRequest(epoch)), 0.0)
+        assert answer == [act.Send(sender, PromiseRefusal(epoch, 5, "c"))]
+
+
+def test_a_refusal_survives_a_restart() -> None:
+    core = opened(record=ReplicaRecord(incarnation=2, starts=4, epoch=5, leader="c"))
+    assert core.handle(ev.Received("a", PromiseRequest(5)), 0.0) == [act.Send("a", PromiseRefusal(5, 5, "c"))]
+
+
+def test_a_promise_is_counted_only_of_the_incarnation_that_is_listed() -> None:
+    core = opened(record=ReplicaRecord(incarnation=2, epoch=1, leader="a"))
+    view = replace(VIEW, epoch=2, version=4, leader="b", in_sync=frozenset({Member("b", 2), Member("c", 3)}))
+    persist(core, core.handle(ev.ControlViewed(view), 0.0))
+    stranger = Promise(2, 33, HISTORY.position(0))
+    assert core.handle(ev.Received("c", stranger), 0.0) == []
+    assert act.BeginEpoch(2) in core.handle(ev.Received("c", replace(stranger, incarnation=3)), 0.0)
+
+
+def test_a_promiser_that_comes_back_as_another_is_no_reason_to_cut() -> None:
+    """It promised a longer log and lost it since: what the candidate holds may be all there is."""
+    core = opened(applied_lsn=10)
+    view = replace(VIEW, epoch=2, version=4, leader="b")
+    persist(core, core.handle(ev.ControlViewed(view), 0.0))
+    pulled = core.handle(ev.Received("c", Promise(2, 3, HISTORY.position(150))), 0.0)
+    hello = next(action.message for action in pulled if isinstance(action, act.Send))
+    assert isinstance(hello, Hello)
+    lost = Welcome(hello.session, 2, 33, HISTORY, resume_lsn=50)
+    assert core.handle(ev.Received("c", lost), 0.0) == []
+    assert core.log.end_lsn == 100
+
+
+def test_a_follower_that_takes_this_replica_for_its_leader_is_not_lent_to() -> None:
+    """The control plane went back and named b for an epoch that b has promised to a: a follows b, and b follows a."""
+    core = opened()
+    following(core)
+    hello = Hello(Session(1, 1), 1, 1, HISTORY, 120, borrows=False)
+    assert core.handle(ev.Received("a", hello), 0.0) == []
+    lent = core.handle(ev.Received("a", replace(hello, borrows=True)), 0.0)
+    assert act.Send("a", Welcome(hello.session, 1, 2, HISTORY, resume_lsn=100)) in lent
+
+
+# Sessions and logs.
+
+
+def following(core: ReplicaCore) -> Hello:
+    """Make the replica follow a in epoch 1; returns its hello."""
+    said = core.handle(ev.ControlViewed(VIEW), 0.0)
+    return next(action.message for action in said if isinstance(action, act.Send) and isinstance(action.message, Hello))
+
+
+def test_a_welcome_of_an_older_session_is_not_heeded() -> None:
+    core = opened()
+    hello = following(core)
+    old = Welcome(Session(hello.session.start - 1, 9), 1, 1, HISTORY, resume_lsn=50)
+    assert core.handle(ev.Received("a", old), 0.0) == []
+
+
+def test_a_welcome_that_comes_again_after_the_stream_broke_is_not_heeded() -> None:
+    core = opened(end_lsn=60)
+    welcome = Welcome(following(core).session, 1, 1, HISTORY, resume_lsn=60)
+    core.handle(ev.Received("a", welcome), 0.0)
+    assert core.handle(ev.StreamBroken("a"), 0.0) == [act.Suspect("a")]
+    assert core.handle(ev.Received("a", replace(welcome, resume_lsn=50)), 0.0) == []
+
+
+def test_a_log_is_never_cut_below_what_was_applied() -> None:
+    core = opened(applied_lsn=40)
+    welcome = Welcome(following(core).session, 1, 1, HISTORY, resume_lsn=39)
+    (halt,) = core.handle(ev.Received("a", welcome), 0.0)
+    assert isinstance(halt, act.Halt)
+    assert core.role is Role.HALTED
+    assert core.handle(ev.Tick(), 1.0) == []
+
+
+def test_the_floor_is_lowered_before_the_log_is_cut() -> None:
+    core = opened()
+    lower, cut = core.handle(ev.Received("a", Welcome(following(core).session, 1, 1, HISTORY, resume_lsn=50)), 0.0)
+    assert isinstance(lower, act.Persist)
+    assert lower.record.floor_lsn == 50
+    assert cut == act.TruncateLog(50)
+
+
+def test_what_the_disk_says_about_bytes_that_are_being_cut_is_not_heeded() -> None:
+    core = opened()
+    core.handle(ev.Received("a", Welcome(following(core).session, 1, 1, HISTORY, resume_lsn=50)), 0.0)
+    assert core.handle(ev.LogDurable(100), 0.0) == []
+    assert core.log.durable_lsn == 50
+
+
+def test_a_log_that_ends_before_its_floor_is_another_incarnation() -> None:
+    record = ReplicaRecord(incarnation=2, starts=1, epoch=1, leader="a", floor_lsn=100)
+    core = opened(record=record, end_lsn=90)
+    assert core.record.incarnation == 99
+    (leave,) = core.handle(ev.ControlViewed(VIEW), 0.0)
+    assert leave == act.ProposeLeave(Member("b", 2), VIEW.version)
+
+
+def test_a_failed_disk_stops_a_replica_for_good() -> None:
+    core = opened()
+    following(core)
+    assert core.handle(ev.StorageFailed("fsync"), 0.0) == [act.Halt("fsync")]
+    assert core.handle(ev.Received("c", PromiseRequest(9)), 0.0) == []
+
+
+# The lease.
+
+
+def test_a_lease_that_knows_of_a_newer_epoch_does_not_extend_an_old_leaders() -> None:
+    core = leading()
+    view = core.view
+    assert view is not None
+    core.handle(ev.LeaseGranted(1.0, view), 0.5)
+    assert core.may_answer(0.9)
+    core.handle(ev.LeaseGranted(9.0, replace(view, epoch=2, version=2, leader="b")), 0.6)
+    assert not core.may_answer(0.9)
+    assert not core.may_answer(1.0)
+
+
+def leading() -> ReplicaCore:
+    """The only replica of its shard, serving epoch 1."""
+    core = ReplicaCore("a", Recovered(None, 1, 0, 0, 0, EpochHistory()))
+    persist(core, core.start(0.0))
+    view = ControlView(1, 1, "a", frozenset({Member("a", 1)}), frozenset("a"), 1)
+    assert persist(core, core.handle(ev.ControlViewed(view), 0.0)) == [act.BeginEpoch(1)]
+    core.handle(ev.EpochBegun(1, 0, 5), 0.0)
+    assert core.handle(ev.LogDurable(5), 0.0) == [act.AdvanceHighWatermark(5), act.Serve(1)]
+    return core
+
+
+def test_without_a_lease_a_leader_answers_nothing() -> None:
+    core = leading()
+    assert core.serving
+    assert not core.may_answer(0.0)
+
+
+@pytest.mark.parametrize("forgotten", [{"epoch": 0, "version": 0}, {"leader": "b"}, {"min_in_sync": 2}])
+def test_a_control_plane_that_went_back_is_asked_for_an_election(forgotten: dict[str, Any]) -> None:
+    """Whether it knows less than it did, or something else under the same number."""
+    core = leading()
+    assert core.view is not None
+    past = replace(core.view, **forgotten)
+    core.handle(ev.LeaseGranted(1.0, past), 1.0)
+    assert core.handle(ev.LeaseGranted(1.5, past), 1.5) == []
+    assert core.handle(ev.LeaseGranted(2.5, past), 2.5) == [act.AskElection(1)]
