@@ -28,7 +28,7 @@ ALLOWED = {
 # Libraries that one module alone may import, so that what they promise is read in one place.
 ONLY_IN = {"pysyncobj": "lsmq_coordinator.raft", "kazoo": "lsmq_coordinator.zookeeper"}
 # Nothing that serves may depend on what only measures.
-MEASURING = ("lsmq_node.benchmarks", "lsmq_node.history")
+MEASURING = ("lsmq_node.benchmarks", "lsmq_node.history", "lsmq_node.simulation")
 
 
 def modules() -> Iterator[tuple[str, Path]]:
