@@ -166,7 +166,7 @@ def test_two_publishers_at_once_end_with_the_latest(client: Any, make: Any) -> N
         registries[number % 2].publish(state)
     until(lambda: version(client) == states[-1].version)
     assert read(client, "cluster") == cluster_document(states[-1])
-    assert read(client, "topics/t") is not None
+    until(lambda: read(client, "topics/t") is not None)
 
 
 def test_who_is_not_eager_publishes_at_the_refresh_only(client: Any, make: Any) -> None:
