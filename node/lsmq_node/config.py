@@ -216,11 +216,6 @@ _ORDER = (
 )
 
 
-def setting_range(name: str) -> tuple[int, int] | None:
-    """The range a setting must lie in; None when it has none."""
-    return _RANGES.get(name)
-
-
 def _read_toml(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text())

@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import http.client
 import json
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -147,11 +145,3 @@ def pack(*records: tuple[int, bytes], **producer: int) -> bytes:
 
 def text(body: bytes) -> str:
     return base64.b64encode(body).decode()
-
-
-def eventually(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
-    """Return as soon as the condition holds; fail when it does not in time."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"in {timeout_s} s it never came true that {what}"
-        time.sleep(0.01)

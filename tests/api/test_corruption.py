@@ -10,8 +10,9 @@ import pytest
 from lsmq.errors import CorruptFile
 from lsmq.record_batch import split_batches
 from support.node_process import NodeProcess
+from support.waiting import eventually
 
-from .calls import Api, eventually, pack
+from .calls import Api, pack
 
 MIB = 1024 * 1024
 

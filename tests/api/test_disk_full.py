@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from support.node_process import NodeProcess
+from support.waiting import eventually
 
-from .calls import Api, eventually
+from .calls import Api
 from .test_start import mounted
 
 MIB = 1024 * 1024

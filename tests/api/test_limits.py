@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from support.node_process import NodeProcess
+from support.waiting import eventually
 
-from .calls import Api, eventually, pack, text
+from .calls import Api, pack, text
 
 MIB = 1024 * 1024
 

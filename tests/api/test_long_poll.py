@@ -14,8 +14,9 @@ import pytest
 from lsmq.record_batch import Column, Flag, split_batches
 from lsmq_node.broker import Broker
 from support.node_process import NodeProcess
+from support.waiting import eventually
 
-from .calls import Answer, Api, eventually, pack
+from .calls import Answer, Api, pack
 from .in_process import Session, with_node
 
 

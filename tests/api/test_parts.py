@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from lsmq.errors import DiskFull, LsmqError, Unavailable
 from lsmq.record_batch import Column, encode_batch
-from lsmq_node.api.packing import pack_columns
 from lsmq_node.broker import ByteBudget, queue_ranges, shard_of
 from lsmq_node.broker.committer import Committer
 from lsmq_node.broker.placement import split_by_shard
 from lsmq_node.broker.waiters import Waiter, WaiterTable
 from lsmq_node.config import InvalidConfig, LogFormat, NodeConfig
 from lsmq_node.storage import Appended, Committed, FlushMode
+from lsmq_node.storage.columns import encode_columns
 
 QUEUES = st.integers(1, 50)
 SHARDS = st.integers(1, 9)
@@ -90,7 +90,7 @@ def test_a_budget_never_passes_its_limit_and_gets_all_back() -> None:
 )
 def test_packed_columns_are_what_the_codec_makes(pairs: list[tuple[int, int]], stored_ms: int) -> None:
     queues, offsets = [queue for queue, _ in pairs], [offset for _, offset in pairs]
-    packed = pack_columns(
+    packed = encode_columns(
         len(pairs),
         {
             Column.QUEUE: np.array(queues, np.uint32),

@@ -9,8 +9,9 @@ import pytest
 
 from lsmq.record_batch import Column, Flag, split_batches
 from support.node_process import NodeProcess
+from support.waiting import eventually
 
-from .calls import Api, eventually, pack
+from .calls import Api, pack
 
 
 @pytest.fixture

@@ -14,8 +14,9 @@ from contextlib import ExitStack
 import pytest
 
 from support.node_process import NodeProcess
+from support.waiting import eventually
 
-from .calls import Api, eventually, pack
+from .calls import Api, pack
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from lsmq_coordinator.commands import apply
 from lsmq_coordinator.state import EMPTY, REMEMBERED_RESULTS, ClusterState, grown_ranges, spread_queues
+from lsmq_node.broker.placement import queue_ranges
 
 NODES = [f"n{number}" for number in range(5)]
 SHARDS = 3
@@ -277,8 +278,7 @@ def test_ranges_cover_all_queues_once_and_are_even(queues: int, shards: int, gro
 
 @pytest.mark.parametrize(("queues", "shards"), [(1_000_000, 3), (7, 3), (2, 5), (5, 5), (1, 1)])
 def test_ranges_are_those_a_single_node_computes(queues: int, shards: int) -> None:
-    placement = pytest.importorskip("lsmq_node.broker.placement")
-    theirs = [(run_.first, run_.end, run_.shard) for run_ in placement.queue_ranges(queues, shards)]
+    theirs = [(run_.first, run_.end, run_.shard) for run_ in queue_ranges(queues, shards)]
     assert [(run_.first, run_.end, run_.shard) for run_ in spread_queues(0, queues, shards)] == theirs
 
 

@@ -32,12 +32,11 @@ from lsmq_node.broker import Broker, Fetched
 from lsmq_node.broker.placement import split_by_shard
 from lsmq_node.config import NodeConfig
 from lsmq_node.storage import Topic
-from lsmq_node.storage.columns import DTYPES, decode_column
+from lsmq_node.storage.columns import DTYPES, decode_column, encode_columns
 
 from . import schemas
 from .arrays import queue_offsets
 from .codec import BATCH_TYPE, BATCHES_TYPE
-from .packing import Columns, pack_columns
 from .routing import Call, Content, Parameter, Route, path_parameters
 from .sending import send_parts
 
@@ -54,7 +53,6 @@ _SENT_COLUMNS = frozenset(
         Column.EXPIRES_MS,
     }
 )
-_WIDTHS = frozenset({0, 1, 2, 4, 8})
 
 
 def decode_sent_batch(body: bytes, config: NodeConfig) -> RecordBatch:
@@ -65,7 +63,7 @@ def decode_sent_batch(body: bytes, config: NodeConfig) -> RecordBatch:
     """
     if len(body) < HEADER_BYTES:
         raise InvalidBatch(f"the body has {len(body)} bytes, too few for a record batch ({HEADER_BYTES})")
-    _, total, _, codec, column_count, record_count, payload_bytes, raw_bytes, *_ = HEADER.unpack_from(body)
+    _, total, _, codec, _, record_count, payload_bytes, raw_bytes, *_ = HEADER.unpack_from(body)
     if total != len(body):
         raise InvalidBatch(f"the batch says {total} bytes, the body has {len(body)}; send one batch a request")
     if record_count == 0:
@@ -86,11 +84,9 @@ def decode_sent_batch(body: bytes, config: NodeConfig) -> RecordBatch:
             limit=config.max_request_bytes,
         )
     batch = RecordBatch(body, source="request")
-    if len(batch.directory) != column_count:
-        raise InvalidBatch("the batch has a column twice")
-    for column, (_, width, _) in batch.directory.items():
-        if column not in _SENT_COLUMNS or width not in _WIDTHS:
-            raise InvalidBatch(f"the batch has column {column} of width {width}, which a producer cannot send")
+    for column in batch.directory:
+        if column not in _SENT_COLUMNS:
+            raise InvalidBatch(f"the batch has column {column}, which a producer cannot send")
     return batch
 
 
@@ -147,11 +143,11 @@ async def send_batch(call: Call) -> web.StreamResponse:
         call.hold.resize(len(body) + len(batch.payload))
     check_bodies(batch)
     (appended,) = await broker.append(topic, [(_only_shard(broker, topic, batch), batch)])
-    columns: Columns = {Column.OFFSET: appended.offsets, Column.STORED_MS: appended.stored_ms}
+    columns: dict[int, NDArray[Any] | int] = {Column.OFFSET: appended.offsets, Column.STORED_MS: appended.stored_ms}
     headers = {"Content-Type": BATCH_TYPE}
     if appended.duplicate:
         headers["Lsmq-Duplicate"] = "1"
-    return web.Response(body=pack_columns(batch.record_count, columns), headers=headers)
+    return web.Response(body=encode_columns(batch.record_count, columns), headers=headers)
 
 
 def positions_batch(found: Fetched) -> bytes:
@@ -159,12 +155,12 @@ def positions_batch(found: Fetched) -> bytes:
     if not found.queues:
         return b""
     queues = np.concatenate(found.queues)
-    columns: Columns = {
+    columns: dict[int, NDArray[Any] | int] = {
         Column.QUEUE: queues,
         Column.OFFSET: np.concatenate(found.next_offsets),
         Column.FLAGS: int(Flag.POSITION),
     }
-    return pack_columns(len(queues), columns)
+    return encode_columns(len(queues), columns)
 
 
 async def fetch(call: Call) -> web.StreamResponse:

@@ -8,7 +8,6 @@ threads (fdatasync), the read pool (anything that may touch the disk for a consu
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -94,6 +93,7 @@ class Broker:
         self._readers = ThreadPoolExecutor(config.read_threads, "lsmq-read")
         self._read_slots = asyncio.Semaphore(config.read_threads)
         self._next_queue: dict[int, int] = {}
+        self._fetches = 0
 
     @classmethod
     async def open(cls, config: NodeConfig) -> Broker:
@@ -270,12 +270,13 @@ class Broker:
 
         def read() -> Fetched:
             found = Fetched()
+            self._fetches += 1
             for store, some, starts in pieces:
                 records_left, bytes_left = max_records - found.record_count, max_bytes - found.size_bytes
                 if records_left <= 0 or bytes_left <= 0:
                     break
-                # Begin at another queue each time: busy queues that fill an answer must not starve the others.
-                turn = -random.randrange(len(some))
+                # Begin one queue further each time: busy queues that fill an answer must not starve the others.
+                turn = -(self._fetches % len(some))
                 found.add(
                     store.read_many(
                         topic.id,

@@ -23,7 +23,6 @@ from .columns import (
     OPTIONAL,
     U32,
     U64,
-    WIDTHS,
     Columns,
     assign_offsets,
     decode_column,
@@ -82,10 +81,7 @@ class BatchColumns:
 
     @staticmethod
     def _decode(batch: RecordBatch, column: Column) -> Any:
-        entry = batch.directory.get(column)
-        if entry is not None and entry[1] not in WIDTHS:
-            raise InvalidBatch(f"column {column.name} has deltas of {entry[1]} bytes; widths are 0, 1, 2, 4 and 8")
-        return decode_column(batch.buffer, entry, batch.record_count, DTYPES[column])
+        return decode_column(batch.buffer, batch.directory.get(column), batch.record_count, DTYPES[column])
 
 
 @dataclass(slots=True)

@@ -63,8 +63,6 @@ _WIDTH_DTYPES: dict[int, np.dtype[Any]] = {
     4: np.dtype("<u4"),
     8: np.dtype("<u8"),
 }
-#: Widths in bytes that the deltas of a column may have.
-WIDTHS = frozenset((0, *_WIDTH_DTYPES))
 _MASK64 = (1 << 64) - 1
 _ROW_LIMIT_BYTES = 4096
 _FEW = 8
@@ -193,6 +191,33 @@ def assign_offsets(queues: U32, next_offset: I64) -> tuple[I64, U32, I64]:
     return offsets, touched, ends
 
 
+def _width(span: int) -> int:
+    """Bytes that the deltas of a column need, whose largest is ``span``."""
+    return 1 if span < 1 << 8 else 2 if span < 1 << 16 else 4 if span < 1 << 32 else 8
+
+
+def encode_columns(record_count: int, columns: Mapping[int, NDArray[Any] | int]) -> bytes:
+    """A batch of columns without payload: offsets of stored records, positions of queues.
+
+    Values are 0 or more. A column that is one int is the same for all records.
+    """
+    directory: list[bytes] = []
+    deltas: list[bytes] = []
+    for column in sorted(columns):
+        values = columns[column]
+        low, high = (values, values) if isinstance(values, int) else (int(values.min()), int(values.max()))
+        if low == high or isinstance(values, int):
+            directory.append(COLUMN.pack(column, 0, low))
+            continue
+        width = _width(high - low)
+        directory.append(COLUMN.pack(column, width, low))
+        deltas.append((values - values.dtype.type(low)).astype(_WIDTH_DTYPES[width]).tobytes())
+    rest = b"".join((*directory, *deltas))
+    total = HEADER_BYTES + len(rest)
+    head = HEADER.pack(0, total, VERSION, Codec.NONE, len(directory), record_count, 0, 0, 0, 0, 0)[4:]
+    return crc32c.crc32c(rest, crc32c.crc32c(head)).to_bytes(4, "little") + head + rest
+
+
 def encode_batches(columns: Mapping[int, NDArray[Any]], payload: U8, cuts: I64, codec: Codec) -> list[bytes]:
     """Pack sorted records into record batches, one for each ``[cuts[i], cuts[i+1])``.
 
@@ -229,7 +254,7 @@ def encode_batches(columns: Mapping[int, NDArray[Any]], payload: U8, cuts: I64, 
             if span == 0:
                 directory.append(COLUMN.pack(column, 0, bases[index]))
                 continue
-            width = 1 if span < 1 << 8 else 2 if span < 1 << 16 else 4 if span < 1 << 32 else 8
+            width = _width(span)
             directory.append(COLUMN.pack(column, width, bases[index]))
             deltas.append((values[first:end] - lows[index]).astype(_WIDTH_DTYPES[width]).tobytes())
         raw_from, raw_to = byte_cuts[index], byte_cuts[index + 1]

@@ -16,10 +16,10 @@ import msgpack
 import numpy as np
 
 from lsmq.errors import ClientClosed, DiskFull, InvalidRequest, OffsetOutOfRange, TopicExists, UnknownTopic
-from lsmq.record_batch import Column, RecordBatch, encode_batch
+from lsmq.record_batch import Column, RecordBatch
 
 from .applier import Applier
-from .columns import I64, U32
+from .columns import I64, U32, encode_columns
 from .disk import Clock, Disk, OsDisk, SystemClock
 from .line import Appended, Line
 from .log_writer import Committed, LogWriter
@@ -295,11 +295,7 @@ class ShardStore:
                 earliest=0,
                 latest=int(latest[at]),
             )
-        positions: dict[int, list[int]] = {
-            Column.QUEUE: np.asarray(queues).tolist(),
-            Column.OFFSET: np.asarray(offsets).tolist(),
-        }
-        return encode_batch(len(queues), positions, b"")
+        return encode_columns(len(queues), {Column.QUEUE: np.asarray(queues), Column.OFFSET: np.asarray(offsets)})
 
     # -- committing --------------------------------------------------------------------------------------
 
@@ -307,11 +303,6 @@ class ShardStore:
     def committed_lsn(self) -> int:
         """Everything below is durable as the flush mode promises, applied and readable."""
         return self._writer.committed_lsn
-
-    @property
-    def has_pending(self) -> bool:
-        """Whether anything is in line for the next commit."""
-        return len(self._line) > 0
 
     @property
     def round(self) -> int:

@@ -308,26 +308,10 @@ class Table:
             )
         return Block(raw, str(self.path), position)
 
-    def may_hold(self, key: int) -> bool:
-        """Whether the key range allows the queue; costs no read."""
-        return self.meta.first_key <= key <= self.meta.last_key
-
-    def is_cached(self, part: int) -> bool:
-        return self._cache.has(self.meta.number, part)
-
     def retire(self) -> None:
         """The table is in no version any more: remove its name. Readers that have it open go on."""
         self._cache.drop(self.meta.number)
         self._disk.remove(self.path)
-
-    def blocks_between(self, first_key: int, end_key: int) -> range:
-        """Numbers of the blocks that may hold keys in ``[first_key, end_key)``."""
-        index = self.index()
-        first = int(index.last_keys.searchsorted(np.uint64(first_key), "left"))
-        if end_key >= 1 << 64:
-            return range(first, index.count)
-        end = int(index.columns[IndexColumn.FIRST_KEY].searchsorted(np.uint64(end_key), "left"))
-        return range(first, end)
 
     def scan(self, numbers: Iterable[int] | None = None) -> Iterator[Block]:
         """Blocks in order, past the cache."""
