@@ -15,6 +15,7 @@ All errors are in :mod:`lsmq.errors`, and here.
 """
 
 from lsmq import errors
+from lsmq._lane import ProducerStats
 from lsmq._outbox import Receipt, Receipts, Sent
 from lsmq.client import Client
 from lsmq.consumer import Consumer
@@ -33,6 +34,7 @@ from lsmq.errors import (
     InvalidTopicName,
     LsmqError,
     MessageTooLarge,
+    NotEnoughReplicas,
     NotLeader,
     OffsetOutOfRange,
     OutOfOrderSequence,
@@ -45,12 +47,14 @@ from lsmq.errors import (
     TimedOut,
     TooManyMessages,
     TopicExists,
+    TopicReplaced,
     Unavailable,
     UnknownMessage,
     UnknownProducer,
     UnknownQueue,
     UnknownTopic,
     UnsupportedFormat,
+    ZooKeeperNotInstalled,
 )
 from lsmq.producer import Producer
 from lsmq.record_batch import Codec, Message
@@ -77,11 +81,13 @@ __all__ = [
     "LsmqError",
     "Message",
     "MessageTooLarge",
+    "NotEnoughReplicas",
     "NotLeader",
     "OffsetOutOfRange",
     "Offsets",
     "OutOfOrderSequence",
     "Producer",
+    "ProducerStats",
     "Receipt",
     "Receipts",
     "RequestTooLarge",
@@ -96,12 +102,14 @@ __all__ = [
     "TooManyMessages",
     "Topic",
     "TopicExists",
+    "TopicReplaced",
     "Unavailable",
     "UnknownMessage",
     "UnknownProducer",
     "UnknownQueue",
     "UnknownTopic",
     "UnsupportedFormat",
+    "ZooKeeperNotInstalled",
     "__version__",
     "errors",
 ]

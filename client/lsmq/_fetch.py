@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from itertools import repeat
 from typing import Literal
 
+from lsmq._keeper import topic_path
 from lsmq._positions import QueuePositions
 from lsmq._retry import Backoff, Deadline
+from lsmq._router import POLL_SILENCE_S, SILENCE_S
 from lsmq._transport import BATCHES, MSGPACK
-from lsmq.client import Client, topic_path
+from lsmq.client import Client
 from lsmq.errors import LsmqError, OffsetOutOfRange, Unavailable
 from lsmq.record_batch import Column, Flag, Message, RecordBatch, decode_header, message_id, split_batches
 from lsmq.topics import Topic
@@ -37,7 +39,6 @@ _log = logging.getLogger("lsmq")
 class FetchOptions:
     """What the fetches of a consumer have in common."""
 
-    topic: str
     max_messages: int
     max_bytes: int
     wait_ms: int
@@ -98,6 +99,13 @@ class Chunk:
                     properties,
                     stored_ms,
                 )
+
+    def is_foreign(self) -> bool:
+        """Whether no record is of the topic that was asked for, as when it was made anew under its name."""
+        return bool(self._batches) and not any(
+            self._topic.id in batch.column(Column.TOPIC) if Column.TOPIC in batch.directory else True
+            for batch in self._batches
+        )
 
     def gaps(self) -> list[int]:
         """Queues whose first offset here is not the one that was asked for."""
@@ -174,10 +182,12 @@ class Fetcher:
         policy: OutOfRange,
     ) -> None:
         self._client = client
+        self._router = client._router
         self._options = options
         self._topic = topic
         self._leader = leader
         self._slots = slots
+        self._shards = positions.shards_led(topic, leader)
         self._queue_bytes = positions.queue_bytes(slots)
         self._positions = positions
         self._buffer = buffer
@@ -192,10 +202,10 @@ class Fetcher:
                 moved = await self._fetch()
             except LsmqError as error:
                 deadline = deadline or Deadline(self._options.deadline_ms)
-                if not error.retriable or deadline.passed:
+                if not self._router.worth_retrying(error) or deadline.passed:
                     raise
                 _log.debug("fetch failed, trying again: node=%s error=%s", self._leader, error)
-                await backoff.pause(deadline)
+                await self._router.recover(self._topic, self._shards, self._leader, error, backoff, deadline)
                 await self._check_routes(deadline)
                 continue
             deadline = None
@@ -208,13 +218,17 @@ class Fetcher:
         """One request; false when its answer was empty although the node did not wait for messages."""
         options, positions = self._options, self._positions
         if self._leader is None:
-            raise Unavailable(f"a shard of topic {options.topic!r} has no leader now")
+            raise Unavailable(f"a shard of topic {self._topic.name!r} has no leader now")
         asked_generation = positions.generation
         asked_s = time.monotonic()
-        answer = await self._client.send_once(
+        answer = await self._router.attempt(
+            self._topic,
+            self._leader,
+            self._shards,
             "POST",
-            f"{self._leader}{topic_path(options.topic)}/fetch",
+            f"{topic_path(self._topic.name)}/fetch",
             timeout_s=(options.wait_ms + options.request_timeout_ms) / 1000,
+            silence_s=POLL_SILENCE_S if options.wait_ms else SILENCE_S,
             value={
                 "queues": self._queue_bytes,
                 "offsets": positions.fetch_bytes(self._slots),
@@ -230,6 +244,10 @@ class Fetcher:
         if not answer.body:
             return time.monotonic() - asked_s > _IDLE_ANSWER_S
         chunk = self._take_in(answer.body)
+        if chunk.is_foreign():
+            deadline = Deadline(options.request_timeout_ms)
+            await self._router.topic(self._topic.name, deadline)
+            await self._router.current(self._topic, deadline)
         if self._policy != "earliest" and (gaps := chunk.gaps()):
             await self._check_gaps(chunk, gaps)
             if positions.generation != asked_generation:
@@ -256,20 +274,20 @@ class Fetcher:
 
     async def _check_gaps(self, chunk: Chunk, gaps: Sequence[int]) -> None:
         """Tell retention, which the policy decides on, from messages that were deleted one by one."""
-        bounds = await self._client.offsets(self._options.topic, gaps)
+        bounds = await self._client._offsets(self._topic, sorted(gaps), None)
         for queue, earliest, latest in bounds.rows():
             asked, _ = chunk.spans[queue]
             if asked >= earliest:
                 continue
             if self._policy == "error":
-                raise out_of_range(self._options.topic, queue, asked, earliest, latest)
+                raise out_of_range(self._topic.name, queue, asked, earliest, latest)
             del chunk.spans[queue]
             self._positions.skip_to(queue, latest)
 
     async def _check_routes(self, deadline: Deadline) -> None:
-        """Look for new routes. Raises ``Restart`` when this consumer's queues have other leaders."""
+        """Raises ``Restart`` when this consumer's queues have other leaders, ``TopicReplaced`` when they are gone."""
         try:
-            fresh = await self._client.routes(self._options.topic, than=self._topic, deadline=deadline)
+            fresh = await self._router.current(self._topic, deadline)
         except LsmqError as error:
             if not error.retriable:
                 raise

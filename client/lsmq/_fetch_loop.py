@@ -11,15 +11,20 @@ from collections.abc import Mapping
 
 from lsmq._fetch import Chunk, Fetcher, FetchOptions, OutOfRange, Prefetch, Restart, out_of_range, split_slots
 from lsmq._positions import QueuePositions
+from lsmq._retry import Deadline
 from lsmq.client import Client
 from lsmq.errors import OffsetOutOfRange
+from lsmq.topics import Topic
 
 
 class FetchLoop:
     """Fills ``buffer`` with what follows ``positions``. The task that runs :meth:`run` is the consumer's."""
 
-    def __init__(self, client: Client, options: FetchOptions, positions: QueuePositions, policy: OutOfRange) -> None:
+    def __init__(
+        self, client: Client, topic: Topic, options: FetchOptions, positions: QueuePositions, policy: OutOfRange
+    ) -> None:
         self.positions = positions
+        self.topic = topic
         self.buffer = Prefetch(options.prefetch_bytes)
         self._client = client
         self._options = options
@@ -90,10 +95,19 @@ class FetchLoop:
     async def _fetch_all(self) -> None:
         """One fetcher per node, until one of them raises or a restart is asked for."""
         self._restart.clear()
-        topic = await self._client.routes(self._options.topic)
+        router = self._client._router
+        topic = await router.current(self.topic, Deadline(self._options.deadline_ms))
+        owners = self.positions.slots_by_leader(topic)
+
+        def notice() -> None:
+            fresh = router.table.topic(topic.name)
+            if fresh is not None and (not fresh.is_same(topic) or self.positions.slots_by_leader(fresh) != owners):
+                self._restart.set()
+
+        router.table.listen(notice)
         try:
             async with asyncio.TaskGroup() as group:
-                for leader, slots in self.positions.slots_by_leader(topic).items():
+                for leader, slots in owners.items():
                     for portion in split_slots(slots):
                         fetcher = Fetcher(
                             self._client,
@@ -112,6 +126,8 @@ class FetchLoop:
             for error in errors.exceptions:
                 if not isinstance(error, Restart):
                     raise error from None
+        finally:
+            router.table.unlisten(notice)
 
     async def check_bounds(self) -> bool:
         """Apply the policy to offsets not checked yet that their queues do not have; whether any moved.
@@ -122,7 +138,7 @@ class FetchLoop:
         if not queues:
             return False
         generation = self.positions.generation
-        bounds = await self._client.offsets(self._options.topic, queues)
+        bounds = await self._client._offsets(self.topic, queues, None)
         if self.positions.generation != generation:
             return True  # Positions moved meanwhile: all of it is checked again.
         moved = False
@@ -131,7 +147,7 @@ class FetchLoop:
             if earliest <= offset <= latest:
                 continue
             if self._policy == "error":
-                raise out_of_range(self._options.topic, queue, offset, earliest, latest)
+                raise out_of_range(self.topic.name, queue, offset, earliest, latest)
             self.positions.skip_to(queue, earliest if self._policy == "earliest" else latest)
             moved = True
         self._unchecked.difference_update(queues)

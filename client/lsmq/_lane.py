@@ -8,6 +8,9 @@ the first answer, so an answer that got lost costs nothing.
 After a batch is given up nobody knows whether its sequence number was used. The lane then takes a new
 producer identity, with sequence 0, rather than guess: a wrong guess would either stall the lane or have its
 next batch taken for a repeat and lost.
+
+A node that does not know the producer's earlier batches has lost them, or has forgotten the producer after a
+long time; ``lost_state`` counts that, and a warning says it.
 """
 
 from __future__ import annotations
@@ -18,25 +21,26 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from operator import add
 from urllib.parse import urlencode
 
+from lsmq._keeper import topic_path
 from lsmq._outbox import PendingBatch
-from lsmq._retry import Backoff, Deadline
+from lsmq._retry import Backoff, Deadline, maybe_carried_out
+from lsmq._router import Router
 from lsmq._transport import BATCH
-from lsmq.client import Client, maybe_carried_out, topic_path
 from lsmq.errors import (
     ClientClosed,
     InvalidBatch,
     LsmqError,
     OutOfOrderSequence,
     StaleSequence,
-    StoreBusy,
     TimedOut,
-    Unavailable,
     UnknownProducer,
 )
 from lsmq.record_batch import Codec, Column, RecordBatch
+from lsmq.topics import Topic
 
 _MAX_SEQUENCE = (1 << 32) - 1
 _log = logging.getLogger("lsmq")
@@ -46,12 +50,30 @@ _log = logging.getLogger("lsmq")
 class LaneOptions:
     """What a producer's lanes have in common."""
 
-    topic: str
     linger_s: float
     deadline_ms: int
     request_timeout_ms: int
     ack: str | None
     codec: Codec
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerStats:
+    """What a producer has done so far, in batches.
+
+    ``repeats`` are batches that had been stored when they were sent again after an answer was lost: stored once.
+    ``lost_state`` counts how often a node did not know the producer's earlier batches. Unless the producer was idle
+    for long, acknowledged messages were lost then: asynchronous flush and ``ack="leader"`` allow that.
+    """
+
+    stored: int = 0
+    failed: int = 0
+    attempts: int = 0
+    repeats: int = 0
+    lost_state: int = 0
+
+    def __add__(self, other: ProducerStats) -> ProducerStats:
+        return ProducerStats(*map(add, astuple(self), astuple(other)))
 
 
 class Lane:
@@ -63,7 +85,8 @@ class Lane:
 
     def __init__(
         self,
-        client: Client,
+        router: Router,
+        topic: Topic,
         shard: int,
         options: LaneOptions,
         on_closed: Callable[[], None],
@@ -73,7 +96,11 @@ class Lane:
         self.open: PendingBatch | None = None
         self.attempts = 0
         self.stored_batches = 0
-        self._client = client
+        self.failed_batches = 0
+        self.repeats = 0
+        self.lost_state = 0
+        self._router = router
+        self._topic = topic
         self._options = options
         self._on_closed = on_closed
         self._on_settled = on_settled
@@ -108,6 +135,10 @@ class Lane:
                 self._timer.cancel()
                 self._timer = None
             self._on_closed()
+
+    @property
+    def stats(self) -> ProducerStats:
+        return ProducerStats(self.stored_batches, self.failed_batches, self.attempts, self.repeats, self.lost_state)
 
     def unsettled(self) -> list[PendingBatch]:
         """The batches that are neither stored nor given up, oldest first."""
@@ -177,26 +208,28 @@ class Lane:
         while True:
             if deadline.passed and last is not None:
                 break
+            leader: str | None = None
             try:
-                offsets = await self._attempt(packed, len(batch.queues), deadline)
+                leader = self._router.leader(await self._router.current(self._topic, deadline), self.shard)
+                offsets = await self._attempt(leader, packed, len(batch.queues), deadline)
             except (UnknownProducer, OutOfOrderSequence) as error:
-                # The node has lost batches of this producer (asynchronous flush allows that), or all
-                # memory of it. An order gap proves that this batch is not stored. A producer forgotten
+                # The node has lost batches of this producer (asynchronous flush or ack=leader allow that), or
+                # all memory of it. An order gap proves that this batch is not stored. A producer forgotten
                 # proves nothing when an earlier attempt had no answer; then only the caller can decide.
                 if self._sequence == 0 or (may_be_stored and isinstance(error, UnknownProducer)):
                     last = error
                     break
-                _log.warning("producer state lost, new identity: shard=%d error=%s", self.shard, error)
+                self._note_lost_state(leader, error)
                 self._new_identity()
                 packed = self._pack(batch)
                 continue
             except LsmqError as error:
                 last = error
                 may_be_stored = may_be_stored or maybe_carried_out(error)
-                if not error.retriable:
+                if not self._router.worth_retrying(error):
                     break
-                _log.debug("batch not stored, trying again: shard=%d error=%s", self.shard, error)
-                await self._recover(error, backoff, deadline)
+                _log.debug("batch not stored, trying again: shard=%d node=%s error=%s", self.shard, leader, error)
+                await self._router.recover(self._topic, (self.shard,), leader, error, backoff, deadline)
                 continue
             self.stored_batches += 1
             self._sequence += 1
@@ -208,18 +241,17 @@ class Lane:
         self._new_identity()
         self._fail(batch, self._final(last, may_be_stored, deadline))
 
-    async def _attempt(self, packed: bytes, record_count: int, deadline: Deadline) -> list[int]:
+    async def _attempt(self, leader: str, packed: bytes, record_count: int, deadline: Deadline) -> list[int]:
         """One request to the shard's leader; the offsets it gave."""
         options = self._options
-        topic = await self._client.routes(options.topic, deadline=deadline)
-        leader = topic.leader_of_shard(self.shard)
-        if leader is None:
-            raise Unavailable(f"shard {self.shard} of topic {options.topic!r} has no leader now", sent=False)
         query = f"?{urlencode({'ack': options.ack})}" if options.ack else ""
         self.attempts += 1
-        answer = await self._client.send_once(
+        answer = await self._router.attempt(
+            self._topic,
+            leader,
+            (self.shard,),
             "POST",
-            f"{leader}{topic_path(options.topic)}/batches{query}",
+            f"{topic_path(self._topic.name)}/batches{query}",
             timeout_s=max(0.05, min(deadline.remaining_s(), options.request_timeout_ms / 1000)),
             body=packed,
             content_type=BATCH,
@@ -228,19 +260,25 @@ class Lane:
         stored = RecordBatch(answer.body, source=f"answer of {leader}")
         if stored.record_count != record_count:
             raise InvalidBatch(f"{leader} gave {stored.record_count} offsets for a batch of {record_count} messages")
+        self.repeats += "Lsmq-Duplicate" in answer.headers
         return list(stored.column(Column.OFFSET))
 
-    async def _recover(self, error: LsmqError, backoff: Backoff, deadline: Deadline) -> None:
-        """Wait a little and look for a new leader where the error says that there may be one."""
-        name = self._options.topic
-        stale = await self._client.routes(name)
-        await backoff.pause(deadline)
-        if isinstance(error, StoreBusy) or deadline.passed:
-            return
-        try:
-            await self._client.routes(name, than=stale, deadline=deadline)
-        except LsmqError as failure:
-            _log.debug("routes not refreshed: topic=%s error=%s", name, failure)
+    def _note_lost_state(self, leader: str | None, error: LsmqError) -> None:
+        self.lost_state += 1
+        if isinstance(error, OutOfOrderSequence):
+            meaning = "batches that were acknowledged before may be lost (ack=leader and asynchronous flush allow that)"
+        else:
+            meaning = "if it was not idle for long, batches that were acknowledged before may be lost"
+        _log.warning(
+            "producer state lost: %s does not know the earlier batches of this producer; %s. Going on under a new"
+            " identity: topic=%s shard=%d stored_batches=%d error=%s",
+            leader,
+            meaning,
+            self._topic.name,
+            self.shard,
+            self.stored_batches,
+            error,
+        )
 
     def _final(self, last: LsmqError | None, may_be_stored: bool, deadline: Deadline) -> LsmqError:
         assert last is not None
@@ -254,6 +292,7 @@ class Lane:
         )
 
     def _fail(self, batch: PendingBatch, error: LsmqError) -> None:
+        self.failed_batches += 1
         batch.fail(error)
         self._on_settled(batch)
 

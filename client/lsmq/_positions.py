@@ -109,6 +109,14 @@ class QueuePositions(Mapping[int, int]):
                 owners.setdefault(route.leader, []).append(range(start, stop))
         return owners
 
+    def shards_led(self, topic: Topic, leader: str | None) -> tuple[int, ...]:
+        """The shards that ``leader`` leads and that hold queues of this consumer."""
+        return tuple(
+            route.shard
+            for route in topic.routes
+            if route.leader == leader and bisect_left(self.queues, route.first) < bisect_left(self.queues, route.end)
+        )
+
 
 def _sorted_queues(queues: Iterable[int]) -> Sequence[int]:
     if not isinstance(queues, range) or queues.step != 1:

@@ -1,8 +1,9 @@
 """When to try again, and when to stop: deadlines and jittered backoff.
 
 A deadline is a point on the monotonic clock. Between attempts a caller sleeps a random time between half
-and all of a step that doubles from ``FIRST_PAUSE_MS`` to ``LONGEST_PAUSE_MS``, so that clients which lost
-the same node do not come back in step.
+and all of a step that grows by half from ``FIRST_PAUSE_MS`` to ``LONGEST_PAUSE_MS``, so that clients which
+lost the same node do not come back in step. The steps grow slowly because a shard has a new leader within a
+second mostly: whoever waits must not sleep much longer than that.
 """
 
 from __future__ import annotations
@@ -11,8 +12,12 @@ import asyncio
 import random
 import time
 
+from lsmq.errors import LsmqError, NotEnoughReplicas, NotLeader, StoreBusy
+
 FIRST_PAUSE_MS = 20
 LONGEST_PAUSE_MS = 1_000
+GROWTH = 1.5
+MAX_SKIPS = 8
 
 
 class Deadline:
@@ -37,25 +42,55 @@ class Deadline:
 class Backoff:
     """Pauses between attempts. ``rng`` may be seeded for a replay."""
 
-    __slots__ = ("_rng", "_step_ms")
+    __slots__ = ("_rng", "_skips", "_step_ms")
 
     def __init__(self, rng: random.Random | None = None) -> None:
         self._rng = rng or random.Random()
         self._step_ms: float = FIRST_PAUSE_MS
+        self._skips = 0
 
     def next_s(self) -> float:
-        """The next pause in seconds; the one after it is up to twice as long."""
+        """The next pause in seconds; the one after it is up to three times as long."""
         step_ms = self._step_ms
-        self._step_ms = min(step_ms * 2, LONGEST_PAUSE_MS)
+        self._step_ms = min(step_ms * GROWTH, LONGEST_PAUSE_MS)
         return self._rng.uniform(step_ms / 2, step_ms) / 1000
 
     def reset(self) -> None:
         """Start again from the shortest pause, after a success."""
         self._step_ms = FIRST_PAUSE_MS
+        self._skips = 0
 
-    async def pause(self, deadline: Deadline | None = None) -> None:
-        """Sleep the next pause, cut at ``deadline``."""
+    def skip(self) -> bool:
+        """Whether to try again at once, since something is new; so many times, and no more, between two successes.
+
+        Then pauses start again from the shortest.
+        """
+        if self._skips >= MAX_SKIPS:
+            return False
+        self._skips += 1
+        self._step_ms = FIRST_PAUSE_MS
+        return True
+
+    async def pause(self, deadline: Deadline | None = None, news: asyncio.Event | None = None) -> bool:
+        """Sleep the next pause, cut at ``deadline``, or until there is ``news``; whether there is."""
         pause_s = self.next_s()
         if deadline is not None:
             pause_s = min(pause_s, deadline.remaining_s())
-        await asyncio.sleep(pause_s)
+        if news is None:
+            await asyncio.sleep(pause_s)
+            return False
+        try:
+            async with asyncio.timeout(pause_s):
+                return await news.wait()
+        except TimeoutError:
+            return False
+
+
+def maybe_carried_out(error: LsmqError) -> bool:
+    """Whether the node may have done what was asked although this error came of it."""
+    return bool(error.details.get("sent", not isinstance(error, StoreBusy | NotLeader | NotEnoughReplicas)))
+
+
+def give_up(error: LsmqError, method: str, path: str, deadline: Deadline) -> LsmqError:
+    message = f"{method} {path} had no success within {deadline.total_ms / 1000:g} s; last: {error.message}"
+    return type(error)(message, **error.details)

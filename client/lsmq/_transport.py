@@ -26,6 +26,7 @@ from lsmq.errors import (
     Unavailable,
     from_dict,
 )
+from lsmq.topics import TOPIC_ID_HEADER
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"
@@ -108,13 +109,18 @@ class Transport:
         body: bytes | None = None,
         content_type: str = MSGPACK,
         accept: str = MSGPACK,
+        topic_id: int | None = None,
     ) -> Answer:
         """Send one request. ``value`` is packed as msgpack; ``body`` goes out as it is.
+
+        ``topic_id`` is that of the topic in the path or in ``value``.
 
         Raises the node's error, ``ConnectionFailed`` or ``TimedOut``.
         """
         session = self._open_session()
         headers = {"Accept": accept}
+        if topic_id is not None:
+            headers[TOPIC_ID_HEADER] = str(topic_id)
         if value is not None:
             body = msgpack.packb(value)
         if body is not None:

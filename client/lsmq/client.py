@@ -3,43 +3,59 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-import sys
-from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from urllib.parse import quote, urlsplit
 
-from lsmq._retry import Backoff, Deadline
-from lsmq._transport import Answer, Transport
-from lsmq.errors import InvalidRequest, LsmqError, StoreBusy, TopicExists, UnknownTopic
-from lsmq.record_batch import Message
-from lsmq.topics import Offsets, Topic, format_ranges
+from lsmq._documents import DiskCopy, default_cache_directory
+from lsmq._keeper import topic_path
+from lsmq._retry import Deadline
+from lsmq._router import Router
+from lsmq._routes import RouteSource
+from lsmq._transport import Transport
+from lsmq._values import MAX_OFFSETS_QUEUES, chunks_of_ranges, integers, little_endian, message_from_dict, to_ms
+from lsmq.errors import (
+    InvalidRequest,
+    TopicExists,
+    TopicReplaced,
+    UnknownMessage,
+    UnknownQueue,
+    UnknownTopic,
+    ZooKeeperNotInstalled,
+)
+from lsmq.record_batch import Message, parse_message_id
+from lsmq.topics import Offsets, Route, Topic
 
 DEFAULT_URL = "http://127.0.0.1:7600"
+DEFAULT_CLUSTER = "lsmq"
+DEFAULT_REFRESH_S = 30.0
 DEFAULT_DEADLINE_MS = 30_000
 DEFAULT_REQUEST_TIMEOUT_MS = 10_000
 DEFAULT_CONNECT_TIMEOUT_MS = 3_000
 
-_MAX_LEARNED_NODES = 1024
-_MAX_RANGES_TEXT = 4_000  # characters; a request line ends at 8 KiB
-_MAX_OFFSETS_QUEUES = 100_000  # queues whose offsets one request asks for or commits
-_log = logging.getLogger("lsmq")
+T = TypeVar("T")
 
 
 class Client:
     """A connection to a cluster, shared by any number of producers and consumers.
 
     ``urls`` is the URL of one node or of several; any node that answers will do, since it tells the routes
-    to the others. Left out, the environment variable ``LSMQ_URL`` (several separated by commas) counts, and
-    then ``http://127.0.0.1:7600``.
+    to the others. ``zookeeper`` (``"host:port,host:port/chroot"``) finds the nodes of the ``cluster`` of that
+    name without any URL, and needs ``lsmq[zookeeper]``. With neither, the environment counts: ``LSMQ_URL``
+    (several separated by commas), ``LSMQ_ZOOKEEPER`` and ``LSMQ_CLUSTER``; and then ``http://127.0.0.1:7600``.
+
+    Routes are looked at again every ``refresh_s``, and at once when a leader does not answer or is none any
+    more. What ZooKeeper said is kept in ``cache_dir`` (left out: in ``~/.cache/lsmq``; empty: nowhere), for a
+    start while ZooKeeper is away.
 
     Every method that asks a node tries again on failures that may pass, on other nodes where it knows any,
     until ``deadline_ms`` is over; then it raises the last error. ``request_timeout_ms`` bounds one attempt.
+    A node that does not answer is not waited for where another one can.
 
     Use it as ``async with Client() as client``; it belongs to one event loop.
     """
@@ -48,25 +64,33 @@ class Client:
         self,
         urls: str | Sequence[str] | None = None,
         *,
+        zookeeper: str | None = None,
+        cluster: str | None = None,
+        refresh_s: float = DEFAULT_REFRESH_S,
+        cache_dir: str | Path | None = None,
         deadline_ms: int = DEFAULT_DEADLINE_MS,
         request_timeout_ms: int = DEFAULT_REQUEST_TIMEOUT_MS,
         connect_timeout_ms: int = DEFAULT_CONNECT_TIMEOUT_MS,
     ) -> None:
-        if urls is None:
-            urls = os.environ.get("LSMQ_URL") or DEFAULT_URL
-        parts = urls.split(",") if isinstance(urls, str) else list(urls)
-        self._seeds = [_normal_url(part) for part in parts if part.strip()]
-        if not self._seeds:
-            raise InvalidRequest("a client needs the URL of a node, such as http://127.0.0.1:7600")
-        if min(deadline_ms, request_timeout_ms, connect_timeout_ms) <= 0:
-            raise InvalidRequest("deadline_ms, request_timeout_ms and connect_timeout_ms must be above 0")
+        if urls is None and zookeeper is None:
+            zookeeper = os.environ.get("LSMQ_ZOOKEEPER") or None
+            urls = os.environ.get("LSMQ_URL") or (DEFAULT_URL if zookeeper is None else "")
+        parts = urls.split(",") if isinstance(urls, str) else list(urls or ())
+        seeds = [_normal_url(part) for part in parts if part.strip()]
+        if not seeds and not zookeeper:
+            raise InvalidRequest("a client needs the URL of a node, such as http://127.0.0.1:7600, or a ZooKeeper")
+        if min(deadline_ms, request_timeout_ms, connect_timeout_ms, refresh_s) <= 0:
+            raise InvalidRequest("deadline_ms, request_timeout_ms, connect_timeout_ms and refresh_s must be above 0")
         self.deadline_ms = deadline_ms
         self.request_timeout_ms = request_timeout_ms
         self._transport = Transport(connect_timeout_ms=connect_timeout_ms)
-        self._learned: dict[str, None] = {}
-        self._current = self._seeds[0]
-        self._topics: dict[str, Topic] = {}
-        self._refreshing: dict[str, asyncio.Lock] = {}
+        source = None
+        if zookeeper:
+            cluster = cluster or os.environ.get("LSMQ_CLUSTER") or DEFAULT_CLUSTER
+            source = _zookeeper_source(zookeeper, cluster, refresh_s, cache_dir)
+        self._router = Router(
+            self._transport, seeds, request_timeout_ms=request_timeout_ms, refresh_s=refresh_s, source=source
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -78,12 +102,13 @@ class Client:
 
     async def close(self) -> None:
         """Close the connections. Close producers and consumers first; what they still do will fail."""
+        await self._router.close()
         await self._transport.close()
 
     @property
     def urls(self) -> list[str]:
         """All nodes known: those given, then those that routes named."""
-        return [*self._seeds, *(url for url in self._learned if url not in self._seeds)]
+        return self._router.urls
 
     # Topics
 
@@ -110,26 +135,31 @@ class Client:
             "max_message_bytes": max_message_bytes,
         }
         value = {"queues": queues, **{key: option for key, option in options.items() if option is not None}}
-        answer, repeated = await self._call("PUT", topic_path(name), value=value)
-        topic = self._remember(Topic.from_dict(answer.value()))
+        answer, repeated = await self._router.ask_any("PUT", topic_path(name), value=value, deadline=self._deadline())
+        topic = self._router.table.learn_topic(Topic.from_dict(answer.value()))
         if answer.status == 200 and not exist_ok and not repeated:
             raise TopicExists(f"topic {name!r} exists already", topic=name)
         return topic
 
     async def topics(self) -> list[Topic]:
         """All topics, as the node that answers knows them."""
-        answer, _ = await self._call("GET", "/v1/topics")
-        return [Topic.from_dict(fields) for fields in answer.value()["topics"]]
+        answer, _ = await self._router.ask_any("GET", "/v1/topics", deadline=self._deadline())
+        return [self._router.table.learn_leaders(Topic.from_dict(fields)) for fields in answer.value()["topics"]]
 
     async def topic(self, name: str) -> Topic:
         """The topic called ``name``, asked afresh. Raises ``UnknownTopic``."""
-        answer, _ = await self._call("GET", topic_path(name))
-        return self._remember(Topic.from_dict(answer.value()))
+        return await self._router.topic(name, self._deadline())
 
     async def delete_topic(self, name: str, *, missing_ok: bool = False) -> None:
         """Delete a topic and all its messages. Raises ``UnknownTopic`` unless ``missing_ok``."""
-        self._topics.pop(name, None)
-        _, _ = await self._call("DELETE", topic_path(name), accept_repeated=UnknownTopic, missing_ok=missing_ok)
+        self._router.table.forget_topic(name)
+        await self._router.ask_any(
+            "DELETE",
+            topic_path(name),
+            deadline=self._deadline(),
+            accept_repeated=UnknownTopic,
+            missing_ok=missing_ok,
+        )
 
     async def offsets(
         self, topic: str, queues: Iterable[int] | None = None, *, at_time: datetime | int | None = None
@@ -138,165 +168,186 @@ class Client:
 
         With ``at_time`` (a datetime, or milliseconds since 1970) also the first offset stored at or after it.
         """
-        described = await self.routes(topic)
-        wanted = range(described.queues) if queues is None else sorted(set(queues))
-        for queue in (wanted[0], wanted[-1]) if wanted else ():
-            described.check_queue(queue)
-        columns: tuple[list[int], list[int], list[int], list[int]] = ([], [], [], [])
-        for route in described.routes:
-            owned = wanted[bisect_left(wanted, route.first) : bisect_left(wanted, route.end)]
+        wanted = None if queues is None else queues if isinstance(queues, range) else sorted(set(queues))
+        return await self._with_topic(topic, lambda known: self._offsets(known, wanted, at_time))
+
+    async def _offsets(self, topic: Topic, queues: Sequence[int] | None, at_time: datetime | int | None) -> Offsets:
+        """:meth:`offsets` of just this topic: raises ``TopicReplaced`` when it was made anew."""
+        path = f"{topic_path(topic.name)}/offsets"
+        deadline = self._deadline()
+
+        async def ask(route: Route, owned: Sequence[int]) -> list[Mapping[str, Any]]:
+            answers = []
             for chunk in chunks_of_ranges(owned):
                 params = {"queues": chunk}
                 if at_time is not None:
                     params["time_ms"] = str(to_ms(at_time))
-                path = f"{topic_path(topic)}/offsets"
-                answer, _ = await self._call("GET", path, params=params, shard=(topic, route.shard))
-                fields = answer.value()
+                answer = await self._router.ask_leader(
+                    topic, route.shard, "GET", path, params=params, deadline=deadline
+                )
+                answers.append(answer.value())
+            return answers
+
+        columns: tuple[list[int], list[int], list[int], list[int]] = ([], [], [], [])
+        for answers in await _of_each_shard(topic, range(topic.queues) if queues is None else queues, ask):
+            for fields in answers:
                 for column, name in zip(columns, ("queues", "earliest", "latest", "at_time"), strict=True):
                     column.extend(integers(fields.get(name, ()), "I" if name == "queues" else "q"))
         return Offsets(*columns)
 
     async def message(self, id: str) -> Message:
         """The message with this id. Raises ``UnknownMessage``."""
-        answer, _ = await self._call("GET", f"/v1/messages/{quote(id, safe='')}")
+        try:
+            topic_id, queue, _ = parse_message_id(id)
+        except ValueError as error:
+            raise UnknownMessage(f"{id!r} is not a message id, which has 32 hex digits", id=id) from error
+        topic = self._router.table.topic_by_id(topic_id)
+        if topic is None:
+            topic = next((found for found in await self.topics() if found.id == topic_id), None)
+        if topic is None or not 0 <= queue < topic.queues:
+            missing = f"no topic has the id {topic_id}" if topic is None else f"{topic.name!r} has no queue {queue}"
+            raise UnknownMessage(f"no message has the id {id}: {missing}", id=id)
+        self._router.table.learn_topic(topic)
+        path = f"/v1/messages/{quote(id, safe='')}"
+        try:
+            answer = await self._router.ask_leader(
+                topic, topic.route(queue).shard, "GET", path, deadline=self._deadline()
+            )
+        except (TopicReplaced, UnknownTopic) as error:
+            raise UnknownMessage(f"no message has the id {id}: its topic {topic.name!r} is deleted", id=id) from error
         fields = answer.value()
-        fields = fields.get("message", fields)
-        return message_from_dict(fields)
+        return message_from_dict(fields.get("message", fields))
 
     # Groups
 
     async def groups(self) -> list[str]:
         """Names of the groups that have committed offsets."""
-        answer, _ = await self._call("GET", "/v1/groups")
-        return [str(group["name"] if isinstance(group, dict) else group) for group in answer.value()["groups"]]
+        deadline = self._deadline()
+        holders: dict[int, Topic] = {}
+        for topic in await self.topics():
+            for route in topic.routes:
+                if route.shard not in holders:
+                    holders[route.shard] = self._router.table.learn_topic(topic)
+        answers = await _together(
+            self._router.ask_leader(topic, shard, "GET", "/v1/groups", deadline=deadline)
+            for shard, topic in holders.items()
+        )
+        return sorted({str(group) for answer in answers for group in answer.value()["groups"]})
 
     async def committed_offsets(self, group: str, topic: str) -> dict[int, int]:
         """Committed offset of each queue of ``topic`` that ``group`` has committed one for."""
-        answer, _ = await self._call("GET", f"/v1/groups/{quote(group, safe='')}/offsets", params={"topic": topic})
-        fields = answer.value()
-        return dict(zip(integers(fields["queues"], "I"), integers(fields["offsets"], "q"), strict=True))
+        return await self._with_topic(topic, lambda known: self._committed_offsets(group, known))
+
+    async def _committed_offsets(self, group: str, topic: Topic) -> dict[int, int]:
+        path = f"/v1/groups/{quote(group, safe='')}/offsets"
+        deadline = self._deadline()
+
+        async def ask(route: Route, owned: Sequence[int]) -> dict[int, int]:
+            found: dict[int, int] = {}
+            for chunk in chunks_of_ranges(owned):
+                params = {"topic": topic.name, "queues": chunk}
+                answer = await self._router.ask_leader(
+                    topic, route.shard, "GET", path, params=params, deadline=deadline
+                )
+                fields = answer.value()
+                found.update(zip(integers(fields["queues"], "I"), integers(fields["offsets"], "q"), strict=True))
+            return found
+
+        parts = await _of_each_shard(topic, range(topic.queues), ask)
+        return {queue: offset for part in parts for queue, offset in part.items()}
 
     async def commit_offsets(self, group: str, topic: str, offsets: Mapping[int, int], *, reset: bool = False) -> None:
         """Commit for ``group`` the next offset to read of each queue; durable on return.
 
         A commit that lies before an earlier one changes nothing unless ``reset``. Raises
-        ``OffsetOutOfRange`` for an offset beyond the end of its queue.
+        ``OffsetOutOfRange`` for an offset beyond the end of its queue. Each shard's offsets are committed for
+        themselves: after an error some may be and others not.
         """
-        queues = list(offsets)
-        for start in range(0, len(queues), _MAX_OFFSETS_QUEUES):
-            part = queues[start : start + _MAX_OFFSETS_QUEUES]
-            value = {
-                "topic": topic,
-                "queues": little_endian("I", part),
-                "offsets": little_endian("q", [offsets[queue] for queue in part]),
-                "reset": reset,
-            }
-            await self._call("POST", f"/v1/groups/{quote(group, safe='')}/offsets", value=value)
+        await self._with_topic(topic, lambda known: self._commit_offsets(group, known, offsets, reset=reset))
+
+    async def _commit_offsets(self, group: str, topic: Topic, offsets: Mapping[int, int], *, reset: bool) -> None:
+        path = f"/v1/groups/{quote(group, safe='')}/offsets"
+        deadline = self._deadline()
+
+        async def commit(route: Route, owned: Sequence[int]) -> None:
+            for start in range(0, len(owned), MAX_OFFSETS_QUEUES):
+                part = owned[start : start + MAX_OFFSETS_QUEUES]
+                value = {
+                    "topic": topic.name,
+                    "queues": little_endian("I", part),
+                    "offsets": little_endian("q", [offsets[queue] for queue in part]),
+                    "reset": reset,
+                }
+                await self._router.ask_leader(topic, route.shard, "POST", path, value=value, deadline=deadline)
+
+        await _of_each_shard(topic, sorted(offsets), commit)
+
+    # The nodes
 
     async def status(self) -> dict[str, Any]:
         """What the node says of itself: version, uptime, shards."""
-        answer, _ = await self._call("GET", "/v1/status")
-        value: dict[str, Any] = answer.value()
+        value: dict[str, Any] = await self.ask("GET", "/v1/status")
         return value
 
-    # Routes, for producers and consumers
+    async def ask(self, method: str, path: str, value: Any = None) -> Any:
+        """Ask any node that answers for something of the HTTP API that has no method here; the answer's value.
 
-    async def routes(self, name: str, *, than: Topic | None = None, deadline: Deadline | None = None) -> Topic:
-        """The topic with its routes: the known ones, or newer ones than ``than``.
-
-        Callers that find their routes stale at the same time share one request.
+        A request that changes something may be carried out more than once, by more than one node.
         """
-        known = self._topics.get(name)
-        if known is not None and known is not than:
-            return known
-        lock = self._refreshing.setdefault(name, asyncio.Lock())
-        async with lock:
-            known = self._topics.get(name)
-            if known is not None and known is not than:
-                return known
-            answer, _ = await self._call("GET", topic_path(name), deadline=deadline)
-            return self._remember(Topic.from_dict(answer.value()))
+        answer, _ = await self._router.ask_any(method, path, value=value, deadline=self._deadline())
+        return answer.value() if answer.body else None
 
-    async def send_once(self, method: str, url: str, *, timeout_s: float, **request: Any) -> Answer:
-        """One attempt at the node ``url``, for callers that keep their own count of attempts."""
-        return await self._transport.request(method, url, timeout_s=timeout_s, **request)
+    # Within
 
-    def _remember(self, topic: Topic) -> Topic:
-        self._topics[topic.name] = topic
-        for route in topic.routes:
-            if route.leader and len(self._learned) < _MAX_LEARNED_NODES:
-                self._learned[route.leader] = None
-        return topic
+    def _deadline(self) -> Deadline:
+        return Deadline(self.deadline_ms)
 
-    async def _call(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: Mapping[str, str] | None = None,
-        value: Any = None,
-        deadline: Deadline | None = None,
-        accept_repeated: type[LsmqError] | None = None,
-        missing_ok: bool = False,
-        shard: tuple[str, int] | None = None,
-    ) -> tuple[Answer, bool]:
-        """Ask any node until one answers; whether an earlier attempt may have been carried out as well.
-
-        With ``shard`` (topic name and shard) only the shard's leader is asked, as the routes name it.
-        ``accept_repeated`` is the error that means "done before": it counts as success when an earlier
-        attempt may have done it, or with ``missing_ok``.
-        """
-        deadline = deadline or Deadline(self.deadline_ms)
-        backoff = Backoff()
-        repeated = False
-        failures_in_row = 0
-        while True:
-            url = self._current if shard is None else await self._leader(*shard, deadline)
-            timeout_s = min(self.request_timeout_ms / 1000, max(deadline.remaining_s(), 0.05))
-            try:
-                answer = await self._transport.request(
-                    method, url + path, timeout_s=timeout_s, params=params, value=value
-                )
-                return answer, repeated
-            except LsmqError as error:
-                if accept_repeated is not None and isinstance(error, accept_repeated) and (repeated or missing_ok):
-                    return Answer(204, "", {}, b""), repeated
-                if not error.retriable:
-                    raise
-                if deadline.passed:
-                    raise _give_up(error, method, path, deadline) from error
-                repeated = repeated or maybe_carried_out(error)
-                _log.debug("request failed, trying again: %s %s%s: %s", method, url, path, error)
-            if shard is not None:
-                await backoff.pause(deadline)
-                await self.routes(shard[0], than=self._topics.get(shard[0]), deadline=deadline)
-                continue
-            self._next_node(url)
-            failures_in_row += 1
-            if failures_in_row % len(self.urls) == 0 or len(self.urls) == 1:
-                await backoff.pause(deadline)
-
-    async def _leader(self, name: str, shard: int, deadline: Deadline) -> str:
-        """The leader of a shard; any node while it has none, whose refusal then says so."""
-        topic = await self.routes(name, deadline=deadline)
-        return topic.leader_of_shard(shard) or self._current
-
-    def _next_node(self, failed: str) -> None:
-        """Prefer the node after ``failed``, unless another task has moved on already."""
-        if self._current == failed:
-            urls = self.urls
-            place = urls.index(failed) if failed in urls else -1
-            self._current = urls[(place + 1) % len(urls)]
+    async def _with_topic(self, name: str, work: Callable[[Topic], Awaitable[T]]) -> T:
+        """Do ``work`` with the topic as it is known, and once more if it turns out to have changed."""
+        known = await self._router.known(name, self._deadline())
+        try:
+            return await work(known)
+        except (TopicReplaced, UnknownQueue):
+            fresh = await self.topic(name)
+            if fresh.is_same(known) and fresh.queues == known.queues:
+                raise
+            return await work(fresh)
 
 
-def maybe_carried_out(error: LsmqError) -> bool:
-    """Whether the node may have done what was asked although this error came of it."""
-    return bool(error.details.get("sent", not isinstance(error, StoreBusy)))
+async def _of_each_shard(
+    topic: Topic, queues: Sequence[int], ask: Callable[[Route, Sequence[int]], Awaitable[T]]
+) -> list[T]:
+    """Ask for the sorted ``queues`` of each route, all at a time; the answers in the order of queues."""
+    for queue in (queues[0], queues[-1]) if queues else ():
+        topic.check_queue(queue)
+    parts = (
+        (route, queues[bisect_left(queues, route.first) : bisect_left(queues, route.end)]) for route in topic.routes
+    )
+    return await _together(ask(route, owned) for route, owned in parts if owned)
 
 
-def _give_up(error: LsmqError, method: str, path: str, deadline: Deadline) -> LsmqError:
-    message = f"{method} {path} had no success within {deadline.total_ms / 1000:g} s; last: {error.message}"
-    return type(error)(message, **error.details)
+async def _together(works: Iterable[Awaitable[T]]) -> list[T]:
+    """All results in order, or the first error; then nothing goes on."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _zookeeper_source(hosts: str, cluster: str, refresh_s: float, cache_dir: str | Path | None) -> RouteSource:
+    try:
+        from lsmq._zookeeper import ZooKeeperRoutes
+    except ModuleNotFoundError as error:
+        raise ZooKeeperNotInstalled(
+            f'routes from ZooKeeper need {error.name}, which is not installed; run: pip install "lsmq[zookeeper]"',
+            missing=error.name,
+        ) from error
+    directory = default_cache_directory() if cache_dir is None else Path(cache_dir) if cache_dir else None
+    copy = None if directory is None else DiskCopy(directory, hosts, cluster)
+    return ZooKeeperRoutes(hosts, cluster, refresh_s=refresh_s, copy=copy)
 
 
 def _normal_url(text: str) -> str:
@@ -311,64 +362,3 @@ def _normal_url(text: str) -> str:
     if not usable:
         raise InvalidRequest(f"{text!r} is not the URL of a node; it looks like http://127.0.0.1:7600")
     return url.rstrip("/")
-
-
-def topic_path(name: str) -> str:
-    return f"/v1/topics/{quote(name, safe='')}"
-
-
-def to_ms(moment: datetime | int) -> int:
-    """Milliseconds since 1970 of a datetime (one without a zone is local time) or of such a number."""
-    if isinstance(moment, datetime):
-        return int(moment.timestamp() * 1000)
-    return moment
-
-
-def chunks_of_ranges(queues: Sequence[int]) -> list[str]:
-    """Sorted ``queues`` as range lists, each short enough in text and queues for one request."""
-    chunks: list[str] = []
-    for start in range(0, len(queues), _MAX_OFFSETS_QUEUES):
-        text = ""
-        for part in format_ranges(queues[start : start + _MAX_OFFSETS_QUEUES]):
-            if text and len(text) + len(part) >= _MAX_RANGES_TEXT:
-                chunks.append(text)
-                text = ""
-            text = f"{text},{part}" if text else part
-        chunks.append(text)
-    return chunks
-
-
-def little_endian(typecode: str, values: Iterable[int]) -> bytes:
-    """Integers as little-endian bytes: ``I`` 32 bits unsigned, ``q`` 64 bits signed."""
-    packed = array(typecode, values)
-    if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
-
-
-def integers(column: bytes | Sequence[int], typecode: str) -> Sequence[int]:
-    """A column of an answer, which comes as a list or as little-endian bytes."""
-    if not isinstance(column, bytes):
-        return column
-    values = array(typecode)
-    values.frombytes(column)
-    if sys.byteorder == "big":
-        values.byteswap()
-    return values
-
-
-def message_from_dict(fields: Mapping[str, Any]) -> Message:
-    """A message of the msgpack API."""
-    body = fields["body"]
-    return Message(
-        topic=str(fields.get("topic", "")),
-        queue=int(fields["queue"]),
-        offset=int(fields["offset"]),
-        id=str(fields["id"]),
-        body=body.encode() if isinstance(body, str) else bytes(body),
-        key=fields.get("key"),
-        tag=fields.get("tag"),
-        priority=int(fields.get("priority") or 0),
-        properties=fields.get("properties") or {},
-        stored_ms=int(fields.get("stored_ms") or 0),
-    )

@@ -46,6 +46,9 @@ class Consumer:
     answer a node. A failure that may pass is tried again for ``deadline_ms``; then the application gets the
     error, and may go on.
 
+    A topic that is deleted and made anew under its name is another topic: reading and committing raise
+    ``TopicReplaced`` from then on.
+
     Delivery is at least once: :meth:`commit` stores how far the application was handed messages, and a
     consumer that starts from there is handed every later one. Use it as ``async with Consumer(client,
     topic) as consumer: async for message in consumer: ...``; it belongs to one event loop and one task.
@@ -81,14 +84,13 @@ class Consumer:
         if min(max_messages, max_bytes, prefetch_bytes) < 1 or wait_ms < 0:
             raise InvalidRequest("max_messages, max_bytes and prefetch_bytes must be above 0, wait_ms 0 or more")
         self._client = client
-        self._topic = topic
+        self._name = topic
         self._wanted = None if queues is None else queues if isinstance(queues, range) else list(queues)
         self._group = group
         self._start = start
         self._uncommitted = uncommitted
         self._on_out_of_range = on_out_of_range
         self._options = FetchOptions(
-            topic,
             max_messages,
             max_bytes,
             wait_ms,
@@ -114,16 +116,17 @@ class Consumer:
             raise ClientClosed("this consumer is closed; make a new one")
         if self._task is not None:
             return
-        topic = await self._client.topic(self._topic)
+        topic = await self._client.topic(self._name)
         queues = range(topic.queues) if self._wanted is None else self._wanted
         positions = QueuePositions(queues, track_changes=self._group is not None)
         for queue in (positions.queues[0], positions.queues[-1]):
             topic.check_queue(queue)
-        loop = FetchLoop(self._client, self._options, positions, self._on_out_of_range)
+        loop = FetchLoop(self._client, topic, self._options, positions, self._on_out_of_range)
         await self._find_start(loop)
         await loop.check_bounds()
         self._maybe_loop = loop
-        self._task = asyncio.create_task(loop.run(), name=f"lsmq consumer {self._topic}")
+        self._client._router.follow(topic.name)
+        self._task = asyncio.create_task(loop.run(), name=f"lsmq consumer {topic.name}")
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -139,6 +142,7 @@ class Consumer:
         self._closed = True
         task, self._task = self._task, None
         if task is not None:
+            self._client._router.unfollow(self._name)
             self._loop.buffer.ready.set()
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -284,7 +288,7 @@ class Consumer:
             await self._commit_changed({})
             return
         async with self._commit_turn:
-            await self._client.commit_offsets(self._group_to_commit(), self._topic, offsets, reset=reset)
+            await self._client._commit_offsets(self._group_to_commit(), self._loop.topic, offsets, reset=reset)
 
     async def _commit_changed(self, held: Mapping[int, int]) -> None:
         """Commit what was handed out, but not beyond the offsets ``held``."""
@@ -297,7 +301,7 @@ class Consumer:
                 for reset in (False, True):
                     part = {queue: changed[queue] for queue in changed if (queue in rewound) is reset}
                     if part:
-                        await self._client.commit_offsets(group, self._topic, part, reset=reset)
+                        await self._client._commit_offsets(group, self._loop.topic, part, reset=reset)
             except BaseException:
                 positions.rewound |= rewound
                 raise
@@ -321,7 +325,7 @@ class Consumer:
     async def seek_to_time(self, moment: datetime | int, queues: Iterable[int] | None = None) -> None:
         """Go on from the first message stored at or after ``moment``, in ``queues`` or in all."""
         chosen = self._positions.queues if queues is None else queues
-        found = await self._client.offsets(self._topic, chosen, at_time=moment)
+        found = await self._client._offsets(self._loop.topic, sorted(chosen), moment)
         for queue, offset in zip(found.queues, found.at_time, strict=True):
             self.seek(queue, offset)
 
@@ -329,27 +333,27 @@ class Consumer:
         start, positions = self._start, loop.positions
         match start:
             case str() if start != "committed":
-                await self._start_at_edge(positions, positions.queues, start)
+                await self._start_at_edge(loop, positions.queues, start)
             case str():
                 assert self._group is not None
-                committed = await self._client.committed_offsets(self._group, self._topic)
+                committed = await self._client._committed_offsets(self._group, loop.topic)
                 known = {queue: offset for queue, offset in committed.items() if queue in positions}
                 rest = [queue for queue in positions.queues if queue not in known] if known else positions.queues
-                await self._start_at_edge(positions, rest, self._uncommitted)
+                await self._start_at_edge(loop, rest, self._uncommitted)
                 loop.start_at(known)
             case datetime() | int():
-                found = await self._client.offsets(self._topic, positions.queues, at_time=start)
+                found = await self._client._offsets(loop.topic, positions.queues, start)
                 positions.start_at(found.queues, found.at_time)
             case _:
                 rest = [queue for queue in positions.queues if queue not in start]
-                await self._start_at_edge(positions, rest, "earliest")
+                await self._start_at_edge(loop, rest, "earliest")
                 loop.start_at(start)
 
-    async def _start_at_edge(self, positions: QueuePositions, queues: Sequence[int], edge: str) -> None:
+    async def _start_at_edge(self, loop: FetchLoop, queues: Sequence[int], edge: str) -> None:
         if not queues or (edge == "earliest" and self._on_out_of_range == "earliest"):
             return  # Offset 0 does: reading begins at the earliest there is.
-        bounds = await self._client.offsets(self._topic, queues)
-        positions.start_at(bounds.queues, bounds.earliest if edge == "earliest" else bounds.latest)
+        bounds = await self._client._offsets(loop.topic, queues, None)
+        loop.positions.start_at(bounds.queues, bounds.earliest if edge == "earliest" else bounds.latest)
 
 
 async def _handle_shares(handler: Handler, shares: Sequence[list[Message]]) -> None:

@@ -95,6 +95,16 @@ class TopicExists(LsmqError):
     status = 409
 
 
+class TopicReplaced(LsmqError):
+    """The topic was deleted and made anew under its name: offsets and ids known of it mean nothing any more.
+
+    ``details`` carries ``topic``, ``expected_id`` and, where known, ``id``, the new topic's.
+    """
+
+    code = "topic_replaced"
+    status = 409
+
+
 class OffsetOutOfRange(LsmqError):
     """``details`` carries ``earliest`` (first offset kept) and ``latest`` (the next to be written)."""
 
@@ -123,6 +133,49 @@ class UnknownProducer(LsmqError):
     status = 409
 
 
+class UnknownGroup(LsmqError):
+    code = "unknown_group"
+    status = 404
+
+
+class UnknownMember(LsmqError):
+    """The group does not know this member, or not any more: its session ended. Drop all queues and join again."""
+
+    code = "unknown_member"
+    status = 404
+
+
+class StaleGeneration(LsmqError):
+    """Somebody newer has the queues, or the static id. ``details`` may carry ``fence``, the least that may commit.
+
+    A member heartbeats at once, and goes on if it still owns its queues.
+    """
+
+    code = "stale_generation"
+    status = 409
+
+
+class GroupModeMismatch(LsmqError):
+    """There is a group of this name that shares messages in another way. ``details`` carries ``mode``."""
+
+    code = "group_mode_mismatch"
+    status = 409
+
+
+class GroupHasMembers(LsmqError):
+    """Members live: stop them first, or say that it is meant."""
+
+    code = "group_has_members"
+    status = 409
+
+
+class TooManyMembers(LsmqError):
+    """The group has as many members as one may have."""
+
+    code = "too_many_members"
+    status = 409
+
+
 class NotLeader(LsmqError):
     code = "not_leader"
     status = 421
@@ -138,6 +191,12 @@ class Unavailable(LsmqError):
     retriable = True
 
 
+class NotEnoughReplicas(Unavailable):
+    """The shard's in-sync set is below ``min_in_sync``. With ``details["sent"]`` a write may be stored all the same."""
+
+    code = "not_enough_replicas"
+
+
 class StoreBusy(Unavailable):
     """Flushing and merging have fallen behind; writes are refused until they catch up."""
 
@@ -148,6 +207,13 @@ class DiskFull(Unavailable):
     """Writes are refused for want of disk space; reads go on."""
 
     code = "disk_full"
+    status = 507
+
+
+class DocumentsFull(Unavailable):
+    """A shard keeps no more documents: the state of groups, transactions and retries."""
+
+    code = "documents_full"
     status = 507
 
 
@@ -183,6 +249,13 @@ class ClientClosed(LsmqError):
     """The client, producer, consumer or store was used after it was closed."""
 
     code = "closed"
+    status = 400
+
+
+class ZooKeeperNotInstalled(LsmqError):
+    """Routes from ZooKeeper need ``lsmq[zookeeper]``."""
+
+    code = "zookeeper_not_installed"
     status = 400
 
 

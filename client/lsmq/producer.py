@@ -9,12 +9,21 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Self
 
-from lsmq._lane import Lane, LaneOptions
+from lsmq._lane import Lane, LaneOptions, ProducerStats
 from lsmq._outbox import PendingBatch, Receipt, Receipts, Sent
 from lsmq.client import Client
-from lsmq.errors import BufferFull, ClientClosed, EmptyBody, InvalidRequest, MessageTooLarge
+from lsmq.errors import (
+    BufferFull,
+    ClientClosed,
+    EmptyBody,
+    InvalidRequest,
+    LsmqError,
+    MessageTooLarge,
+    TopicReplaced,
+)
+from lsmq.messages import encode_header, header_bound, key_hash
 from lsmq.partitioners import Partitioner
-from lsmq.record_batch import BatchBuilder, Codec, encode_header, key_hash
+from lsmq.record_batch import BatchBuilder, Codec
 from lsmq.topics import Topic
 
 DEFAULT_LINGER_MS = 5
@@ -40,6 +49,9 @@ class Producer:
     raises ``BufferFull``. A batch that cannot be stored is sent again, the same bytes, until
     ``deadline_ms`` after its first message; a node stores such a repeat once. What fails then is that
     batch: its receipts raise the error. An error that nobody looked at is raised by :meth:`flush`.
+
+    A topic that is deleted and made anew under its name is another topic: batches fail, and sends raise,
+    ``TopicReplaced`` from then on.
 
     ``ack`` is ``"quorum"`` or ``"leader"``, or the topic's own when left out. ``partitioner`` chooses the
     queue of a message that names none (see :mod:`lsmq.partitioners`). ``codec`` compresses batches.
@@ -78,7 +90,6 @@ class Producer:
         self._max_message_bytes = max_message_bytes or 0
         self._partitioner = partitioner
         self._options = LaneOptions(
-            topic,
             linger_ms / 1000,
             deadline_ms or client.deadline_ms,
             request_timeout_ms or client.request_timeout_ms,
@@ -95,6 +106,7 @@ class Producer:
         self._space = asyncio.Event()
         self._space_turn = asyncio.Lock()
         self._failed: deque[PendingBatch] = deque(maxlen=_REMEMBERED_FAILURES)
+        self._replaced: TopicReplaced | None = None
         self._closed = False
 
     # Life
@@ -105,7 +117,10 @@ class Producer:
             raise ClientClosed("this producer is closed; make a new one")
         if self._topic is None:
             topic = await self._client.topic(self._name)
+            if self._topic is not None or self._closed:
+                return  # Another task has started it meanwhile.
             self._topic = topic
+            self._client._router.follow(topic.name)
             self._queues = topic.queues
             self._max_message_bytes = self._max_message_bytes or topic.max_message_bytes
             self._next_queue = random.randrange(topic.queues)
@@ -134,6 +149,11 @@ class Producer:
         """Memory reserved for messages that are accepted and not settled."""
         return self._buffered_bytes
 
+    @property
+    def stats(self) -> ProducerStats:
+        """Counts since the start."""
+        return sum((lane.stats for lane in self._lanes.values()), ProducerStats())
+
     async def flush(self) -> None:
         """Send all that was accepted so far without lingering, and return when it is settled.
 
@@ -153,8 +173,7 @@ class Producer:
         """Flush, then stop. Raises what :meth:`flush` raises, after stopping."""
         if self._closed:
             return
-        self._closed = True
-        self._space.set()
+        self._stop_accepting()
         for lane in self._lanes.values():
             lane.stop()
         try:
@@ -166,9 +185,14 @@ class Producer:
 
     async def abort(self) -> None:
         """Stop at once. Messages that are not stored yet fail with ``ClientClosed``."""
+        self._stop_accepting()
+        await self._cancel_tasks()
+
+    def _stop_accepting(self) -> None:
+        if not self._closed and self._topic is not None:
+            self._client._router.unfollow(self._topic.name)
         self._closed = True
         self._space.set()
-        await self._cancel_tasks()
 
     async def _cancel_tasks(self) -> None:
         for task in self._tasks:
@@ -294,7 +318,7 @@ class Producer:
         priority: int,
     ) -> PendingBatch:
         """Put a message into the open batch of its shard; the batch it is now the last of."""
-        if self._topic is None or self._closed:
+        if self._topic is None or self._closed or self._replaced is not None:
             raise self._not_open()
         if isinstance(body, str):
             body = body.encode()
@@ -304,15 +328,15 @@ class Producer:
         if properties:
             size_bytes += len(encode_header(key, tag, properties))
         elif key is not None or tag is not None:
-            size_bytes += _header_bytes(key, tag)
+            size_bytes += header_bound(key, tag)
         if size_bytes > self._max_message_bytes:
             size_bytes = len(body) + len(encode_header(key, tag, properties))
             if size_bytes > self._max_message_bytes:
-                self._refuse_large(size_bytes, self._max_message_bytes)
+                raise self._too_large(size_bytes, "max_message_bytes", self._max_message_bytes)
         size_bytes += _OVERHEAD_BYTES
         if self._buffered_bytes + size_bytes > self._max_buffer_bytes:
             if size_bytes > self._max_buffer_bytes:
-                self._refuse_large(size_bytes, self._max_buffer_bytes)
+                raise self._too_large(size_bytes, "max_buffer_bytes", self._max_buffer_bytes)
             raise BufferFull(
                 f"{self._buffered_bytes} bytes wait to be sent, the limit is {self._max_buffer_bytes};"
                 " await send(), or raise max_buffer_bytes",
@@ -354,7 +378,9 @@ class Producer:
         shard = self._topic.route(queue).shard
         lane = self._lanes.get(shard)
         if lane is None:
-            lane = self._lanes[shard] = Lane(self._client, shard, self._options, self._on_closed, self._on_settled)
+            lane = self._lanes[shard] = Lane(
+                self._client._router, self._topic, shard, self._options, self._on_closed, self._on_settled
+            )
             self._tasks.append(asyncio.create_task(lane.run(), name=f"lsmq producer {self._name} shard {shard}"))
         return lane
 
@@ -362,23 +388,21 @@ class Producer:
         self._buffered_bytes -= batch.reserved_bytes
         if batch.error is not None and not batch.error_seen:
             self._failed.append(batch)
+        if isinstance(batch.error, TopicReplaced):
+            self._replaced = batch.error
         self._space.set()
 
-    def _not_open(self) -> ClientClosed:
+    def _not_open(self) -> LsmqError:
+        if self._replaced is not None:
+            return TopicReplaced(self._replaced.message, **self._replaced.details)
         if self._closed:
             return ClientClosed("this producer is closed; make a new one")
         return ClientClosed("this producer is not started; use 'async with', or await start() first")
 
-    def _refuse_large(self, size_bytes: int, limit_bytes: int) -> None:
-        limit = "max_buffer_bytes" if limit_bytes == self._max_buffer_bytes else "max_message_bytes"
-        raise MessageTooLarge(
-            f"the message needs {size_bytes} bytes with key, tag and properties; {limit} of topic"
-            f" {self._name!r} allows {limit_bytes}; send it in parts or raise the limit",
+    def _too_large(self, size_bytes: int, name: str, limit_bytes: int) -> MessageTooLarge:
+        return MessageTooLarge(
+            f"the message needs {size_bytes} bytes with key, tag and properties; {name} of topic {self._name!r}"
+            f" allows {limit_bytes}; send it in parts or raise the limit",
             size_bytes=size_bytes,
             limit_bytes=limit_bytes,
         )
-
-
-def _header_bytes(key: str | None, tag: str | None) -> int:
-    """No less than the length of the packed header of a key and a tag, without packing it."""
-    return 11 + (len(key) * 3 if key is not None else 0) + (len(tag) * 3 if tag is not None else 0)

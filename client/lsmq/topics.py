@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lsmq.errors import LsmqError, UnknownQueue
 
 DEFAULT_MAX_MESSAGE_BYTES = 1 << 20
+
+# The id of the topic that a request means by its name. A node that knows another one under that name refuses.
+TOPIC_ID_HEADER = "Lsmq-Topic-Id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +44,10 @@ class Topic:
     created_ms: int
     routes: tuple[Route, ...]
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
-    _firsts: tuple[int, ...] = field(default=(), repr=False, compare=False)
+    _firsts: tuple[int, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_firsts", tuple(route.first for route in self.routes))
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Topic:
@@ -72,7 +78,6 @@ class Topic:
                 int(fields["created_ms"]),
                 routes,
                 int(limit or DEFAULT_MAX_MESSAGE_BYTES),
-                tuple(route.first for route in routes),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise LsmqError(f"the node's answer is not a topic: {error!r} in {fields!r}") from error
@@ -113,6 +118,14 @@ class Topic:
             return self.routes[place]
         self.check_queue(queue)
         raise UnknownQueue(f"topic {self.name!r} has no route for queue {queue}", topic=self.name, queue=queue)
+
+    def is_same(self, other: Topic) -> bool:
+        """Whether it is the topic itself, and not one that was made anew under its name."""
+        return self.id == other.id and self.created_ms == other.created_ms
+
+    def with_routes(self, routes: tuple[Route, ...]) -> Topic:
+        """The topic with other routes."""
+        return replace(self, routes=routes)
 
     def leader_of_shard(self, shard: int) -> str | None:
         """The URL of the node that leads ``shard``, as far as these routes know."""

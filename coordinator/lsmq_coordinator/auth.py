@@ -22,9 +22,10 @@ import os
 import secrets
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -32,15 +33,15 @@ from lsmq.errors import LsmqError
 
 from .errors import NotAuthenticated, SecretUnusable
 
+if TYPE_CHECKING:
+    from aiohttp.typedefs import Handler, Middleware
+
 REQUEST_HEADER = "Lsmq-Auth"
 ANSWER_HEADER = "Lsmq-Auth-Answer"
 WINDOW_MS = 30_000
 MAX_NONCES = 200_000
 MIN_SECRET_BYTES = 16
 _VERSION = "v1"
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Middleware = Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +117,7 @@ class Verifier:
 
     def verify(self, header: str | None, method: str, path: str, host: str, body: bytes) -> str:
         """The request's mac. Raises ``NotAuthenticated`` with the reason."""
-        parts = (header or "").split(" ")
-        if len(parts) != 4 or parts[0] != _VERSION:
-            raise NotAuthenticated(f"a request inside the cluster needs the header {REQUEST_HEADER}")
-        _, sent_ms, nonce, mac = parts
-        expected = _request_mac(self._key, method, path, host, sent_ms, nonce, body)
-        if not hmac.compare_digest(mac.encode(), expected.encode()):
-            raise NotAuthenticated("the request does not prove the cluster secret; do all nodes have the same?")
+        sent_ms, nonce, mac = self._proven(header, method, path, host, body)
         now_ms = self._now_ms()
         off_ms = int(sent_ms) - now_ms
         if abs(off_ms) > WINDOW_MS:
@@ -131,6 +126,23 @@ class Verifier:
             )
         self._take(nonce, now_ms)
         return mac
+
+    def mac_of(self, header: str | None, method: str, path: str, host: str, body: bytes) -> str:
+        """The mac of a request that :meth:`verify` has passed, for an answer that is a stream.
+
+        Whether it is sent for the first time is not checked again. Raises ``NotAuthenticated``.
+        """
+        return self._proven(header, method, path, host, body)[2]
+
+    def _proven(self, header: str | None, method: str, path: str, host: str, body: bytes) -> tuple[str, str, str]:
+        parts = (header or "").split(" ")
+        if len(parts) != 4 or parts[0] != _VERSION:
+            raise NotAuthenticated(f"a request inside the cluster needs the header {REQUEST_HEADER}")
+        _, sent_ms, nonce, mac = parts
+        expected = _request_mac(self._key, method, path, host, sent_ms, nonce, body)
+        if not hmac.compare_digest(mac.encode(), expected.encode()):
+            raise NotAuthenticated("the request does not prove the cluster secret; do all nodes have the same?")
+        return sent_ms, nonce, mac
 
     def _take(self, nonce: str, now_ms: int) -> None:
         # A request may be taken until its time is a window old, and its time may be a window ahead.

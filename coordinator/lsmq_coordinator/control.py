@@ -21,7 +21,6 @@ import contextlib
 import itertools
 import time
 import uuid
-from collections import deque
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
@@ -33,15 +32,23 @@ from .auth import ClusterSecret
 from .control_http import ControlHttp, Unreachable
 from .election import Progress
 from .errors import ControlStopped, NoControlLeader
+from .lease import Lease
 from .overseer import Overseer
+from .overview import overview
 from .raft_control import RaftControl, StateCallback, _registered, pack_command
+from .shared_question import SharedQuestion
 from .state import EMPTY, ClusterState
+
+#: Called with the ``time.monotonic()`` up to which the lease holds, and the state it was given for.
+LeaseCallback = Callable[[float, ClusterState], None]
 
 _WAIT_MS = 1_000
 _PAUSE_S = 0.02
 _FIRST_TRY_S = 0.5
 _SILENCE_S = 1.0
 _MAX_STALE_S = 2.0
+_QUESTION_S = 2.0
+_REPORT_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,8 @@ class ControlTiming:
 class ControlClient:
     """One a node. ``voters`` maps node ids to internal URLs. A voter passes its own ``raft`` and ``overseer``.
 
+    ``progress`` gives for each shard what this node's replica holds; a replica that does not work is left out.
+
     ``async with`` starts and stops it; it does not start or stop the Raft voter.
     """
 
@@ -68,7 +77,7 @@ class ControlClient:
         raft: RaftControl | None = None,
         overseer: Overseer | None = None,
         timing: ControlTiming = ControlTiming(),
-        progress: Callable[[], Mapping[int, Progress]] = dict,
+        progress: Callable[[], Mapping[int, Progress] | None] = lambda: None,
     ) -> None:
         if not voters or (raft is None) != (overseer is None):
             raise InvalidRequest("a node needs the voters' addresses, and a voter both its raft and its overseer")
@@ -79,9 +88,12 @@ class ControlClient:
         self.instance = uuid.uuid4().hex
         self._state = EMPTY
         self._leader: str | None = None
-        self._lease = float("-inf")
-        self._promised: deque[tuple[int, float]] = deque(maxlen=64)
+        self._lease = Lease()
+        self._living: frozenset[str] = frozenset()
+        self._living_told = float("-inf")
+        self._question = SharedQuestion(self._ask_version)
         self._on_change: list[StateCallback] = []
+        self._on_lease: list[LeaseCallback] = []
         self._changed = asyncio.Event()
         self._behind = asyncio.Event()
         self._rotation = itertools.cycle(sorted(voters))
@@ -104,6 +116,7 @@ class ControlClient:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._question.close()
         await self._http.close()
 
     # What is known
@@ -121,11 +134,28 @@ class ControlClient:
     @property
     def lease(self) -> float:
         """See the module's text."""
-        return self._lease
+        return self._lease.moment
+
+    @property
+    def alive(self) -> frozenset[str] | None:
+        """The nodes that the control leader holds alive; None when it did not say lately."""
+        return self._living if time.monotonic() - self._living_told < _MAX_STALE_S else None
+
+    def overview(self) -> dict[str, Any]:
+        """The cluster as people see it, see :func:`~.overview.overview`."""
+        return overview(self._state, self.alive, self.leader)
 
     def holds_lease(self) -> bool:
         """Whether this node may still act as leader of its shards on its own authority. Ask after the work."""
-        return time.monotonic() - self._lease < self._timing.lease_s
+        return time.monotonic() - self._lease.moment < self._timing.lease_s
+
+    def on_lease(self, callback: LeaseCallback) -> Callable[[], None]:
+        """Call back in the loop whenever the lease moved: ``callback(valid_until, state)``; returns what ends it.
+
+        ``state`` is the one known here, at least as new as the one the control leader had when it answered; callbacks
+        of :meth:`on_change` have seen it.
+        """
+        return _registered(self._on_lease, callback)
 
     def on_change(self, callback: StateCallback) -> Callable[[], None]:
         """Call back in the loop with each new state; returns what ends it."""
@@ -146,11 +176,11 @@ class ControlClient:
         if state.version <= self._state.version:
             return
         self._state = state
-        self._claim_lease()
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
         for callback in list(self._on_change):
             callback(state)
+        self._claim_lease()
 
     # Commands
 
@@ -225,17 +255,62 @@ class ControlClient:
         with contextlib.suppress(TimedOut):
             await self.wait_for(lambda state: state.version >= version, max(0.0, deadline - time.monotonic()))
 
+    async def catch_up(self, timeout: float = 2.0) -> ClusterState:
+        """Returns once this node knows all that was committed before the call, and the state known then.
+
+        Those who ask together share one question. Raises ``NoControlLeader`` or ``TimedOut`` when that cannot be had.
+        """
+        deadline = time.monotonic() + timeout
+        try:
+            async with asyncio.timeout_at(asyncio.get_running_loop().time() + timeout):
+                version = await self._question.ask()
+        except TimeoutError:
+            raise TimedOut(f"the control plane did not say its state within {timeout} s") from None
+        self._heard_of(version)
+        return await self.wait_for(lambda state: state.version >= version, max(0.0, deadline - time.monotonic()))
+
+    async def _ask_version(self) -> int:
+        deadline = time.monotonic() + _QUESTION_S
+        target, refusal = self.leader, LsmqError("no voter was asked")
+        while (left := deadline - time.monotonic()) > 0:
+            voter = target or self._next_voter()
+            try:
+                if self._raft is not None and voter == self.node:
+                    return await self._raft.confirmed_version(min(left, _FIRST_TRY_S))
+                path = "/internal/control/version"
+                answer = await self._http.call(self._url(voter), "GET", path, None, min(left, _FIRST_TRY_S))
+                return int(answer["version"])
+            except LsmqError as error:
+                refusal, target = error, error.details.get("leader")
+            await asyncio.sleep(_PAUSE_S)
+        raise NoControlLeader(f"the control plane did not say its state: {refusal}") from refusal
+
+    # Reports
+
     async def suspect(self, node: str) -> None:
         """Tell the leader that the connection to ``node`` broke. Best effort: never raises."""
-        leader = self.leader
-        if leader is None:
-            return
-        with contextlib.suppress(LsmqError):
-            if self._overseer is not None and leader == self.node:
+        if self._overseer is not None and self.leader == self.node:
+            with contextlib.suppress(LsmqError):
                 self._overseer.suspect(node)
-            else:
-                url = self._url(leader)
-                await self._http.call(url, "POST", "/internal/control/suspect", {"node": node}, 1.0)
+        else:
+            await self._report("suspect", {"node": node})
+
+    async def ask_election(self, shard: int, above_epoch: int) -> None:
+        """Ask for an election of the shard: epochs up to ``above_epoch`` cannot be led, by nobody or not by this node.
+
+        Best effort: never raises. Repeat it while the shard's epoch is not above; nothing happens once it is.
+        """
+        if self._overseer is not None and self.leader == self.node:
+            with contextlib.suppress(LsmqError):
+                self._overseer.ask_election(shard, above_epoch)
+        else:
+            await self._report("ask_election", {"shard": shard, "above_epoch": above_epoch})
+
+    async def _report(self, what: str, body: dict[str, Any]) -> None:
+        leader = self.leader
+        if leader is not None:
+            with contextlib.suppress(LsmqError):
+                await self._http.call(self._url(leader), "POST", f"/internal/control/{what}", body, _REPORT_TIMEOUT_S)
 
     # The state, where this node does not vote
 
@@ -292,21 +367,26 @@ class ControlClient:
 
     async def _heartbeat(self, sent: float) -> None:
         leader = self.leader or self._next_voter()
-        progress = self._progress()
+        told_progress = self._progress()
+        progress = None if told_progress is None else {id: Progress(*held) for id, held in told_progress.items()}
         if self._overseer is not None and leader == self.node:
             answer = self._overseer.heartbeat(self.node, self.instance, progress)
-            version, age_s, alive = answer.version, answer.lease_age_s, answer.alive
+            version, age_s, alive, living = answer.version, answer.lease_age_s, answer.alive, answer.living
         else:
-            body = {"node": self.node, "instance": self.instance, "progress": dict(progress)}
+            body = {"node": self.node, "instance": self.instance, "progress": progress}
             timeout = self._timing.heartbeat_timeout_s
             told = await self._http.call(self._url(leader), "POST", "/internal/control/heartbeat", body, timeout)
             version, age_s, alive = told["version"], told["lease_age_ms"] / 1000, told["alive"]
+            living = frozenset(told["living"])
         self._leader = leader
+        if age_s < _MAX_STALE_S:
+            self._living, self._living_told = living, sent
         self._heard_of(version)
         if alive:
-            self._promised.append((version, sent - age_s))
+            self._lease.promise(version, sent - age_s)
             self._claim_lease()
 
     def _claim_lease(self) -> None:
-        while self._promised and self._promised[0][0] <= self._state.version:
-            self._lease = max(self._lease, self._promised.popleft()[1])
+        if self._lease.claim(self._state.version):
+            for callback in list(self._on_lease):
+                callback(self._lease.moment + self._timing.lease_s, self._state)

@@ -4,7 +4,9 @@
   ``V`` or the leader is not ``ID``, without its topics when their version is ``T``; else held, and after ``wait_ms``
   answered without a state.
 - ``POST /internal/control/command``: carry out a command; only by the leader.
-- ``POST /internal/control/heartbeat``, ``POST /internal/control/suspect``: what nodes report; only to the leader.
+- ``POST /internal/control/heartbeat``, ``/internal/control/suspect`` and ``/internal/control/ask_election``: what nodes
+  report; only to the leader.
+- ``GET /internal/control/version``: a version that holds all that was committed before; only from the leader.
 
 Mount them behind :func:`lsmq_coordinator.auth.auth_middleware`: they check nothing themselves. Errors are those of
 ``lsmq.errors`` as msgpack, ``not_control_leader`` (421) naming the ``leader``.
@@ -22,6 +24,7 @@ from aiohttp import web
 
 from lsmq.errors import InvalidRequest, LsmqError, Unavailable
 
+from .election import Progress
 from .overseer import Overseer
 from .raft_control import RaftControl
 from .state import ClusterState
@@ -40,6 +43,8 @@ def control_routes(raft: RaftControl, overseer: Overseer) -> list[web.RouteDef]:
         web.post("/internal/control/command", _answering(handlers.command)),
         web.post("/internal/control/heartbeat", _answering(handlers.heartbeat)),
         web.post("/internal/control/suspect", _answering(handlers.suspect)),
+        web.post("/internal/control/ask_election", _answering(handlers.ask_election)),
+        web.get("/internal/control/version", _answering(handlers.version)),
     ]
 
 
@@ -114,18 +119,29 @@ class _Handlers:
 
     async def heartbeat(self, request: web.Request) -> dict[str, Any]:
         body = await _body(request)
-        progress = {int(shard): (int(epoch), int(lsn)) for shard, (epoch, lsn) in body["progress"].items()}
+        progress = body["progress"]
+        if progress is not None:
+            progress = {int(shard): Progress(*map(int, report)) for shard, report in progress.items()}
         answer = self._overseer.heartbeat(str(body["node"]), str(body["instance"]), progress)
         return {
             "version": answer.version,
             "lease_age_ms": min(answer.lease_age_s, 1e6) * 1000,
             "alive": answer.alive,
+            "living": sorted(answer.living),
         }
 
     async def suspect(self, request: web.Request) -> dict[str, Any]:
         body = await _body(request)
         self._overseer.suspect(str(body["node"]))
         return {}
+
+    async def ask_election(self, request: web.Request) -> dict[str, Any]:
+        body = await _body(request)
+        self._overseer.ask_election(int(body["shard"]), int(body["above_epoch"]))
+        return {}
+
+    async def version(self, request: web.Request) -> dict[str, Any]:
+        return {"version": await self._raft.confirmed_version()}
 
 
 async def _body(request: web.Request) -> dict[str, Any]:

@@ -9,13 +9,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from .state import ClusterState, Shard
+from .state import UNCLAIMED, ClusterState, Shard
 
-#: How far a replica's log reaches: (last epoch in it, end LSN). Greater is further.
-Progress = tuple[int, int]
+
+class Progress(NamedTuple):
+    """What a node reports of a replica: the last epoch in its log, where the log ends, and its incarnation.
+
+    A replica that cannot work is not reported, and is elected only when nobody else is left.
+    """
+
+    epoch: int
+    end_lsn: int
+    incarnation: int = UNCLAIMED
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +34,6 @@ class Transfer:
     target: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReplicaMove:
-    """A replica that should go from one node to another; ``target`` is None when no node can take it."""
-
-    shard: int
-    source: str
-    target: str | None
-
-
 def choose_candidate(
     shard: Shard,
     alive: Set[str],
@@ -45,19 +43,28 @@ def choose_candidate(
 ) -> str | None:
     """The node to elect for a shard whose leader is gone, or None when nobody may lead.
 
-    Only members of the in-sync set that are alive: each of them holds every write acknowledged at quorum.
-    ``preferred`` wins when it is one of them; else whose log reaches furthest (nothing to fetch before it
-    serves), then who leads least, then the order of the replicas.
+    Only members of the in-sync set that are alive and have the incarnation listed: each of them holds every write
+    acknowledged at quorum. ``preferred`` wins when it is one of them; else who reported at all, then whose log reaches
+    furthest (nothing to fetch before it serves), then who leads least, then the order of the replicas.
     """
-    eligible = [node for node in shard.replicas if node in shard.in_sync and node in alive]
+    reports, load = progress or {}, loads or {}
+    eligible = [node for node in shard.replicas if node in alive and may_lead(shard, node, reports.get(node))]
     if preferred in eligible:
         return preferred
-    reach, load = progress or {}, loads or {}
-    return max(
-        eligible,
-        key=lambda node: (reach.get(node, (0, 0)), -load.get(node, 0), -shard.replicas.index(node)),
-        default=None,
-    )
+
+    def rank(node: str) -> tuple[int, int, int, int]:
+        epoch, end_lsn, _ = reports.get(node, Progress(-1, -1))
+        return epoch, end_lsn, -load.get(node, 0), -shard.replicas.index(node)
+
+    return max(eligible, key=rank, default=None)
+
+
+def may_lead(shard: Shard, node: str, report: Progress | None) -> bool:
+    """Whether the in-sync set lists the node, and under the incarnation it reports, as far as both are known."""
+    listed = shard.listed(node)
+    if listed is None or report is None:
+        return listed is not None
+    return UNCLAIMED in (listed, report.incarnation) or listed == report.incarnation
 
 
 def leader_counts(state: ClusterState, nodes: Set[str]) -> dict[str, int]:
@@ -69,39 +76,45 @@ def leader_counts(state: ClusterState, nodes: Set[str]) -> dict[str, int]:
     return counts
 
 
-def spread_leaders(state: ClusterState, alive: Set[str]) -> list[Transfer]:
-    """The next transfer towards an even spread of leaders: one at most, none while a shard has no live leader.
+def spread_leaders(state: ClusterState, alive: Set[str], unfit: Set[tuple[int, str]] = frozenset()) -> list[Transfer]:
+    """The next transfer towards leaders where they should be: one at most, none while a shard has no live leader.
 
-    In order: off a draining node; towards even counts (along a chain where no single transfer evens them out);
-    to a shard's first replica where that leaves the counts as even as they are. Repeating it ends.
+    In order: off a draining node; to each shard's preferred leader, its first replica; and of the shards whose
+    preferred leader cannot lead, towards even counts (along a chain where no single transfer evens them out).
+    ``unfit`` are replicas that are not to be led from. Repeating it ends.
     """
     if any(shard.leader is None or shard.leader not in alive for shard in state.shards.values()):
         return []
     willing = alive & set(state.active_nodes())
     counts = leader_counts(state, willing)
     shards = [state.shards[id] for id in sorted(state.shards)]
+    choices = {
+        shard.id: [
+            node
+            for node in shard.wanted
+            if node in willing and shard.listed(node) is not None and (shard.id, node) not in unfit
+        ]
+        for shard in shards
+    }
     for shard in shards:
-        if shard.leader not in counts:
-            targets = _targets(shard, willing)
-            if targets:
-                target = min(targets, key=lambda node: (counts[node], shard.replicas.index(node)))
-                return [Transfer(shard.id, str(shard.leader), target)]
-    transfer = _even_out(shards, willing, counts)
-    if transfer is not None:
-        return [transfer]
+        if shard.leader not in counts and choices[shard.id]:
+            first = shard.wanted[0]
+            target = min(choices[shard.id], key=lambda node: (node != first, counts[node]))
+            return [Transfer(shard.id, str(shard.leader), target)]
     for shard in shards:
-        first, leader = shard.replicas[0], shard.leader
-        if leader in counts and first in _targets(shard, willing) and counts[first] < counts[leader]:
-            return [Transfer(shard.id, leader, first)]
-    return []
+        first = shard.wanted[0]
+        if shard.leader != first and first in choices[shard.id]:
+            return [Transfer(shard.id, str(shard.leader), first)]
+    strays = {shard.id: choices[shard.id] for shard in shards if shard.wanted[0] not in choices[shard.id]}
+    transfer = _even_out(state, strays, counts)
+    return [] if transfer is None else [transfer]
 
 
-def _targets(shard: Shard, willing: Set[str]) -> list[str]:
-    return [n for n in shard.replicas if n in shard.in_sync and n in willing and n != shard.leader]
+def _even_out(state: ClusterState, choices: Mapping[int, list[str]], counts: Mapping[str, int]) -> Transfer | None:
+    """The last step of the shortest chain from a node to one that leads at least two shards less.
 
-
-def _even_out(shards: Sequence[Shard], willing: Set[str], counts: Mapping[str, int]) -> Transfer | None:
-    """The last step of the shortest chain from a node to one that leads at least two shards less."""
+    ``choices``: for each shard that may move, who may lead it.
+    """
     for source in sorted(counts, key=lambda node: (-counts[node], node)):
         steps: dict[str, Transfer | None] = {source: None}
         line = deque([source])
@@ -110,27 +123,32 @@ def _even_out(shards: Sequence[Shard], willing: Set[str], counts: Mapping[str, i
             step = steps[node]
             if step is not None and counts[source] - counts[node] >= 2:
                 return step
-            led = [shard for shard in shards if shard.leader == node]
-            # Where several shards could go, one that is away from its first replica goes first.
-            for shard in sorted(led, key=lambda shard: (shard.replicas[0] == node, shard.id)):
-                for target in sorted(_targets(shard, willing), key=lambda n: (n != shard.replicas[0], counts[n])):
+            for shard, eligible in choices.items():
+                if state.shards[shard].leader != node:
+                    continue
+                for target in sorted(eligible, key=lambda node: counts[node]):
                     if target not in steps:
-                        steps[target] = Transfer(shard.id, node, target)
+                        steps[target] = Transfer(shard, node, target)
                         line.append(target)
     return None
 
 
-def place_replicas(nodes: Sequence[str], shards: int, replicas: int) -> dict[int, tuple[str, ...]]:
+def place_replicas(
+    nodes: Sequence[str], shards: int, replicas: int, leaders: Sequence[str] = ()
+) -> dict[int, tuple[str, ...]]:
     """Replicas for ``shards`` shards, the first of each its first leader.
 
     No two nodes differ by more than one replica, nor by more than one first replica. The other replicas are
-    staggered, so that the load of a node that fails falls on many.
+    staggered, so that the load of a node that fails falls on many. ``leaders`` says who leads first instead, in turn;
+    replicas are then as even as that allows.
     """
     if not 1 <= replicas <= len(nodes):
         raise ValueError(f"{replicas} replicas do not fit on {len(nodes)} nodes")
-    count = len(nodes)
+    if not set(leaders) <= set(nodes):
+        raise ValueError(f"the first leaders {list(leaders)} must be some of {list(nodes)}")
+    count, turns = len(nodes), leaders or nodes
     # Leaders take turns. Knowing them all beforehand, followers go where least is held.
-    placed = {shard: [nodes[shard % count]] for shard in range(shards)}
+    placed = {shard: [turns[shard % len(turns)]] for shard in range(shards)}
     held = {node: sum(chosen[0] == node for chosen in placed.values()) for node in nodes}
     for shard, chosen in placed.items():
         stagger = 1 + shard // count
@@ -148,26 +166,9 @@ def _even_followers(placed: Mapping[int, list[str]], held: dict[str, int]) -> No
     while True:
         most = max(held, key=held.__getitem__)
         least = min(held, key=held.__getitem__)
-        if held[most] - held[least] <= 1:
+        movable = [chosen for chosen in placed.values() if most in chosen[1:] and least not in chosen]
+        if held[most] - held[least] <= 1 or not movable:
             return
-        chosen = next(chosen for chosen in placed.values() if most in chosen[1:] and least not in chosen)
-        chosen[chosen.index(most)] = least
+        movable[0][movable[0].index(most)] = least
         held[most] -= 1
         held[least] += 1
-
-
-def drain_plan(state: ClusterState, node: str) -> list[ReplicaMove]:
-    """Where the replicas of ``node`` should go: to the active nodes that hold least, one move a shard."""
-    held = dict.fromkeys((id for id in state.active_nodes() if id != node), 0)
-    for shard in state.shards.values():
-        for replica in shard.replicas:
-            if replica in held:
-                held[replica] += 1
-    moves = []
-    for shard in state.replicas_on(node):
-        free = [id for id in held if id not in shard.replicas]
-        target = min(free, key=lambda id: (held[id], id), default=None)
-        if target is not None:
-            held[target] += 1
-        moves.append(ReplicaMove(shard.id, node, target))
-    return moves

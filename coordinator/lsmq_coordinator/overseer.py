@@ -1,4 +1,4 @@
-"""The part of the control plane's leader: it watches the nodes, elects leaders of shards, and spreads them.
+"""The part of the control plane's leader: it watches the nodes, elects leaders of shards, moves replicas.
 
 Runs on every voter and acts only while that voter leads. All it does are compare-and-set commands, so that two
 overseers that both believe to lead cannot do harm: only one of them can commit.
@@ -15,14 +15,18 @@ from urllib.parse import urlsplit
 
 from lsmq.errors import LsmqError
 
-from .election import Progress, choose_candidate, leader_counts, spread_leaders
+from .election import Progress, choose_candidate, leader_counts, may_lead, spread_leaders
 from .errors import NoControlLeader, NotControlLeader
 from .liveness import FailureDetector, LivenessTiming
 from .raft_control import RaftControl
+from .reassignment import handover, next_steps
+from .shard_commands import MAX_EPOCH
 from .state import ClusterState, NodeState
 
 #: Whether nobody listens at an address: True, False, or None when that could not be found out.
 Probe = Callable[[str], Awaitable[bool | None]]
+#: What each node reported last of its replicas, by shard.
+Reports = Mapping[str, Mapping[int, Progress]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +38,22 @@ class OverseerTiming:
     #: Leaders are spread only when nothing changed for so long, one shard at a time.
     settle_s: float = 2.0
     probe_timeout_s: float = 0.25
+    #: An election that replicas ask for is held at most so often for one shard.
+    ask_interval_s: float = 0.1
+    #: Commands that changed nothing are not repeated sooner: each costs an entry of the log.
+    repeat_s: float = 1.0
     command_timeout_s: float = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAnswer:
     """What the leader tells a node it heard. ``lease_age_s``: how long ago a majority is known to have followed
-    it. ``alive`` is False for a node that was just found gone."""
+    it. ``alive`` is False for a node that was just found gone; ``living`` are all nodes held alive."""
 
     version: int
     lease_age_s: float
     alive: bool
+    living: frozenset[str]
 
 
 class Overseer:
@@ -62,7 +71,11 @@ class Overseer:
         self._raft, self._timing, self._clock, self._spread = raft, timing, clock, spread
         self._probe = probe or self._connect
         self._detector = FailureDetector(timing.liveness)
-        self._progress: dict[int, dict[str, Progress]] = {}
+        self._reports: dict[str, Mapping[int, Progress]] = {}
+        #: Shards whose epochs up to the one given cannot be led, and when each was last helped.
+        self._asked: dict[int, int] = {}
+        self._helped: dict[int, float] = {}
+        self._submitted: tuple[int, list[dict[str, Any]], float] = (-1, [], 0.0)
         self._term = -1
         self._changed_at = clock()
         self._wake = asyncio.Event()
@@ -77,19 +90,31 @@ class Overseer:
 
     # What nodes report
 
-    def heartbeat(self, node: str, instance: str, progress: Mapping[int, Progress]) -> HeartbeatAnswer:
-        """A node says that it runs, and how far its shards' logs reach. Raises when this voter does not lead."""
+    def heartbeat(self, node: str, instance: str, progress: Mapping[int, Progress] | None) -> HeartbeatAnswer:
+        """A node says that it runs, and what its replicas hold (None: unknown). Raises when not the leader."""
         self._require_leader()
         alive = self._detector.heartbeat(node, instance, self._clock())
-        for shard, reach in progress.items():
-            self._progress.setdefault(shard, {})[node] = reach
-        return HeartbeatAnswer(self._raft.state.version, max(0.0, time.monotonic() - self._raft.lease), alive)
+        if alive and progress is not None:
+            self._reports[node] = dict(progress)
+        age_s = max(0.0, time.monotonic() - self._raft.lease)
+        return HeartbeatAnswer(self._raft.state.version, age_s, alive, self._detector.alive)
 
     def suspect(self, node: str) -> None:
         """A node lost its connection to ``node``. Raises when this voter does not lead."""
         self._require_leader()
         if self._detector.suspect(node, self._clock()):
             self._start_probe(node)
+
+    def ask_election(self, shard: int, above_epoch: int) -> None:
+        """A replica says that epochs up to ``above_epoch`` cannot be led. Raises when this voter does not lead.
+
+        Asking again, or when the shard has a higher epoch by now, does nothing.
+        """
+        self._require_leader()
+        known = self._raft.state.shards.get(shard)
+        if known is not None and known.epoch <= above_epoch < MAX_EPOCH:
+            self._asked[shard] = max(above_epoch, self._asked.get(shard, 0))
+            self._wake.set()
 
     def _start_probe(self, node: str) -> None:
         known = self._raft.state.nodes.get(node)
@@ -151,7 +176,8 @@ class Overseer:
         term = self._raft.status.term
         if term != self._term:
             self._term = term
-            self._progress = {}
+            self._reports, self._asked = {}, {}
+            self._submitted = (-1, [], 0.0)
             self._changed_at = self._clock()
             self._detector.begin(_members(self._raft.state), self._clock())
             # Who died together with the former leader need not be waited for.
@@ -169,20 +195,38 @@ class Overseer:
         if verdicts.died or verdicts.returned:
             self._changed_at = now
         alive = self._detector.alive
-        commands = failovers(state, alive, self._progress)
+        commands = failovers(state, alive, self._reports, self._due(state, now))
+        if not commands:
+            commands = next_steps(state, alive)
         if not commands and self._spread and now - self._changed_at >= self._timing.settle_s:
-            commands = transfers(state, alive)
-        if commands:
-            self._changed_at = now
-            await self._submit(commands)
+            commands = transfers(state, alive, self._reports)
+        version, former, at = self._submitted
+        if not commands or ((version, former) == (state.version, commands) and now - at < self._timing.repeat_s):
+            return
+        self._submitted = (state.version, commands, now)
+        self._changed_at = now
+        await self._submit(commands)
+
+    def _due(self, state: ClusterState, now: float) -> dict[int, int]:
+        """Elections that were asked for and may be held now."""
+        self._asked = {id: above for id, above in self._asked.items() if state.shards[id].epoch <= above}
+        due = {
+            id: above
+            for id, above in self._asked.items()
+            if now - self._helped.get(id, float("-inf")) >= self._timing.ask_interval_s
+        }
+        self._helped |= dict.fromkeys(due, now)
+        return due
 
     async def _submit(self, commands: list[dict[str, Any]]) -> None:
         try:
             result = await self._raft.submit({"op": "batch", "commands": commands}, self._timing.command_timeout_s)
         except LsmqError:
             # Leadership was lost or is in doubt. Whoever leads next looks again.
+            self._submitted = (-1, [], 0.0)
             return
-        self.elections += sum(bool(entry["ok"]) for entry in result.get("results", ()))
+        outcomes = zip(commands, result.get("results", ()), strict=False)
+        self.elections += sum(command["op"] == "elect" and bool(entry["ok"]) for command, entry in outcomes)
 
 
 def _members(state: ClusterState) -> list[str]:
@@ -190,46 +234,42 @@ def _members(state: ClusterState) -> list[str]:
 
 
 def failovers(
-    state: ClusterState, alive: frozenset[str], progress: Mapping[int, Mapping[str, Progress]]
+    state: ClusterState, alive: frozenset[str], reports: Reports, asked: Mapping[int, int] | None = None
 ) -> list[dict[str, Any]]:
     """An ``elect`` for every shard whose leader is not alive and that has somebody in sync who is.
 
-    The dead leave the in-sync set with it, but never so many that fewer than ``min_in_sync`` remain: below that
-    no quorum write is acknowledged anyway, and who stays may still be elected when it returns.
+    The dead are suspects: they leave the in-sync set with it, see :func:`~.shard_commands.elect`. ``asked`` are shards
+    whose epochs up to the one given cannot be led, whoever leads them; the same node may be elected again.
     """
     loads = leader_counts(state, alive)
     commands = []
     for id in sorted(state.shards):
-        shard = state.shards[id]
-        if shard.leader in alive:
+        shard, above = state.shards[id], (asked or {}).get(id, 0)
+        if shard.leader in alive and above < shard.epoch:
             continue
-        candidate = choose_candidate(shard, alive, progress.get(id), loads=loads)
+        known = {node: shards[id] for node, shards in reports.items() if id in shards}
+        if shard.leader in loads:
+            loads[shard.leader] -= 1
+        candidate = choose_candidate(shard, alive, known, loads=loads)
         if candidate is None:
             continue
         loads[candidate] += 1
-        dead = [node for node in shard.in_sync if node not in alive]
-        spare = max(0, len(shard.in_sync) - state.settings.min_in_sync)
-        dead.sort(key=lambda node, leader=shard.leader: node != leader)  # type: ignore[misc]
-        commands.append(
-            {
-                "op": "elect",
-                "shard": id,
-                "candidate": candidate,
-                "expected_epoch": shard.epoch,
-                "suspects": dead[:spare],
-            }
-        )
+        command = handover(shard, candidate)
+        command["suspects"] = [node for node in shard.in_sync_nodes if node not in alive]
+        if above >= shard.epoch:
+            command["min_epoch"] = above + 1
+        commands.append(command)
     return commands
 
 
-def transfers(state: ClusterState, alive: frozenset[str]) -> list[dict[str, Any]]:
-    """The next step towards an even spread of leaders, as an ``elect``; empty when there is none to take."""
-    return [
-        {
-            "op": "elect",
-            "shard": step.shard,
-            "candidate": step.target,
-            "expected_epoch": state.shards[step.shard].epoch,
-        }
-        for step in spread_leaders(state, alive)
-    ]
+def transfers(state: ClusterState, alive: frozenset[str], reports: Reports | None = None) -> list[dict[str, Any]]:
+    """The next step towards leaders where they should be, as an ``elect``; empty when there is none to take.
+
+    Nobody is given a shard that it does not report: its replica does not work.
+    """
+    unfit = set()
+    for node, shards in (reports or {}).items():
+        for shard in state.replicas_on(node):
+            if shard.id not in shards or not may_lead(shard, node, shards[shard.id]):
+                unfit.add((shard.id, node))
+    return [handover(state.shards[step.shard], step.target) for step in spread_leaders(state, alive, unfit)]

@@ -25,16 +25,12 @@ Written against pysyncobj 0.3.17, which a check at import holds. What it does wr
 from __future__ import annotations
 
 import functools
-import ipaddress
 import logging
 import os
 import random
 import socket
-import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 import pysyncobj.journal
@@ -52,6 +48,8 @@ from pysyncobj.version import VERSION
 
 from .journal import Journal
 from .raft_messages import HELLO, BadFrame, FrameSession, checked, judge_append
+from .raft_sockets import Lookup, find_dead_peers
+from .raft_terms import Outcome, RaftTiming, Role
 
 if VERSION != "0.3.17":
     raise ImportError(f"pysyncobj {VERSION} is installed; lsmq is written against the inner parts of 0.3.17")
@@ -63,37 +61,8 @@ _MAX_UNSENT_BYTES = 8 << 20
 _READS_PER_EVENT = 64
 _MAX_UNKNOWN_CONNECTIONS = 64
 _UNKNOWN_CONNECTION_S = 5.0
-_DEAD_PEER_MS = 3_000
 _NEVER_S = 1e9
 _REGULAR = b"\x00"
-
-
-class Role(Enum):
-    FOLLOWER = "follower"
-    CANDIDATE = "candidate"
-    LEADER = "leader"
-
-
-class Outcome(Enum):
-    """What became of a proposed command."""
-
-    APPLIED = "applied"
-    NOT_LEADER = "not_leader"  # Not even written to the log.
-    DISCARDED = "discarded"  # Another leader's entry took its place: it will never apply.
-    BUSY = "busy"
-
-
-@dataclass(frozen=True, slots=True)
-class RaftTiming:
-    """Seconds. An election begins ``election_min_s`` to ``election_max_s`` after the leader was last heard."""
-
-    tick_s: float = 0.02
-    heartbeat_s: float = 0.05
-    election_min_s: float = 0.3
-    election_max_s: float = 0.6
-    #: A leader that hears no majority for so long stops being one.
-    fallback_s: float = 0.5
-    reconnect_s: float = 0.2
 
 
 def _journal(given: Any) -> Any:
@@ -125,13 +94,13 @@ class _Connection(TcpConnection):  # type: ignore[misc]
         self.session: FrameSession | None = None
         self.since = time.monotonic()
         if socket is not None:
-            _find_dead_peers(socket)
+            find_dead_peers(socket)
 
     def connect(self, host: str | None, port: int) -> bool:
         started: bool = super().connect(host, port)
         opened = self._TcpConnection__socket
         if started:
-            _find_dead_peers(opened)
+            find_dead_peers(opened)
         elif opened is not None:
             opened.close()
         return started
@@ -171,40 +140,16 @@ class _Connection(TcpConnection):  # type: ignore[misc]
         return message
 
 
-def _find_dead_peers(opened: socket.socket) -> None:
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2)
-    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1)
-    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_PEER_MS)
-
-
 class _VoterNode(TCPNode):  # type: ignore[misc]
-    """A peer whose name is resolved in a thread of its own: a slow name server must not stop the ticks."""
+    """A peer whose name is resolved aside."""
 
-    _ip: str | None = None
-    _asked: float = -_NEVER_S
-    _asking: bool = False
+    _lookup: Lookup | None = None
 
     @property
     def ip(self) -> str | None:
-        try:
-            return str(ipaddress.ip_address(self.host))
-        except ValueError:
-            pass
-        if not self._asking and time.monotonic() - self._asked > 1.0:
-            self._asking = True
-            threading.Thread(target=self._resolve, name="raft-resolve", daemon=True).start()
-        return self._ip
-
-    def _resolve(self) -> None:
-        try:
-            found = socket.getaddrinfo(self.host, self.port, socket.AF_INET, socket.SOCK_STREAM)
-            self._ip = str(found[0][4][0])
-        except OSError:
-            self._ip = None
-        finally:
-            self._asked, self._asking = time.monotonic(), False
+        if self._lookup is None:
+            self._lookup = Lookup(self.host, self.port)
+        return self._lookup.ip
 
 
 class _Transport(TCPTransport):  # type: ignore[misc]

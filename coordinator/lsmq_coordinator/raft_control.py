@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,13 +23,14 @@ from .auth import ClusterSecret
 from .commands import apply
 from .errors import ControlStopped, NoControlLeader, NotControlLeader
 from .journal import Journal
-from .raft import Outcome, RaftTiming, Role
+from .raft_terms import Outcome, RaftTiming, Role
 from .state import EMPTY, ClusterState
 from .voter import MAX_COMMAND_BYTES, RaftStatus, Voter
 
 StateCallback = Callable[[ClusterState], None]
 StatusCallback = Callable[[RaftStatus], None]
 MAX_PENDING = 512
+_LOOK_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +173,21 @@ class RaftControl:
                 raise Unavailable("too many control commands are waiting")
             case _:
                 raise self._no_leader()
+
+    async def confirmed_version(self, timeout: float = 2.0) -> int:
+        """A version that all which was committed before the call is part of: a majority has followed this leader since.
+
+        Raises ``NotControlLeader`` or ``NoControlLeader`` when this voter does not lead, or not for sure.
+        """
+        asked, term = time.monotonic(), self.status.term
+        while self.is_leader and self.status.term == term:
+            version = self.state.version
+            if self.lease >= asked:
+                return version
+            if time.monotonic() - asked > timeout:
+                break
+            await asyncio.sleep(_LOOK_S)
+        raise self._no_leader()
 
     def _no_leader(self) -> Unavailable:
         leader = self.leader

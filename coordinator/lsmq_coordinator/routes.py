@@ -41,7 +41,7 @@ def cluster_document(state: ClusterState) -> Document:
             if node.state is not NodeState.REMOVED
         },
         "shards": {
-            str(id): {"leader": shard.leader, "epoch": shard.epoch, "in_sync": list(shard.in_sync)}
+            str(id): {"leader": shard.leader, "epoch": shard.epoch, "in_sync": list(shard.in_sync_nodes)}
             for id, shard in sorted(state.shards.items())
         },
         "version": state.version,

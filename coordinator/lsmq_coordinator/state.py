@@ -7,7 +7,8 @@ the old one stays valid for whoever holds it. Equal commands in equal order give
 Invariants, kept by the commands and checked by :meth:`ClusterState.check`:
 
 - a shard's epoch only grows; a shard has at most one leader, which is in its in-sync set;
-- the in-sync set is never empty and holds replicas only; ``adding`` holds replicas that are not in sync;
+- the in-sync set is never empty and holds replicas only, each once; ``adding`` holds replicas that are not in sync;
+- a ``target`` names known nodes, each once, and is not what the shard already has;
 - a topic's ranges cover its queues exactly once, in order; a topic id is given once.
 """
 
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -32,6 +33,9 @@ MAX_NAME_BYTES = 255
 MAX_URL_BYTES = 1_024
 MAX_OPTIONS_BYTES = 16_384
 REMEMBERED_RESULTS = 1_000
+
+#: The incarnation under which a new shard lists its replicas, before any of them was started.
+UNCLAIMED = 0
 
 _FORMAT = 1
 
@@ -67,26 +71,55 @@ class Node:
         return cls(id, fields["url"], fields["internal_url"], fields["voter"], NodeState(fields["state"]))
 
 
+class Member(NamedTuple):
+    """A member of an in-sync set: a node, and the incarnation of its log.
+
+    A replica whose disk was emptied, or whose log lost something that was durable, has another incarnation, so that it
+    is not taken for the member that the set lists.
+    """
+
+    node: str
+    incarnation: int
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A shard's replica set. ``version`` grows with each change of it, ``epoch`` with each election."""
+    """A shard's replica set. ``version`` grows with each change of it, ``epoch`` with each election.
+
+    ``target``: the replicas it should have, the first the preferred leader; empty when it has what it should have.
+    """
 
     id: int
     replicas: tuple[str, ...]
     leader: str | None
     epoch: int
-    in_sync: tuple[str, ...]
+    in_sync: tuple[Member, ...]
     version: int
     adding: tuple[str, ...] = ()
+    target: tuple[str, ...] = ()
+
+    @property
+    def in_sync_nodes(self) -> tuple[str, ...]:
+        return tuple(member.node for member in self.in_sync)
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The replicas it should have; the first is the preferred leader."""
+        return self.target or self.replicas
+
+    def listed(self, node: str) -> int | None:
+        """The incarnation under which the in-sync set lists a node; None when it does not."""
+        return next((member.incarnation for member in self.in_sync if member.node == node), None)
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "replicas": list(self.replicas),
             "leader": self.leader,
             "epoch": self.epoch,
-            "in_sync": list(self.in_sync),
+            "in_sync": [list(member) for member in self.in_sync],
             "version": self.version,
             "adding": list(self.adding),
+            "target": list(self.target),
         }
 
     @classmethod
@@ -96,9 +129,10 @@ class Shard:
             tuple(fields["replicas"]),
             fields["leader"],
             fields["epoch"],
-            tuple(fields["in_sync"]),
+            tuple(Member(*member) for member in fields["in_sync"]),
             fields["version"],
             tuple(fields["adding"]),
+            tuple(fields["target"]),
         )
 
 
@@ -243,17 +277,22 @@ class ClusterState:
 
     def _shard_problems(self) -> Iterator[str]:
         for shard in self.shards.values():
-            replicas, in_sync = set(shard.replicas), set(shard.in_sync)
+            replicas, in_sync = set(shard.replicas), set(shard.in_sync_nodes)
             if len(replicas) != len(shard.replicas) or not replicas:
                 yield f"shard {shard.id} has replicas {shard.replicas}"
             if not replicas <= set(self.nodes):
                 yield f"shard {shard.id} has a replica on an unknown node: {shard.replicas}"
-            if not in_sync or not in_sync <= replicas:
+            if not in_sync or not in_sync <= replicas or len(in_sync) != len(shard.in_sync):
                 yield f"shard {shard.id} has in-sync set {shard.in_sync} of replicas {shard.replicas}"
             if shard.leader is not None and shard.leader not in in_sync:
                 yield f"shard {shard.id} has leader {shard.leader} outside its in-sync set {shard.in_sync}"
             if not set(shard.adding) <= replicas - in_sync:
                 yield f"shard {shard.id} adds {shard.adding}, which are no replicas or in sync"
+            target = set(shard.target)
+            if len(target) != len(shard.target) or not target <= set(self.nodes):
+                yield f"shard {shard.id} has target {shard.target}"
+            if shard.target == shard.replicas and not shard.adding:
+                yield f"shard {shard.id} has the target {shard.target} and all of it"
             if shard.epoch < 1 or shard.version < 1:
                 yield f"shard {shard.id} has epoch {shard.epoch} and version {shard.version}"
 

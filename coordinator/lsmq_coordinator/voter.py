@@ -12,8 +12,9 @@ from typing import Any, Protocol
 from lsmq.errors import AddressInUse
 
 from .journal import Journal
-from .raft import Outcome, Raft, RaftTiming, Role, outcome_of
+from .raft import Raft, outcome_of
 from .raft_messages import BadFrame, majority_moment
+from .raft_terms import Outcome, RaftTiming, Role
 
 MAX_COMMAND_BYTES = 256 << 10
 

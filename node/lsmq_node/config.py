@@ -3,35 +3,40 @@
 Later sources win: defaults, then the TOML file, then ``LSMQ_<FIELD>`` in the environment, then keyword
 overrides (the command line). A key that no field has is refused wherever it comes from, since a misspelt
 limit that is silently ignored is found out at the worst moment.
+
+A node of a cluster has a table ``[cluster]`` as well, or ``LSMQ_CLUSTER_<FIELD>``: see ``cluster/config.py``.
 """
 
 from __future__ import annotations
 
 import tomllib
-import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from lsmq.errors import InvalidRequest
+from lsmq_node.cluster.config import ENVIRONMENT_PREFIX as CLUSTER_PREFIX
+from lsmq_node.cluster.config import ClusterConfig
+from lsmq_node.settings import (
+    KIB,
+    MIB,
+    InvalidConfig,
+    check_ranges,
+    convert,
+    known_fields,
+    plain,
+    setting,
+    unknown_setting,
+)
 from lsmq_node.storage import FlushMode
 
-KIB = 1024
-MIB = 1024 * KIB
+__all__ = ["Compression", "InvalidConfig", "LogFormat", "NodeConfig"]
 
 ENVIRONMENT_PREFIX = "LSMQ_"
 #: Variables with our prefix that are not the node's: where clients connect to, and which file to read.
-FOREIGN_VARIABLES = frozenset({"LSMQ_URL", "LSMQ_CONFIG"})
-
-
-class InvalidConfig(InvalidRequest):
-    """A setting is unknown, of the wrong type or out of its range; ``details`` name ``setting``."""
-
-    code = "invalid_config"
-    status = 500
+FOREIGN_VARIABLES = frozenset({"LSMQ_URL", "LSMQ_CONFIG", "LSMQ_ZOOKEEPER", "LSMQ_CLUSTER"})
 
 
 class LogFormat(Enum):
@@ -48,10 +53,6 @@ class Compression(Enum):
     ZSTD = "zstd"
 
 
-def _setting(default: Any, description: str) -> Any:
-    return field(default=default, metadata={"description": description})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
     """Everything a node can be told. Field names end in their unit.
@@ -59,47 +60,153 @@ class NodeConfig:
     :meth:`validate` checks ranges and what must hold between fields; :meth:`load` calls it.
     """
 
-    data: Path = field(metadata={"description": "Directory of the node's files. Created when missing."})
-    host: str = _setting("127.0.0.1", "Address to listen on. `0.0.0.0` is every IPv4 interface.")
-    port: int = _setting(7600, "Port to listen on; 0 takes any free one.")
-    advertised_url: str | None = _setting(
-        None, "URL that clients reach this node by, when it is not `http://host:port`."
+    data: Path = setting(
+        ...,
+        "Directory of the node's files. Created when missing.",
+        hazard="A local disk: on a network file system fsync may not mean what it says.",
     )
-    shards: int = _setting(1, "Shards of this node. Fixed once the data directory exists.")
+    host: str = setting(
+        "127.0.0.1",
+        "Address to listen on for clients. `0.0.0.0` is every IPv4 interface.",
+        hazard="Clients are not authenticated: bind a network that you trust.",
+    )
+    port: int = setting(7600, "Port to listen on; 0 takes any free one.", range=(0, 65_535))
+    advertised_url: str | None = setting(
+        None,
+        "URL that clients reach this node by, when it is not `http://host:port`.",
+        hazard="Routes hold it: an address that clients cannot reach sends them nowhere.",
+    )
+    shards: int = setting(
+        1,
+        "Shards of a node that is in no cluster. Fixed once the data directory exists.",
+        range=(1, 256),
+        hazard="Each costs `memtable_bytes` and `cache_bytes`.",
+    )
 
-    flush_mode: FlushMode = field(
-        default=FlushMode.SYNC,
-        metadata={"description": "`sync`: acknowledge after fdatasync. `async`: after write(2)."},
+    flush_mode: FlushMode = setting(
+        FlushMode.SYNC,
+        "`sync`: acknowledge after fdatasync. `async`: after write(2).",
+        hazard="With `async` a power cut loses what was acknowledged last.",
     )
-    flush_interval_ms: int = _setting(100, "With `async`, the longest time between two fdatasyncs.")
-    flush_bytes: int = _setting(8 * MIB, "With `async`, the most bytes written but not yet synced, per shard.")
-    memtable_bytes: int = _setting(64 * MIB, "Size at which a memtable is frozen and flushed, per shard.")
-    cache_bytes: int = _setting(64 * MIB, "Block cache, per shard.")
-    segment_bytes: int = _setting(64 * MIB, "Size of a log segment file. Fixed once the data directory exists.")
-    min_free_bytes: int = _setting(64 * MIB, "Writes are refused below this much free disk space.")
-    compression: Compression = field(
-        default=Compression.NONE, metadata={"description": "Of table blocks: `none` or `zstd`."}
+    flush_interval_ms: int = setting(
+        100,
+        "With `async`, the longest time between two fdatasyncs.",
+        range=(1, 60_000),
+        hazard="So much may be lost to a power cut.",
     )
-    retention_interval_ms: int = _setting(10_000, "How often messages beyond a topic's retention are dropped.")
+    flush_bytes: int = setting(
+        8 * MIB,
+        "With `async`, the most bytes written but not yet synced, per shard.",
+        range=(4 * KIB, 1024 * MIB),
+        hazard="So much may be lost to a power cut.",
+    )
+    memtable_bytes: int = setting(
+        64 * MIB,
+        "Size at which a memtable is frozen and flushed, per shard.",
+        range=(64 * KIB, 4096 * MIB),
+        hazard="Memory; too small, and flushing and merging keep the disk busy.",
+    )
+    cache_bytes: int = setting(64 * MIB, "Block cache, per shard.", range=(0, 1024 * 1024 * MIB), hazard="Memory.")
+    segment_bytes: int = setting(
+        64 * MIB,
+        "Size of a log segment file. Fixed once the data directory exists.",
+        range=(64 * KIB, 4096 * MIB),
+        hazard="Two are allocated ahead, per shard.",
+    )
+    max_waiting_bytes: int = setting(
+        64 * MIB,
+        "Most bytes of the log that wait in memory to be written and committed, per shard; more are refused.",
+        range=(64 * KIB, 4096 * MIB),
+        hazard="Memory; too small refuses bursts that the disk would keep up with.",
+    )
+    wal_keep_bytes: int = setting(
+        512 * MIB,
+        "Of the log that other replicas have not got yet, so much is kept after it is flushed, per shard.",
+        range=(64 * KIB, 1024 * 1024 * MIB),
+        hazard="Disk space; a replica that is further behind is sent whole tables instead.",
+    )
+    min_free_bytes: int = setting(
+        64 * MIB,
+        "Writes are refused below this much free disk space.",
+        range=(0, 1024 * 1024 * MIB),
+        hazard="Too little leaves no room for flushing and merging to free space.",
+    )
+    compression: Compression = setting(
+        Compression.NONE, "Of table blocks: `none` or `zstd`.", hazard="`zstd` costs time at each flush and merge."
+    )
+    retention_interval_ms: int = setting(
+        10_000,
+        "How often messages beyond a topic's retention are dropped.",
+        range=(1, 86_400_000),
+        hazard="Between two rounds topics are larger than their limit.",
+    )
 
-    max_message_bytes: int = _setting(1 * MIB, "Largest message: key, tag, properties and body together.")
-    max_request_bytes: int = _setting(8 * MIB, "Largest request body, also after decompression.")
-    max_response_bytes: int = _setting(8 * MIB, "Most bytes of messages in one answer.")
-    max_messages_per_request: int = _setting(10_000, "Most messages in one request or answer.")
-    max_queues_per_topic: int = _setting(16_000_000, "Most queues a topic may have.")
-    max_queues_per_request: int = _setting(1_000_000, "Most queues one request may name.")
-    max_waiters: int = _setting(10_000, "Most long polls held at one time.")
-    max_wait_ms: int = _setting(60_000, "Longest time a long poll is held.")
-    max_inflight_bytes: int = _setting(256 * MIB, "Memory for request bodies and answers in flight.")
-    read_threads: int = _setting(4, "Threads that read from disk for consumers.")
-    sendfile_min_bytes: int = _setting(
-        64 * KIB, "Answers with fewer bytes in files than this are read into memory, not sent by sendfile."
+    max_message_bytes: int = setting(
+        1 * MIB,
+        "Largest message: key, tag, properties and body together.",
+        range=(1, 64 * MIB),
+        hazard="Large ones hold up small ones behind them.",
     )
-    body_timeout_ms: int = _setting(30_000, "Longest time a request's body may take to arrive.")
-    slow_write_delay_ms: int = _setting(20, "Delay of each write while flushing and merging fall behind.")
-    shutdown_grace_ms: int = _setting(10_000, "Time from SIGTERM to the end, writes in flight included.")
-    log_format: LogFormat = field(
-        default=LogFormat.CONSOLE, metadata={"description": "`console` or `json`, on standard error."}
+    max_request_bytes: int = setting(
+        8 * MIB,
+        "Largest request body, also after decompression.",
+        range=(1 * KIB, 256 * MIB),
+        hazard="Memory per request in flight.",
+    )
+    max_response_bytes: int = setting(
+        8 * MIB, "Most bytes of messages in one answer.", range=(1 * KIB, 256 * MIB), hazard="Memory per answer."
+    )
+    max_messages_per_request: int = setting(
+        10_000, "Most messages in one request or answer.", range=(1, 1_000_000), hazard="Time and memory per request."
+    )
+    max_queues_per_topic: int = setting(
+        16_000_000, "Most queues a topic may have.", range=(1, 16_000_000), hazard="Each costs 24 bytes once used."
+    )
+    max_queues_per_request: int = setting(
+        1_000_000, "Most queues one request may name.", range=(1, 16_000_000), hazard="Time and memory per request."
+    )
+    max_waiters: int = setting(
+        10_000, "Most long polls held at one time.", range=(0, 1_000_000), hazard="Each holds a connection."
+    )
+    max_wait_ms: int = setting(
+        60_000,
+        "Longest time a long poll is held.",
+        range=(0, 3_600_000),
+        hazard="Proxies in between may cut connections that are idle for so long.",
+    )
+    max_inflight_bytes: int = setting(
+        256 * MIB,
+        "Memory for request bodies and answers in flight.",
+        range=(1 * MIB, 1024 * 1024 * MIB),
+        hazard="Requests wait for it; above the machine's memory it protects nothing.",
+    )
+    read_threads: int = setting(4, "Threads that read from disk for consumers.", range=(1, 256))
+    sendfile_min_bytes: int = setting(
+        64 * KIB,
+        "Answers with fewer bytes in files than this are read into memory, not sent by sendfile.",
+        range=(0, 1024 * MIB),
+    )
+    body_timeout_ms: int = setting(
+        30_000,
+        "Longest time a request's body may take to arrive.",
+        range=(100, 3_600_000),
+        hazard="Too short cuts slow clients off; too long lets them hold memory.",
+    )
+    slow_write_delay_ms: int = setting(
+        20,
+        "Delay of each write while flushing and merging fall behind.",
+        range=(0, 10_000),
+        hazard="With 0 writers run into refusals unbraked.",
+    )
+    shutdown_grace_ms: int = setting(
+        10_000,
+        "Time from SIGTERM to the end, writes in flight included.",
+        range=(100, 600_000),
+        hazard="What supervises the process must wait longer before it kills.",
+    )
+    log_format: LogFormat = setting(LogFormat.CONSOLE, "`console` or `json`, on standard error.")
+    cluster: ClusterConfig | None = setting(
+        None, "Table of the node's place in a cluster. Left out: a node of its own, without replicas."
     )
 
     @classmethod
@@ -114,38 +221,42 @@ class NodeConfig:
         Raises:
             InvalidConfig: naming the setting, where it came from, and what would be right.
         """
-        known = {entry.name: entry for entry in fields(cls)}
         values: dict[str, Any] = {}
+        cluster: dict[str, Mapping[str, Any]] = {}
 
         def take(name: str, value: Any, source: str) -> None:
-            if name not in known:
-                raise InvalidConfig(
-                    f"{source}: there is no setting {name!r}; the settings are {', '.join(known)}",
-                    setting=name,
-                )
-            values[name] = _convert(value, _TYPES[name], f"{source}: {name}")
+            if name not in _TYPES:
+                raise unknown_setting(source, name, _TYPES)
+            if name == "cluster" and not isinstance(value, ClusterConfig):
+                if not isinstance(value, Mapping):
+                    raise InvalidConfig(f"{source}: cluster is {value!r}; it must be a table", setting=name)
+                cluster[source] = value
+            else:
+                values[name] = convert(value, _TYPES[name], f"{source}: {name}")
 
         if file is not None:
             for name, value in _read_toml(file).items():
                 take(name, value, str(file))
         for variable, text in (environ or {}).items():
-            if variable.startswith(ENVIRONMENT_PREFIX) and variable not in FOREIGN_VARIABLES:
+            if variable.startswith(CLUSTER_PREFIX):
+                name = variable.removeprefix(CLUSTER_PREFIX).lower()
+                cluster[f"environment {variable}"] = {name: text}
+            elif variable.startswith(ENVIRONMENT_PREFIX) and variable not in FOREIGN_VARIABLES:
                 take(variable.removeprefix(ENVIRONMENT_PREFIX).lower(), text, f"environment {variable}")
         for name, value in overrides.items():
             if value is not None:
                 take(name, value, "argument")
         if "data" not in values:
             raise InvalidConfig("no data directory given: set data (--data DIR, or LSMQ_DATA)", setting="data")
+        if cluster:
+            values["cluster"] = ClusterConfig.load(cluster)
         config = cls(**values)
         config.validate()
         return config
 
     def validate(self) -> None:
         """Check every range and what must hold between settings. Raises :class:`InvalidConfig`."""
-        for name, (low, high) in _RANGES.items():
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise InvalidConfig(f"{name} is {value}; it must be {low} to {high}", setting=name)
+        check_ranges(self)
         if not self.host:
             raise InvalidConfig("host is empty; use 127.0.0.1, or 0.0.0.0 for every interface", setting="host")
         for smaller, larger in _ORDER:
@@ -172,40 +283,43 @@ class NodeConfig:
                 setting="advertised_url",
             )
 
+        if self.cluster is not None:
+            self._validate_cluster(self.cluster)
+
+    def _validate_cluster(self, cluster: ClusterConfig) -> None:
+        cluster.validate()
+        if self.shards != 1:
+            raise InvalidConfig(
+                f"shards is {self.shards}; in a cluster, shards are the cluster's: set cluster.shards instead",
+                setting="shards",
+            )
+        if not cluster.is_voter and self.advertised_url is None:
+            raise InvalidConfig(
+                f"node {cluster.node!r} is none of the voters, so nobody knows its address: set advertised_url and "
+                "cluster.internal_url",
+                setting="advertised_url",
+            )
+
+    @property
+    def public_url(self) -> str:
+        """How clients reach this node."""
+        if self.advertised_url is not None:
+            return self.advertised_url.rstrip("/")
+        if self.cluster is not None and self.cluster.is_voter:
+            return self.cluster.voters[self.cluster.node].url.rstrip("/")
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
     def to_dict(self) -> dict[str, Any]:
         """The effective values in plain types, for the log and the status page."""
-        return {entry.name: _plain(getattr(self, entry.name)) for entry in fields(self)}
+        values = {name: plain(getattr(self, name)) for name in known_fields(type(self))}
+        values["cluster"] = self.cluster.to_dict() if self.cluster is not None else None
+        return values
 
 
 _LOG_BLOCK_BYTES = 32 * KIB
 
 _TYPES: dict[str, Any] = typing.get_type_hints(NodeConfig)
-
-_RANGES: dict[str, tuple[int, int]] = {
-    "port": (0, 65_535),
-    "shards": (1, 256),
-    "flush_interval_ms": (1, 60_000),
-    "flush_bytes": (4 * KIB, 1024 * MIB),
-    "memtable_bytes": (64 * KIB, 4096 * MIB),
-    "cache_bytes": (0, 1024 * 1024 * MIB),
-    "segment_bytes": (64 * KIB, 4096 * MIB),
-    "min_free_bytes": (0, 1024 * 1024 * MIB),
-    "retention_interval_ms": (1, 86_400_000),
-    "max_message_bytes": (1, 64 * MIB),
-    "max_request_bytes": (1 * KIB, 256 * MIB),
-    "max_response_bytes": (1 * KIB, 256 * MIB),
-    "max_messages_per_request": (1, 1_000_000),
-    "max_queues_per_topic": (1, 16_000_000),
-    "max_queues_per_request": (1, 16_000_000),
-    "max_waiters": (0, 1_000_000),
-    "max_wait_ms": (0, 3_600_000),
-    "max_inflight_bytes": (1 * MIB, 1024 * 1024 * MIB),
-    "read_threads": (1, 256),
-    "sendfile_min_bytes": (0, 1024 * MIB),
-    "body_timeout_ms": (100, 3_600_000),
-    "slow_write_delay_ms": (0, 10_000),
-    "shutdown_grace_ms": (100, 600_000),
-}
 
 #: The first must not be above the second.
 _ORDER = (
@@ -213,6 +327,7 @@ _ORDER = (
     ("max_message_bytes", "max_response_bytes"),
     ("max_request_bytes", "max_inflight_bytes"),
     ("max_response_bytes", "max_inflight_bytes"),
+    ("segment_bytes", "wal_keep_bytes"),
 )
 
 
@@ -223,37 +338,3 @@ def _read_toml(file: Path) -> dict[str, Any]:
         raise InvalidConfig(f"{file}: cannot be read: {error.strerror}", setting="config") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidConfig(f"{file}: not valid TOML: {error}", setting="config") from error
-
-
-def _convert(value: Any, kind: Any, what: str) -> Any:
-    """``value`` as ``kind``; text, as the environment has it, is parsed."""
-    if typing.get_origin(kind) is types.UnionType:
-        kind = next(option for option in typing.get_args(kind) if option is not types.NoneType)
-    if isinstance(value, kind) and not isinstance(value, bool):
-        return value
-    if kind is int and isinstance(value, str):
-        try:
-            return int(value.replace("_", ""))
-        except ValueError:
-            raise InvalidConfig(f"{what} is {value!r}; it must be an integer", setting=what) from None
-    if kind is Path and isinstance(value, str):
-        return Path(value)
-    if issubclass(kind, Enum) and isinstance(value, str | Enum):
-        text = value.value if isinstance(value, Enum) else value
-        try:
-            return kind(text)
-        except ValueError:
-            choices = ", ".join(repr(choice.value) for choice in kind)
-            raise InvalidConfig(f"{what} is {text!r}; it must be one of {choices}", setting=what) from None
-    name = {int: "an integer", str: "text", Path: "a path"}.get(kind, f"one of {kind.__name__}")
-    raise InvalidConfig(f"{what} is {value!r}; it must be {name}", setting=what)
-
-
-def _plain(value: Any) -> Any:
-    match value:
-        case Path():
-            return str(value)
-        case Enum():
-            return value.value
-        case _:
-            return value

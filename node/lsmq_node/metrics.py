@@ -110,21 +110,21 @@ class _BrokerCollector(Collector):
             "lsmq_committed_writes", "Writes that asked for a commit; many share one.", labels=["shard"]
         )
         failures = CounterMetricFamily("lsmq_commit_failures", "Group commits that failed.", labels=["shard"])
-        for shard, committer in enumerate(self._broker.committers):
-            writes.add_metric([str(shard)], committer.waits)
-            failures.add_metric([str(shard)], committer.failures)
+        for port in self._broker.topology.ports():
+            writes.add_metric([str(port.number)], port.waits)
+            failures.add_metric([str(port.number)], port.failures)
         yield from (writes, failures)
 
     def _store_metrics(self) -> Iterable[Metric]:
         """Every number of ``StoreStats``, by its name."""
         families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
-        for shard, store in enumerate(self._broker.stores):
-            stats = store.stats()
+        for port in self._broker.topology.ports():
+            stats = port.store.stats()
             for entry in dataclasses.fields(stats):
                 family = families.get(entry.name)
                 if family is None:
                     family = families[entry.name] = _store_family(entry.name)
-                family.add_metric([str(shard)], getattr(stats, entry.name))
+                family.add_metric([str(port.number)], getattr(stats, entry.name))
         yield from families.values()
 
 

@@ -114,14 +114,18 @@ def latency(sends: Sends, consumers: Sequence[Receipts], first: int) -> Latency:
     return Latency(float(p50), float(p99), float(greatest))
 
 
-def recovery_s(sends: Sends, killed_ns: int) -> float:
-    """Seconds from the kill to the first write acknowledged by the restarted node. NaN if there was none.
+def refused_s(sends: Sends, killed_ns: int, queues: Sequence[tuple[int, int]]) -> float:
+    """Seconds from the kill to the first write that a new leader of these queues acknowledged. NaN if there was none.
 
-    Answers that the old node had already sent may still be read after the kill, but only within moments, and
-    then nothing comes until the new node serves. So the first answer of the new node is the one that ends
-    the longest silence after the kill.
+    ``queues`` are ranges ``[first, end)``. Answers that the old leader had already sent may still be read after the
+    kill, but only within moments, and then nothing comes until the new one serves. So its first answer is the one that
+    ends the longest silence after the kill.
     """
-    after = np.sort(sends.acknowledged_ns[sends.acknowledged_ns > killed_ns])
+    ours = np.zeros(len(sends.queue), np.bool_)
+    for first, end in queues:
+        ours |= (sends.queue >= first) & (sends.queue < end)
+    answered = sends.acknowledged_ns[ours]
+    after = np.sort(answered[answered > killed_ns])
     if not len(after):
         return float("nan")
     silence = np.diff(after, prepend=killed_ns)

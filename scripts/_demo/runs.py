@@ -1,4 +1,4 @@
-"""The two runs: workers started, followed and stopped around a node that lives, or dies on the way."""
+"""The two runs: workers started, followed and stopped around a cluster that lives, or loses a leader on the way."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import asyncio
 import multiprocessing
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from lsmq import Client
+from lsmq.topics import Route
 
+from .cluster import DemoCluster, Kill
 from .display import Display
-from .node import Node
 from .workers import (
     Receipts,
     ReceiveTask,
@@ -68,15 +70,16 @@ class SecondRun:
     sends: Sends
     followed: list[Receipts]
     read_again: list[Receipts]
-    killed_ns: int
-    restart_s: float
+    kill: Kill
+    routes: tuple[Route, ...]
+    rejoin_s: float
     reading_began_ns: int
 
 
-def first_run(node: Node, plan: Plan, display: Display) -> FirstRun:
+def first_run(cluster: DemoCluster, plan: Plan, display: Display) -> FirstRun:
     """Everything in, everything out by several consumers, then the last rows while they listen."""
-    topic = _create_topic(node, "flights", plan)
-    with Crew(node, plan, topic, sender=True) as crew:
+    topic = _create_topic(cluster, "flights", plan)
+    with Crew(cluster, plan, topic, sender=True) as crew:
         crew.wait_ready()
         display.note(f"a backlog of {plan.live_from:,} flights, as fast as they go")
         crew.start_sending()
@@ -98,11 +101,12 @@ def first_run(node: Node, plan: Plan, display: Display) -> FirstRun:
         return FirstRun(crew.sends(), crew.receipts(), began_ns)
 
 
-def second_run(node: Node, plan: Plan, display: Display) -> SecondRun:
-    """Everything once more, sent and followed at once; the node is killed when half is acknowledged."""
-    topic = _create_topic(node, "flights-again", plan)
+def second_run(cluster: DemoCluster, plan: Plan, display: Display) -> SecondRun:
+    """Everything once more, sent and followed at once; a leader is killed when half is acknowledged."""
+    topic = _create_topic(cluster, "flights-again", plan)
+    routes = asyncio.run(_routes(cluster, topic))
     plan_at_once = replace(plan, live_from=plan.row_count)
-    with Crew(node, plan_at_once, topic, sender=True) as crew:
+    with Crew(cluster, plan_at_once, topic, sender=True) as crew:
         crew.wait_ready()
         crew.start_receiving()
         crew.start_sending()
@@ -114,20 +118,28 @@ def second_run(node: Node, plan: Plan, display: Display) -> SecondRun:
 
             crew.follow(show, lambda: crew.sent >= plan.row_count // 2)
             at_kill = crew.sent
-            killed_ns = node.kill()
-            restart_s = node.start()
-            display.note(f"killed the node with -9 after {at_kill:,} acknowledged flights, and started it again")
-            crew.follow(show, lambda: crew.sent >= plan.row_count and crew.received >= plan.row_count)
+            kill = cluster.kill_a_leader()
+            shards = ", ".join(map(str, kill.shards))
+            display.note(f"killed {kill.node} with -9, leader of shard {shards}, after {at_kill:,} flights")
+            crew.follow(show, lambda: crew.sent >= plan.row_count * 3 // 4)
+            display.note(f"and started it again after {crew.sent:,}; it catches up beside the stream")
+            with ThreadPoolExecutor(1) as starter:
+                started = starter.submit(cluster.start_again, kill.node)
+                crew.follow(
+                    show, lambda: crew.sent >= plan.row_count and crew.received >= plan.row_count and started.done()
+                )
+                started.result()
         crew.settle()
+        rejoin_s = cluster.wait_in_sync()
         sends, followed = crew.sends(), crew.receipts()
     display.note("new consumers read everything again, from the beginning")
-    with Crew(node, plan_at_once, topic, sender=False) as crew:
+    with Crew(cluster, plan_at_once, topic, sender=False) as crew:
         crew.wait_ready()
         began_ns = crew.start_receiving()
         with display.bars({"received": plan.row_count}) as bars:
             crew.follow(lambda: bars.update("received", crew.received), lambda: crew.received >= plan.row_count)
         crew.settle()
-        return SecondRun(sends, followed, crew.receipts(), killed_ns, restart_s, began_ns)
+        return SecondRun(sends, followed, crew.receipts(), kill, routes, rejoin_s, began_ns)
 
 
 class Crew:
@@ -136,8 +148,8 @@ class Crew:
     A context: on leaving it no process is left, whatever happened.
     """
 
-    def __init__(self, node: Node, plan: Plan, topic: str, *, sender: bool) -> None:
-        self._node = node
+    def __init__(self, cluster: DemoCluster, plan: Plan, topic: str, *, sender: bool) -> None:
+        self._cluster = cluster
         context = multiprocessing.get_context("spawn")
         count = plan.consumer_count + 1
         counters = context.Array("q", count, lock=False)
@@ -152,11 +164,12 @@ class Crew:
         self._receive_outputs = [plan.directory / f"{prefix}-received-{i}.npz" for i in range(plan.consumer_count)]
         self._processes: list[Any] = []
         if sender:
-            task = SendTask(node.url, topic, plan.table, plan.limit, plan.live_from, plan.live_rate, self._send_output)
+            rows = (plan.table, plan.limit, plan.live_from, plan.live_rate)
+            task = SendTask(cluster.url, topic, *rows, self._send_output)
             self._processes.append(context.Process(target=send, args=(task, self._send_signals, 0)))
         for index, output in enumerate(self._receive_outputs):
             first, end = (plan.queue_count * part // plan.consumer_count for part in (index, index + 1))
-            share = ReceiveTask(node.url, topic, first, end, output)
+            share = ReceiveTask(cluster.url, topic, first, end, output)
             self._processes.append(context.Process(target=receive, args=(share, self._receive_signals, index + 1)))
 
     def __enter__(self) -> Self:
@@ -205,7 +218,7 @@ class Crew:
     def follow(self, show: Callable[[], None], done: Callable[[], bool]) -> None:
         """Call ``show`` now and then until ``done``, or until nothing has moved for a long time.
 
-        Raises :class:`WorkerFailed`, and ``NodeFailed`` when the node dies by itself.
+        Raises :class:`WorkerFailed`, and ``ClusterFailed`` when a node dies by itself.
         """
         moved, seen = time.monotonic(), (-1, -1)
         while not done():
@@ -222,7 +235,7 @@ class Crew:
     def settle(self) -> None:
         """Wait for stragglers, stop the consumers, and wait for every process to leave its columns."""
         time.sleep(SETTLE_S)
-        self._node.sample_memory()
+        self._cluster.sample_memory()
         self._live.set()
         self._stop.set()
         for process in self._processes:
@@ -240,16 +253,21 @@ class Crew:
         return [load_receipts(output) for output in self._receive_outputs]
 
     def _check(self) -> None:
-        self._node.check_alive()
+        self._cluster.check_alive()
         for process in self._processes:
             if process.exitcode not in (None, 0):
                 raise WorkerFailed(f"a worker process ended with exit code {process.exitcode}; see above")
 
 
-def _create_topic(node: Node, name: str, plan: Plan) -> str:
+def _create_topic(cluster: DemoCluster, name: str, plan: Plan) -> str:
     async def create() -> None:
-        async with Client(node.url) as client:
+        async with Client(cluster.url) as client:
             await client.create_topic(name, queues=plan.queue_count)
 
     asyncio.run(create())
     return name
+
+
+async def _routes(cluster: DemoCluster, topic: str) -> tuple[Route, ...]:
+    async with Client(cluster.url) as client:
+        return (await client.topic(topic)).routes

@@ -10,7 +10,7 @@ import aiohttp
 from aiohttp.test_utils import TestClient, TestServer
 
 from lsmq_node.api.app import make_app
-from lsmq_node.broker import Broker
+from lsmq_node.broker import Broker, SingleNode, WaiterTable
 from lsmq_node.config import NodeConfig
 from lsmq_node.storage import ShardStore, StoreOptions
 from lsmq_node.storage.disk import OsDisk
@@ -24,9 +24,9 @@ def with_node(tmp_path: Path, test: Callable[[Session, Broker], Awaitable[None]]
 
     async def run() -> None:
         store = ShardStore.open(tmp_path / "shard-0", SMALL, disk=disk)
-        broker = Broker(NodeConfig(data=tmp_path, slow_write_delay_ms=1), [store])
-        for committer in broker.committers:
-            committer.start()
+        config = NodeConfig(data=tmp_path, slow_write_delay_ms=1)
+        waiters = WaiterTable(config.max_waiters)
+        broker = Broker(config, SingleNode([store], waiters.wake), waiters)
         async with TestClient(TestServer(make_app(broker))) as client:
             await client.put("/v1/topics/t", json={"queues": 2})
             await test(client, broker)

@@ -45,3 +45,9 @@ def test_a_flipped_bit_is_named_to_who_reads_it(make_node: Callable[..., NodePro
         list(split_batches(api.fetch("t", {0: 0}, max_bytes=MIB).body))
     assert api.bodies("t", 1) == ["elsewhere"]
     assert api.get("/healthz").status == 200
+    ready = api.get("/readyz")
+    assert ready.status == 200
+    assert [table.name in warning for warning in ready.json()["warnings"]] == [True]
+    assert table.name in api.get("/v1/status").json()["shards"][0]["damage"][0]
+    assert api.metric("lsmq_store_damaged_tables") == 1
+    api.send("t", {"queue": 1, "body": "writes go on"})

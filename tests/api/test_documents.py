@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from dataclasses import MISSING, fields
-from enum import Enum
 from pathlib import Path
 
+import pytest
+
 from lsmq_node.api.app import route_table
+from lsmq_node.cluster.config import ClusterConfig
 from lsmq_node.config import NodeConfig
+from lsmq_node.config_file import reference_table
 
 from .calls import Api
 
 DOCS = Path(__file__).parents[2] / "docs"
-UNITS = {"KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
 
 def test_every_route_and_its_error_codes_stand_in_the_page_on_http() -> None:
@@ -24,25 +25,12 @@ def test_every_route_and_its_error_codes_stand_in_the_page_on_http() -> None:
             assert f"`{error.code}`" in page
 
 
-def number(text: str) -> int:
-    value, _, unit = text.partition(" ")
-    return int(value) * UNITS.get(unit, 1)
-
-
-def test_every_setting_and_its_default_stand_in_the_page_on_configuration() -> None:
-    page = (DOCS / "configuration.md").read_text()
-    rows = dict(re.findall(r"^\| `(\w+)` \| (.*?) \|", page, re.MULTILINE))
-    assert list(rows) == [setting.name for setting in fields(NodeConfig)]
-    for setting in fields(NodeConfig):
-        written, default = rows[setting.name], setting.default
-        if default is MISSING:
-            assert written == "(required)"
-        elif default is None:
-            assert written == ""
-        elif isinstance(default, int):
-            assert number(written) == default, setting.name
-        else:
-            assert written == f"`{default.value if isinstance(default, Enum) else default}`"
+@pytest.mark.parametrize(("kind", "prefix"), [(NodeConfig, ""), (ClusterConfig, "cluster.")])
+def test_the_page_on_configuration_has_the_settings_as_the_code_has_them(
+    kind: type[NodeConfig] | type[ClusterConfig], prefix: str
+) -> None:
+    """``python -m lsmq_node.config_file --tables`` prints what belongs there."""
+    assert reference_table(kind, prefix) in (DOCS / "configuration.md").read_text()
 
 
 def test_every_metric_stands_in_the_page_on_metrics(api: Api) -> None:

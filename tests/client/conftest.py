@@ -7,8 +7,13 @@ import inspect
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 TEST_LIMIT_S = 120
+
+# How long an example takes says something about the machine's other work, not about the client.
+settings.register_profile("any speed", deadline=None)
+settings.load_profile("any speed")
 
 
 @pytest.hookimpl(tryfirst=True)

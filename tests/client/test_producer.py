@@ -25,6 +25,8 @@ from lsmq import (
     UnknownProducer,
     UnknownQueue,
 )
+from lsmq._retry import Deadline
+from lsmq._router import Router
 from lsmq._transport import Answer
 from lsmq.partitioners import round_robin
 from lsmq.record_batch import Column, RecordBatch, encode_batch, key_hash
@@ -55,26 +57,41 @@ class PlayedNode(Client):
         self.faults: list[LsmqError | None] = []
         self.gate = asyncio.Event()
         self.gate.set()
+        self._router = PlayedRouter(self)
 
     async def topic(self, name: str) -> Topic:
-        return self._remember(self.described)
-
-    async def routes(self, name: str, **_: Any) -> Topic:
         return self.described
 
-    async def send_once(self, method: str, url: str, *, timeout_s: float, **request: Any) -> Answer:
+    async def answer(self, url: str, body: bytes) -> Answer:
         self.urls_asked.append(url)
-        self.attempts.append(request["body"])
+        self.attempts.append(body)
         await self.gate.wait()
         if self.faults and (fault := self.faults.pop(0)) is not None:
             raise fault
-        batch = RecordBatch(request["body"])
+        batch = RecordBatch(body)
         self.stored.append(batch)
         offsets = list(range(100, 100 + batch.record_count))
         return Answer(200, "", {}, encode_batch(batch.record_count, {Column.OFFSET: offsets}, b""))
 
     def bodies(self) -> list[bytes]:
         return [message.body for batch in self.stored for message in batch.messages("t")]
+
+
+class PlayedRouter(Router):
+    """Knows the played node, and reaches nothing else."""
+
+    def __init__(self, node: PlayedNode) -> None:
+        super().__init__(node._transport, ["http://played:1"], request_timeout_ms=1000, refresh_s=1000)
+        self.node = node
+
+    async def known(self, name: str, deadline: Deadline) -> Topic:
+        return self.table.learn_topic(self.node.described)
+
+    async def attempt(self, topic: Topic, url: str, shards: Any, method: str, path: str, **request: Any) -> Answer:
+        return await self.node.answer(f"{url}{path}", request["body"])
+
+    async def recover(self, *_: Any, **__: Any) -> None:
+        await asyncio.sleep(0.01)
 
 
 def unreachable() -> ConnectionFailed:
@@ -308,7 +325,9 @@ async def test_the_deadline_ends_retries_and_says_whether_the_message_may_be_sto
         assert 2 <= len(node.attempts) < 50
 
 
-async def test_a_forgotten_producer_goes_on_under_a_new_identity_only_where_that_is_safe() -> None:
+async def test_a_forgotten_producer_goes_on_under_a_new_identity_only_where_that_is_safe(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     node = PlayedNode()
     async with Producer(node, "t") as producer:
         await producer.send_and_wait("one")
@@ -321,7 +340,11 @@ async def test_a_forgotten_producer_goes_on_under_a_new_identity_only_where_that
         await producer.send_and_wait("four")
         node.faults = [lost(), OutOfOrderSequence("gap")]  # The gap proves that it is not stored.
         await producer.send_and_wait("five")
+        assert (producer.stats.stored, producer.stats.failed, producer.stats.lost_state) == (4, 1, 2)
     assert node.bodies() == [b"one", b"two", b"four", b"five"]
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 2
+    assert all("acknowledged before may be lost" in warning and "topic=t" in warning for warning in warnings)
 
 
 async def test_an_answer_for_another_number_of_messages_is_an_error() -> None:
@@ -330,7 +353,7 @@ async def test_an_answer_for_another_number_of_messages_is_an_error() -> None:
     async def answer(*_: Any, **__: Any) -> Answer:
         return Answer(200, "", {}, encode_batch(2, {Column.OFFSET: [1, 2]}, b""))
 
-    node.send_once = answer  # type: ignore[method-assign]
+    node.answer = answer  # type: ignore[method-assign]
     async with Producer(node, "t") as producer:
         with pytest.raises(LsmqError, match="2 offsets for a batch of 1"):
             await producer.send_and_wait("x")

@@ -11,7 +11,20 @@ import lsmq_coordinator
 
 PACKAGE = Path(lsmq_coordinator.__file__).parent
 ONLY_IN = {"pysyncobj": {"raft"}, "kazoo": {"zookeeper"}}
-PURE = ("state", "commands", "election", "liveness", "routes", "raft_messages")
+PURE = (
+    "state",
+    "commands",
+    "command_fields",
+    "shard_commands",
+    "election",
+    "reassignment",
+    "founding",
+    "overview",
+    "lease",
+    "liveness",
+    "routes",
+    "raft_messages",
+)
 NOT_PURE = {"asyncio", "aiohttp", "time", "random", "socket", "threading", "uuid"}
 
 

@@ -14,7 +14,8 @@ from aiohttp import web
 from lsmq.errors import InvalidRequest, TimedOut
 from lsmq_coordinator.auth import ClusterSecret, Verifier, auth_middleware
 from lsmq_coordinator.control import ControlClient, ControlTiming
-from lsmq_coordinator.errors import NoControlLeader, NotControlLeader
+from lsmq_coordinator.election import Progress
+from lsmq_coordinator.errors import ControlStopped, NoControlLeader, NotControlLeader
 from lsmq_coordinator.state import ClusterState
 from support.raft_group import until
 
@@ -32,6 +33,9 @@ class FakeVoter:
         self.known_version: int | None = None
         self.lease_age_ms = 0.0
         self.alive = True
+        self.living = ["n1", "n4"]
+        self.asked: list[dict[str, Any]] = []
+        self.versions_asked = 0
         self.beats: list[dict[str, Any]] = []
         self.commands: list[dict[str, Any]] = []
         self.answers: list[Any] = []
@@ -47,7 +51,22 @@ class FakeVoter:
 
     async def heartbeat(self, request: web.Request) -> Any:
         self.beats.append(msgpack.unpackb(await request.read(), strict_map_key=False))
-        return {"version": self.state.version, "lease_age_ms": self.lease_age_ms, "alive": self.alive}
+        return {
+            "version": self.state.version,
+            "lease_age_ms": self.lease_age_ms,
+            "alive": self.alive,
+            "living": self.living,
+        }
+
+    async def ask_election(self, request: web.Request) -> Any:
+        self.asked.append(msgpack.unpackb(await request.read()))
+        return {}
+
+    async def version(self, request: web.Request) -> Any:
+        self.versions_asked += 1
+        version = self.state.version
+        await asyncio.sleep(0.05)
+        return {"version": version}
 
     async def command(self, request: web.Request) -> Any:
         body = msgpack.unpackb(await request.read())
@@ -79,6 +98,8 @@ def running(test: Callable[[FakeVoter, ControlClient], Awaitable[None]]) -> None
                 web.get("/internal/control/state", packing(voter.get_state)),
                 web.post("/internal/control/heartbeat", packing(voter.heartbeat)),
                 web.post("/internal/control/command", packing(voter.command)),
+                web.post("/internal/control/ask_election", packing(voter.ask_election)),
+                web.get("/internal/control/version", packing(voter.version)),
             ]
         )
         runner = web.AppRunner(application, shutdown_timeout=0.1)
@@ -87,7 +108,7 @@ def running(test: Callable[[FakeVoter, ControlClient], Awaitable[None]]) -> None
         host, port = runner.addresses[0][:2]
         timing = ControlTiming(heartbeat_s=0.02)
         client = ControlClient(
-            "n4", {"v": f"http://{host}:{port}"}, SECRET, timing=timing, progress=lambda: {0: (1, 99)}
+            "n4", {"v": f"http://{host}:{port}"}, SECRET, timing=timing, progress=lambda: {0: Progress(1, 99, 7)}
         )
         async with client:
             await test(voter, client)
@@ -103,7 +124,7 @@ def test_a_node_that_is_heard_and_up_to_date_holds_the_lease() -> None:
         assert client.lease <= time.monotonic()
         assert client.state.version == voter.state.version
         beat = voter.beats[-1]
-        assert (beat["node"], beat["instance"], beat["progress"]) == ("n4", client.instance, {0: [1, 99]})
+        assert (beat["node"], beat["instance"], beat["progress"]) == ("n4", client.instance, {0: [1, 99, 7]})
 
     running(run)
 
@@ -215,5 +236,95 @@ def test_the_version_known_never_goes_back() -> None:
         await until(lambda: client.state.version == newest)
         client._take(founded())
         assert client.state.version == newest
+
+    running(run)
+
+
+def test_whoever_uses_the_lease_is_told_when_it_moves() -> None:
+    async def run(voter: FakeVoter, client: ControlClient) -> None:
+        told: list[tuple[float, ClusterState]] = []
+        versions: list[int] = []
+        client.on_change(lambda state: versions.append(state.version))
+        end = client.on_lease(lambda valid_until, state: told.append((valid_until, state)))
+        await until(lambda: len(told) > 2)
+        assert told[-1] == (client.lease + 0.4, client.state)
+        assert [valid for valid, _ in told] == sorted({valid for valid, _ in told})
+        voter.state = elected(voter.state)
+        await until(lambda: told[-1][1].version == voter.state.version)
+        assert versions[-1] == voter.state.version
+        end()
+        count, beats = len(told), len(voter.beats)
+        await until(lambda: len(voter.beats) > beats + 3)
+        assert len(told) == count
+
+    running(run)
+
+
+def test_catching_up_ends_when_all_that_was_committed_before_is_known() -> None:
+    async def run(voter: FakeVoter, client: ControlClient) -> None:
+        await until(lambda: client.state.version)
+        voter.known_version = client.state.version
+        voter.state = elected(voter.state)
+        waiting = asyncio.create_task(client.catch_up(5))
+        await until(lambda: voter.versions_asked)
+        assert not waiting.done()
+        voter.known_version = None
+        assert (await waiting).version == voter.state.version
+
+    running(run)
+
+
+def test_those_who_ask_together_share_a_question_put_after_they_asked() -> None:
+    async def run(voter: FakeVoter, client: ControlClient) -> None:
+        await until(lambda: client.state.version)
+        first = [asyncio.create_task(client.catch_up(5)) for _ in range(20)]
+        await until(lambda: voter.versions_asked == 1)
+        # The answer under way is from before this commit: who asks now must not be content with it.
+        voter.state = elected(voter.state)
+        later = [asyncio.create_task(client.catch_up(5)) for _ in range(20)]
+        for task in later:
+            assert (await task).version == voter.state.version
+        await asyncio.gather(*first)
+        assert voter.versions_asked == 2
+
+    running(run)
+
+
+def test_catching_up_fails_in_time_when_nobody_answers() -> None:
+    async def run(voter: FakeVoter, client: ControlClient) -> None:
+        await until(lambda: client.state.version)
+        client._voters["v"] = "http://127.0.0.1:1"
+        with pytest.raises(TimedOut):
+            await client.catch_up(0.1)
+        left_over = asyncio.create_task(client.catch_up(30))
+        await asyncio.sleep(0)
+        await client._question.close()
+        with pytest.raises(ControlStopped):
+            await left_over
+
+    running(run)
+
+
+def test_an_election_is_asked_for_at_the_leader() -> None:
+    async def run(voter: FakeVoter, client: ControlClient) -> None:
+        await until(lambda: client.leader)
+        await client.ask_election(2, 17)
+        assert voter.asked == [{"shard": 2, "above_epoch": 17}]
+        client._voters["v"] = "http://127.0.0.1:1"
+        await client.ask_election(2, 17)
+
+    running(run)
+
+
+def test_every_node_can_tell_who_is_alive_while_the_leader_says_so() -> None:
+    async def run(voter: FakeVoter, client: ControlClient) -> None:
+        assert client.alive is None
+        await until(lambda: client.alive and client.state.version)
+        assert client.alive == {"n1", "n4"}
+        seen = client.overview()
+        assert {node["id"]: node["alive"] for node in seen["nodes"]} == {
+            node: node in ("n1", "n4") for node in voter.state.nodes
+        }
+        assert seen["control_leader"] == "v"
 
     running(run)

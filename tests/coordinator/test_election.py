@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import product
 from types import MappingProxyType
@@ -12,16 +13,20 @@ from hypothesis import strategies as st
 
 from lsmq_coordinator.commands import apply
 from lsmq_coordinator.election import (
+    Progress,
     choose_candidate,
-    drain_plan,
     leader_counts,
     place_replicas,
     spread_leaders,
 )
 from lsmq_coordinator.overseer import failovers, transfers
-from lsmq_coordinator.state import ClusterState, Node, NodeState, Settings, Shard
+from lsmq_coordinator.state import ClusterState, Member, Node, NodeState, Settings, Shard
 
 NAMES = ["a", "b", "c", "d", "e"]
+
+
+def listed(nodes: Iterable[str], incarnation: int = 7) -> tuple[Member, ...]:
+    return tuple(Member(node, incarnation) for node in nodes)
 
 
 def cluster(shards: list[Shard], nodes: list[str] = NAMES, draining: tuple[str, ...] = ()) -> ClusterState:
@@ -43,28 +48,39 @@ def clusters(draw: st.DrawFn, max_shards: int = 8) -> ClusterState:
     for id in range(draw(st.integers(1, max_shards))):
         replicas = tuple(draw(st.permutations(nodes))[: draw(st.integers(1, len(nodes)))])
         in_sync = tuple(node for node in replicas if draw(st.booleans())) or replicas[:1]
-        shards.append(Shard(id, replicas, draw(st.sampled_from(in_sync)), 1, in_sync, 1))
+        shards.append(Shard(id, replicas, draw(st.sampled_from(in_sync)), 1, listed(in_sync), 1))
     draining = tuple(node for node in nodes if draw(st.integers(0, 4)) == 0)
     return cluster(shards, nodes, draining)
 
 
-SHARD = Shard(0, ("a", "b", "c"), "a", 3, ("a", "b", "c"), 1)
+SHARD = Shard(0, ("a", "b", "c"), "a", 3, listed("abc"), 1)
 
 
 def test_only_a_live_member_of_the_in_sync_set_is_a_candidate() -> None:
-    shard = replace(SHARD, in_sync=("a", "b"))
+    shard = replace(SHARD, in_sync=listed("ab"))
     assert choose_candidate(shard, {"c"}) is None
-    assert choose_candidate(shard, {"b", "c"}, {"c": (9, 9)}) == "b"
+    assert choose_candidate(shard, {"b", "c"}, {"c": Progress(9, 9)}) == "b"
     assert choose_candidate(shard, {"b", "c"}, preferred="c") == "b"
 
 
 def test_the_candidate_is_the_preferred_one_else_who_reaches_furthest_else_who_leads_least() -> None:
     alive = {"b", "c"}
-    assert choose_candidate(SHARD, alive, {"b": (3, 100), "c": (3, 200)}) == "c"
-    assert choose_candidate(SHARD, alive, {"b": (4, 1), "c": (3, 200)}) == "b"
-    assert choose_candidate(SHARD, alive, {"b": (3, 100), "c": (3, 200)}, preferred="b") == "b"
+    near, far = Progress(3, 100), Progress(3, 200)
+    assert choose_candidate(SHARD, alive, {"b": near, "c": far}) == "c"
+    assert choose_candidate(SHARD, alive, {"b": Progress(4, 1), "c": far}) == "b"
+    assert choose_candidate(SHARD, alive, {"b": near, "c": far}, preferred="b") == "b"
+    assert choose_candidate(SHARD, alive, {"c": Progress(0, 0)}) == "c", "the other may have no replica that works"
     assert choose_candidate(SHARD, alive, loads={"b": 5, "c": 1}) == "c"
     assert choose_candidate(SHARD, alive) == "b"
+
+
+def test_a_replica_that_is_not_what_the_set_lists_is_no_candidate() -> None:
+    alive = {"b", "c"}
+    emptied, same = Progress(9, 900, incarnation=8), Progress(3, 100, incarnation=7)
+    assert choose_candidate(SHARD, alive, {"b": emptied, "c": same}) == "c"
+    assert choose_candidate(SHARD, {"b"}, {"b": emptied}) is None
+    unclaimed = replace(SHARD, in_sync=listed("abc", 0))
+    assert choose_candidate(unclaimed, alive, {"b": emptied, "c": same}) == "b"
 
 
 @given(st.integers(1, 7), st.integers(1, 7), st.integers(1, 40))
@@ -105,18 +121,23 @@ def test_spreading_ends_and_leaves_no_better_single_transfer(state: ClusterState
     after = run_transfers(state, alive)
     counts = leader_counts(after, alive & set(after.active_nodes()))
     for shard in after.shards.values():
-        for target in shard.in_sync:
-            if target in counts and shard.leader in counts:
-                assert counts[shard.leader] - counts[target] <= 1
-            assert not (target in counts and shard.leader not in counts), "a draining node leads on without need"
+        fit = [node for node in shard.in_sync_nodes if node in counts]
+        assert shard.leader in counts or not fit, "a draining node leads on without need"
+        if shard.replicas[0] in fit:
+            assert shard.leader == shard.replicas[0]
+        elif fit:
+            assert all(counts[str(shard.leader)] - counts[target] <= 1 for target in fit)
 
 
 @settings(max_examples=100, deadline=None)
 @given(clusters(max_shards=5))
-def test_spreading_is_as_even_as_any_choice_of_leaders(state: ClusterState) -> None:
+def test_where_the_preferred_cannot_lead_spreading_is_as_even_as_any_choice(state: ClusterState) -> None:
     alive = frozenset(state.nodes)
     willing = set(state.active_nodes())
-    choices = [[n for n in shard.in_sync if n in willing] or [shard.leader] for shard in state.shards.values()]
+    choices = []
+    for shard in state.shards.values():
+        fit = [node for node in shard.in_sync_nodes if node in willing] or [shard.leader]
+        choices.append([shard.replicas[0]] if shard.replicas[0] in fit else fit)
     best = min(sum(count * count for count in Counter(choice).values()) for choice in product(*choices))
     after = run_transfers(state, alive)
     assert sum(count * count for count in Counter(s.leader for s in after.shards.values()).values()) == best
@@ -124,14 +145,14 @@ def test_spreading_is_as_even_as_any_choice_of_leaders(state: ClusterState) -> N
 
 def test_leaders_return_to_their_first_replicas_when_a_node_comes_back() -> None:
     placed = place_replicas(["a", "b", "c"], 6, 3)
-    shards = [Shard(id, chosen, chosen[0], 1, chosen, 1) for id, chosen in placed.items()]
+    shards = [Shard(id, chosen, chosen[0], 1, listed(chosen), 1) for id, chosen in placed.items()]
     everybody = frozenset("abc")
     state = cluster(shards, ["a", "b", "c"])
     for number, command in enumerate(failovers(state, everybody - {"a"}, {})):
         state, result = apply(state, {**command, "request_id": f"f{number}"})
         assert result["ok"]
     assert leader_counts(state, everybody) == {"a": 0, "b": 3, "c": 3}
-    whole = {id: replace(shard, in_sync=shard.replicas) for id, shard in state.shards.items()}
+    whole = {id: replace(shard, in_sync=listed(shard.replicas)) for id, shard in state.shards.items()}
     state = run_transfers(replace(state, shards=MappingProxyType(whole)), everybody)
     assert {shard.leader == shard.replicas[0] for shard in state.shards.values()} == {True}
 
@@ -147,12 +168,49 @@ def test_a_failover_elects_the_living_and_keeps_enough_in_sync(state: ClusterSta
         assert shard.leader in alive
         assert len(shard.in_sync) >= min(len(former.in_sync), state.settings.min_in_sync)
     for shard in state.shards.values():
-        assert shard.leader in alive or not set(shard.in_sync) & alive
+        assert shard.leader in alive or not set(shard.in_sync_nodes) & alive
 
 
-def test_a_drained_nodes_replicas_go_where_least_is_held() -> None:
-    shards = [Shard(id, ("a", "b"), "a", 1, ("a", "b"), 1) for id in range(4)]
-    moves = drain_plan(cluster(shards, ["a", "b", "c", "d"]), "a")
-    assert Counter(move.target for move in moves) == {"c": 2, "d": 2}
-    nowhere = drain_plan(cluster(shards, ["a", "b"]), "a")
-    assert {move.target for move in nowhere} == {None}
+def test_an_election_that_is_asked_for_lifts_the_epoch_and_may_choose_the_same_leader() -> None:
+    state = cluster([SHARD], ["a", "b", "c"])
+    everybody = frozenset("abc")
+    reports = {node: {0: Progress(3, lsn, 7)} for node, lsn in (("a", 300), ("b", 200), ("c", 100))}
+    assert failovers(state, everybody, reports, {0: 2}) == []
+    for above, epoch in ((3, 4), (9, 10)):
+        [command] = failovers(state, everybody, reports, {0: above})
+        after, result = apply(state, {**command, "request_id": "asked"})
+        assert result["epoch"] == epoch
+        assert after.shards[0].leader == "a"
+    # A leader whose replica no longer works does not report it.
+    del reports["a"][0]
+    [command] = failovers(state, everybody, reports, {0: 3})
+    assert command["candidate"] == "b"
+    assert command["suspects"] == []
+
+
+def test_leadership_returns_to_the_preferred_only_when_its_replica_works() -> None:
+    state = cluster([replace(SHARD, leader="b")], ["a", "b", "c"])
+    everybody = frozenset("abc")
+    assert [command["candidate"] for command in transfers(state, everybody)] == ["a"]
+    for broken in ({}, {0: Progress(3, 9, incarnation=8)}):
+        assert transfers(state, everybody, {"a": broken}) == []
+    assert transfers(state, everybody, {"a": {0: Progress(3, 9, incarnation=7)}}) != []
+
+
+def test_a_leader_handed_over_stays_where_it_was_put() -> None:
+    placed = place_replicas(["a", "b", "c"], 3, 3)
+    state = cluster([Shard(id, chosen, chosen[0], 1, listed(chosen), 1) for id, chosen in placed.items()], list("abc"))
+    command = {"op": "transfer_leader", "shard": 0, "candidate": "b", "expected_epoch": 1}
+    state, result = apply(state, {**command, "request_id": "1"})
+    assert (result["ok"], state.shards[0].leader, state.shards[0].replicas[0]) == (True, "b", "b")
+    assert transfers(state, frozenset("abc")) == []
+
+
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(1, 12), st.lists(st.sampled_from(NAMES), max_size=4))
+def test_first_leaders_lead_first(nodes: int, replicas: int, shards: int, leaders: list[str]) -> None:
+    names = NAMES[:nodes]
+    leaders = [leader for leader in leaders if leader in names]
+    placed = place_replicas(names, shards, min(replicas, nodes), leaders)
+    for id, chosen in placed.items():
+        assert chosen[0] == (leaders or names)[id % len(leaders or names)]
+        assert len(set(chosen)) == min(replicas, nodes)

@@ -22,9 +22,10 @@ from lsmq.errors import AddressInUse, CorruptFile, InvalidRequest, TimedOut
 from lsmq_coordinator.auth import ClusterSecret
 from lsmq_coordinator.errors import ControlStopped, NoControlLeader
 from lsmq_coordinator.journal import Journal
-from lsmq_coordinator.raft import Raft, RaftTiming
+from lsmq_coordinator.raft import Raft
 from lsmq_coordinator.raft_control import RaftConfig, RaftControl
 from lsmq_coordinator.raft_messages import FrameSession
+from lsmq_coordinator.raft_terms import RaftTiming
 from lsmq_coordinator.zookeeper_server import free_ports
 from support.raft_group import until
 

@@ -289,7 +289,7 @@ def test_shards_get_new_leaders_when_their_node_is_killed(tmp_path: Path) -> Non
                 gaps.append(time.monotonic() - began)
                 for id, epoch in epochs.items():
                     assert state.shards[id].epoch > epoch
-                    assert victim not in state.shards[id].in_sync
+                    assert victim not in state.shards[id].in_sync_nodes
                 state.check()
                 group.nodes[victim].start()
                 # It catches up and is taken in again, as the shards' leaders would say.
@@ -299,7 +299,7 @@ def test_shards_get_new_leaders_when_their_node_is_killed(tmp_path: Path) -> Non
                         "shard": shard.id,
                         "epoch": client.state.shards[shard.id].epoch,
                         "expected_version": client.state.shards[shard.id].version,
-                        "in_sync": list(shard.replicas),
+                        "in_sync": [[node, 1] for node in shard.replicas],
                     }
                     assert (await client.submit(back, 10))["ok"]
         return gaps

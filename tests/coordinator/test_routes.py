@@ -20,7 +20,7 @@ def with_topic(state: ClusterState, queues: int = 10) -> ClusterState:
 
 def elected(state: ClusterState, shard: int = 0) -> ClusterState:
     current = state.shards[shard]
-    candidate = next(node for node in current.in_sync if node != current.leader)
+    candidate = next(node for node in current.in_sync_nodes if node != current.leader)
     command = {"op": "elect", "shard": shard, "candidate": candidate, "expected_epoch": current.epoch}
     after, result = apply(state, {**command, "request_id": f"e{state.version}"})
     assert result["ok"]
@@ -41,7 +41,14 @@ def test_routes_say_where_each_queue_is_led() -> None:
     assert (moved["epoch"], moved["leader"]) == (2, f"http://{state.shards[0].leader}")
     state = apply(
         state,
-        {"op": "leave_in_sync", "request_id": "l", "shard": 0, "node": state.shards[0].leader, "expected_version": 2},
+        {
+            "op": "leave_in_sync",
+            "request_id": "l",
+            "shard": 0,
+            "node": state.shards[0].leader,
+            "incarnation": 0,
+            "expected_version": 2,
+        },
     )[0]
     assert routes(state, state.topics["t"])[0]["leader"] is None
 

@@ -53,6 +53,8 @@ shard_ids = st.integers(0, SHARDS)
 small = st.integers(0, 6)
 request_ids = st.integers(0, 60).map(str)
 node_lists = st.lists(node_ids, max_size=4)
+incarnations = st.integers(-1, 2)
+member_lists = st.lists(st.tuples(node_ids, incarnations).map(list), max_size=4)
 
 
 def command(op: str, **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
@@ -66,9 +68,12 @@ singles = st.one_of(
     command("register_node", node=node_ids, url=st.just("http://u"), internal_url=st.just("http://i")),
     command("elect", shard=shard_ids, candidate=node_ids, expected_epoch=small, suspects=node_lists),
     command("elect", shard=shard_ids, candidate=node_ids, expected_epoch=small, min_epoch=small),
-    command("set_in_sync", shard=shard_ids, epoch=small, expected_version=small, in_sync=node_lists),
+    command("transfer_leader", shard=shard_ids, candidate=node_ids, expected_epoch=small),
+    command("set_in_sync", shard=shard_ids, epoch=small, expected_version=small, in_sync=member_lists),
     command("set_replicas", shard=shard_ids, expected_version=small, replicas=node_lists),
-    command("leave_in_sync", shard=shard_ids, node=node_ids, expected_version=small),
+    command("set_target", shard=shard_ids, expected_version=small, replicas=node_lists),
+    command("cancel_target", shard=shard_ids, expected_version=small),
+    command("leave_in_sync", shard=shard_ids, node=node_ids, incarnation=incarnations, expected_version=small),
     command("drain_node", node=node_ids),
     command("undrain_node", node=node_ids),
     command("remove_node", node=node_ids),
@@ -106,6 +111,10 @@ def test_whatever_commands_come_the_invariants_hold(sequence: list[dict[str, Any
             assert (shard == former) == (shard.version == former.version)
             if shard.leader != former.leader and shard.leader is not None:
                 assert shard.epoch > former.epoch, "a new leader without a new epoch"
+                assert shard.listed(shard.leader) == former.listed(shard.leader) is not None, "not from the in-sync set"
+            assert len(set(shard.replicas) ^ set(former.replicas)) <= 1 or entry["op"] == "batch"
+            if set(shard.in_sync_nodes) < set(former.in_sync_nodes) and entry["op"] in ("elect", "set_replicas"):
+                assert len(shard.in_sync) >= after.settings.min_in_sync
         for topic in after.topics.values():
             assert topic_ids.setdefault(topic.id, topic.name) == topic.name, "a topic id was used again"
         state = after
@@ -157,7 +166,7 @@ def test_an_election_raises_the_epoch_and_drops_suspects_but_never_the_candidate
     state, result = run(state, op="elect", shard=0, candidate=candidate, expected_epoch=1, suspects=[old])
     assert (result["ok"], result["epoch"]) == (True, 2)
     assert state.shards[0].leader == candidate
-    assert set(state.shards[0].in_sync) == {candidate, third}
+    assert set(state.shards[0].in_sync_nodes) == {candidate, third}
     stale = run(state, op="elect", shard=0, candidate=third, expected_epoch=1)[1]
     assert (stale["code"], stale["epoch"], stale["leader"]) == ("stale", 2, candidate)
     assert run(state, op="elect", shard=0, candidate=old, expected_epoch=2)[1]["code"] == "not_in_sync"
@@ -171,17 +180,17 @@ def test_an_election_raises_the_epoch_and_drops_suspects_but_never_the_candidate
 def test_the_in_sync_set_changes_only_for_the_current_epoch_and_version() -> None:
     state = founded()
     shard = state.shards[0]
-    keep = [shard.leader, shard.replicas[1]]
+    keep = [[shard.leader, 7], [shard.replicas[1], 8]]
     change = {"op": "set_in_sync", "shard": 0, "in_sync": keep}
     assert run(state, **change, epoch=2, expected_version=1)[1]["code"] == "stale"
     assert run(state, **change, epoch=1, expected_version=9)[1]["code"] == "stale"
-    followers = {**change, "in_sync": list(shard.replicas[1:])}
+    followers = {**change, "in_sync": [[node, 7] for node in shard.replicas[1:]]}
     assert run(state, **followers, epoch=1, expected_version=1)[1]["code"] == "not_in_sync"
-    strangers = {**change, "in_sync": [shard.leader, "n7"]}
+    strangers = {**change, "in_sync": [[shard.leader, 7], ["n7", 7]]}
     assert run(state, **strangers, epoch=1, expected_version=1)[1]["code"] == "invalid_command"
     state, result = run(state, **change, epoch=1, expected_version=1)
     assert result["shard_version"] == 2
-    assert list(state.shards[0].in_sync) == keep
+    assert [list(member) for member in state.shards[0].in_sync] == keep
 
 
 def test_a_replica_moves_in_steps_that_never_lose_the_in_sync_set() -> None:
@@ -193,27 +202,62 @@ def test_a_replica_moves_in_steps_that_never_lose_the_in_sync_set() -> None:
     assert fresh not in state.shards[0].in_sync
     away = {"op": "set_replicas", "shard": 0, "replicas": [second, third, fresh]}
     assert run(state, **away, expected_version=2)[1]["code"] == "is_leader"
-    early = {"op": "set_replicas", "shard": 0, "replicas": [leader, fresh]}
-    assert run(state, **early, expected_version=2)[1]["code"] == "not_enough_replicas"
-    state, _ = run(
-        state, op="set_in_sync", shard=0, epoch=1, expected_version=2, in_sync=[leader, second, third, fresh]
-    )
+    two = {"op": "set_replicas", "shard": 0, "replicas": [leader, fresh]}
+    assert run(state, **two, expected_version=2)[1]["code"] == "invalid_command"
+    listed = [[node, 7] for node in (leader, second)]
+    state, _ = run(state, op="set_in_sync", shard=0, epoch=1, expected_version=2, in_sync=listed)
+    early = {"op": "set_replicas", "shard": 0, "replicas": [leader, third, fresh]}
+    assert run(state, **early, expected_version=3)[1]["code"] == "not_enough_replicas"
+    listed.append([fresh, 9])
+    state, _ = run(state, op="set_in_sync", shard=0, epoch=1, expected_version=3, in_sync=listed)
     assert state.shards[0].adding == ()
-    state, result = run(state, op="set_replicas", shard=0, expected_version=3, replicas=[leader, second, fresh])
+    state, result = run(state, op="set_replicas", shard=0, expected_version=4, replicas=[leader, third, fresh])
     assert result["ok"]
-    assert set(state.shards[0].in_sync) == {leader, second, fresh}
+    assert set(state.shards[0].in_sync) == {(leader, 7), (fresh, 9)}
 
 
 def test_a_damaged_replica_leaves_and_the_last_one_in_sync_may_not() -> None:
     state = founded()
     leader, second, third = state.shards[0].replicas
-    state, _ = run(state, op="leave_in_sync", shard=0, node=leader, expected_version=1)
+    leave: dict[str, Any] = {"op": "leave_in_sync", "shard": 0, "incarnation": 0}
+    assert run(state, **{**leave, "incarnation": 5}, node=leader, expected_version=1)[0].shards[0] == state.shards[0]
+    state, _ = run(state, **leave, node=leader, expected_version=1)
     assert state.shards[0].leader is None
-    state, _ = run(state, op="leave_in_sync", shard=0, node=second, expected_version=2)
-    refused = run(state, op="leave_in_sync", shard=0, node=third, expected_version=3)[1]
+    state, _ = run(state, **leave, node=second, expected_version=2)
+    refused = run(state, **leave, node=third, expected_version=3)[1]
     assert refused["code"] == "sole_in_sync"
     state, result = run(state, op="elect", shard=0, candidate=third, expected_epoch=1)
     assert result["epoch"] == 2
+
+
+def test_leadership_is_handed_over_to_who_may_keep_it() -> None:
+    state = founded()
+    leader, second, third = state.shards[0].replicas
+    state, _ = run(state, op="drain_node", node=third)
+    hand_over: dict[str, Any] = {"op": "transfer_leader", "shard": 0, "expected_epoch": 1}
+    stranger = next(node for node in NODES if node not in state.shards[0].replicas)
+    assert run(state, **hand_over, candidate=stranger)[1]["code"] == "not_in_sync"
+    assert run(state, **hand_over, candidate=third)[1]["code"] == "draining"
+    assert run(state, **{**hand_over, "expected_epoch": 7}, candidate=second)[1]["code"] == "stale"
+    moving, _ = run(state, op="set_target", shard=0, expected_version=1, replicas=[stranger, leader])
+    assert run(moving, **hand_over, candidate=second)[1]["code"] == "moving"
+    state, result = run(state, **hand_over, candidate=second)
+    assert (result["ok"], result["epoch"]) == (True, 2)
+    assert (state.shards[0].leader, state.shards[0].replicas) == (second, (second, leader, third))
+    # Once more, whoever repeats it: nothing is left to do.
+    again, result = run(state, **hand_over, candidate=second)
+    assert result["ok"] and again.version == state.version
+
+
+def test_a_node_that_a_shard_is_to_move_to_is_not_removed() -> None:
+    state = founded()
+    state, _ = run(state, op="register_node", node="n7", url="http://u", internal_url="http://i")
+    target = ["n7", *state.shards[0].replicas[:2]]
+    state, _ = run(state, op="set_target", shard=0, expected_version=1, replicas=target)
+    refused = run(state, op="remove_node", node="n7")[1]
+    assert (refused["code"], refused["shards"]) == ("holds_replicas", [0])
+    state, _ = run(state, op="cancel_target", shard=0, expected_version=2)
+    assert run(state, op="remove_node", node="n7")[1]["ok"]
 
 
 def test_a_node_is_removed_only_when_it_holds_nothing_and_does_not_vote() -> None:

@@ -4,37 +4,56 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from lsmq_node.benchmarks import BENCHES, BenchFailed, engines, node_servers
 from lsmq_node.benchmarks.isolate import run_case
 from lsmq_node.benchmarks.report import rate_text, ratio, ratio_text, spread
 from lsmq_node.benchmarks.store_cases import reopen
-from lsmq_node.benchmarks.workload import Workload, number_of, queue_of
+from lsmq_node.benchmarks.workload import Contents, Workload, number_of, queue_of
 
 
-def test_the_workload_is_the_same_for_writer_and_reader() -> None:
-    workload = Workload(messages=1000, queues=7, batch=64, message_bytes=58)
-    written: dict[int, list[bytes]] = {queue: [] for queue in range(7)}
-    for queues, bodies in workload.batches():
-        for queue, body in zip(queues.tolist(), bodies, strict=True):
+def put_all(workload: Workload) -> Iterator[tuple[np.ndarray[tuple[int], np.dtype[np.int64]], list[bytes]]]:
+    cycle = list(workload.cycle())
+    for at, count in workload.puts():
+        queues, bodies = cycle[at]
+        yield queues[:count], bodies[:count]
+
+
+@pytest.mark.parametrize(("messages", "queues", "batch"), [(1000, 7, 64), (500, 9, 50), (30, 7, 64), (641, 900, 64)])
+def test_the_workload_is_the_same_for_writer_and_reader(
+    messages: int, queues: int, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lsmq_node.benchmarks.workload.CYCLE", 200)
+    workload = Workload(messages, queues, batch, message_bytes=58)
+    written: dict[int, list[bytes]] = {queue: [] for queue in range(queues)}
+    for chosen, bodies in put_all(workload):
+        for queue, body in zip(chosen.tolist(), bodies, strict=True):
             written[queue].append(body)
-    assert [len(bodies) for bodies in written.values()] == workload.lengths().tolist()
+    contents = Contents(workload)
+    assert sum(map(len, written.values())) == messages
+    assert [len(bodies) for bodies in written.values()] == contents.lengths.tolist()
     for queue, bodies in written.items():
-        assert {len(body) for body in bodies} == {58}
-        assert {queue_of(body) for body in bodies} == {queue}
-        assert [number_of(body) for body in bodies] == sorted(number_of(body) for body in bodies)
+        assert all(len(body) == 58 and queue_of(body) == queue for body in bodies)
+        numbers = [number_of(body) for body in bodies]
+        assert contents.numbers(queue, 0, messages) == numbers
+        assert contents.numbers(queue, 3, 2) == numbers[3:5]
+
+
+def test_a_cycle_meets_every_queue_equally_often() -> None:
+    assert set(np.bincount(Workload(1000, 50, 100, 58).picks()).tolist()) == {20}
 
 
 @pytest.mark.parametrize("name", engines.available()[0])
 def test_every_engine_gives_back_what_was_put(name: str, tmp_path: Path) -> None:
-    workload = Workload(messages=500, queues=9, batch=50, message_bytes=20)
-    store = engines.open_engine(name, tmp_path / "store", "async", engines.queue_names(name, 9))
+    store = engines.open_engine(name, tmp_path / "store", "async", 9)
     expected: dict[int, list[bytes]] = {}
-    for queues, bodies in workload.batches():
-        store.put(queues, bodies)
+    for queues, bodies in put_all(Workload(messages=500, queues=9, batch=50, message_bytes=20)):
+        store.put(engines.prepare(name, queues, bodies))
         for queue, body in zip(queues.tolist(), bodies, strict=True):
             expected.setdefault(queue, []).append(body)
     store.flush()

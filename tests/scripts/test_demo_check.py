@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from _demo.check import checks, judge, latency, receive_rate, recovery_s, send_rate
+from _demo.check import checks, judge, latency, receive_rate, refused_s, send_rate
 from _demo.flights import Flights, digest_of
 from _demo.workers import Receipts, Sends
 
@@ -96,10 +96,10 @@ def test_latency_runs_from_due_to_received_for_the_paced_rows_alone() -> None:
     assert found.greatest_ms == pytest.approx(40)
 
 
-def test_recovery_ends_with_the_answer_after_the_longest_silence() -> None:
+def test_refusal_ends_with_the_answer_after_the_longest_silence() -> None:
     late_answers_of_the_old_node = [90, 101, 103, 900]
-    assert recovery_s(sends(late_answers_of_the_old_node), 100 * MS) == pytest.approx(0.8)
+    assert refused_s(sends(late_answers_of_the_old_node), 100 * MS, [(0, 1 << 32)]) == pytest.approx(0.8)
 
 
-def test_recovery_is_not_a_number_when_nothing_was_acknowledged_after_the_kill() -> None:
-    assert np.isnan(recovery_s(sends([1, 2, 3, 4]), 100 * MS))
+def test_refusal_is_not_a_number_when_nothing_was_acknowledged_after_the_kill() -> None:
+    assert np.isnan(refused_s(sends([1, 2, 3, 4]), 100 * MS, [(0, 1 << 32)]))

@@ -17,8 +17,10 @@ from lsmq.record_batch import Codec, Column, encode_batch, encode_header, key_ha
 from lsmq_node.storage.checkpoint import Checkpointer, checkpoint_name
 from lsmq_node.storage.columns import queue_keys
 from lsmq_node.storage.disk import OsDisk
+from lsmq_node.storage.documents import Documents
 from lsmq_node.storage.manifest import Manifest, encode_manifest
 from lsmq_node.storage.memtable import TOMBSTONE_TOPIC, SortedRecords
+from lsmq_node.storage.snapshot import SnapshotManifest, encode_snapshot
 from lsmq_node.storage.sstable import TableMeta, TableWriter
 from lsmq_node.storage.state import ShardState, Stored, Topic, TopicOptions
 from lsmq_node.storage.wal import BLOCK_BYTES, Appender, EntryKind, encode_entry_header
@@ -49,7 +51,7 @@ def record_batch() -> bytes:
 
 
 def wal_entries() -> list[bytes]:
-    """A topic, a batch, one that runs over a block's border, an offset, a trim, a tombstone, an epoch."""
+    """A topic, a batch, one that runs over a block's border, an offset, a trim, a tombstone, an epoch, documents."""
     put = msgpack.packb(["put", 1, "orders", 16, TopicOptions().to_dict(), TIME_MS, 0, 16])
     small = record_batch()
     large = encode_batch(1, {Column.QUEUE: [3], Column.LENGTH: [33_000]}, b"0123456789" * 3_300)
@@ -63,6 +65,7 @@ def wal_entries() -> list[bytes]:
         (EntryKind.TRIM, 1, 1, 0, position),
         (EntryKind.DELETE, 1, 1, 0, position),
         (EntryKind.EPOCH, 0, 0, 0, b""),
+        (EntryKind.DOCUMENT, 0, 0, 0, msgpack.packb([["group/kitchen", b"state"], ["txn/1", None]])),
     ]
     return [
         encode_entry_header(kind, 5, 100 * number, TIME_MS + number, topic_id, count, check) + body
@@ -127,6 +130,7 @@ def checkpoint_state() -> ShardState:
     topic.deletes, topic.version = 2, 9
     state.commit_offsets("group", 1, np.array([7], np.uint32), np.array([1], np.int64), reset=False)
     state.epochs = [(1, 0), (4, 2_048)]
+    state.documents = Documents([("group/kitchen", b"state")])
     state.producers.record(9, 1, Stored(0, 500, TIME_MS, np.array([0, 1], np.int64)))
     return state
 
@@ -134,8 +138,14 @@ def checkpoint_state() -> ShardState:
 def checkpoint() -> bytes:
     with tempfile.TemporaryDirectory() as directory:
         checkpointer = Checkpointer()
-        checkpointer.write(OsDisk(), Path(directory), 5, checkpointer.take(checkpoint_state(), 4_096))
-        return (Path(directory) / checkpoint_name(5)).read_bytes()
+        checkpointer.write(OsDisk(), Path(directory), 6, checkpointer.take(checkpoint_state(), 4_096))
+        return (Path(directory) / checkpoint_name(6)).read_bytes()
+
+
+def snapshot() -> bytes:
+    meta = table_meta()
+    described = Manifest(SEGMENT_BYTES, 6, 4_096, 5, (meta,), ((meta,),))
+    return encode_snapshot(SnapshotManifest(described, 300, ((1, 0), (4, 2_048))))
 
 
 FILES: dict[str, Callable[[], bytes]] = {
@@ -143,7 +153,8 @@ FILES: dict[str, Callable[[], bytes]] = {
     "0000000000000000.wal": wal_segment,
     "000000000004.tbl": table,
     "MANIFEST": manifest,
-    "000000000005.ckp": checkpoint,
+    "000000000006.ckp": checkpoint,
+    "SNAPSHOT": snapshot,
 }
 
 

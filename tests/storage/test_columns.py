@@ -1,4 +1,4 @@
-"""The columnar parts against plain Python: gather, offsets, sorting, packing, bloom filter, names, cache."""
+"""The columnar parts against plain Python: gather, offsets, sorting, packing, bloom filter, cache."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lsmq.record_batch import Codec, Column, RecordBatch, encode_batch
-from lsmq_node.storage import queue_names
-from lsmq_node.storage.bloom import bloom_build, bloom_may_contain
+from lsmq_node.storage.block import Block
+from lsmq_node.storage.bloom import PROBES, bloom_build, bloom_has_many, bloom_probes
 from lsmq_node.storage.cache import BlockCache
 from lsmq_node.storage.columns import (
     DTYPES,
@@ -28,7 +28,8 @@ from lsmq_node.storage.columns import (
     wrap64,
 )
 from lsmq_node.storage.memtable import Memtable
-from lsmq_node.storage.queue_names import QueueNames
+from lsmq_node.storage.sstable import INDEX_DTYPES
+from lsmq_node.storage.table import TableIndex
 
 from .harness import profile
 
@@ -60,6 +61,15 @@ def test_gather_is_slicing(sizes: list[int], order: object, repeat: bool) -> Non
 def test_stable_order_is_a_stable_sort(keys: list[int]) -> None:
     expected = sorted(range(len(keys)), key=lambda at: keys[at])
     assert stable_order(np.array(keys, np.uint64)).tolist() == expected
+
+
+@pytest.mark.parametrize("bits", [1, 16, 17, 33, 48, 64])
+@pytest.mark.parametrize("count", [511, 512, 3_000])
+def test_stable_order_of_many_keys(bits: int, count: int) -> None:
+    random = np.random.default_rng(bits)
+    keys = (random.integers(0, 1 << 63, count, np.uint64) << np.uint64(1)) >> np.uint64(64 - bits)
+    for some in (keys, keys | np.uint64(1 << 63), keys[random.integers(0, 9, count)]):
+        assert stable_order(some).tolist() == np.argsort(some, kind="stable").tolist()
 
 
 @given(values=st.lists(st.integers(0, 6), min_size=1))
@@ -177,62 +187,48 @@ def test_wrap64_is_modulo_two_to_the_64(value: int) -> None:
 def test_a_bloom_filter_knows_all_that_it_was_built_from(keys: list[int]) -> None:
     bits, probes = bloom_build(np.array(keys, np.uint64))
     words = bits.view(np.dtype("<u8"))
-    assert all(bloom_may_contain(words, probes, key) for key in keys)
+    assert probes == PROBES
+    index = TableIndex({column: np.zeros(1, dtype) for column, dtype in INDEX_DTYPES.items()}, words, probes)
+    assert all(index.may_contain(key) for key in keys)
+    assert index.may_have_many(bloom_probes(np.array(keys, np.uint64))).all()
 
 
 def test_a_bloom_filter_errs_seldom() -> None:
     bits, probes = bloom_build(queue_keys(7, np.arange(0, 20_000, 2)))
     words = bits.view(np.dtype("<u8"))
-    wrong = sum(bloom_may_contain(words, probes, 7 << 32 | queue) for queue in range(1, 20_000, 2))
-    assert wrong < 10_000 * 0.04
+    others = queue_keys(7, np.arange(1, 20_000, 2))
+    assert np.count_nonzero(bloom_has_many(words, bloom_probes(others))) < 10_000 * 0.04
+    index = TableIndex({column: np.zeros(1, dtype) for column, dtype in INDEX_DTYPES.items()}, words, probes)
+    assert sum(map(index.may_contain, others.tolist())) < 10_000 * 0.04
 
 
-# -- names -----------------------------------------------------------------------------------------------
-
-name_lists = st.lists(st.lists(st.text("abé水", min_size=1, max_size=3), min_size=1, max_size=20), max_size=12)
-
-
-def check_names(batches: list[list[str]], forget: int) -> None:
-    names, model = QueueNames(), dict[str, int]()
-    for batch in batches:
-        assert names.find(batch).tolist() == [model.get(name, -1) for name in batch]
-        fresh = [name for name in dict.fromkeys(batch) if name not in model]
-        if fresh:
-            names.add(fresh)
-            model.update((name, len(model)) for name in fresh)
-        assert names.find(batch).tolist() == [model[name] for name in batch]
-        assert [names.find_one(name) for name in batch] == [model[name] for name in batch]
-        assert [names.name(model[name]) for name in batch] == batch
-    kept = max(0, len(model) - forget)
-    names.truncate(kept)
-    assert len(names) == kept
-    for name, number in model.items():
-        expected = number if number < kept else -1
-        assert names.find_one(name) == expected
-        assert names.find([name, "other"]).tolist()[0] == expected
+def test_a_filter_of_another_number_of_probes_passes_nothing_over() -> None:
+    bits, probes = bloom_build(queue_keys(7, np.arange(10)))
+    columns = {column: np.zeros(1, dtype) for column, dtype in INDEX_DTYPES.items()}
+    index = TableIndex(columns, bits.view(np.dtype("<u8")), probes + 1)
+    assert all(index.may_contain(7 << 32 | queue) for queue in range(1_000))
 
 
-@profile(80)
-@given(batches=name_lists, forget=st.integers(0, 30))
-def test_names_are_a_dict(batches: list[list[str]], forget: int) -> None:
-    check_names(batches, forget)
+# -- blocks ----------------------------------------------------------------------------------------------
 
 
-@profile(80)
-@given(batches=name_lists, forget=st.integers(0, 30), hashes=st.sampled_from((1, 2, 3)))
-def test_names_are_a_dict_when_hashes_collide(batches: list[list[str]], forget: int, hashes: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(queue_names, "hash", lambda name: len(name) % hashes * 4_096, raising=False)
-        check_names(batches, forget)
-
-
-def test_many_names_keep_their_numbers_while_the_table_grows() -> None:
-    names = QueueNames()
-    for first in range(0, 30_000, 5_000):
-        names.add([f"queue {number}" for number in range(first, first + 5_000)])
-    every = [f"queue {number}" for number in range(30_000)]
-    assert names.find(every).tolist() == list(range(30_000))
-    assert names.find_one("queue 30000") == -1
+@pytest.mark.parametrize("step", [1, 300, 70_000])
+@pytest.mark.parametrize("more", [(), (Column.PRIORITY,), (Column.PRIORITY, Column.TAG_HASH), (Column.KEY_HASH,)])
+def test_a_block_finds_its_queues_wherever_its_columns_lie(step: int, more: tuple[Column, ...]) -> None:
+    queues = np.repeat(np.arange(0, 9 * step, step, np.uint32), 3)
+    count = len(queues)
+    columns: Columns = {
+        Column.TOPIC: np.full(count, 7, np.uint32),
+        Column.QUEUE: queues,
+        Column.OFFSET: np.tile(np.arange(3), 9),
+        Column.LENGTH: np.zeros(count, np.uint32),
+        Column.STORED_MS: np.zeros(count, np.int64),
+        **{column: np.arange(1, count + 1).astype(DTYPES[column]) for column in more},
+    }
+    block = Block(encode_one(columns, np.empty(0, np.uint8)), "block", 0)
+    for at in range(9):
+        assert block.span(7 << 32 | at * step) == (3 * at, 3 * at + 3)
+        assert block.seek(7 << 32 | at * step, 2) == 3 * at + 2
 
 
 # -- cache -----------------------------------------------------------------------------------------------
@@ -243,6 +239,7 @@ class Item:
     """Something of a size."""
 
     memory_bytes: int
+    recent: bool = False
 
 
 @profile(60)
@@ -252,7 +249,7 @@ def test_the_cache_stays_within_its_limit_and_keeps_what_was_used_last(uses: lis
     sizes: dict[tuple[int, int], int] = {}
     for owner, part, drawn in uses:
         size = sizes.setdefault((owner, part), drawn)
-        assert cache.get(owner, part, lambda size=size: Item(size)).memory_bytes == size  # type: ignore[misc]
+        assert cache.get(owner, part, lambda _, size=size: Item(size)).memory_bytes == size  # type: ignore[misc]
         assert cache.has(owner, part) == (size <= 125)
         assert cache.used_bytes <= 1_000
     for owner in range(4):
@@ -260,6 +257,19 @@ def test_the_cache_stays_within_its_limit_and_keeps_what_was_used_last(uses: lis
         assert not any(cache.has(owner, part) for part in range(7))
     assert cache.used_bytes == 0
     assert cache.hits + cache.misses == len(uses)
+
+
+def test_what_was_used_since_outlives_what_was_not() -> None:
+    cache = BlockCache(1_000)
+    for part in range(10):
+        cache.get(0, part, lambda _: Item(100))
+    cache.get(0, 10, lambda _: Item(100))  # none was used more than once: the oldest goes
+    assert not cache.has(0, 0)
+    for part in (1, 3, 5):
+        cache.get(0, part, lambda _: Item(100))
+    for part in range(11, 15):
+        cache.get(0, part, lambda _: Item(100))
+    assert [part for part in range(1, 7) if cache.has(0, part)] == [1, 3, 5]
 
 
 # -- memtable --------------------------------------------------------------------------------------------
@@ -290,10 +300,14 @@ def test_a_memtable_finds_each_queue_in_order_however_it_is_chunked(
                 check_memtable(memtable, model)
         if batches:
             check_memtable(memtable, model)
-            table = memtable.sorted()
-            expected = [content for queue in sorted(model) for content in model[queue]]
-            assert table.payload.tobytes() == b"".join(expected)
-            assert table.keys.tolist() == sorted(table.keys.tolist())
+            for piece_bytes in (1 << 20, 100):
+                patch.setattr("lsmq_node.storage.memtable.PIECE_BYTES", piece_bytes)
+                pieces = list(memtable.sorted())
+                assert len(pieces) == 1 or piece_bytes == 100
+                expected = [content for queue in sorted(model) for content in model[queue]]
+                assert b"".join(piece.payload.tobytes() for piece in pieces) == b"".join(expected)
+                keys = [key for piece in pieces for key in piece.keys.tolist()]
+                assert keys == sorted(keys)
 
 
 def test_a_memtable_gets_a_new_column_without_touching_the_dict_that_a_reader_walks() -> None:
@@ -315,9 +329,16 @@ def check_memtable(memtable: Memtable, model: dict[int, list[bytes]]) -> None:
             found = memtable.records(memtable.find(1 << 32 | queue, offset, 1_000))
             assert found.payload.tobytes() == b"".join(contents[offset:])
             assert found.columns[Column.OFFSET].tolist() == list(range(offset, len(contents)))
-    wanted = [queue for queue in range(5) if model.get(queue)]
-    positions, owners = memtable.find_many(queue_keys(1, np.array(wanted)), np.zeros(len(wanted), np.int64))
-    found = memtable.records(positions)
-    assert (found.keys & np.uint64(0xFFFFFFFF)).tolist() == [queue for queue in wanted for _ in model[queue]]
-    assert owners.tolist() == [at for at, queue in enumerate(wanted) for _ in model[queue]]
-    assert found.payload.tobytes() == b"".join(content for queue in wanted for content in model[queue])
+        for end in (offset, (offset + len(contents) + 1) // 2, len(contents)):
+            parts: list[list[bytes]] = []
+            assert memtable.collect(1 << 32 | queue, offset, end, parts) == min(offset, end)
+            assert [content for part in reversed(parts) for content in part] == contents[offset:end]
+    keys = queue_keys(1, np.arange(5))
+    for first, last in ((0, 100), (1, 3), (2, 2)):
+        ends = np.array([min(last, len(model.get(queue, []))) for queue in range(5)])
+        starts = np.minimum(first, ends)
+        positions, owners = memtable.find_ranges(keys, starts, ends)
+        found = memtable.records(positions)
+        wanted = [(queue, content) for queue in range(5) for content in model.get(queue, [])[first:last]]
+        assert owners.tolist() == (found.keys & np.uint64(0xFFFFFFFF)).tolist() == [queue for queue, _ in wanted]
+        assert found.payload.tobytes() == b"".join(content for _, content in wanted)

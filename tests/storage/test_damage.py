@@ -10,15 +10,17 @@ import numpy as np
 import pytest
 
 from lsmq.errors import CorruptFile, LsmqError, StorageError
+from lsmq.record_batch import Column, RecordBatch, encode_batch
 from lsmq_node.storage import QueueStore, ShardStore, StoreOptions
 from lsmq_node.storage.sstable import TableMeta
+from lsmq_node.storage.state import Topic, TopicOptions
+from lsmq_node.storage.table import TableIndex
 from support.sim_disk import SimClock, SimDisk
 
 from .harness import (
     TINY,
     Put,
     abandon,
-    append,
     background,
     batch_of,
     body,
@@ -27,6 +29,7 @@ from .harness import (
     no_threads,
     open_stepped,
     put,
+    retain,
     small,
     tiny,
 )
@@ -227,17 +230,121 @@ def test_a_rebuilt_index_serves_merges_and_is_counted_once(store: Store) -> None
     abandon(opened)
 
 
-def test_a_merge_that_meets_damage_stops_the_shard_by_name_and_leaves_the_tables(store: Store) -> None:
+def damaged(store: Store, at: int = 50) -> Path:
+    """The first table with a byte of its first block flipped."""
     path, _ = store.table()
-    changed = bytearray(store.disk.content(path))
-    changed[50] ^= 1
-    store.disk.put(path, bytes(changed))
+    store.disk.put(path, flipped(store.disk.content(path), at))
+    return path
+
+
+def test_a_merge_that_meets_damage_leaves_the_table_and_goes_on_without_it(store: Store) -> None:
+    path = damaged(store)
     opened = open_stepped(store.path, tiny(level0_merge=2), store.disk, SimClock())
-    tables = store.disk.list(store.path / "tables")
+    tables = set(store.disk.list(store.path / "tables"))
+    assert opened.damage() == []
     background(opened, lambda: merge(opened))
-    with pytest.raises(CorruptFile, match=path.name):
-        append(opened, opened.topic("t").id, (0, b"refused"))
-    assert store.disk.list(store.path / "tables") == tables
+    (named,) = opened.damage()
+    assert path.name in named and "byte 0" in named
+    assert opened.stats().damaged_tables == 1
+    assert path.name in store.disk.list(store.path / "tables")
+    assert len(tables) > 1
+    topic = opened.topic("t").id
+    for step in range(12):
+        put(opened, topic, *((queue, body(step, 300)) for queue in range(3)))
+        flush(opened)
+        background(opened, lambda: merge(opened))
+        assert opened.stats().level0_tables < 3, "what is damaged does not stand in the way"
+    assert opened.pressure == "ok"
+    assert opened.stats().merges_total > 0
+    for _ in range(2):
+        earliest, latest = opened.bounds(topic, 0)
+        with pytest.raises(CorruptFile, match=path.name):
+            for offset in range(earliest, latest):
+                opened.read(topic, 0, offset, max_records=1)
+        assert opened.read_bytes(topic, 2, opened.bounds(topic, 2)[1] - 12, 100) == [body(at, 300) for at in range(12)]
+        abandon(opened)
+        opened = open_stepped(store.path, tiny(level0_merge=2), store.disk, SimClock())
+        merge(opened)
+    abandon(opened)
+
+
+def test_a_damaged_table_in_the_middle_of_level_0_lets_older_and_newer_ones_merge(store: Store) -> None:
+    opened = open_stepped(store.path, tiny(level0_merge=4), store.disk, SimClock())
+    topic = opened.topic("t").id
+    merge(opened)
+    before = {queue: opened.bounds(topic, queue)[1] for queue in range(3)}
+    numbers = []
+    for step in range(5):
+        put(opened, topic, *((queue, body(step, 40)) for queue in range(3)))
+        flush(opened)
+        numbers.append(opened._tables.version.level0[0].tables[0].path)
+        if step == 1:
+            store.disk.put(numbers[1], flipped(store.disk.content(numbers[1]), 50))
+            with pytest.raises(CorruptFile):
+                opened.read(topic, 0, before[0] + 1)
+    merges = merge(opened)
+    assert 2 <= merges < 10
+    assert [run.damaged for run in opened._tables.version.generations].count(True) == 1
+    assert len(opened._tables.version.level0) < 4
+    contents = [body(step, 40) for step in range(5)]
+    for queue in (0, 2):
+        for step in (2, 3, 4):
+            assert opened.read_bytes(topic, queue, before[queue] + step, 1) == [contents[step]]
+        assert opened.read_bytes(topic, queue, before[queue] + 2, 9) == contents[2:]
+    assert opened.read_bytes(topic, 0, before[0], 1) == contents[:1]
+    with pytest.raises(CorruptFile, match=numbers[1].name):
+        opened.read_bytes(topic, 0, before[0], 9)
+    wanted = np.arange(3, dtype=np.uint32)
+    found = opened.read_many(topic, wanted, np.array([before[queue] + 2 for queue in range(3)]))
+    assert found.record_count == 9
+    abandon(opened)
+
+
+def test_retention_passes_a_damaged_table_over(store: Store) -> None:
+    path = damaged(store)
+    opened = open_stepped(store.path, store.options, store.disk, SimClock())
+    topic = opened.topic("t")
+    options = TopicOptions(retention_ms=1)
+    appended = opened.put_topic(Topic(topic.id, "t", topic.queues, options, topic.created_ms), 0, topic.queues)
+    opened.wait(appended)
+    opened._clock.time_ms += 1_000_000  # type: ignore[attr-defined]
+    retain(opened)
+    assert path.name in store.disk.list(store.path / "tables")
+    assert opened.stats().damaged_tables == 1
+    assert put(opened, topic.id, (0, b"taken"))
+    abandon(opened)
+
+
+def test_an_index_made_again_must_have_all_the_records_that_the_manifest_knows(store: Store) -> None:
+    """Intact blocks that are not the table's own: the last ones are gone, and others stand in their place."""
+    path, meta = store.table()
+    content = store.disk.content(path)
+    index = TableIndex.parse(
+        content[meta.index_position : meta.index_position + meta.index_bytes + meta.filter_bytes],
+        meta.index_bytes,
+        str(path),
+        meta.index_position,
+    )
+    assert index.count > 1
+    begin, size = int(index.positions[1]), int(index.sizes[1])
+    joined = bytearray(content)
+    batch = RecordBatch(content[begin : begin + size])
+    fewer = encode_batch(1, {Column.TOPIC: 1, Column.QUEUE: 1, Column.OFFSET: 0, Column.LENGTH: 0}, b"")
+    padded = encode_batch(
+        1,
+        {Column.TOPIC: 1, Column.QUEUE: 1, Column.OFFSET: 0, Column.LENGTH: size - len(fewer)},
+        bytes(size - len(fewer)),
+    )
+    assert len(padded) == size
+    assert batch.record_count > 1
+    joined[begin : begin + size] = padded
+    joined[meta.index_position + 60] ^= 1
+    store.disk.put(path, bytes(joined))
+    opened = open_stepped(store.path, store.options, store.disk, SimClock())
+    with pytest.raises(CorruptFile, match="index"):
+        view(opened)
+    assert opened.stats().rebuilt_indexes_total == 0
+    assert opened.stats().damaged_tables == 1
     abandon(opened)
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from lsmq.errors import DataDirectoryUnusable, DiskFull, LsmqError, ShardStopped
 from lsmq_node.storage import QueueStore, ShardStore
+from lsmq_node.storage.queue_names import NameBatch
 from support.sim_disk import SimClock, SimDisk
 
 from .harness import (
@@ -204,6 +205,28 @@ def test_memory_that_waits_for_its_flush_is_written_when_space_returns(tmp_path:
     abandon(store)
 
 
+@pytest.mark.parametrize("work", ["flush", "compact"])
+def test_a_flush_on_a_full_disk_says_so_and_the_next_one_succeeds_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str
+) -> None:
+    monkeypatch.setattr("lsmq_node.storage.maintenance._TICK_SECONDS", 0.01)
+    disk = SimDisk(tmp_path)
+    with ShardStore.open(tmp_path / "shard", tiny(level0_merge=2), disk=disk) as store:
+        topic = store.create_topic("t", 1)
+        sent = {offset: body(offset, 1000) for offset in range(20)}
+        put(store, topic.id, *[(0, content) for content in sent.values()])
+        disk.capacity_bytes = disk.used_bytes + 4_000
+        for _ in range(2):
+            with pytest.raises(DiskFull, match="flush found no space"):
+                getattr(store, work)()
+            assert not store._writer.stopped
+            assert bodies(store, topic.id, 0) == sent
+        disk.capacity_bytes = 1 << 40
+        getattr(store, work)()
+        assert store.stats().flushes_total == 1
+        assert bodies(store, topic.id, 0) == sent
+
+
 def test_writes_are_refused_below_the_free_space_that_is_kept(tmp_path: Path) -> None:
     disk, path = SimDisk(tmp_path, capacity_bytes=10 << 20), tmp_path / "shard"
     store = open_stepped(path, tiny(min_free_bytes=8 << 20), disk)
@@ -322,9 +345,9 @@ def test_a_name_whose_round_was_dropped_meanwhile_is_given_again(
     find = store._names.find
     dropped: list[LsmqError] = []
 
-    def find_then_fail(names: list[str]) -> object:
+    def find_then_fail(names: NameBatch) -> object:
         found = find(names)
-        if names == ["shared"] and not dropped and (found >= 0).all():
+        if names.name(0) == "shared" and not dropped and (found >= 0).all():
             disk.at(1, errno.ENOSPC, ("write",))
             try:
                 inner.commit()

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lsmq.errors import CorruptFile, InvalidRequest, LogTrimmed, TimedOut
+from lsmq.errors import CorruptFile, InvalidRequest, LogTrimmed, NotLeader, TimedOut
 from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_node.storage import ShardStore
 from lsmq_node.storage.state import Topic
+from lsmq_node.storage.wal import segment_name
+from lsmq_node.storage.wal_reader import LogFloor
+from support.sim_disk import SimDisk
 from support.waiting import eventually
 
 from .harness import bodies, body, profile, tiny
@@ -40,8 +43,7 @@ def lead(store: ShardStore, epoch: int) -> None:
 
 def make_topic(store: ShardStore) -> int:
     """On a leader that is its own in-sync set: what is durable is committed."""
-    with store._line.lock:
-        appended = store._append_topic(Topic(1, "t", QUEUES), 0, QUEUES)
+    appended = store.put_topic(Topic(1, "t", QUEUES), 0, QUEUES)
     store.replica.advance(store.replica.write())
     assert appended.lsn <= store.committed_lsn
     return 1
@@ -254,3 +256,132 @@ def test_the_log_is_kept_for_replicas_within_its_limit(tmp_path: Path) -> None:
         store.replica.advance(put(store, 0, b"last"))
         store.flush()
         eventually(lambda: kept(store) <= options.segment_bytes, "nobody needs the log any more")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_a_follower_had_not_synced_is_no_damage_when_a_power_cut_takes_part_of_it(
+    tmp_path: Path, seed: int
+) -> None:
+    """Its entries say how far the *leader* was durable, which is no word about this disk."""
+    disk = SimDisk(tmp_path)
+    with ShardStore.open(tmp_path / "a", tiny(), replicated=True) as leader:
+        lead(leader, 1)
+        make_topic(leader)
+        follower = ShardStore.open(tmp_path / "b", tiny(), disk=disk, replicated=True)
+        ship(leader, follower)
+        synced = follower.replica.durable_lsn
+        for number in range(8):
+            at = follower.replica.end_lsn
+            put(leader, 0, body(number, 3_000))
+            follower.replica.receive(at, leader.replica.read(at, 1 << 20))
+        after = disk.power_cut(seed)
+        with suppress(Exception):
+            follower.close()
+        with ShardStore.open(tmp_path / "b", tiny(), disk=after, replicated=True, floor=LogFloor(synced)) as follower:
+            assert follower.replica.damage is None
+            assert follower.replica.end_lsn >= synced
+            ship(leader, follower)
+            follower.replica.advance(leader.replica.end_lsn)
+            assert bodies(follower, 1, 0) == {number: body(number, 3_000) for number in range(8)}
+
+
+def damage(path: Path, lsn: int) -> bytes:
+    """Flip a bit of the log; what the file holds then."""
+    segment = path / "wal" / segment_name(0)
+    content = bytearray(segment.read_bytes())
+    content[lsn] ^= 1
+    segment.write_bytes(content)
+    return bytes(content)
+
+
+@pytest.mark.parametrize("by", ["its floor", "its high watermark", "an entry it made"])
+def test_damage_in_the_middle_ends_the_log_and_what_lies_behind_stays_until_it_is_cut_off(
+    tmp_path: Path, by: str
+) -> None:
+    path = tmp_path / "a"
+    options = tiny(segment_bytes=4 << 20)
+    with ShardStore.open(path, options, replicated=True) as store:
+        lead(store, 1)
+        make_topic(store)
+        ends = [put(store, 0, body(number, 3_000)) for number in range(10)]
+        if by == "its high watermark":
+            store.replica.advance(ends[5])
+            store.replica.save_high_watermark()
+    content = damage(path, ends[3] + 100)
+    floor = LogFloor(ends[4] if by == "its floor" else 0, 1 if by == "an entry it made" else None)
+    segment = path / "wal" / segment_name(0)
+    for _ in range(2):
+        with ShardStore.open(path, options, replicated=True, floor=floor) as store:
+            assert store.replica.damage is not None
+            assert store.replica.end_lsn == ends[3]
+            with pytest.raises(NotLeader):
+                store.drop_topic(7)
+        assert segment.read_bytes() == content, "what lies behind the damage may be all there is"
+    with ShardStore.open(path, options, replicated=True, floor=floor) as store:
+        store.replica.truncate(store.replica.end_lsn)
+        assert store.replica.damage is None
+        lead(store, 2)
+        lsn = put(store, 0, b"instead")
+        store.replica.advance(lsn)
+        assert bodies(store, 1, 0)[4] == b"instead"
+    with ShardStore.open(path, options, replicated=True, floor=LogFloor(0, 2)) as store:
+        assert store.replica.damage is None
+        assert store.replica.end_lsn == lsn
+
+
+def test_damage_where_nothing_was_known_to_be_durable_is_a_torn_end(tmp_path: Path) -> None:
+    with ShardStore.open(tmp_path / "a", tiny(), replicated=True) as store:
+        lead(store, 1)
+        make_topic(store)
+        ends = [put(store, 0, body(number, 3_000)) for number in range(6)]
+    damage(tmp_path / "a", ends[3] + 100)
+    with ShardStore.open(tmp_path / "a", tiny(), replicated=True) as store:
+        assert (store.replica.damage, store.replica.end_lsn) == (None, ends[3])
+
+
+def test_a_former_leader_takes_no_writes_and_says_so_to_who_waits(stores: tuple[ShardStore, ShardStore]) -> None:
+    leader, follower = stores
+    make_topic(leader)
+    ship(leader, follower)
+    known = leader.replica.end_lsn
+    builder = BatchBuilder()
+    builder.add(0, b"written")
+    written = leader.append(1, RecordBatch(builder.build()))
+    leader.replica.write()
+    in_line = leader.append(1, RecordBatch(builder.build()))
+    failure = NotLeader("it is over", sent=True)
+    leader.replica.close_line(failure)
+    with pytest.raises(NotLeader):
+        leader.append(1, RecordBatch(builder.build()))
+    assert leader.replica.write() == written.lsn, "what is in line is not written any more"
+    leader.replica.leave(known, failure)
+    assert leader.replica.end_lsn == known
+    for appended in (written, in_line):
+        with pytest.raises(NotLeader):
+            leader.wait(appended, timeout=0)
+    lead(follower, 2)
+    lsn = put(follower, 0, b"another, as long as what was lost")
+    ship(follower, leader)
+    for store in (leader, follower):
+        store.replica.advance(lsn)
+    with pytest.raises(NotLeader):
+        leader.wait(written, timeout=0)
+    assert bodies(leader, 1, 0) == bodies(follower, 1, 0)
+
+
+def test_entries_are_read_whole_and_verified(stores: tuple[ShardStore, ShardStore]) -> None:
+    leader, _ = stores
+    make_topic(leader)
+    begin = leader.replica.end_lsn
+    ends = [put(leader, 0, body(number, size)) for number, size in enumerate((10, 7_000, 10, 10, 7_000))]
+    end = ends[-1]
+    log = log_bytes(leader)
+    for limit, wanted in ((end, end), (begin + 1, ends[0]), (ends[0] - 1, ends[0]), (ends[3] + 5, ends[3])):
+        assert leader.replica.read_entries(begin, limit, 1 << 20) == log[begin:wanted]
+    assert leader.replica.read_entries(ends[0], end, 100) == log[ends[0] : ends[1]], "one at least"
+    assert leader.replica.read_entries(end, end, 100) == b""
+    with (leader.path / "wal" / segment_name(0)).open("r+b") as file:
+        file.seek(ends[0] + 500)
+        file.write(b"\xff")
+    with pytest.raises(CorruptFile):
+        leader.replica.read_entries(begin, end, 1 << 20)

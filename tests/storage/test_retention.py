@@ -230,7 +230,7 @@ def test_a_read_that_finds_only_deleted_messages_ends_even_while_more_arrive(ben
     flush(bench.store)
     merge(bench.store)
     put(bench.store, topic.id, (0, b"later"))
-    found = bench.store.read_records(topic.id, 0, 0, 4, 10, 1_000)
+    found = bench.store._queries.read_records(topic.id, 0, 0, 4, 10, 1_000)
     assert (found.record_count, found.next_offset) == (0, 4)
 
 

@@ -16,12 +16,14 @@ from lsmq.errors import (
     InvalidRequest,
     MessageTooLarge,
     OutOfOrderSequence,
+    StoreBusy,
     TooManyMessages,
     TopicExists,
 )
 from lsmq.record_batch import COLUMN, HEADER_BYTES, Column, RecordBatch, encode_batch
-from lsmq_node.storage import QueueStore, ShardStore, TopicOptions
+from lsmq_node.storage import Appended, QueueStore, ShardStore, TopicOptions
 from lsmq_node.storage.queue_store import MESSAGES
+from lsmq_node.storage.state import Topic
 from support.sim_disk import SimClock, SimDisk
 
 from .harness import (
@@ -192,6 +194,83 @@ def test_a_new_epoch_of_a_producer_is_not_taken_for_a_repeat_of_the_old_one(tmp_
     abandon(store)
 
 
+def test_batches_of_one_producer_may_come_together(tmp_path: Path, disk: SimDisk) -> None:
+    store = open_stepped(tmp_path / "s", tiny(), disk)
+    topic = store.create_topic("t", 1)
+
+    def batches(*sequences: int, producer: int = 7) -> list[tuple[int, RecordBatch]]:
+        return [
+            (topic.id, batch_of([Put(0, b"%d" % sequence)], producer_id=producer, sequence=sequence))
+            for sequence in sequences
+        ]
+
+    def offsets(appended: list[Appended]) -> list[int]:
+        return [int(each.offsets[0]) for each in appended]
+
+    first = store.append_many(batches(0, 1) + batches(0, producer=8) + batches(2))
+    assert offsets(first) == [0, 1, 2, 3]
+    assert not any(each.duplicate for each in first)
+    again = store.append_many(batches(1, 2, 3))  # still in line, and one more
+    assert offsets(again) == [1, 3, 4]
+    assert [each.duplicate for each in again] == [True, True, False]
+    for wrong in (batches(4, 6), batches(4) + batches(3, producer=8), batches(5)):
+        with pytest.raises(OutOfOrderSequence):
+            store.append_many(wrong)
+    twice = store.append_many(batches(4, 4, 5))
+    assert offsets(twice) == [5, 5, 6], "nothing was put in line by what was refused"
+    assert [each.duplicate for each in twice] == [False, True, False]
+    store.commit()
+    assert offsets(store.append_many(batches(4, 5, 6))) == [5, 6, 7]
+    store.commit()
+    assert list(bodies(store, topic.id, 0).values()) == [*(b"0", b"1", b"0", b"2", b"3", b"4", b"5", b"6")]
+    abandon(store)
+
+
+def test_what_waits_in_line_has_a_limit(tmp_path: Path, disk: SimDisk) -> None:
+    limit = 64 * 1024
+    store = open_stepped(tmp_path / "s", tiny(max_waiting_bytes=limit), disk)
+    topic = store.create_topic("t", 1)
+    taken = 0
+    with pytest.raises(StoreBusy, match="max_waiting_bytes") as refusal:
+        while True:
+            append(store, topic.id, (0, bytes(5_000)))
+            taken += 1
+    assert refusal.value.retriable
+    assert refusal.value.details["limit"] == limit
+    assert limit - 10_000 < store.stats().waiting_bytes <= limit
+    with pytest.raises(StoreBusy, match="max_waiting_bytes"):
+        for _ in range(100):  # what is not messages counts too
+            store.commit_offsets("g", topic.id, np.zeros(1, np.uint32), np.zeros(1, np.int64))
+    store.commit()
+    assert store.stats().waiting_bytes == 0
+    assert store.bounds(topic.id, 0) == (0, taken)
+    assert put(store, topic.id, (0, b"taken")) == [taken]
+    abandon(store)
+
+
+def test_on_a_replica_what_waits_for_the_others_counts_too(tmp_path: Path, disk: SimDisk) -> None:
+    with no_threads():
+        store = ShardStore.open(tmp_path / "s", tiny(max_waiting_bytes=64 * 1024), disk=disk, replicated=True)
+    store.replica.begin_epoch(1)
+    store.put_topic(Topic(1, "t", 1), 0, 1)
+    store.replica.advance(store.replica.write())
+    with pytest.raises(StoreBusy, match="other replicas"):
+        for _ in range(100):
+            append(store, 1, (0, bytes(5_000)))
+            store.replica.write()
+    store.replica.advance(store.replica.end_lsn)
+    append(store, 1, (0, b"taken"))
+    abandon(store)
+
+
+def test_a_full_line_makes_room_for_puts_in_the_process(tmp_path: Path, disk: SimDisk) -> None:
+    with no_threads(), QueueStore(tmp_path / "s", disk=disk, **{**TINY, "max_waiting_bytes": 64 * 1024}) as store:
+        topic = next(topic for topic in store.store.topics() if topic.name == "messages")
+        for _ in range(11):
+            append(store.store, topic.id, (0, bytes(5_000)))
+        assert store.put_many([("q", bytes(8_000))] * 30) == list(range(11, 41))
+
+
 def test_a_producer_goes_on_after_a_reopening_though_its_last_topic_was_deleted(tmp_path: Path, disk: SimDisk) -> None:
     """Its last batch reached the log behind the deletion of the topic it was for."""
     path = tmp_path / "s"
@@ -315,7 +394,16 @@ def test_queues_beyond_the_first_many_are_made_as_they_come(
     abandon(store)
 
 
-@pytest.mark.parametrize("options", [{"memtable_size": 1}, {"block_bytes": 1}, {"compression": "lzma"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"memtable_size": 1},
+        {"block_bytes": 1},
+        {"compression": "lzma"},
+        {"max_waiting_bytes": 1},
+        {"wal_keep_bytes": (64 << 20) - 1},
+    ],
+)
 def test_impossible_options_are_refused_by_name(tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match=next(iter(options))):
         QueueStore(tmp_path / "q", **options)

@@ -24,6 +24,8 @@ from lsmq_coordinator.auth import ClusterSecret, Verifier, auth_middleware
 from lsmq_coordinator.control import ControlClient
 from lsmq_coordinator.control_http import ControlHttp
 from lsmq_coordinator.control_routes import control_routes
+from lsmq_coordinator.founding import founding_command
+from lsmq_coordinator.joining import join
 from lsmq_coordinator.overseer import Overseer, OverseerTiming
 from lsmq_coordinator.raft_control import RaftConfig, RaftControl
 from lsmq_coordinator.zookeeper_server import free_ports
@@ -55,6 +57,9 @@ class GroupNode:
             "directory": str(self.directory),
             "secret": str(self.group.secret_file),
             "settle_s": self.group.settle_s,
+            "founding": self.group.founding if self.voter else None,
+            "joins": self.group.founding is not None,
+            "url": public_url(self.name),
             **overrides,
         }
         with open(self.log, "ab") as log:
@@ -100,10 +105,22 @@ class GroupNode:
 
 
 class RaftGroup:
-    """``async with`` gives started voters and, in ``client``, a control client of this process."""
+    """``async with`` gives started voters and, in ``client``, a control client of this process.
 
-    def __init__(self, directory: Path, voters: int = 3, others: int = 0, *, settle_s: float = 3600.0) -> None:
-        self.directory, self.settle_s = directory, settle_s
+    With ``founding`` (what :func:`founding_command` takes besides name and nodes) the nodes found the cluster and join
+    it by themselves.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        voters: int = 3,
+        others: int = 0,
+        *,
+        settle_s: float = 3600.0,
+        founding: dict[str, Any] | None = None,
+    ) -> None:
+        self.directory, self.settle_s, self.founding = directory, settle_s, founding
         directory.mkdir(parents=True, exist_ok=True)
         self.secret_file = directory / "secret"
         self.secret = ClusterSecret.create(self.secret_file)
@@ -141,7 +158,7 @@ class RaftGroup:
 
     def bootstrap_command(self, shards: int = 3, replicas: int = 3, min_in_sync: int = 2) -> dict[str, Any]:
         nodes = {
-            name: {"url": f"http://{name}.example:7600", "internal_url": self.urls[name], "voter": node.voter}
+            name: {"url": public_url(name), "internal_url": self.urls[name], "voter": node.voter}
             for name, node in self.nodes.items()
         }
         settings = {"cluster": "test", "shards": shards, "replicas": replicas, "min_in_sync": min_in_sync}
@@ -168,6 +185,10 @@ class RaftGroup:
         leader = await until(found, timeout)
         assert isinstance(leader, str)
         return leader
+
+
+def public_url(name: str) -> str:
+    return f"http://{name}.example:7600"
 
 
 async def until(condition: Callable[[], Any], timeout: float = 10.0, pause: float = 0.01) -> Any:
@@ -204,6 +225,7 @@ async def serve(arguments: dict[str, Any]) -> None:
             "lease_age_s": time.monotonic() - client.lease,
             "holds_lease": client.holds_lease(),
             "leader": client.leader,
+            "overview": client.overview(),
             "ready": False,
             "failure": None,
         }
@@ -220,7 +242,22 @@ async def serve(arguments: dict[str, Any]) -> None:
             }
         return web.Response(body=msgpack.packb(content), content_type="application/msgpack")
 
-    application.add_routes([web.get("/internal/test/status", status)])
+    async def catch_up(request: web.Request) -> web.Response:
+        state = await client.catch_up(10.0)
+        content = {"version": state.version, "topics": sorted(state.topics)}
+        return web.Response(body=msgpack.packb(content), content_type="application/msgpack")
+
+    async def ask_election(request: web.Request) -> web.Response:
+        await client.ask_election(int(request.query["shard"]), int(request.query["above_epoch"]))
+        return web.Response(body=msgpack.packb({}), content_type="application/msgpack")
+
+    application.add_routes(
+        [
+            web.get("/internal/test/status", status),
+            web.get("/internal/test/catch_up", catch_up),
+            web.get("/internal/test/ask_election", ask_election),
+        ]
+    )
     runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     port = int(arguments["urls"][node].rsplit(":", 1)[1])
@@ -228,6 +265,12 @@ async def serve(arguments: dict[str, Any]) -> None:
     async with client, asyncio.TaskGroup() as tasks:
         if overseer is not None:
             tasks.create_task(overseer.run())
+        if arguments["joins"]:
+            founding = None
+            if arguments["founding"] is not None:
+                nodes = {name: {"url": public_url(name), "internal_url": url} for name, url in voter_urls.items()}
+                founding = founding_command("test", nodes=nodes, **arguments["founding"])
+            tasks.create_task(join(client, arguments["url"], arguments["urls"][node], founding))
         print("ready", flush=True)
         await asyncio.Event().wait()
 

@@ -365,6 +365,18 @@ class SimDisk:
             if error is not None:
                 raise error
 
+    def link(self, source: Path, target: Path) -> None:
+        with self.lock:
+            error = self.step("link", source, target.name)
+            names, inode = self._names(target.parent), self._inode(source)
+            if error is None and target.name in names.cache:
+                error = FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
+            if error is not None and not isinstance(error, PowerCut):
+                raise error
+            names.change(Change(name=target.name, inode=inode))
+            if error is not None:
+                raise error
+
     def remove(self, path: Path) -> None:
         with self.lock:
             error = self.step("remove", path)

@@ -12,10 +12,11 @@ from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from lsmq import Client, InvalidRequest, LsmqError
-from lsmq.client import DEFAULT_URL
+from lsmq.client import DEFAULT_CLUSTER, DEFAULT_URL
 from lsmq.topics import parse_ranges
 
 T = TypeVar("T")
@@ -30,7 +31,11 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 
 
 def url_option(command: Decorated) -> Decorated:
-    """``--url`` and ``--timeout``, for commands that talk to a node."""
+    """``--url``, ``--zookeeper``, ``--cluster`` and ``--timeout``, for commands that talk to a node.
+
+    A command gets ``url``, which is empty when only a ZooKeeper is given, and ``deadline_ms``; :func:`with_client`
+    knows the rest.
+    """
     command = click.option(
         "--timeout",
         "deadline_ms",
@@ -39,22 +44,64 @@ def url_option(command: Decorated) -> Decorated:
         show_default=True,
         help="How long to go on trying while a node cannot be reached or refuses for the moment.",
     )(command)
+    command = click.option(
+        "--cluster",
+        envvar="LSMQ_CLUSTER",
+        default=DEFAULT_CLUSTER,
+        show_default=True,
+        show_envvar=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_keep,
+        help="Name of the cluster to find in ZooKeeper.",
+    )(command)
+    command = click.option(
+        "--zookeeper",
+        envvar="LSMQ_ZOOKEEPER",
+        metavar="HOSTS",
+        show_envvar=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_keep,
+        help="Find the nodes in ZooKeeper: host:port, several separated by commas.",
+    )(command)
     return click.option(
         "--url",
         envvar="LSMQ_URL",
-        default=DEFAULT_URL,
-        show_default=True,
         show_envvar=True,
-        help="A node, or several separated by commas.",
+        callback=_url_or_default,
+        help=f"A node, or several separated by commas.  [default: {DEFAULT_URL}]",
     )(command)
+
+
+def _keep(ctx: click.Context, param: click.Parameter, value: str | None) -> None:
+    ctx.meta[f"lsmq.{param.name}"] = value
+    ctx.meta[f"lsmq.{param.name}.given"] = ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
+
+
+def _url_or_default(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
+    """What is given wins over the environment: a URL over a ZooKeeper from there, and the other way round."""
+    given = ctx.get_parameter_source("url") is ParameterSource.COMMANDLINE
+    if given and not ctx.meta.get("lsmq.zookeeper.given"):
+        ctx.meta["lsmq.zookeeper"] = None
+    if not given and ctx.meta.get("lsmq.zookeeper.given"):
+        return ""
+    return value or ("" if ctx.meta.get("lsmq.zookeeper") else DEFAULT_URL)
 
 
 def with_client(url: str, deadline_ms: int, work: Callable[[Client], Awaitable[T]]) -> T:
     """Run ``work`` with a client of its own in an event loop of its own."""
+    context = click.get_current_context(silent=True)
+    meta = {} if context is None else context.meta
 
     async def run() -> T:
         try:
-            client = Client(url, deadline_ms=deadline_ms)
+            client = Client(
+                url,
+                zookeeper=meta.get("lsmq.zookeeper") or "",
+                cluster=meta.get("lsmq.cluster"),
+                deadline_ms=deadline_ms,
+            )
         except InvalidRequest as error:
             raise click.UsageError(error.message) from error
         async with client:

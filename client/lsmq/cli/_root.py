@@ -16,14 +16,18 @@ _CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 # Command, in the order the help shows them, and where it is defined.
 _COMMANDS = {
     "serve": "lsmq.cli.serve:serve",
+    "cluster": "lsmq.cli.cluster:cluster",
     "topic": "lsmq.cli.topic:topic",
     "produce": "lsmq.cli.produce:produce",
     "consume": "lsmq.cli.consume:consume",
     "message": "lsmq.cli.message:message",
     "group": "lsmq.cli.group:group",
+    "node": "lsmq.cli.node:node",
+    "shard": "lsmq.cli.shard:shard",
     "status": "lsmq.cli.status:status",
     "dump": "lsmq.cli.dump:dump",
     "bench": "lsmq.cli.bench:bench",
+    "drill": "lsmq.cli.drill:drill",
     "completion": "lsmq.cli.completion:completion",
 }
 
@@ -66,5 +70,6 @@ def root() -> None:
       lsmq consume orders
 
     Commands that talk to a node take --url, or LSMQ_URL from the environment; several URLs are separated by
-    commas. They exit with 0 on success, 1 when the job failed, and 2 on wrong usage.
+    commas. Or --zookeeper (LSMQ_ZOOKEEPER), which finds the nodes. They exit with 0 on success, 1 when the job
+    failed, and 2 on wrong usage.
     """

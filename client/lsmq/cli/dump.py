@@ -19,7 +19,7 @@ _ROWS_AT_A_TIME = 1000
 
 @click.group()
 def dump() -> None:
-    """Look into a node's files: WAL, SSTable, manifest.
+    """Look into a node's files: WAL, SSTable, manifest, snapshot.
 
     Reads the file and nothing else; the node may be running. Damage is reported by name, as an error.
     """
@@ -46,8 +46,16 @@ def sstable(file: Path, records: bool, as_json: bool) -> None:
 @click.argument("file", type=_FILE)
 @json_option
 def manifest(file: Path, as_json: bool) -> None:
-    """Print the edits of a manifest."""
+    """Print a manifest: the place of the log, and the tables."""
     _print(_dumper("dump_manifest")(file), as_json)
+
+
+@dump.command()
+@click.argument("file", type=_FILE)
+@json_option
+def snapshot(file: Path, as_json: bool) -> None:
+    """Print what a downloaded snapshot of a shard is made of."""
+    _print(_dumper("dump_snapshot")(file), as_json)
 
 
 def _dumper(name: str) -> Any:

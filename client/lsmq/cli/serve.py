@@ -44,7 +44,7 @@ def serve(config: Path | None, **settings: Any) -> None:
     """Run a node, until SIGTERM or Ctrl-C.
 
     Settings come from --config, then from the environment (LSMQ_PORT=7601), then from the options here.
-    docs/operations.md explains all of them.
+    docs/configuration.md explains all of them.
 
     \b
       lsmq serve --data ./data

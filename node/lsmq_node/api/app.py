@@ -12,7 +12,7 @@ from lsmq_node.broker import Broker
 from lsmq_node.config import NodeConfig
 from lsmq_node.metrics import HttpMetrics, NodeMetrics
 
-from . import batches, consume, groups, produce, system, topics
+from . import batches, cluster, consume, groups, produce, system, topics
 from .failures import failures
 from .openapi import document
 from .routing import Call, Content, Route
@@ -37,7 +37,7 @@ def route_table(config: NodeConfig) -> tuple[Route, ...]:
         _metrics,
         {200: Content("Prometheus text format.", {"type": "string"}, ("text/plain",))},
     )
-    modules = (topics, produce, consume, batches, groups, system)
+    modules = (topics, produce, consume, batches, groups, cluster, system)
     return (*(route for module in modules for route in module.routes(config)), metrics)
 
 

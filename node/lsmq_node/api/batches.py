@@ -28,7 +28,7 @@ from lsmq.errors import (
     UnknownTopic,
 )
 from lsmq.record_batch import HEADER, HEADER_BYTES, Codec, Column, Flag, RecordBatch
-from lsmq_node.broker import Broker, Fetched
+from lsmq_node.broker import Ack, Broker, Fetched
 from lsmq_node.broker.placement import split_by_shard
 from lsmq_node.config import NodeConfig
 from lsmq_node.storage import Topic
@@ -118,11 +118,11 @@ def _column(batch: RecordBatch, column: Column) -> NDArray[Any]:
 
 def _only_shard(broker: Broker, topic: Topic, batch: RecordBatch) -> int:
     """The shard of all the batch's queues. Raises :class:`InvalidRequest` when there is more than one."""
-    if len(broker.stores) == 1:
+    if broker.topology.shard_count == 1:
         return 0
     queues = _column(batch, Column.QUEUE)
     broker.check_queues(topic, queues)
-    parts = split_by_shard(queues, topic.queues, len(broker.stores))
+    parts = split_by_shard(queues, topic.queues, broker.topology.shard_count)
     if len(parts) > 1:
         shards = ", ".join(str(shard) for shard, _ in parts)
         raise InvalidRequest(
@@ -134,7 +134,7 @@ def _only_shard(broker: Broker, topic: Topic, batch: RecordBatch) -> int:
 async def send_batch(call: Call) -> web.StreamResponse:
     """POST /v1/topics/{topic}/batches"""
     broker, request = call.broker, call.request
-    topic = broker.topic(request.match_info["topic"])
+    topic = await broker.topic(request.match_info["topic"])
     if not request.headers.get("Content-Type", "").startswith(BATCH_TYPE):
         raise InvalidRequest(f"Content-Type is {request.content_type!r}; a batch is sent as {BATCH_TYPE}")
     body = await call.body()
@@ -142,7 +142,9 @@ async def send_batch(call: Call) -> web.StreamResponse:
     if len(batch.payload) > call.hold.held_bytes:
         call.hold.resize(len(body) + len(batch.payload))
     check_bodies(batch)
-    (appended,) = await broker.append(topic, [(_only_shard(broker, topic, batch), batch)])
+    ack = call.query["ack"]
+    parts = [(_only_shard(broker, topic, batch), batch)]
+    (appended,) = await broker.append(topic, parts, None if ack is None else Ack(ack))
     columns: dict[int, NDArray[Any] | int] = {Column.OFFSET: appended.offsets, Column.STORED_MS: appended.stored_ms}
     headers = {"Content-Type": BATCH_TYPE}
     if appended.duplicate:
@@ -166,7 +168,7 @@ def positions_batch(found: Fetched) -> bytes:
 async def fetch(call: Call) -> web.StreamResponse:
     """POST /v1/topics/{topic}/fetch"""
     broker, config = call.broker, call.broker.config
-    topic = broker.topic(call.request.match_info["topic"])
+    topic = await broker.topic(call.request.match_info["topic"])
     document = await call.checked_document()
     queues, offsets = queue_offsets(document, config.max_queues_per_request)
     found = await broker.fetch(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 from aiohttp import web
 
 from lsmq.errors import OffsetOutOfRange, UnknownMessage, UnknownQueue, UnknownTopic
@@ -23,10 +24,12 @@ async def read_queue(call: Call) -> web.StreamResponse:
     """GET /v1/topics/{topic}/queues/{queue}/messages"""
     query = call.query
     broker = call.broker
-    topic, queue = broker.topic(call.path("topic")), call.path("queue")
+    topic, queue = await broker.topic(call.path("topic")), call.path("queue")
     offset, limit = query["offset"], query["max"]
     if isinstance(offset, str):
-        offset = broker.bounds(topic, queue)[0 if offset == "earliest" else 1]
+        broker.check_queue(topic, queue)
+        bounds = await broker.offsets(topic, np.array((queue,)))
+        offset = int(bounds[0 if offset == "earliest" else 1][0])
     found = await broker.read(
         topic,
         queue,
@@ -52,7 +55,7 @@ async def get_message(call: Call) -> web.StreamResponse:
         raise UnknownMessage(f"{identity!r} is not a message id, which has 32 hex digits", id=identity)
     topic_id, queue, offset = parse_message_id(identity)
     try:
-        topic = broker.topic_by_id(topic_id)
+        topic = await broker.topic_by_id(topic_id)
         found = await broker.read(topic, queue, offset, max_records=1, max_bytes=1, wait_ms=0, hold=call.hold)
     except (UnknownTopic, UnknownQueue) as error:
         raise UnknownMessage(f"no message has the id {identity}: {error.message}", id=identity) from error

@@ -17,7 +17,7 @@ async def commit_offsets(call: Call) -> web.StreamResponse:
     """POST /v1/groups/{group}/offsets"""
     group = call.path("group")
     document = await call.checked_document()
-    topic = call.broker.topic(document["topic"])
+    topic = await call.broker.topic(document["topic"])
     queues, offsets = queue_offsets(document, call.broker.config.max_queues_per_request)
     reset = document.get("reset", False)
     await call.broker.commit_offsets(group, topic, queues, offsets, reset=reset)
@@ -27,10 +27,10 @@ async def commit_offsets(call: Call) -> web.StreamResponse:
 async def get_offsets(call: Call) -> web.StreamResponse:
     """GET /v1/groups/{group}/offsets"""
     query = call.query
-    group, topic = call.path("group"), call.broker.topic(query["topic"])
+    group, topic = call.path("group"), await call.broker.topic(query["topic"])
     limit = call.broker.config.max_queues_per_request
     wanted = None if query["queues"] is None else parse_ranges(query["queues"], topic, limit)
-    queues, offsets = call.broker.committed_offsets(group, topic, wanted)
+    queues, offsets = await call.broker.committed_offsets(group, topic, wanted)
     return answer(call.request, {"queues": queues.tolist(), "offsets": offsets.tolist()})
 
 

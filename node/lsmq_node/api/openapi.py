@@ -17,6 +17,7 @@ _TAGS = {
     "messages": "Messages as JSON or msgpack objects: plain, and good for small rates.",
     "batches": "Record batches, as the client libraries use them: fast.",
     "groups": "Committed offsets of consumer groups.",
+    "cluster": "Nodes, shards, replicas and leaders: to look at and to change.",
     "system": "For operators and monitoring.",
 }
 

@@ -24,7 +24,7 @@ from lsmq.errors import (
     UnknownTopic,
 )
 from lsmq.record_batch import BatchBuilder, RecordBatch, key_hash, message_id
-from lsmq_node.broker import Broker
+from lsmq_node.broker import Ack, Broker
 from lsmq_node.config import NodeConfig
 from lsmq_node.storage import Topic
 
@@ -179,7 +179,7 @@ def _check_envelope(document: Any, config: NodeConfig, schema: Schema) -> list[A
 async def produce(call: Call) -> web.StreamResponse:
     """POST /v1/topics/{topic}/messages"""
     broker = call.broker
-    topic = broker.topic(call.request.match_info["topic"])
+    topic = await broker.topic(call.request.match_info["topic"])
     document = await call.document()
     assert call.route.request is not None and call.route.request.schema is not None
     schema = call.route.request.schema
@@ -200,7 +200,8 @@ async def produce(call: Call) -> web.StreamResponse:
             producer_id=producer["id"], producer_epoch=producer.get("epoch", 0), sequence=producer["sequence"]
         )
         batches.append((shard, RecordBatch(packed, verify=False)))
-    appended = await broker.append(topic, batches)
+    ack = document.get("ack")
+    appended = await broker.append(topic, batches, None if ack is None else Ack(ack))
     results: list[Any] = [None] * len(messages)
     for part, stored in zip(packer.parts.values(), appended, strict=True):
         for place, queue, offset in zip(part.places, part.builder.queues, stored.offsets.tolist(), strict=True):

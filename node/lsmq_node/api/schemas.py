@@ -170,8 +170,51 @@ COMMITTED: Schema = _object({"queues": _list(QUEUE), "offsets": _list(OFFSET)})
 COMMIT_ANSWER: Schema = _object({"committed": COUNT})
 GROUPS: Schema = _object({"groups": _list(TEXT)})
 HEALTH: Schema = _object(
-    {"status": {"enum": ["ok", "failing"]}, "reasons": _list(TEXT)}, required=("status", "reasons")
+    {
+        "status": {"enum": ["ok", "failing"]},
+        "reasons": _list(TEXT),
+        "warnings": _list(TEXT, description="Damage found on the disk; what is not damaged is served."),
+    },
+    required=("status", "reasons"),
 )
+CLUSTER: Schema = _object(
+    {
+        "cluster": {"type": ["string", "null"], "description": "Name; null for a node of its own."},
+        "version": {"type": "integer", "minimum": 0, "description": "Of the agreed state."},
+        "control_leader": {"type": ["string", "null"], "description": "Node that leads the control plane."},
+        "nodes": _list(
+            _object(
+                {
+                    "id": TEXT,
+                    "url": TEXT,
+                    "internal_url": {"type": ["string", "null"]},
+                    "voter": {"type": "boolean"},
+                    "state": {"enum": ["active", "draining", "removed"]},
+                    "alive": {"type": ["boolean", "null"], "description": "null: not known here."},
+                    "shards_led": COUNT,
+                    "replicas": COUNT,
+                }
+            )
+        ),
+        "shards": _list(
+            _object(
+                {
+                    "id": COUNT,
+                    "leader": {"type": ["string", "null"]},
+                    "epoch": COUNT,
+                    "in_sync": _list(TEXT),
+                    "replicas": _list(TEXT),
+                    "adding": _list(TEXT, description="Replicas that are being filled."),
+                    "target": _list(TEXT, description="What a move under way ends in; empty: none."),
+                }
+            )
+        ),
+    }
+)
+AGREED: Schema = _object({"version": COUNT}, additionalProperties=True)
+REPLICAS: Schema = _object({"replicas": _list(TEXT, minItems=1, maxItems=7)})
+LEADER: Schema = _object({"node": TEXT})
+
 STATUS: Schema = _object(
     {
         "version": TEXT,

@@ -8,28 +8,28 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
-import errno
 import os
 import resource
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import structlog
 from aiohttp import web
 
-from lsmq.errors import AddressInUse, LsmqError
+from lsmq.errors import LsmqError
 from lsmq_node.broker import Broker
 from lsmq_node.config import NodeConfig
+from lsmq_node.listening import BACKLOG, listening_socket
 
 from . import logs
 from .app import make_app
 
 _log = structlog.get_logger("lsmq.node")
 
-BACKLOG = 1024
 KEEPALIVE_S = 75.0
 
 
@@ -60,71 +60,57 @@ def _raise_file_limit() -> None:
         _log.warning("file_limit_not_raised", soft=soft, hard=hard, reason=str(error))
 
 
-def listening_socket(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet. Raises :class:`AddressInUse` with what to do about it."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except OSError as error:
-        raise AddressInUse(f"host {host!r} is no address of this machine: {error.strerror}", host=host) from error
-    listener = socket.socket(family, kind, protocol)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        # Taken now, so that a second node finds out before it opens its data directory.
-        listener.listen(BACKLOG)
-        listener.setblocking(False)
-    except OSError as error:
-        listener.close()
-        if error.errno == errno.EADDRINUSE:
-            text = f"port {port} of {host} is in use; stop who has it, or choose another with --port (0: any)"
-        elif error.errno == errno.EACCES:
-            text = f"port {port} of {host} needs privileges; choose one above 1023 with --port"
-        else:
-            text = f"cannot listen on {host} port {port}: {error.strerror}; choose another with --host"
-        raise AddressInUse(text, host=host, port=port) from error
-    return listener
-
-
 async def _serve(config: NodeConfig) -> None:
     """The root of everything: one task group that ends when the node is told to stop."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    with listening_socket(config.host, config.port) as listener:
+    with listening_socket(config.host, config.port, "--port") as listener:
         config = dataclasses.replace(config, port=listener.getsockname()[1])
         _log.info("starting", pid=os.getpid(), **config.to_dict())
-        broker = await Broker.open(config)
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_serve_http(broker, listener, stopping), name="http")
+        async with _running(config) as broker:
+            await _serve_http(broker, listener, stopping)
     _log.info("stopped")
+
+
+@asynccontextmanager
+async def _running(config: NodeConfig) -> AsyncIterator[Broker]:
+    """The broker, of its own or in a cluster, closed at the end."""
+    if config.cluster is not None:
+        from lsmq_node.cluster.running import running_member  # a node of its own needs nothing of it
+
+        async with running_member(config) as broker:
+            yield broker
+        return
+    broker = await Broker.open(config)
+    try:
+        yield broker
+    finally:
+        await broker.close()
 
 
 async def _serve_http(broker: Broker, listener: socket.socket, stopping: asyncio.Event) -> None:
     config = broker.config
     grace_s = config.shutdown_grace_ms / 1000
+    runner = web.AppRunner(
+        make_app(broker),
+        access_log=None,
+        handler_cancellation=True,
+        keepalive_timeout=KEEPALIVE_S,
+        # Most of the time is for requests; the rest is for the last commit and closing the files.
+        shutdown_timeout=grace_s * 0.7,
+    )
+    await runner.setup()
     try:
-        runner = web.AppRunner(
-            make_app(broker),
-            access_log=None,
-            handler_cancellation=True,
-            keepalive_timeout=KEEPALIVE_S,
-            # Most of the time is for requests; the rest is for the last commit and closing the files.
-            shutdown_timeout=grace_s * 0.7,
-        )
-        await runner.setup()
-        try:
-            await web.SockSite(runner, listener, backlog=BACKLOG).start()
-            _announce(config)
-            await stopping.wait()
-            _log.info("stopping", waiters=broker.waiters.count)
-            broker.begin_shutdown()
-        finally:
-            await runner.cleanup()
+        await web.SockSite(runner, listener, backlog=BACKLOG).start()
+        _announce(config)
+        await stopping.wait()
+        _log.info("stopping", waiters=broker.waiters.count)
+        await broker.retire()
+        broker.begin_shutdown()
     finally:
-        await broker.close()
+        await runner.cleanup()
 
 
 def _announce(config: NodeConfig) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
@@ -31,9 +32,9 @@ def version() -> str:
 def failures_of(broker: Broker) -> list[str]:
     """Why the node must be restarted; empty when it need not be."""
     return [
-        f"shard {shard} stopped: {committer.stopped.message}"
-        for shard, committer in enumerate(broker.committers)
-        if committer.stopped is not None
+        f"shard {port.number} stopped: {port.stopped.message}"
+        for port in broker.topology.ports()
+        if port.stopped is not None
     ]
 
 
@@ -46,13 +47,21 @@ async def healthz(call: Call) -> web.StreamResponse:
 async def readyz(call: Call) -> web.StreamResponse:
     """GET /readyz"""
     reasons = failures_of(call.broker)
+    reasons.extend(call.broker.topology.not_ready())
     if call.broker.shutting_down:
         reasons.append("the node is stopping")
-    return _health(call, reasons)
+    warnings = [
+        f"shard {port.number}: {damage}" for port in call.broker.topology.ports() for damage in port.store.damage()
+    ]
+    return _health(call, reasons, warnings)
 
 
-def _health(call: Call, reasons: list[str]) -> web.Response:
-    body = {"status": "failing" if reasons else "ok", "reasons": reasons}
+def _health(call: Call, reasons: list[str], warnings: Sequence[str] = ()) -> web.Response:
+    body = {
+        "status": "failing" if reasons else "ok",
+        "reasons": reasons,
+        **({"warnings": warnings} if warnings else {}),
+    }
     return answer(call.request, body, 503 if reasons else 200)
 
 
@@ -60,8 +69,14 @@ async def status(call: Call) -> web.StreamResponse:
     """GET /v1/status"""
     broker = call.broker
     shards = [
-        {"shard": shard, **dataclasses.asdict(store.stats()), "pressure": store.pressure}
-        for shard, store in enumerate(broker.stores)
+        {
+            "shard": port.number,
+            **port.figures(),
+            **dataclasses.asdict(port.store.stats()),
+            "pressure": port.store.pressure,
+            "damage": port.store.damage(),
+        }
+        for port in broker.topology.ports()
     ]
     return answer(
         call.request,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from aiohttp import web
 
 from lsmq.errors import InvalidRequest, InvalidTopicName, TopicExists, UnknownQueue, UnknownTopic
@@ -21,7 +22,6 @@ _WILDCARD_HOSTS = ("0.0.0.0", "::", "")
 
 def topic_object(call: Call, topic: Topic) -> dict[str, Any]:
     """A topic as the API shows it, with its routes."""
-    leader = _own_url(call)
     return {
         "name": topic.name,
         "id": topic.id,
@@ -30,13 +30,20 @@ def topic_object(call: Call, topic: Topic) -> dict[str, Any]:
         "created_ms": topic.created_ms,
         "max_message_bytes": message_limit(call.broker.config, topic),
         "routes": [
-            {"first": part.first, "end": part.end, "shard": part.shard, "leader": leader, "epoch": 1}
+            {
+                "first": part.first,
+                "end": part.end,
+                "shard": part.shard,
+                "leader": own_url(call) if led.here else led.url,
+                "epoch": led.epoch,
+            }
             for part in call.broker.ranges(topic)
+            for led in (call.broker.topology.leadership(part.shard),)
         ],
     }
 
 
-def _own_url(call: Call) -> str:
+def own_url(call: Call) -> str:
     """How this caller reaches this node: as configured, or as it is listening, or as the caller did."""
     config = call.broker.config
     if config.advertised_url is not None:
@@ -70,7 +77,7 @@ async def list_topics(call: Call) -> web.StreamResponse:
 
 async def get_topic(call: Call) -> web.StreamResponse:
     """GET /v1/topics/{topic}"""
-    return answer(call.request, topic_object(call, call.broker.topic(call.path("topic"))))
+    return answer(call.request, topic_object(call, await call.broker.topic(call.path("topic"))))
 
 
 async def delete_topic(call: Call) -> web.StreamResponse:
@@ -82,9 +89,10 @@ async def delete_topic(call: Call) -> web.StreamResponse:
 async def get_queue(call: Call) -> web.StreamResponse:
     """GET /v1/topics/{topic}/queues/{queue}"""
     query = call.query
-    topic, queue = call.broker.topic(call.path("topic")), call.path("queue")
-    earliest, latest = call.broker.bounds(topic, queue)
-    bounds = {"queue": queue, "earliest": earliest, "latest": latest}
+    topic, queue = await call.broker.topic(call.path("topic")), call.path("queue")
+    call.broker.check_queue(topic, queue)
+    (earliest,), (latest,) = await call.broker.offsets(topic, np.array((queue,)))
+    bounds = {"queue": queue, "earliest": int(earliest), "latest": int(latest)}
     if query["time_ms"] is not None:
         (bounds["offset"],) = await call.broker.offsets_for_time(topic, [queue], query["time_ms"])
     return answer(call.request, bounds)
@@ -93,9 +101,9 @@ async def get_queue(call: Call) -> web.StreamResponse:
 async def get_offsets(call: Call) -> web.StreamResponse:
     """GET /v1/topics/{topic}/offsets"""
     query = call.query
-    topic = call.broker.topic(call.path("topic"))
+    topic = await call.broker.topic(call.path("topic"))
     queues = parse_ranges(query["queues"] or "", topic, call.broker.config.max_queues_per_request)
-    earliest, latest = call.broker.offsets(topic, queues)
+    earliest, latest = await call.broker.offsets(topic, queues)
     offsets = {"queues": queues.tolist(), "earliest": earliest.tolist(), "latest": latest.tolist()}
     if query["time_ms"] is not None:
         offsets["at_time"] = await call.broker.offsets_for_time(topic, offsets["queues"], query["time_ms"])

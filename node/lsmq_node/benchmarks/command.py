@@ -1,6 +1,6 @@
 """Benchmarks on the command line: options from each benchmark's own list, tables or JSON as output.
 
-``lsmq bench NAME ARGUMENTS`` comes here through :func:`call`; ``bench`` is the same as one command group.
+``lsmq bench NAME ARGUMENTS`` comes here through :func:`call`.
 """
 
 from __future__ import annotations
@@ -14,19 +14,9 @@ import click
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from lsmq_node.benchmarks import BENCHES
 from lsmq_node.benchmarks.report import Bench, BenchFailed, Option, Report
 
 WIDTH = 160  # columns of a table that does not go to a terminal
-
-
-@click.group(name="bench")
-def bench() -> None:
-    """Measure this machine: the store in process, or a node over the socket.
-
-    Peers run beside it in the same run where they are installed, and ratios are printed. Progress goes to
-    standard error, so that --json can be piped.
-    """
 
 
 def command_of(benchmark: Bench) -> click.Command:
@@ -79,11 +69,6 @@ def show(report: Report) -> None:
         console.print(f"- {note}", soft_wrap=True)
 
 
-def main() -> None:
-    """Run ``bench`` as a program of its own."""
-    bench(prog_name="bench")
-
-
 def _run(benchmark: Bench, given: dict[str, Any]) -> Report:
     console = Console(stderr=True, highlight=False)
 
@@ -106,7 +91,3 @@ def _parameter(option: Option) -> click.Parameter:
         return click.Option([flag], is_flag=True, help=option.help)
     shown = f" [default: {option.default:,}]" if isinstance(option.default, int) else ""
     return click.Option([flag], type=type(option.default), help=option.help + shown)
-
-
-for _benchmark in BENCHES.values():
-    bench.add_command(command_of(_benchmark))

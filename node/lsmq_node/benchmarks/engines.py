@@ -3,7 +3,7 @@
 RocksDB holds queues the way one would build them on it: the key is the queue's number and the message's
 offset, both big-endian, so that a queue's messages are neighbours; the value is the message. The offsets have
 to come from somewhere: they are counted in an array and the keys of a batch are packed in one go, which costs
-it next to nothing.
+it next to nothing. It is spared the names: its caller has queue numbers in hand.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -33,8 +33,8 @@ _KEY_STRUCT = struct.Struct(">IQ")
 class Engine(Protocol):
     """A store of queues numbered from 0."""
 
-    def put(self, queues: NDArray[np.int64], bodies: list[bytes]) -> None:
-        """Store a batch; on return it is acknowledged as the flush mode promises."""
+    def put(self, batch: Any) -> None:
+        """Store what :func:`prepare` made; on return it is acknowledged as the flush mode promises."""
 
     def get(self, queue: int, offset: int, count: int) -> list[bytes]:
         """Up to ``count`` messages of a queue from ``offset`` on."""
@@ -46,18 +46,19 @@ class Engine(Protocol):
         """Close the store cleanly."""
 
 
-def queue_names(engine: str, queues: int) -> Sequence[str]:
-    """What the caller of a store calls its queues. Only ours asks for names; the caller keeps them."""
-    return [f"queue-{number}" for number in range(queues)] if engine == LSMQ else [""] * queues
+def open_engine(name: str, path: Path, flush_mode: str, queues: int) -> Engine:
+    """Open or create a store under ``path``, for so many queues."""
+    engines: dict[str, Callable[[Path, str, int], Engine]] = {LSMQ: LsmqEngine, ROCKSDB: RocksEngine}
+    return engines[name](path, flush_mode, queues)
 
 
-def open_engine(name: str, path: Path, flush_mode: str, names: Sequence[str]) -> Engine:
-    """Open or create a store of queues of these ``names`` under ``path``."""
-    engines: dict[str, Callable[[Path, str, Sequence[str]], Engine]] = {
-        LSMQ: LsmqEngine,
-        ROCKSDB: RocksEngine,
+def prepare(name: str, queues: NDArray[np.int64], bodies: list[bytes]) -> Any:
+    """Messages in the form in which the caller of a store has them in hand, for :meth:`Engine.put`."""
+    forms: dict[str, Callable[[NDArray[np.int64], list[bytes]], Any]] = {
+        LSMQ: LsmqEngine.prepare,
+        ROCKSDB: RocksEngine.prepare,
     }
-    return engines[name](path, flush_mode, names)
+    return forms[name](queues, bodies)
 
 
 def available() -> tuple[list[str], list[str]]:
@@ -68,18 +69,21 @@ def available() -> tuple[list[str], list[str]]:
 
 
 class LsmqEngine:
-    """``QueueStore`` with its defaults."""
+    """``QueueStore`` with its defaults. Its queues have names."""
 
-    def __init__(self, path: Path, flush_mode: str, names: Sequence[str]) -> None:
-        self._names = names
+    def __init__(self, path: Path, flush_mode: str, queues: int) -> None:
         self._store = QueueStore(path, flush_mode=flush_mode)
 
-    def put(self, queues: NDArray[np.int64], bodies: list[bytes]) -> None:
-        names = self._names
-        self._store.put_many(zip([names[queue] for queue in queues.tolist()], bodies, strict=True))
+    @staticmethod
+    def prepare(queues: NDArray[np.int64], bodies: list[bytes]) -> list[tuple[str, bytes]]:
+        """Each message has a string of its own for the name, as one that came in from outside has."""
+        return [(_name(queue), body) for queue, body in zip(queues.tolist(), bodies, strict=True)]
+
+    def put(self, batch: list[tuple[str, bytes]]) -> None:
+        self._store.put_many(batch)
 
     def get(self, queue: int, offset: int, count: int) -> list[bytes]:
-        return self._store.get(self._names[queue], offset, count)
+        return self._store.get(_name(queue), offset, count)
 
     def flush(self) -> None:
         self._store.flush()
@@ -88,10 +92,14 @@ class LsmqEngine:
         self._store.close()
 
 
+def _name(queue: int) -> str:
+    return f"queue-{queue}"
+
+
 class RocksEngine:
     """RocksDB with its write-ahead log on, a block cache as large as ours, and two background jobs."""
 
-    def __init__(self, path: Path, flush_mode: str, names: Sequence[str]) -> None:
+    def __init__(self, path: Path, flush_mode: str, queues: int) -> None:
         # Imported by name: an optional package, and one without types.
         self._module: ModuleType = importlib.import_module("rocksdict")
         options = self._module.Options(raw_mode=True)
@@ -105,19 +113,24 @@ class RocksEngine:
         self._database = self._module.Rdict(str(path), options)
         self._write_options = self._module.WriteOptions()
         self._write_options.sync = flush_mode == "sync"
-        self._lengths = np.zeros(len(names), np.int64)
+        self._lengths = np.zeros(queues, np.int64)
         self._iterator: Any = None
 
-    def put(self, queues: NDArray[np.int64], bodies: list[bytes]) -> None:
+    @staticmethod
+    def prepare(queues: NDArray[np.int64], bodies: list[bytes]) -> tuple[NDArray[np.int64], list[bytes]]:
+        return queues, bodies
+
+    def put(self, batch: tuple[NDArray[np.int64], list[bytes]]) -> None:
+        queues, bodies = batch
         keys = np.empty(len(queues), _KEY)
         keys["queue"] = queues
         keys["offset"] = self._next_offsets(queues)
         packed = keys.tobytes()
-        batch = self._module.WriteBatch(raw_mode=True)
-        put = batch.put
+        writes = self._module.WriteBatch(raw_mode=True)
+        put = writes.put
         for at, body in zip(range(0, len(packed), _KEY.itemsize), bodies, strict=True):
             put(packed[at : at + 12], body)
-        self._database.write(batch, self._write_options)
+        self._database.write(writes, self._write_options)
 
     def get(self, queue: int, offset: int, count: int) -> list[bytes]:
         if self._iterator is None:

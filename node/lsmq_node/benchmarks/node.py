@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lsmq import Client
+from lsmq_node.benchmarks.callable import CallableBench
 from lsmq_node.benchmarks.environment import describe, environment
 from lsmq_node.benchmarks.isolate import scratch
 from lsmq_node.benchmarks.node_clients import TOPIC, Share, rate_of, run_shares
@@ -25,7 +26,6 @@ from lsmq_node.benchmarks.node_servers import (
 )
 from lsmq_node.benchmarks.report import (
     QUICK,
-    Bench,
     Option,
     Progress,
     Report,
@@ -191,7 +191,7 @@ _NOTES = [
     "bounded by time and bytes; redis everysec has one a second.",
 ]
 
-BENCH = Bench(
+BENCH = CallableBench(
     name="node",
     description="A node over the socket: writes and reads by several clients; beside a Redis list.",
     options=OPTIONS,

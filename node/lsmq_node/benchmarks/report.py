@@ -51,25 +51,12 @@ class Report:
 
 @dataclass(frozen=True)
 class Bench:
-    """A benchmark: ``run`` takes a value for each option, and a callback for lines of progress.
-
-    It can be called with the arguments of a command line, and has its description as its docstring.
-    """
+    """A benchmark: ``run`` takes a value for each option, and a callback for lines of progress."""
 
     name: str
     description: str
     options: tuple[Option, ...]
     run: Callable[[Mapping[str, Any], Progress], Report]
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "__doc__", self.description)
-
-    def __call__(self, arguments: Sequence[str], *, as_json: bool = False) -> dict[str, Any] | None:
-        """Run as ``lsmq bench`` does: print the report, or return its figures with ``as_json``."""
-        # Imported here: what measures in a child process needs no command line.
-        from lsmq_node.benchmarks.command import call
-
-        return call(self, arguments, as_json=as_json)
 
     def values(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """All options with their values: those given (not None), else the quick ones if asked, else defaults.

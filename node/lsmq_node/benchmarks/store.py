@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from lsmq_node.benchmarks import store_cases
+from lsmq_node.benchmarks.callable import CallableBench
 from lsmq_node.benchmarks.engines import FLUSH_MODES, LSMQ, ROCKSDB, available
 from lsmq_node.benchmarks.environment import describe, environment
 from lsmq_node.benchmarks.isolate import run_case, scratch
 from lsmq_node.benchmarks.report import (
     QUICK,
-    Bench,
     Option,
     Progress,
     Report,
@@ -252,9 +252,12 @@ def _counts(messages: int) -> Iterator[str]:
 
 _NOTES = [
     "Every case runs in a process of its own; repetitions take turns; figures are medians (least-greatest).",
-    "put: from the first put to the last return, background flushing and merging beside it, less what making "
-    "the messages takes by itself; put, flush, close: with the final flush and the close in it.",
-    "2nd half: put, of the second half of the messages alone; most queues are not new then.",
+    "put: from the first put to the last return, nothing taken off, background flushing and merging beside it; "
+    "put, flush, close: with the final flush and the close in it.",
+    "The messages are made before the clock runs: a cycle of a million (or one for each queue, if there are more), "
+    "each with a name string of its own, put again until there are enough. A cycle meets every queue equally often "
+    "in random order, so that all queues are new in the first million messages. RocksDB is given queue numbers.",
+    "2nd half: put, of the second half of the messages alone; no queue is new then.",
     "flat: the same store at so many queues over itself at one queue. RocksDB = 1: ours over theirs.",
     "async acknowledges after write(2), sync after fdatasync, in both stores.",
     "memory: what the process has beyond what it had before the store was opened; peak with file pages; a "
@@ -262,7 +265,7 @@ _NOTES = [
     "Reads are of a warm page cache, 10 messages a call, and every message is checked.",
 ]
 
-BENCH = Bench(
+BENCH = CallableBench(
     name="store",
     description="The store in process: batch puts at a million queues, reopening, reading; beside RocksDB.",
     options=OPTIONS,

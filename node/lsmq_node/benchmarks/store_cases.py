@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from lsmq_node.benchmarks.engines import Engine, open_engine, queue_names
+from lsmq_node.benchmarks.engines import Engine, open_engine, prepare
 from lsmq_node.benchmarks.environment import disk_bytes, peak_resident_bytes, resident_bytes
-from lsmq_node.benchmarks.workload import SEED, Workload, number_of, queue_of
+from lsmq_node.benchmarks.workload import SEED, Contents, Workload, number_of, queue_of
 
 SAMPLES = 10
 GET_COUNT = 10
@@ -30,19 +29,17 @@ def write(
 ) -> dict[str, Any]:
     """Write everything, flush and close.
 
-    ``put_per_s`` counts from the first put to the last return, less what making the messages takes by itself
-    (``driver_s``, measured in a run without a store); flushing and merging run beside it. ``second_half_per_s``
-    is the same of the second half alone, when most queues have been met before; ``closed_per_s`` has the final
-    flush and the close in it as well. ``resident_bytes`` are samples at each tenth of the way; like
-    ``peak_resident_bytes`` they are what the process has beyond what it had before the store was opened.
+    ``put_per_s`` is of the time from the first put to the last return; flushing and merging run beside it.
+    ``second_half_per_s`` is the same of the second half alone, when all queues have been met before;
+    ``closed_per_s`` has the final flush and the close in it as well. ``cpu_s`` is what the process took of all
+    CPUs. ``resident_bytes`` are samples at each tenth of the way; like ``peak_resident_bytes`` they are what the
+    process has beyond what it had before the store was opened, when the messages were made.
     """
-    workload = Workload(messages, queues, batch, message_bytes)
-    driver_s = _drive(workload)
-    names = queue_names(engine, queues)
+    puts = _prepared(engine, Workload(messages, queues, batch, message_bytes))
     before_bytes, before_peak_bytes = resident_bytes(), peak_resident_bytes()
-    store = open_engine(engine, Path(path), flush_mode, names)
+    store = open_engine(engine, Path(path), flush_mode, queues)
     cpu_began = time.process_time()
-    laps = _put_all(store, workload)
+    laps = _put_all(store, puts, messages)
     began = time.perf_counter()
     store.flush()
     flush_s = time.perf_counter() - began
@@ -50,17 +47,15 @@ def write(
     began = time.perf_counter()
     store.close()
     close_s = time.perf_counter() - began
-    put_s = _net_s(laps, driver_s)
+    put_s = sum(lap.wall_s for lap in laps)
     later = laps[len(laps) // 2 :]
-    later_count = sum(lap.messages for lap in later)
     return {
         "put_per_s": messages / put_s,
-        "second_half_per_s": later_count / _net_s(later, driver_s * later_count / messages),
+        "second_half_per_s": sum(lap.messages for lap in later) / sum(lap.wall_s for lap in later),
         "closed_per_s": messages / (put_s + flush_s + close_s),
         "put_s": put_s,
         "flush_s": flush_s,
         "close_s": close_s,
-        "driver_s": driver_s,
         "cpu_s": time.process_time() - cpu_began,
         "resident_bytes": [lap.resident_bytes - before_bytes for lap in laps],
         "flushed_resident_bytes": flushed_bytes,
@@ -69,52 +64,50 @@ def write(
     }
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Lap:
-    """A tenth of the way: ``wall_s`` from its first message to its last, ``making_s`` of it before puts."""
+    """A tenth of the way."""
 
-    messages: int = 0
-    wall_s: float = 0.0
-    making_s: float = 0.0
-    resident_bytes: int = 0
+    messages: int
+    wall_s: float
+    resident_bytes: int
 
 
-def _put_all(store: Engine, workload: Workload) -> list[_Lap]:
+def _prepared(engine: str, workload: Workload) -> list[tuple[int, Any]]:
+    """The puts of a workload: how many messages each has, and the messages. All are made before the first."""
+    cycle = [prepare(engine, queues, bodies) for queues, bodies in workload.cycle()]
+    puts = list(workload.puts())
+    at, count = puts[-1]
+    queues, bodies = next(islice(workload.cycle(), at, None))
+    last = prepare(engine, queues[:count], bodies[:count])
+    return [*((size, cycle[at]) for at, size in puts[:-1]), (count, last)]
+
+
+def _put_all(store: Engine, puts: list[tuple[int, Any]], messages: int) -> list[_Lap]:
     """Put every batch. Taking the samples is not in the laps' time."""
     laps: list[_Lap] = []
-    lap, written = _Lap(), 0
-    began = turned = time.perf_counter()
-    for queues, bodies in workload.batches():
-        lap.making_s += time.perf_counter() - turned
-        store.put(queues, bodies)
-        turned = time.perf_counter()
-        lap.messages += len(bodies)
-        written += len(bodies)
-        if written * SAMPLES >= workload.messages * (len(laps) + 1):
-            lap.wall_s = turned - began
-            lap.resident_bytes = resident_bytes()
-            laps.append(lap)
-            lap = _Lap()
-            began = turned = time.perf_counter()
+    lap_count = written = 0
+    began = time.perf_counter()
+    for count, batch in puts:
+        store.put(batch)
+        lap_count += count
+        written += count
+        if written * SAMPLES >= messages * (len(laps) + 1):
+            wall_s = time.perf_counter() - began
+            laps.append(_Lap(lap_count, wall_s, resident_bytes()))
+            lap_count = 0
+            began = time.perf_counter()
     return laps
-
-
-def _net_s(laps: Sequence[_Lap], driver_s: float) -> float:
-    """Seconds of ``laps`` without the making of messages.
-
-    What background work slows the making down is the store's doing: no more is taken off than making takes
-    without a store, or than it took, whichever is less.
-    """
-    return sum(lap.wall_s for lap in laps) - min(driver_s, sum(lap.making_s for lap in laps))
 
 
 def write_and_die(
     engine: str, path: str, flush_mode: str, messages: int, queues: int, batch: int, message_bytes: int
 ) -> dict[str, Any]:
     """Write everything and leave without closing, as a killed process does. Nothing is returned."""
-    store = open_engine(engine, Path(path), flush_mode, queue_names(engine, queues))
-    for queue, bodies in Workload(messages, queues, batch, message_bytes).batches():
-        store.put(queue, bodies)
+    puts = _prepared(engine, Workload(messages, queues, batch, message_bytes))
+    store = open_engine(engine, Path(path), flush_mode, queues)
+    for _, put in puts:
+        store.put(put)
     print("{}", flush=True)
     os._exit(0)
 
@@ -133,16 +126,15 @@ def reopen(
 
     Each kind of reading ends after ``seconds`` if it is not done before. Every message read is checked.
     """
-    open_engine(engine, Path(path).with_name("warm-up"), flush_mode, [""]).close()
-    lengths = Workload(messages, queues, batch, message_bytes).lengths()
-    names = queue_names(engine, queues)
+    open_engine(engine, Path(path).with_name("warm-up"), flush_mode, 1).close()
+    contents = Contents(Workload(messages, queues, batch, message_bytes))
     before_bytes = resident_bytes()
     began = time.perf_counter()
-    store = open_engine(engine, Path(path), flush_mode, names)
+    store = open_engine(engine, Path(path), flush_mode, queues)
     open_s = time.perf_counter() - began
     opened_bytes = resident_bytes() - before_bytes
-    random_gets, random_s = _read_random(store, lengths, seconds)
-    sequential_count, sequential_s = _read_sequential(store, lengths, seconds)
+    random_gets, random_s = _read_random(store, contents, seconds)
+    sequential_count, sequential_s = _read_sequential(store, contents, seconds)
     figures = {
         "open_s": open_s,
         "resident_bytes": opened_bytes,
@@ -155,54 +147,37 @@ def reopen(
     return figures
 
 
-def _drive(workload: Workload) -> float:
-    began = time.perf_counter()
-    for _ in workload.batches():
-        pass
-    return time.perf_counter() - began
-
-
-def _read_random(store: Engine, lengths: NDArray[np.int64], seconds: float) -> tuple[int, float]:
+def _read_random(store: Engine, contents: Contents, seconds: float) -> tuple[int, float]:
     random = np.random.default_rng(SEED + 1)
-    filled = np.flatnonzero(lengths)
-    queues = random.choice(filled, 20_000)
-    offsets = (random.random(len(queues)) * lengths[queues]).astype(np.int64)
+    queues = random.choice(np.flatnonzero(contents.lengths), 20_000)
+    offsets = (random.random(len(queues)) * contents.lengths[queues]).astype(np.int64)
     done = 0
     began = time.perf_counter()
     for queue, offset in zip(queues.tolist(), offsets.tolist(), strict=True):
-        found = store.get(queue, offset, GET_COUNT)
-        _check(queue, found, min(GET_COUNT, int(lengths[queue]) - offset))
+        _check(queue, store.get(queue, offset, GET_COUNT), contents.numbers(queue, offset, GET_COUNT))
         done += 1
         if not done % 256 and time.perf_counter() - began > seconds:
             break
     return done, time.perf_counter() - began
 
 
-def _read_sequential(store: Engine, lengths: NDArray[np.int64], seconds: float) -> tuple[int, float]:
+def _read_sequential(store: Engine, contents: Contents, seconds: float) -> tuple[int, float]:
     random = np.random.default_rng(SEED + 2)
-    filled = np.flatnonzero(lengths)
+    filled = np.flatnonzero(contents.lengths)
     chosen = random.choice(filled, max(1, int(len(filled) * SEQUENTIAL_PART)), replace=False)
     count = 0
     began = time.perf_counter()
     for queue in chosen.tolist():
-        length, offset = int(lengths[queue]), 0
-        last = -1
-        while offset < length:
+        for offset in range(0, int(contents.lengths[queue]), GET_COUNT):
             found = store.get(queue, offset, GET_COUNT)
-            last = _check(queue, found, min(GET_COUNT, length - offset), last)
-            offset += len(found)
+            _check(queue, found, contents.numbers(queue, offset, GET_COUNT))
             count += len(found)
             if time.perf_counter() - began > seconds:
                 return count, time.perf_counter() - began
     return count, time.perf_counter() - began
 
 
-def _check(queue: int, found: list[bytes], expected: int, last: int = -1) -> int:
-    if len(found) != expected:
-        raise WrongContent(f"queue {queue} gave {len(found)} messages where {expected} are")
-    for body in found:
-        number = number_of(body)
-        if queue_of(body) != queue or number <= last:
-            raise WrongContent(f"queue {queue} gave message {number} of queue {queue_of(body)} after {last}")
-        last = number
-    return last
+def _check(queue: int, found: list[bytes], numbers: list[int]) -> None:
+    if [number_of(body) for body in found] != numbers or any(queue_of(body) != queue for body in found):
+        told = [(queue_of(body), number_of(body)) for body in found]
+        raise WrongContent(f"queue {queue} gave messages (queue, number) {told} where its own {numbers} are")

@@ -4,8 +4,7 @@ Requests append on the loop thread, which costs microseconds, and then wait for 
 thread calls ``ShardStore.commit`` as long as anything waits; all requests that arrive during one fdatasync
 share the next. A commit reaches the loop by one ``call_soon_threadsafe``, however many requests it answers.
 
-A commit that fails drops everything in line and ends a *round* of the store; LSNs of the next round begin
-where the committed ones ended. What waits is therefore known by round and LSN.
+Who waits for what, and what becomes of it when a commit fails, is in :mod:`lsmq_node.cluster.pending`.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ import structlog
 from numpy.typing import NDArray
 
 from lsmq.errors import DiskFull, LsmqError, ShardStopped
+from lsmq_node.cluster.pending import PendingWrites
 from lsmq_node.storage import Appended, Committed, ShardStore
 
 _log = structlog.get_logger("lsmq.committer")
@@ -40,7 +40,7 @@ class Committer:
         self._store = store
         self._on_touched = on_touched
         self._loop = asyncio.get_running_loop()
-        self._pending: deque[tuple[int, int, asyncio.Future[None]]] = deque()  # round, LSN, who waits
+        self._pending = PendingWrites()
         self._events: deque[Committed] = deque()
         self._delivery_scheduled = False
         self._kick_scheduled = False
@@ -65,8 +65,7 @@ class Committer:
         self.waits += 1
         if appended.duplicate and appended.lsn <= self._store.committed_lsn:
             return None
-        future: asyncio.Future[None] = self._loop.create_future()
-        self._pending.append((appended.round, appended.lsn, future))
+        future = self._pending.add(appended.round, appended.lsn)
         if not self._kick_scheduled:
             # After the handlers that are ready in this turn of the loop, so that they share the commit.
             self._kick_scheduled = True
@@ -75,8 +74,8 @@ class Committer:
 
     async def close(self) -> None:
         """Commit what waits, then end the thread. No append may come after."""
-        while self._pending:
-            await asyncio.wait([self._pending[-1][2]])
+        while (last := self._pending.last()) is not None:
+            await asyncio.wait([last])
             await asyncio.sleep(0)  # Let the delivery that resolved it take it out of the line.
         self._signals.put(False)
         await asyncio.to_thread(self._thread.join)
@@ -128,25 +127,10 @@ class Committer:
             if not isinstance(error, DiskFull):
                 self.stopped = error
             _log.error("writes_dropped", shard=self._shard, code=error.code, message=error.message)
-        pending = self._pending
-        while pending and pending[0][0] <= event.round:
-            _, lsn, future = pending[0]
-            if lsn > event.lsn and error is None:
-                break
-            pending.popleft()
-            if future.done():
-                continue
-            if error is not None and lsn > event.lsn:
-                future.set_exception(error)
-                future.exception()  # A cancelled caller leaves nobody to look at it.
-            else:
-                future.set_result(None)
+            self._pending.dropped(event.round, event.lsn, error)
+        self._pending.reached(event.round, event.lsn)
 
     def _fail_all(self, cause: Exception) -> None:
         """The engine failed in a way it does not know itself: nothing it says later can be trusted."""
         self.stopped = ShardStopped(f"shard {self._shard} failed: {cause!r}; restart the node")
-        while self._pending:
-            future = self._pending.popleft()[2]
-            if not future.done():
-                future.set_exception(self.stopped)
-                future.exception()
+        self._pending.fail_all(self.stopped)

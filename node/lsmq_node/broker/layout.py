@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 from lsmq.errors import CorruptFile, DataDirectoryUnusable, UnsupportedFormat
@@ -27,14 +28,9 @@ def shard_directory(data: Path, shard: int) -> Path:
     return data / f"shard-{shard}"
 
 
-def open_shards(config: NodeConfig) -> list[ShardStore]:
-    """Open all shards of the data directory, recovering what a crash left. Blocking, may take seconds.
-
-    Raises what ``ShardStore.open`` raises (locked, unusable, newer format, corrupt), and
-    :class:`InvalidConfig` when the directory was made with another number of shards. What was opened by
-    then is closed again.
-    """
-    options = StoreOptions(
+def store_options(config: NodeConfig) -> StoreOptions:
+    """What the configuration says of every store of the node."""
+    return StoreOptions(
         flush_mode=config.flush_mode,
         flush_interval_ms=config.flush_interval_ms,
         flush_bytes=config.flush_bytes,
@@ -42,10 +38,22 @@ def open_shards(config: NodeConfig) -> list[ShardStore]:
         cache_bytes=config.cache_bytes,
         max_message_bytes=config.max_message_bytes,
         segment_bytes=config.segment_bytes,
+        max_waiting_bytes=config.max_waiting_bytes,
+        wal_keep_bytes=config.wal_keep_bytes,
         min_free_bytes=config.min_free_bytes,
         compression=config.compression.value,
         retention_interval_ms=config.retention_interval_ms,
     )
+
+
+def open_shards(config: NodeConfig) -> list[ShardStore]:
+    """Open all shards of the data directory, recovering what a crash left. Blocking, may take seconds.
+
+    Raises what ``ShardStore.open`` raises (locked, unusable, newer format, corrupt), and
+    :class:`InvalidConfig` when the directory was made with another number of shards. What was opened by
+    then is closed again.
+    """
+    options = store_options(config)
     with ExitStack() as opened:
         stores: list[ShardStore] = []
         for shard in range(config.shards):
@@ -58,34 +66,64 @@ def open_shards(config: NodeConfig) -> list[ShardStore]:
     return stores
 
 
+@dataclass(frozen=True, slots=True)
+class NodeFile:
+    """What ``node.json`` says: whose the directory is. ``cluster`` and ``node`` are None for a node of its own."""
+
+    shards: int
+    cluster: str | None = None
+    node: str | None = None
+
+    def __str__(self) -> str:
+        if self.cluster is None:
+            return f"a node of its own with {self.shards} shards"
+        return f"node {self.node!r} of cluster {self.cluster!r} with {self.shards} shards"
+
+    @classmethod
+    def load(cls, data: Path) -> NodeFile | None:
+        """None when there is none. Raises ``CorruptFile``, ``UnsupportedFormat``, ``DataDirectoryUnusable``."""
+        file = data / NODE_FILE
+        try:
+            text = file.read_text()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise DataDirectoryUnusable(f"{file} cannot be read: {error.strerror}", file=str(file)) from error
+        try:
+            stored = json.loads(text)
+            found_format, found_shards = int(stored["format"]), int(stored["shards"])
+            found = cls(found_shards, stored.get("cluster"), stored.get("node"))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CorruptFile(
+                f"{file} is damaged; restore it as {{'format': 1, 'shards': n}} with n the number of "
+                f"shard-* directories beside it, and in a cluster its 'cluster' and 'node' as well",
+                file=str(file),
+                position=0,
+            ) from error
+        if found_format > FORMAT:
+            raise UnsupportedFormat(
+                f"{file} has format {found_format}, this release knows up to {FORMAT}; upgrade lsmq, or start "
+                "with an empty data directory",
+                file=str(file),
+            )
+        return found
+
+    def store(self, data: Path) -> NodeFile:
+        """Write it, durably. Raises ``DataDirectoryUnusable``."""
+        fields = {"format": FORMAT, "shards": self.shards, "cluster": self.cluster, "node": self.node}
+        content = {name: value for name, value in fields.items() if value is not None}
+        _write_durably(data / NODE_FILE, json.dumps(content) + "\n")
+        return self
+
+
 def _check_node_file(data: Path, shards: int) -> None:
-    file = data / NODE_FILE
-    try:
-        text = file.read_text()
-    except FileNotFoundError:
-        _write_durably(file, json.dumps({"format": FORMAT, "shards": shards}) + "\n")
-        return
-    except OSError as error:
-        raise DataDirectoryUnusable(f"{file} cannot be read: {error.strerror}", file=str(file)) from error
-    try:
-        stored = json.loads(text)
-        found_format, found_shards = int(stored["format"]), int(stored["shards"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise CorruptFile(
-            f"{file} is damaged; restore it as {{'format': 1, 'shards': n}} with n the number of "
-            f"shard-* directories beside it",
-            file=str(file),
-            position=0,
-        ) from error
-    if found_format > FORMAT:
-        raise UnsupportedFormat(
-            f"{file} has format {found_format}, this release knows up to {FORMAT}; upgrade lsmq, or start "
-            "with an empty data directory",
-            file=str(file),
-        )
-    if found_shards != shards:
+    wanted = NodeFile(shards)
+    found = NodeFile.load(data) or wanted.store(data)
+    if found.cluster is not None:
+        raise InvalidConfig(f"{data} belongs to {found}; start it with its own configuration file", setting="data")
+    if found.shards != shards:
         raise InvalidConfig(
-            f"shards is {shards}, but {data} was made with {found_shards}; start with shards={found_shards}, "
+            f"shards is {shards}, but {data} was made with {found.shards}; start with shards={found.shards}, "
             "or with an empty data directory",
             setting="shards",
         )

@@ -151,8 +151,12 @@ class WaiterTable:
                 for waiter in waiters:
                     waiter.set()
 
+    def wake_all(self) -> None:
+        """Set all waiters: what may be read here has changed."""
+        for topic_id in self._topics:
+            self.wake_topic(topic_id)
+
     def close(self) -> None:
         """Set all waiters, and all that come later: the node stops."""
         self.closed = True
-        for topic_id in self._topics:
-            self.wake_topic(topic_id)
+        self.wake_all()

@@ -190,6 +190,10 @@ class ReplicaCore:
         """Whether quorum writes can be acknowledged; else they wait, and then get ``not_enough_replicas``."""
         return isinstance(self._part, Leader) and self._part.enough_in_sync(self._state)
 
+    def followers(self) -> dict[str, int]:
+        """On a leader: the other replicas and up to where each has reported its log durable."""
+        return self._part.durable_lsns() if isinstance(self._part, Leader) else {}
+
     def may_answer(self, now: float) -> bool:
         """Whether the leader may acknowledge a write or answer a read, asked *after* the fsync or the read.
 

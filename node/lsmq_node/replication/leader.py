@@ -46,6 +46,10 @@ class Leader:
         self._kept_lsn = -1
         self.viewed(state)
 
+    def durable_lsns(self) -> dict[str, int]:
+        """What each other replica has reported durable."""
+        return {node: peer.durable_lsn for node, peer in self._peers.items()}
+
     # Events.
 
     def viewed(self, state: ReplicaState) -> None:

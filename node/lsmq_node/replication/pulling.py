@@ -112,6 +112,7 @@ class Puller:
         """A log that counts for acknowledged writes is not thrown away: the node leaves the in-sync set first."""
         if self.streaming or (not self.lent and state.propose_leave()):
             return
+        state.lower_floor(state.log.high_watermark)
         state.log.busy = True
         state.emit(FetchSnapshot(self.source))
 

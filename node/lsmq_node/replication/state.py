@@ -137,10 +137,14 @@ class ReplicaState:
 
     def truncate(self, lsn: int) -> None:
         """Cut the log. The floor is lowered first, or the shorter log would be taken for a damaged one."""
-        if lsn < self.record.floor_lsn:
-            self.persist(replace(self.record, floor_lsn=lsn))
+        self.lower_floor(lsn)
         self.log.cut(lsn)
         self.emit(TruncateLog(lsn))
+
+    def lower_floor(self, lsn: int) -> None:
+        """The log is about to end at ``lsn`` or later."""
+        if lsn < self.record.floor_lsn:
+            self.persist(replace(self.record, floor_lsn=lsn))
 
     # The in-sync set.
 

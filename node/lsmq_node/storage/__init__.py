@@ -4,18 +4,20 @@
 """
 
 from .line import Appended
+from .lock import DirectoryLock
 from .log_writer import Committed
 from .options import FlushMode, StoreOptions
 from .queue_store import QueueStore
 from .reader import FileRange, Slice
 from .replica_log import ReplicaLog
 from .shard_store import ShardStore
-from .state import Topic, TopicOptions
+from .state import Topic, TopicOptions, check_topic_name
 from .stats import StoreStats
 
 __all__ = [
     "Appended",
     "Committed",
+    "DirectoryLock",
     "FileRange",
     "FlushMode",
     "QueueStore",
@@ -26,4 +28,5 @@ __all__ = [
     "StoreStats",
     "Topic",
     "TopicOptions",
+    "check_topic_name",
 ]

@@ -195,6 +195,8 @@ class Applier:
                     self._apply_tombstones(entry, queue_keys(entry.topic_id | TOMBSTONE_TOPIC, queues), offsets)
                     item.deletes += len(queues)
                     item.version += 1
+            case EntryKind.DOCUMENT:
+                state.documents.apply(entry.body)
             case EntryKind.EPOCH:
                 state.epochs.append((entry.epoch, entry.lsn))
             case _:

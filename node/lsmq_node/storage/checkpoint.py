@@ -4,7 +4,7 @@ All integers are little-endian::
 
     offset width field
      0      8    magic ``LSMQCKP1``
-     8      4    version (1)
+     8      4    version (2; in version 1 the body has no documents)
     12      4    crc      CRC32C of version, length and body
     16      8    length of the body
     24      n    body     a msgpack map; arrays of queue ends are zstd over int64
@@ -29,10 +29,11 @@ from lsmq.errors import CorruptFile, UnsupportedFormat
 
 from .columns import I64
 from .disk import Disk, replace_file
+from .documents import Documents
 from .state import Producers, ShardState, Topic, TopicOptions
 
 MAGIC = b"LSMQCKP1"
-VERSION = 1
+VERSION = 2
 HEAD = struct.Struct("<8sIIQ")
 
 
@@ -57,6 +58,7 @@ class Snapshot:
     offsets: list[tuple[str, int, I64 | bytes]]
     producers: list[Any]
     epochs: list[tuple[int, int]]
+    documents: list[tuple[str, bytes]]
 
 
 class Checkpointer:
@@ -99,7 +101,15 @@ class Checkpointer:
                 packed_offsets = _pack(values)
                 self._offsets[key] = (version, packed_offsets)
                 offsets.append((*key, packed_offsets))
-        return Snapshot(lsn, state.next_topic_id, topics, offsets, state.producers.dump(), list(state.epochs))
+        return Snapshot(
+            lsn,
+            state.next_topic_id,
+            topics,
+            offsets,
+            state.producers.dump(),
+            list(state.epochs),
+            state.documents.items(),
+        )
 
     def write(self, disk: Disk, directory: Path, number: int, snapshot: Snapshot) -> int:
         """Write a checkpoint file; durable on return. Returns its size in bytes."""
@@ -120,6 +130,7 @@ class Checkpointer:
                 "offsets": [[group, topic_id, packed] for group, topic_id, packed in snapshot.offsets],
                 "producers": snapshot.producers,
                 "epochs": snapshot.epochs,
+                "documents": snapshot.documents,
             }
         )
         raw = HEAD.pack(MAGIC, VERSION, _crc(VERSION, body), len(body)) + body
@@ -154,7 +165,7 @@ def load_checkpoint(disk: Disk, path: Path) -> tuple[int, ShardState]:
             file=source,
             position=HEAD.size,
         )
-    if version != VERSION:
+    if version > VERSION:
         raise UnsupportedFormat(
             f"{source}: checkpoint version {version}; this release reads {VERSION}. "
             "Start the release that wrote it, or a newer one."
@@ -173,6 +184,7 @@ def load_checkpoint(disk: Disk, path: Path) -> tuple[int, ShardState]:
         state.offsets_version[group, topic_id] = 0
     state.producers = Producers.load(values["producers"])
     state.epochs = [(epoch, lsn) for epoch, lsn in values["epochs"]]
+    state.documents = Documents(values.get("documents", ()))
     return values["lsn"], state
 
 

@@ -66,6 +66,7 @@ _WIDTH_DTYPES: dict[int, np.dtype[Any]] = {
 _MASK64 = (1 << 64) - 1
 _ROW_LIMIT_BYTES = 4096
 _FEW = 8
+_FEW_KEYS = 512
 
 
 def queue_key(topic_id: int, queue: int) -> int:
@@ -94,12 +95,6 @@ def decode_column(
     return values
 
 
-def raw_column(buffer: bytes | memoryview, entry: tuple[int, int, int], count: int) -> tuple[NDArray[Any] | None, int]:
-    """A batch's column as it lies there: its deltas (None when all are zero) and its base."""
-    position, width, base = entry
-    return (np.frombuffer(buffer, _WIDTH_DTYPES[width], count, position) if width else None), base
-
-
 def gather(arena: U8, starts: NDArray[Any], lengths: NDArray[Any]) -> U8:
     """The slices ``arena[starts[i]:starts[i]+lengths[i]]`` joined, in order.
 
@@ -112,8 +107,7 @@ def gather(arena: U8, starts: NDArray[Any], lengths: NDArray[Any]) -> U8:
     if longest == 0:
         return np.empty(0, np.uint8)
     if shortest == longest <= _ROW_LIMIT_BYTES:
-        moved: U8 = _rows(arena, longest)[starts].view(np.uint8)
-        return moved
+        return windows(arena, starts, longest)
     ends = np.cumsum(lengths, dtype=np.int64)
     out = np.empty(int(ends[-1]), np.uint8)
     targets = ends - lengths
@@ -132,27 +126,35 @@ def gather(arena: U8, starts: NDArray[Any], lengths: NDArray[Any]) -> U8:
     return out
 
 
+def windows(arena: U8, starts: NDArray[Any], length: int) -> U8:
+    """The ``length`` bytes from each start on, joined; they may overlap."""
+    moved: U8 = _rows(arena, length)[starts].view(np.uint8)
+    return moved
+
+
 def _rows(arena: U8, length: int) -> NDArray[np.void]:
     """Every run of ``length`` bytes of the arena as one item: overlapping, a view, nothing is copied."""
     return np.ndarray((arena.size - length + 1,), np.dtype((np.void, length)), arena, strides=(1,))
 
 
-def stable_order(keys: U64) -> I64:
-    """Positions that sort ``keys``, equal ones in their order of arrival.
+def stable_order(keys: NDArray[Any]) -> I64:
+    """Positions that sort unsigned ``keys``, equal ones in their order of arrival.
 
-    Packs key and position into one integer where they fit in 64 bits, since sorting plain integers is
-    several times faster than a stable argsort.
+    Sixteen bits after sixteen bits, the lowest first: numpy has a radix sort for these, which takes a fifth of the
+    time of sorting by 64 bits.
     """
     count = len(keys)
     low, high = int(keys.min()), int(keys.max())
     if low == high:
         return np.arange(count, dtype=np.int64)
-    index_bits = (count - 1).bit_length()
-    if (high - low).bit_length() + index_bits > 64:
+    if count < _FEW_KEYS:
         return np.argsort(keys, kind="stable")
-    packed = ((keys - np.uint64(low)) << np.uint64(index_bits)) | np.arange(count, dtype=np.uint64)
-    packed.sort()
-    return (packed & np.uint64((1 << index_bits) - 1)).astype(np.int64)
+    left = keys - keys.dtype.type(low)
+    order: I64 = np.argsort(left.astype(np.uint16), kind="stable")
+    for shift in range(16, (high - low).bit_length(), 16):
+        digits = (left >> left.dtype.type(shift)).astype(np.uint16)
+        order = order[np.argsort(digits[order], kind="stable")]
+    return order
 
 
 def group_starts(ordered: NDArray[Any]) -> I64:
@@ -161,6 +163,13 @@ def group_starts(ordered: NDArray[Any]) -> I64:
     fresh[0] = True
     np.not_equal(ordered[1:], ordered[:-1], out=fresh[1:])
     return np.flatnonzero(fresh)
+
+
+def spread(starts: I64, counts: I64) -> I64:
+    """The ranges ``[starts[i], starts[i] + counts[i])`` one after another, number by number."""
+    ends = np.cumsum(counts)
+    numbers: I64 = np.arange(ends[-1]) + np.repeat(starts - (ends - counts), counts)
+    return numbers
 
 
 def assign_offsets(queues: U32, next_offset: I64) -> tuple[I64, U32, I64]:
@@ -178,7 +187,7 @@ def assign_offsets(queues: U32, next_offset: I64) -> tuple[I64, U32, I64]:
         offset = int(next_offset[queue])
         next_offset[queue] = offset + 1
         return np.array((offset,), np.int64), queues, np.array((offset + 1,), np.int64)
-    order = stable_order(queues.astype(np.uint64))
+    order = stable_order(queues)
     ordered = queues[order]
     starts = group_starts(ordered)
     counts = np.diff(starts, append=count)
@@ -265,9 +274,11 @@ def encode_batches(columns: Mapping[int, NDArray[Any]], payload: U8, cuts: I64, 
             if len(packed) < raw_to - raw_from:
                 body, used = packed, Codec.ZSTD
         total = head_bytes + sum(map(len, deltas)) + len(body)
-        head = HEADER.pack(0, total, VERSION, used, len(plans), end - first, len(body), raw_to - raw_from, 0, 0, 0)
-        rest = b"".join((head[4:], *directory, *deltas, body))
-        batches.append(crc32c.crc32c(rest).to_bytes(4, "little") + rest)
+        sizes = len(body), raw_to - raw_from
+        head = HEADER.pack(0, total, VERSION, used, len(plans), end - first, *sizes, 0, 0, 0)[4:]
+        parts = (head, *directory, *deltas)
+        crc = crc32c.crc32c(body, crc32c.crc32c(b"".join(parts)))
+        batches.append(b"".join((crc.to_bytes(4, "little"), *parts, body)))
     return batches
 
 

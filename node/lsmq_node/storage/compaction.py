@@ -8,7 +8,8 @@ have to look at stays small, and a generation holds messages of one stretch of t
 as whole files.
 
 Merging drops what nobody can read: records below their queue's log start, records of deleted topics, and
-records with a tombstone. A tombstone goes when nothing older is left that it could stand for.
+records with a tombstone. A tombstone goes when nothing older is left that it could stand for. A table that was found
+to be damaged is kept out of merges as it is.
 """
 
 from __future__ import annotations
@@ -20,14 +21,15 @@ import numpy as np
 
 from lsmq.record_batch import Column
 
-from .columns import I64, U64, gather, group_starts, stable_order
+from .block import Block
+from .columns import I64, U64, gather, group_starts
 from .memtable import TOMBSTONE_TOPIC, SortedRecords
 from .options import StoreOptions
 from .reader import concatenate, select
-from .sstable import IndexColumn
-from .version import Run
+from .table import Table
+from .version import Run, Version
 
-PARTITION_BYTES = 16 << 20
+PARTITION_BYTES = 4 << 20
 #: So many runs of about one size become one.
 _FAN = 4
 _SHADOW = np.uint64(TOMBSTONE_TOPIC << 32)
@@ -51,12 +53,13 @@ def choose(
     *,
     records: int = 0,
     tombstones: int = 0,
+    hurry: bool = False,
 ) -> Pick | None:
-    """The next merge, or None. Sizes are oldest first."""
+    """The next merge, or None. Sizes are oldest first. ``hurry`` takes any number of tables in level 0."""
     everything = Pick(len(level0_bytes), len(generation_bytes))
     if tombstones * 3 > records and len(level0_bytes) + len(generation_bytes) > 1:
         return everything
-    if len(level0_bytes) < options.level0_merge:
+    if len(level0_bytes) < (1 if hurry else options.level0_merge):
         return None
     total = sum(level0_bytes)
     count = 0
@@ -68,6 +71,36 @@ def choose(
             return Pick(len(level0_bytes), count)
         total += sum(tier)
         count += len(tier)
+
+
+def choose_runs(version: Version, options: StoreOptions) -> tuple[Run, ...] | None:
+    """The runs to merge next, oldest first, or None.
+
+    What is damaged is not merged. A generation that is damaged ends the merging of those before it. A table of level 0
+    that is damaged goes, when it is the oldest there, into a generation of its own: it is returned alone then, and
+    the tables before it are merged however few they are. So tables behind it can go on.
+    """
+    level0, generations = list(version.level0[::-1]), list(version.generations[::-1])
+    for number in range(len(generations) - 1, -1, -1):
+        if generations[number].damaged:
+            generations = generations[number + 1 :]
+            break
+    barrier = next((number for number, run in enumerate(level0) if run.damaged), None)
+    if barrier == 0:
+        return (level0[0],)
+    level0 = level0[:barrier]
+    runs = (*generations, *level0)
+    pick = choose(
+        [run.size_bytes for run in level0],
+        [run.size_bytes for run in generations],
+        options,
+        records=sum(table.meta.record_count for run in runs for table in run.tables),
+        tombstones=sum(run.tombstone_count for run in runs),
+        hurry=barrier is not None,
+    )
+    if pick is None:
+        return None
+    return (*generations[len(generations) - pick.generations :], *level0[: pick.level0])
 
 
 def merge(runs: Sequence[Run], log_starts: LogStarts, *, keep_tombstones: bool) -> Iterator[SortedRecords]:
@@ -113,23 +146,32 @@ def _part(run: Run, after: tuple[int, int], upto: tuple[int, int]) -> Iterator[S
         if (meta.first_key, meta.first_offset) > upto:
             return
         index = table.index()
-        first_keys, first_offsets = (
-            index.columns[IndexColumn.FIRST_KEY],
-            index.columns[IndexColumn.FIRST_OFFSET],
-        )
-        for number in range(index.seek(after[0], after[1] + 1), index.count):
-            if (int(first_keys[number]), int(first_offsets[number])) > upto:
-                break
-            block = table.block(number, keep=False)
-            first, end = block.seek(after[0], after[1] + 1), block.seek(upto[0], upto[1] + 1)
+        first_block = index.seek(after[0], after[1] + 1)
+        last_block = min(index.seek(*upto), index.count - 1)
+        for number, block in enumerate(_blocks(table, first_block, last_block + 1), first_block):
+            first = block.seek(after[0], after[1] + 1) if number == first_block else 0
+            end = block.seek(upto[0], upto[1] + 1) if number == last_block else block.count
             if first < end:
                 yield block.records(first, end)
+
+
+def _blocks(table: Table, first: int, end: int) -> Iterator[Block]:
+    """Blocks ``[first, end)`` of a table, read at once and past the cache."""
+    index = table.index()
+    positions = index.positions[first:end].tolist()
+    sizes = index.sizes[first:end].tolist()
+    raw = table.file().pread(positions[-1] + sizes[-1] - positions[0], positions[0])
+    for number, position, size in zip(range(first, end), positions, sizes, strict=True):
+        at = position - positions[0]
+        if at + size > len(raw):
+            table.block(number, keep=False)  # raises that it is cut off
+        yield table.parse(raw[at : at + size], position)
 
 
 def _sort(parts: list[SortedRecords]) -> SortedRecords:
     """Records of several runs, oldest first, in key order."""
     records = concatenate(parts)
-    order = stable_order(records.keys)
+    order = np.argsort(records.keys, kind="stable")  # which finds the runs and merges them
     keys = records.keys[order]
     tail = int(keys.searchsorted(_SHADOW))
     if tail < len(order):

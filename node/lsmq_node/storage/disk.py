@@ -83,6 +83,9 @@ class Disk(Protocol):
 
     def rename(self, source: Path, target: Path) -> None: ...
 
+    def link(self, source: Path, target: Path) -> None:
+        """Give a file a second name, on the same file system. Raises ``FileExistsError`` when it is taken."""
+
     def remove(self, path: Path) -> None:
         """Remove a name; one that is not there is fine."""
 
@@ -171,6 +174,9 @@ class OsDisk:
 
     def rename(self, source: Path, target: Path) -> None:
         source.rename(target)
+
+    def link(self, source: Path, target: Path) -> None:
+        target.hardlink_to(source)
 
     def remove(self, path: Path) -> None:
         with contextlib.suppress(FileNotFoundError):

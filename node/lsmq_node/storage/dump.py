@@ -13,14 +13,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lsmq.errors import CorruptFile
+from lsmq.errors import CorruptFile, LsmqError
 from lsmq.record_batch import Column, decode_header
 
+from .block import Block
 from .disk import OsDisk
-from .manifest import decode_manifest
+from .manifest import NAME as MANIFEST
+from .manifest import Manifest, decode_manifest
 from .memtable import TOMBSTONE_TOPIC
+from .snapshot import decode_snapshot
 from .sstable import FILTER_HEAD, IndexColumn, TableMeta, check_properties, read_footer, stored_batch
-from .table import Block, TableIndex
+from .table import TableIndex
 from .wal import FRAGMENT_BYTES, MAGIC, SEGMENT_HEADER, Entry, EntryKind
 from .wal_reader import LogReader
 
@@ -33,10 +36,20 @@ def dump_wal(path: Path) -> Iterator[dict[str, Any]]:
     raw = OsDisk().read_all(path)
     start, segment_bytes = _segment(raw, path)
     reader = LogReader(lambda _: raw, [start], segment_bytes, str(path.parent))
-    first = reader.first_entry(start)
+    begun = _log_start(path)
+    first = begun if start < begun < start + segment_bytes else reader.first_entry(start)
     for entry in reader.entries(first):
         yield _entry(entry, str(path))
     yield {"end_lsn": reader.end.lsn, "end": reader.end.reason}
+
+
+def _log_start(path: Path) -> int:
+    """Where the log began that the segment is part of: in its middle, on a replica made from a snapshot."""
+    manifest = path.resolve().parent.parent / MANIFEST
+    try:
+        return decode_manifest(OsDisk().read_all(manifest), str(manifest)).log_start_lsn
+    except (OSError, LsmqError):
+        return 0
 
 
 def _segment(raw: bytes, path: Path) -> tuple[int, int]:
@@ -134,18 +147,36 @@ def _records(block: Block) -> Iterator[dict[str, Any]]:
         position += fields.get("length", 0)
 
 
-def dump_manifest(path: Path) -> dict[str, Any]:
-    """What the manifest says: the log's place, and the tables of each level."""
-    manifest = decode_manifest(OsDisk().read_all(path), str(path))
-    return {
+def dump_manifest(path: Path) -> Iterator[dict[str, Any]]:
+    """A dict of the log's place and the files' numbers, then one for each table, oldest first."""
+    yield from _manifest(decode_manifest(OsDisk().read_all(path), str(path)))
+
+
+def dump_snapshot(path: Path) -> Iterator[dict[str, Any]]:
+    """A dict of where a snapshot was taken, then what :func:`dump_manifest` gives of its source's manifest."""
+    snapshot = decode_snapshot(OsDisk().read_all(path), str(path))
+    yield {
+        "applied_lsn": snapshot.applied_lsn,
+        "total_bytes": snapshot.total_bytes,
+        "checkpoint_bytes": snapshot.checkpoint_bytes,
+        "epochs": [list(epoch) for epoch in snapshot.epochs],
+    }
+    yield from _manifest(snapshot.manifest)
+
+
+def _manifest(manifest: Manifest) -> Iterator[dict[str, Any]]:
+    yield {
         "segment_bytes": manifest.segment_bytes,
         "next_number": manifest.next_number,
         "flushed_lsn": manifest.flushed_lsn,
         "checkpoint": manifest.checkpoint,
-        "level0": [_table(meta) for meta in manifest.level0],
-        "generations": [[_table(meta) for meta in run] for run in manifest.generations],
         "extra": manifest.extra,
     }
+    for number, run in enumerate(manifest.generations):
+        for meta in run:
+            yield {"level": 1, "generation": number, **_table(meta)}
+    for meta in manifest.level0:
+        yield {"level": 0, **_table(meta)}
 
 
 def _table(meta: TableMeta) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lsmq.errors import LsmqError, NotLeader, StoreBusy
 from lsmq.record_batch import RecordBatch
 
 from .applier import Applier, BatchColumns, PendingEntry, PendingRecords
@@ -19,7 +20,7 @@ from .batch_checks import check_batch, check_count
 from .columns import I64, wrap64
 from .disk import Clock
 from .options import StoreOptions
-from .state import ShardState, Stored, TopicState
+from .state import ShardState, Stored, TopicState, out_of_order
 from .wal import Appender, Entry, EntryKind, encode_entry_header
 
 Pending = PendingRecords | PendingEntry
@@ -61,10 +62,12 @@ class Line:
         self._pending: list[Pending] = []
         self._inflight: dict[tuple[int, int], list[Stored]] = {}  # by producer id and epoch
         self.epoch = epoch
+        self.closed: LsmqError | None = None  # why nothing may be put in line, where that is so
         self.round = 0
         self.durable_lsn = appender.lsn  # noted in each entry
         self.admit: Callable[[int], None] = lambda size: None
         self.check_open: Callable[[], None] = lambda: None
+        self.committed_lsn: Callable[[], int] = lambda: 0
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -74,10 +77,17 @@ class Line:
         """Where the next entry goes."""
         return self._appender.lsn
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of the log that are held in memory: in line, being written, or written and not committed."""
+        return max(0, self._appender.lsn - self.committed_lsn())
+
     def append_records(
-        self, items: Sequence[tuple[TopicState, RecordBatch]], *, round_: int | None = None
+        self, items: Sequence[tuple[TopicState, RecordBatch]], *, round_: int | None = None, documents: bytes = b""
     ) -> list[Appended]:
         """Put batches in line, to be committed or dropped together; only in ``round_`` where it is given.
+
+        ``documents``, the body of a DOCUMENT entry, comes behind them; what became of it is the last item returned.
 
         Raises ``RoundOver``, ``UnknownQueue``, ``InvalidBatch``, ``TooManyMessages``, ``MessageTooLarge``,
         ``OutOfOrderSequence``, ``StaleSequence``, ``UnknownProducer``, or what ``check_open`` and ``admit`` raise.
@@ -88,18 +98,25 @@ class Line:
         for (state, batch), parsed in zip(items, columns, strict=True):
             check_batch(state, batch, parsed, self._options)
         with self.lock:
-            self.check_open()
+            self._check_takes()
             if round_ is not None and round_ != self.round:
                 raise RoundOver
-            repeats = [self._find_repeat(batch) if batch.producer_id else None for _, batch in items]
-            if None in repeats:
-                self.admit(sum(len(batch.payload) for _, batch in items))
-            return [
-                self._append_records(state, batch, parsed)
-                if repeat is None
-                else Appended(repeat.lsn, self.round, repeat.offsets, repeat.stored_ms, duplicate=True)
-                for (state, batch), parsed, repeat in zip(items, columns, repeats, strict=True)
+            fresh = self._check_sequences([batch for _, batch in items])
+            if fresh or documents:
+                self.check_room(sum(len(batch.payload) for batch in fresh) + len(documents))
+            appended = [
+                self._append_or_repeat(state, batch, parsed)
+                for (state, batch), parsed in zip(items, columns, strict=True)
             ]
+            if documents:
+                appended.append(self.append_entry(EntryKind.DOCUMENT, 0, 0, documents))
+            return appended
+
+    def _append_or_repeat(self, state: TopicState, batch: RecordBatch, columns: BatchColumns) -> Appended:
+        repeat = self._find_repeat(batch) if batch.producer_id else None
+        if repeat is None:
+            return self._append_records(state, batch, columns)
+        return Appended(repeat.lsn, self.round, repeat.offsets, repeat.stored_ms, duplicate=True)
 
     def _append_records(self, state: TopicState, batch: RecordBatch, columns: BatchColumns) -> Appended:
         stored_ms = self._clock.now_ms()
@@ -113,14 +130,41 @@ class Line:
         return Appended(pending.end_lsn, self.round, pending.offsets, stored_ms)
 
     def append_entry(self, kind: EntryKind, topic_id: int, count: int, body: bytes) -> Appended:
-        """Put an entry other than records in line. The caller holds ``lock``."""
-        self.check_open()
+        """Put an entry other than records in line. The caller holds ``lock``. Raises as :meth:`append_records`."""
+        self._check_takes()
         now = self._clock.now_ms()
         header = encode_entry_header(kind, self.epoch, self.durable_lsn, now, topic_id, count, 0)
         lsn, end_lsn = self._appender.append(header + body)
         entry = Entry(lsn, end_lsn, kind, self.epoch, self.durable_lsn, now, topic_id, count, 0, body)
         self._pending.append(PendingEntry(entry))
         return Appended(end_lsn, self.round, np.empty(0, np.int64), now)
+
+    def check_room(self, size: int) -> None:
+        """Raises ``StoreBusy`` when ``size`` more bytes must not wait in line, or what ``admit`` raises."""
+        self.admit(size)
+        self.check_waiting(size)
+
+    def check_waiting(self, size: int) -> None:
+        """The line's own limit; a write larger than it is taken when nothing waits."""
+        waiting, limit = self.waiting_bytes, self._options.max_waiting_bytes
+        if waiting and waiting + size > limit:
+            raise StoreBusy(
+                f"{waiting} bytes wait to be written and committed, and {size} more are over the limit of {limit} "
+                "(max_waiting_bytes): the disk, or the other replicas, do not keep up. Try again in a moment, or write "
+                "more slowly",
+                waiting_bytes=waiting,
+                limit=limit,
+            )
+
+    def close(self) -> None:
+        """Take nothing: this is a follower's log."""
+        if self.closed is None:
+            self.closed = NotLeader("this replica does not lead its shard; its log is the leader's")
+
+    def _check_takes(self) -> None:
+        self.check_open()
+        if self.closed is not None:
+            raise self.closed
 
     def take(self) -> tuple[int, bytearray, list[Pending]]:
         """All that is in line: the LSN and the bytes to write there, and what they mean."""
@@ -148,14 +192,38 @@ class Line:
 
     # -- producers ---------------------------------------------------------------------------------------
 
+    def _check_sequences(self, batches: list[RecordBatch]) -> list[RecordBatch]:
+        """Those that are no repeats. Raises for one that is out of order, before anything is put in line.
+
+        Batches of one producer may follow one another here, and one may be here twice.
+        """
+        fresh: list[RecordBatch] = []
+        ahead: dict[tuple[int, int], list[int]] = {}
+        for batch in batches:
+            if batch.producer_id:
+                sequences = ahead.setdefault((batch.producer_id, batch.producer_epoch), [])
+                if batch.sequence in sequences:
+                    continue
+                if not sequences or batch.sequence <= sequences[-1]:
+                    if self._find_repeat(batch) is not None:
+                        continue
+                elif batch.sequence > sequences[-1] + 1:
+                    raise out_of_order(batch.producer_id, batch.sequence, sequences[-1] + 1)
+                sequences.append(batch.sequence)
+            fresh.append(batch)
+        return fresh
+
     def _find_repeat(self, batch: RecordBatch) -> Stored | None:
         inflight = self._inflight.get((batch.producer_id, batch.producer_epoch))
         if inflight:
             for stored in inflight:
                 if stored.sequence == batch.sequence:
                     return stored
-            if batch.sequence == inflight[-1].sequence + 1:
+            following = inflight[-1].sequence + 1
+            if batch.sequence == following:
                 return None
+            if batch.sequence > following:
+                raise out_of_order(batch.producer_id, batch.sequence, following)
         return self._state.producers.check(batch.producer_id, batch.producer_epoch, batch.sequence)
 
     def _note_inflight(self, item: PendingRecords) -> None:

@@ -3,7 +3,8 @@
 ``write`` takes all that is in line (see :mod:`.line`), whoever put it there, and writes it with one write and one
 fdatasync. ``advance`` applies what is committed: only now is it in the memtable and seen by readers. On a node of
 its own what is written is committed, and ``commit`` does both. On a replica the high watermark says what is
-committed; between the two an entry may still be truncated, and nobody has seen it.
+committed; between the two an entry may still be truncated, and nobody has seen it. There one thread writes while
+another applies. What only a replica's writer does is in :mod:`.replica_writer`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lsmq.errors import ClientClosed, CorruptFile, DiskFull, InvalidRequest, LsmqError, ShardStopped, TimedOut
+from lsmq.errors import (
+    ClientClosed,
+    DiskFull,
+    LsmqError,
+    ShardStopped,
+    TimedOut,
+)
 
 from .applier import Applier, PendingEntry, PendingRecords
 from .columns import U32
@@ -80,7 +87,8 @@ class LogWriter:
         self._counters = counters
         self.line = line
         self.replicated = replicated
-        self._lock = threading.Lock()  # one writes or applies at a time
+        self._lock = threading.Lock()  # one writes at a time
+        self._apply_lock = threading.Lock()  # one applies at a time; taken after the other where both are
         self._advanced = threading.Condition()
         self._written: deque[Written] = deque(tail or ())
         self.written_lsn = self.durable_lsn = line.end_lsn
@@ -89,12 +97,22 @@ class LogWriter:
         self.epochs: list[tuple[int, int]] = list(epochs or ())
         self.committed_lsn = line.end_lsn if applied_lsn is None else applied_lsn
         self._failures: dict[int, tuple[int, LsmqError]] = {}
+        self._left: tuple[int, int, LsmqError] | None = None  # up to which round, and from which LSN on
+        self._cuts = 0
         self._stopped: LsmqError | None = None
         self._closed = False
         self._listeners: list[Callable[[Committed], None]] = []
         self.after_write: Callable[[int, int], None] = lambda lsn, size: None
+        self.after_apply: Callable[[int], None] = lambda lsn: None
+        #: Between write and sync: from where to where, the bytes, and the end of each entry in them.
+        self.on_written: Callable[[int, int, bytearray, list[int]], None] = lambda lsn, end_lsn, piece, ends: None
+        self.on_durable: Callable[[int], None] = lambda lsn: None
+        self.before_truncate: Callable[[], None] = lambda: None
         self.on_disk_full: Callable[[], None] = lambda: None
         line.check_open = self.check_open
+        line.committed_lsn = lambda: self.committed_lsn
+        if replicated:
+            line.close()
 
     @property
     def stopped(self) -> bool:
@@ -111,9 +129,13 @@ class LogWriter:
     def add_listener(self, listener: Callable[[Committed], None]) -> None:
         self._listeners.append(listener)
 
-    def synced(self, lsn: int) -> None:
-        """Asynchronous mode: the log is on the disk up to ``lsn``."""
-        self._note_durable(max(self.durable_lsn, lsn))
+    def sync_now(self) -> None:
+        """Asynchronous mode: make durable what is written by now. Raises ``OSError``."""
+        lsn, cuts = self.written_lsn, self._cuts
+        self._segments.sync()
+        with self._lock:
+            if cuts == self._cuts:  # else what was synced may be gone
+                self._note_durable(max(self.durable_lsn, lsn))
 
     @property
     def promised_lsn(self) -> int:
@@ -134,8 +156,14 @@ class LogWriter:
         with self._lock:
             self._commit()
             if then is not None:
-                then()
+                with self._apply_lock:
+                    then()
             return self.committed_lsn
+
+    def between_entries(self, work: Callable[[], int]) -> int:
+        """Do ``work`` while nothing is applied."""
+        with self._apply_lock:
+            return work()
 
     def wait(self, appended: Appended, timeout: float | None = None) -> None:
         """Return once the write is committed, leading the group commit if nobody else does.
@@ -160,6 +188,9 @@ class LogWriter:
 
     def is_committed(self, appended: Appended) -> bool:
         """Raises what made the write fail."""
+        left = self._left
+        if left is not None and appended.round <= left[0] and appended.lsn > left[1]:
+            raise left[2]
         failure = self._failures.get(appended.round)
         if failure is not None and appended.lsn > failure[0]:
             raise failure[1]
@@ -168,15 +199,24 @@ class LogWriter:
     def _commit(self) -> None:
         self._write_line()
         if not self.replicated:
-            self._advance(self.written_lsn)
+            with self._apply_lock:
+                self._advance(self.written_lsn)
 
     def _write_line(self) -> None:
+        if self.line.closed is not None:
+            self.check_open()
+            return
         lsn, buffer, pending = self.line.take()
         if not pending:
             return
         end_lsn = lsn + len(buffer)
         self._write(lsn, end_lsn, buffer)
-        self._written.extend(pending)
+        if self.replicated:
+            # Others may have it from here on, so a failed sync does not take it back: it stops the shard.
+            self.on_written(lsn, end_lsn, buffer, [end_of(item) for item in pending])
+        self._sync(end_lsn)
+        with self.line.lock:
+            self._written.extend(pending)
         for item in pending:
             if isinstance(item, PendingEntry) and item.entry.kind == EntryKind.EPOCH:
                 self.epochs.append((item.entry.epoch, item.entry.lsn))
@@ -184,9 +224,10 @@ class LogWriter:
         self._counters.commits += 1
         self._counters.committed_entries += len(pending)
         self.after_write(end_lsn, len(buffer))
+        self.on_durable(self.promised_lsn)
 
     def _write(self, lsn: int, end_lsn: int, buffer: bytearray) -> None:
-        """Write and sync. A full disk is survived only where nothing of the write can stay behind."""
+        """A full disk is survived only where nothing of the write can stay behind."""
         try:
             self._segments.prepare_all(lsn, end_lsn)
         except OSError as error:
@@ -195,12 +236,15 @@ class LogWriter:
             self._segments.write(lsn, buffer)
         except OSError as error:
             raise self._write_failed(error, lsn, survivable=self._taken_back(error, lsn, end_lsn)) from error
+
+    def _sync(self, lsn: int) -> None:
+        """Make the log durable up to ``lsn``, if the flush mode promises it."""
         if self._options.flush_mode is FlushMode.SYNC:
             try:
                 self._segments.sync()
             except OSError as error:
-                raise self._write_failed(error, lsn, survivable=False) from error
-            self._note_durable(end_lsn)
+                raise self._write_failed(error, self.written_lsn, survivable=False) from error
+            self._note_durable(lsn)
 
     def _taken_back(self, error: OSError, lsn: int, end_lsn: int) -> bool:
         """Erase what was written of a write that did not fit: a recovery must not find what is reported dropped."""
@@ -219,7 +263,7 @@ class LogWriter:
 
         Raises ``ShardStopped`` when something committed cannot be applied.
         """
-        with self._lock:
+        with self._apply_lock:
             self._advance(lsn)
             return self.committed_lsn
 
@@ -228,141 +272,45 @@ class LogWriter:
         reached = self.committed_lsn
         written = self._written
         try:
-            while written and _end_of(written[0]) <= lsn:
-                reached = _end_of(written[0])
+            while written and end_of(written[0]) <= lsn:
+                reached = end_of(written[0])
                 self._apply(written[0], touched)
-                written.popleft()
         except Exception as error:  # durable, but not readable: what comes next must not be built on it
             failure = error if isinstance(error, LsmqError) else self._failure(error)
             self._drop_line(failure, self.written_lsn, stop=True)
             raise failure from error
         if reached > self.committed_lsn:
             self.committed_lsn = reached
+            self.after_apply(reached)
             self._tell(Committed(reached, self.line.round, touched))
             if self.replicated:
                 with self._advanced:
                     self._advanced.notify_all()
 
     def _apply(self, item: Written, touched: list[tuple[int, U32]]) -> None:
+        """Apply the oldest of what is written, and forget it there in the same step."""
         match item:
             case PendingRecords():
                 if item.producer is None:
                     self._applier.apply_records(item)
+                    with self.line.lock:
+                        self._written.popleft()
                 else:
                     with self.line.lock:
                         self._applier.apply_records(item)
                         self.line.landed(item)
+                        self._written.popleft()
                 touched.append(item.touched_queues())
             case PendingEntry():
                 with self.line.lock:
                     self._applier.apply_entry(item.entry)
+                    self._written.popleft()
             case Entry():
                 with self.line.lock:
                     records = self._applier.replay(item)
+                    self._written.popleft()
                 if records is not None:
                     touched.append(records.touched_queues())
-
-    # -- following a leader ------------------------------------------------------------------------------
-
-    def receive(self, lsn: int, piece: bytes | memoryview) -> int:
-        """A follower: put the leader's bytes at their place, not synced. Returns the LSN after the last whole entry.
-
-        Bytes that are here already are passed over. Raises ``InvalidRequest`` when bytes are missing before
-        ``lsn``, ``CorruptFile`` when the bytes are damaged (none of them counts then), and what a failed write does.
-        """
-        with self._lock:
-            self.check_open()
-            if self._stream is None:
-                self._stream = EntryStream(self.written_lsn, self._segments.segment_bytes, str(self._path))
-            stream = self._stream
-            if lsn > stream.end_lsn:
-                raise InvalidRequest(f"the log ends at LSN {stream.end_lsn}; bytes came for LSN {lsn}")
-            fresh = memoryview(piece)[stream.end_lsn - lsn :]
-            if not fresh:
-                return stream.lsn
-            at, end_lsn = stream.end_lsn, stream.end_lsn + len(fresh)
-            try:
-                entries = list(stream.feed(fresh))
-            except CorruptFile:
-                self._stream = None
-                raise
-            self._put(at, end_lsn, fresh)
-            for entry in entries:
-                self._note_epoch(entry)
-            self._written.extend(entries)
-            self.written_lsn = stream.lsn
-            self._received_lsn = end_lsn
-            self._counters.commits += 1
-            self._counters.committed_entries += len(entries)
-            self.after_write(stream.lsn, len(fresh))
-            return stream.lsn
-
-    def _put(self, lsn: int, end_lsn: int, piece: memoryview) -> None:
-        try:
-            self._segments.prepare_all(lsn, end_lsn)
-            self._segments.write(lsn, piece)
-        except OSError as error:
-            self._stream = None
-            raise self._write_failed(
-                error, self.written_lsn, survivable=self._taken_back(error, lsn, end_lsn)
-            ) from error
-
-    def sync(self) -> int:
-        """Make what was received durable, as the flush mode promises; returns how far it is."""
-        with self._lock:
-            self.check_open()
-            if self._options.flush_mode is FlushMode.SYNC and self.durable_lsn < self.written_lsn:
-                reached = self.written_lsn
-                try:
-                    self._segments.sync()
-                except OSError as error:
-                    raise self._write_failed(error, reached, survivable=False) from error
-                self._note_durable(reached)
-            return self.promised_lsn
-
-    def truncate(self, lsn: int) -> None:
-        """Forget the log from ``lsn``, the start of an entry, on. Durable on return.
-
-        Raises ``InvalidRequest`` for what is applied: that is committed, and never goes.
-        """
-        with self._lock:
-            self.check_open()
-            if lsn < self.committed_lsn:
-                raise InvalidRequest(f"the log is committed up to LSN {self.committed_lsn}; it cannot end at {lsn}")
-            end_lsn = max(self.written_lsn, self._received_lsn)
-            while self._written and _end_of(self._written[-1]) > lsn:
-                self._written.pop()
-            self.epochs = [(epoch, start) for epoch, start in self.epochs if start < lsn]
-            with self.line.lock:
-                self.line.restart(lsn, self._unapplied())
-            self._stream = None
-            self.written_lsn = self._received_lsn = lsn
-            self._note_durable(min(self.durable_lsn, lsn))
-            try:
-                self._segments.erase(lsn, end_lsn)
-            except OSError as error:
-                raise self._write_failed(error, lsn, survivable=False) from error
-
-    def begin_epoch(self, epoch: int) -> Appended:
-        """A new leader: note in the log that its epoch begins here. Entries of before are committed with it."""
-        with self._lock:
-            if self.written_lsn != self._received_lsn:
-                raise InvalidRequest("the log ends in the middle of an entry; truncate it first")
-            if epoch <= self.line.epoch:
-                raise InvalidRequest(f"epoch {epoch} is not above {self.line.epoch}")
-            self._stream = None
-            with self.line.lock:
-                self.line.restart(
-                    self.written_lsn, [item for item in self._written if isinstance(item, PendingRecords)]
-                )
-                self.line.epoch = epoch
-                return self.line.append_entry(EntryKind.EPOCH, 0, 0, b"")
-
-    def _note_epoch(self, entry: Entry) -> None:
-        if entry.kind == EntryKind.EPOCH:
-            self.epochs.append((entry.epoch, entry.lsn))
-            with self.line.lock:
-                self.line.epoch = max(self.line.epoch, entry.epoch)
 
     # -- failures ----------------------------------------------------------------------------------------
 
@@ -425,5 +373,6 @@ class LogWriter:
                 self._closed = True
 
 
-def _end_of(item: Written) -> int:
+def end_of(item: Written) -> int:
+    """The LSN after an entry."""
     return item.entry.end_lsn if isinstance(item, PendingEntry) else item.end_lsn

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import threading
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from .tables import Closing, TableSet
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _TICK_SECONDS = 1.0
+#: So many attempts that find the disk full are waited for: the first may have begun before the caller came.
+_ATTEMPTS = 2
 
 
 class Maintenance:
@@ -56,6 +59,7 @@ class Maintenance:
         self._end_lsn = writer.committed_lsn
         self._unsynced_bytes = 0
         self._merging = False
+        self._no_space: Counter[str] = Counter()  # attempts that ended for want of space
         self._threads: list[threading.Thread] = []
 
     # -- admission ---------------------------------------------------------------------------------------
@@ -104,8 +108,11 @@ class Maintenance:
         if crossed or overdue:
             with self._tables.changed:
                 self._tables.changed.notify_all()
-        if end_lsn - self._tables.memtable.first_lsn > 4 * self._options.memtable_bytes:
-            self._tables.freeze()  # entries that are not records fill the log too
+
+    def applied(self, lsn: int) -> None:
+        """Freeze a memtable whose stretch of the log is long: entries that are not records fill the log too."""
+        if lsn - self._tables.memtable.first_lsn > 4 * self._options.memtable_bytes:
+            self._tables.freeze()
 
     # -- threads -----------------------------------------------------------------------------------------
 
@@ -144,7 +151,7 @@ class Maintenance:
                 self._tables.changed.wait_for(lambda: self._tables.closing or self._tables.frozen)
                 if self._tables.closing:
                     return
-            self._retry_when_full(self._tables.flush_oldest)
+            self._retry_when_full(self._tables.flush_oldest, "flush")
 
     def _merge_loop(self) -> None:
         while True:
@@ -155,9 +162,9 @@ class Maintenance:
                 if self._tables.closing:
                     return
                 self._merging = True
-            self._retry_when_full(self._tables.merge)
+            self._retry_when_full(self._tables.merge, "merge")
 
-    def _retry_when_full(self, work: Callable[[], None]) -> None:
+    def _retry_when_full(self, work: Callable[[], None], kind: str = "") -> None:
         try:
             work()
         except OSError as error:
@@ -165,6 +172,8 @@ class Maintenance:
                 raise
             self.disk_is_full()
             with self._tables.changed:
+                self._no_space[kind] += 1
+                self._tables.changed.notify_all()
                 self._tables.changed.wait_for(lambda: self._tables.closing, _TICK_SECONDS)
 
     def _house_loop(self) -> None:
@@ -197,21 +206,27 @@ class Maintenance:
 
     def _sync(self) -> None:
         self._unsynced_bytes = 0
-        end_lsn = self._end_lsn
-        self._segments.sync()
-        self._writer.synced(end_lsn)
+        self._writer.sync_now()
 
     def wait_flushed(self) -> None:
-        """Return when no memtable waits for its flush, or none ever will."""
-        with self._tables.changed:
-            self._tables.changed.wait_for(lambda: self._over() or not self._tables.frozen)
+        """Return when no memtable waits for its flush, or none ever will. Raises ``DiskFull``; it goes on then."""
+        self._wait_for("flush", lambda: not self._tables.frozen)
 
     def wait_merged(self) -> None:
-        """Return when no merge is due, or none ever will be."""
+        """Return when no merge is due, or none ever will be. Raises ``DiskFull``; it goes on then."""
+        self._wait_for("merge", lambda: not self._merging and self._tables.choose_merge() is None)
+
+    def _wait_for(self, kind: str, done: Callable[[], bool]) -> None:
         with self._tables.changed:
-            self._tables.changed.wait_for(
-                lambda: self._over() or (not self._merging and self._tables.choose_merge() is None)
-            )
+            limit = self._no_space[kind] + _ATTEMPTS
+            self._tables.changed.wait_for(lambda: self._over() or done() or self._no_space[kind] >= limit)
+            if not self._over() and not done():
+                raise DiskFull(
+                    f"the disk of {self._path} is full, and a {kind} found no space. It is tried again until there is "
+                    "some: free it, or add a disk. Reads go on.",
+                    path=str(self._path),
+                    frozen_memtables=len(self._tables.frozen),
+                )
 
     def _over(self) -> bool:
         return self._tables.closing or self._writer.stopped

@@ -29,6 +29,9 @@ from .disk import Disk, replace_file
 from .sstable import TableMeta
 
 NAME = "MANIFEST"
+WAL_DIRECTORY = "wal"
+TABLE_DIRECTORY = "tables"
+HIGH_WATERMARK = "HIGH_WATERMARK"  # see replica_log
 MAGIC = b"LSMQMAN1"
 VERSION = 1
 HEAD = struct.Struct("<8sIII")
@@ -46,6 +49,8 @@ class Manifest:
         checkpoint: number of the checkpoint file that goes with ``flushed_lsn``; 0 when there is none yet.
         level0: tables straight from memory, oldest first; their key ranges overlap.
         generations: level 1, oldest first; each a run of tables in key order that do not overlap.
+        extra: what only some shards have. ``log_start_lsn``: the log begins here, in the middle of a segment,
+            since what was before came as a snapshot. ``installing``: see :mod:`.snapshot_install`.
     """
 
     segment_bytes: int
@@ -56,10 +61,18 @@ class Manifest:
     generations: tuple[tuple[TableMeta, ...], ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def log_start_lsn(self) -> int:
+        """No log before it was ever here."""
+        return int(self.extra.get("log_start_lsn", 0))
+
+    def tables(self) -> list[TableMeta]:
+        """All tables, oldest first."""
+        return [*(meta for run in self.generations for meta in run), *self.level0]
+
     def numbers(self) -> set[int]:
         """Numbers of all files that are part of the shard."""
-        tables = [*self.level0, *(meta for run in self.generations for meta in run)]
-        return {self.checkpoint, *(meta.number for meta in tables)}
+        return {self.checkpoint, *(meta.number for meta in self.tables())}
 
     def with_changes(self, **changes: Any) -> Manifest:
         return replace(self, **changes)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 from array import array
 from bisect import bisect_left
-from collections.abc import Collection, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,12 +29,14 @@ from sortedcontainers import SortedDict
 
 from lsmq.record_batch import Column
 
-from .columns import DTYPES, I64, U8, U64, Columns, gather, stable_order
+from .columns import DTYPES, I64, U8, U64, Columns, gather, spread, stable_order
 
 #: So many unsorted records make a chunk when a reader comes.
 CHUNK_RECORDS = 16_384
 #: So many chunks are merged into one.
 CHUNK_LIMIT = 8
+#: A flush copies so many bytes at a time: they stay in the CPU's cache until they are written.
+PIECE_BYTES = 4 << 20
 TOMBSTONE_TOPIC = 1 << 31
 _TOMBSTONE_KEYS = np.uint64(TOMBSTONE_TOPIC << 32)
 _FIRST_CAPACITY = 4_096
@@ -82,6 +84,7 @@ class Memtable:
         self.record_count = 0
         self.tombstone_count = 0
         self.arena: U8 = np.empty(capacity_bytes, np.uint8)
+        self._view = self.arena.data
         self.arena_used = 0
         capacity = max(expected_records, _FIRST_CAPACITY)
         self._keys: U64 = np.empty(capacity, np.uint64)
@@ -94,6 +97,7 @@ class Memtable:
         self._entry_lsns = array("q")  # the LSN after each entry applied
         self._entry_records = array("q")  # and the records there were then
         self._chunks: SortedDict[int, _Chunk] = SortedDict()
+        self._ordered: tuple[_Chunk, ...] = ()  # the same, as readers take them: oldest first
         self._chunk_lock = threading.Lock()
 
     @property
@@ -155,22 +159,29 @@ class Memtable:
         for column, values in self._columns.items():
             self._columns[column] = _widen(values, used, capacity)
 
-    def _sorted_chunks(self) -> tuple[Collection[_Chunk], int, int]:
+    def _sorted_chunks(self) -> tuple[tuple[_Chunk, ...], int, int]:
         """The chunks, how many records they cover, and how many there are. Sorts what has grown enough."""
-        with self._chunk_lock:
-            end = self.record_count
-            covered = self._chunks.peekitem(-1)[1].end if self._chunks else 0
-            if end - covered >= CHUNK_RECORDS:
-                chunks = self._chunks.copy()  # readers go through the old one undisturbed
-                first = covered
-                if len(chunks) >= CHUNK_LIMIT:
-                    chunks.clear()
-                    first = 0
-                order = stable_order(self._keys[first:end]) + first
-                chunks[self._lsn_at(first)] = _Chunk(first, end, self._keys[order], order)
-                self._chunks = chunks
-                covered = end
-            return self._chunks.values(), covered, end
+        end = self.record_count
+        chunks = self._ordered
+        covered = chunks[-1].end if chunks else 0
+        if end - covered >= CHUNK_RECORDS:
+            with self._chunk_lock:
+                chunks = self._ordered
+                covered = chunks[-1].end if chunks else 0
+                if end - covered >= CHUNK_RECORDS:
+                    chunks, covered = self._add_chunk(covered, end), end
+        return chunks, covered, max(covered, end)
+
+    def _add_chunk(self, covered: int, end: int) -> tuple[_Chunk, ...]:
+        """Sort the records ``[covered, end)`` into a chunk, or all there are when the chunks are many."""
+        first = covered
+        if len(self._chunks) >= CHUNK_LIMIT:
+            self._chunks.clear()
+            first = 0
+        order = stable_order(self._keys[first:end]) + first
+        self._chunks[self._lsn_at(first)] = _Chunk(first, end, self._keys[order], order)
+        self._ordered = tuple(self._chunks.values())
+        return self._ordered
 
     def _lsn_at(self, record: int) -> int:
         """LSN of the entry that begins at record ``record``."""
@@ -210,36 +221,77 @@ class Memtable:
             return np.empty(0, np.int64)
         return taken[0] if len(taken) == 1 else np.concatenate(taken)
 
-    def find_many(self, keys: U64, offsets: I64) -> tuple[I64, I64]:
-        """Records of many queues at once. ``keys`` are sorted and distinct.
+    def collect(self, key: int, offset: int, end: int, found: list[list[bytes]]) -> int:
+        """Bytes of the queue's messages in ``[offset, end)``, as far as they are here: the newest of them.
 
-        Returns the positions of all records at or after ``offsets[i]`` of queue ``keys[i]``, sorted by
-        (key, offset), and for each the ``i`` it belongs to. Not for tombstones.
+        Appends lists to ``found``, newest first, and returns the offset they begin at: ``end`` when there are none.
+        Not for tombstones.
+        """
+        chunks, covered, count = self._sorted_chunks()
+        wanted = np.uint64(key)
+        if covered < count:
+            rest = np.flatnonzero(self._keys[covered:count] == wanted)
+            if len(rest):
+                end = self._collect(rest + covered, offset, end, found)
+        for chunk in reversed(chunks):
+            if end <= offset:
+                break
+            left = int(chunk.keys.searchsorted(wanted))
+            if left < len(chunk.keys) and chunk.keys.item(left) == key:
+                # The offsets of a queue's messages follow one another without gaps.
+                begins = self._columns[Column.OFFSET].item(chunk.order.item(left))
+                if begins < end:
+                    end = self._collect(chunk.order[left : left + end - begins], offset, end, found)
+        return end
+
+    def _collect(self, positions: I64, offset: int, end: int, found: list[list[bytes]]) -> int:
+        """:meth:`collect` from the queue's records at ``positions``, by offset."""
+        begins: int = self._columns[Column.OFFSET].item(positions.item(0))
+        if begins >= end:
+            return end
+        chosen = positions[max(0, offset - begins) : end - begins]
+        if len(chosen) == 0:
+            return end
+        arena = self._view
+        starts, lengths = self._starts[chosen].tolist(), self._columns[Column.LENGTH][chosen].tolist()
+        found.append([bytes(arena[at : at + length]) for at, length in zip(starts, lengths, strict=True)])
+        return max(begins, offset)
+
+    def find_ranges(self, keys: U64, offsets: I64, ends: I64) -> tuple[I64, I64]:
+        """Records of many queues at once: of each the offsets ``[offsets[i], ends[i])``, as far as they are here.
+
+        ``keys`` are sorted and distinct. Returns positions, sorted by (key, offset), and for each the ``i`` it
+        belongs to. Not for tombstones.
         """
         chunks, covered, end = self._sorted_chunks()
-        positions: list[I64] = []
-        owners: list[I64] = []
         parts = [(chunk.keys, chunk.order) for chunk in chunks]
         if covered < end:
             order = stable_order(self._keys[covered:end]) + covered
             parts.append((self._keys[order], order))
+        positions: list[I64] = []
+        owners: list[I64] = []
         for part_keys, order in parts:
             lefts = part_keys.searchsorted(keys, "left")
             counts = part_keys.searchsorted(keys, "right") - lefts
-            total = int(counts.sum())
-            if total:
-                steps = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
-                positions.append(order[np.repeat(lefts, counts) + steps])
-                owners.append(np.repeat(np.arange(len(keys)), counts))
+            here = np.flatnonzero(counts)
+            if len(here) == 0:
+                continue
+            lefts, counts = lefts[here], counts[here]
+            begins = self._columns[Column.OFFSET][order[lefts]]
+            skips = np.maximum(offsets[here] - begins, 0)
+            counts = np.minimum(counts, ends[here] - begins) - skips
+            some = counts > 0
+            here, lefts, counts = here[some], lefts[some] + skips[some], counts[some]
+            if len(here):
+                positions.append(order[spread(lefts, counts)])
+                owners.append(np.repeat(here, counts))
         if not positions:
             return np.empty(0, np.int64), np.empty(0, np.int64)
+        if len(positions) == 1:
+            return positions[0], owners[0]
         found, owner = np.concatenate(positions), np.concatenate(owners)
-        wanted = self._columns[Column.OFFSET][found] >= offsets[owner]
-        found, owner = found[wanted], owner[wanted]
-        if len(positions) > 1 and len(found):
-            by_queue = stable_order(owner.astype(np.uint64))
-            found, owner = found[by_queue], owner[by_queue]
-        return found, owner
+        by_queue = stable_order(owner.astype(np.uint64))
+        return found[by_queue], owner[by_queue]
 
     def offsets_at(self, positions: I64) -> I64:
         return self._columns[Column.OFFSET][positions]
@@ -253,15 +305,17 @@ class Memtable:
         payload = gather(self.arena, self._starts[positions], columns[Column.LENGTH])
         return SortedRecords(self._keys[positions], columns, payload)
 
-    def sorted(self) -> SortedRecords:
-        """All records sorted by (key, offset): what a flush writes."""
+    def sorted(self) -> Iterator[SortedRecords]:
+        """All records sorted by (key, offset), in pieces of about ``PIECE_BYTES``: what a flush writes."""
         order = stable_order(self._keys[: self.record_count])
         if self.tombstone_count:
             keys = self._keys[order]
             tail = int(keys.searchsorted(_TOMBSTONE_KEYS))
             shadow = order[tail:]
             order[tail:] = shadow[np.lexsort((self._columns[Column.OFFSET][shadow], self._keys[shadow]))]
-        return self.records(order)
+        pieces = -(-self.size_bytes // PIECE_BYTES)
+        step = -(-len(order) // pieces)
+        return (self.records(order[first : first + step]) for first in range(0, len(order), step))
 
 
 def _widen(values: NDArray[Any], used: int, capacity: int) -> NDArray[Any]:

@@ -29,6 +29,9 @@ class StoreOptions:
         flush_interval_ms: asynchronous mode: at most this long until the disk has a write.
         flush_bytes: asynchronous mode: at most this much is not on the disk yet.
         max_message_bytes: larger messages are refused.
+        max_waiting_bytes: writes are refused while so much of the log waits in memory to be written and committed.
+        max_documents_bytes: documents (groups, transactions, retries) are refused beyond this; they are in memory, and
+            in every checkpoint.
         min_free_bytes: writes are refused below this much free disk space, so that flushing still has room.
 
         memtable_bytes: a memtable is flushed at this size. Larger: fewer, larger merges, more memory, longer
@@ -36,7 +39,7 @@ class StoreOptions:
         slow_memtables: so many waiting for their flush slow writers down.
         max_memtables: so many refuse writers.
         wal_keep_bytes: of the log that replicas have not got yet, so much is kept after it is flushed; one that
-            is further behind gets table files.
+            is further behind gets table files. At least a segment.
         segment_bytes: size of a log segment file. Fixed when the store is made.
         block_bytes: payload of a table block. Larger: better compression and throughput of backlog reads,
             dearer single reads.
@@ -53,6 +56,8 @@ class StoreOptions:
     flush_interval_ms: int = 200
     flush_bytes: int = 16 * MiB
     max_message_bytes: int = 1 * MiB
+    max_waiting_bytes: int = 64 * MiB
+    max_documents_bytes: int = 256 * MiB
     min_free_bytes: int = 64 * MiB
 
     memtable_bytes: int = 64 * MiB
@@ -76,6 +81,8 @@ class StoreOptions:
             ("flush_interval_ms", 1),
             ("flush_bytes", 1),
             ("max_message_bytes", 1),
+            ("max_waiting_bytes", 64 * 1024),
+            ("max_documents_bytes", 0),
             ("min_free_bytes", 0),
             ("memtable_bytes", 64 * 1024),
             ("slow_memtables", 1),
@@ -93,6 +100,12 @@ class StoreOptions:
             raise InvalidRequest(
                 f"option segment_bytes must be a multiple of {BLOCK_BYTES}, not {self.segment_bytes}",
                 option="segment_bytes",
+            )
+        if self.wal_keep_bytes < self.segment_bytes:
+            raise InvalidRequest(
+                f"option wal_keep_bytes ({self.wal_keep_bytes}) must not be below segment_bytes "
+                f"({self.segment_bytes}): the log is kept and let go by whole segments",
+                option="wal_keep_bytes",
             )
         if self.max_memtables < self.slow_memtables:
             raise InvalidRequest("option max_memtables must not be below slow_memtables", option="max_memtables")

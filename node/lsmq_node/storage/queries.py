@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from itertools import groupby
+from contextlib import suppress
 
 import numpy as np
 
 from lsmq.errors import CorruptFile, OffsetOutOfRange, UnknownQueue, UnknownTopic
-from lsmq.record_batch import Column
 
-from .columns import I64, U32, queue_key, queue_keys
-from .memtable import SortedRecords
-from .reader import (
-    FileRange,
-    MissingRecords,
-    QueueRead,
-    Slice,
-    concatenate,
-    encode_records,
-    read_memtables_many,
-    read_queue,
-)
+from .columns import I64, U32, queue_key
+from .many_reads import Answer, ManyRead
+from .point_reads import NotFound, Places, read_point
+from .ranges import Part, RangeReader
+from .reader import MissingRecords, QueueRead, Slice, read_queue
 from .state import ShardState, TopicState
 from .stats import Counters
 from .tables import TableSet
+
+#: So many bytes at a time are read where messages are asked for by number only.
+_BODIES_BYTES = 4 << 20
 
 
 class Queries:
@@ -33,6 +28,7 @@ class Queries:
         self._state = state
         self._tables = tables
         self._counters = counters
+        self._places = Places()
 
     def topic_state(self, topic_id: int) -> TopicState:
         """Raises ``UnknownTopic``."""
@@ -96,7 +92,9 @@ class Queries:
                 latest=latest,
             )
         found = self.read_records(topic_id, queue, offset, latest, max_records, max_bytes)
-        return _slice(found.parts, [queue], [found.next_offset], found.record_count)
+        answer = Answer(max_records, max_bytes)
+        answer.add_queue(queue, found)
+        return answer.slice()
 
     def read_many(
         self, topic_id: int, queues: U32, offsets: I64, *, max_records: int = 1000, max_bytes: int = 1 << 20
@@ -109,50 +107,10 @@ class Queries:
         latest = self.values(state, state.committed, queues)
         starts = np.maximum(offsets, self.values(state, state.start, queues))
         active = np.flatnonzero(starts < latest)
-        if len(active) == 0:
-            return Slice()
-        if len(active) > 1 and not state.deletes:
-            fast = self._read_memtable(topic_id, queues[active], starts[active], max_records, max_bytes)
-            if fast is not None:
-                return fast
-        parts: list[SortedRecords | FileRange] = []
-        moved: list[int] = []
-        positions: list[int] = []
-        records_left, bytes_left = max_records, max_bytes
-        for at in active.tolist():
-            if records_left <= 0 or bytes_left <= 0:
-                break
-            queue, start, end = int(queues[at]), int(starts[at]), int(latest[at])
-            found = self.read_records(topic_id, queue, start, end, records_left, bytes_left)
-            parts += found.parts
-            moved.append(queue)
-            positions.append(found.next_offset)
-            records_left -= found.record_count
-            bytes_left -= found.size_bytes
-        return _slice(parts, moved, positions, max_records - records_left)
-
-    def _read_memtable(self, topic_id: int, queues: U32, starts: I64, max_records: int, max_bytes: int) -> Slice | None:
-        """The fast way: all that is wanted is in the newest memtable. One batch for any number of queues."""
-        count = min(len(queues), max_records)
-        order = np.argsort(queues[:count], kind="stable")
-        wanted, offsets = queues[:count][order], starts[:count][order]
-        if (wanted[1:] == wanted[:-1]).any():
-            return None
-        many = read_memtables_many(self._tables.version, queue_keys(topic_id, wanted), offsets, order, max_records)
-        if many is None:
-            return None
-        records, owners = many
-        sizes = np.cumsum(records.columns[Column.LENGTH], dtype=np.int64)
-        keep = max(1, int(np.searchsorted(sizes, max_bytes, side="right")))
-        if keep < len(records):
-            columns = {column: values[:keep] for column, values in records.columns.items()}
-            records = SortedRecords(records.keys[:keep], columns, records.payload[: int(sizes[keep - 1])])
-            owners = owners[:keep]
-        lasts = np.append(np.flatnonzero(owners[1:] != owners[:-1]), len(owners) - 1)
-        self._counters.records_read += len(records)
-        part = encode_records(records)
-        next_offsets = records.columns[Column.OFFSET][lasts] + 1
-        return Slice([part], wanted[owners[lasts]], next_offsets, len(records), len(part))
+        answer = Answer(max_records, max_bytes)
+        many = ManyRead(self, topic_id, queues[active], starts[active], latest[active], answer)
+        many.read(together=not state.deletes)
+        return answer.slice()
 
     def read_records(
         self, topic_id: int, queue: int, offset: int, end: int, max_records: int, max_bytes: int
@@ -181,22 +139,62 @@ class Queries:
                 self._counters.records_read += found.record_count
                 return found
 
+    def read_ranges(self, ranges: RangeReader) -> Part | None:
+        """What :class:`RangeReader` finds. Raises ``TooMuch`` or ``CorruptFile``."""
+        while True:
+            version = self._tables.version
+            try:
+                found = ranges.read(version)
+            except FileNotFoundError as error:  # merged away between choosing and opening the table
+                if self._tables.version is version:
+                    raise self._tables.missing_table(error) from error
+            else:
+                self._counters.records_read += len(found[1]) if found else 0
+                return found
+
+    def read_bytes(self, topic_id: int, queue: int, offset: int, max_records: int) -> list[bytes]:
+        """The bytes of up to ``max_records`` messages of a queue from ``offset`` on; none where there are none.
+
+        An offset below the earliest starts at the earliest. Raises as :meth:`read` does.
+        """
+        state = self.topic_state(topic_id)
+        row = queue - state.first
+        end = state.committed.item(row)
+        offset = max(offset, state.start.item(row))
+        end = min(end, offset + max_records)
+        if offset >= end:
+            return []
+        key = queue_key(topic_id, queue)
+        place = self._places.get(key, offset)
+        if place is not None and end <= place.end and not state.deletes:
+            found = place.record_bytes(offset, end)
+        else:
+            found = self._point(state, key, offset, end)
+        self._counters.records_read += len(found)
+        return found
+
+    def _point(self, state: TopicState, key: int, offset: int, end: int) -> list[bytes]:
+        version = self._tables.version
+        if not state.deletes:  # asked after: what the version lacks was deleted before
+            with suppress(NotFound, FileNotFoundError):
+                return read_point(version, key, offset, end, self._places)
+        found: list[bytes] = []
+        while offset < end:
+            part = self.read_records(state.topic.id, key & 0xFFFFFFFF, offset, end, end - offset, _BODIES_BYTES)
+            found += part.record_bytes(offset)
+            offset = part.next_offset
+        return found
+
     def offset_for_time(self, topic_id: int, queue: int, time_ms: int) -> int:
         """First offset of the queue stored at or after ``time_ms``; the latest offset when there is none."""
         low, high = self.bounds(topic_id, queue)
         while low < high:
             middle = (low + high) // 2
-            found = self.read(topic_id, queue, middle, max_records=1, max_bytes=1)
-            first = next((batch for batch in found.batches() if batch.record_count), None)
-            if first is None:
-                high = middle
-                continue
-            offsets, stored = first.column(Column.OFFSET), first.column(Column.STORED_MS)
-            at = next((i for i, offset in enumerate(offsets) if offset >= middle), len(offsets) - 1)
-            if stored[at] >= time_ms:
+            first = self.read_records(topic_id, queue, middle, high, 1, 1).first(middle)
+            if first is None or first[1] >= time_ms:
                 high = middle
             else:
-                low = offsets[at] + 1
+                low = first[0] + 1
         return low
 
     def committed_offsets(self, group: str, topic_id: int, queues: U32 | None = None) -> I64:
@@ -224,17 +222,3 @@ def _lost(state: TopicState, queue: int, offset: int) -> CorruptFile:
         queue=queue,
         offset=offset,
     )
-
-
-def _slice(
-    parts: list[SortedRecords | FileRange], queues: list[int], next_offsets: list[int], record_count: int
-) -> Slice:
-    """Encode what was read: neighbours in memory become one batch."""
-    encoded: list[bytes | FileRange] = []
-    for in_memory, group in groupby(parts, lambda part: isinstance(part, SortedRecords)):
-        if in_memory:
-            encoded.append(encode_records(concatenate([part for part in group if isinstance(part, SortedRecords)])))
-        else:
-            encoded.extend(part for part in group if isinstance(part, FileRange))
-    size = sum(len(part) if isinstance(part, bytes) else part.length for part in encoded)
-    return Slice(encoded, np.array(queues, np.uint32), np.array(next_offsets, np.int64), record_count, size)

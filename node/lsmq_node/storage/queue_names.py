@@ -1,201 +1,294 @@
 """Names of queues: from any number of names to queue numbers, a batch at a time.
 
-An open-addressing hash table whose slots are rows of one array::
+A name is kept as a *head* of 16 bytes, and a *tail* in an arena where it has more than fifteen::
 
-    hash (8)   number (4) and length (4)   first 16 bytes of the name, zero padded (8 + 8)
+    head    the first 15 bytes, zero padded; then the length, or 255 where there is a tail
+    tail    the 16th byte and those after it
 
-A lookup of a whole batch is a few numpy gathers of rows, whose cache misses overlap, where a dict takes one miss
-after another (0.1 us against 0.4 us a name at a million names). A name is compared byte by byte before it is
-believed: the first 16 bytes are in the slot, the rest of longer names in an arena.
+An open-addressing hash table leads to them; a slot is one integer::
 
-Memory: 32 bytes a slot, at a load of at most 3/4, and a name's bytes plus 8.
+    hash (39 bits)   number + 1 (24 bits)       0 is a free slot
+
+A batch of names is one array of bytes: it is hashed, looked up and compared by a few numpy operations, whose cache
+misses overlap, where a dict takes one miss after another. A name is compared byte by byte before it is believed.
+
+Memory: 16 to 32 bytes for slots (at a load between a quarter and a half), 16 for the head, and the tail with 8 for
+its place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import secrets
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .columns import I64, U8, gather
+from .columns import I64, U8, U64, gather, group_starts, windows
 
 Number = TypeVar("Number", bound=np.generic)
 
 _FIRST_SLOTS = 1 << 12
-_HASH, _META, _HEAD = 0, 1, 2
-_WORDS = 4
+_NUMBER_BITS = 24
+_NUMBER_MASK = (1 << _NUMBER_BITS) - 1
+HASH_BITS = 63 - _NUMBER_BITS
 _HEAD_BYTES = 16
-_ROW = np.dtype((np.void, 8 * _WORDS))
-_FREE = -1
-_NUMBER_MASK = 0xFFFFFFFF
+_SHORT = _HEAD_BYTES - 1  # the longest name without a tail
+_LONG = 255
+_WORD_BYTES = 8
+_MASK64 = (1 << 64) - 1
+_SEPARATOR = "\0"
+_MULTIPLIER = secrets.randbits(64) | 1  # random, so that nobody can choose names that collide
+_FINISHER = secrets.randbits(64) | 1
+#: What is kept of 16 bytes at the start of so many, and what the last of them says, in words of 8 bytes.
+_KEPT: U64 = np.array([b"\xff" * size for size in (*range(_HEAD_BYTES), _SHORT)], "S16").view(np.uint64).reshape(-1, 2)
+_MARKS: U64 = np.array((*range(_HEAD_BYTES), _LONG), np.uint64) << np.uint64(56)
+
+
+class NameBatch:
+    """Names as bytes: where each begins and how long it is, its head as two integers, and its hash."""
+
+    __slots__ = ("hashes", "heads", "lengths", "starts", "text")
+
+    def __init__(self, text: U8, starts: I64, lengths: I64, hash_bits: int = HASH_BITS) -> None:
+        """``text`` goes on for at least 16 bytes behind the last name."""
+        self.text = text
+        self.starts = starts
+        self.lengths = lengths
+        sizes = np.minimum(lengths, _HEAD_BYTES)
+        self.heads: U64 = windows(text, starts, _HEAD_BYTES).view(np.uint64).reshape(-1, 2)
+        self.heads &= _KEPT.take(sizes, axis=0)
+        self.heads[:, 1] |= _MARKS.take(sizes)
+        self.hashes: I64 = _hashes(self) >> (HASH_BITS - hash_bits)
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def name(self, at: int) -> str:
+        start = int(self.starts[at])
+        return self.text[start : start + int(self.lengths[at])].tobytes().decode()
+
+    def joined(self) -> U8:
+        """The names' bytes one after another, with nothing between them."""
+        return gather(self.text, self.starts, self.lengths)
+
+    def take(self, which: I64) -> NameBatch:
+        """Some of the names."""
+        taken = NameBatch.__new__(NameBatch)
+        taken.text, taken.starts, taken.lengths = self.text, self.starts[which], self.lengths[which]
+        taken.heads, taken.hashes = self.heads[which], self.hashes[which]
+        return taken
+
+    def distinct(self) -> tuple[I64, I64]:
+        """Where each name is met first, ascending; and for every name, which of those it equals."""
+        count = len(self)
+        order = np.argsort(self.hashes)
+        groups = group_starts(self.hashes[order])
+        if len(groups) == count:
+            return np.arange(count), np.arange(count)
+        first = np.minimum.reduceat(order, groups)
+        leaders = np.empty(count, np.int64)
+        leaders[order] = np.repeat(first, np.diff(groups, append=count))
+        if not self.equal(self.heads[leaders], self.text, lambda at: self._tails(leaders[at])).all():
+            seen: dict[str, int] = {}  # two names with one hash
+            leaders = np.fromiter((seen.setdefault(self.name(at), at) for at in range(count)), np.int64, count)
+            first = np.unique(leaders)
+        first.sort()
+        return first, first.searchsorted(leaders)
+
+    def _tails(self, which: I64) -> tuple[I64, I64]:
+        """Where the tails of names that have one begin, and how long they are."""
+        return self.starts[which] + _SHORT, self.lengths[which] - _SHORT
+
+    def equal(self, heads: U64, text: U8, tails: Callable[[I64], tuple[I64, I64]]) -> NDArray[np.bool_]:
+        """Which names have these heads, and these tails; ``tails`` says where in ``text``, if there are any."""
+        same: NDArray[np.bool_] = heads[:, 0] == self.heads[:, 0]
+        same &= heads[:, 1] == self.heads[:, 1]
+        long = np.flatnonzero(same & (self.lengths > _SHORT))
+        if len(long):
+            (mine, sizes), (theirs, their_sizes) = self._tails(long), tails(long)
+            same[long] = sizes == their_sizes
+            alike = np.flatnonzero(sizes == their_sizes)
+            if len(alike):
+                sizes = sizes[alike]
+                differ = gather(self.text, mine[alike], sizes) != gather(text, theirs[alike], sizes)
+                same[long[alike]] = ~np.logical_or.reduceat(differ, np.cumsum(sizes) - sizes)
+        return same
 
 
 class QueueNames:
     """Maps names to numbers 0, 1, 2, ... in the order they were added. Not thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, hash_bits: int = HASH_BITS) -> None:
+        """``hash_bits`` below the default make names collide."""
         self.count = 0
-        self._slots: NDArray[np.int64] = _empty_slots(_FIRST_SLOTS)
-        self._arena: U8 = np.zeros(1 << 14, np.uint8)
-        self._starts: I64 = np.zeros(1025, np.int64)  # start of each name in the arena, and the end of the last
+        self._hash_bits = hash_bits
+        self._slots: I64 = np.zeros(_FIRST_SLOTS, np.int64)
+        self._heads: U64 = np.zeros((1 << 10, 2), np.uint64)
+        self._arena: U8 = np.zeros(1 << 10, np.uint8)
+        self._starts: I64 = np.zeros(1 + (1 << 10), np.int64)  # of each tail in the arena, and the end of the last
 
     def __len__(self) -> int:
         return self.count
 
     def name(self, number: int) -> str:
-        start, end = int(self._starts[number]), int(self._starts[number + 1])
-        return self._arena[start:end].tobytes().decode()
+        return self._raw(number).decode()
 
-    def find(self, names: Sequence[str]) -> I64:
+    def _raw(self, number: int) -> bytes:
+        head: bytes = self._heads[number].tobytes()
+        if head[_SHORT] != _LONG:
+            return head[: head[_SHORT]]
+        tail: bytes = self._arena[self._starts.item(number) : self._starts.item(number + 1)].tobytes()
+        return head[:_SHORT] + tail
+
+    def batch(self, names: Sequence[str]) -> NameBatch:
+        """One name or more, ready to be looked up and added. Raises ``UnicodeEncodeError``."""
+        joined = _SEPARATOR.join(names).encode()
+        text = np.frombuffer(joined + bytes(_HEAD_BYTES), np.uint8)
+        ends = np.append(np.flatnonzero(text[: len(joined)] == 0), len(joined))
+        if len(ends) != len(names):  # a name has the separator in it
+            ends = np.cumsum(np.fromiter((len(name.encode()) + 1 for name in names), np.int64, len(names))) - 1
+        starts = np.zeros(len(names), np.int64)
+        starts[1:] = ends[:-1] + 1
+        return NameBatch(text, starts, ends - starts, self._hash_bits)
+
+    def load(self, text: U8, lengths: I64) -> None:
+        """:meth:`add` names that lie one after another in ``text``."""
+        padded = np.append(text, np.zeros(_HEAD_BYTES, np.uint8))
+        self.add(NameBatch(padded, np.cumsum(lengths) - lengths, lengths, self._hash_bits))
+
+    def find(self, names: NameBatch) -> I64:
         """The number of each name; -1 for those that are not known."""
-        count = len(names)
-        if count == 0:
-            return np.empty(0, np.int64)
-        joined, lengths = _encode(names)
-        rows = np.empty((count, _WORDS), np.int64)
-        rows[:, _HASH] = np.fromiter(map(hash, names), np.int64, count)
-        rows[:, _META] = lengths << 32
-        rows[:, _HEAD:] = _heads(joined, lengths)
-        numbers = self._probe(rows)
-        if int(lengths.max()) > _HEAD_BYTES:
-            self._check_tails(names, numbers, joined, lengths)
+        numbers = (self._probe(names.hashes) & _NUMBER_MASK) - 1
+        known = np.flatnonzero(numbers >= 0)
+        if len(known) == 0:
+            return numbers
+        met, found = (names, numbers) if len(known) == len(names) else (names.take(known), numbers[known])
+        same = met.equal(self._heads.take(found, axis=0), self._arena, lambda at: self._tails(found[at]))
+        if not same.all():  # another name with the same hash
+            for at in known[~same].tolist():
+                numbers[at] = self.find_one(names.name(at))
         return numbers
+
+    def _tails(self, numbers: I64) -> tuple[I64, I64]:
+        starts = self._starts[numbers]
+        return starts, self._starts[numbers + 1] - starts
 
     def find_one(self, name: str) -> int:
         """The number of one name, -1 when it is not known: :meth:`find` without its arrays."""
-        hashed = hash(name)
-        mask = len(self._slots) - 1
+        raw = name.encode(errors="surrogatepass")  # what cannot be encoded is no name of any queue
+        hashed = _hash(raw) >> HASH_BITS - self._hash_bits
+        slots, mask, step = self._slots, len(self._slots) - 1, 0
         slot = hashed & mask
-        slots = self._slots
-        while (meta := slots.item(slot, _META)) != _FREE:
-            if slots.item(slot, _HASH) == hashed and self.name(meta & _NUMBER_MASK) == name:
-                return int(meta & _NUMBER_MASK)
-            slot = (slot + 1) & mask
+        while word := slots.item(slot):
+            if word >> _NUMBER_BITS == hashed and self._raw((word & _NUMBER_MASK) - 1) == raw:
+                return int(word & _NUMBER_MASK) - 1
+            step += 1
+            slot = (slot + step) & mask
         return -1
 
-    def _probe(self, rows: I64) -> I64:
-        """The number in the slot that agrees with each row in hash, length and head."""
+    def _probe(self, hashes: I64) -> I64:
+        """The first slot on the way of each hash that is free or has it."""
         mask = len(self._slots) - 1
-        slots = self._rows_at(rows[:, _HASH] & mask)
-        metas = slots[:, _META].copy()
-        unresolved = np.flatnonzero((metas != _FREE) & ~_same(slots, rows))
+        words = self._slots.take(hashes & mask)
+        left = np.flatnonzero((words != 0) & (words >> _NUMBER_BITS != hashes))
         step = 0
-        while len(unresolved):
+        while len(left):
             step += 1
-            left = rows[unresolved]
-            slots = self._rows_at((left[:, _HASH] + step) & mask)
-            metas[unresolved] = slots[:, _META]
-            unresolved = unresolved[(slots[:, _META] != _FREE) & ~_same(slots, left)]
-        return np.where(metas == _FREE, _FREE, metas & _NUMBER_MASK)
+            wanted = hashes[left]
+            found = self._slots.take((wanted + _way(step)) & mask)
+            words[left] = found
+            left = left[(found != 0) & (found >> _NUMBER_BITS != wanted)]
+        return words
 
-    def _rows_at(self, places: I64) -> I64:
-        """Rows of the table, moved as single items: three times as fast as by index into two dimensions."""
-        items = self._slots.view(_ROW).reshape(-1)
-        rows: I64 = items[places].view(np.int64).reshape(-1, _WORDS)
-        return rows
-
-    def _check_tails(self, names: Sequence[str], numbers: I64, joined: bytes, lengths: I64) -> None:
-        """Names longer than a head: compare them as a whole, and look again for those that differ."""
-        long = np.flatnonzero((lengths > _HEAD_BYTES) & (numbers >= 0))
-        starts = (np.cumsum(lengths) - lengths)[long]
-        given = gather(np.frombuffer(joined, np.uint8), starts, lengths[long])
-        if np.array_equal(given, gather(self._arena, self._starts[numbers[long]], lengths[long])):
-            return
-        for at in long.tolist():  # two names of one length and head with one 64-bit hash: next to impossible
-            if self.name(int(numbers[at])) != names[at]:
-                numbers[at] = self.find_one(names[at])
-
-    def add(self, names: Sequence[str]) -> None:
+    def add(self, names: NameBatch) -> None:
         """Add names, none of which is known and no two of which are equal."""
         first, end = self.count, self.count + len(names)
-        if not names:
-            return
-        while end * 4 > len(self._slots) * 3:
-            self._resize(len(self._slots) * 2)
-        joined, lengths = _encode(names)
-        used = int(self._starts[first])
+        if end > _NUMBER_MASK:
+            raise ValueError(f"there is no room for more than {_NUMBER_MASK} names")
         if end >= len(self._starts):
-            self._starts = _longer(self._starts, first + 1, 2 * end)
-        if used + len(joined) > len(self._arena):
-            self._arena = _longer(self._arena, used, 2 * (used + len(joined)))
-        self._arena[used : used + len(joined)] = np.frombuffer(joined, np.uint8)
-        self._starts[first + 1 : end + 1] = used + np.cumsum(lengths)
-        rows = np.empty((len(names), _WORDS), np.int64)
-        rows[:, _HASH] = np.fromiter(map(hash, names), np.int64, len(names))
-        rows[:, _META] = lengths << 32 | np.arange(first, end)
-        rows[:, _HEAD:] = _heads(joined, lengths)
+            self._heads = _longer(self._heads, first, 2 * end)
+            self._starts = _longer(self._starts, first + 1, 2 * end + 1)
+        self._heads[first:end] = names.heads
+        used = int(self._starts[first])
+        sizes = np.maximum(names.lengths - _SHORT, 0)
+        tails = gather(names.text, names.starts + _SHORT, sizes)
+        if used + len(tails) > len(self._arena):
+            self._arena = _longer(self._arena, used, 2 * (used + len(tails)))
+        self._arena[used : used + len(tails)] = tails
+        self._starts[first + 1 : end + 1] = used + np.cumsum(sizes)
         self.count = end
-        self._insert(rows)
+        size = len(self._slots)
+        while size < 2 * end:
+            size *= 2
+        if size > len(self._slots):
+            self._rebuild(size, first)
+        self._insert(names.hashes << _NUMBER_BITS | np.arange(first + 1, end + 1))
 
     def truncate(self, count: int) -> None:
         """Forget the names numbered ``count`` and above."""
         if count < self.count:
             self.count = count
-            self._resize(len(self._slots))
+            self._rebuild(len(self._slots), count)
 
-    def _resize(self, size: int) -> None:
+    def _rebuild(self, size: int, count: int) -> None:
+        """A table of ``size`` slots with the names below ``count`` in it."""
         old = self._slots
-        self._slots = _empty_slots(size)
-        self._insert(old[(old[:, _META] != _FREE) & ((old[:, _META] & _NUMBER_MASK) < self.count)])
+        self._slots = np.zeros(size, np.int64)
+        numbers = old & _NUMBER_MASK
+        self._insert(old[(numbers > 0) & (numbers <= count)])
 
-    def _insert(self, rows: I64) -> None:
-        """Linear probing, all at once: each round, one claimant of every free slot wins it."""
-        mask = len(self._slots) - 1
-        step = 0
-        while len(rows):
-            slots = (rows[:, _HASH] + step) & mask
-            free = np.flatnonzero(self._slots[slots, _META] == _FREE)
-            claimed, winners = np.unique(slots[free], return_index=True)
-            chosen = free[winners]
-            self._slots[claimed] = rows[chosen]
-            left = np.ones(len(rows), np.bool_)
-            left[chosen] = False
-            rows = rows[left]
+    def _insert(self, words: I64) -> None:
+        """All at once: each round, every word tries the next slot on its way, and one of those that do gets it."""
+        slots, mask, step = self._slots, len(self._slots) - 1, 0
+        while len(words):
+            at = ((words >> _NUMBER_BITS) + _way(step)) & mask
+            free = np.flatnonzero(slots.take(at) == 0)
+            slots[at[free]] = words[free]
+            words = words[slots.take(at) != words]
             step += 1
 
 
-def _empty_slots(size: int) -> NDArray[np.int64]:
-    slots = np.zeros((size, _WORDS), np.int64)
-    slots[:, _META] = _FREE
-    return slots
+def _way(step: int) -> int:
+    """How far from its first slot a name looks after so many steps: in the end, at every slot of the table."""
+    return step * (step + 1) // 2
 
 
-def _same(slots: I64, rows: I64) -> NDArray[np.bool_]:
-    """Which slots agree with their row in all but the number."""
-    same: NDArray[np.bool_] = slots[:, _HASH] == rows[:, _HASH]
-    same &= slots[:, _META] >> 32 == rows[:, _META] >> 32
-    for word in range(_HEAD, _WORDS):
-        same &= slots[:, word] == rows[:, word]
-    return same
+def _hashes(names: NameBatch) -> I64:
+    """:func:`_hash` of each name."""
+    multiplier = np.uint64(_MULTIPLIER)
+    hashes = names.lengths.astype(np.uint64)
+    for word in (names.heads[:, 0], names.heads[:, 1]):
+        hashes ^= word
+        hashes *= multiplier
+        hashes ^= hashes >> np.uint64(32)
+    left = np.flatnonzero(names.lengths > _SHORT)
+    for at in range(_SHORT, int(names.lengths.max()), _WORD_BYTES):
+        left = left[names.lengths[left] > at]
+        words = windows(names.text, names.starts[left] + at, _WORD_BYTES).view(np.uint64)
+        words &= _KEPT[np.minimum(names.lengths[left] - at, _WORD_BYTES), 0]
+        mixed = (hashes[left] ^ words) * multiplier
+        hashes[left] = mixed ^ mixed >> np.uint64(32)
+    hashes *= np.uint64(_FINISHER)
+    return (hashes >> np.uint64(64 - HASH_BITS)).astype(np.int64)
 
 
-def _encode(names: Sequence[str]) -> tuple[bytes, I64]:
-    """The names' UTF-8 bytes joined, and the length of each."""
-    joined = "".join(names).encode()
-    lengths = np.fromiter(map(len, names), np.int64, len(names))
-    if len(joined) != int(lengths.sum()):  # some are not ASCII
-        lengths = np.fromiter((len(name.encode()) for name in names), np.int64, len(names))
-    return joined, lengths
-
-
-def _heads(joined: bytes, lengths: I64) -> I64:
-    """The first 16 bytes of each name, zero padded, as two integers."""
-    count, shortest, longest = len(lengths), int(lengths.min()), int(lengths.max())
-    heads = np.zeros((count, _HEAD_BYTES), np.uint8)
-    if shortest == longest:
-        width = min(longest, _HEAD_BYTES)
-        heads[:, :width] = np.frombuffer(joined, np.uint8).reshape(count, longest)[:, :width]
-    else:
-        padded = np.frombuffer(joined + bytes(_HEAD_BYTES), np.uint8)
-        starts = np.cumsum(lengths) - lengths
-        heads[:] = gather(padded, starts, np.full(count, _HEAD_BYTES)).reshape(count, _HEAD_BYTES)
-        heads[np.arange(_HEAD_BYTES) >= lengths[:, None]] = 0
-    return heads.view(np.int64)
+def _hash(name: bytes) -> int:
+    """Length, head and tail mixed, 8 bytes after 8 bytes."""
+    size = len(name)
+    head = name[:_SHORT].ljust(_SHORT, b"\0") + bytes((size if size <= _SHORT else _LONG,))
+    hashed = size
+    for word in (head[:_WORD_BYTES], head[_WORD_BYTES:]):
+        hashed = (hashed ^ int.from_bytes(word, "little")) * _MULTIPLIER & _MASK64
+        hashed ^= hashed >> 32
+    for at in range(_SHORT, size, _WORD_BYTES):
+        hashed = (hashed ^ int.from_bytes(name[at : at + _WORD_BYTES], "little")) * _MULTIPLIER & _MASK64
+        hashed ^= hashed >> 32
+    return (hashed * _FINISHER & _MASK64) >> 64 - HASH_BITS
 
 
 def _longer(values: NDArray[Number], used: int, size: int) -> NDArray[Number]:
-    longer = np.zeros(size, values.dtype)
+    longer = np.zeros((size, *values.shape[1:]), values.dtype)
     longer[:used] = values[:used]
     return longer

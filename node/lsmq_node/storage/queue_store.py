@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import threading
 import time
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator
-from itertools import accumulate, pairwise
+from array import array
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsmq.errors import ClientClosed, InvalidRequest, StoreBusy
-from lsmq.record_batch import Column, RecordBatch, split_batches
+from lsmq.record_batch import Column, RecordBatch
 
-from .columns import Columns, encode_one
+from .applier import BatchColumns
+from .columns import I64, U8, Columns, encode_one
 from .disk import Clock, Disk
 from .line import Appended, RoundOver
-from .memtable import SortedRecords
 from .options import FlushMode, StoreOptions
-from .queue_names import QueueNames
-from .reader import FileRange
+from .queue_names import NameBatch, QueueNames
 from .shard_store import ShardStore
 
 MESSAGES = "messages"
@@ -37,7 +35,6 @@ MAX_NAME_BYTES = 1_000
 _FIRST_QUEUES = 65_536
 _GROW_QUEUES = 1 << 20
 _MAX_BATCH_BYTES = 8 << 20
-_READ_BYTES = 4 << 20
 _WAIT_SECONDS = 60.0
 
 
@@ -96,11 +93,11 @@ class QueueStore:
         while offset < latest:
             found = self._store.read(self._names_id, 0, offset, max_records=1 << 20, max_bytes=8 << 20)
             for batch in found.batches():
-                ends = list(accumulate(batch.column(Column.LENGTH), initial=0))
-                joined = bytes(batch.payload)
-                names = [joined[start:end].decode() for start, end in pairwise(ends)]
+                columns = BatchColumns(batch)
+                lengths = columns.lengths.astype(np.int64)
                 seen = len(self._names) - batch.column(Column.OFFSET)[0]  # whole blocks begin below the offset asked
-                self._names.add(names[seen:])
+                begin = int(lengths[:seen].sum())
+                self._names.load(np.frombuffer(batch.payload, np.uint8)[begin:], lengths[seen:])
             offset = int(found.next_offsets[0])
 
     def __len__(self) -> int:
@@ -124,13 +121,16 @@ class QueueStore:
         pairs = pairs if isinstance(pairs, (list, tuple)) else list(pairs)
         if not pairs:
             return []
-        names = [name for name, _ in pairs]
         bodies = [body for _, body in pairs]
-        lengths = np.fromiter(map(len, bodies), np.uint32, len(bodies))
+        lengths = np.frombuffer(array("I", list(map(len, bodies))), np.uint32)  # half of what fromiter takes
         payload = b"".join(bodies)
         half = len(pairs) // 2
         if half and (len(payload) > self._max_batch_bytes or len(pairs) > self._store.options.max_batch_records):
             return self.put_many(pairs[:half]) + self.put_many(pairs[half:])
+        try:
+            names = self._names.batch([name for name, _ in pairs])
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"a queue name cannot be encoded in UTF-8: {error}") from error
         try:
             appended = self._append_with_room(names, lengths, payload)
         except _TooManyNames:
@@ -139,7 +139,7 @@ class QueueStore:
         offsets: list[int] = appended.offsets.tolist()
         return offsets
 
-    def _append_with_room(self, names: list[str], lengths: NDArray[np.uint32], payload: bytes) -> Appended:
+    def _append_with_room(self, names: NameBatch, lengths: NDArray[np.uint32], payload: bytes) -> Appended:
         """:meth:`_append_once` as soon as flushing and merging have caught up; others may be quicker, for a while."""
         deadline = time.monotonic() + _WAIT_SECONDS
         while True:
@@ -151,7 +151,7 @@ class QueueStore:
                 if time.monotonic() >= deadline:
                     raise
 
-    def _append_once(self, names: list[str], lengths: NDArray[np.uint32], payload: bytes) -> Appended:
+    def _append_once(self, names: NameBatch, lengths: NDArray[np.uint32], payload: bytes) -> Appended:
         """:meth:`_append` in a round in which the names it builds on are not dropped. The lock is held."""
         while True:
             self._check_open()
@@ -162,29 +162,27 @@ class QueueStore:
             except RoundOver:
                 continue
 
-    def _append(self, names: list[str], lengths: NDArray[np.uint32], payload: bytes) -> Appended:
+    def _append(self, names: NameBatch, lengths: NDArray[np.uint32], payload: bytes) -> Appended:
         """Put a batch in line, and before it the names that are new. The lock is held."""
-        try:
-            numbers = self._names.find(names)
-        except UnicodeEncodeError as error:
-            raise InvalidRequest(f"a queue name cannot be encoded in UTF-8: {error}") from error
-        fresh = list(dict.fromkeys(names[at] for at in np.flatnonzero(numbers < 0).tolist()))
-        if not fresh:
+        numbers = self._names.find(names)
+        missing = np.flatnonzero(numbers < 0)
+        if len(missing) == 0:
             only = ((self._messages_id, _batch(numbers, lengths, payload)),)
             return self._store.append_many(only, round_=self._round)[0]
+        unknown = names.take(missing)
+        first, which = unknown.distinct()
+        fresh = unknown.take(first)
         self._make_room(fresh)
-        encoded = [name.encode() for name in fresh]
-        name_lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
-        joined = b"".join(encoded)
+        joined = fresh.joined()
         if len(joined) > self._max_batch_bytes and len(names) > 1:
             raise _TooManyNames
         known = len(self._names)
+        numbers[missing] = known + which
         self._names.add(fresh)
         try:
-            numbers = self._names.find(names)
             appended = self._store.append_many(
                 (
-                    (self._names_id, _batch(np.zeros(len(fresh), np.int64), name_lengths, joined)),
+                    (self._names_id, _batch(np.zeros(len(fresh), np.int64), fresh.lengths, joined)),
                     (self._messages_id, _batch(numbers, lengths, payload)),
                 ),
                 round_=self._round,
@@ -194,14 +192,14 @@ class QueueStore:
             raise
         return appended[1]
 
-    def _make_room(self, fresh: list[str]) -> None:
-        for name in fresh:
-            size = len(name.encode())
-            if not 1 <= size <= MAX_NAME_BYTES:
-                raise InvalidRequest(
-                    f"a queue name has 1 to {MAX_NAME_BYTES} bytes in UTF-8; {name[:40]!r} has {size}",
-                    limit=MAX_NAME_BYTES,
-                )
+    def _make_room(self, fresh: NameBatch) -> None:
+        wrong = np.flatnonzero((fresh.lengths < 1) | (fresh.lengths > MAX_NAME_BYTES)).tolist()
+        if wrong:
+            raise InvalidRequest(
+                f"a queue name has 1 to {MAX_NAME_BYTES} bytes in UTF-8; {fresh.name(wrong[0])[:40]!r} has "
+                f"{fresh.lengths[wrong[0]]}",
+                limit=MAX_NAME_BYTES,
+            )
         needed = len(self._names) + len(fresh)
         if needed > self._queues:
             grown = max(needed, min(self._queues * 2, self._queues + _GROW_QUEUES))
@@ -221,15 +219,7 @@ class QueueStore:
             number = self._names.find_one(queue)
         if number < 0:
             return []
-        earliest, latest = self._store.bounds(self._messages_id, number)
-        offset = max(offset, earliest)
-        result: list[bytes] = []
-        while offset < latest and len(result) < num:
-            found = self._store.read_records(self._messages_id, number, offset, latest, num - len(result), _READ_BYTES)
-            for part in found.parts:
-                result.extend(_bodies(part, offset))
-            offset = found.next_offset
-        return result[:num]
+        return self._store.read_bytes(self._messages_id, number, offset, num)
 
     def length(self, queue: str) -> int:
         """The index the next message of a queue will have; 0 for one that does not exist."""
@@ -238,7 +228,7 @@ class QueueStore:
         return self._store.bounds(self._messages_id, number)[1] if number >= 0 else 0
 
     def flush(self) -> None:
-        """Write everything in memory to tables; durable on return in either flush mode."""
+        """Write everything in memory to tables; durable on return in either flush mode. Raises ``DiskFull``."""
         self._store.flush()
 
     @property
@@ -259,19 +249,6 @@ class QueueStore:
         self._store.close()
 
 
-def _batch(queues: NDArray[np.int64], lengths: NDArray[Any], payload: bytes) -> RecordBatch:
+def _batch(queues: I64, lengths: NDArray[Any], payload: bytes | U8) -> RecordBatch:
     columns: Columns = {Column.QUEUE: queues.astype(np.uint32), Column.LENGTH: lengths.astype(np.uint32)}
     return RecordBatch(encode_one(columns, np.frombuffer(payload, np.uint8)), source="put", verify=False)
-
-
-def _bodies(part: SortedRecords | FileRange, offset: int) -> Iterator[bytes]:
-    """The bodies of one queue's messages from ``offset`` on; these have no headers."""
-    if isinstance(part, SortedRecords):
-        whole, ends = part.payload.tobytes(), np.cumsum(part.columns[Column.LENGTH], dtype=np.int64).tolist()
-        yield from (whole[start:end] for start, end in pairwise((0, *ends)))
-        return
-    for batch in split_batches(part.load(), source=part.path):
-        ends = list(accumulate(batch.column(Column.LENGTH), initial=0))
-        skip = bisect_left(batch.column(Column.OFFSET), offset)
-        whole = batch.payload.tobytes()
-        yield from (whole[start:end] for start, end in pairwise(ends[skip:]))

@@ -7,8 +7,10 @@ sources. A read goes back through the sources until one holds the wanted offset,
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import BinaryIO
 
 import numpy as np
@@ -16,7 +18,7 @@ import numpy as np
 from lsmq.errors import CorruptFile
 from lsmq.record_batch import Column, RecordBatch, split_batches
 
-from .columns import DTYPES, I64, U32, U64, Columns, encode_one, gather, stable_order
+from .columns import DTYPES, I64, U32, Columns, encode_one, gather
 from .memtable import TOMBSTONE_TOPIC, Memtable, SortedRecords
 from .sstable import IndexColumn
 from .table import Table
@@ -24,6 +26,9 @@ from .version import Run, Version
 
 #: Runs of whole blocks shorter than this are not worth a system call of their own.
 MIN_FILE_RANGE_BYTES = 64 * 1024
+
+#: What a record counts for beside its bytes, where bytes are limited.
+RECORD_OVERHEAD_BYTES = 16
 
 
 class MissingRecords(Exception):
@@ -104,6 +109,30 @@ class QueueRead:
     record_count: int
     size_bytes: int
     full: bool = False  # a limit was met: newer sources must not follow, or there would be a gap
+
+    def record_bytes(self, offset: int) -> Iterator[bytes]:
+        """Each record from ``offset`` on: header and body."""
+        for part in self.parts:
+            if isinstance(part, SortedRecords):
+                whole, ends = part.payload.tobytes(), np.cumsum(part.columns[Column.LENGTH], dtype=np.int64).tolist()
+                yield from (whole[start:end] for start, end in pairwise((0, *ends)))
+                continue
+            for batch in split_batches(part.load(), source=part.path):
+                ends = list(accumulate(batch.column(Column.LENGTH), initial=0))
+                skip = bisect_left(batch.column(Column.OFFSET), offset)
+                whole = batch.payload.tobytes()
+                yield from (whole[start:end] for start, end in pairwise(ends[skip:]))
+
+    def first(self, offset: int) -> tuple[int, int] | None:
+        """Offset and ``STORED_MS`` of the first record from ``offset`` on."""
+        for part in self.parts:
+            if isinstance(part, SortedRecords):
+                return int(part.columns[Column.OFFSET][0]), int(part.columns[Column.STORED_MS][0])
+            for batch in split_batches(part.load(), source=part.path):
+                at = bisect_left(batch.column(Column.OFFSET), offset)
+                if at < batch.record_count:
+                    return batch.column(Column.OFFSET)[at], batch.column(Column.STORED_MS)[at]
+        return None
 
 
 def read_queue(
@@ -218,7 +247,7 @@ def _take(result: QueueRead, records: SortedRecords, deleted: I64 | None) -> Non
     if len(records):
         result.parts.append(records)
         result.record_count += len(records)
-        result.size_bytes += len(records.payload) + 16 * len(records)
+        result.size_bytes += len(records.payload) + RECORD_OVERHEAD_BYTES * len(records)
 
 
 def _from_memtable(
@@ -315,35 +344,8 @@ def _take_whole_blocks(
     return count
 
 
-def read_memtables_many(
-    version: Version, keys: U64, offsets: I64, ranks: I64, max_records: int
-) -> tuple[SortedRecords, I64] | None:
-    """The wanted records of many queues, where the newest memtable holds all that is wanted of each.
-
-    Args:
-        keys, offsets: the queues, sorted, and where to begin in each.
-        ranks: the order in which to serve the queues.
-
-    Returns the records and the queue (index into ``keys``) each belongs to; None when another source is needed.
-    """
-    memtable = version.memtables[0]
-    positions, owners = memtable.find_many(keys, offsets)
-    if len(positions) == 0:
-        return None
-    starts = np.searchsorted(owners, np.arange(len(keys)))
-    if (starts == np.searchsorted(owners, np.arange(len(keys)), "right")).any():
-        return None
-    if (memtable.offsets_at(positions[starts]) != offsets).any():
-        return None
-    if (ranks[1:] < ranks[:-1]).any():
-        served = stable_order(ranks[owners].astype(np.uint64))
-        positions, owners = positions[served], owners[served]
-    positions, owners = positions[:max_records], owners[:max_records]
-    return memtable.records(positions), owners
-
-
 def select(records: SortedRecords, chosen: I64) -> SortedRecords:
-    """The records at ``chosen``, ascending."""
+    """The records at ``chosen``, in that order."""
     lengths = records.columns[Column.LENGTH]
     ends = np.cumsum(lengths, dtype=np.int64)
     columns = {column: values[chosen] for column, values in records.columns.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,16 +13,15 @@ from lsmq.errors import CorruptFile, DataDirectoryUnusable
 from .checkpoint import checkpoint_name, load_checkpoint
 from .disk import Disk
 from .lock import DirectoryLock
-from .manifest import Manifest, load_manifest, store_manifest
+from .manifest import TABLE_DIRECTORY, WAL_DIRECTORY, Manifest, load_manifest, store_manifest
 from .options import StoreOptions
 from .segments import SegmentFiles
+from .snapshot_install import settle
 from .sstable import table_name
 from .state import ShardState
 from .wal import Entry, segment_name
-from .wal_reader import LogReader
+from .wal_reader import LogFloor, LogReader
 
-WAL_DIRECTORY = "wal"
-TABLE_DIRECTORY = "tables"
 _log = logging.getLogger("lsmq.storage")
 
 
@@ -48,6 +47,7 @@ def open_directory(path: Path, options: StoreOptions, disk: Disk) -> Opened:
                 manifest = _new_shard(path, options, disk)
             else:  # the name may still be what a killed process renamed: nothing goes before it is safe
                 disk.sync_directory(path)
+                manifest = settle(disk, path, manifest)
         except OSError as error:
             raise unusable(path, error) from error
         state = ShardState()
@@ -130,7 +130,8 @@ def _clean(path: Path, manifest: Manifest, disk: Disk) -> None:
 class Replay:
     """The log from the manifest's flushed LSN on. Iterate, then :meth:`finish`, which is the first to change files."""
 
-    def __init__(self, opened: Opened, path: Path, disk: Disk) -> None:
+    def __init__(self, opened: Opened, path: Path, disk: Disk, floor: LogFloor | None = None) -> None:
+        """``floor``: of a replica, where damage is no error but the end of the log: see :attr:`damage`."""
         self._segments = opened.segments
         self._directory = path / WAL_DIRECTORY
         self._disk = disk
@@ -139,13 +140,11 @@ class Replay:
         self._first_lsn = opened.manifest.flushed_lsn
         self._segment_bytes = opened.manifest.segment_bytes
         self._starts = [start for start in self._segments.start_lsns() if start + self._segment_bytes > self._first_lsn]
-        self._reader = LogReader(self._read_segment, self._starts, self._segment_bytes, str(self._directory))
+        self._read_segment = _segment_source(self._directory, disk)
+        self._reader = LogReader(self._read_segment, self._starts, self._segment_bytes, str(self._directory), floor)
         self.end_lsn = self._first_lsn
         self.entries = 0
         self.reason = ""
-
-    def _read_segment(self, start: int) -> bytes:
-        return self._disk.read_all(self._directory / segment_name(start))
 
     def __iter__(self) -> Iterator[Entry]:
         """Raises ``CorruptFile`` for damage in the middle, ``UnsupportedFormat`` for a newer log."""
@@ -154,6 +153,11 @@ class Replay:
             yield entry
         self.end_lsn = self._reader.end.lsn
         self.reason = self._reader.end.reason
+
+    @property
+    def damage(self) -> CorruptFile | None:
+        """Why more of the log is missing than a crash can take. What lies behind is left until :meth:`finish`."""
+        return self._reader.damage
 
     def finish(self) -> None:
         """Erase what lies behind the end, so that no torn entry can come back to life; open for appending.
@@ -180,3 +184,8 @@ class Replay:
         if last_start in self._starts and last_start != end:
             rest = self._read_segment(last_start)[end - last_start :].rstrip(b"\0")
             self._segments.erase(end, end + len(rest))
+
+
+def _segment_source(directory: Path, disk: Disk) -> Callable[[int], bytes]:
+    """Reads segments. No method of :class:`Replay`: in a cycle with it the last segment would stay in memory."""
+    return lambda start: disk.read_all(directory / segment_name(start))

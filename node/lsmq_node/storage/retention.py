@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from lsmq.errors import CorruptFile
+
 from .columns import I64, U32, group_starts
 from .memtable import TOMBSTONE_TOPIC
 from .state import ShardState, TopicState
@@ -37,8 +39,11 @@ def expired_tables(version: Version, state: ShardState, now_ms: int) -> Retentio
             owners = [topic & ~TOMBSTONE_TOPIC for topic in table.meta.topics]
             items = [state.topics.get(topic_id) for topic_id in owners]
             if all(item is None or _expired(item, table, now_ms, oversize) for item in items):
-                if any(item is not None for item in items):
-                    plan.trims.extend(_trims(table, state))
+                try:
+                    if any(item is not None for item in items):
+                        plan.trims.extend(_trims(table, state))
+                except CorruptFile:  # what it holds cannot be told, so it stays; the table remembers the damage
+                    continue
                 plan.tables.append(table)
     return plan
 

@@ -8,41 +8,59 @@ Not supported: two processes on one directory (see :mod:`.lock`).
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgpack
 import numpy as np
 
-from lsmq.errors import ClientClosed, DiskFull, InvalidRequest, OffsetOutOfRange, TopicExists, UnknownTopic
+from lsmq.errors import (
+    ClientClosed,
+    DiskFull,
+    InvalidRequest,
+    NotLeader,
+    OffsetOutOfRange,
+    StoreBusy,
+    UnknownTopic,
+)
 from lsmq.record_batch import Column, RecordBatch
 
 from .applier import Applier
+from .catalog import Catalog
 from .columns import I64, U32, encode_columns
 from .disk import Clock, Disk, OsDisk, SystemClock
+from .documents import Changes, encode_changes
 from .line import Appended, Line
 from .log_writer import Committed, LogWriter
 from .maintenance import Maintenance
 from .options import StoreOptions
 from .queries import Queries
-from .reader import QueueRead, Slice
+from .reader import Slice
 from .recovery import Opened, Replay, open_directory, unusable
 from .replica_log import ReplicaLog, load_high_watermark
+from .replica_writer import ReplicaWriter
 from .retention import expired_tables
-from .state import Topic, TopicOptions, TopicState, check_topic_name
+from .snapshot_source import FLUSH_WAIT_S, Exports, SnapshotSource
+from .state import Topic, TopicOptions
 from .stats import Counters, StoreStats
 from .tables import TableSet
 from .wal import Appender, Entry, EntryKind
-
-MAX_QUEUES = 16_000_000
+from .wal_reader import LogFloor
 
 
 class ShardStore:
     """One shard's store. Thread-safe. Use :meth:`open`; close it, or use it as a context manager."""
 
     def __init__(
-        self, path: Path, options: StoreOptions, disk: Disk, clock: Clock, opened: Opened, *, replicated: bool
+        self,
+        path: Path,
+        options: StoreOptions,
+        disk: Disk,
+        clock: Clock,
+        opened: Opened,
+        *,
+        replicated: bool,
+        floor: LogFloor | None = None,
     ) -> None:
         self.path = path
         self.options = options
@@ -53,12 +71,16 @@ class ShardStore:
         self._counters = Counters()
         self._tables = TableSet(path, options, disk, clock, opened, self._counters)
         applier = Applier(self._state, self._tables, self._counters, str(path))
-        replay = Replay(opened, path, disk)
-        tail = self._replay(replay, applier, load_high_watermark(disk, path) if replicated else None)
+        known_committed = load_high_watermark(disk, path) if replicated else None
+        if known_committed is not None:
+            floor = floor or LogFloor()
+            floor = LogFloor(max(known_committed, floor.lsn), floor.led_epoch)
+        replay = Replay(opened, path, disk, floor)
+        tail = self._replay(replay, applier, known_committed)
         epochs = [*self._state.epochs, *((entry.epoch, entry.lsn) for entry in tail if entry.kind == EntryKind.EPOCH)]
         appender = Appender(replay.end_lsn, self._segments.segment_bytes)
         self._line = Line(options, clock, self._state, applier, appender, epochs[-1][0] if epochs else 0)
-        self._writer = LogWriter(
+        writer = (ReplicaWriter if replicated else LogWriter)(
             path,
             options,
             self._state,
@@ -71,18 +93,34 @@ class ShardStore:
             tail=tail,
             epochs=epochs,
         )
+        self._writer: LogWriter = writer
+        self._exports = Exports(path, disk, self._tables, self._writer)
         self._replica: ReplicaLog | None = None
-        if replicated:
-            self._replica = ReplicaLog(path, options, disk, self._writer, self._segments, self._tables)
+        if isinstance(writer, ReplicaWriter):
+            self._replica = ReplicaLog(
+                path, options, disk, writer, self._segments, self._tables, self._exports.log_from
+            )
+            self._replica.damage = replay.damage
         self._queries = Queries(self._state, self._tables, self._counters)
         self._maintenance = Maintenance(
             path, options, disk, clock, self._tables, self._segments, self._writer, self._retain
         )
         self._line.admit = self._maintenance.admit
         self._writer.after_write = self._maintenance.committed
+        self._writer.after_apply = self._maintenance.applied
         self._writer.on_disk_full = self._maintenance.disk_is_full
-        self._catalog_lock = threading.Lock()  # one change of the catalog at a time, from question to commit
+        self._catalog = Catalog(self._state, self._line, clock, self.wait)
         self._closed = False
+        if replay.damage is None:
+            self._maintenance.start()
+        else:
+
+            def cut_off() -> None:
+                replay.finish()
+                self._writer.before_truncate = lambda: None
+                self._maintenance.start()
+
+            self._writer.before_truncate = cut_off
 
     @classmethod
     def open(
@@ -93,10 +131,12 @@ class ShardStore:
         disk: Disk | None = None,
         clock: Clock | None = None,
         replicated: bool = False,
+        floor: LogFloor | None = None,
     ) -> ShardStore:
         """Open or make the store in a directory, recovering what was acknowledged.
 
-        A ``replicated`` store applies what :attr:`replica` is told is committed, instead of all it writes.
+        A ``replicated`` store applies what :attr:`replica` is told is committed, instead of all it writes; and a log
+        that is damaged in the middle, by what ``floor`` says of it, is no error but ``replica.damage``.
         Raises ``DataDirectoryLocked``, ``DataDirectoryUnusable``, ``UnsupportedFormat`` or ``CorruptFile``.
         """
         options = options or StoreOptions()
@@ -104,14 +144,13 @@ class ShardStore:
         disk, clock, path = disk or OsDisk(), clock or SystemClock(), Path(path)
         opened = open_directory(path, options, disk)
         try:
-            store = cls(path, options, disk, clock, opened, replicated=replicated)
+            store = cls(path, options, disk, clock, opened, replicated=replicated, floor=floor)
         except BaseException as error:
             opened.segments.close()
             opened.lock.release()
             if isinstance(error, OSError):
                 raise unusable(path, error) from error
             raise
-        store._maintenance.start()
         return store
 
     def _replay(self, replay: Replay, applier: Applier, known_committed: int | None) -> list[Entry]:
@@ -126,7 +165,8 @@ class ShardStore:
                 applier.replay(entry)
             else:
                 tail.append(entry)
-        replay.finish()
+        if replay.damage is None:
+            replay.finish()
         self._counters.recovered_entries = replay.entries
         self._counters.recovery_seconds = self._clock.monotonic() - started
         self._counters.records_written = self._counters.bytes_written = 0
@@ -165,65 +205,34 @@ class ShardStore:
 
         Raises ``TopicExists`` when it is there with other queues or options.
         """
-        check_topic_name(name)
-        options = options or TopicOptions()
-        end = queues if end is None else end
-        if not 1 <= queues <= MAX_QUEUES:
-            raise InvalidRequest(f"a topic has 1 to {MAX_QUEUES} queues, not {queues}", topic=name, limit=MAX_QUEUES)
-        with self._catalog_lock:
-            with self._line.lock:
-                existing = self._state.by_name.get(name)
-                if existing is not None:
-                    return self._same_topic(existing.topic, queues, options)
-                topic = Topic(topic_id or self._state.next_topic_id, name, queues, options, self._clock.now_ms())
-                self._state.next_topic_id = max(self._state.next_topic_id, topic.id + 1)
-                appended = self._append_topic(topic, first, end)
-            self.wait(appended)
-            return self.topic(name)
-
-    def _same_topic(self, topic: Topic, queues: int, options: TopicOptions) -> Topic:
-        if topic.queues != queues or topic.options != options:
-            raise TopicExists(
-                f"topic {topic.name!r} exists with {topic.queues} queues and {topic.options.to_dict()}; delete it "
-                "first, or create it with the same options",
-                topic=topic.name,
-                queues=topic.queues,
-                options=topic.options.to_dict(),
-            )
-        return topic
-
-    def _append_topic(self, topic: Topic, first: int, end: int) -> Appended:
-        self._maintenance.admit(0)
-        fields = [topic.id, topic.name, topic.queues, topic.options.to_dict(), topic.created_ms, first, end]
-        return self._line.append_entry(EntryKind.CATALOG, topic.id, 0, msgpack.packb(["put", *fields]))
+        return self._catalog.create(name, queues, options or TopicOptions(), topic_id, first, end)
 
     def grow_topic(self, name: str, queues: int) -> Topic:
         """Give a topic more queues at its end. Durable on return; no effect when it has that many."""
-        if queues > MAX_QUEUES:
-            raise InvalidRequest(f"a topic has 1 to {MAX_QUEUES} queues, not {queues}", topic=name, limit=MAX_QUEUES)
-        with self._catalog_lock:
-            with self._line.lock:
-                state = self._topic_state(name)
-                if queues <= state.end:
-                    return state.topic
-                old = state.topic
-                topic = Topic(old.id, old.name, queues, old.options, old.created_ms)
-                appended = self._append_topic(topic, state.first, queues)
-            self.wait(appended)
-            return self.topic(name)
+        return self._catalog.grow(name, queues)
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic and its messages; their space comes back with the next merges. Durable on return."""
-        with self._catalog_lock:
-            with self._line.lock:
-                topic = self._topic_state(name).topic
-                body = msgpack.packb(["drop", topic.id])
-                appended = self._line.append_entry(EntryKind.CATALOG, topic.id, 0, body)
-            self.wait(appended)
+        self._catalog.delete(name)
+
+    def put_topic(self, topic: Topic, first: int, end: int) -> Appended:
+        """Put in line that there is ``topic``, of which this shard holds the queues ``[first, end)``; not waited for.
+
+        For a leader whose topics are decided elsewhere. One of the same name and another id is deleted with it.
+        """
+        return self._catalog.put(topic, first, end)
+
+    def drop_topic(self, topic_id: int) -> Appended:
+        """Put in line that the topic is gone; not waited for."""
+        return self._catalog.drop(topic_id)
+
+    def has_topic(self, topic_id: int) -> bool:
+        """Whether the topic is there, as readers see it."""
+        return topic_id in self._state.topics
 
     def topic(self, name: str) -> Topic:
         """Raises ``UnknownTopic``."""
-        return self._topic_state(name).topic
+        return self._catalog.state_of(name).topic
 
     def topic_by_id(self, topic_id: int) -> Topic:
         """Raises ``UnknownTopic``."""
@@ -231,12 +240,6 @@ class ShardStore:
 
     def topics(self) -> list[Topic]:
         return [state.topic for state in list(self._state.topics.values())]
-
-    def _topic_state(self, name: str) -> TopicState:
-        state = self._state.by_name.get(name)
-        if state is None:
-            raise UnknownTopic(f"there is no topic {name!r}; create it first", topic=name)
-        return state
 
     # -- writing -----------------------------------------------------------------------------------------
 
@@ -248,13 +251,39 @@ class ShardStore:
         """
         return self._line.append_records(((self._queries.topic_state(topic_id), batch),))[0]
 
-    def append_many(self, items: Sequence[tuple[int, RecordBatch]], *, round_: int | None = None) -> list[Appended]:
+    def append_many(
+        self, items: Sequence[tuple[int, RecordBatch]], *, round_: int | None = None, documents: Changes | None = None
+    ) -> list[Appended]:
         """:meth:`append` for batches that belong together: they are committed, or dropped, together.
 
-        Raises ``RoundOver`` when ``round_`` is given and is not the present one any more.
+        With ``documents`` there is one item more at the end, for them (see :meth:`put_documents`); wait for that one.
+        They come behind the batches in the log: a crash may leave the batches without them, never them without the
+        batches. So whoever finds them missing does all of it again, with batches of an idempotent producer, which
+        are then not stored twice. Raises ``RoundOver`` when ``round_`` is given and is not the present one any more.
         """
         states = [(self._queries.topic_state(topic_id), batch) for topic_id, batch in items]
-        return self._line.append_records(states, round_=round_)
+        body = b"" if documents is None else self._documents_body(documents)
+        return self._line.append_records(states, round_=round_, documents=body)
+
+    def put_documents(self, changes: Changes) -> Appended:
+        """Put in line that documents are put, or deleted where the value is None: all of them or none; not waited for.
+
+        Raises ``DocumentsFull`` beyond ``max_documents_bytes``, ``RequestTooLarge`` or ``InvalidRequest`` for a
+        document beyond its own limits (:mod:`.documents`), and what other writes raise.
+        """
+        return self._line.append_records((), documents=self._documents_body(changes))[0]
+
+    def barrier(self) -> Appended | None:
+        """What to wait for until all that is in line by now is committed; None when it is already."""
+        with self._line.lock:
+            lsn = self._line.end_lsn
+            if lsn <= self._writer.committed_lsn:
+                return None
+            return Appended(lsn, self._line.round, np.empty(0, np.int64), self._clock.now_ms())
+
+    def _documents_body(self, changes: Changes) -> bytes:
+        self._state.documents.check_room(changes, self.options.max_documents_bytes)
+        return encode_changes(changes)
 
     def delete(self, topic_id: int, queues: U32, offsets: I64) -> Appended:
         """Delete messages: they are not read any more, and their space comes back with merges."""
@@ -269,6 +298,7 @@ class ShardStore:
     def _append_positions(self, kind: EntryKind, topic_id: int, queues: U32, offsets: I64) -> Appended:
         batch = self._positions_batch(topic_id, queues, offsets)
         with self._line.lock:
+            self._line.check_waiting(len(batch))
             return self._line.append_entry(kind, topic_id, len(queues), batch)
 
     def commit_offsets(self, group: str, topic_id: int, queues: U32, offsets: I64, *, reset: bool = False) -> Appended:
@@ -276,7 +306,7 @@ class ShardStore:
         batch = self._positions_batch(topic_id, queues, offsets)
         body = msgpack.packb([group, batch, reset])
         with self._line.lock:
-            self._maintenance.admit(len(body))
+            self._line.check_room(len(body))
             return self._line.append_entry(EntryKind.OFFSETS, topic_id, len(queues), body)
 
     def _positions_batch(self, topic_id: int, queues: U32, offsets: I64) -> bytes:
@@ -357,11 +387,12 @@ class ShardStore:
         """
         return self._queries.read(topic_id, queue, offset, max_records=max_records, max_bytes=max_bytes)
 
-    def read_records(
-        self, topic_id: int, queue: int, offset: int, end: int, max_records: int, max_bytes: int
-    ) -> QueueRead:
-        """What :meth:`read` finds before it is encoded; ``[offset, end)`` must be within the queue's bounds."""
-        return self._queries.read_records(topic_id, queue, offset, end, max_records, max_bytes)
+    def read_bytes(self, topic_id: int, queue: int, offset: int, max_records: int) -> list[bytes]:
+        """The bytes of up to ``max_records`` messages of a queue from ``offset`` on; none where there are none.
+
+        An offset below the earliest starts at the earliest. Raises ``CorruptFile``.
+        """
+        return self._queries.read_bytes(topic_id, queue, offset, max_records)
 
     def read_many(
         self, topic_id: int, queues: U32, offsets: I64, *, max_records: int = 1000, max_bytes: int = 1 << 20
@@ -384,6 +415,15 @@ class ShardStore:
         """Names of the groups that have committed offsets here."""
         return self._queries.groups()
 
+    def document(self, key: str) -> bytes | None:
+        """A committed document; None where there is none."""
+        return self._state.documents.get(key)
+
+    def documents(self, prefix: str = "") -> list[tuple[str, bytes]]:
+        """Committed documents whose key begins with ``prefix``, sorted by key. Costs what is found."""
+        with self._line.lock:
+            return self._state.documents.with_prefix(prefix)
+
     # -- the rest ----------------------------------------------------------------------------------------
 
     @property
@@ -393,32 +433,74 @@ class ShardStore:
 
     def wait_for_room(self, timeout: float) -> None:
         """Block while writes would be refused with ``StoreBusy``, ``timeout`` seconds at most."""
+        if self._line.waiting_bytes > self.options.max_waiting_bytes // 2 and self._replica is None:
+            self._writer.commit()
         self._maintenance.wait_for_room(timeout)
 
     def flush(self) -> None:
-        """Commit, write all that is in memory to tables, and return when that is done."""
+        """Commit, write all that is in memory to tables, and return when that is done.
+
+        Raises ``DiskFull`` after an attempt that found no space; it is repeated in the background until it succeeds.
+        """
         self._writer.check_open()
         self._writer.commit(then=self._tables.freeze)
         self._maintenance.wait_flushed()
         self._writer.check_open()
 
     def compact(self) -> None:
-        """Flush, and return when no merge is due any more."""
+        """Flush, and return when no merge is due any more. Raises ``DiskFull`` as :meth:`flush` does."""
         self.flush()
         self._maintenance.wait_merged()
         self._writer.check_open()
 
+    def export_snapshot(self, flush_wait_s: float = FLUSH_WAIT_S) -> SnapshotSource:
+        """Hold the files of a snapshot, to be read and closed. Flushes what is applied, and may block for that.
+
+        Raises ``ClientClosed`` or ``ShardStopped``.
+        """
+        return self._exports.export(flush_wait_s)
+
     def _retain(self) -> None:
-        """Drop whole tables that nobody can read any more, after moving log starts past what has expired."""
+        """Drop whole tables that nobody can read any more, after moving log starts past what has expired.
+
+        On a replica the leader moves log starts, and tables go in a later round, when that is committed.
+        """
         plan = expired_tables(self._tables.version, self._state, self._clock.now_ms())
         try:
-            for topic_id, queues, offsets in plan.trims:
-                if topic_id in self._state.topics:  # else it was deleted since
-                    self.wait(self.trim(topic_id, queues, offsets))
-        except (UnknownTopic, DiskFull, ClientClosed):
+            trims = [self.trim(*trim) for trim in plan.trims if self._is_open(*trim)]
+            if trims and self._replica is not None:
+                self._writer.commit()
+                return
+            for appended in trims:
+                self.wait(appended)
+        except (UnknownTopic, DiskFull, StoreBusy, ClientClosed, NotLeader):
             return  # the next round looks again
         if plan.tables:
             self._tables.drop_tables(plan.tables)
+
+    def _is_open(self, topic_id: int, queues: U32, offsets: I64) -> bool:
+        """Whether a log start is below one of these offsets."""
+        state = self._state.topics.get(topic_id)
+        return state is not None and bool((state.start[queues - np.uint32(state.first)] < offsets).any())
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a failure of the disk has ended all writing."""
+        return self._writer.stopped
+
+    @property
+    def segment_bytes(self) -> int:
+        """Size of the log's segment files."""
+        return self._segments.segment_bytes
+
+    @property
+    def disk_full(self) -> bool:
+        """Whether writes are refused for want of disk space."""
+        return self._maintenance.disk_full
+
+    def damage(self) -> list[str]:
+        """What is known to be damaged on the disk, in words: each table once."""
+        return [table.damage.message for table in self._tables.damaged() if table.damage is not None]
 
     def stats(self) -> StoreStats:
         """Counters and gauges for ``/metrics``."""
@@ -454,10 +536,14 @@ class ShardStore:
             level0_tables=len(version.level0),
             generations=len(version.generations),
             tables=sum(len(run.tables) for run in runs),
+            damaged_tables=len(tables.damaged()),
             table_bytes=sum(run.size_bytes for run in runs),
             topics=len(states),
             queues=sum(item.end - item.first for item in states),
             producers=len(self._state.producers),
+            documents=len(self._state.documents),
+            documents_bytes=self._state.documents.size_bytes,
+            waiting_bytes=self._line.waiting_bytes,
             disk_free_bytes=self._maintenance.disk_free_bytes,
             disk_full=int(self._maintenance.disk_full),
             pressure=("ok", "slow", "refuse").index(self.pressure),
@@ -469,6 +555,7 @@ class ShardStore:
         if self._closed:
             return
         self._closed = True
+        self._exports.close()
         try:
             self._writer.close()
         finally:

@@ -1,4 +1,5 @@
-"""What a shard remembers beside its messages: topics and the ends of their queues, committed offsets, producers.
+"""What a shard remembers beside its messages: topics and the ends of their queues, committed offsets, producers,
+documents.
 
 It is the deterministic result of the log: every replica that has applied the same entries has the same state,
 and a *checkpoint* of it goes with each flush, so that the log before it can go.
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from lsmq.errors import InvalidRequest, InvalidTopicName, OutOfOrderSequence, StaleSequence, UnknownProducer
 
 from .columns import I64, U32
+from .documents import Documents
 
 MAX_TOPIC_NAME = 200
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
@@ -146,6 +148,15 @@ class Producer:
         self.answers: deque[Stored] = deque(maxlen=PRODUCER_WINDOW)
 
 
+def out_of_order(producer_id: int, sequence: int, expected: int) -> OutOfOrderSequence:
+    return OutOfOrderSequence(
+        f"batch {sequence} of producer {producer_id} came, {expected} was expected: send the missing batches first",
+        producer=producer_id,
+        sequence=sequence,
+        expected=expected,
+    )
+
+
 class Producers:
     """Idempotent producers by id, the least recently used forgotten beyond a limit."""
 
@@ -184,13 +195,7 @@ class Producers:
                 producer=producer_id,
                 sequence=sequence,
             )
-        raise OutOfOrderSequence(
-            f"batch {sequence} of producer {producer_id} came, {producer.next_sequence} was expected: send the "
-            "missing batches first",
-            producer=producer_id,
-            sequence=sequence,
-            expected=producer.next_sequence,
-        )
+        raise out_of_order(producer_id, sequence, producer.next_sequence)
 
     def record(self, producer_id: int, epoch: int, stored: Stored) -> None:
         """Remember a batch and its answer."""
@@ -229,7 +234,7 @@ class Producers:
 
 
 class ShardState:
-    """Topics, committed offsets and producers of a shard, as of the last applied entry."""
+    """Topics, committed offsets, producers and documents of a shard, as of the last applied entry."""
 
     def __init__(self) -> None:
         self.topics: dict[int, TopicState] = {}
@@ -238,6 +243,7 @@ class ShardState:
         self.offsets: dict[tuple[str, int], I64] = {}  # committed offset + 1; 0 means none
         self.offsets_version: dict[tuple[str, int], int] = {}
         self.producers = Producers()
+        self.documents = Documents()
         self.epochs: list[tuple[int, int]] = []  # leader epochs, and the LSN at which each begins
 
     def put_topic(self, topic: Topic, first: int, end: int) -> None:

@@ -58,10 +58,14 @@ class StoreStats:
     level0_tables: int
     generations: int
     tables: int
+    damaged_tables: int
     table_bytes: int
     topics: int
     queues: int
     producers: int
+    documents: int
+    documents_bytes: int
+    waiting_bytes: int
     disk_free_bytes: int
     disk_full: int
     pressure: int

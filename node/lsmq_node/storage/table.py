@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,11 +16,11 @@ from numpy.typing import NDArray
 from lsmq.errors import CorruptFile
 from lsmq.record_batch import HEADER_BYTES, Column
 
-from .bloom import bloom_build, bloom_may_contain
+from .block import Block
+from .bloom import PROBES, Probe, Probes, bloom_build, bloom_has_many, bloom_probe
 from .cache import BlockCache
-from .columns import DTYPES, I64, U64, decode_column, group_starts, raw_column
+from .columns import I64, U64, decode_column, group_starts
 from .disk import Disk, File
-from .memtable import SortedRecords
 from .sstable import (
     FILTER_HEAD,
     FOOTER_BYTES,
@@ -34,123 +35,55 @@ from .stats import Counters
 
 _log = logging.getLogger("lsmq.storage")
 _INDEX_PART = -1
-_LARGEST = {1: 0xFF, 2: 0xFFFF, 4: 0xFFFFFFFF, 8: 0xFFFFFFFFFFFFFFFF}
-
-
-class Block:
-    """A block parsed. Columns are decoded where and when they are asked for.
-
-    Nearly all blocks hold one topic, so a queue is looked up in the packed deltas themselves.
-    """
-
-    __slots__ = ("_directory", "_keys", "_queue_base", "_queues", "_topic", "batch", "count", "memory_bytes", "raw")
-
-    def __init__(self, raw: bytes, source: str, position: int) -> None:
-        self.batch = stored_batch(raw, source, position, "block")
-        self.raw = raw
-        self.count = self.batch.record_count
-        self._directory = self.batch.directory
-        self._keys: U64 | None = None
-        self._topic = -1
-        _, width, topic = self._directory[Column.TOPIC]
-        if width == 0:
-            self._topic = topic
-            self._queues, self._queue_base = raw_column(raw, self._directory[Column.QUEUE], self.count)
-        self.memory_bytes = 2 * len(raw) + 1000
-
-    @property
-    def keys(self) -> U64:
-        """Queue key of each record, ascending."""
-        if self._keys is None:
-            queues = self.column(Column.QUEUE).astype(np.uint64)
-            if self._topic >= 0:
-                self._keys = queues | np.uint64(self._topic << 32)
-            else:
-                self._keys = queues | (self.column(Column.TOPIC).astype(np.uint64) << np.uint64(32))
-        return self._keys
-
-    @property
-    def offsets(self) -> I64:
-        """Offset of each record."""
-        return self.column(Column.OFFSET)
-
-    def column(self, column: int, first: int = 0, end: int | None = None) -> NDArray[Any]:
-        """A column of records ``[first, end)``; zeros when the block does not have it."""
-        count = (self.count if end is None else end) - first
-        entry = self._directory.get(column)
-        if entry is not None and first:
-            entry = (entry[0] + first * entry[1], entry[1], entry[2])
-        return decode_column(self.raw, entry, count, DTYPES[column])
-
-    def span(self, key: int) -> tuple[int, int]:
-        """The records ``[first, end)`` of a queue; where they would be when there are none."""
-        if self._topic < 0:
-            wanted = np.uint64(key)
-            return int(self.keys.searchsorted(wanted, "left")), int(self.keys.searchsorted(wanted, "right"))
-        topic, queue = key >> 32, key & 0xFFFFFFFF
-        if topic != self._topic:
-            return (0, 0) if topic < self._topic else (self.count, self.count)
-        delta = queue - self._queue_base
-        if self._queues is None:
-            return (0, 0) if delta < 0 else (0, self.count) if delta == 0 else (self.count, self.count)
-        if delta < 0:
-            return 0, 0
-        if delta > _LARGEST[self._queues.itemsize]:
-            return self.count, self.count
-        wanted = self._queues.dtype.type(delta)
-        return int(self._queues.searchsorted(wanted, "left")), int(self._queues.searchsorted(wanted, "right"))
-
-    def seek(self, key: int, offset: int) -> int:
-        """First record at or after (key, offset); the number of records when there is none."""
-        first, end = self.span(key)
-        if first == end:
-            return first
-        return first + int(self.column(Column.OFFSET, first, end).searchsorted(offset))
-
-    def records(self, first: int, end: int) -> SortedRecords:
-        """Records ``[first, end)`` as columns; bytes are a view where the block is not compressed."""
-        columns = {
-            column: self.column(column, first, end)
-            for column in self._directory
-            if column not in (Column.TOPIC, Column.QUEUE)
-        }
-        lengths = columns.get(Column.LENGTH)
-        if lengths is None:
-            lengths = columns[Column.LENGTH] = np.zeros(end - first, np.uint32)
-        start = int(self.column(Column.LENGTH, 0, first).sum(dtype=np.int64)) if first else 0
-        stop = start + int(lengths.sum(dtype=np.int64))
-        keys = self.keys[first:end] if self._topic < 0 or self._keys is not None else self._some_keys(first, end)
-        return SortedRecords(keys, columns, np.frombuffer(self.batch.payload, np.uint8)[start:stop])
-
-    def _some_keys(self, first: int, end: int) -> U64:
-        return self.column(Column.QUEUE, first, end).astype(np.uint64) | np.uint64(self._topic << 32)
 
 
 class TableIndex:
-    """Index and bloom filter of a table, parsed."""
+    """Index and bloom filter of a table, parsed.
+
+    The columns are there twice, without taking memory twice: as arrays for questions about many queues, and as
+    ``memoryview`` for those about one, which Python's own ``bisect`` answers sooner than numpy.
+    """
 
     __slots__ = (
+        "_filter",
+        "_last_keys",
+        "_last_offsets",
         "columns",
         "count",
-        "last_keys",
-        "last_offsets",
+        "first_keys",
+        "first_offsets",
         "memory_bytes",
         "positions",
         "probes",
+        "recent",
         "sizes",
         "words",
     )
 
     def __init__(self, columns: dict[int, NDArray[Any]], words: U64, probes: int) -> None:
         self.columns = columns
-        self.last_keys: U64 = columns[IndexColumn.LAST_KEY]
-        self.last_offsets: I64 = columns[IndexColumn.LAST_OFFSET]
+        self.recent = False
+        self.first_keys = columns[IndexColumn.FIRST_KEY].data
+        self.first_offsets = columns[IndexColumn.FIRST_OFFSET].data
+        self._last_keys = columns[IndexColumn.LAST_KEY].data
+        self._last_offsets = columns[IndexColumn.LAST_OFFSET].data
         self.positions: I64 = columns[IndexColumn.POSITION]
         self.sizes: I64 = columns[IndexColumn.SIZE]
         self.count = len(self.sizes)
-        self.words = words
         self.probes = probes
-        self.memory_bytes = 8 * (len(words) + 2 * self.count * len(INDEX_DTYPES)) + 1000
+        if probes != PROBES:  # made by another release: pass no table over
+            words = np.full(1, np.iinfo(np.uint64).max, np.uint64)
+        self.words = words
+        self._filter = words.data
+        self.memory_bytes = 8 * (len(words) + self.count * len(INDEX_DTYPES)) + 3000
+
+    @property
+    def last_keys(self) -> U64:
+        return self.columns[IndexColumn.LAST_KEY]
+
+    @property
+    def last_offsets(self) -> I64:
+        return self.columns[IndexColumn.LAST_OFFSET]
 
     @classmethod
     def parse(cls, raw: bytes, index_bytes: int, source: str, position: int) -> TableIndex:
@@ -191,16 +124,47 @@ class TableIndex:
         return cls(columns, bits.view(np.dtype("<u8")), probes)
 
     def may_contain(self, key: int) -> bool:
-        return bloom_may_contain(self.words, self.probes, key)
+        return self.may_have(bloom_probe(key))
+
+    def may_have(self, probe: Probe) -> bool:
+        """:meth:`may_contain` of the key that ``probe`` was made of."""
+        half, marks = probe
+        words = self._filter
+        return words[half % len(words)] & marks == marks
+
+    def may_have_many(self, probes: Probes) -> NDArray[np.bool_]:
+        """:meth:`may_have` of many probes."""
+        return bloom_has_many(self.words, probes)
 
     def seek(self, key: int, offset: int) -> int:
         """First block whose last record is at or after (key, offset); ``count`` when there is none."""
-        wanted = np.uint64(key)
-        left = int(self.last_keys.searchsorted(wanted, "left"))
-        if left == self.count or self.last_keys[left] != wanted:
+        last_keys = self._last_keys
+        left = bisect_left(last_keys, key)
+        if left == self.count or last_keys[left] != key:
             return left
-        right = int(self.last_keys.searchsorted(wanted, "right"))
-        return left + int(self.last_offsets[left:right].searchsorted(offset))
+        return bisect_left(self._last_offsets, offset, left, bisect_right(last_keys, key, left))
+
+    def blocks_of(self, keys: U64, starts: I64, ends: I64) -> tuple[I64, I64, NDArray[np.bool_]]:
+        """Where records ``[starts[i], ends[i])`` of each of the sorted ``keys`` may be: first block and how many.
+
+        The third array says which queues have a block of their own among these; of those, only one is counted.
+        """
+        first_keys, last_keys = self.columns[IndexColumn.FIRST_KEY], self.last_keys
+        first_offsets = self.columns[IndexColumn.FIRST_OFFSET]
+        ending, beginning = last_keys.searchsorted(keys), first_keys.searchsorted(keys)
+        many_end = last_keys.searchsorted(keys, "right") - ending  # blocks that end with the queue
+        many_begin = first_keys.searchsorted(keys, "right") - beginning  # blocks that begin with it
+        last = self.count - 1
+        firsts = ending + ((many_end == 1) & (self.last_offsets[np.minimum(ending, last)] < starts))
+        stops = beginning + ((many_begin == 1) & (first_offsets[np.minimum(beginning, last)] < ends))
+        alone = (many_end > 1) | (many_begin > 1) | ((many_end == 1) & (many_begin == 1) & (ending == beginning))
+        for at in np.flatnonzero(alone).tolist():
+            key, end = int(keys[at]), int(ends[at])
+            first = firsts[at] = self.seek(key, int(starts[at]))
+            inside = first < self.count and (self.first_keys[first], self.first_offsets[first]) < (key, end)
+            stops[at] = first + inside
+            alone[at] = inside
+        return firsts, np.maximum(stops - firsts, 0), alone
 
 
 class Table:
@@ -216,6 +180,8 @@ class Table:
         self._counters = counters
         self._file: File | None = None
         self._rebuilt: TableIndex | None = None
+        #: The last damage that was found in its blocks.
+        self.damage: CorruptFile | None = None
         self._lock = threading.Lock()
         self._rebuild_lock = threading.Lock()
 
@@ -240,7 +206,7 @@ class Table:
             return self._rebuilt
         return self._cache.get(self.meta.number, _INDEX_PART, self._load_index)
 
-    def _load_index(self) -> TableIndex:
+    def _load_index(self, _: int) -> TableIndex:
         """Index, filter, properties and footer are neighbours and read at once."""
         meta, source = self.meta, str(self.path)
         wanted = meta.index_bytes + meta.filter_bytes
@@ -266,7 +232,7 @@ class Table:
             if self._rebuilt is None:
                 index = TableIndex.rebuild(self._walk())
                 if int(index.columns[IndexColumn.RECORDS].sum()) != self.meta.record_count:
-                    raise damage
+                    raise self._damaged(damage)
                 self._rebuilt = index
                 if self._counters is not None:
                     self._counters.rebuilt_indexes += 1
@@ -280,10 +246,12 @@ class Table:
             head = self.file().pread(HEADER_BYTES, position)
             size = int.from_bytes(head[4:8], "little")
             if len(head) < HEADER_BYTES or not HEADER_BYTES <= size <= self.meta.index_position - position:
-                raise CorruptFile(
-                    f"{self.path}: the block at byte {position} is damaged, and so is the index",
-                    file=str(self.path),
-                    position=position,
+                raise self._damaged(
+                    CorruptFile(
+                        f"{self.path}: the block at byte {position} is damaged, and so is the index",
+                        file=str(self.path),
+                        position=position,
+                    )
                 )
             yield position, self._read_block(position, size)
             position += size
@@ -291,27 +259,33 @@ class Table:
     def block(self, number: int, *, keep: bool = True) -> Block:
         """Block ``number``, through the cache unless ``keep`` is false. Raises ``CorruptFile``."""
         if keep:
-            return self._cache.get(self.meta.number, number, lambda: self._load_block(number))
+            return self._cache.get(self.meta.number, number, self._load_block)
         return self._load_block(number)
 
     def _load_block(self, number: int) -> Block:
         index = self.index()
-        return self._read_block(int(index.positions[number]), int(index.sizes[number]))
+        return self._read_block(index.positions.item(number), index.sizes.item(number))
 
     def _read_block(self, position: int, size: int) -> Block:
         raw = self.file().pread(size, position)
         if len(raw) != size or size < HEADER_BYTES:
-            raise CorruptFile(
-                f"{self.path}: the block at byte {position} is cut off",
-                file=str(self.path),
-                position=position,
+            raise self._damaged(
+                CorruptFile(
+                    f"{self.path}: the block at byte {position} is cut off", file=str(self.path), position=position
+                )
             )
-        return Block(raw, str(self.path), position)
+        return self.parse(raw, position)
 
-    def retire(self) -> None:
-        """The table is in no version any more: remove its name. Readers that have it open go on."""
-        self._cache.drop(self.meta.number)
-        self._disk.remove(self.path)
+    def parse(self, raw: bytes, position: int) -> Block:
+        """The block that was read at ``position``. Raises ``CorruptFile``."""
+        try:
+            return Block(raw, str(self.path), position)
+        except CorruptFile as damage:
+            raise self._damaged(damage) from damage.__cause__
+
+    def _damaged(self, damage: CorruptFile) -> CorruptFile:
+        self.damage = damage
+        return damage
 
     def scan(self, numbers: Iterable[int] | None = None) -> Iterator[Block]:
         """Blocks in order, past the cache."""

@@ -8,6 +8,7 @@ readers are shown a new :class:`Version`. A crash at any moment leaves the old s
 from __future__ import annotations
 
 import errno
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -20,18 +21,20 @@ from lsmq.errors import CorruptFile
 from .cache import BlockCache
 from .checkpoint import Checkpointer, Snapshot, checkpoint_name
 from .columns import I64, U64
-from .compaction import choose, merge
+from .compaction import choose_runs, merge
 from .disk import Clock, Disk
-from .manifest import Manifest, store_manifest
+from .manifest import TABLE_DIRECTORY, Manifest, store_manifest
 from .memtable import Memtable
 from .options import StoreOptions
-from .recovery import TABLE_DIRECTORY, Opened
+from .recovery import Opened
+from .snapshot_pins import PinnedFiles
 from .sstable import TableMeta, TableWriter, table_name
 from .stats import Counters
 from .table import Table
 from .version import Run, Version
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_log = logging.getLogger("lsmq.storage")
 
 
 _NOTHING_KEPT = 1 << 63
@@ -59,6 +62,7 @@ class TableSet:
         self._state = opened.state
         self._segments = opened.segments
         self._directory = path / TABLE_DIRECTORY
+        self._files = PinnedFiles(disk, self._directory)
         self.cache = BlockCache(options.cache_bytes)
         self.manifest = opened.manifest
         self._install_lock = threading.Lock()
@@ -132,7 +136,7 @@ class TableSet:
             self._discard(names, error)
             raise
         if old.checkpoint:
-            self._disk.remove(self._directory / checkpoint_name(old.checkpoint))
+            self._files.remove(checkpoint_name(old.checkpoint))
         self._segments.release(min(snapshot.lsn, self.keep_lsn()))
         counters = self._counters
         counters.flushes += 1
@@ -152,7 +156,8 @@ class TableSet:
         path = self._directory / table_name(number)
         writer = self._table_writer(number)
         try:
-            writer.add(memtable.sorted())
+            for records in memtable.sorted():
+                writer.add(records)
             meta = writer.finish(memtable.first_lsn, end_lsn)
         except OSError:
             writer.abandon()
@@ -209,30 +214,44 @@ class TableSet:
 
     def choose_merge(self) -> tuple[Run, ...] | None:
         """Runs to merge next, oldest first."""
-        version = self.version
-        level0, generations = version.level0[::-1], version.generations[::-1]
-        runs = (*generations, *level0)
-        pick = choose(
-            [run.size_bytes for run in level0],
-            [run.size_bytes for run in generations],
-            self._options,
-            records=sum(table.meta.record_count for run in runs for table in run.tables),
-            tombstones=sum(run.tombstone_count for run in runs),
-        )
-        if pick is None:
-            return None
-        return (*generations[len(generations) - pick.generations :], *level0[: pick.level0])
+        return choose_runs(self.version, self._options)
 
     def merge(self) -> None:
-        """Do the next merge, if there is one."""
+        """Do the next merge, if there is one. Tables that turn out to be damaged are left as they are."""
         with self._merge_lock:
-            self._merge()
+            runs = self.choose_merge()
+            if runs is None:
+                return
+            if runs[0].damaged:
+                self._set_aside(runs[0])
+                return
+            try:
+                self._merge(runs)
+            except CorruptFile as damage:
+                if not any(run.damaged for run in runs):
+                    raise
+                _log.error("%s. The table is kept as it is, out of merges", damage.message)
 
-    def _merge(self) -> None:
+    def _set_aside(self, run: Run) -> None:
+        """Make the oldest table of level 0 a generation of its own, as it is."""
+        numbers = {table.meta.number for table in run.tables}
+        with self._install_lock:
+            old = self.manifest
+            self._install(
+                old.with_changes(
+                    level0=tuple(meta for meta in old.level0 if meta.number not in numbers),
+                    generations=(*old.generations, run.metas()),
+                ),
+                replaced=(run,),
+                generation=run,
+            )
+
+    def damaged(self) -> list[Table]:
+        """Tables in which damage was found since the store was opened."""
+        return [table for run in self.version.runs() for table in run.tables if table.damage is not None]
+
+    def _merge(self, runs: tuple[Run, ...]) -> None:
         started = self._clock.monotonic()
-        runs = self.choose_merge()
-        if runs is None:
-            return
         oldest = self.version.generations[-1] if self.version.generations else runs[0]
         keep_tombstones = oldest not in runs
         metas = self._write_generation(runs, keep_tombstones=keep_tombstones)
@@ -253,9 +272,7 @@ class TableSet:
         except OSError as error:
             self._discard([meta.name for meta in metas], error)
             raise
-        for run in runs:
-            for table in run.tables:
-                table.retire()
+        self._retire(table for run in runs for table in run.tables)
         counters = self._counters
         counters.merges += 1
         counters.merged_bytes += generation.size_bytes
@@ -330,10 +347,32 @@ class TableSet:
                     tuple(left for run in self.version.generations if (left := _without(run, gone)) is not None),
                 )
                 self.changed.notify_all()
-        for table in tables:
-            table.retire()
+        self._retire(tables)
         self._counters.dropped_tables += len(tables)
         return len(tables)
+
+    def _retire(self, tables: Iterable[Table]) -> None:
+        """These are in no version any more: remove their names. Readers that have them open go on."""
+        for table in tables:
+            self.cache.drop(table.meta.number)
+            self._files.remove(table.meta.name)
+
+    # -- snapshots ---------------------------------------------------------------------------------------
+
+    def pin(self) -> Manifest:
+        """The manifest as it is. All files of it stay until it is handed to :meth:`unpin`."""
+        with self._install_lock:
+            manifest = self.manifest
+            self._files.hold(_file_names(manifest))
+        return manifest
+
+    def unpin(self, manifest: Manifest) -> None:
+        self._files.release(_file_names(manifest))
+
+    def wait_flushed(self, lsn: int, over: Callable[[], bool], timeout: float) -> None:
+        """Return once everything before ``lsn`` is flushed, the store is closed, it is ``over``, or time is up."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.closing or over() or self.manifest.flushed_lsn >= lsn, timeout)
 
     def missing_table(self, error: FileNotFoundError) -> CorruptFile:
         return CorruptFile(
@@ -342,6 +381,11 @@ class TableSet:
             file=str(error.filename),
             position=0,
         )
+
+
+def _file_names(manifest: Manifest) -> list[str]:
+    names = [meta.name for meta in manifest.tables()]
+    return [*names, checkpoint_name(manifest.checkpoint)] if manifest.checkpoint else names
 
 
 def _without(run: Run, gone: set[int]) -> Run | None:

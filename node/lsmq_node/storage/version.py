@@ -7,21 +7,23 @@ table's file is closed when the last of them is done.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .memtable import Memtable
 from .sstable import TableMeta
 from .table import Table
 
+_NO_END = 1 << 63
+
 
 class Run:
     """Tables in key order that do not overlap: one table of level 0, or a generation of level 1."""
 
-    __slots__ = ("_lasts", "tables")
+    __slots__ = ("_firsts", "_lasts", "tables")
 
     def __init__(self, tables: tuple[Table, ...]) -> None:
         self.tables = tables
+        self._firsts = [(table.meta.first_key, table.meta.first_offset) for table in tables]
         self._lasts = [(table.meta.last_key, table.meta.last_offset) for table in tables]
 
     @property
@@ -32,15 +34,18 @@ class Run:
     def tombstone_count(self) -> int:
         return sum(table.meta.tombstone_count for table in self.tables)
 
+    @property
+    def damaged(self) -> bool:
+        """Whether a table of it was found to be damaged."""
+        return any(table.damage is not None for table in self.tables)
+
     def metas(self) -> tuple[TableMeta, ...]:
         return tuple(table.meta for table in self.tables)
 
-    def tables_from(self, key: int, offset: int) -> Iterator[Table]:
-        """Tables that may hold records of the queue at or after ``offset``, in order."""
-        for table in self.tables[bisect_left(self._lasts, (key, offset)) :]:
-            if table.meta.first_key > key:
-                return
-            yield table
+    def tables_from(self, key: int, offset: int, end: int = _NO_END) -> tuple[Table, ...]:
+        """Tables that may hold records of the queue in ``[offset, end)``, in order."""
+        first = bisect_left(self._lasts, (key, offset))
+        return self.tables[first : bisect_left(self._firsts, (key, end), first)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ Not supported: a change of the segment size of an existing shard.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -79,6 +80,7 @@ class EntryKind(IntEnum):
     DELETE = 5  # a record batch of tombstones: messages deleted
     EPOCH = 6  # a new leader epoch begins here
     NAMES = 7  # msgpack: names given to queues
+    DOCUMENT = 8  # msgpack: documents put and deleted
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +105,26 @@ def encode_entry_header(
     return ENTRY.pack(ENTRY_VERSION, kind, 0, epoch, durable_lsn, time_ms, topic_id, count, check)
 
 
-def decode_entry(lsn: int, end_lsn: int, payload: bytes, source: str) -> Entry:
-    """Raises ``UnsupportedFormat`` for a newer version, ``CorruptFile`` for what cannot be an entry."""
-    if len(payload) < ENTRY_BYTES:
+def decode_entry(lsn: int, end_lsn: int, parts: Sequence[memoryview], source: str) -> Entry:
+    """``parts``: the payloads of its fragments.
+
+    Raises ``UnsupportedFormat`` for a newer version, ``CorruptFile`` for what cannot be an entry.
+    """
+    if len(parts[0]) < ENTRY_BYTES:
+        parts = (memoryview(b"".join(parts)),)
+    first = parts[0]
+    if len(first) < ENTRY_BYTES:
         raise CorruptFile(
-            f"{source}: the log entry at LSN {lsn} has only {len(payload)} bytes", file=source, position=lsn
+            f"{source}: the log entry at LSN {lsn} has only {len(first)} bytes", file=source, position=lsn
         )
-    version, kind, _flags, epoch, durable_lsn, time_ms, topic_id, count, check = ENTRY.unpack_from(payload)
+    version, kind, _flags, epoch, durable_lsn, time_ms, topic_id, count, check = ENTRY.unpack_from(first)
     if version != ENTRY_VERSION:
         raise UnsupportedFormat(
             f"{source}: the log entry at LSN {lsn} has version {version}; this release reads {ENTRY_VERSION}. "
             "Start the release that wrote it, or a newer one."
         )
-    return Entry(lsn, end_lsn, kind, epoch, durable_lsn, time_ms, topic_id, count, check, payload[ENTRY_BYTES:])
+    body = b"".join((first[ENTRY_BYTES:], *parts[1:]))
+    return Entry(lsn, end_lsn, kind, epoch, durable_lsn, time_ms, topic_id, count, check, body)
 
 
 def segment_name(lsn: int) -> str:

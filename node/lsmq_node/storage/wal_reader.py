@@ -37,6 +37,23 @@ class LogEnd:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class LogFloor:
+    """What is known to have been durable of a replica's log.
+
+    An entry says how far the log of *the leader that made it* was durable. A follower may have written it next to
+    bytes that it had not synced yet itself, so there it proves nothing: only what this replica has noted, and what
+    entries say that it made as the leader.
+
+    Attributes:
+        lsn: the log was durable up to here.
+        led_epoch: the last epoch that this replica led, if any.
+    """
+
+    lsn: int = 0
+    led_epoch: int | None = None
+
+
 class LogReader:
     """Reads entries from an LSN on, block by block.
 
@@ -44,12 +61,18 @@ class LogReader:
         read_segment: the bytes of the segment file that starts at an LSN.
         segments: first LSN of each segment there is.
         source: what to call the log in errors.
+        floor: of a replica's log. Then damage is no error: it is put into ``damage``, and the log ends before it.
     """
 
     CLEAN_ENDS = (_NO_SEGMENT, _NOTHING)  #: reasons to end that are no sign of a torn write
 
     def __init__(
-        self, read_segment: Callable[[int], bytes], segments: Iterable[int], segment_bytes: int, source: str
+        self,
+        read_segment: Callable[[int], bytes],
+        segments: Iterable[int],
+        segment_bytes: int,
+        source: str,
+        floor: LogFloor | None = None,
     ) -> None:
         self._read_segment = read_segment
         self._segments = sorted(segments)
@@ -57,7 +80,9 @@ class LogReader:
         self._source = source
         self._segment_lsn = -1
         self._segment = b""
+        self._floor = floor
         self.end = LogEnd(0, "not read yet")
+        self.damage: CorruptFile | None = None
 
     def entries(self, lsn: int) -> Iterator[Entry]:
         """Whole entries from ``lsn``, an entry's start, to the first fragment that is not intact.
@@ -85,8 +110,7 @@ class LogReader:
             parts.append(payload)
             lsn = next_lsn
             if kind in (Fragment.FULL, Fragment.LAST):
-                whole = bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
-                yield decode_entry(entry_lsn, lsn, whole, self._source)
+                yield decode_entry(entry_lsn, lsn, parts, self._source)
                 parts = []
                 entry_lsn = lsn
 
@@ -157,17 +181,29 @@ class LogReader:
 
     def _refuse_damage(self, entry_lsn: int, bad_lsn: int, reason: str) -> None:
         """Look behind the bad fragment for an entry that knew it to be durable."""
-        known = self._durable_in_block(bad_lsn) or self._durable_beyond(bad_lsn)
-        if known is not None:
-            start = bad_lsn - bad_lsn % self._segment_bytes
-            name = f"{self._source}/{segment_name(start)}"
-            raise CorruptFile(
-                f"{name}: {reason} at byte {bad_lsn - start} (LSN {bad_lsn}), in the middle of the log: a later "
-                f"entry shows that the log was durable up to LSN {known}. The entry from LSN {entry_lsn} on is "
-                "lost. Restore this directory from a replica or a backup; nothing was changed.",
-                file=name,
-                position=bad_lsn - start,
-            )
+        if self._floor is not None and entry_lsn < self._floor.lsn:
+            known: int | None = self._floor.lsn
+        else:
+            known = self._durable_in_block(bad_lsn) or self._durable_beyond(bad_lsn)
+        if known is None:
+            return
+        start = bad_lsn - bad_lsn % self._segment_bytes
+        name = f"{self._source}/{segment_name(start)}"
+        error = CorruptFile(
+            f"{name}: {reason} at byte {bad_lsn - start} (LSN {bad_lsn}), in the middle of the log, which was known to "
+            f"be durable up to LSN {known}. The entry from LSN {entry_lsn} on is lost. Restore this directory from a "
+            "replica or a backup; nothing was changed.",
+            file=name,
+            position=bad_lsn - start,
+        )
+        if self._floor is None:
+            raise error
+        self.damage = error
+
+    def _proves(self, payload: memoryview) -> int:
+        """How far the log was durable, as the entry with this payload proves it."""
+        epoch, durable_lsn = ENTRY.unpack_from(payload)[3:5]
+        return int(durable_lsn) if self._floor is None or epoch == self._floor.led_epoch else 0
 
     def _blocks_from(self, block: int) -> Iterator[int]:
         for start in self._segments:
@@ -196,7 +232,7 @@ class LogReader:
         fragment = self._fragment(lsn)
         if isinstance(fragment, str) or len(fragment[1]) < ENTRY_BYTES:
             return None
-        durable_lsn = int(ENTRY.unpack_from(fragment[1])[4])
+        durable_lsn = self._proves(fragment[1])
         return durable_lsn if bad_lsn < durable_lsn <= lsn else None
 
     def _durable_beyond(self, bad_lsn: int) -> int | None:
@@ -209,7 +245,7 @@ class LogReader:
                     break
                 kind, payload, lsn = fragment
                 if kind in (Fragment.FULL, Fragment.FIRST) and len(payload) >= ENTRY_BYTES:
-                    durable_lsn = ENTRY.unpack_from(payload)[4]
+                    durable_lsn = self._proves(payload)
                     if durable_lsn > bad_lsn:
-                        return int(durable_lsn)
+                        return durable_lsn
         return None

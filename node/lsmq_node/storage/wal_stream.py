@@ -23,16 +23,18 @@ class EntryStream:
         self._segment_bytes = segment_bytes
         self._source = source
         self.lsn = self.end_lsn = lsn
-        self._buffer = bytearray()
-        self._at = lsn  # LSN of the first byte of the buffer
-        self._parts: list[bytes] = []
+        self._rest = b""  # of a fragment that is not whole yet
+        self._at = lsn  # LSN of its first byte
+        self._parts: list[memoryview] = []
 
     def feed(self, piece: bytes | memoryview) -> Iterator[Entry]:
-        """The entries that ``piece`` completes. Raises ``CorruptFile`` for bytes that are no log."""
-        self._buffer += piece
+        """The entries that ``piece`` completes. Raises ``CorruptFile`` for bytes that are no log.
+
+        ``piece`` must not change any more.
+        """
+        view = memoryview(self._rest + piece if self._rest else piece)
         self.end_lsn += len(piece)
         consumed = 0
-        view = memoryview(bytes(self._buffer))
         try:
             while (fragment := self._fragment(view, consumed)) is not None:
                 kind, payload, consumed = fragment
@@ -40,14 +42,14 @@ class EntryStream:
                     continue
                 if (kind in (Fragment.FULL, Fragment.FIRST)) != (not self._parts):
                     raise self._damaged(self._at + consumed, f"a fragment of type {kind} out of place")
-                self._parts.append(bytes(payload))
+                self._parts.append(payload)
                 if kind in (Fragment.FULL, Fragment.LAST):
                     start, self.lsn = self.lsn, self._at + consumed
-                    entry = decode_entry(start, self.lsn, b"".join(self._parts), self._source)
+                    entry = decode_entry(start, self.lsn, self._parts, self._source)
                     self._parts = []
                     yield entry
         finally:
-            del self._buffer[:consumed]
+            self._rest = bytes(view[consumed:])
             self._at += consumed
 
     def _fragment(self, view: memoryview, position: int) -> tuple[int, memoryview, int] | None:

@@ -1,0 +1,156 @@
+"""Keeps routes fresh: asks nodes and ZooKeeper for them, on a timer and when somebody finds his stale."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from lsmq._documents import Documents
+from lsmq._retry import Deadline
+from lsmq._routes import RouteSource, RouteTable
+from lsmq._transport import Transport
+from lsmq.errors import ClientClosed, LsmqError, Unavailable
+from lsmq.topics import Topic
+
+_ROUTE_TIMEOUT_S = 1.0
+_NODES_PER_LOOK = 4
+_log = logging.getLogger("lsmq")
+
+
+def topic_path(name: str) -> str:
+    return f"/v1/topics/{quote(name, safe='')}"
+
+
+class RouteKeeper:
+    """Owns the table of a client, the tasks that fill it, and the ``source`` besides nodes where there is one."""
+
+    def __init__(
+        self, transport: Transport, seeds: Sequence[str], *, refresh_s: float, source: RouteSource | None
+    ) -> None:
+        self.table = RouteTable()
+        self._transport = transport
+        self._seeds = list(seeds)
+        self._refresh_s = refresh_s
+        self._source = source
+        self._followed: Counter[str] = Counter()
+        self._asking: set[tuple[str, str]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._started = False
+        self._closed = False
+
+    @property
+    def urls(self) -> list[str]:
+        """All nodes known: those given, then those that routes named."""
+        return [*self._seeds, *(url for url in self.table.urls if url not in self._seeds)]
+
+    def start(self) -> None:
+        if self._closed:
+            raise ClientClosed("this client is closed; make a new one")
+        if not self._started:
+            self._started = True
+            if self._source is not None:
+                self._source.start(self._heard_documents)
+            self.spawn(self._refresh_for_ever(), "lsmq routes")
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def close(self) -> None:
+        """Stop asking. Returns once no task and no thread of its own is left."""
+        self._closed = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        source, self._source = self._source, None
+        if source is not None and self._started:
+            await source.stop()
+
+    # Being kept
+
+    def follow(self, name: str) -> None:
+        """Keep the routes of this topic fresh, until :meth:`unfollow` was called as often."""
+        self._followed[name] += 1
+        self._tell_source()
+
+    def unfollow(self, name: str) -> None:
+        self._followed[name] -= 1
+        if self._followed[name] <= 0:
+            del self._followed[name]
+        self._tell_source()
+
+    def _tell_source(self) -> None:
+        if self._source is not None:
+            self._source.follow(frozenset(self._followed))
+
+    def _heard_documents(self, documents: Documents) -> None:
+        if not self._closed:
+            self.table.learn_documents(documents)
+
+    # Asking
+
+    async def first_node(self, deadline: Deadline) -> None:
+        """Wait until ZooKeeper, or the copy of what it said, has named a node."""
+        news = asyncio.Event()
+        self.table.listen(news.set)
+        try:
+            async with asyncio.timeout(deadline.remaining_s()):
+                while not self.table.urls:
+                    news.clear()
+                    await news.wait()
+        except TimeoutError:
+            assert self._source is not None
+            raise Unavailable(f"no node is known: {self._source.trouble()}", sent=False) from None
+        finally:
+            self.table.unlisten(news.set)
+
+    def look_around(self, name: str, *, beside: str | None) -> None:
+        """Begin to ask some nodes, all at a time, for the topic's routes, and ZooKeeper.
+
+        The node ``beside`` which to look is not asked, if there are others. What they tell is in the table.
+        """
+        if self._source is not None:
+            self._source.look()
+        self._ask_some(name, self._others(beside) or self.urls, _NODES_PER_LOOK)
+
+    def glance(self, name: str, *, beside: str) -> None:
+        """Begin to ask one other node, if there is any.
+
+        Whoever is silent may be so because it has too much to do, like the others.
+        """
+        self._ask_some(name, self._others(beside), 1)
+
+    def _others(self, beside: str | None) -> list[str]:
+        return [url for url in self.urls if url != beside]
+
+    def _ask_some(self, name: str, urls: Sequence[str], count: int) -> None:
+        """Ask some of ``urls`` that are not being asked already: of those, some may never answer."""
+        idle = [url for url in urls if (name, url) not in self._asking]
+        for url in random.sample(idle, min(count, len(idle))):
+            if not self._closed:
+                self._asking.add((name, url))
+                self.spawn(self._ask_routes(name, url), f"lsmq look for {name}")
+
+    async def _ask_routes(self, name: str, url: str) -> None:
+        try:
+            answer = await self._transport.request("GET", url + topic_path(name), timeout_s=_ROUTE_TIMEOUT_S)
+            self.table.learn_topic(Topic.from_dict(answer.value()))
+        except LsmqError as error:
+            _log.debug("no routes from a node: node=%s topic=%s error=%s", url, name, error)
+        finally:
+            self._asking.discard((name, url))
+
+    async def _refresh_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(self._refresh_s * random.uniform(0.9, 1.1))
+            for name in list(self._followed):
+                if self.urls:
+                    await self._ask_routes(name, random.choice(self.urls))

@@ -1,0 +1,289 @@
+"""Finds the node to ask: any, or a shard's leader; and does not wait on the dead.
+
+A node that is gone refuses the connection, and the next one is asked. A node that is *paused* or cut off takes the
+request and never answers; waiting for the timeout would cost its clients ten seconds for an election that takes one.
+So nothing is waited for in silence:
+
+- a request that **any node** can answer is given to the next one as well after ``HEDGE_S``, and the first answer
+  counts;
+- while a **shard's leader** is silent, the other nodes are asked who leads it now. Once they name another, the
+  request is given up, as one whose answer was lost.
+
+What ``not_leader`` answers say is used at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from lsmq._keeper import RouteKeeper, topic_path
+from lsmq._retry import Backoff, Deadline, give_up, maybe_carried_out
+from lsmq._routes import RouteSource
+from lsmq._transport import Answer, Transport
+from lsmq._watch import Watch
+from lsmq.errors import (
+    DiskFull,
+    LsmqError,
+    NotLeader,
+    ShardStopped,
+    StoreBusy,
+    TimedOut,
+    TopicReplaced,
+    Unavailable,
+)
+from lsmq.topics import Topic
+
+HEDGE_S = 0.4
+HEDGE_WRITE_S = 2.0
+SILENCE_S = 0.25  # A leader that takes a write answers sooner, mostly.
+POLL_SILENCE_S = 1.0  # A long poll is silent by nature; looking around costs a request each time.
+_log = logging.getLogger("lsmq")
+
+
+class Router:
+    """One for each client. Belongs to the loop of its first request."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        seeds: Sequence[str],
+        *,
+        request_timeout_ms: int,
+        refresh_s: float,
+        source: RouteSource | None = None,
+    ) -> None:
+        self.request_timeout_s = request_timeout_ms / 1000
+        self._transport = transport
+        self._keeper = RouteKeeper(transport, seeds, refresh_s=refresh_s, source=source)
+        self.table = self._keeper.table
+        self.follow = self._keeper.follow
+        self.unfollow = self._keeper.unfollow
+        self.close = self._keeper.close
+        self._current = ""
+
+    @property
+    def urls(self) -> list[str]:
+        """All nodes known: those given, then those that routes named."""
+        return self._keeper.urls
+
+    # Routes
+
+    async def topic(self, name: str, deadline: Deadline) -> Topic:
+        """The topic, asked afresh. Raises ``UnknownTopic``."""
+        answer, _ = await self.ask_any("GET", topic_path(name), deadline=deadline)
+        return self.table.learn_topic(Topic.from_dict(answer.value()))
+
+    async def known(self, name: str, deadline: Deadline) -> Topic:
+        """The topic with the routes known by now; asked for when there are none."""
+        self._keeper.start()
+        return self.table.topic(name) or await self.topic(name, deadline)
+
+    # Any node
+
+    async def ask_any(
+        self,
+        method: str,
+        path: str,
+        *,
+        deadline: Deadline,
+        accept_repeated: type[LsmqError] | None = None,
+        missing_ok: bool = False,
+        **request: Any,
+    ) -> tuple[Answer, bool]:
+        """Ask any node until one answers; whether another attempt may have been carried out as well.
+
+        ``accept_repeated`` is the error that means "done before": it counts as success when another attempt
+        may have done it, or with ``missing_ok``.
+        """
+        self._keeper.start()
+        backoff = Backoff()
+        hedge_s = HEDGE_S if method == "GET" else HEDGE_WRITE_S
+        repeated = False
+        under_way: dict[asyncio.Task[Answer], str] = {}
+        asked_in_round: set[str] = set()
+        try:
+            while True:
+                url = await self._next_node(asked_in_round, deadline)
+                if url is not None:
+                    asked_in_round.add(url)
+                    timeout_s = min(self.request_timeout_s, max(deadline.remaining_s(), 0.05))
+                    work = self._transport.request(method, url + path, timeout_s=timeout_s, **request)
+                    under_way[asyncio.create_task(work)] = url
+                patience_s = hedge_s if any(other not in asked_in_round for other in self.urls) else None
+                done, _ = await asyncio.wait(under_way, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+                repeated = repeated or len(under_way) > 1
+                for task in done:
+                    url = under_way.pop(task)
+                    try:
+                        answer = task.result()
+                        self._current = url
+                        return answer, repeated
+                    except LsmqError as error:
+                        done_before = accept_repeated is not None and isinstance(error, accept_repeated)
+                        if done_before and (repeated or missing_ok):
+                            return Answer(204, "", {}, b""), repeated
+                        if not error.retriable:
+                            raise
+                        if deadline.passed:
+                            raise give_up(error, method, path, deadline) from error
+                        repeated = repeated or maybe_carried_out(error)
+                        _log.debug("request failed, trying again: %s %s%s: %s", method, url, path, error)
+                if not under_way and all(url in asked_in_round for url in self.urls):
+                    await backoff.pause(deadline)
+                    asked_in_round.clear()
+        finally:
+            for task in under_way:
+                task.cancel()
+            await asyncio.gather(*under_way, return_exceptions=True)
+
+    async def _next_node(self, asked: set[str], deadline: Deadline) -> str | None:
+        """The node to ask next, beginning with the one that answered last; ``None`` when all were asked."""
+        urls = self.urls
+        if not urls:
+            await self._keeper.first_node(deadline)
+            urls = self.urls
+        if self._current not in urls:
+            self._current = urls[0]
+        place = urls.index(self._current)
+        return next((url for url in urls[place:] + urls[:place] if url not in asked), None)
+
+    # A shard's leader
+
+    async def ask_leader(
+        self,
+        topic: Topic,
+        shard: int,
+        method: str,
+        path: str,
+        *,
+        deadline: Deadline,
+        **request: Any,
+    ) -> Answer:
+        """Ask the leader of ``shard``, whoever that is, until it answers.
+
+        Raises ``TopicReplaced`` when ``topic`` is not the topic of its name any more.
+        """
+        backoff = Backoff()
+        while True:
+            url: str | None = None
+            try:
+                url = self.leader(await self.current(topic, deadline), shard)
+                timeout_s = min(self.request_timeout_s, max(deadline.remaining_s(), 0.05))
+                return await self.attempt(topic, url, (shard,), method, path, timeout_s=timeout_s, **request)
+            except LsmqError as error:
+                if not self.worth_retrying(error):
+                    raise
+                if deadline.passed:
+                    raise give_up(error, method, path, deadline) from error
+                _log.debug("request failed, trying again: %s %s%s: %s", method, url, path, error)
+                await self.recover(topic, (shard,), url, error, backoff, deadline)
+
+    async def current(self, topic: Topic, deadline: Deadline) -> Topic:
+        """The topic with the routes known by now. Raises ``TopicReplaced`` when it was made anew."""
+        known = await self.known(topic.name, deadline)
+        if not known.is_same(topic):
+            raise replaced(topic, known)
+        return known
+
+    def leader(self, topic: Topic, shard: int) -> str:
+        """The URL of the shard's leader. Raises ``Unavailable`` when none is known."""
+        url = topic.leader_of_shard(shard)
+        if url is None:
+            raise Unavailable(f"shard {shard} of topic {topic.name!r} has no leader now", shard=shard, sent=False)
+        return url
+
+    async def attempt(
+        self,
+        topic: Topic,
+        url: str,
+        shards: Sequence[int],
+        method: str,
+        path: str,
+        *,
+        timeout_s: float,
+        silence_s: float = SILENCE_S,
+        **request: Any,
+    ) -> Answer:
+        """One request to the node ``url``, which leads ``shards`` of the topic, as far as is known.
+
+        Raises ``TimedOut`` as soon as one of them is known to be led by another, besides what a request raises.
+        What a ``not_leader`` answer says is known afterwards.
+        """
+        self._keeper.start()
+        moved, glance = partial(self._moved, shards, url), partial(self._keeper.glance, topic.name, beside=url)
+        try:
+            async with Watch(self.table, moved, glance, silence_s):
+                return await self._transport.request(
+                    method, url + path, timeout_s=timeout_s, topic_id=topic.id, **request
+                )
+        except NotLeader as error:
+            self._heed(error, shards)
+            raise
+        except TimeoutError:
+            raise TimedOut(
+                f"{url} had not answered when another node was found to lead shard {', '.join(map(str, shards))}",
+                url=url,
+                sent=True,
+            ) from None
+
+    def _moved(self, shards: Sequence[int], url: str | None) -> bool:
+        """Whether one of ``shards`` is known to be led by another node than ``url``."""
+        return any(self.table.leadership(shard).url not in (url, None) for shard in shards)
+
+    def _heed(self, error: NotLeader, shards: Sequence[int]) -> None:
+        shard = error.details.get("shard", shards[0] if len(shards) == 1 else None)
+        leader = error.details.get("leader_url") or error.details.get("leader")
+        epoch = error.details.get("epoch")
+        if isinstance(shard, int) and isinstance(epoch, int):
+            known = isinstance(leader, str) and "://" in leader
+            self.table.learn_leader(shard, str(leader).rstrip("/") if known else None, epoch)
+
+    async def recover(
+        self,
+        topic: Topic,
+        shards: Sequence[int],
+        url: str | None,
+        error: LsmqError,
+        backoff: Backoff,
+        deadline: Deadline,
+    ) -> None:
+        """After a failed attempt at ``url``: return when it makes sense to try again.
+
+        At once where another leader is known; else after a pause, in which others are asked for one.
+        """
+        if isinstance(error, StoreBusy | DiskFull):
+            await backoff.pause(deadline)
+            return
+        if self._moved(shards, url) and backoff.skip():
+            return
+        news = asyncio.Event()
+
+        def notice() -> None:
+            if self._moved(shards, url):
+                news.set()
+
+        self.table.listen(notice)
+        try:
+            self._keeper.look_around(topic.name, beside=url)
+            if await backoff.pause(deadline, news):
+                backoff.skip()
+        finally:
+            self.table.unlisten(notice)
+
+    def worth_retrying(self, error: LsmqError) -> bool:
+        """Whether it may pass. A stopped shard is taken over by another node, where there is one."""
+        return error.retriable or (isinstance(error, ShardStopped) and len(self.urls) > 1)
+
+
+def replaced(old: Topic, new: Topic) -> TopicReplaced:
+    return TopicReplaced(
+        f"topic {old.name!r} was deleted and made anew (its id was {old.id}, now it is {new.id}); what is known of its"
+        " offsets and queues holds no more: make a new producer or consumer",
+        topic=old.name,
+        expected_id=old.id,
+        id=new.id,
+    )

@@ -1,0 +1,72 @@
+"""Values as they travel in requests and answers: columns of integers, ranges of queues, moments, messages."""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from lsmq.record_batch import Message
+from lsmq.topics import format_ranges
+
+_MAX_RANGES_TEXT = 4_000  # characters; a request line ends at 8 KiB
+MAX_OFFSETS_QUEUES = 100_000  # queues whose offsets one request asks for or commits
+
+
+def to_ms(moment: datetime | int) -> int:
+    """Milliseconds since 1970 of a datetime (one without a zone is local time) or of such a number."""
+    if isinstance(moment, datetime):
+        return int(moment.timestamp() * 1000)
+    return moment
+
+
+def chunks_of_ranges(queues: Sequence[int]) -> list[str]:
+    """Sorted ``queues`` as range lists, each short enough in text and queues for one request."""
+    chunks: list[str] = []
+    for start in range(0, len(queues), MAX_OFFSETS_QUEUES):
+        text = ""
+        for part in format_ranges(queues[start : start + MAX_OFFSETS_QUEUES]):
+            if text and len(text) + len(part) >= _MAX_RANGES_TEXT:
+                chunks.append(text)
+                text = ""
+            text = f"{text},{part}" if text else part
+        chunks.append(text)
+    return chunks
+
+
+def little_endian(typecode: str, values: Iterable[int]) -> bytes:
+    """Integers as little-endian bytes: ``I`` 32 bits unsigned, ``q`` 64 bits signed."""
+    packed = array(typecode, values)
+    if sys.byteorder == "big":
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def integers(column: bytes | Sequence[int], typecode: str) -> Sequence[int]:
+    """A column of an answer, which comes as a list or as little-endian bytes."""
+    if not isinstance(column, bytes):
+        return column
+    values = array(typecode)
+    values.frombytes(column)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values
+
+
+def message_from_dict(fields: Mapping[str, Any]) -> Message:
+    """A message of the msgpack API."""
+    body = fields["body"]
+    return Message(
+        topic=str(fields.get("topic", "")),
+        queue=int(fields["queue"]),
+        offset=int(fields["offset"]),
+        id=str(fields["id"]),
+        body=body.encode() if isinstance(body, str) else bytes(body),
+        key=fields.get("key"),
+        tag=fields.get("tag"),
+        priority=int(fields.get("priority") or 0),
+        properties=fields.get("properties") or {},
+        stored_ms=int(fields.get("stored_ms") or 0),
+    )

@@ -1,0 +1,237 @@
+"""The record batch, its layout and how it is packed: the one format in which messages travel and rest.
+
+A producer packs it, the write-ahead log holds it, a table block is one, and a consumer unpacks it. It is
+columnar: each field of the records is one column, and a column is a base and deltas of one width (frame of
+reference), so that a field that is the same in all records costs ten bytes a batch and nothing a record.
+
+All integers are little-endian::
+
+    offset width field
+     0     4     crc                CRC32C of bytes [4, total_bytes)
+     4     4     total_bytes        whole batch, this header included
+     8     1     version            1
+     9     1     codec              of the payload: 0 none, 1 zstd
+    10     2     column_count       entries in the column directory
+    12     4     record_count       1 or more
+    16     4     payload_bytes      as stored
+    20     4     payload_raw_bytes  before compression
+    24     8     producer_id        0: not idempotent
+    32     4     producer_epoch
+    36     4     sequence           of this batch, counted by the producer for each shard from 0
+    40     10*c  column directory   column (1), width (1: 0, 1, 2, 4 or 8), base (8)
+    ..     ..    column deltas      in directory order, record_count * width bytes each
+    ..     ..    payload            the records' bytes one after another
+
+The value of record ``i`` in a column is ``base + delta[i]`` modulo 2**64. A column that is absent is all
+zeros. A record's bytes are its *header* (``HEADER_LENGTH`` bytes, a msgpack array ``[key, tag, properties]``
+with trailing nils dropped; no bytes at all when all three are absent) and then its body; ``LENGTH`` counts
+both. Brokers read columns and never look into a record's bytes.
+
+Not supported: records of more than one topic in a batch that a producer sends; nested batches.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from enum import IntEnum
+
+import crc32c
+import zstandard
+
+from lsmq.messages import encode_header, key_hash, tag_hash
+
+VERSION = 1
+HEADER = struct.Struct("<IIBBHIIIQII")
+HEADER_BYTES = HEADER.size  # 4 + 4 + 1 + 1 + 2 + 4 + 4 + 4 + 8 + 4 + 4 = 40
+COLUMN = struct.Struct("<BBQ")
+COLUMN_BYTES = COLUMN.size  # 1 + 1 + 8 = 10
+
+MASK64 = (1 << 64) - 1
+TYPECODES = {1: "B", 2: "H", 4: "I", 8: "Q"}
+MAX_RECORDS = 1 << 24  # what a reader accepts: constant columns would let a few bytes claim any number
+
+
+class Column(IntEnum):
+    """Columns by their number on disk and wire. Never renumber."""
+
+    TOPIC = 1
+    QUEUE = 2
+    OFFSET = 3
+    LENGTH = 4
+    HEADER_LENGTH = 5
+    STORED_MS = 6
+    KEY_HASH = 7
+    TAG_HASH = 8
+    TYPE_HASH = 9
+    PRIORITY = 10
+    DUE_MS = 11
+    EXPIRES_MS = 12
+    FLAGS = 13
+    TRANSACTION = 14
+
+
+class Codec(IntEnum):
+    """Payload compression by its number on disk and wire. Never renumber."""
+
+    NONE = 0
+    ZSTD = 1
+
+
+class Flag(IntEnum):
+    """Bits of the ``FLAGS`` column. Never renumber."""
+
+    TOMBSTONE = 1  # the record's message was deleted
+    POSITION = 2  # no message: OFFSET is the next offset to ask for in QUEUE
+
+
+def encode_column(column: int, values: Sequence[int] | int) -> tuple[bytes, bytes]:
+    """Directory entry and delta bytes of one column. ``values`` is one int when all records share it."""
+    if isinstance(values, int):
+        return COLUMN.pack(column, 0, values & MASK64), b""
+    low, high = min(values), max(values)
+    span = high - low
+    if span == 0:
+        return COLUMN.pack(column, 0, low & MASK64), b""
+    width = 1 if span < 1 << 8 else 2 if span < 1 << 16 else 4 if span < 1 << 32 else 8
+    deltas = array(TYPECODES[width], values if low == 0 else [value - low for value in values])
+    if sys.byteorder == "big":
+        deltas.byteswap()
+    return COLUMN.pack(column, width, low & MASK64), deltas.tobytes()
+
+
+def encode_batch(
+    record_count: int,
+    columns: Mapping[int, Sequence[int] | int],
+    payload: bytes,
+    *,
+    producer_id: int = 0,
+    producer_epoch: int = 0,
+    sequence: int = 0,
+    codec: Codec = Codec.NONE,
+) -> bytes:
+    """Pack a batch. ``payload`` is the records' bytes joined; columns that are all zero may be left out."""
+    raw_bytes = len(payload)
+    if codec is Codec.ZSTD:
+        payload = zstandard.compress(payload, 1)
+    directory: list[bytes] = []
+    deltas: list[bytes] = []
+    for column in sorted(columns):
+        entry, delta = encode_column(column, columns[column])
+        directory.append(entry)
+        deltas.append(delta)
+    rest = b"".join((*directory, *deltas, payload))
+    fields = (
+        HEADER_BYTES + len(rest),
+        VERSION,
+        codec,
+        len(directory),
+        record_count,
+        len(payload),
+        raw_bytes,
+        producer_id,
+        producer_epoch,
+        sequence,
+    )
+    head = HEADER.pack(0, *fields)[4:]
+    crc = crc32c.crc32c(rest, crc32c.crc32c(head))
+    return crc.to_bytes(4, "little") + head + rest
+
+
+class BatchBuilder:
+    """Collects records of one topic and packs them. Not thread-safe.
+
+    ``size_bytes`` is what the packed batch will need at most, give or take its header.
+    """
+
+    __slots__ = (
+        "_bodies",
+        "_due",
+        "_expires",
+        "_header_lengths",
+        "_key_hashes",
+        "_lengths",
+        "_priorities",
+        "_queues",
+        "_tag_hashes",
+        "size_bytes",
+    )
+
+    RECORD_OVERHEAD_BYTES = 48
+
+    def __init__(self) -> None:
+        self._queues: list[int] = []
+        self._lengths: list[int] = []
+        self._header_lengths: list[int] = []
+        self._key_hashes: list[int] = []
+        self._tag_hashes: list[int] = []
+        self._priorities: list[int] = []
+        self._due: list[int] = []
+        self._expires: list[int] = []
+        self._bodies: list[bytes] = []
+        self.size_bytes = HEADER_BYTES
+
+    def __len__(self) -> int:
+        return len(self._queues)
+
+    @property
+    def queues(self) -> Sequence[int]:
+        return self._queues
+
+    def add(
+        self,
+        queue: int,
+        body: bytes,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        priority: int = 0,
+        properties: Mapping[str, str] | None = None,
+        due_ms: int = 0,
+        expires_ms: int = 0,
+        key_hash_hint: int | None = None,
+    ) -> None:
+        """Append one record. ``key_hash_hint`` is :func:`key_hash` of ``key`` where the caller has it."""
+        header = encode_header(key, tag, properties)
+        length = len(header) + len(body)
+        self._queues.append(queue)
+        self._lengths.append(length)
+        self._header_lengths.append(len(header))
+        if key is None:
+            self._key_hashes.append(0)
+        else:
+            self._key_hashes.append(key_hash(key) if key_hash_hint is None else key_hash_hint)
+        self._tag_hashes.append(tag_hash(tag) if tag is not None else 0)
+        self._priorities.append(priority)
+        self._due.append(due_ms)
+        self._expires.append(expires_ms)
+        if header:
+            self._bodies.append(header)
+        self._bodies.append(body)
+        self.size_bytes += length + self.RECORD_OVERHEAD_BYTES
+
+    def build(
+        self, *, producer_id: int = 0, producer_epoch: int = 0, sequence: int = 0, codec: Codec = Codec.NONE
+    ) -> bytes:
+        """The packed batch. The builder stays as it is, so that a retry packs the same bytes."""
+        columns: dict[int, Sequence[int]] = {Column.QUEUE: self._queues, Column.LENGTH: self._lengths}
+        optional: Iterable[tuple[Column, list[int]]] = (
+            (Column.HEADER_LENGTH, self._header_lengths),
+            (Column.KEY_HASH, self._key_hashes),
+            (Column.TAG_HASH, self._tag_hashes),
+            (Column.PRIORITY, self._priorities),
+            (Column.DUE_MS, self._due),
+            (Column.EXPIRES_MS, self._expires),
+        )
+        columns.update((column, values) for column, values in optional if any(values))
+        return encode_batch(
+            len(self._queues),
+            columns,
+            b"".join(self._bodies),
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            sequence=sequence,
+            codec=codec,
+        )

@@ -1,0 +1,94 @@
+"""Messages: what an application gets, their ids, hashes of their keys and tags, and the header of their record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgpack
+import xxhash
+
+from lsmq.errors import InvalidBatch
+
+
+def key_hash(key: str) -> int:
+    """64-bit hash of a message key: XXH3 of its UTF-8 bytes. Decides the queue and sits in ``KEY_HASH``."""
+    return xxhash.xxh3_64_intdigest(key.encode())
+
+
+def tag_hash(tag: str) -> int:
+    """32-bit hash of a tag, never 0: low half of the XXH3 of its UTF-8 bytes. Sits in ``TAG_HASH``."""
+    return (xxhash.xxh3_64_intdigest(tag.encode()) & 0xFFFFFFFF) or 1
+
+
+def message_id(topic_id: int, queue: int, offset: int) -> str:
+    """The id of a message: 32 hex digits, made of topic id (8), queue (8) and offset (16).
+
+    It is unique in a cluster for ever, since topic ids and offsets are never used again, and finds the
+    message without an index.
+    """
+    return f"{topic_id:08x}{queue:08x}{offset:016x}"
+
+
+def parse_message_id(text: str) -> tuple[int, int, int]:
+    """Topic id, queue and offset of a message id. Raises ``ValueError`` if it is not one."""
+    if len(text) != 32:
+        raise ValueError(f"a message id has 32 hex digits, this has {len(text)} characters: {text!r}")
+    return int(text[:8], 16), int(text[8:16], 16), int(text[16:], 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message as a consumer gets it.
+
+    ``offset`` counts from 0 in its queue without gaps. ``stored_ms`` is the broker's clock, milliseconds
+    since 1970. ``properties`` maps strings to strings.
+    """
+
+    topic: str
+    queue: int
+    offset: int
+    id: str
+    body: bytes
+    key: str | None = None
+    tag: str | None = None
+    priority: int = 0
+    properties: Mapping[str, str] = field(default_factory=dict)
+    stored_ms: int = 0
+
+    def text(self) -> str:
+        """The body decoded as UTF-8."""
+        return self.body.decode()
+
+
+def encode_header(key: str | None, tag: str | None, properties: Mapping[str, str] | None) -> bytes:
+    """A record's header bytes; empty when there is nothing to say."""
+    if properties:
+        return msgpack.packb([key, tag, dict(properties)])  # type: ignore[no-any-return]
+    if tag is not None:
+        return msgpack.packb([key, tag])  # type: ignore[no-any-return]
+    if key is not None:
+        return msgpack.packb([key])  # type: ignore[no-any-return]
+    return b""
+
+
+def header_bound(key: str | None, tag: str | None) -> int:
+    """No less than the length of the packed header of a key and a tag, without packing it."""
+    return 11 + (len(key) * 3 if key is not None else 0) + (len(tag) * 3 if tag is not None else 0)
+
+
+def decode_header(header: bytes | memoryview) -> tuple[str | None, str | None, dict[str, str]]:
+    """Key, tag and properties of a record's header bytes. Raises ``InvalidBatch`` on anything else."""
+    if not header:
+        return None, None, {}
+    try:
+        fields = msgpack.unpackb(header)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise InvalidBatch(f"a record's header of {len(header)} bytes is not msgpack") from error
+    if not isinstance(fields, list):
+        raise InvalidBatch(f"a record's header of {len(header)} bytes is not a msgpack array")
+    key, tag, properties = (*fields, None, None, None)[:3]
+    for value, kind in ((key, str), (tag, str), (properties, dict)):
+        if value is not None and not isinstance(value, kind):
+            raise InvalidBatch("a record's header is not an array of key, tag and properties")
+    return key, tag, properties or {}

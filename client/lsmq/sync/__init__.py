@@ -1,0 +1,23 @@
+"""The client for plain blocking code: the names of :mod:`lsmq`, without ``async`` and ``await``.
+
+::
+
+    with Client() as client:
+        with Producer(client, "orders") as producer:
+            producer.send("one pizza", key="table 7")
+        with Consumer(client, "orders", start="earliest") as consumer:
+            for message in consumer:
+                print(message.text())
+
+Each client runs an event loop in a daemon thread of its own, in which the asyncio classes do all the work;
+nothing here but the crossing. Objects may be used from any thread, a consumer from one at a time. A crossing
+costs some 50 us, so send many messages with :meth:`Producer.send_many`; reading crosses once for many
+messages already.
+"""
+
+from lsmq._outbox import Sent
+from lsmq.sync._client import Client
+from lsmq.sync._consumer import Consumer
+from lsmq.sync._producer import Producer, Receipt, Receipts
+
+__all__ = ["Client", "Consumer", "Producer", "Receipt", "Receipts", "Sent"]

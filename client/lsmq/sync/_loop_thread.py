@@ -1,0 +1,61 @@
+"""An event loop in a thread of its own, and the crossing into it."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from lsmq.errors import ClientClosed, TimedOut
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """An event loop in a daemon thread, for as long as a client lives."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="lsmq", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        """Run the loop until it is stopped, and then what is left in it to its end."""
+        try:
+            self._loop.run_forever()
+            self._loop.run_until_complete(self._finish())
+        finally:
+            self._loop.close()
+
+    async def _finish(self) -> None:
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._loop.shutdown_default_executor()
+
+    def call(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Run ``work`` in the loop and wait for it. An interrupt or a timeout cancels it."""
+        if self._loop.is_closed():
+            work.close()
+            raise ClientClosed("this client is closed; make a new one")
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result(timeout_s)
+        except (KeyboardInterrupt, concurrent.futures.TimeoutError):
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+
+
+def wait_for(thread: LoopThread, work: Coroutine[Any, Any, None], timeout_ms: float | None) -> None:
+    try:
+        thread.call(work, None if timeout_ms is None else timeout_ms / 1000)
+    except concurrent.futures.TimeoutError as error:
+        raise TimedOut(f"not stored within {timeout_ms} ms; it may be still") from error

@@ -1,0 +1,211 @@
+"""The blocking producer and its receipts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from types import TracebackType
+from typing import Self
+
+from lsmq import _outbox
+from lsmq import producer as asynchronous
+from lsmq._lane import ProducerStats
+from lsmq._outbox import Sent
+from lsmq.partitioners import Partitioner
+from lsmq.producer import Body
+from lsmq.record_batch import Codec
+from lsmq.sync._client import Client
+from lsmq.sync._loop_thread import LoopThread, wait_for
+
+_SEND_PORTION_MESSAGES = 10_000
+
+
+class Receipt:
+    """A message that a producer has accepted; :meth:`result` waits for it to be stored."""
+
+    __slots__ = ("_async", "_thread")
+
+    def __init__(self, thread: LoopThread, receipt: _outbox.Receipt) -> None:
+        self._thread = thread
+        self._async = receipt
+
+    def done(self) -> bool:
+        """Whether the message is stored or given up."""
+        return self._async.done()
+
+    def result(self, timeout_ms: float | None = None) -> Sent:
+        """Where the message was stored. Raises the error it failed with, or ``TimedOut``."""
+        if not self._async.done():
+            wait_for(self._thread, self._async._batch.wait(), timeout_ms)
+        return self._async.result()
+
+
+class Receipts:
+    """Receipts of many messages in the order sent."""
+
+    __slots__ = ("_parts", "_thread")
+
+    def __init__(self, thread: LoopThread, parts: list[_outbox.Receipts]) -> None:
+        self._thread = thread
+        self._parts = parts
+
+    def __len__(self) -> int:
+        return sum(len(part) for part in self._parts)
+
+    def __iter__(self) -> Iterator[Receipt]:
+        for part in self._parts:
+            for receipt in part:
+                yield Receipt(self._thread, receipt)
+
+    def done(self) -> bool:
+        """Whether each is stored or given up."""
+        return all(part.done() for part in self._parts)
+
+    def wait(self, timeout_ms: float | None = None) -> None:
+        """Return once all are stored. Raises the first error among them, or ``TimedOut``."""
+
+        async def wait_for_all() -> None:
+            for part in self._parts:
+                await part.wait()
+
+        wait_for(self._thread, wait_for_all(), timeout_ms)
+
+    def results(self, timeout_ms: float | None = None) -> list[Sent]:
+        """Where each message was stored. Raises what :meth:`wait` raises."""
+        self.wait(timeout_ms)
+        return [receipt.result() for part in self._parts for receipt in part]
+
+
+class Producer:
+    """Blocking :class:`lsmq.Producer`: the same options, limits and guarantees."""
+
+    def __init__(
+        self,
+        client: Client,
+        topic: str,
+        *,
+        linger_ms: float = asynchronous.DEFAULT_LINGER_MS,
+        batch_bytes: int = asynchronous.DEFAULT_BATCH_BYTES,
+        max_buffer_bytes: int = asynchronous.DEFAULT_MAX_BUFFER_BYTES,
+        max_message_bytes: int | None = None,
+        ack: str | None = None,
+        partitioner: Partitioner | None = None,
+        deadline_ms: int | None = None,
+        request_timeout_ms: int | None = None,
+        codec: Codec = Codec.NONE,
+    ) -> None:
+        self._thread = client._thread
+
+        async def make() -> asynchronous.Producer:
+            made = asynchronous.Producer(
+                client._async,
+                topic,
+                linger_ms=linger_ms,
+                batch_bytes=batch_bytes,
+                max_buffer_bytes=max_buffer_bytes,
+                max_message_bytes=max_message_bytes,
+                ack=ack,
+                partitioner=partitioner,
+                deadline_ms=deadline_ms,
+                request_timeout_ms=request_timeout_ms,
+                codec=codec,
+            )
+            await made.start()
+            return made
+
+        self._async = self._thread.call(make())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.call(self._async.__aexit__(kind, error, trace))
+
+    @property
+    def buffered_bytes(self) -> int:
+        """See :attr:`lsmq.Producer.buffered_bytes`."""
+        return self._async.buffered_bytes
+
+    @property
+    def stats(self) -> ProducerStats:
+        """See :attr:`lsmq.Producer.stats`."""
+        return self._async.stats
+
+    def send(
+        self,
+        body: Body,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        queue: int | None = None,
+        properties: Mapping[str, str] | None = None,
+        priority: int = 0,
+    ) -> Receipt:
+        """Accept one message; waits only while the buffer is full. See :meth:`lsmq.Producer.send`."""
+        work = self._async.send(body, key=key, tag=tag, queue=queue, properties=properties, priority=priority)
+        return Receipt(self._thread, self._thread.call(work))
+
+    def send_nowait(
+        self,
+        body: Body,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        queue: int | None = None,
+        properties: Mapping[str, str] | None = None,
+        priority: int = 0,
+    ) -> Receipt:
+        """Like :meth:`send`, but raises ``BufferFull`` where that would wait."""
+
+        async def send() -> _outbox.Receipt:
+            return self._async.send_nowait(
+                body, key=key, tag=tag, queue=queue, properties=properties, priority=priority
+            )
+
+        return Receipt(self._thread, self._thread.call(send()))
+
+    def send_and_wait(
+        self,
+        body: Body,
+        *,
+        key: str | None = None,
+        tag: str | None = None,
+        queue: int | None = None,
+        properties: Mapping[str, str] | None = None,
+        priority: int = 0,
+    ) -> Sent:
+        """Send one message and return where it was stored."""
+        return self._thread.call(
+            self._async.send_and_wait(body, key=key, tag=tag, queue=queue, properties=properties, priority=priority)
+        )
+
+    def send_many(
+        self,
+        messages: Iterable[Body | tuple[str | None, Body]],
+        *,
+        tag: str | None = None,
+        queue: int | None = None,
+    ) -> Receipts:
+        """Accept many messages, crossing once for thousands. See :meth:`lsmq.Producer.send_many`.
+
+        ``messages`` is read in the calling thread.
+        """
+        parts: list[_outbox.Receipts] = []
+        source = iter(messages)
+        while portion := list(islice(source, _SEND_PORTION_MESSAGES)):
+            parts.append(self._thread.call(self._async.send_many(portion, tag=tag, queue=queue)))
+        return Receipts(self._thread, parts)
+
+    def flush(self) -> None:
+        """See :meth:`lsmq.Producer.flush`."""
+        self._thread.call(self._async.flush())
+
+    def close(self) -> None:
+        """See :meth:`lsmq.Producer.close`."""
+        self._thread.call(self._async.close())
+
+    def abort(self) -> None:
+        """See :meth:`lsmq.Producer.abort`."""
+        self._thread.call(self._async.abort())

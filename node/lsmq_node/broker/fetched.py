@@ -1,0 +1,43 @@
+"""What a read found, in parts that leave for the socket as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
+
+from lsmq_node.storage import FileRange, Slice
+
+
+@dataclass(slots=True)
+class Fetched:
+    """What a read found, in the order of shards. ``queues`` and ``next_offsets`` are those that moved."""
+
+    parts: list[bytes | FileRange] = field(default_factory=list)
+    queues: list[NDArray[Any]] = field(default_factory=list)
+    next_offsets: list[NDArray[Any]] = field(default_factory=list)
+    record_count: int = 0
+    size_bytes: int = 0
+    slices: list[Slice] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.queues) or self.record_count > 0
+
+    def add(self, piece: Slice) -> None:
+        self.slices.append(piece)
+        self.parts.extend(piece.parts)
+        queues, next_offsets = piece.positions
+        if len(queues):
+            self.queues.append(queues)
+            self.next_offsets.append(next_offsets)
+        self.record_count += piece.record_count
+        self.size_bytes += piece.size_bytes
+
+    @property
+    def file_bytes(self) -> int:
+        return sum(part.length for part in self.parts if isinstance(part, FileRange))
+
+    def load(self) -> bytes:
+        """All parts in memory, checksums verified. Blocking."""
+        return b"".join(piece.load() for piece in self.slices)

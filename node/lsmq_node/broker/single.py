@@ -1,0 +1,139 @@
+"""A node of its own: every shard is here, written is committed, and nobody else may write."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from lsmq.errors import InvalidRequest, LsmqError
+from lsmq_node.config import NodeConfig
+from lsmq_node.storage import Appended, ShardStore, Topic, TopicOptions
+
+from .catalog import Catalog
+from .committer import Committer, Touched
+from .layout import open_shards
+from .topology import Ack, Leadership
+
+Result = TypeVar("Result")
+
+_ONLY_NODE = "local"
+
+
+class LocalShard:
+    """A shard without replicas: acknowledged when it is committed here."""
+
+    def __init__(self, number: int, store: ShardStore, on_touched: Touched) -> None:
+        self.number = number
+        self.store = store
+        self.committer = Committer(number, store, on_touched)
+
+    @property
+    def stopped(self) -> LsmqError | None:
+        return self.committer.stopped
+
+    @property
+    def waits(self) -> int:
+        return self.committer.waits
+
+    @property
+    def failures(self) -> int:
+        return self.committer.failures
+
+    def check_writable(self, ack: Ack) -> None:
+        """Everything is writable; a store that stopped says so itself."""
+
+    def check_readable(self, *, follower: bool = False) -> None:
+        """Everything is readable."""
+
+    async def prepare(self, topic: Topic) -> None:
+        """The catalog has seen to it."""
+
+    def wait(self, appended: Appended, ack: Ack) -> asyncio.Future[None] | None:
+        return self.committer.wait(appended)
+
+    def figures(self) -> dict[str, Any]:
+        return {"role": "leader", "epoch": 1}
+
+
+class SingleNode:
+    """The topology of a node of its own. Make it in the loop's thread."""
+
+    def __init__(self, stores: Sequence[ShardStore], on_touched: Touched) -> None:
+        """``stores`` belong to it from here on; their committers start."""
+        self.shard_count = len(stores)
+        self._ports = [LocalShard(number, store, on_touched) for number, store in enumerate(stores)]
+        self._catalog = Catalog(stores)
+        self._control = ThreadPoolExecutor(1, "lsmq-control")
+        for port in self._ports:
+            port.committer.start()
+
+    @classmethod
+    async def open(cls, config: NodeConfig, on_touched: Touched) -> SingleNode:
+        """Open the data directory. Raises what :func:`open_shards` raises."""
+        node = cls(await asyncio.to_thread(open_shards, config), on_touched)
+        await node._in_control(node._catalog.complete)
+        return node
+
+    def ports(self) -> Sequence[LocalShard]:
+        return self._ports
+
+    def port(self, shard: int) -> LocalShard:
+        return self._ports[shard]
+
+    def leadership(self, shard: int) -> Leadership:
+        return Leadership(None, 1, here=True)
+
+    def topics(self) -> Sequence[Topic]:
+        return self._ports[0].store.topics()
+
+    async def topic(self, name: str) -> Topic:
+        return self._ports[0].store.topic(name)
+
+    async def topic_by_id(self, topic_id: int) -> Topic:
+        return self._ports[0].store.topic_by_id(topic_id)
+
+    async def create_topic(self, name: str, queues: int, options: TopicOptions) -> tuple[Topic, bool]:
+        def create() -> tuple[Topic, bool]:
+            before = {topic.name for topic in self.topics()}
+            return self._catalog.create(name, queues, options), name not in before
+
+        return await self._in_control(create)
+
+    async def delete_topic(self, name: str) -> Topic:
+        return await self._in_control(lambda: self._catalog.delete(name))
+
+    def overview(self, own_url: str) -> dict[str, Any]:
+        node = {
+            "id": _ONLY_NODE,
+            "url": own_url,
+            "internal_url": None,
+            "voter": False,
+            "state": "active",
+            "alive": True,
+            "shards_led": self.shard_count,
+            "replicas": self.shard_count,
+        }
+        shard = {"leader": _ONLY_NODE, "epoch": 1, "in_sync": [_ONLY_NODE], "replicas": [_ONLY_NODE]}
+        shards = [{"id": number, **shard, "adding": [], "target": []} for number in range(self.shard_count)]
+        return {"cluster": None, "version": 0, "control_leader": None, "nodes": [node], "shards": shards}
+
+    async def administer(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        raise InvalidRequest("this node is in no cluster; see docs/operations.md for how to make one")
+
+    def not_ready(self) -> Sequence[str]:
+        return ()
+
+    async def _in_control(self, blocking: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._control, blocking)
+
+    async def retire(self) -> None:
+        """Nobody else is there."""
+
+    async def close(self) -> None:
+        for port in self._ports:
+            await port.committer.close()
+        await asyncio.to_thread(self._control.shutdown)
+        for port in self._ports:
+            await asyncio.to_thread(port.store.close)

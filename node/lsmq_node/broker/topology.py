@@ -1,0 +1,116 @@
+"""What a broker stands on: which topics there are, and which shards are at this node with what right.
+
+A node of its own (:mod:`.single`) has all shards and may do everything. A member of a cluster
+(:mod:`lsmq_node.cluster.member`) has replicas of some shards and leads some of those.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Protocol
+
+from lsmq.errors import LsmqError
+from lsmq_node.storage import Appended, ShardStore, Topic, TopicOptions
+
+
+class Ack(StrEnum):
+    """When a write is acknowledged; see docs/replication.md for what each may lose."""
+
+    QUORUM = "quorum"  # durable on every member of the in-sync set
+    LEADER = "leader"  # durable on the leader
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """Who leads a shard, as far as this node knows. ``url`` is for clients; None: this node, or nobody."""
+
+    url: str | None
+    epoch: int
+    here: bool = False
+
+
+class ShardPort(Protocol):
+    """A shard whose store is at this node."""
+
+    number: int
+
+    @property
+    def waits(self) -> int:
+        """Writes that have been waited for."""
+
+    @property
+    def failures(self) -> int:
+        """Group commits that failed."""
+
+    @property
+    def store(self) -> ShardStore:
+        """Ask again after each await: a replica may replace it."""
+
+    @property
+    def stopped(self) -> LsmqError | None:
+        """Why the shard must be repaired or the node restarted; None while all is well."""
+
+    def check_writable(self, ack: Ack) -> None:
+        """Raises ``NotLeader``, ``Unavailable`` or ``NotEnoughReplicas`` where nothing may be appended now."""
+
+    def check_readable(self, *, follower: bool = False) -> None:
+        """Raises ``NotLeader`` or ``Unavailable``; ask *after* what was read. ``follower``: one will do."""
+
+    async def prepare(self, topic: Topic) -> None:
+        """Have the store know the topic, where it does not yet. May raise what a write raises."""
+
+    def wait(self, appended: Appended, ack: Ack) -> asyncio.Future[None] | None:
+        """What to await until the write is acknowledged; None if it is already.
+
+        Call it in the same step of the loop as the append. A caller that is cancelled leaves the write as it is.
+        """
+
+    def figures(self) -> dict[str, Any]:
+        """What the status page shows of the shard beside the store's statistics; plain values."""
+
+
+class Topology(Protocol):
+    """Owned by the broker that is given it."""
+
+    #: Shards there are in all; a topic's queues are spread over them.
+    shard_count: int
+
+    def ports(self) -> Sequence[ShardPort]:
+        """The shards at this node, by number."""
+
+    def port(self, shard: int) -> ShardPort:
+        """Raises ``NotLeader`` when the shard is not here."""
+
+    def leadership(self, shard: int) -> Leadership: ...
+
+    def topics(self) -> Sequence[Topic]: ...
+
+    async def topic(self, name: str) -> Topic:
+        """Raises ``UnknownTopic``."""
+
+    async def topic_by_id(self, topic_id: int) -> Topic:
+        """Raises ``UnknownTopic``."""
+
+    async def create_topic(self, name: str, queues: int, options: TopicOptions) -> tuple[Topic, bool]:
+        """The topic, durable, and whether this call made it. Raises ``TopicExists``, ``InvalidTopicName``."""
+
+    async def delete_topic(self, name: str) -> Topic:
+        """Raises ``UnknownTopic``."""
+
+    def overview(self, own_url: str) -> dict[str, Any]:
+        """Nodes and shards, as ``GET /v1/cluster`` shows them; ``own_url`` is how the caller reaches this node."""
+
+    async def administer(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        """Carry out a command on the cluster. Raises ``InvalidRequest`` when it is refused, ``Unavailable``."""
+
+    def not_ready(self) -> Sequence[str]:
+        """Why requests should not be sent here yet; empty when they may."""
+
+    async def retire(self) -> None:
+        """The node is about to stop: hand over what others can do, in a short time."""
+
+    async def close(self) -> None:
+        """Finish the writes in flight and close the stores."""

@@ -1,0 +1,372 @@
+"""The configuration of a node's place in a cluster: the table ``[cluster]`` of its TOML file.
+
+Most of it must be the same on all nodes; what differs is ``node`` and the addresses that the node itself listens on.
+``voters`` names the nodes that agree on the control state, with their addresses, and is the same everywhere, for
+ever. A node that is not among them joins as one that does not vote.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+import typing
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from lsmq_coordinator.liveness import LivenessTiming
+from lsmq_node.replication.control import Timings
+from lsmq_node.settings import KIB, MIB, InvalidConfig, check_ranges, convert, plain, setting, unknown_setting
+
+PREFIX = "cluster."
+#: Clocks of two machines may run this much apart for leases to hold.
+CLOCK_RATE_MARGIN = 1.2
+
+ENVIRONMENT_PREFIX = "LSMQ_CLUSTER_"
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_ADDRESS = re.compile(r"[^\s:/]+:(\d{1,5})")
+_VOTER_COUNTS = (1, 3, 5)
+#: The first must not be above the second; why.
+_ORDER = (
+    ("min_in_sync", "replicas", "a write cannot be on more disks than there are replicas"),
+    ("lease_ms", "replica_timeout_ms", "a follower would leave before its leader knows that it is cut off itself"),
+    ("replica_timeout_ms", "replica_lag_ms", "a follower not heard of has not caught up either"),
+    ("replica_lag_ms", "ack_timeout_ms", "writes would fail before a slow follower leaves the in-sync set"),
+    ("node_timeout_ms", "ack_timeout_ms", "writes would fail before a dead follower is noticed"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Voter:
+    """One of the nodes that keep the control state, with its addresses as the other nodes reach it."""
+
+    url: str = setting(..., "URL for clients.")
+    internal_url: str = setting(..., "URL of the internal port.")
+    raft: str = setting(..., "`host:port` of the Raft port. IPv4 or a name.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """A node's place in its cluster. Field names end in their unit.
+
+    :meth:`load` takes plain values, as TOML or the environment has them, and calls :meth:`validate`.
+    """
+
+    name: str = setting(
+        "lsmq",
+        "Name of the cluster: letters, digits, `.`, `_`, `-`. Clients find it in ZooKeeper under `/lsmq/<name>`.",
+        hazard="Two clusters of one name in one ZooKeeper refuse each other's routes.",
+    )
+    node: str = setting(
+        ...,
+        "Id of this node in the cluster, such as `n1`.",
+        hazard="Two nodes of one id, or an id given to another data directory, take turns in being believed.",
+    )
+    shards: int = setting(
+        3,
+        "Shards of the cluster. Each has a log, a leader and replicas of its own. Fixed at founding.",
+        range=(1, 256),
+        hazard="Fewer than nodes leave nodes without a leader's work; many divide the group commit of one disk.",
+    )
+    replicas: int = setting(
+        3,
+        "Replicas of each shard, on as many nodes.",
+        range=(1, 7),
+        hazard="With 1 a lost disk is lost data; with 2 writes wait while one of both nodes is away.",
+    )
+    min_in_sync: int = setting(
+        0,
+        "Disks that a write is on before `quorum` acknowledges it. Left out or 0: a majority of `replicas`.",
+        range=(0, 7),
+        hazard="With 1 an acknowledged write may be on one disk only; with `replicas` one node that is away stops "
+        "writes. Fixed at founding.",
+    )
+    secret_file: Path = setting(
+        ...,
+        "File with the secret that all nodes share: at least 16 random bytes, writable by its owner alone.",
+        hazard="Whoever knows it commands the cluster. It authenticates, it does not encrypt.",
+    )
+    internal_host: str = setting(
+        "127.0.0.1",
+        "Address to listen on for other nodes: control, replication and snapshots.",
+        hazard="Bind a network that only nodes reach: contents are not encrypted.",
+    )
+    internal_port: int = setting(7601, "Port for other nodes; 0 takes any free one.", range=(0, 65_535))
+    internal_url: str | None = setting(
+        None,
+        "URL that other nodes reach this one by. Left out: `internal_url` of its entry in `voters`, else "
+        "`http://internal_host:internal_port`.",
+        hazard="An address that others cannot reach makes the node dead to them.",
+    )
+    raft_host: str | None = setting(None, "Address to listen on for Raft, on voters. Left out: `internal_host`.")
+    raft_port: int = setting(7602, "Port for Raft, on voters.", range=(1, 65_535))
+    voters: Mapping[str, Voter] = field(
+        metadata={
+            "description": "The 1, 3 or 5 nodes that keep the control state: a table `[cluster.voters.ID]` each, with "
+            "`url`, `internal_url` and `raft`. The same on all nodes.",
+            "hazard": "Fixed at founding: two files that differ can make two clusters out of one.",
+            "range": None,
+        }
+    )
+    first_leaders: tuple[str, ...] = setting(
+        (),
+        "Nodes that lead first: shard `i` the item `i` modulo their number. Left out: spread evenly. Read at founding.",
+    )
+    zookeeper: str = setting(
+        "",
+        "ZooKeeper for clients to find routes in: `host:port,host:port`, optionally with `/path`. Empty: none; "
+        "clients then ask nodes.",
+    )
+    zookeeper_refresh_s: int = setting(
+        10,
+        "Time between two comparisons of what ZooKeeper holds with what it should.",
+        range=(1, 3600),
+        hazard="Changes are published at once anyway; this repairs what others did to it.",
+    )
+    heartbeat_ms: int = setting(
+        100,
+        "Time between two signs of life, of nodes to the control plane and of leaders to followers.",
+        range=(10, 10_000),
+        hazard="Shorter costs packets; longer needs the timeouts below to be longer.",
+    )
+    node_timeout_ms: int = setting(
+        500,
+        "A node not heard of for so long is dead, and its shards get other leaders. A process that ended is found "
+        "sooner.",
+        range=(100, 600_000),
+        hazard="Too short: a pause of a busy machine costs an election. Too long: writes wait longer.",
+    )
+    lease_ms: int = setting(
+        400,
+        "A leader answers only within this time of its last word with the control plane.",
+        range=(50, 600_000),
+        hazard="Must end before `node_timeout_ms`, or a leader that was replaced may still answer.",
+    )
+    replica_lag_ms: int = setting(
+        1000,
+        "A follower that has not caught up with its leader for so long leaves the in-sync set.",
+        range=(50, 600_000),
+        hazard="Too short: a slow disk leaves and joins without end. Too long: quorum writes are as slow as it.",
+    )
+    replica_timeout_ms: int = setting(
+        500,
+        "So does a follower not heard of for so long.",
+        range=(50, 600_000),
+        hazard="Quorum writes wait so long when a follower's machine vanishes.",
+    )
+    ack_timeout_ms: int = setting(
+        5000,
+        "A quorum write not acknowledged in this time is answered `not_enough_replicas`, and may still be stored.",
+        range=(100, 600_000),
+        hazard="Shorter than a failover, and clients are told of failures that would mend by themselves.",
+    )
+    window_bytes: int = setting(
+        8 * MIB,
+        "Bytes of log shipped to a follower and not yet on its disk.",
+        range=(64 * KIB, 1024 * MIB),
+        hazard="Memory per follower and shard; too few starve a fast disk behind a slow network.",
+    )
+    snapshot_bytes_per_s: int = setting(
+        64 * MIB,
+        "Speed at which a node fetches table files for a replica that is new or far behind.",
+        range=(64 * KIB, 1024 * 1024 * MIB),
+        hazard="Disk and network are shared with messages: higher slows them, lower keeps the replica away longer.",
+    )
+
+    def __post_init__(self) -> None:
+        if self.min_in_sync == 0:
+            object.__setattr__(self, "min_in_sync", self.replicas // 2 + 1)
+
+    @classmethod
+    def load(cls, tables: Mapping[str, Mapping[str, Any]]) -> ClusterConfig:
+        """The configuration from plain values, checked.
+
+        Args:
+            tables: settings by name, for each source in rising order of precedence; the source's name stands in
+                error messages. Lists and tables may be given as text, as the environment has them: names separated
+                by commas, and an inline table of TOML.
+
+        Raises:
+            InvalidConfig: naming the setting, where it came from, and what would be right.
+        """
+        values: dict[str, Any] = {}
+        for source, table in tables.items():
+            for name, value in table.items():
+                if name not in _TYPES:
+                    raise unknown_setting(source, f"{PREFIX}{name}", (f"{PREFIX}{known}" for known in _TYPES))
+                values[name] = _read(name, value, f"{source}: {PREFIX}{name}")
+        for name in ("node", "secret_file", "voters"):
+            if name not in values:
+                raise InvalidConfig(_MISSING[name], setting=f"{PREFIX}{name}")
+        config = cls(**values)
+        config.validate()
+        return config
+
+    def validate(self) -> None:
+        """Check every range and what must hold between settings. Raises :class:`InvalidConfig`."""
+        check_ranges(self, PREFIX)
+        for setting_name, text in (("name", self.name), ("node", self.node), *(("voters", id) for id in self.voters)):
+            if not _NAME.fullmatch(text):
+                raise InvalidConfig(
+                    f"cluster.{setting_name}: {text!r} is no name; use up to 63 letters, digits, '.', '_' and '-', "
+                    "beginning with a letter or digit",
+                    setting=f"{PREFIX}{setting_name}",
+                )
+        self._validate_voters()
+        for smaller, larger, reason in _ORDER:
+            if getattr(self, smaller) > getattr(self, larger):
+                raise InvalidConfig(
+                    f"cluster.{smaller} ({getattr(self, smaller)}) is above cluster.{larger} "
+                    f"({getattr(self, larger)}): {reason}",
+                    setting=f"{PREFIX}{smaller}",
+                )
+        if self.lease_ms * CLOCK_RATE_MARGIN > self.node_timeout_ms:
+            raise InvalidConfig(
+                f"cluster.lease_ms ({self.lease_ms}) must end before cluster.node_timeout_ms "
+                f"({self.node_timeout_ms}), with a fifth to spare for clocks that run differently; or a leader that "
+                f"was replaced may still answer. Set lease_ms to {int(self.node_timeout_ms / CLOCK_RATE_MARGIN)} "
+                "or less",
+                setting=f"{PREFIX}lease_ms",
+            )
+        for patient in ("lease_ms", "replica_timeout_ms"):
+            if getattr(self, patient) < 2 * self.heartbeat_ms:
+                raise InvalidConfig(
+                    f"cluster.{patient} ({getattr(self, patient)}) is below twice cluster.heartbeat_ms "
+                    f"({self.heartbeat_ms}): one late heartbeat would be taken for a failure",
+                    setting=f"{PREFIX}{patient}",
+                )
+
+    def _validate_voters(self) -> None:
+        where = f"{PREFIX}voters"
+        if len(self.voters) not in _VOTER_COUNTS:
+            raise InvalidConfig(f"cluster.voters are {len(self.voters)}; 1, 3 or 5 make sense", setting=where)
+        if self.replicas > len(self.voters):
+            raise InvalidConfig(
+                f"cluster.replicas is {self.replicas}, and a cluster is founded on its voters, of which there are "
+                f"{len(self.voters)}; name more voters or ask for fewer replicas",
+                setting=f"{PREFIX}replicas",
+            )
+        for id, voter in self.voters.items():
+            for name in ("url", "internal_url"):
+                _check_url(getattr(voter, name), f"{where}.{id}.{name}")
+            match = _ADDRESS.fullmatch(voter.raft)
+            if match is None or not 0 < int(match[1]) <= 65_535:
+                raise InvalidConfig(
+                    f"{where}.{id}.raft is {voter.raft!r}; it must be host:port", setting=f"{where}.{id}.raft"
+                )
+        for name in ("url", "internal_url", "raft"):
+            if len({getattr(voter, name) for voter in self.voters.values()}) < len(self.voters):
+                raise InvalidConfig(f"two of cluster.voters have the same {name}", setting=where)
+        if self.internal_url is not None:
+            _check_url(self.internal_url, f"{PREFIX}internal_url")
+        strangers = [node for node in self.first_leaders if node not in self.voters]
+        if strangers:
+            raise InvalidConfig(
+                f"cluster.first_leaders: {strangers[0]!r} is none of the voters {sorted(self.voters)}",
+                setting=f"{PREFIX}first_leaders",
+            )
+
+    @property
+    def is_voter(self) -> bool:
+        return self.node in self.voters
+
+    @property
+    def advertised_internal_url(self) -> str:
+        """How other nodes reach this one's internal port."""
+        if self.internal_url is not None:
+            return self.internal_url.rstrip("/")
+        if self.is_voter:
+            return self.voters[self.node].internal_url.rstrip("/")
+        return f"http://{self.internal_host}:{self.internal_port}"
+
+    @property
+    def raft_bind(self) -> str:
+        """``host:port`` to listen on for Raft."""
+        return f"{self.raft_host or self.internal_host}:{self.raft_port}"
+
+    @property
+    def raft_voters(self) -> dict[str, str]:
+        """Raft's ``host:port`` of each voter."""
+        return {id: voter.raft for id, voter in self.voters.items()}
+
+    @property
+    def control_urls(self) -> dict[str, str]:
+        """The internal URL of each voter."""
+        return {id: voter.internal_url.rstrip("/") for id, voter in self.voters.items()}
+
+    def replication_timings(self) -> Timings:
+        """The times of the replicas' protocol."""
+        return Timings(
+            heartbeat_s=self.heartbeat_ms / 1000,
+            retry_s=self.heartbeat_ms / 1000,
+            replica_timeout_s=self.replica_timeout_ms / 1000,
+            replica_lag_s=self.replica_lag_ms / 1000,
+            window_bytes=self.window_bytes,
+        ).validate()
+
+    def liveness_timing(self) -> LivenessTiming:
+        """The times of the failure detector; with the defaults, its own defaults."""
+        return LivenessTiming(
+            node_timeout_s=self.node_timeout_ms / 1000,
+            quiet_s=min(2 * self.heartbeat_ms, self.node_timeout_ms) / 1000,
+            probe_interval_s=self.heartbeat_ms / 1000,
+            distrust_s=0.6 * self.node_timeout_ms / 1000,
+            pause_s=0.6 * self.node_timeout_ms / 1000,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The effective values in plain types. It has no secret: only the file's name."""
+        values = {entry.name: plain(getattr(self, entry.name)) for entry in fields(self)}
+        values["voters"] = {id: asdict(voter) for id, voter in self.voters.items()}
+        return values
+
+
+_TYPES: dict[str, Any] = typing.get_type_hints(ClusterConfig)
+
+_MISSING = {
+    "node": 'the node has no id in the cluster: set cluster.node, such as node = "n1" under [cluster]',
+    "secret_file": "a cluster needs a secret that all its nodes share: set cluster.secret_file to a file with at "
+    "least 16 random bytes; no address is bound without one",
+    "voters": "the cluster has no voters: add a table [cluster.voters.ID] with url, internal_url and raft for each of "
+    "1, 3 or 5 nodes, the same on all nodes",
+}
+
+
+def _read(name: str, value: Any, what: str) -> Any:
+    match name:
+        case "voters":
+            return _read_voters(value, what)
+        case "first_leaders":
+            names = value.split(",") if isinstance(value, str) else value
+            if not isinstance(names, list | tuple) or not all(isinstance(item, str) for item in names):
+                raise InvalidConfig(f"{what} is {value!r}; it must be a list of node ids", setting=what)
+            return tuple(item.strip() for item in names if item.strip())
+        case _:
+            return convert(value, _TYPES[name], what)
+
+
+def _read_voters(value: Any, what: str) -> dict[str, Voter]:
+    if isinstance(value, str):
+        try:
+            value = tomllib.loads(f"voters = {value}")["voters"]
+        except tomllib.TOMLDecodeError as error:
+            raise InvalidConfig(f"{what} is no inline table of TOML: {error}", setting=what) from error
+    if not isinstance(value, Mapping):
+        raise InvalidConfig(f"{what} is {value!r}; it must be a table of nodes", setting=what)
+    known = [entry.name for entry in fields(Voter)]
+    voters = {}
+    for id, table in value.items():
+        if isinstance(table, Voter):
+            voters[id] = table
+            continue
+        if not isinstance(table, Mapping) or set(table) != set(known):
+            raise InvalidConfig(f"{what}.{id} must have exactly {', '.join(known)}", setting=f"{what}.{id}")
+        voters[id] = Voter(**{name: convert(table[name], str, f"{what}.{id}.{name}") for name in known})
+    return voters
+
+
+def _check_url(url: str, what: str) -> None:
+    if not url.startswith(("http://", "https://")):
+        raise InvalidConfig(f"{what} is {url!r}; it must begin with http:// or https://", setting=what)

@@ -1,0 +1,364 @@
+"""The disk thread of a replica: operations in the order given, and what became of them, in the order they finished.
+
+Frames that have queued up are written one after another and synced once. A leader's group commit is told of twice:
+written, so that it is shipped at once, and durable (see ``ReplicaLog.listen``). Applying is not done here: see
+:mod:`.apply_worker`.
+
+A frame that cannot be stored (disk full, or damaged on its way) does not stop the shard: nothing of it counts. But
+what follows it cannot be stored either, so everything is passed over until :class:`Settle`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty, SimpleQueue
+
+import structlog
+
+from lsmq.errors import CorruptFile, DiskFull, InvalidRequest, LsmqError, NotLeader
+from lsmq_node.replication import ReplicaRecord
+from lsmq_node.storage import ShardStore
+from lsmq_node.storage.disk import Disk
+
+from .record import save_record
+
+_log = structlog.get_logger("lsmq.cluster")
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL_RETRY_S = 0.5
+_ROOM_WAIT_S = 0.25
+#: A follower takes frames slowly while it has so much of the log not yet applied.
+UNAPPLIED_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Replace the record."""
+
+    record: ReplicaRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Truncate:
+    lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """A frame's bytes."""
+
+    lsn: int
+    end_lsn: int
+    content: bytes | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class WriteLine:
+    """Write and sync what is in line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Write the EPOCH entry, to where the loop has promised it to be."""
+
+    epoch: int
+    lsn: int
+    end_lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Leadership is over: drop what the core was not told of."""
+
+    lsn: int
+    failure: NotLeader
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """After a frame that could not be stored: be the log that is there, synced, and go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Swap:
+    """Close the store, do ``install``, open it again."""
+
+    install: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LookAround:
+    """Note how far the log is committed, and where it begins now."""
+
+
+Operation = Keep | Truncate | Append | WriteLine | Begin | Leave | Settle | Swap | LookAround
+
+
+@dataclass(frozen=True, slots=True)
+class Wrote:
+    """A leader's group commit is in the log, not yet synced. ``leaves``: of how many leaderships it knew the end."""
+
+    lsn: int
+    end_lsn: int
+    content: bytearray
+    entry_ends: list[int]
+    leaves: int
+
+
+@dataclass(frozen=True, slots=True)
+class Durable:
+    lsn: int
+    leaves: int
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    record: ReplicaRecord
+
+
+@dataclass(frozen=True, slots=True)
+class WasTruncated:
+    lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class FrameDropped:
+    """The frame and all after it are not stored."""
+
+    error: LsmqError
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    log_start_lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Swapped:
+    """``error``: installing failed, and the store is as it was."""
+
+    error: Exception | None
+    log_start_lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogBegins:
+    lsn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The replica cannot go on."""
+
+    error: LsmqError
+
+
+Report = Wrote | Durable | Kept | WasTruncated | FrameDropped | Settled | Swapped | LogBegins | Failed
+
+
+class DiskWorker:
+    """``put`` and ``kick_soon`` in the loop; ``post`` is called in the thread. ``store`` changes with ``Swap`` only."""
+
+    def __init__(
+        self,
+        shard: int,
+        path: Path,
+        disk: Disk,
+        store: ShardStore,
+        *,
+        reopen: Callable[[], ShardStore],
+        quiesce: Callable[[], None],
+        post: Callable[[Report], None],
+    ) -> None:
+        """Args:
+        reopen: opens the store again, listened to; runs in the thread.
+        quiesce: returns when nothing is being applied, and nothing more will be of what was asked; in the thread.
+        """
+        self.store = store
+        self._shard = shard
+        self._path = path
+        self._disk = disk
+        self._reopen = reopen
+        self._quiesce = quiesce
+        self._post = post
+        self._operations: SimpleQueue[Operation | None] = SimpleQueue()
+        self._kicked = False
+        self._kick_scheduled = False
+        self._leaves = 0
+        self._passing_over = False
+        self._failed = False
+        self._closing = threading.Event()
+        self._put_back: list[Operation | None] = []
+        self._thread = threading.Thread(target=self._run, name=f"lsmq-disk-{shard}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, operation: Operation) -> None:
+        self._operations.put(operation)
+
+    def kick_soon(self) -> None:
+        """Something is in line: write it after the handlers that are ready in this turn of the loop, so that they
+        share the group commit."""
+        if not self._kick_scheduled:
+            self._kick_scheduled = True
+            asyncio.get_running_loop().call_soon(self._kick)
+
+    def _kick(self) -> None:
+        self._kick_scheduled = False
+        if not self._kicked:
+            # The thread clears this before it writes, so while it is set a write is to come.
+            self._kicked = True
+            self._operations.put(WriteLine())
+
+    def close(self) -> None:
+        """Do what is queued, then end the thread. Blocking."""
+        self._closing.set()
+        self._operations.put(None)
+        self._thread.join()
+
+    def wrote(self, lsn: int, end_lsn: int, content: bytearray, entry_ends: list[int]) -> None:
+        """For ``ReplicaLog.listen``."""
+        self._post(Wrote(lsn, end_lsn, content, entry_ends, self._leaves))
+
+    def durable(self, lsn: int) -> None:
+        """For ``ReplicaLog.listen``."""
+        self._post(Durable(lsn, self._leaves))
+
+    # In the thread
+
+    def _run(self) -> None:
+        while (operation := self._take()) is not None:
+            if self._failed:
+                continue
+            try:
+                if isinstance(operation, Append):
+                    self._append_all(operation)
+                else:
+                    self._do(operation)
+            except Exception as error:
+                self._fail(error)
+
+    def _take(self) -> Operation | None:
+        return self._put_back.pop() if self._put_back else self._operations.get()
+
+    def _fail(self, error: Exception) -> None:
+        if not isinstance(error, LsmqError):
+            _log.error("replica_disk_failed", shard=self._shard, exc_info=error)
+            error = LsmqError(f"the disk of {self._path} failed: {error!r}")
+        self._failed = True
+        self._post(Failed(error))
+
+    def _do(self, operation: Operation) -> None:
+        log = self.store.replica
+        match operation:
+            case WriteLine():
+                self._kicked = False
+                with suppress(DiskFull):  # told to whoever listens, with the round it ended
+                    log.write()
+            case Keep(record):
+                self._keep(record)
+            case Truncate(lsn):
+                if not self._passing_over:
+                    log.truncate(lsn)
+                    self._post(WasTruncated(lsn))
+                    self._sync()
+            case Begin():
+                self._begin(operation)
+            case Leave(lsn, failure):
+                log.leave(lsn, failure)
+                self._leaves += 1
+            case Settle():
+                self._quiesce()
+                log.sync()
+                self._passing_over = False
+                self._post(Settled(log.first_lsn()))
+            case Swap(install):
+                self._swap(install)
+            case LookAround():
+                self._look_around()
+            case Append():
+                raise AssertionError("frames are taken together")
+
+    def _keep(self, record: ReplicaRecord) -> None:
+        """A full disk is waited for: until the record is kept, nothing that depends on it is said.
+
+        The record says how far the log is durable, which must be true also where that was only promised.
+        """
+        self.store.replica.make_durable()
+        while True:
+            try:
+                save_record(self._disk, self._path, record)
+                break
+            except OSError as error:
+                if error.errno not in _FULL or self._closing.wait(_FULL_RETRY_S):
+                    raise
+        self._post(Kept(record))
+
+    def _begin(self, operation: Begin) -> None:
+        if self._passing_over:
+            return
+        log = self.store.replica
+        appended = log.begin_epoch(operation.epoch)
+        if appended.lsn != operation.end_lsn:
+            raise AssertionError(f"the EPOCH entry ends at {appended.lsn}, not at {operation.end_lsn}")
+        log.write()
+
+    def _append_all(self, frame: Append) -> None:
+        """Write this frame and those queued behind it, then sync once."""
+        while True:
+            if not self._passing_over:
+                self._append(frame)
+            try:
+                following = self._operations.get_nowait()
+            except Empty:
+                break
+            if not isinstance(following, Append):
+                self._put_back.append(following)
+                break
+            frame = following
+        self._sync()
+
+    def _sync(self) -> None:
+        self._post(Durable(self.store.replica.sync(), self._leaves))
+
+    def _append(self, frame: Append) -> None:
+        store, log = self.store, self.store.replica
+        if log.end_lsn - log.committed_lsn > UNAPPLIED_BYTES and store.pressure == "refuse":
+            store.wait_for_room(_ROOM_WAIT_S)
+        try:
+            end_lsn = log.receive(frame.lsn, frame.content)
+        except (DiskFull, CorruptFile, InvalidRequest) as error:
+            self._passing_over = True
+            self._post(FrameDropped(error))
+            return
+        if end_lsn != frame.end_lsn:
+            raise AssertionError(f"a frame to LSN {frame.end_lsn} ends an entry at {end_lsn}")
+
+    def _swap(self, install: Callable[[], None]) -> None:
+        self._quiesce()
+        self.store.close()
+        failure: Exception | None = None
+        try:
+            install()
+        except Exception as error:
+            failure = error
+        self.store = self._reopen()
+        self._post(Swapped(failure, self.store.replica.first_lsn()))
+
+    def _look_around(self) -> None:
+        log = self.store.replica
+        if self.store.disk_full:
+            return
+        try:
+            log.save_high_watermark()
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+        self._post(LogBegins(log.first_lsn()))

@@ -1,0 +1,156 @@
+"""The replicas at this node: opened, told of the control plane's decisions, and closed as it says.
+
+A replica is opened when the control state lists this node for its shard, and removed, with its files, when a state
+that is certainly not an old one lists it no more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import structlog
+
+from lsmq.errors import LsmqError
+from lsmq_coordinator.control import ControlClient
+from lsmq_coordinator.state import ClusterState, Shard
+from lsmq_node.replication import ControlView, Member
+
+from .replica import Replica
+
+_log = structlog.get_logger("lsmq.cluster")
+
+_RETRY_S = 1.0
+_CATCH_UP_TIMEOUT_S = 5.0
+
+
+def view_of(state: ClusterState, shard: Shard) -> ControlView:
+    """A shard's control state as its replicas want it."""
+    return ControlView(
+        epoch=shard.epoch,
+        version=shard.version,
+        leader=shard.leader,
+        in_sync=frozenset(Member(*member) for member in shard.in_sync),
+        replicas=frozenset(shard.replicas),
+        min_in_sync=state.settings.min_in_sync,
+        adding=frozenset(shard.adding),
+    )
+
+
+class HostedReplicas:
+    """Loop thread only. :meth:`run` is a task of the node's task group."""
+
+    def __init__(self, node: str, data: Path, control: ControlClient, make: Callable[[int, Path], Replica]) -> None:
+        """``make(shard, directory)`` gives a replica that is not open yet."""
+        self._node = node
+        self._data = data
+        self._control = control
+        self._make = make
+        self._open: dict[int, Replica] = {}
+        self._wake = asyncio.Event()
+        self._closing = False
+        self.problems: dict[int, str] = {}  # why a shard's replica cannot be opened
+
+    def get(self, shard: int) -> Replica | None:
+        """The replica of a shard, if it is open."""
+        return self._open.get(shard)
+
+    def all(self) -> Mapping[int, Replica]:
+        return self._open
+
+    def missing(self) -> list[int]:
+        """Shards whose replica should be here and is not open."""
+        state = self._control.state
+        return [shard.id for shard in state.replicas_on(self._node) if shard.id not in self._open]
+
+    # What the control plane says
+
+    def viewed(self, state: ClusterState) -> None:
+        """A new control state."""
+        for id, replica in self._open.items():
+            shard = state.shards.get(id)
+            if shard is not None:
+                replica.viewed(view_of(state, shard))
+        self._wake.set()
+
+    def leased(self, valid_until: float, state: ClusterState) -> None:
+        """The control plane answered this node: see ``ControlClient``."""
+        for id, replica in self._open.items():
+            shard = state.shards.get(id)
+            if shard is not None:
+                replica.leased(valid_until, view_of(state, shard))
+
+    # Opening and removing
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            complete = await self._converge()
+            try:
+                async with asyncio.timeout(None if complete else _RETRY_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+
+    async def _converge(self) -> bool:
+        """Open what should be open and remove what should not; whether that was all possible."""
+        state = self._control.state
+        if not state.bootstrapped or self._closing:
+            return True
+        wanted = {shard.id for shard in state.replicas_on(self._node)}
+        opened = await asyncio.gather(*(self._open_one(shard) for shard in sorted(wanted - self._open.keys())))
+        extra = [shard for shard in self._present() if shard not in wanted]
+        removed = [await self._remove(shard) for shard in extra]
+        return all(opened) and all(removed)
+
+    def _present(self) -> list[int]:
+        found = {
+            int(path.name.removeprefix("shard-")) for path in self._data.glob("shard-*") if path.name[6:].isdigit()
+        }
+        return sorted(found | self._open.keys())
+
+    def _directory(self, shard: int) -> Path:
+        return self._data / f"shard-{shard}"
+
+    async def _open_one(self, shard: int) -> bool:
+        replica = self._make(shard, self._directory(shard))
+        try:
+            await replica.open()
+        except LsmqError as error:
+            self.problems[shard] = error.message
+            _log.error("replica_not_opened", shard=shard, code=error.code, message=error.message)
+            return False
+        if self._closing:
+            await replica.close()
+            return False
+        self.problems.pop(shard, None)
+        self._open[shard] = replica
+        state = self._control.state
+        if shard in state.shards:
+            replica.viewed(view_of(state, state.shards[shard]))
+        return True
+
+    async def _remove(self, shard: int) -> bool:
+        """Take a replica away that the cluster moved elsewhere; never by an old state."""
+        try:
+            await self._control.catch_up(_CATCH_UP_TIMEOUT_S)
+        except LsmqError:
+            return False
+        state = self._control.state
+        agreed = state.shards.get(shard)
+        if agreed is None or self._node in agreed.replicas:
+            return agreed is not None
+        replica = self._open.pop(shard, None)
+        if replica is not None:
+            await replica.close()
+        _log.info("replica_removed", shard=shard)
+        await asyncio.to_thread(shutil.rmtree, self._directory(shard), True)
+        return True
+
+    async def close(self) -> None:
+        """Stop serving, finish what is written and close all stores. :meth:`run` has ended."""
+        self._closing = True
+        await asyncio.gather(*(replica.close() for replica in self._open.values()))

@@ -1,0 +1,181 @@
+"""Connections between nodes: one outgoing to each peer, shared by all shards.
+
+A node sends over the connection that it dialled, and receives over those that others dialled. Connections are dialled
+when there is something to send. Nothing is kept for later: what cannot be sent is dropped, as the protocol allows, and
+whoever is concerned hears ``on_broken``.
+
+A connection begins as a request to the internal HTTP server and is then upgraded::
+
+    GET /internal/replication?node=ID     Upgrade: lsmq-replication     Lsmq-Auth: ...
+    101 Switching Protocols               Lsmq-Auth-Answer: ...
+
+Both sides have so proved the cluster secret, the dialler for all of the path. What follows, from the dialler only, are
+messages as :mod:`.wire` has them. It is no WebSocket: masking the log's bytes and putting them together again on both
+sides costs more than all else that is done with them there. Nothing is encrypted.
+
+A peer that stands still is found by TCP (``TCP_USER_TIMEOUT``) or by its queue growing beyond ``MAX_QUEUED_BYTES``; the
+connection is dropped then. Whether a peer is alive is not judged here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import structlog
+from aiohttp import web
+
+from lsmq_coordinator.auth import ANSWER_HEADER, REQUEST_HEADER, ClusterSecret, Signer, Verifier
+from lsmq_coordinator.errors import NotAuthenticated
+from lsmq_node.replication import Message
+
+from .outgoing import CONGESTED_BYTES, PROTOCOL, Dial, Outgoing, set_up
+from .wire import BadMessage, Decoder, encode
+
+OnMessage = Callable[[str, int, Message, memoryview], None]
+
+PATH = "/internal/replication"
+_SWITCHING = 101
+_log = structlog.get_logger("lsmq.cluster")
+
+
+class Links:
+    """Loop thread only. Add :meth:`routes` to an application that has ``auth_middleware``."""
+
+    def __init__(
+        self,
+        node: str,
+        secret: ClusterSecret,
+        addresses: Callable[[str], str | None],
+        on_message: OnMessage,
+        on_broken: Callable[[str], None],
+    ) -> None:
+        """Args:
+        addresses: the internal URL of a node by its id, None when it is not known.
+        on_message: ``(sender, shard, message, payload)``; must not raise.
+        on_broken: ``(peer)``, once for each connection in either direction that ended; must not raise.
+        """
+        self.node = node
+        self._signer = Signer(secret)
+        self._verifier = Verifier(secret)
+        self._addresses = addresses
+        self._on_message = on_message
+        self._on_broken = on_broken
+        self._outgoing: dict[str, Outgoing] = {}
+        self._incoming: dict[str, Incoming] = {}
+        self._open = False
+
+    def routes(self) -> list[web.RouteDef]:
+        """``GET /internal/replication?node=ID``, see the module."""
+        return [web.get(PATH, self._accept)]
+
+    def start(self) -> None:
+        self._open = True
+
+    def send(self, peer: str, shard: int, message: Message, payload: bytes | memoryview = b"") -> None:
+        """Best effort, in order; dialled on demand. Dropped when the peer cannot be reached.
+
+        ``payload`` must not change any more.
+        """
+        if not self._open:
+            return
+        outgoing = self._outgoing.get(peer)
+        if outgoing is None:
+            outgoing = self._outgoing[peer] = Outgoing(peer, lambda: self._dial(peer), self._on_broken)
+        outgoing.send(encode(shard, message, len(payload)), payload)
+
+    def congested(self, peer: str) -> bool:
+        """Whether so much waits to be sent to a peer that bulk is better held back."""
+        outgoing = self._outgoing.get(peer)
+        return outgoing is not None and outgoing.queued_bytes > CONGESTED_BYTES
+
+    async def close(self) -> None:
+        """Close all connections. ``on_broken`` is not called for these."""
+        self._open = False
+        for outgoing in self._outgoing.values():
+            await outgoing.close()
+        self._outgoing.clear()
+        for incoming in list(self._incoming.values()):
+            incoming.abort()
+
+    def _dial(self, peer: str) -> Dial | None:
+        address = self._addresses(peer)
+        if address is None:
+            return None
+        url = urlsplit(address)
+        path = f"{url.path.rstrip('/')}{PATH}?node={quote(self.node, safe='')}"
+        signed = self._signer.sign("GET", path, url.netloc)
+        fields = {"Host": url.netloc, "Connection": "Upgrade", "Upgrade": PROTOCOL, **signed.headers}
+        lines = [f"GET {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()), "", ""]
+
+        def check(proof: str | None) -> None:
+            self._signer.check_answer(signed, _SWITCHING, proof, b"")
+
+        return Dial(url.hostname or "", url.port or 80, "\r\n".join(lines).encode(), check)
+
+    async def _accept(self, request: web.Request) -> web.StreamResponse:
+        header = request.headers.get(REQUEST_HEADER)
+        try:
+            mac = self._verifier.mac_of(header, request.method, request.raw_path, request.host, b"")
+        except NotAuthenticated as refused:
+            raise web.HTTPUnauthorized(text=refused.message) from refused
+        sender, transport = request.query.get("node", ""), request.transport
+        if not sender or transport is None or not self._open:
+            raise web.HTTPServiceUnavailable(text="this node is stopping, or the request names no node")
+        incoming = Incoming(sender, transport, self._on_message)
+        protocol: Any = request.protocol
+        protocol.set_parser(incoming)  # As aiohttp does it for WebSockets: from here on it gets what arrives.
+        set_up(transport)
+        proof = self._verifier.answer_header(mac, _SWITCHING, b"")
+        answer = web.StreamResponse(
+            status=_SWITCHING, headers={"Upgrade": PROTOCOL, "Connection": "Upgrade", ANSWER_HEADER: proof}
+        )
+        former = self._incoming.get(sender)
+        self._incoming[sender] = incoming
+        if former is not None:  # It broke, which has not been noticed here.
+            former.abort()
+            self._on_broken(sender)
+        try:
+            await answer.prepare(request)
+            await incoming.ended
+        finally:
+            incoming.abort()
+            if self._incoming.get(sender) is incoming:
+                del self._incoming[sender]
+                if self._open:
+                    self._on_broken(sender)
+        return answer
+
+
+class Incoming:
+    """The receiving end of a peer's connection: a parser, as aiohttp's server has it."""
+
+    def __init__(self, sender: str, transport: asyncio.Transport, on_message: OnMessage) -> None:
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sender = sender
+        self._transport = transport
+        self._on_message = on_message
+        self._decoder = Decoder()
+
+    def feed_data(self, data: bytes) -> tuple[bool, bytes]:
+        """Whether no more is wanted, and what is left over."""
+        if self.ended.done():
+            return True, b""
+        try:
+            for shard, message, payload in self._decoder.feed(data):
+                self._on_message(self._sender, shard, message, payload)
+        except BadMessage as error:
+            _log.error("bad_message", sender=self._sender, message=error.message)
+            self.abort()
+            return True, b""
+        return False, b""
+
+    def feed_eof(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def abort(self) -> None:
+        self.feed_eof()
+        self._transport.abort()

@@ -1,0 +1,296 @@
+"""A node as a member of a cluster: the broker's topology where shards are replicated.
+
+What runs here, from below: the control plane (a Raft voter or a client of the voters), the internal HTTP server with
+control, replication and snapshot routes, links to the other nodes, the replicas, and the registration in ZooKeeper.
+:meth:`ClusterMember.run` holds them all in one scope; the broker is given the member while that scope lasts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import structlog
+
+from lsmq.errors import InvalidRequest, LsmqError, NotLeader
+from lsmq_coordinator.control import ControlClient
+from lsmq_coordinator.election import Progress
+from lsmq_coordinator.state import ClusterState, Shard
+from lsmq_node.broker.topology import Ack, Leadership
+from lsmq_node.broker.waiters import WaiterTable
+from lsmq_node.config import NodeConfig
+from lsmq_node.replication.actions import ProposeInSync, ProposeLeave
+from lsmq_node.storage import Appended, ShardStore, Topic, TopicOptions
+
+from .hosted import HostedReplicas
+from .replica import Replica
+from .topics import ClusterTopics, ShardTopics
+
+_log = structlog.get_logger("lsmq.cluster")
+
+_TIDY_S = 5.0
+_HANDOVER_S = 2.0
+_COMMAND_TIMEOUT_S = 2.0
+
+
+class ReplicatedShard:
+    """A replica as the broker sees it."""
+
+    def __init__(self, member: ClusterMember, replica: Replica) -> None:
+        self._member = member
+        self.replica = replica
+        self.number = replica.shard
+        self.topics = ShardTopics(replica, member.control)
+
+    @property
+    def store(self) -> ShardStore:
+        return self.replica.store
+
+    @property
+    def waits(self) -> int:
+        return self.replica.waits
+
+    @property
+    def failures(self) -> int:
+        return self.replica.failures
+
+    @property
+    def stopped(self) -> LsmqError | None:
+        return self.replica.stopped
+
+    def check_writable(self, ack: Ack) -> None:
+        self.replica.check_writable(ack)
+
+    def check_readable(self, *, follower: bool = False) -> None:
+        self.replica.check_readable(follower=follower)
+
+    async def prepare(self, topic: Topic) -> None:
+        await self.topics.prepare(topic)
+
+    def wait(self, appended: Appended, ack: Ack) -> asyncio.Future[None] | None:
+        return self.replica.wait(appended, ack)
+
+    def figures(self) -> dict[str, Any]:
+        return self.replica.figures()
+
+
+class ClusterMember:
+    """Loop thread only."""
+
+    def __init__(self, config: NodeConfig, control: ControlClient, waiters: WaiterTable) -> None:
+        assert config.cluster is not None
+        self.config = config
+        self.settings = config.cluster
+        self.control = control
+        self.shard_count = config.cluster.shards
+        self._waiters = waiters
+        self._topics = ClusterTopics(control)
+        self._ports: dict[int, ReplicatedShard] = {}
+        self._commands: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._tidy = asyncio.Event()
+        self.replicas: HostedReplicas  # set by whoever can make replicas, before anything is asked
+
+    # Shards, as the broker asks for them
+
+    def ports(self) -> Sequence[ReplicatedShard]:
+        return [self._port(replica) for _, replica in sorted(self.replicas.all().items()) if replica.is_open]
+
+    def port(self, shard: int) -> ReplicatedShard:
+        replica = self.replicas.get(shard)
+        if replica is None:
+            raise self.not_leader(shard)
+        return self._port(replica)
+
+    def _port(self, replica: Replica) -> ReplicatedShard:
+        port = self._ports.get(replica.shard)
+        if port is None or port.replica is not replica:
+            port = self._ports[replica.shard] = ReplicatedShard(self, replica)
+        return port
+
+    def leadership(self, shard: int) -> Leadership:
+        agreed = self.control.state.shards.get(shard)
+        if agreed is None:
+            return Leadership(None, 0)
+        replica = self.replicas.get(shard)
+        return Leadership(self.client_url(agreed.leader), agreed.epoch, replica is not None and replica.serving)
+
+    def client_url(self, node: str | None) -> str | None:
+        """How clients reach a node."""
+        known = self.control.state.nodes.get(node) if node is not None else None
+        return None if known is None else known.url
+
+    def not_leader(self, shard: int) -> NotLeader:
+        led = self.leadership(shard)
+        return NotLeader(
+            f"shard {shard} is led by {led.url or 'nobody at the moment'} (epoch {led.epoch}); send this there",
+            shard=shard,
+            leader=led.url,
+            epoch=led.epoch,
+            sent=False,
+        )
+
+    # Topics
+
+    def topics(self) -> Sequence[Topic]:
+        return self._topics.all()
+
+    async def topic(self, name: str) -> Topic:
+        return await self._topics.by_name(name)
+
+    async def topic_by_id(self, topic_id: int) -> Topic:
+        return await self._topics.by_id(topic_id)
+
+    async def create_topic(self, name: str, queues: int, options: TopicOptions) -> tuple[Topic, bool]:
+        return await self._topics.create(name, queues, options)
+
+    async def delete_topic(self, name: str) -> Topic:
+        return await self._topics.delete(name)
+
+    def overview(self, own_url: str) -> dict[str, Any]:
+        return self.control.overview()
+
+    async def administer(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        if "shard" in command:
+            shard = self.control.state.shards.get(command["shard"])
+            version = 0 if shard is None else shard.version
+            command = {"expected_version": version, "expected_epoch": 0 if shard is None else shard.epoch, **command}
+        result = await self.control.submit(command)
+        if not result["ok"]:
+            raise InvalidRequest(result["message"], reason=result["code"])
+        return {name: value for name, value in result.items() if name != "ok"}
+
+    def not_ready(self) -> Sequence[str]:
+        state = self.control.state
+        if not state.bootstrapped:
+            return ["the control plane is not known yet: fewer than a majority of the voters can be reached"]
+        if self.settings.node not in state.nodes:
+            return [f"node {self.settings.node!r} is not registered in the cluster yet"]
+        reasons = [
+            self.replicas.problems.get(shard) or f"shard {shard} is being opened" for shard in self.replicas.missing()
+        ]
+        return reasons
+
+    # What the control plane says
+
+    def viewed(self, state: ClusterState) -> None:
+        """A new control state."""
+        deleted = [topic for topic in self._topics.all() if topic.name not in state.topics]
+        self.replicas.viewed(state)
+        for topic in deleted:
+            self._waiters.wake_topic(topic.id)
+        self._tidy.set()
+
+    def role_changed(self, shard: int) -> None:
+        """A replica here began or ceased to lead: held long polls look again, and are told."""
+        self._waiters.wake_all()
+        self._tidy.set()
+
+    def progress(self) -> Mapping[int, Progress]:
+        """How far the log of each replica here that works is durable, for the choice of leaders."""
+        found = {}
+        for shard, replica in self.replicas.all().items():
+            position = replica.position
+            if position is not None:
+                found[shard] = Progress(position.last_epoch, position.lsn, replica.incarnation)
+        return found
+
+    # What replicas ask of the control plane; at most one command a kind and shard is under way
+
+    def propose_in_sync(self, shard: int, action: ProposeInSync) -> None:
+        members = [list(member) for member in sorted(action.members)]
+        fields = {"epoch": action.epoch, "expected_version": action.expected_version, "in_sync": members}
+        self._submit("set_in_sync", shard, fields)
+
+    def propose_leave(self, shard: int, action: ProposeLeave) -> None:
+        node, incarnation = action.member
+        fields = {"node": node, "incarnation": incarnation, "expected_version": action.expected_version}
+        self._submit("leave_in_sync", shard, fields)
+
+    def ask_election(self, shard: int, above_epoch: int) -> None:
+        self._start("ask_election", shard, self.control.ask_election(shard, above_epoch))
+
+    def suspect(self, node: str) -> None:
+        self._start(f"suspect {node}", -1, self.control.suspect(node))
+
+    def _submit(self, operation: str, shard: int, fields: dict[str, Any]) -> None:
+        async def submit() -> None:
+            result = await self.control.submit({"op": operation, "shard": shard, **fields}, _COMMAND_TIMEOUT_S)
+            if not result["ok"]:
+                _log.info("command_refused", op=operation, shard=shard, code=result["code"], message=result["message"])
+
+        self._start(operation, shard, submit())
+
+    def _start(self, kind: str, shard: int, work: Any) -> None:
+        if (kind, shard) in self._commands:
+            work.close()
+            return
+
+        async def run() -> None:
+            try:
+                await work
+            except LsmqError as error:
+                _log.info("command_failed", kind=kind, shard=shard, code=error.code, message=error.message)
+            finally:
+                self._commands.pop((kind, shard), None)
+
+        self._commands[kind, shard] = asyncio.create_task(run(), name=f"{kind}-{shard}")
+
+    # Housekeeping
+
+    def _give_up_leadership(self, state: ClusterState) -> None:
+        """A replica that stopped must not keep the leadership because its node is well."""
+        for shard, replica in self.replicas.all().items():
+            agreed = state.shards.get(shard)
+            if replica.failure is not None and agreed is not None and agreed.leader == self.settings.node:
+                self.ask_election(shard, agreed.epoch)
+
+    async def tidy(self) -> None:
+        """Bring deletions of topics into the logs that this node leads, and see to replicas that stopped.
+
+        Until cancelled.
+        """
+        while True:
+            state = self.control.state
+            self._give_up_leadership(state)
+            for port in self.ports() if state.bootstrapped else ():
+                if port.replica.serving:
+                    try:
+                        await port.topics.forget_deleted(state)
+                    except LsmqError as error:
+                        _log.info("topics_not_forgotten", shard=port.number, code=error.code)
+            try:
+                async with asyncio.timeout(_TIDY_S):
+                    await self._tidy.wait()
+            except TimeoutError:
+                pass
+            self._tidy.clear()
+
+    async def retire(self) -> None:
+        """Before a stop: have other replicas in sync elected for the shards led here, for a short while at most."""
+        node, state = self.settings.node, self.control.state
+        commands = [command for shard in state.shards.values() if (command := _handing_over(shard, node)) is not None]
+        if not commands:
+            return
+        try:
+            await self.control.submit({"op": "batch", "commands": commands}, _HANDOVER_S)
+            led = {command["shard"] for command in commands}
+            await self.control.wait_for(
+                lambda state: all(state.shards[shard].leader != node for shard in led), _HANDOVER_S
+            )
+        except LsmqError as error:
+            _log.warning("leaders_not_handed_over", code=error.code, message=error.message)
+
+    async def close(self) -> None:
+        """Stop serving and close the stores. The control plane and the links must still run."""
+        await self.replicas.close()
+        for task in list(self._commands.values()):
+            task.cancel()
+        await asyncio.gather(*self._commands.values(), return_exceptions=True)
+
+
+def _handing_over(shard: Shard, node: str) -> dict[str, Any] | None:
+    others = [member.node for member in shard.in_sync if member.node != node]
+    if shard.leader != node or not others:
+        return None
+    return {"op": "elect", "shard": shard.id, "candidate": others[0], "expected_epoch": shard.epoch}

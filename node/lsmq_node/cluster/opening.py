@@ -1,0 +1,99 @@
+"""Opening a replica's directory, whatever state it is in, and what the core is to be told of it.
+
+A log that is damaged, or shorter than it was known to be, is opened as far as it is intact; what lies behind the damage
+stays as it is until the core says that nothing counts on it any more. Where tables, checkpoint or manifest are
+damaged nothing can be kept: the directory is set aside as ``shard-N.damaged-<time>``, the latest one is kept for an
+operator, and the replica begins with nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from lsmq.errors import CorruptFile
+from lsmq_node.replication import EpochHistory, ReplicaRecord
+from lsmq_node.replication.events import Recovered
+from lsmq_node.storage import ShardStore, StoreOptions
+from lsmq_node.storage.disk import Disk
+from lsmq_node.storage.wal_reader import LogFloor
+
+from .record import load_record, save_record
+
+_log = structlog.get_logger("lsmq.cluster")
+
+
+@dataclass(frozen=True, slots=True)
+class Directory:
+    """Where a replica of ``shard`` is, at ``node``."""
+
+    shard: int
+    node: str
+    path: Path
+    options: StoreOptions
+    disk: Disk
+
+    def open_store(self, record: ReplicaRecord | None) -> ShardStore:
+        """Raises what ``ShardStore.open`` raises."""
+        floor = LogFloor()
+        if record is not None:
+            floor = LogFloor(record.floor_lsn, record.epoch if record.leader == self.node else None)
+        return ShardStore.open(self.path, self.options, disk=self.disk, replicated=True, floor=floor)
+
+    def open(self, *, damaged: bool) -> tuple[ShardStore, Recovered]:
+        """Blocking. Raises what ``ShardStore.open`` raises, except ``CorruptFile``."""
+        aside = self._being_replaced()
+        if aside.exists() and not self.path.exists():
+            aside.rename(self.path)
+        record = load_record(self.disk, self.path)
+        try:
+            store = self.open_store(record)
+        except CorruptFile as error:
+            _log.error("replica_set_aside", shard=self.shard, code=error.code, message=error.message)
+            self._set_aside(record)
+            store, damaged = self.open_store(record), True
+        damage = store.replica.damage
+        if damage is not None:
+            _log.error("log_damaged", shard=self.shard, message=damage.message)
+        return store, recovered(store, record, store.replica.first_lsn(), damaged=damaged or damage is not None)
+
+    def _being_replaced(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.new")
+
+    def _set_aside(self, record: ReplicaRecord | None) -> None:
+        """Put an empty directory in place, with the record: what was promised holds."""
+        fresh, parent = self._being_replaced(), self.path.parent
+        former = list(parent.glob(f"{self.path.name}.damaged-*"))
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir()
+        if record is not None:
+            save_record(self.disk, fresh, record)
+        self.path.rename(parent / f"{self.path.name}.damaged-{time.time_ns() // 1_000_000}")
+        fresh.rename(self.path)
+        handle = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        for path in former:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def recovered(store: ShardStore, record: ReplicaRecord | None, log_start_lsn: int, *, damaged: bool) -> Recovered:
+    """What a core is made from. Everything in the log must be durable."""
+    log = store.replica
+    return Recovered(
+        record=record,
+        fresh_incarnation=secrets.randbits(52) + 1,
+        log_start_lsn=min(log_start_lsn, log.end_lsn),
+        applied_lsn=log.committed_lsn,
+        end_lsn=log.end_lsn,
+        history=EpochHistory.of(tuple(log.history)),
+        damaged=damaged,
+    )

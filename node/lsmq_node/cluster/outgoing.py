@@ -1,0 +1,211 @@
+"""The connection that a node dials to a peer and sends over, again and again (see :mod:`.links`)."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import structlog
+
+from lsmq_coordinator.auth import ANSWER_HEADER
+from lsmq_coordinator.errors import NotAuthenticated
+
+#: A connection with so much waiting to be sent is dropped.
+MAX_QUEUED_BYTES = 64 * 1024 * 1024
+#: With so much waiting, log is better not added.
+CONGESTED_BYTES = 4 * 1024 * 1024
+MAX_BACKOFF_S = 0.1
+PROTOCOL = "lsmq-replication"
+_MIN_BACKOFF_S = 0.01
+_DIAL_TIMEOUT_S = 1.0
+_USER_TIMEOUT_MS = 2_000
+_MAX_ANSWER_BYTES = 64 * 1024
+_DIRECT_BYTES = 32 * 1024  # what is longer is sent as it lies
+_WRITE_BYTES = 256 * 1024
+_log = structlog.get_logger("lsmq.cluster")
+
+
+@dataclass(frozen=True, slots=True)
+class Dial:
+    """How to reach a peer: a request that is valid once, and the check of the proof in its answer."""
+
+    host: str
+    port: int
+    request: bytes
+    check: Callable[[str | None], None]
+
+
+class Stream(asyncio.Protocol):
+    """One connection: first a request and its answer in HTTP, then messages, outwards only."""
+
+    def __init__(self, dial: Dial, on_writable: Callable[[], None]) -> None:
+        self.transport: asyncio.Transport | None = None
+        self.paused = False
+        loop = asyncio.get_running_loop()
+        self.accepted: asyncio.Future[None] = loop.create_future()
+        self.lost: asyncio.Future[None] = loop.create_future()
+        self._dial = dial
+        self._on_writable = on_writable
+        self._answer = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.set_write_buffer_limits(high=0)
+        set_up(transport)
+        transport.write(self._dial.request)
+
+    def data_received(self, data: bytes) -> None:
+        if self.accepted.done():
+            return
+        self._answer += data
+        if b"\r\n\r\n" in self._answer or len(self._answer) > _MAX_ANSWER_BYTES:
+            try:
+                self._check(self._answer)
+                self.accepted.set_result(None)
+            except (NotAuthenticated, ConnectionError) as error:
+                self.accepted.set_exception(error)
+
+    def _check(self, answer: bytes) -> None:
+        lines = answer.partition(b"\r\n\r\n")[0].decode("latin-1").split("\r\n")
+        status = lines[0].split(" ")[1:2]
+        fields = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
+        if status != ["101"]:
+            raise ConnectionError(f"it answered {lines[0]!r}")
+        self._dial.check(fields.get(ANSWER_HEADER.lower()))
+
+    def pause_writing(self) -> None:
+        self.paused = True
+
+    def resume_writing(self) -> None:
+        self.paused = False
+        self._on_writable()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self.accepted.done():
+            self.accepted.set_exception(exc or ConnectionResetError("the connection was closed"))
+        if not self.lost.done():
+            self.lost.set_result(None)
+
+    def abort(self) -> None:
+        if self.transport is not None:
+            self.transport.abort()
+
+
+class Outgoing:
+    """``on_broken`` is called once for each connection that was accepted and ended."""
+
+    def __init__(self, peer: str, dial: Callable[[], Dial | None], on_broken: Callable[[str], None]) -> None:
+        self.queued_bytes = 0
+        self._peer = peer
+        self._dial = dial
+        self._on_broken = on_broken
+        self._queue: deque[bytes | memoryview] = deque()
+        self._offset = 0  # of the first in the queue
+        self._wanted = asyncio.Event()
+        self._stream: Stream | None = None
+        self._scheduled = False
+        self._refused = ""
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._run(), name=f"link to {peer}")
+
+    def send(self, head: bytes, payload: bytes | memoryview) -> None:
+        self._queue.append(head)
+        if len(payload):
+            self._queue.append(payload)
+        self.queued_bytes += len(head) + len(payload)
+        if self._stream is None:
+            self._wanted.set()
+        elif not self._scheduled:
+            # After the handlers that are ready in this turn of the loop, so that messages share a system call.
+            self._scheduled = True
+            self._loop.call_soon(self._flush)
+        if self.queued_bytes > MAX_QUEUED_BYTES:
+            _log.warning("link_dropped", peer=self._peer, queued_bytes=self.queued_bytes)
+            self._drop()
+            if self._stream is not None:
+                self._stream.abort()
+
+    def _drop(self) -> None:
+        self._queue.clear()
+        self.queued_bytes = self._offset = 0
+
+    def _flush(self) -> None:
+        self._scheduled = False
+        stream, queue = self._stream, self._queue
+        while queue and stream is not None and not stream.paused and stream.transport is not None:
+            if len(queue[0]) > _DIRECT_BYTES:
+                piece = memoryview(queue[0])[self._offset : self._offset + _WRITE_BYTES]
+                self._offset += len(piece)
+                if self._offset == len(queue[0]):
+                    queue.popleft()
+                    self._offset = 0
+                self.queued_bytes -= len(piece)
+                stream.transport.write(piece)
+            else:
+                parts, size = [], 0
+                while queue and size < _WRITE_BYTES and len(queue[0]) <= _DIRECT_BYTES:
+                    parts.append(queue.popleft())
+                    size += len(parts[-1])
+                self.queued_bytes -= size
+                stream.transport.write(b"".join(parts))
+
+    async def close(self) -> None:
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _run(self) -> None:
+        backoff = _MIN_BACKOFF_S
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            stream = await self._connect()
+            if stream is None:
+                self._drop()
+                await asyncio.sleep(backoff)
+                backoff = min(2 * backoff, MAX_BACKOFF_S)
+                continue
+            backoff = _MIN_BACKOFF_S
+            self._stream = stream
+            try:
+                self._flush()
+                await stream.lost
+            finally:
+                self._stream = None
+                stream.abort()
+            self._drop()
+            self._on_broken(self._peer)
+
+    async def _connect(self) -> Stream | None:
+        dial = self._dial()
+        if dial is None:
+            return None
+        stream = Stream(dial, self._flush)
+        try:
+            async with asyncio.timeout(_DIAL_TIMEOUT_S):
+                await self._loop.create_connection(lambda: stream, dial.host, dial.port)
+                await stream.accepted
+        except (OSError, TimeoutError, NotAuthenticated) as error:
+            stream.abort()
+            reason = str(error) or type(error).__name__
+            if reason != self._refused:
+                self._refused = reason
+                _log.info("link_refused", peer=self._peer, reason=reason)
+            return None
+        except BaseException:
+            stream.abort()
+            raise
+        self._refused = ""
+        return stream
+
+
+def set_up(transport: asyncio.BaseTransport) -> None:
+    """Send at once; and take a connection for broken when what is sent is not received."""
+    connection = transport.get_extra_info("socket")
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _USER_TIMEOUT_MS)

@@ -1,0 +1,48 @@
+"""What a replica asks of its node."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from lsmq_node.replication import Message
+from lsmq_node.replication.actions import ProposeInSync, ProposeLeave
+
+#: ``(bytes done, bytes in all)``
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaPorts:
+    """All run on the loop thread, return at once and must not raise.
+
+    Attributes:
+        send: ``(peer, shard, message, payload)``: best effort; ``payload`` is a frame's bytes. ``Links.send``.
+        suspect: ``(peer)``: the stream of a shard's leader broke.
+        propose_in_sync: ``(shard, action)``: submit ``set_in_sync``, once: the replica repeats itself.
+        propose_leave: ``(shard, action)``: submit ``leave_in_sync``, once.
+        ask_election: ``(shard, above_epoch)``.
+        fetch_snapshot: ``(shard, peer, path, progress)``: fetch a snapshot from ``peer`` into the shard's directory
+            ``path``, while the store there is open. Returns what installs it: a blocking function, to be called in a
+            thread when the store is closed, which leaves the file ``REPLICA`` alone. Raises any ``Exception`` when the
+            snapshot cannot be had; may be cancelled.
+        client_url: of a node id or None, its URL for clients, for ``NotLeader``.
+        touched: ``(topic_id, pieces of queues)``: readers can see more of these queues.
+        changed: ``(shard)``: role, epoch, leader, serving or failure changed.
+        congested: ``(peer)``: so much waits to be sent there that log is better not shipped now. ``Links.congested``.
+    """
+
+    send: Callable[[str, int, Message, bytes | memoryview], None]
+    suspect: Callable[[str], None]
+    propose_in_sync: Callable[[int, ProposeInSync], None]
+    propose_leave: Callable[[int, ProposeLeave], None]
+    ask_election: Callable[[int, int], None]
+    fetch_snapshot: Callable[[int, str, Path, Progress], Awaitable[Callable[[], None]]]
+    client_url: Callable[[str | None], str | None] = lambda node: node
+    touched: Callable[[int, Sequence[NDArray[Any]]], None] = lambda topic_id, pieces: None
+    changed: Callable[[int], None] = lambda shard: None
+    congested: Callable[[str], bool] = lambda peer: False

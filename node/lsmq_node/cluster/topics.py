@@ -1,0 +1,161 @@
+"""Topics of a cluster: decided by the control plane, brought into a shard's log by its leader when first used.
+
+The control state is the authority on which topics there are and which queues lie where. A shard's store learns of a
+topic by an entry in the shard's log, so that followers and later leaders have it at the same place. The leader writes
+that entry before the first message of the topic (:meth:`ShardTopics.prepare`), and the one that says a topic is gone
+some time after the control plane said so (:meth:`ShardTopics.forget_deleted`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from lsmq.errors import InvalidRequest, LsmqError, TopicExists, Unavailable, UnknownTopic
+from lsmq_coordinator.control import ControlClient
+from lsmq_coordinator.state import ClusterState
+from lsmq_coordinator.state import Topic as AgreedTopic
+from lsmq_node.broker.topology import Ack
+from lsmq_node.storage import Topic, TopicOptions, check_topic_name
+
+from .replica import Replica
+
+_COMMAND_TIMEOUT_S = 5.0
+_CATCH_UP_TIMEOUT_S = 2.0
+
+
+class ClusterTopics:
+    """The topics of the control state, as the broker wants them. Loop thread only."""
+
+    def __init__(self, control: ControlClient) -> None:
+        self._control = control
+        self._version = -1
+        self._by_name: dict[str, tuple[AgreedTopic, Topic]] = {}
+        self._names: dict[int, str] = {}
+
+    def _current(self) -> dict[str, tuple[AgreedTopic, Topic]]:
+        state = self._control.state
+        if state.topics_version != self._version:
+            known = self._by_name
+            self._by_name = {
+                name: known[name] if name in known and known[name][0] == agreed else (agreed, _topic(agreed))
+                for name, agreed in state.topics.items()
+            }
+            self._names = {agreed.id: name for name, agreed in state.topics.items()}
+            self._version = state.topics_version
+        return self._by_name
+
+    def all(self) -> Sequence[Topic]:
+        return [topic for _, topic in self._current().values()]
+
+    async def by_name(self, name: str) -> Topic:
+        """Raises ``UnknownTopic``, after asking the control plane whether it is new."""
+        found = self._current().get(name)
+        if found is None:
+            await self._catch_up()
+            found = self._current().get(name)
+        if found is None:
+            raise UnknownTopic(f"there is no topic {name!r}; create it first", topic=name)
+        return found[1]
+
+    async def by_id(self, topic_id: int) -> Topic:
+        """Raises ``UnknownTopic``."""
+        self._current()
+        if topic_id not in self._names:
+            await self._catch_up()
+            self._current()
+        name = self._names.get(topic_id)
+        if name is None:
+            raise UnknownTopic(f"there is no topic with id {topic_id}", topic_id=topic_id)
+        return self._by_name[name][1]
+
+    async def _catch_up(self) -> None:
+        """Raises ``Unavailable`` when the control plane cannot be asked: then nobody knows what is new."""
+        await self._control.catch_up(_CATCH_UP_TIMEOUT_S)
+
+    async def create(self, name: str, queues: int, options: TopicOptions) -> tuple[Topic, bool]:
+        """The topic, and whether this call made it. Raises ``TopicExists``, ``Unavailable``, ``TimedOut``."""
+        check_topic_name(name)
+        command = {
+            "op": "create_topic",
+            "name": name,
+            "queues": queues,
+            "options": options.to_dict(),
+            "created_ms": time.time_ns() // 1_000_000,
+        }
+        result = await self._submit(command)
+        return await self.by_name(name), bool(result["created"])
+
+    async def delete(self, name: str) -> Topic:
+        """Raises ``UnknownTopic``, ``Unavailable``, ``TimedOut``."""
+        topic = await self.by_name(name)
+        await self._submit({"op": "delete_topic", "name": name, "topic_id": topic.id})
+        return topic
+
+    async def _submit(self, command: dict[str, Any]) -> dict[str, Any]:
+        result = await self._control.submit(command, _COMMAND_TIMEOUT_S)
+        if result["ok"]:
+            return result
+        kind: type[LsmqError] = {
+            "topic_exists": TopicExists,
+            "unknown_topic": UnknownTopic,
+            "not_bootstrapped": Unavailable,
+        }.get(result["code"], InvalidRequest)
+        raise kind(result["message"], topic=command["name"])
+
+
+def _topic(agreed: AgreedTopic) -> Topic:
+    return Topic(agreed.id, agreed.name, agreed.queues, TopicOptions.from_dict(agreed.options), agreed.created_ms)
+
+
+class ShardTopics:
+    """The topics of one shard's log. Only a leader that serves writes to it."""
+
+    def __init__(self, replica: Replica, control: ControlClient) -> None:
+        self._replica = replica
+        self._control = control
+        self._preparing: dict[int, asyncio.Task[None]] = {}
+
+    async def prepare(self, topic: Topic) -> None:
+        """Return when the store knows the topic. Raises ``NotLeader``, ``NotEnoughReplicas`` and the like."""
+        if self._replica.store.has_topic(topic.id):
+            return
+        task = self._preparing.get(topic.id)
+        if task is None:
+            task = self._preparing[topic.id] = asyncio.create_task(self._put(topic))
+            task.add_done_callback(lambda done: self._done(topic.id, done))
+        await asyncio.shield(task)
+
+    def _done(self, topic_id: int, task: asyncio.Task[None]) -> None:
+        del self._preparing[topic_id]
+        if not task.cancelled():
+            task.exception()  # Whoever waits raises it; that nobody waits any more is no failure.
+
+    async def _put(self, topic: Topic) -> None:
+        replica = self._replica
+        agreed = self._control.state.topics.get(topic.name)
+        if agreed is None or agreed.id != topic.id:
+            raise UnknownTopic(f"topic {topic.name!r} was deleted", topic=topic.name)
+        first, end = next((run.first, run.end) for run in agreed.ranges if run.shard == replica.shard)
+        replica.check_writable(Ack.QUORUM)
+        await replica.wait(replica.store.put_topic(topic, first, end), Ack.QUORUM)
+
+    async def forget_deleted(self, state: ClusterState) -> None:
+        """Write down that topics are gone which the control plane has deleted.
+
+        Ids rise: one that ``state`` may be too old to know is left alone.
+        """
+        replica = self._replica
+        live = {topic.id for topic in state.topics.values()}
+        gone = [
+            topic.id
+            for topic in replica.store.topics()
+            if topic.id not in live and topic.id < state.next_topic_id and topic.id not in self._preparing
+        ]
+        if not gone:
+            return
+        replica.check_writable(Ack.QUORUM)
+        waits = [replica.wait(replica.store.drop_topic(topic_id), Ack.QUORUM) for topic_id in gone]
+        await asyncio.gather(*waits)

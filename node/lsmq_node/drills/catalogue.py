@@ -1,0 +1,242 @@
+"""The drills. Each is what happens in one round; the harness sees to everything around it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from lsmq import Client
+from lsmq.errors import LsmqError
+from lsmq_node.local_cluster import ClusterStatus
+
+from .harness import Drill, Run, led_by
+
+#: By name, in the order of the help.
+DRILLS: dict[str, Drill] = {}
+
+_MOVE_TIMEOUT_S = 120.0
+
+
+def _drill(name: str, summary: str, **shape: Any) -> Callable[[Callable[[Run], Awaitable[None]]], None]:
+    def register(round: Callable[[Run], Awaitable[None]]) -> None:
+        DRILLS[name] = Drill(name=name, summary=summary, round=round, **shape)
+
+    return register
+
+
+def _all_shards(status: ClusterStatus) -> list[int]:
+    return [shard.id for shard in status.shards]
+
+
+@_drill("kill-leader", "SIGKILL to a node that leads shards, and its return")
+async def _kill_leader(run: Run) -> None:
+    node, shards = await run.any_leader()
+    run.tell(f"killing {node}, which leads shards {shards}")
+    async with run.outage(shards, of=node):
+        await run.faults.kill([node])
+    await run.steady()
+    async with run.mending():
+        await run.faults.start([node])
+
+
+@_drill("kill-follower", "SIGKILL to a follower, and its return", shards=2, settings={"cluster.first_leaders": "n1,n2"})
+async def _kill_follower(run: Run) -> None:
+    node, shards = await run.any_follower()
+    run.tell(f"killing {node}, which follows in shards {shards}")
+    async with run.outage(_all_shards(await run.status())):
+        await run.faults.kill([node])
+    await run.steady()
+    async with run.mending():
+        await run.faults.start([node])
+
+
+@_drill("pause-leader", "SIGSTOP to a node that leads; when it wakes it must acknowledge nothing")
+async def _pause_leader(run: Run) -> None:
+    node, shards = await run.any_leader()
+    run.tell(f"pausing {node}, which leads shards {shards}")
+    async with run.outage(shards, of=node):
+        await run.faults.pause(node)
+    await run.steady()
+    async with run.mending():
+        await run.faults.resume(node)
+
+
+@_drill("partition-leader", "a node that leads is cut off from the others; clients still reach it", proxied=True)
+async def _partition_leader(run: Run) -> None:
+    node, shards = await run.any_leader()
+    run.tell(f"cutting off {node}, which leads shards {shards}")
+    async with run.outage(shards, of=node):
+        await run.faults.isolate([node])
+    await _refuses(run, node, shards[0])
+    async with run.mending():
+        await run.faults.heal()
+
+
+@_drill("isolate-minority", "the leader of the control plane is cut off; the majority goes on", proxied=True)
+async def _isolate_minority(run: Run) -> None:
+    status = await run.status()
+    node = status.control_leader or run.random.choice(list(run.faults.nodes))
+    shards = led_by(status, node)
+    run.tell(f"cutting off {node}, which leads the control plane and shards {shards}")
+    async with run.outage(shards, of=node), run.outage(set(_all_shards(status)) - set(shards)):
+        await run.faults.isolate([node])
+    if shards:
+        await _refuses(run, node, shards[0])
+    async with run.mending():
+        await run.faults.heal()
+
+
+async def _refuses(run: Run, node: str, shard: int) -> None:
+    """A node that was cut off and replaced must not acknowledge, whatever ``ack`` is asked for, nor answer reads."""
+    url = dict(zip(run.faults.nodes, run.faults.urls, strict=True))[node]
+    queue = next(route.first for route in run.work.topic.routes if route.shard == shard)
+    path = f"/v1/topics/{run.work.topic.name}"
+    for method, tail, document in (
+        ("POST", "/messages", {"messages": [{"queue": queue, "body": "none should take this"}], "ack": "leader"}),
+        ("GET", f"/queues/{queue}/messages?offset=0&max=1", None),
+    ):
+        async with Client(url, deadline_ms=1) as client:
+            try:
+                await client.ask(method, f"{path}{tail}", document)
+            except LsmqError:
+                continue
+        raise AssertionError(f"{node} was cut off and replaced, and still answered {method} {tail}")
+
+
+@_drill("rolling-restart", "each node is stopped and started in turn, as for an upgrade")
+async def _rolling_restart(run: Run) -> None:
+    for node in run.faults.nodes:
+        run.tell(f"restarting {node}")
+        async with run.outage(_all_shards(await run.status())):
+            await run.faults.stop(node)
+        async with run.mending():
+            await run.faults.start([node])
+
+
+@_drill("kill-all-power", "SIGKILL to all processes at once, then all start; the page cache survives")
+async def _kill_all_power(run: Run) -> None:
+    if run.round == 0:
+        run.notes.append(
+            "what was written and not synced stays in the page cache of this machine; the simulator and the tests of "
+            "the storage drop it"
+        )
+    nodes = list(run.faults.nodes)
+    async with run.outage(_all_shards(await run.status())):
+        await run.faults.kill(nodes)
+        await run.faults.start(nodes)
+    async with run.mending():
+        pass
+
+
+@_drill("zookeeper-outage", "ZooKeeper is killed; a leader dies meanwhile; all catches up", zookeeper=True)
+async def _zookeeper_outage(run: Run) -> None:
+    if not run.faults.zookeeper:
+        raise AssertionError("the drill needs a ZooKeeper of the cluster's own")
+    run.tell("killing ZooKeeper")
+    async with run.outage(_all_shards(await run.status())):
+        await run.faults.zookeeper_down()
+    node, shards = await run.any_leader()
+    run.tell(f"killing {node}, which leads shards {shards}, without ZooKeeper")
+    async with run.outage(shards, of=node):
+        await run.faults.kill([node])
+    name = f"made-without-zookeeper-{run.round}"
+    async with Client(list(run.faults.urls)) as client:
+        await client.create_topic(name, queues=4)
+    async with run.mending():
+        await run.faults.start([node])
+    await run.faults.zookeeper_up()
+    await _published(run, name)
+
+
+async def _published(run: Run, topic: str) -> None:
+    """Wait until clients find the topic and the leaders of today in ZooKeeper."""
+    run.tell("waiting until ZooKeeper has caught up")
+    async with asyncio.timeout(_MOVE_TIMEOUT_S):
+        while True:
+            status = await run.status()
+            leaders = {shard.id: shard.leader for shard in status.shards}
+            urls = dict(zip(run.faults.nodes, run.faults.urls, strict=True))
+            try:
+                async with Client(zookeeper=run.faults.zookeeper, deadline_ms=1_000) as client:
+                    routes = (await client.topic(topic)).routes
+            except LsmqError:
+                routes = ()
+            if routes and all(route.leader == urls.get(str(leaders[route.shard])) for route in routes):
+                return
+            await asyncio.sleep(0.1)
+
+
+@_drill(
+    "disk-full-follower",
+    "a follower's disk fills up; writes go on without it, and it returns when there is space",
+    shards=2,
+    small_disk="n3",
+    settings={"cluster.first_leaders": "n1,n2", "min_free_bytes": 32 * 1024 * 1024},
+)
+async def _disk_full_follower(run: Run) -> None:
+    status = await run.status()
+    node = next(node.id for node in status.nodes if not led_by(status, node.id))
+    run.tell(f"filling the disk of {node}")
+    async with run.outage(_all_shards(status)):
+        await run.faults.fill_disk(node)
+    await run.until(
+        lambda status: not any(node in shard.in_sync for shard in status.shards), f"{node} has left the in-sync sets"
+    )
+    await run.steady()
+    async with run.mending():
+        await run.faults.free_disk(node)
+
+
+@_drill("lost-disk", "a node dies and comes back with an empty disk; it is filled again from the others")
+async def _lost_disk(run: Run) -> None:
+    node, shards = await run.any_leader()
+    run.tell(f"killing {node}, which leads shards {shards}, and removing its files")
+    async with run.outage(shards, of=node):
+        await run.faults.kill([node])
+    await run.faults.lose_disk(node)
+    async with run.mending():
+        await run.faults.start([node])
+
+
+@_drill("add-node", "a node joins, takes a replica and a leadership, gives both back, and leaves")
+async def _add_node(run: Run) -> None:
+    status = await run.status()
+    shard = run.random.choice(status.shards)
+    node = await run.faults.add_node()
+    await run.until(lambda status: status.node(node).state.value == "running", f"{node} answers")
+    moved = [node, *[other for other in shard.replicas if other != shard.leader]]
+    run.tell(f"moving shard {shard.id} from {list(shard.replicas)} to {moved}")
+    async with run.mending():
+        await _move(run, shard.id, moved)
+    run.tell(f"moving shard {shard.id} back to {list(shard.replicas)}")
+    async with run.mending():
+        await run.administer("POST", f"/v1/cluster/nodes/{node}/drain")
+        await _move(run, shard.id, list(shard.replicas))
+        await run.until(lambda status: not _replicas_on(status, node), f"{node} is drained", _MOVE_TIMEOUT_S)
+    await run.administer("DELETE", f"/v1/cluster/nodes/{node}")
+    await run.faults.remove_node(node)
+
+
+async def _move(run: Run, shard: int, replicas: list[str]) -> None:
+    await run.administer("PUT", f"/v1/cluster/shards/{shard}/replicas", {"replicas": replicas})
+
+    def moved(status: ClusterStatus) -> bool:
+        return sorted(status.shards[shard].replicas) == sorted(replicas)
+
+    await run.until(moved, f"shard {shard} has moved to {replicas}", _MOVE_TIMEOUT_S)
+
+
+def _replicas_on(status: ClusterStatus, node: str) -> list[int]:
+    return [shard.id for shard in status.shards if node in shard.replicas]
+
+
+@_drill("drain-node", "all replicas move away from a node, which then is ready to leave", nodes=4)
+async def _drain_node(run: Run) -> None:
+    status = await run.status()
+    node = run.random.choice(sorted({replica for shard in status.shards for replica in shard.replicas}))
+    run.tell(f"draining {node}, which has replicas of shards {_replicas_on(status, node)}")
+    async with run.mending():
+        await run.administer("POST", f"/v1/cluster/nodes/{node}/drain")
+        await run.until(lambda status: not _replicas_on(status, node), f"{node} is drained", _MOVE_TIMEOUT_S)
+    await run.administer("DELETE", f"/v1/cluster/nodes/{node}/drain")

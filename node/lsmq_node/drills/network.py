@@ -1,0 +1,63 @@
+"""A network between the nodes of a local cluster that can be cut: a TCP proxy before each node's inner ports.
+
+Nodes dial each other's proxies. Who dials is found out by the kernel's table of connections and the open files of the
+node processes, so the nodes know nothing of it and all have the same addresses. A cut network is silent, as a
+broken switch is: connections stay open, new ones are taken, and nothing arrives until it is healed. What was under
+way then arrives late; connections that were given up meanwhile never come about.
+
+The proxies run in a process of their own, so that a busy drill does not slow the nodes::
+
+    python -m lsmq_node.drills.proxies DIR     # reads "cut n1 n2" (from all others) or "heal" a line, answers "done"
+
+Not supported: loss of single packets (TCP hides it), and delays other than that.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from lsmq.errors import LsmqError
+
+DONE = "done"
+
+_END_TIMEOUT_S = 10.0
+
+
+class FaultNetwork:
+    """The network of a local cluster that was planned with proxies. Ends with the process that made it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._command = [sys.executable, "-m", "lsmq_node.drills.proxies", str(directory)]
+        self._process: subprocess.Popen[str] | None = None
+
+    def start(self) -> None:
+        """Listen on the proxies' ports. Raises ``LsmqError``."""
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        self._await_done()
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.communicate(timeout=_END_TIMEOUT_S)
+
+    def isolate(self, group: Iterable[str]) -> None:
+        """Cut ``group`` off from all other nodes, in both directions; the nodes in it still reach each other."""
+        self._tell(f"cut {' '.join(group)}")
+
+    def heal(self) -> None:
+        self._tell("heal")
+
+    def _tell(self, line: str) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        self._process.stdin.write(f"{line}\n")
+        self._process.stdin.flush()
+        self._await_done()
+
+    def _await_done(self) -> None:
+        assert self._process is not None and self._process.stdout is not None
+        if self._process.stdout.readline().strip() != DONE:
+            raise LsmqError("the network between the nodes ended; what it said stands on standard error")

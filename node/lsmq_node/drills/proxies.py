@@ -1,0 +1,166 @@
+"""The process of the network between nodes: see :mod:`.network`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from lsmq_node.local_cluster import ClusterPlan, LocalCluster
+from lsmq_node.local_cluster.plan import HOST
+
+from .network import DONE
+
+_CHUNK_BYTES = 256 * 1024
+_ESTABLISHED = "01"
+_CONNECTIONS = Path("/proc/net/tcp")
+
+Pids = Callable[[], Mapping[str, int | None]]
+
+
+class Proxies:
+    """The proxies of all nodes, in one event loop."""
+
+    def __init__(self, plan: ClusterPlan, pids: Pids) -> None:
+        """``pids`` gives the process of each node that runs."""
+        self._plan = plan
+        self._pids = pids
+        self._cut: frozenset[tuple[str, str]] = frozenset()
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._servers: list[asyncio.Server] = []
+
+    def isolate(self, group: Iterable[str]) -> None:
+        inside = set(group)
+        outside = {node.id for node in self._plan.nodes} - inside
+        cut = {(a, b) for a in inside for b in outside}
+        self._set(frozenset(cut | {(b, a) for a, b in cut}))
+
+    def heal(self) -> None:
+        self._set(frozenset())
+
+    def _set(self, cut: frozenset[tuple[str, str]]) -> None:
+        self._cut = cut
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def start(self) -> None:
+        """Listen. Raises ``OSError``."""
+        for node in self._plan.nodes:
+            for outer, inner in (
+                (node.internal_proxy_port, node.internal_port),
+                (node.raft_proxy_port, node.raft_port),
+            ):
+                if outer is not None:
+                    self._servers.append(await self._serve(node.id, outer, inner))
+
+    async def _serve(self, node: str, outer: int, inner: int) -> asyncio.Server:
+        def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.get_running_loop().create_task(self._carry(node, outer, inner, reader, writer))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        return await asyncio.start_server(connected, HOST, outer, limit=_CHUNK_BYTES)
+
+    async def close(self) -> None:
+        for server in self._servers:
+            server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _carry(
+        self, target: str, outer: int, inner: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """One connection, from its beginning to its end."""
+        port = writer.get_extra_info("peername")[1]
+        source = self._who_dialled(port, outer)
+        upstream: asyncio.StreamWriter | None = None
+        try:
+            if source is None:
+                return
+            if (source, target) in self._cut:
+                await self._passable(source, target)
+                if self._who_dialled(port, outer) != source:
+                    return  # It gave up.
+            answers, upstream = await asyncio.open_connection(HOST, inner, limit=_CHUNK_BYTES)
+            async with asyncio.TaskGroup() as both:
+                both.create_task(self._pump(source, target, reader, upstream))
+                both.create_task(self._pump(target, source, answers, writer))
+        except* OSError:
+            pass
+        finally:
+            for side in (writer, upstream):
+                if side is not None:
+                    side.transport.abort()
+
+    async def _pump(self, source: str, target: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await self._passable(source, target)
+            chunk = await reader.read(_CHUNK_BYTES)
+            await self._passable(source, target)
+            if not chunk:
+                with contextlib.suppress(OSError, NotImplementedError):
+                    writer.write_eof()
+                return
+            writer.write(chunk)
+            await writer.drain()
+
+    async def _passable(self, source: str, target: str) -> None:
+        while (source, target) in self._cut:
+            await self._changed.wait()
+
+    def _who_dialled(self, source_port: int, proxy_port: int) -> str | None:
+        """The node whose process holds the other end of a connection; None when nobody (any more) does."""
+        inode = _inode(source_port, proxy_port)
+        if inode is None:
+            return None
+        wanted = f"socket:[{inode}]"
+        for node, pid in self._pids().items():
+            if pid is not None and _holds(pid, wanted):
+                return node
+        return None
+
+
+def _inode(local_port: int, remote_port: int) -> str | None:
+    """The inode of the socket of a connection from ``local_port`` (proc_net_tcp(5))."""
+    local, remote = f":{local_port:04X}", f":{remote_port:04X}"
+    for line in _CONNECTIONS.read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[1].endswith(local) and fields[2].endswith(remote) and fields[3] == _ESTABLISHED:
+            return fields[9]
+    return None
+
+
+def _holds(pid: int, file: str) -> bool:
+    """Whether a process has a file open, by the name that ``/proc`` gives it."""
+    with contextlib.suppress(OSError):
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if str(entry.readlink()) == file:
+                    return True
+    return False
+
+
+async def _main(directory: Path) -> None:
+    """Serve until standard input ends."""
+    cluster = LocalCluster(directory)
+    proxies = Proxies(cluster.plan, lambda: {node.id: cluster.process(node.id).pid for node in cluster.plan.nodes})
+    await proxies.start()
+    print(DONE, flush=True)
+    lines = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+    while line := (await lines.readline()).decode().split():
+        match line:
+            case ["cut", *nodes]:
+                proxies.isolate(nodes)
+            case _:
+                proxies.heal()
+        print(DONE, flush=True)
+    await proxies.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(_main(Path(sys.argv[1])))

@@ -1,0 +1,330 @@
+"""A consumer group as a state machine: heartbeats, leaves, time and topics in; plans to store, and answers, out.
+
+Pure: no clock, no disk, no network. The shell (:mod:`.coordinator`) stores a plan with :meth:`Group.stage`, and calls
+:meth:`Group.publish` when it is durable. Answers are made from the published plan alone; while one is staged, nobody is
+given a queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from lsmq.errors import GroupModeMismatch, StaleGeneration, TooManyMembers, UnknownMember
+
+from .assignment import Demand, assign
+from .holdings import Holder, Holdings, Owned
+from .plan import MemberSpec, Mode, Plan, TopicPlan
+from .ranges import NONE, Ranges, count, intersect
+
+MAX_MEMBERS = 1_000
+#: Topics of one member, and of a group.
+MAX_TOPICS = 100
+HEARTBEATS_PER_SESSION = 3
+
+Catalog = Callable[[str], tuple[int, int] | None]
+"""Id and number of queues of a topic; None when there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A member's heartbeat. ``epoch`` and ``version`` are of the last answer it has read; 0 when it joins."""
+
+    member: str
+    topics: tuple[str, ...]
+    epoch: int = 0
+    version: int = 0
+    owned: Owned = ()  # type: ignore[assignment]
+    static_id: str | None = None
+    session_ms: int = 10_000
+    stalled: bool = False
+    client: str = ""
+    mode: Mode = Mode.CLUSTERED
+
+    def spec(self) -> MemberSpec:
+        return MemberSpec(self.member, self.static_id, self.session_ms, tuple(sorted(set(self.topics))), self.client)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a member is told. ``version`` changes with anything else here but ``waiting_for``."""
+
+    member: str
+    epoch: int
+    version: int
+    heartbeat_ms: int
+    assigned: Mapping[str, Ranges]
+    topics: Mapping[str, tuple[int, int]]  # id and number of queues
+    waiting_for: int
+    standby: bool
+
+
+class Member:
+    """A live member. ``change``: the group's change that concerned it last."""
+
+    __slots__ = ("change", "seen_at", "spec", "stalled", "told")
+
+    def __init__(self, spec: MemberSpec, now: float, change: int) -> None:
+        self.spec = spec
+        self.seen_at = now
+        self.stalled = False
+        self.change = change
+        self.told: tuple[object, ...] = ()
+
+
+class Group:
+    """One group. ``first_version`` is a random number, other with each coordinator; ``now`` is seconds."""
+
+    def __init__(self, name: str, plan: Plan, first_version: int, now: float) -> None:
+        self.name = name
+        self.plan = plan
+        self.staged: Plan | None = None
+        self.members = {id: Member(spec, now, 0) for id, spec in plan.members.items()}
+        self.holdings = Holdings()
+        self.holdings.presume(plan, first_version)
+        self.mode = plan.mode
+        self.rebalances = 0
+        self._first_version = first_version
+        self._changes = 0
+        self._raised = 0  # the change that the generation rises for
+        self._least_generation = 0
+        self._renamed: dict[str, str] = {}
+
+    @property
+    def dirty(self) -> bool:
+        """Whether something has happened that no plan says yet."""
+        return self._changes > (self.staged or self.plan).changes
+
+    def _changed(self, *, raises: bool = True) -> int:
+        self._changes += 1
+        if raises:
+            self._raised = self._changes
+        return self._changes
+
+    # What happens
+
+    def declare(self, mode: Mode) -> None:
+        """The group shall have this mode. Raises ``GroupModeMismatch`` when it has another and is in use."""
+        if mode is not self.mode and (self.plan.generation or self.members or self._changes):
+            raise GroupModeMismatch(
+                f"group {self.name!r} is in mode {self.mode.value}, not {mode.value}; use another name, or delete it",
+                group=self.name,
+                mode=self.mode.value,
+            )
+        if not self.plan.generation and not self._changes:
+            self.mode = mode
+            self._changed()
+
+    def hear(self, beat: Beat, now: float) -> bool:
+        """A heartbeat; whether others may be given something now.
+
+        Raises ``GroupModeMismatch``, ``UnknownMember``, ``StaleGeneration`` or ``TooManyMembers``.
+        """
+        self.declare(beat.mode)
+        member = self.members.get(beat.member)
+        if beat.static_id is not None:
+            rival = next((other for other in self.members.values() if other.spec.static_id == beat.static_id), None)
+            if rival is not None and rival is not member:
+                member = self._take_over(rival, beat, now)
+        if member is None:
+            member = self._join(beat, now)
+        member.seen_at = max(member.seen_at, now)
+        member.stalled = beat.stalled
+        spec = beat.spec()
+        if spec.topics != member.spec.topics:
+            member.change = self._changed()
+        elif spec != member.spec:
+            self._changed(raises=False)
+        member.spec = spec
+        if beat.epoch > max(self.plan.generation, self._least_generation):
+            self._least_generation = beat.epoch
+            member.change = self._changed()
+        if beat.member not in self.plan.members:
+            return False
+        return self.holdings.report(beat.member, beat.version, beat.owned, self.plan)
+
+    def _join(self, beat: Beat, now: float) -> Member:
+        if beat.epoch:
+            raise UnknownMember(
+                f"group {self.name!r} does not know member {beat.member!r} (any more): its session may have ended. "
+                "Drop all queues and join again, with epoch 0",
+                group=self.name,
+                member=beat.member,
+            )
+        if len(self.members) >= MAX_MEMBERS:
+            raise TooManyMembers(
+                f"group {self.name!r} has {len(self.members)} members, which is the limit; let each of them handle "
+                "more messages at a time",
+                group=self.name,
+                limit=MAX_MEMBERS,
+            )
+        member = self.members[beat.member] = Member(beat.spec(), now, self._changed())
+        return member
+
+    def _take_over(self, rival: Member, beat: Beat, now: float) -> Member:
+        """A static id has a new process: it gets the place of the old one, and no generation is needed for that."""
+        if beat.epoch:
+            # The other one, which took the id over, and this one are both alive: what this one commits must not count.
+            self._changed()
+            raise StaleGeneration(
+                f"static id {beat.static_id!r} of group {self.name!r} is another process's now ({rival.spec.client or rival.spec.id}); "
+                "stop this one, or give it an id of its own",
+                group=self.name,
+                static_id=beat.static_id,
+            )
+        del self.members[rival.spec.id]
+        self._renamed = {old: beat.member if new == rival.spec.id else new for old, new in self._renamed.items()}
+        if rival.spec.id in self.plan.members:
+            self._renamed[rival.spec.id] = beat.member
+        member = self.members[beat.member] = Member(replace(beat.spec(), topics=rival.spec.topics), now, 0)
+        member.change = self._changed(raises=rival.spec.id not in self.plan.members)
+        return member
+
+    def leave(self, member: str) -> bool:
+        """A member has given up everything and goes; whether it was one."""
+        return self._drop([member])
+
+    def expire(self, now: float) -> list[str]:
+        """Drop the members whose session is over; returns their ids."""
+        gone = [id for id, member in self.members.items() if now - member.seen_at > member.spec.session_ms / 1000]
+        self._drop(gone)
+        return gone
+
+    def _drop(self, gone: list[str]) -> bool:
+        known = [id for id in gone if self.members.pop(id, None) is not None]
+        if known:
+            self._changed()
+        return bool(known)
+
+    def look(self, catalog: Catalog) -> None:
+        """Notice topics that were deleted, made anew, or have grown."""
+        for name in {name for member in self.members.values() for name in member.spec.topics}:
+            known, found = self.plan.topics.get(name), catalog(name)
+            if (None if known is None else (known.id, known.queues)) != found:
+                self._changed()
+                return
+
+    # Plans
+
+    def stage(self, catalog: Catalog) -> Plan:
+        """The next plan, with all that has happened. To be stored, and then published or given up."""
+        assert self.staged is None
+        old, renamed = self.plan, self._renamed
+        members = {id: member.spec for id, member in sorted(self.members.items())}
+        topics: dict[str, TopicPlan] = {}
+        if self._raised > old.changes:
+            generation = max(old.generation + 1, self._least_generation + (self._least_generation > old.generation))
+            subscribers: dict[str, list[str]] = {}
+            for id, spec in members.items():
+                for name in spec.topics:
+                    subscribers.setdefault(name, []).append(id)
+            found = {name: info for name in sorted(subscribers) if (info := catalog(name)) is not None}
+            demands = {name: Demand(info[1], tuple(subscribers[name])) for name, info in found.items()}
+            shares = self._shares(demands, {name: info[0] for name, info in found.items()})
+            for name, (id, queues) in found.items():
+                topics[name] = TopicPlan(id, queues, shares[name], self._pending(name, id, shares[name], members))
+        else:
+            generation = old.generation
+            for name, topic in old.topics.items():
+                own = {renamed.get(member, member): ranges for member, ranges in topic.shares.items()}
+                topics[name] = TopicPlan(topic.id, topic.queues, own, self._pending(name, topic.id, own, members))
+        self.staged = Plan(generation, self.mode, members, topics, self._changes)
+        return self.staged
+
+    def _shares(self, demands: Mapping[str, Demand], ids: Mapping[str, int]) -> dict[str, dict[str, Ranges]]:
+        if self.mode is not Mode.CLUSTERED:
+            everything = self.mode is Mode.BROADCAST
+            return {
+                name: {member: ((0, demand.queues),) for member in demand.members if everything}
+                for name, demand in demands.items()
+            }
+        previous = {
+            name: {self._renamed.get(member, member): ranges for member, ranges in topic.shares.items()}
+            for name, topic in self.plan.topics.items()
+            if topic.id == ids.get(name)
+        }
+        return assign(demands, previous)
+
+    def _pending(
+        self, name: str, id: int, shares: Mapping[str, Ranges], members: Mapping[str, MemberSpec]
+    ) -> dict[str, Ranges]:
+        known = self.plan.topics.get(name)
+        if self.mode is not Mode.CLUSTERED or known is None or known.id != id:
+            return {}
+        return {member: held for member, held in self.holdings.pending(name, shares).items() if member in members}
+
+    def give_up_staged(self) -> None:
+        """The staged plan could not be put in line: as if it had not been made."""
+        self.staged = None
+
+    def publish(self) -> None:
+        """The staged plan is durable: from now on answers are made from it."""
+        plan, old = self.staged, self.plan
+        assert plan is not None
+        self.plan, self.staged = plan, None
+        self.rebalances += plan.generation > old.generation
+        self._renamed = {before: after for before, after in self._renamed.items() if after not in plan.members}
+        for name, topic in old.topics.items():
+            now = plan.topics.get(name)
+            if now is None or now.id != topic.id:
+                for holder in self.holdings.by_member.values():
+                    holder.forget(name)
+        known = self.holdings.by_member
+        self.holdings.by_member = {id: known.get(id) or Holder(self._first_version, heard=True) for id in plan.members}
+        self.holdings.compare(plan)
+
+    # Answers
+
+    def is_settled(self, member: str) -> bool:
+        """Whether the published plan says what happened last to the member."""
+        live = self.members.get(member)
+        return member in self.plan.members and (live is None or live.change <= self.plan.changes)
+
+    def answer(self, member: str) -> Answer:
+        """What to tell a member of the published plan. Raises ``UnknownMember``."""
+        live = self.members.get(member)
+        if live is None or member not in self.plan.members:
+            raise UnknownMember(
+                f"group {self.name!r} does not know member {member!r} any more; drop all queues and join again",
+                group=self.name,
+                member=member,
+            )
+        holder = self.holdings.by_member[member]
+        assigned: dict[str, Ranges] = {}
+        waiting_for, any_share = 0, False
+        for name in self.plan.members[member].topics:
+            topic = self.plan.topics.get(name)
+            share = NONE if topic is None else topic.shares.get(member, NONE)
+            if not share:
+                continue
+            any_share = True
+            if self.mode is Mode.CLUSTERED:
+                free, blocked = self.holdings.wanted(member, name, share)
+                if free and self.staged is None:
+                    holder.give(name, free)
+                waiting_for += count(blocked)
+                share = intersect(share, holder.held.get(name, NONE))
+            if share:
+                assigned[name] = share
+        topics = {
+            name: (topic.id, topic.queues)
+            for name in self.plan.members[member].topics
+            if (topic := self.plan.topics.get(name)) is not None
+        }
+        told = (self.plan.generation, assigned, topics)
+        if told != live.told:
+            live.told = told
+            holder.version += 1
+        interval_ms = max(1, live.spec.session_ms // HEARTBEATS_PER_SESSION)
+        return Answer(
+            member, self.plan.generation, holder.version, interval_ms, assigned, topics, waiting_for, not any_share
+        )
+
+    @property
+    def state(self) -> str:
+        """For people: ``empty``, ``recovering`` (a new coordinator has not heard of all), ``rebalancing``, ``stable``."""
+        if not self.members:
+            return "empty"
+        if not all(holder.heard for holder in self.holdings.by_member.values()):
+            return "recovering"
+        return "rebalancing" if self.dirty or self.staged or self.holdings.blocked_queues else "stable"

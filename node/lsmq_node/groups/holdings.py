@@ -1,0 +1,155 @@
+"""Who holds which queues of a group right now, as its coordinator knows it. In memory only.
+
+A queue is *held* from the moment its owner is told of it until the owner says that it has given it up. What a member
+should own and another one holds is not given to it yet.
+
+Answers are lost, and requests come late and twice. So each answer that says something new has a *version*, and a request
+says which one it has read:
+
+- a queue given in version 7 is given up only by a request that has read 7 and does not name it;
+- a request that has read less than another one before it changes nothing.
+
+A new coordinator knows from the group's plan who may hold what, and hears from each member once before it believes that
+a queue is free. Versions begin at a random number with each coordinator: one from another is not mistaken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from .plan import Plan
+from .ranges import NONE, Ranges, count, intersect, overlap, subtract, union
+
+Owned = Mapping[str, Ranges]
+
+
+class Holder:
+    """One member's part. ``heard``: it has said what it owns since this coordinator began."""
+
+    __slots__ = ("_begin", "_given", "_read", "heard", "held", "version")
+
+    def __init__(self, version: int, *, heard: bool) -> None:
+        self.version = self._begin = self._read = version
+        self.heard = heard
+        self.held: dict[str, Ranges] = {}
+        self._given: list[tuple[int, str, Ranges]] = []  # by version, what was given since the one that was read
+
+    def give(self, topic: str, ranges: Ranges) -> None:
+        """It holds these as well, from the next version on."""
+        self.held[topic] = union(self.held.get(topic, NONE), ranges)
+        self._given.append((self.version + 1, topic, ranges))
+
+    def report(self, version: int, owned: Owned, may_hold: Owned) -> bool:
+        """A request says what it owns; whether that frees queues. ``may_hold`` counts for the first report."""
+        if not self.heard:
+            self.heard = True
+            self._begin = self._read = self.version
+            self.held = {name: held for name in owned if (held := intersect(owned[name], may_hold.get(name, NONE)))}
+            return True
+        if not self._begin <= version <= self.version or version < self._read:
+            return False
+        self._read = version
+        self._given = [given for given in self._given if given[0] > version]
+        freed = False
+        for name, held in list(self.held.items()):
+            kept = union(owned.get(name, NONE), *(ranges for _, topic, ranges in self._given if topic == name))
+            left = intersect(held, kept)
+            if left != held:
+                freed = True
+                self._set(name, left)
+        return freed
+
+    def forget(self, topic: str) -> None:
+        """The topic is gone, and what was held of it with it."""
+        self.held.pop(topic, None)
+        self._given = [given for given in self._given if given[1] != topic]
+
+    def take(self, topic: str, ranges: Ranges) -> None:
+        """Somebody who must know says that it holds these."""
+        self._set(topic, subtract(self.held.get(topic, NONE), ranges))
+
+    def _set(self, topic: str, ranges: Ranges) -> None:
+        if ranges:
+            self.held[topic] = ranges
+        else:
+            self.held.pop(topic, None)
+
+
+class Holdings:
+    """All members' parts, and what of them is in the way of the plan."""
+
+    def __init__(self) -> None:
+        self.by_member: dict[str, Holder] = {}
+        self._in_the_way: dict[str, dict[str, Ranges]] = {}  # by topic and member: held, and another's by plan
+        self._blocked: dict[str, Ranges] = {}  # by topic: all of it
+
+    def presume(self, plan: Plan, version: int) -> None:
+        """A new coordinator: each member may hold what is its own by the plan, and what the plan says beside that."""
+        self.by_member = {member: Holder(version, heard=False) for member in plan.members}
+        for name, topic in plan.topics.items():
+            pending = union(*topic.pending.values())
+            for member, holder in self.by_member.items():
+                own = subtract(topic.shares.get(member, NONE), pending)
+                if held := union(own, topic.pending.get(member, NONE)):
+                    holder.held[name] = held
+        self.compare(plan)
+
+    def report(self, member: str, version: int, owned: Owned, plan: Plan) -> bool:
+        """What a member says it owns; whether others may now have something they waited for."""
+        holder = self.by_member[member]
+        first = not holder.heard
+        may_hold = _may_hold(plan, member) if first else {}
+        if not holder.report(version, owned, may_hold):
+            return False
+        if first:
+            for name, held in list(holder.held.items()):
+                for other_name, other in self.by_member.items():
+                    if other_name == member or not overlap(other.held.get(name, NONE), held):
+                        continue
+                    if other.heard:  # it said so first
+                        holder.take(name, other.held[name])
+                    else:
+                        other.take(name, held)
+        self.compare(plan, (member,) if not first else None)
+        return True
+
+    def compare(self, plan: Plan, members: Iterable[str] | None = None) -> None:
+        """Find anew what ``members`` (all of them, when left out) hold that is not theirs."""
+        if members is None:
+            self._in_the_way.clear()
+            members = self.by_member
+        for member in members:
+            holder = self.by_member.get(member)
+            for places in self._in_the_way.values():
+                places.pop(member, None)
+            for name, held in holder.held.items() if holder is not None else ():
+                topic = plan.topics.get(name)
+                if topic is not None and (wrong := subtract(held, topic.shares.get(member, NONE))):
+                    self._in_the_way.setdefault(name, {})[member] = wrong
+        self._blocked = {name: union(*places.values()) for name, places in self._in_the_way.items() if places}
+
+    def wanted(self, member: str, topic: str, share: Ranges) -> tuple[Ranges, Ranges]:
+        """Of a member's share, what it may be given now, and what others still hold."""
+        missing = subtract(share, self.by_member[member].held.get(topic, NONE))
+        free = subtract(missing, self._blocked.get(topic, NONE))
+        return free, missing if not free else subtract(missing, free)
+
+    def pending(self, topic: str, shares: Mapping[str, Ranges]) -> dict[str, Ranges]:
+        """What members hold of a topic beyond these shares, for a plan."""
+        found = {
+            member: subtract(holder.held.get(topic, NONE), shares.get(member, NONE))
+            for member, holder in self.by_member.items()
+        }
+        return {member: ranges for member, ranges in found.items() if ranges}
+
+    @property
+    def blocked_queues(self) -> int:
+        """How many queues have to change hands before their owners have them."""
+        return sum(count(ranges) for ranges in self._blocked.values())
+
+
+def _may_hold(plan: Plan, member: str) -> dict[str, Ranges]:
+    return {
+        name: union(topic.shares.get(member, NONE), topic.pending.get(member, NONE))
+        for name, topic in plan.topics.items()
+    }

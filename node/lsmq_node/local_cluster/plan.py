@@ -1,0 +1,268 @@
+"""What a local cluster consists of: its nodes and their ports, and the configuration of each. Kept as a JSON file."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from lsmq.errors import AddressInUse, InvalidRequest
+from lsmq_node.cluster.config import ClusterConfig, Voter
+from lsmq_node.config import NodeConfig
+
+from .errors import ClusterNotFound
+
+HOST = "127.0.0.1"
+FORMAT = 1
+PORTS_PER_NODE = 10
+MAX_NODES = 32
+
+_PLAN_FILE = "cluster.json"
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_FIRST_PORT = 10_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlan:
+    """A node and the ports it listens on. Where a proxy stands in front of an inner port, others dial the proxy's."""
+
+    id: str
+    voter: bool
+    port: int
+    internal_port: int
+    raft_port: int
+    internal_proxy_port: int | None = None
+    raft_proxy_port: int | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}"
+
+    @property
+    def internal_url(self) -> str:
+        """As the other nodes know it."""
+        return f"http://{HOST}:{self.internal_proxy_port or self.internal_port}"
+
+    @property
+    def raft_address(self) -> str:
+        """As the other nodes know it."""
+        return f"{HOST}:{self.raft_proxy_port or self.raft_port}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZooKeeperPlan:
+    """Where clients find routes: ``local`` runs one with the cluster, ``none`` has none, ``hosts`` is somebody's."""
+
+    kind: str
+    hosts: str = ""
+    ports: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterPlan:
+    """A cluster as founded; ``nodes`` may grow. ``settings`` are all nodes', those of the table as ``cluster.NAME``."""
+
+    name: str
+    shards: int
+    replicas: int
+    min_in_sync: int
+    zookeeper: ZooKeeperPlan
+    nodes: tuple[NodePlan, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def node(self, id: str) -> NodePlan:
+        """Raises ``InvalidRequest`` naming the nodes there are."""
+        for node in self.nodes:
+            if node.id == id:
+                return node
+        raise InvalidRequest(f"there is no node {id!r}; the nodes are {', '.join(node.id for node in self.nodes)}")
+
+    @property
+    def voters(self) -> tuple[NodePlan, ...]:
+        return tuple(node for node in self.nodes if node.voter)
+
+    def with_node(self, node: NodePlan) -> ClusterPlan:
+        return replace(self, nodes=(*self.nodes, node))
+
+    def without_node(self, id: str) -> ClusterPlan:
+        return replace(self, nodes=tuple(node for node in self.nodes if node.id != id))
+
+    def node_config(self, node: NodePlan, directory: Path) -> NodeConfig:
+        """The configuration of one node; ``directory`` is the cluster's. Raises ``InvalidConfig``."""
+        own = {name: value for name, value in self.settings.items() if not name.startswith("cluster.")}
+        table = {
+            "name": self.name,
+            "node": node.id,
+            "shards": self.shards,
+            "replicas": self.replicas,
+            "min_in_sync": self.min_in_sync,
+            "secret_file": directory / "secret",
+            "internal_host": HOST,
+            "internal_port": node.internal_port,
+            "internal_url": None if node.voter else node.internal_url,
+            "raft_port": node.raft_port,
+            "zookeeper": self.zookeeper.hosts,
+            "voters": {
+                voter.id: Voter(url=voter.url, internal_url=voter.internal_url, raft=voter.raft_address)
+                for voter in self.voters
+            },
+        }
+        asked = {
+            name.removeprefix("cluster."): value for name, value in self.settings.items() if name.startswith("cluster.")
+        }
+        given = {name: value for name, value in table.items() if value is not None}
+        cluster = ClusterConfig.load({"plan": given, "--set": asked})
+        return NodeConfig.load(
+            data=directory / node.id / "data",
+            host=HOST,
+            port=node.port,
+            advertised_url=None if node.voter else node.url,
+            cluster=cluster,
+            **own,
+        )
+
+    def write(self, directory: Path) -> None:
+        """Keep it in the cluster's directory, replacing what was there."""
+        temporary = directory / f"{_PLAN_FILE}.new"
+        temporary.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=2) + "\n")
+        temporary.replace(directory / _PLAN_FILE)
+
+    @classmethod
+    def exists(cls, directory: Path) -> bool:
+        return (directory / _PLAN_FILE).exists()
+
+    @classmethod
+    def read(cls, directory: Path) -> ClusterPlan:
+        """Raises ``ClusterNotFound``."""
+        file = directory / _PLAN_FILE
+        try:
+            found = json.loads(file.read_text())
+        except FileNotFoundError as error:
+            raise ClusterNotFound(
+                f"there is no cluster in {directory}; start one: lsmq cluster up --dir {directory}"
+            ) from error
+        except (OSError, ValueError) as error:
+            raise ClusterNotFound(f"{file} cannot be read: {error}") from error
+        if found.pop("format", None) != FORMAT:
+            raise ClusterNotFound(f"{file} is of another version of lsmq")
+        zookeeper = found.pop("zookeeper")
+        return cls(
+            **{**found, "nodes": tuple(NodePlan(**node) for node in found["nodes"])},
+            zookeeper=ZooKeeperPlan(**{**zookeeper, "ports": tuple(zookeeper["ports"])}),
+        )
+
+    def difference(self, **asked: Any) -> str | None:
+        """The first of what was asked for (None: nothing was) that this cluster has otherwise, in words."""
+        has = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        has |= {"nodes": len(self.voters), "zookeeper": self.zookeeper.kind}
+        for name, value in asked.items():
+            if value is not None and value != has[name]:
+                return f"it has {name} {has[name]}, not {value}"
+        return None
+
+
+def found_plan(
+    *,
+    nodes: int = 3,
+    shards: int = 3,
+    replicas: int = 3,
+    min_in_sync: int | None = None,
+    name: str = "lsmq",
+    zookeeper: str = "none",
+    base_port: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    proxied: bool = False,
+) -> ClusterPlan:
+    """A plan for a new cluster on ports that are free now. Up to five nodes vote: the largest of 1, 3, 5 there are.
+
+    ``proxied`` plans a proxy before each inner port, for who wants to cut nodes off from each other.
+
+    Raises:
+        InvalidRequest: numbers that make no cluster.
+        AddressInUse: with ``base_port``, naming the port.
+    """
+    if not 1 <= nodes <= MAX_NODES:
+        raise InvalidRequest(f"nodes is {nodes}; it must be 1 to {MAX_NODES}")
+    if replicas > nodes:
+        raise InvalidRequest(f"replicas is {replicas}, and there are {nodes} nodes to put them on")
+    voters = max(count for count in (1, 3, 5) if count <= nodes)
+    if replicas > voters:
+        raise InvalidRequest(
+            f"replicas is {replicas}, and a cluster of {nodes} nodes is founded on {voters}; ask for fewer replicas, "
+            "or for more nodes"
+        )
+    kind = zookeeper if zookeeper in ("local", "none") else "hosts"
+    zookeeper_ports = 3 if kind == "local" else 0
+    ports = choose_ports(nodes * PORTS_PER_NODE + zookeeper_ports, base_port)
+    zookeeper_plan = ZooKeeperPlan(
+        kind=kind,
+        hosts=f"{HOST}:{ports[-zookeeper_ports]}" if zookeeper_ports else zookeeper if kind == "hosts" else "",
+        ports=tuple(ports[-zookeeper_ports:]) if zookeeper_ports else (),
+    )
+    return ClusterPlan(
+        name=name,
+        shards=shards,
+        replicas=replicas,
+        min_in_sync=min_in_sync or replicas // 2 + 1,
+        zookeeper=zookeeper_plan,
+        nodes=tuple(
+            plan_node(f"n{number + 1}", ports[number * PORTS_PER_NODE :], voter=number < voters, proxied=proxied)
+            for number in range(nodes)
+        ),
+        settings=dict(settings or {}),
+    )
+
+
+def plan_node(id: str, ports: list[int], *, voter: bool, proxied: bool) -> NodePlan:
+    """A node on the first of ``ports``."""
+    return NodePlan(
+        id=id,
+        voter=voter,
+        port=ports[0],
+        internal_port=ports[1],
+        raft_port=ports[2],
+        internal_proxy_port=ports[3] if proxied else None,
+        raft_proxy_port=ports[4] if proxied else None,
+    )
+
+
+def choose_ports(count: int, base_port: int | None = None) -> list[int]:
+    """``count`` ports in a row that nobody listens on now, from ``base_port`` or anywhere.
+
+    They lie below those that the system gives to outgoing connections, so that none of these takes a port while its
+    node is down. Raises ``AddressInUse``.
+    """
+    if base_port is not None:
+        ports = list(range(base_port, base_port + count))
+        taken = _first_taken(ports)
+        if taken is not None:
+            raise AddressInUse(
+                f"port {taken} is in use; choose another --base-port ({count} ports from there are needed), or leave "
+                "it out",
+                port=taken,
+            )
+        return ports
+    try:
+        ephemeral = int(_EPHEMERAL.read_text().split()[0])
+    except (OSError, ValueError):
+        ephemeral = 32_768
+    last = max(_FIRST_PORT + 2 * count, ephemeral) - count
+    for _ in range(1_000):
+        first = random.randrange(_FIRST_PORT, last)
+        ports = list(range(first, first + count))
+        if _first_taken(ports) is None:
+            return ports
+    raise AddressInUse(f"no {count} ports in a row are free between {_FIRST_PORT} and {last + count}")
+
+
+def _first_taken(ports: Iterable[int]) -> int | None:
+    for port in ports:
+        try:
+            socket.create_server((HOST, port)).close()
+        except OSError:
+            return port
+    return None

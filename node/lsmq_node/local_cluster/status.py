@@ -1,0 +1,178 @@
+"""What a local cluster is doing: of its processes by looking at them, of its shards by asking the nodes."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+from .plan import ClusterPlan, NodePlan
+from .process import ProcessState
+
+ASK_TIMEOUT_S = 1.0
+
+# A cluster on this machine is never reached through a proxy that the environment names.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class NodeState(Enum):
+    RUNNING = "running"  # It answers.
+    STARTING = "starting"  # A process, and no answer (yet).
+    PAUSED = "paused"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    id: str
+    pid: int | None
+    url: str
+    state: NodeState
+
+
+@dataclass(frozen=True, slots=True)
+class ShardStatus:
+    """A shard as the nodes agreed on it. ``leader`` is None when it has none whose process is there.
+
+    ``serving``: the leader itself says that it takes reads and writes.
+    """
+
+    id: int
+    leader: str | None
+    epoch: int
+    in_sync: tuple[str, ...]
+    replicas: tuple[str, ...]
+    serving: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    nodes: tuple[NodeStatus, ...]
+    shards: tuple[ShardStatus, ...]
+    zookeeper: str
+    control_leader: str | None = None
+
+    def node(self, id: str) -> NodeStatus:
+        return next(node for node in self.nodes if node.id == id)
+
+    @property
+    def waits_for(self) -> list[str]:
+        """What keeps the cluster from serving, in words; empty when it serves."""
+        silent = [node.id for node in self.nodes if node.state is NodeState.STARTING]
+        leaderless = [str(shard.id) for shard in self.shards if shard.leader is None]
+        idle = [
+            f"{shard.id} ({shard.leader})" for shard in self.shards if shard.leader is not None and not shard.serving
+        ]
+        return [
+            *([f"no answer from {', '.join(silent)}"] if silent else []),
+            *([f"no leader for shard {', '.join(leaderless)}"] if leaderless else []),
+            *([f"the leader does not serve yet of shard {', '.join(idle)}"] if idle else []),
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As ``lsmq cluster status --json`` prints it."""
+        return {
+            "nodes": [{**asdict(node), "state": node.state.value} for node in self.nodes],
+            "shards": [
+                {**asdict(shard), "in_sync": list(shard.in_sync), "replicas": list(shard.replicas)}
+                for shard in self.shards
+            ],
+            "zookeeper": self.zookeeper,
+            "control_leader": self.control_leader,
+        }
+
+
+def ask(url: str, timeout: float = ASK_TIMEOUT_S) -> Any:
+    """The JSON that a node answers; None when it does not."""
+    try:
+        with _OPENER.open(url, timeout=timeout) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return None
+    except (OSError, ValueError):
+        return None
+
+
+def answers(url: str, timeout: float = ASK_TIMEOUT_S) -> bool:
+    """Whether a node answers anything at all, an error included."""
+    try:
+        _OPENER.open(url, timeout=timeout).close()
+    except urllib.error.HTTPError as error:
+        error.close()
+    except OSError:
+        return False
+    return True
+
+
+def collect(
+    plan: ClusterPlan, processes: Mapping[str, tuple[int | None, ProcessState]], timeout: float = ASK_TIMEOUT_S
+) -> ClusterStatus:
+    """Ask all nodes at once. The latest of what they agreed on counts; each says for itself what it serves."""
+    asked = [node for node in plan.nodes if processes[node.id][1] is ProcessState.RUNNING]
+    found = dict(zip((node.id for node in asked), _ask_all(asked, timeout), strict=True))
+    overviews = [overview for overview, _ in found.values() if overview is not None]
+    latest = max(overviews, key=lambda overview: overview["version"], default=None)
+    serving = {node: _served(status) for node, (_, status) in found.items()}
+    nodes = []
+    for node in plan.nodes:
+        pid, state = processes[node.id]
+        answered = found.get(node.id, (None, None)) != (None, None)
+        nodes.append(NodeStatus(node.id, pid, node.url, _node_state(state, answered)))
+    return ClusterStatus(
+        nodes=tuple(nodes),
+        shards=tuple(_shards(plan, latest, {node.id for node in nodes if node.pid is not None}, serving)),
+        zookeeper=plan.zookeeper.hosts,
+        control_leader=None if latest is None else latest.get("control_leader"),
+    )
+
+
+def _ask_all(nodes: Sequence[NodePlan], timeout: float) -> list[tuple[Any, Any]]:
+    if not nodes:
+        return []
+
+    def both(node: NodePlan) -> tuple[Any, Any]:
+        return ask(f"{node.url}/v1/cluster", timeout), ask(f"{node.url}/v1/status", timeout)
+
+    with ThreadPoolExecutor(len(nodes)) as threads:
+        return list(threads.map(both, nodes))
+
+
+def _node_state(state: ProcessState, answered: bool) -> NodeState:
+    match state:
+        case ProcessState.STOPPED:
+            return NodeState.STOPPED
+        case ProcessState.PAUSED:
+            return NodeState.PAUSED
+        case ProcessState.RUNNING:
+            return NodeState.RUNNING if answered else NodeState.STARTING
+
+
+def _served(status: Any) -> set[int]:
+    """The shards that a node says it serves as their leader."""
+    shards = status.get("shards", []) if isinstance(status, dict) else []
+    return {shard["shard"] for shard in shards if shard.get("serving")}
+
+
+def _shards(plan: ClusterPlan, overview: Any, present: set[str], serving: Mapping[str, set[int]]) -> list[ShardStatus]:
+    if overview is None or not overview["shards"]:
+        return [ShardStatus(shard, None, 0, (), (), False) for shard in range(plan.shards)]
+    found = []
+    for shard in overview["shards"]:
+        leader = shard["leader"] if shard["leader"] in present else None
+        found.append(
+            ShardStatus(
+                id=shard["id"],
+                leader=leader,
+                epoch=shard["epoch"],
+                in_sync=tuple(shard["in_sync"]),
+                replicas=tuple(shard["replicas"]),
+                serving=leader is not None and shard["id"] in serving.get(leader, ()),
+            )
+        )
+    return sorted(found, key=lambda shard: shard.id)

@@ -1,0 +1,218 @@
+"""A block of a table, parsed: a record batch in which queues are looked up."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import crc32c
+import numpy as np
+from numpy.typing import NDArray
+
+from lsmq.record_batch import COLUMN, COLUMN_BYTES, HEADER, HEADER_BYTES, VERSION, Codec, Column, RecordBatch
+
+from .columns import DTYPES, I64, U64, Columns, decode_column, gather
+from .memtable import SortedRecords
+from .sstable import stored_batch
+
+DELTA_DTYPES = {width: np.dtype(f"<u{width}") for width in (1, 2, 4, 8)}
+
+
+def _deltas(raw: bytes, position: int, width: int, count: int) -> memoryview:
+    deltas: NDArray[Any] = np.frombuffer(raw, DELTA_DTYPES[width], count, position)
+    return (deltas if deltas.flags.aligned else deltas.copy()).data  # a memoryview reads only what is aligned
+
+
+class Block:
+    """A block parsed. Columns are decoded where and when they are asked for.
+
+    Nearly all blocks hold one topic, so a queue is looked up in the packed deltas themselves.
+    """
+
+    __slots__ = (
+        "_directory",
+        "_ends",
+        "_keys",
+        "_queue_base",
+        "_queues",
+        "_topic",
+        "count",
+        "memory_bytes",
+        "payload",
+        "raw",
+        "recent",
+    )
+
+    def __init__(self, raw: bytes, source: str, position: int) -> None:
+        """Raises ``CorruptFile``, or ``UnsupportedFormat`` for a block of a newer version."""
+        self.raw = raw
+        self.recent = False
+        self._keys: U64 | None = None
+        self._ends: memoryview | None = None
+        if not self._parse(raw):
+            batch = stored_batch(raw, source, position, "block")  # raises, or unpacks
+            self.count, self._directory, self.payload = (
+                batch.record_count,
+                batch.directory,
+                batch.payload,
+            )
+        self._topic = -1
+        _, width, topic = self._directory[Column.TOPIC]
+        if width == 0:
+            self._topic = topic
+            queue_at, width, self._queue_base = self._directory[Column.QUEUE]
+            self._queues = _deltas(raw, queue_at, width, self.count) if width else None
+        # What is made when it is asked for counts too: ends and keys, 8 bytes a record each.
+        self.memory_bytes = len(raw) + 16 * self.count + 1000
+        if len(self.payload) > len(raw):
+            self.memory_bytes += len(self.payload)
+
+    def _parse(self, raw: bytes) -> bool:
+        """The usual case, without ceremony; False for a block that is compressed, or not as it should be."""
+        if len(raw) < HEADER_BYTES:
+            return False
+        crc, total, version, codec, column_count, count, payload_bytes, _, _, _, _ = HEADER.unpack_from(raw)
+        if version != VERSION or codec != Codec.NONE or total != len(raw) or crc32c.crc32c(memoryview(raw)[4:]) != crc:
+            return False
+        position = HEADER_BYTES + column_count * COLUMN_BYTES
+        directory: dict[int, tuple[int, int, int]] = {}
+        for column, width, base in COLUMN.iter_unpack(raw[HEADER_BYTES:position]):
+            directory[column] = (position, width, base)
+            position += width * count
+        if position + payload_bytes != total:
+            return False
+        self.count = count
+        self._directory = directory
+        self.payload = memoryview(raw)[position:]
+        return True
+
+    @property
+    def batch(self) -> RecordBatch:
+        """The block as the record batch that it is."""
+        return RecordBatch(self.raw, verify=False)
+
+    @property
+    def keys(self) -> U64:
+        """Queue key of each record, ascending."""
+        if self._keys is None:
+            queues = self.column(Column.QUEUE).astype(np.uint64)
+            if self._topic >= 0:
+                self._keys = queues | np.uint64(self._topic << 32)
+            else:
+                self._keys = queues | (self.column(Column.TOPIC).astype(np.uint64) << np.uint64(32))
+        return self._keys
+
+    @property
+    def offsets(self) -> I64:
+        """Offset of each record."""
+        return self.column(Column.OFFSET)
+
+    def column(self, column: int, first: int = 0, end: int | None = None) -> NDArray[Any]:
+        """Values of records ``[first, end)`` in a column; zeros when the block does not have it."""
+        count = (self.count if end is None else end) - first
+        entry = self._directory.get(column)
+        if entry is not None and first:
+            entry = (entry[0] + first * entry[1], entry[1], entry[2])
+        return decode_column(self.raw, entry, count, DTYPES[column])
+
+    def span(self, key: int) -> tuple[int, int]:
+        """The records ``[first, end)`` of a queue; where they would be when there are none."""
+        if self._topic < 0:
+            wanted = np.uint64(key)
+            return int(self.keys.searchsorted(wanted, "left")), int(self.keys.searchsorted(wanted, "right"))
+        topic, queue = key >> 32, key & 0xFFFFFFFF
+        if topic != self._topic:
+            return (0, 0) if topic < self._topic else (self.count, self.count)
+        delta, queues = queue - self._queue_base, self._queues
+        if queues is None:
+            return (0, 0) if delta < 0 else (0, self.count) if delta == 0 else (self.count, self.count)
+        first = bisect_left(queues, delta)
+        return first, bisect_right(queues, delta, first)
+
+    def offset(self, record: int) -> int:
+        """Offset of one record."""
+        position, width, base = self._directory[Column.OFFSET]
+        return base + int.from_bytes(
+            self.raw[position + record * width : position + (record + 1) * width],
+            "little",
+        )
+
+    def seek(self, key: int, offset: int) -> int:
+        """First record at or after (key, offset); the number of records when there is none."""
+        first, end = self.span(key)
+        if first == end:
+            return first
+        return first + int(self.column(Column.OFFSET, first, end).searchsorted(offset))
+
+    @property
+    def ends(self) -> memoryview:
+        """Where each record's bytes end in the payload."""
+        if self._ends is None:
+            self._ends = np.cumsum(self.column(Column.LENGTH), dtype=np.int64).data
+        return self._ends
+
+    def record_bytes(self, first: int, end: int) -> list[bytes]:
+        """Each of the records ``[first, end)``, of which there is at least one: header and body."""
+        payload = self.payload
+        _, width, length = self._directory.get(Column.LENGTH, (0, 0, 0))
+        if width == 0 and length:
+            return [bytes(payload[at : at + length]) for at in range(first * length, end * length, length)]
+        ends = self.ends
+        bounds = [ends[first - 1] if first else 0, *ends[first:end]]
+        return [bytes(payload[start:stop]) for start, stop in pairwise(bounds)]
+
+    def bytes_of(self, first: int, end: int) -> bytes:
+        """The bytes of the records ``[first, end)`` together."""
+        _, width, length = self._directory.get(Column.LENGTH, (0, 0, 0))
+        if width == 0:
+            return bytes(self.payload[first * length : end * length])
+        return bytes(self.payload[self.ends[first - 1] if first else 0 : self.ends[end - 1]])
+
+    def deltas(self, first: int, end: int) -> Iterator[tuple[int, int, int, bytes]]:
+        """Of the records ``[first, end)`` each column but topic and queue: number, width, base, deltas."""
+        raw = self.raw
+        for column, (position, width, base) in self._directory.items():
+            if column > Column.QUEUE:
+                yield (
+                    column,
+                    width,
+                    base,
+                    raw[position + first * width : position + end * width],
+                )
+
+    def records(self, first: int, end: int) -> SortedRecords:
+        """Records ``[first, end)`` as columns; bytes are a view where the block is not compressed."""
+        columns = {
+            column: self.column(column, first, end)
+            for column in self._directory
+            if column not in (Column.TOPIC, Column.QUEUE)
+        }
+        lengths = columns.get(Column.LENGTH)
+        if lengths is None:
+            lengths = columns[Column.LENGTH] = np.zeros(end - first, np.uint32)
+        start = int(self.column(Column.LENGTH, 0, first).sum(dtype=np.int64)) if first else 0
+        stop = start + int(lengths.sum(dtype=np.int64))
+        keys = self.keys[first:end] if self._topic < 0 or self._keys is not None else self._some_keys(first, end)
+        return SortedRecords(keys, columns, np.frombuffer(self.payload, np.uint8)[start:stop])
+
+    def chosen(self, records: I64) -> SortedRecords:
+        """The records at these positions, ascending."""
+        columns: Columns = {}
+        for column, (position, width, base) in self._directory.items():
+            if column in (Column.TOPIC, Column.QUEUE):
+                continue
+            dtype = DTYPES[column]
+            if width:
+                values = np.frombuffer(self.raw, DELTA_DTYPES[width], self.count, position)[records].astype(dtype)
+                columns[column] = values + np.uint64(base).astype(dtype) if base else values
+            else:
+                columns[column] = np.full(len(records), np.uint64(base).astype(dtype), dtype)
+        lengths = columns.setdefault(Column.LENGTH, np.zeros(len(records), np.uint32))
+        ends = np.frombuffer(self.ends, np.int64)[records]
+        payload = gather(np.frombuffer(self.payload, np.uint8), ends - lengths, lengths)
+        return SortedRecords(self.keys[records], columns, payload)
+
+    def _some_keys(self, first: int, end: int) -> U64:
+        return self.column(Column.QUEUE, first, end).astype(np.uint64) | np.uint64(self._topic << 32)

@@ -1,0 +1,76 @@
+"""Many small pieces of blocks, made into columns at once.
+
+numpy takes about a microsecond for anything, however small. So of a piece of a few records only bytes are taken when
+its block is at hand, and they become arrays together with those of all other pieces.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lsmq.record_batch import Column
+
+from .block import DELTA_DTYPES, Block
+from .columns import DTYPES, I64, U64, Columns, spread
+from .memtable import SortedRecords
+
+
+@dataclass(slots=True)
+class _Group:
+    """One column of the pieces that have it in one width."""
+
+    pieces: list[int] = field(default_factory=list)
+    bases: list[int] = field(default_factory=list)
+    deltas: list[bytes] = field(default_factory=list)
+
+
+class Cuts:
+    """Pieces of blocks, in the order they were added."""
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[int, int], _Group] = {}
+        self._keys: list[int] = []
+        self._counts: list[int] = []
+        self._payloads: list[bytes] = []
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def add(self, block: Block, key: int, first: int, end: int) -> int:
+        """Take a queue's records ``[first, end)`` of a block; returns how many bytes they have."""
+        piece = len(self._counts)
+        for column, width, base, deltas in block.deltas(first, end):
+            group = self._groups.get((column, width))
+            if group is None:
+                group = self._groups[column, width] = _Group()
+            group.pieces.append(piece)
+            group.bases.append(base)
+            group.deltas.append(deltas)
+        payload = block.bytes_of(first, end)
+        self._keys.append(key)
+        self._counts.append(end - first)
+        self._payloads.append(payload)
+        return len(payload)
+
+    @property
+    def counts(self) -> I64:
+        """How many records each piece has."""
+        return np.array(self._counts, np.int64)
+
+    def records(self) -> SortedRecords:
+        """All records as columns, piece after piece."""
+        counts = self.counts
+        starts = np.cumsum(counts) - counts
+        columns: Columns = {Column.LENGTH: np.zeros(int(counts.sum()), np.uint32)}
+        for (column, width), group in self._groups.items():
+            dtype = DTYPES[column]
+            pieces = np.array(group.pieces)
+            values = np.repeat(np.array(group.bases, np.uint64).astype(dtype), counts[pieces])
+            if width:
+                values += np.frombuffer(b"".join(group.deltas), DELTA_DTYPES[width]).astype(dtype)
+            whole = columns.setdefault(column, np.zeros(int(counts.sum()), dtype))
+            whole[spread(starts[pieces], counts[pieces])] = values
+        keys: U64 = np.repeat(np.array(self._keys, np.uint64), counts)
+        return SortedRecords(keys, columns, np.frombuffer(b"".join(self._payloads), np.uint8))

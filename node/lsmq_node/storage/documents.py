@@ -1,0 +1,110 @@
+"""Documents: a small map of a shard from text to bytes, in its log and its checkpoints.
+
+What coordinators have to remember lives here: groups, transactions, retries. A change is one log entry, kind DOCUMENT,
+and takes effect as a whole when it is committed. The body of the entry is msgpack, a list of ``[key, value]``; nil as
+value deletes the key, and no key stands there twice.
+
+Not supported: conditions. Who leads a shard is the only one to write its documents, and knows what they hold.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+
+import msgpack
+from sortedcontainers import SortedDict
+
+from lsmq.errors import DocumentsFull, InvalidRequest, RequestTooLarge
+
+MAX_DOCUMENT_KEY_BYTES = 512
+MAX_DOCUMENT_BYTES = 8 << 20
+#: Keys and values of one change together.
+MAX_CHANGE_BYTES = 2 * MAX_DOCUMENT_BYTES
+_LAST = chr(sys.maxunicode)
+
+Changes = Mapping[str, bytes | None]
+
+
+def encode_changes(changes: Changes) -> bytes:
+    """The body of a log entry. Raises ``InvalidRequest`` for a bad key, ``RequestTooLarge`` beyond the limits."""
+    if not changes:
+        raise InvalidRequest("a change of documents names at least one")
+    for key, value in changes.items():
+        if not 1 <= len(key.encode(errors="surrogatepass")) <= MAX_DOCUMENT_KEY_BYTES or not key.isprintable():
+            raise InvalidRequest(
+                f"{key[:80]!r} is not a legal key of a document: use 1 to {MAX_DOCUMENT_KEY_BYTES} bytes of printable "
+                "text",
+                limit=MAX_DOCUMENT_KEY_BYTES,
+            )
+        if value is not None and len(value) > MAX_DOCUMENT_BYTES:
+            raise _too_large(f"the document {key!r}", len(value), MAX_DOCUMENT_BYTES)
+    body: bytes = msgpack.packb([[key, value] for key, value in changes.items()])
+    if len(body) > MAX_CHANGE_BYTES:
+        raise _too_large(f"a change of {len(changes)} documents", len(body), MAX_CHANGE_BYTES)
+    return body
+
+
+def _too_large(what: str, size: int, limit: int) -> RequestTooLarge:
+    return RequestTooLarge(f"{what} has {size} bytes; the limit is {limit}", limit=limit, size=size)
+
+
+class Documents:
+    """The documents of a shard. Its owner sees to it that one thread at a time changes or lists them."""
+
+    __slots__ = ("_values", "size_bytes")
+
+    def __init__(self, items: Iterable[tuple[str, bytes]] = ()) -> None:
+        self._values: SortedDict[str, bytes] = SortedDict(items)
+        self.size_bytes = sum(_size(key, value) for key, value in self._values.items())
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def get(self, key: str) -> bytes | None:
+        """Any thread may ask."""
+        value: bytes | None = dict.get(self._values, key)
+        return value
+
+    def with_prefix(self, prefix: str) -> list[tuple[str, bytes]]:
+        """Those whose key begins with ``prefix``, sorted by key. Costs what is found."""
+        keys = self._values.irange(prefix, prefix + _LAST) if prefix else self._values
+        return [(key, self._values[key]) for key in keys]
+
+    def apply(self, body: bytes) -> None:
+        """Carry out a change as it stands in the log."""
+        for key, value in msgpack.unpackb(body):
+            former = dict.get(self._values, key)
+            if former is not None:
+                self.size_bytes -= _size(key, former)
+            if value is not None:
+                self._values[key] = value
+                self.size_bytes += _size(key, value)
+            elif former is not None:
+                del self._values[key]
+
+    def check_room(self, changes: Changes, limit_bytes: int) -> None:
+        """Raises ``DocumentsFull`` for a change that needs space where there is none.
+
+        What is in line and not committed does not count yet: the limit may be passed by as much as may wait there.
+        """
+        grown = 0
+        for key, value in changes.items():
+            former = dict.get(self._values, key)
+            grown += (0 if value is None else _size(key, value)) - (0 if former is None else _size(key, former))
+        if grown > 0 and self.size_bytes + grown > limit_bytes:
+            raise DocumentsFull(
+                f"{self.size_bytes} bytes of documents (groups, transactions, retries) are kept in this shard and "
+                f"{grown} more are over the limit of {limit_bytes} (max_documents_bytes). Finish what is under way, "
+                "delete groups that nobody uses, or raise the limit",
+                used_bytes=self.size_bytes,
+                limit=limit_bytes,
+            )
+
+    def items(self) -> list[tuple[str, bytes]]:
+        """All of them, sorted by key, for a checkpoint."""
+        return list(self._values.items())
+
+
+def _size(key: str, value: bytes) -> int:
+    return len(key) + len(value)

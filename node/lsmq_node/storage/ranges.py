@@ -1,0 +1,191 @@
+"""Messages of many queues at once: the way of consumers that own many queues.
+
+Offsets have no gaps, so what is wanted of each queue is known before anything is looked at: a range of offsets. Each
+source, newest first, is asked for all ranges at once and gives what it has of them; the older ones are asked for what
+is left. Inside a table, the ranges are spread over its blocks by one search of the index, and a block is read once for
+all the queues that have records in it.
+
+Queues with blocks of their own are left to :mod:`.reader`, which sends such blocks as they are.
+
+Not supported: topics with tombstones.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from lsmq.record_batch import Column
+
+from .block import Block
+from .bloom import bloom_probes
+from .columns import I64, U64, group_starts, spread, stable_order
+from .cuts import Cuts
+from .memtable import Memtable, SortedRecords
+from .reader import concatenate, select
+from .table import Table, TableIndex
+from .version import Run, Version
+
+Part = tuple[SortedRecords, I64]
+"""Records, and for each the queue it belongs to: an index into the queues asked for."""
+
+#: Records of so few queues are cut out of a block one by one.
+_FEW_QUEUES = 4
+
+
+class TooMuch(Exception):
+    """The records found have more bytes than were to be held: ask for fewer."""
+
+
+class RangeReader:
+    """Reads ranges of offsets of many queues. One thread at a time.
+
+    Attributes:
+        apart: queues (indices into ``keys``) that are to be read one by one: they have blocks of their own, or
+            something is not as it should be and the thorough search says what. Nothing of them is in the result.
+    """
+
+    def __init__(self, keys: U64, starts: I64, ends: I64, limit_bytes: int) -> None:
+        """Of queue ``keys[i]`` the records ``[starts[i], ends[i])``, which exist. ``keys`` are sorted and distinct.
+
+        No more than ``limit_bytes`` of records are held: ``TooMuch`` says that there are more.
+        """
+        self._keys = keys
+        self._starts = starts
+        self._wanted_ends = ends
+        self._limit_bytes = limit_bytes
+
+    def _begin(self) -> None:
+        self._ends = self._wanted_ends.copy()  # not found yet: [starts, ends)
+        self._left = np.arange(len(self._keys))  # the queues of which something is not found yet
+        self._found: list[Part] = []
+        self._cuts = Cuts()
+        self._cut_owners: list[int] = []
+        self._pieces: list[tuple[I64, I64, I64]] = []  # of the present source: owners, first offsets, counts
+        self._room_bytes = self._limit_bytes
+        self.apart = np.zeros(len(self._keys), np.bool_)
+
+    def read(self, version: Version) -> Part | None:
+        """The records, ordered by queue and offset, and the queue of each. None when there is nothing.
+
+        Raises ``TooMuch``, ``CorruptFile``, or ``FileNotFoundError`` for a table that was merged away meanwhile.
+        """
+        self._begin()
+        for memtable in version.memtables:
+            if len(self._left) and memtable.record_count:
+                self._from_memtable(memtable)
+                self._close_source()
+        for run in version.runs():
+            if len(self._left):
+                self._from_run(run)
+                self._close_source()
+        self.apart[self._left] = True
+        return self._result()
+
+    def _check_room(self, size_bytes: int) -> None:
+        self._room_bytes -= size_bytes
+        if self._room_bytes < 0:
+            raise TooMuch
+
+    def _close_source(self) -> None:
+        """What a source had must follow on from what is left, all of it."""
+        if self._pieces:
+            owners, offsets, counts = (np.concatenate(values) for values in zip(*self._pieces, strict=True))
+            self._pieces = []
+            first = self._ends.copy()
+            np.minimum.at(first, owners, offsets)
+            self.apart |= self._ends - first != np.bincount(owners, counts, len(self._keys))
+            self._ends = first
+        left = self._left
+        self._left = left[(self._starts[left] < self._ends[left]) & ~self.apart[left]]
+
+    def _from_memtable(self, memtable: Memtable) -> None:
+        left = self._left
+        positions, owners = memtable.find_ranges(self._keys[left], self._starts[left], self._ends[left])
+        if len(positions):
+            self._check_room(int(memtable.lengths_at(positions).sum(dtype=np.int64)))
+            records, owners = memtable.records(positions), left[owners]
+            self._found.append((records, owners))
+            self._pieces.append((owners, records.columns[Column.OFFSET], np.ones(len(owners), np.int64)))
+
+    def _from_run(self, run: Run) -> None:
+        left = self._left
+        halves, marks = bloom_probes(self._keys[left])
+        for table in run.tables:
+            meta = table.meta
+            first, end = self._keys[left].searchsorted(np.array((meta.first_key, meta.last_key + 1), np.uint64))
+            if first < end:
+                index = table.index()
+                may_have = index.may_have_many((halves[first:end], marks[first:end]))
+                self._from_table(table, index, left[first:end][may_have])
+
+    def _from_table(self, table: Table, index: TableIndex, owners: I64) -> None:
+        firsts, counts, alone = index.blocks_of(self._keys[owners], self._starts[owners], self._ends[owners])
+        self.apart[owners[alone]] = True
+        some = (counts > 0) & ~alone
+        if not some.any():
+            return
+        owners, numbers = np.repeat(owners[some], counts[some]), spread(firsts[some], counts[some])
+        few: list[tuple[int, int, int]] = []
+        for group, stop in pairwise((*group_starts(numbers).tolist(), len(numbers))):
+            block = table.block(numbers.item(group))
+            if stop - group > _FEW_QUEUES:
+                self._from_block(block, owners[group:stop])
+            else:
+                self._cut(block, owners[group:stop].tolist(), few)
+        if few:
+            rows = np.array(few, np.int64)
+            self._pieces.append((rows[:, 0], rows[:, 1], rows[:, 2]))
+
+    def _cut(self, block: Block, owners: list[int], pieces: list[tuple[int, int, int]]) -> None:
+        """:meth:`_from_block` for so few queues that arrays are not worth making."""
+        for owner in owners:
+            key = self._keys.item(owner)
+            at, stop = block.span(key)
+            if at < stop:
+                begins = block.offset(at)
+                low = max(begins, self._starts.item(owner))
+                high = min(begins + stop - at, self._ends.item(owner))
+                if low < high:
+                    self._check_room(self._cuts.add(block, key, at + low - begins, at + high - begins))
+                    self._cut_owners.append(owner)
+                    pieces.append((owner, low, high - low))
+
+    def _from_block(self, block: Block, owners: I64) -> None:
+        keys = self._keys[owners]
+        firsts = block.keys.searchsorted(keys)
+        counts = block.keys.searchsorted(keys, "right") - firsts
+        some = counts > 0
+        owners, firsts, counts = owners[some], firsts[some], counts[some]
+        begins = block.offsets[firsts]
+        skips = np.maximum(self._starts[owners] - begins, 0)
+        counts = np.minimum(counts, self._ends[owners] - begins) - skips
+        some = counts > 0
+        if some.any():
+            owners, skips, counts = owners[some], skips[some], counts[some]
+            records = block.chosen(spread(firsts[some] + skips, counts))
+            self._check_room(len(records.payload))
+            self._found.append((records, np.repeat(owners, counts)))
+            self._pieces.append((owners, begins[some] + skips, counts))
+
+    def _result(self) -> Part | None:
+        """All that was found and is not apart, in order."""
+        if len(self._cuts):
+            self._found.append(
+                (
+                    self._cuts.records(),
+                    np.repeat(np.array(self._cut_owners), self._cuts.counts),
+                )
+            )
+        if not self._found:
+            return None
+        records = concatenate([records for records, _ in self._found])
+        owners = np.concatenate([owners for _, owners in self._found])
+        steps = records.columns[Column.OFFSET] - self._starts[owners]
+        bits = int((self._wanted_ends - self._starts).max()).bit_length()
+        order = stable_order((owners << bits | steps).astype(np.uint64))
+        order = order[~self.apart[owners[order]]]
+        if len(order) == 0:
+            return None
+        return select(records, order), owners[order]

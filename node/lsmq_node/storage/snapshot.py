@@ -1,0 +1,112 @@
+"""Snapshots: a shard's tables and state as of one LSN, from which a replica is made.
+
+A snapshot is what a flush leaves: the tables and the checkpoint that one manifest names. This module is its
+description, the *snapshot manifest*; :mod:`.snapshot_source` holds the files on the one side,
+:mod:`.snapshot_target` takes them in on the other, :mod:`.snapshot_install` puts them in a store's place.
+
+The description travels first, and lies beside the files (``incoming/SNAPSHOT``) once all of them are there and
+verified. All integers are little-endian::
+
+    offset width field
+     0      8    magic ``LSMQSNP1``
+     8      4    version (1)
+    12      4    length of the body
+    16      4    crc       CRC32C of version, length and body
+    20      n    body      a msgpack map: epochs, checkpoint_bytes, and the source's manifest as it lies in its file
+
+The tables carry their own checksums, every byte of them under one, and so does the checkpoint; the manifest says
+what each table holds. So nothing is summed up again for a snapshot, however large.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import crc32c
+import msgpack
+
+from lsmq.errors import CorruptFile, UnsupportedFormat
+
+from .checkpoint import checkpoint_name
+from .manifest import Manifest, decode_manifest, encode_manifest
+
+NAME = "SNAPSHOT"
+MAGIC = b"LSMQSNP1"
+VERSION = 1
+HEAD = struct.Struct("<8sIII")
+INCOMING_DIRECTORY = "incoming"
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFile:
+    """A file of a snapshot, by the name it has at the source."""
+
+    name: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotManifest:
+    """What a snapshot is made of.
+
+    Attributes:
+        manifest: of the source, as of the flush.
+        checkpoint_bytes: size of the checkpoint; 0 where nothing was ever flushed, and there is none.
+        epochs: leader epochs that begin before ``applied_lsn``, and the LSN at which each begins.
+    """
+
+    manifest: Manifest
+    checkpoint_bytes: int
+    epochs: tuple[tuple[int, int], ...]
+
+    @property
+    def applied_lsn(self) -> int:
+        """The snapshot holds all that was logged before it, and nothing else."""
+        return self.manifest.flushed_lsn
+
+    @property
+    def files(self) -> tuple[SnapshotFile, ...]:
+        """The checkpoint, then the tables, oldest first."""
+        manifest = self.manifest
+        tables = tuple(SnapshotFile(meta.name, meta.size_bytes) for meta in manifest.tables())
+        if not manifest.checkpoint:
+            return tables
+        return (SnapshotFile(checkpoint_name(manifest.checkpoint), self.checkpoint_bytes), *tables)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+
+def encode_snapshot(snapshot: SnapshotManifest) -> bytes:
+    body: bytes = msgpack.packb(
+        {
+            "epochs": snapshot.epochs,
+            "checkpoint_bytes": snapshot.checkpoint_bytes,
+            "manifest": encode_manifest(snapshot.manifest),
+        }
+    )
+    tail = struct.pack("<II", VERSION, len(body)) + body
+    return HEAD.pack(MAGIC, VERSION, len(body), crc32c.crc32c(tail)) + body
+
+
+def decode_snapshot(raw: bytes, source: str) -> SnapshotManifest:
+    """Raises ``CorruptFile`` or ``UnsupportedFormat``."""
+    if len(raw) < HEAD.size or raw[:8] != MAGIC:
+        raise CorruptFile(f"{source}: not a snapshot manifest ({len(raw)} bytes)", file=source, position=0)
+    _, version, length, crc = HEAD.unpack_from(raw)
+    body = raw[HEAD.size :]
+    if len(body) != length or crc32c.crc32c(struct.pack("<II", version, length) + body) != crc:
+        raise CorruptFile(f"{source}: the snapshot manifest is damaged", file=source, position=HEAD.size)
+    if version != VERSION:
+        raise UnsupportedFormat(
+            f"{source}: snapshot version {version}; this release reads {VERSION}. "
+            "Start the release that wrote it, or a newer one."
+        )
+    values = msgpack.unpackb(body)
+    return SnapshotManifest(
+        decode_manifest(values["manifest"], source),
+        values["checkpoint_bytes"],
+        tuple((epoch, lsn) for epoch, lsn in values["epochs"]),
+    )

@@ -1,0 +1,56 @@
+"""Files that are read past the store's own readers, and therefore kept though the store needs them no more."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from .disk import Disk
+
+_log = logging.getLogger("lsmq.storage")
+
+
+class PinnedFiles:
+    """Removes the files of a directory, those that are held only when nobody holds them any more. Thread-safe.
+
+    It remembers nothing across a restart: what was not removed by then is in no manifest, and recovery removes it.
+    """
+
+    def __init__(self, disk: Disk, directory: Path) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._lock = threading.Lock()
+        self._holders: Counter[str] = Counter()
+        self._unwanted: set[str] = set()
+
+    def hold(self, names: Iterable[str]) -> None:
+        with self._lock:
+            self._holders.update(names)
+
+    def release(self, names: Iterable[str]) -> None:
+        """Once for each time they were held. A file that cannot be removed now is left for recovery."""
+        names = tuple(names)
+        with self._lock:
+            self._holders.subtract(names)
+            free = [name for name in names if not self._holders[name]]
+            for name in free:
+                del self._holders[name]
+            gone = self._unwanted.intersection(free)
+            self._unwanted -= gone
+        for name in sorted(gone):
+            try:
+                self._disk.remove(self._directory / name)
+            except OSError as error:
+                _log.warning("%s: not removed: %s", self._directory / name, error)
+
+    def remove(self, name: str) -> None:
+        """Remove a file that is in no manifest any more, or have it removed later. Raises ``OSError``."""
+        with self._lock:
+            if self._holders[name]:
+                self._unwanted.add(name)
+                return
+            del self._holders[name]
+        self._disk.remove(self._directory / name)

@@ -1,0 +1,214 @@
+"""The taking side of snapshots: files gathered beside a store, which may be open, until they are complete.
+
+They lie in the directory ``incoming`` under the names they have at the source. What has come is kept across
+restarts, without any notes: a file as long as it is. Whether it is the beginning of the file that the source has
+now is for the downloader to find out, by comparing checksums. When all files are complete, each verified by its
+own checksums and synced, ``finish`` writes ``incoming/SNAPSHOT``: from then on it can be installed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import crc32c
+
+from lsmq.errors import CorruptFile, DiskFull, InvalidRequest
+
+from .checkpoint import load_checkpoint
+from .disk import Buffer, Disk, File, OsDisk, replace_file
+from .snapshot import INCOMING_DIRECTORY, NAME, SnapshotFile, SnapshotManifest, encode_snapshot
+from .sstable import FOOTER_BYTES, TableMeta, check_properties, read_footer, stored_batch
+from .table import TableIndex
+
+#: So much is written between two syncs of a file, so that syncing it does not hold up others for long.
+SYNC_BYTES = 16 << 20
+_READ_BYTES = 1 << 20
+
+
+class SnapshotTarget:
+    """A snapshot being gathered in ``path / "incoming"``. One thread at a time; one target a directory."""
+
+    def __init__(self, path: Path, snapshot: SnapshotManifest, *, disk: Disk | None = None) -> None:
+        """Keeps what is there of files of the same name, and removes the rest. Raises ``OSError``."""
+        self.snapshot = snapshot
+        self._disk = disk or OsDisk()
+        self._directory = path / INCOMING_DIRECTORY
+        self._files = {file.name: file for file in snapshot.files}
+        self._metas = {meta.name: meta for meta in snapshot.manifest.tables()}
+        self._complete: set[str] = set()
+        self._held: dict[str, int] = {}
+        self._open: tuple[str, File] | None = None
+        self._unsynced = 0
+        self._disk.make_directory(self._directory)
+        names = self._disk.list(self._directory)
+        if NAME in names:  # what it says is complete will not be, from here on
+            self._disk.remove(self._directory / NAME)
+            self._disk.sync_directory(self._directory)
+        for name in names:
+            if name not in self._files:
+                self._disk.remove(self._directory / name)
+        for name, entry in self._files.items():
+            self._held[name] = min(self._size(name), entry.size_bytes) if name in names else 0
+        self._disk.sync_directory(path)
+
+    def _size(self, name: str) -> int:
+        file = self._disk.open(self._directory / name)
+        try:
+            return file.size()
+        finally:
+            file.close()
+
+    @property
+    def total_bytes(self) -> int:
+        return self.snapshot.total_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """How much is here of all files; of what was here before, some may turn out to be something else."""
+        return sum(self._held.values())
+
+    def missing(self) -> list[SnapshotFile]:
+        """Files that are not complete and verified."""
+        return [file for file in self._files.values() if file.name not in self._complete]
+
+    def is_complete(self, name: str) -> bool:
+        """Whether the file is all here, verified and synced."""
+        return name in self._complete
+
+    def held(self, name: str) -> int:
+        """So many bytes of the file are here, from its beginning on."""
+        return self._held[name]
+
+    def keep(self, name: str, length: int) -> None:
+        """Only the first ``length`` bytes of the file are the source's."""
+        self._held[name] = min(length, self._held[name])
+        self._complete.discard(name)
+
+    def checksum(self, name: str, offset: int, length: int) -> int:
+        """CRC32C of a range that is here, to compare it with the source's."""
+        file, crc, end = self._file(name), 0, offset + length
+        while offset < end:
+            piece = file.pread(min(_READ_BYTES, end - offset), offset)
+            if not piece:
+                break
+            crc = crc32c.crc32c(piece, crc)
+            offset += len(piece)
+        return crc
+
+    def check_space(self, min_free_bytes: int) -> None:
+        """Raises ``DiskFull`` unless what is missing fits, and ``min_free_bytes`` are left then."""
+        free, wanted = self._disk.free_bytes(self._directory), self.total_bytes - self.held_bytes
+        if free < wanted + min_free_bytes:
+            raise DiskFull(
+                f"the snapshot needs {wanted >> 20} MiB more in {self._directory}; {free >> 20} MiB are free, of which "
+                f"{min_free_bytes >> 20} MiB are kept free. Free some space or add a disk.",
+                path=str(self._directory),
+                free_bytes=free,
+            )
+
+    def write(self, name: str, offset: int, piece: Buffer) -> None:
+        """Add the next bytes of a file. Raises ``InvalidRequest`` for any others, ``OSError``."""
+        if offset != self._held[name] or offset + len(piece) > self._files[name].size_bytes:
+            raise InvalidRequest(f"{self._directory / name} ends at {self._held[name]}; bytes came for {offset}")
+        file = self._file(name)
+        file.pwrite(piece, offset)
+        self._held[name] = offset + len(piece)
+        self._unsynced += len(piece)
+        if self._unsynced >= SYNC_BYTES:
+            self._sync(file)
+
+    def complete(self, name: str) -> None:
+        """All of a file is here: verify and sync it.
+
+        Raises ``CorruptFile`` when it is not what it should be; it must then be fetched again from its beginning.
+        """
+        path, size = self._directory / name, self._files[name].size_bytes
+        try:
+            if self._held[name] != size:
+                raise InvalidRequest(f"{path} has {self._held[name]} bytes of {size}")
+            if self._size(name) > size:  # it held another, longer one before
+                raise CorruptFile(f"{path}: longer than {size} bytes", file=str(path), position=size)
+            self._sync(self._file(name))
+            if name in self._metas:
+                verify_table(self._disk, path, self._metas[name])
+            else:
+                self._verify_checkpoint(path)
+        except CorruptFile:
+            self._shut()
+            self._disk.remove(path)
+            self._held[name] = 0
+            raise
+        self._shut()
+        self._complete.add(name)
+
+    def _verify_checkpoint(self, path: Path) -> None:
+        lsn, state = load_checkpoint(self._disk, path)
+        if (lsn, tuple(state.epochs)) != (self.snapshot.applied_lsn, self.snapshot.epochs):
+            raise CorruptFile(f"{path}: the checkpoint is of another snapshot", file=str(path), position=0)
+
+    def finish(self) -> None:
+        """All files are complete: make the snapshot ready to be installed. Durable on return. Raises ``OSError``."""
+        if missing := self.missing():
+            raise InvalidRequest(f"{len(missing)} files of the snapshot are not complete, one is {missing[0].name}")
+        self._disk.sync_directory(self._directory)
+        replace_file(self._disk, self._directory / NAME, encode_snapshot(self.snapshot))
+
+    def close(self) -> None:
+        """Close what is open; what is here stays."""
+        self._shut()
+
+    def _file(self, name: str) -> File:
+        if self._open is None or self._open[0] != name:
+            self._shut()
+            path = self._directory / name
+            there = name in self._disk.list(self._directory)
+            self._open = name, self._disk.open(path, write=True) if there else self._disk.create(path)
+        return self._open[1]
+
+    def _sync(self, file: File) -> None:
+        file.sync()
+        self._unsynced = 0
+
+    def _shut(self) -> None:
+        if self._open is not None:
+            self._open[1].close()
+            self._open = None
+
+
+def verify_table(disk: Disk, path: Path, meta: TableMeta) -> None:
+    """Read a whole table and check every byte of it. Raises ``CorruptFile`` or ``UnsupportedFormat``.
+
+    Unlike reading, which makes a damaged index again from the blocks, this forgives nothing.
+    """
+    source, file = str(path), disk.open(path)
+    try:
+        parts = read_footer(file, source)
+        _expect(source, "footer", parts["size_bytes"], meta.size_bytes)
+        _expect(source, "footer", parts["record_count"], meta.record_count)
+        _expect(source, "index", parts["index_position"], meta.index_position)
+        tail = parts["index_bytes"] + parts["filter_bytes"] + parts["properties_bytes"] + FOOTER_BYTES
+        _expect(source, "footer", parts["index_position"] + tail, meta.size_bytes)
+        position = parts["index_position"]
+        raw = file.pread(meta.size_bytes - position, position)
+        wanted = parts["index_bytes"] + parts["filter_bytes"]
+        index = TableIndex.parse(raw[:wanted], parts["index_bytes"], source, position)
+        check_properties(raw[wanted:-FOOTER_BYTES], source, position + wanted)
+        end = 0
+        records = 0
+        for begin, size in zip(index.positions.tolist(), index.sizes.tolist(), strict=True):
+            _expect(source, "index", begin, end)
+            batch = stored_batch(file.pread(size, begin), source, begin, "block")
+            _expect(source, "block", batch.total_bytes, size)
+            records += batch.record_count
+            end = begin + size
+        _expect(source, "index", end, meta.index_position)
+        _expect(source, "index", records, meta.record_count)
+    finally:
+        file.close()
+
+
+def _expect(source: str, part: str, found: int, expected: int) -> None:
+    if found != expected:
+        raise CorruptFile(
+            f"{source}: its {part} says {found} where the manifest says {expected}", file=source, position=0
+        )

@@ -1,0 +1,269 @@
+"""Rows to records, column by column: Arrow joins header and body of all rows at once.
+
+A record's header is msgpack: ``[key]``, ``[key, tag]`` or ``[key, tag, properties]``. Of a string msgpack needs its
+length in front, and there are few different lengths; so a header is a join of short columns, which Arrow does at
+memory speed. Only properties are packed row by row, of rows that have any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import crc32c
+import msgpack
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import zstandard
+from numpy.typing import NDArray
+
+from lsmq.batch_builder import COLUMN, HEADER, HEADER_BYTES, VERSION, Codec, Column
+from lsmq.errors import EmptyBody, InvalidRequest, MessageTooLarge
+from lsmq.messages import key_hash, tag_hash
+from lsmq_pipeline.errors import SchemaMismatch
+
+I64 = NDArray[np.int64]
+
+_NIL = b"\xc0"
+MAX_PRIORITY = 255
+
+
+@dataclass(slots=True)
+class Rows:
+    """Records to be, as columns of one length. ``queues``: -1 where none is named; ``bytes``: header and body."""
+
+    queues: I64
+    header_lengths: I64
+    lengths: I64
+    key_hashes: NDArray[np.uint64]
+    tag_hashes: NDArray[np.uint32]
+    priorities: NDArray[np.uint8]
+    bytes: Any
+
+    def __len__(self) -> int:
+        return len(self.queues)
+
+    def take(self, places: I64) -> Rows:
+        """These rows, in this order."""
+        return Rows(
+            self.queues[places],
+            self.header_lengths[places],
+            self.lengths[places],
+            self.key_hashes[places],
+            self.tag_hashes[places],
+            self.priorities[places],
+            self.bytes.take(pa.array(places)),
+        )
+
+    def slice(self, start: int, stop: int) -> Rows:
+        """Rows ``[start, stop)``."""
+        return Rows(
+            self.queues[start:stop],
+            self.header_lengths[start:stop],
+            self.lengths[start:stop],
+            self.key_hashes[start:stop],
+            self.tag_hashes[start:stop],
+            self.priorities[start:stop],
+            self.bytes.slice(start, stop - start),
+        )
+
+
+def joined(parts: list[Rows]) -> Rows:
+    """Rows one after another."""
+    if len(parts) == 1:
+        return parts[0]
+    return Rows(
+        np.concatenate([part.queues for part in parts]),
+        np.concatenate([part.header_lengths for part in parts]),
+        np.concatenate([part.lengths for part in parts]),
+        np.concatenate([part.key_hashes for part in parts]),
+        np.concatenate([part.tag_hashes for part in parts]),
+        np.concatenate([part.priorities for part in parts]),
+        pa.concat_arrays([part.bytes for part in parts]),
+    )
+
+
+def to_rows(batch: Any, *, max_message_bytes: int) -> Rows:
+    """An Arrow batch of Spark's as rows. Raises ``SchemaMismatch``, ``EmptyBody``, ``MessageTooLarge`` naming a row."""
+    count = batch.num_rows
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    body = columns["body"].cast(pa.binary())
+    if body.null_count:
+        raise SchemaMismatch("column 'body' has a null; a message needs a body", column="body")
+    keys, tags = _strings(columns.get("key"), count), _strings(columns.get("tag"), count)
+    header = _headers(keys, tags, columns.get("properties"), count)
+    header_lengths = np.zeros(count, np.int64)
+    record = body
+    if header is not None:
+        header_lengths = _lengths(header)
+        record = pc.binary_join_element_wise(header, body, pa.scalar(b"", pa.binary()))
+    lengths = _lengths(record)
+    _check(lengths, header_lengths, max_message_bytes)
+    return Rows(
+        queues=_queues(columns.get("queue"), count),
+        header_lengths=header_lengths,
+        lengths=lengths,
+        key_hashes=_hashes(keys, key_hash, np.uint64, count),
+        tag_hashes=_hashes(tags, tag_hash, np.uint32, count),
+        priorities=_priorities(columns.get("priority"), count),
+        bytes=record,
+    )
+
+
+def _check(lengths: I64, header_lengths: I64, limit: int) -> None:
+    empty = lengths == header_lengths
+    if empty.any():
+        raise EmptyBody(f"row {int(np.argmax(empty))} of an Arrow batch has an empty body; a message needs one byte")
+    if int(lengths.max(initial=0)) > limit:
+        row = int(np.argmax(lengths))
+        raise MessageTooLarge(
+            f"row {row} of an Arrow batch makes a message of {lengths[row]} bytes, the topic's limit is {limit} "
+            "(max_message_bytes)",
+            limit=limit,
+        )
+
+
+def _strings(column: Any, count: int) -> Any:
+    """The column as Arrow strings, None when no row has one."""
+    if column is None or column.null_count == count:
+        return None
+    return column.cast(pa.string())
+
+
+def _lengths(column: Any) -> I64:
+    return pc.binary_length(column).to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
+
+
+def _queues(column: Any, count: int) -> I64:
+    if column is None:
+        return np.full(count, -1, np.int64)
+    found: I64 = column.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
+    if len(found) and int(found.min()) < -1:
+        raise SchemaMismatch(f"column 'queue' has {int(found.min())}; a queue is 0 or more", column="queue")
+    return found
+
+
+def _priorities(column: Any, count: int) -> NDArray[np.uint8]:
+    if column is None:
+        return np.zeros(count, np.uint8)
+    found = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    if count and not 0 <= int(found.min()) <= int(found.max()) <= MAX_PRIORITY:
+        raise SchemaMismatch(f"column 'priority' has values outside 0 to {MAX_PRIORITY}", column="priority")
+    return found.astype(np.uint8)  # type: ignore[no-any-return]
+
+
+def _hashes(strings: Any, hash_of: Callable[[str], int], dtype: Any, count: int) -> NDArray[Any]:
+    """Each string's hash, 0 for none. Each different string is hashed once."""
+    if strings is None:
+        return np.zeros(count, dtype)
+    encoded = strings.dictionary_encode()
+    known = np.array([hash_of(text) for text in encoded.dictionary.to_pylist()] + [0], dtype)
+    places = encoded.indices.cast(pa.int64()).fill_null(len(known) - 1).to_numpy(zero_copy_only=False)
+    return known[places]
+
+
+def _headers(keys: Any, tags: Any, properties: Any, count: int) -> Any:
+    """Each row's header as binary, empty where it has none of the three; None when no row has any."""
+    maps = _packed_maps(properties, count)
+    if keys is None and tags is None and maps is None:
+        return None
+    has_map = np.zeros(count, np.bool_) if maps is None else _lengths(maps) > 0
+    has_tag = has_map | (np.zeros(count, np.bool_) if tags is None else _valid(tags))
+    has_key = has_tag | (np.zeros(count, np.bool_) if keys is None else _valid(keys))
+    marks = np.where(has_map, 0x93, np.where(has_tag, 0x92, np.where(has_key, 0x91, 0)))
+    starts = pa.array([b"", b"\x91", b"\x92", b"\x93"], pa.binary()).take(pa.array(np.maximum(marks - 0x90, 0)))
+    parts = [starts, *_packed_strings(keys, has_key, count), *_packed_strings(tags, has_tag, count)]
+    if maps is not None:
+        parts.append(maps)
+    return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
+
+
+def _valid(column: Any) -> NDArray[np.bool_]:
+    return column.is_valid().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+def _packed_strings(strings: Any, there: NDArray[np.bool_], count: int) -> list[Any]:
+    """Two columns that joined are each row's string in msgpack: nil for null, nothing where not ``there``."""
+    if strings is None:
+        return [pa.array([b"", _NIL], pa.binary()).take(pa.array(there.astype(np.int8)))]
+    lengths = _lengths(strings.fill_null(""))
+    valid = _valid(strings)
+    codes = np.where(valid, lengths + 2, there.astype(np.int64))
+    different, places = np.unique(codes, return_inverse=True)
+    marks = [b"" if code == 0 else _NIL if code == 1 else _string_mark(int(code) - 2) for code in different.tolist()]
+    return [
+        pa.array(marks, pa.binary()).take(pa.array(places.astype(np.int64))),
+        strings.cast(pa.binary()).fill_null(b""),
+    ]
+
+
+def _string_mark(length: int) -> bytes:
+    """What msgpack puts before a string of so many bytes."""
+    if length < 32:
+        return bytes((0xA0 | length,))
+    if length < 1 << 8:
+        return bytes((0xD9, length))
+    if length < 1 << 16:
+        return b"\xda" + length.to_bytes(2, "big")
+    return b"\xdb" + length.to_bytes(4, "big")
+
+
+def _packed_maps(properties: Any, count: int) -> Any:
+    """Each row's properties in msgpack, empty where it has none; None when no row has any."""
+    if properties is None or properties.null_count == count or len(properties.keys) == 0:
+        return None
+    found = properties.to_pylist()
+    packed = []
+    for pairs in found:
+        if pairs and any(value is None for _, value in pairs):
+            raise SchemaMismatch("column 'properties' has a null value; properties are strings", column="properties")
+        packed.append(msgpack.packb(dict(pairs)) if pairs else b"")
+    return pa.array(packed, pa.binary())
+
+
+def encode(rows: Rows, *, producer_id: int, sequence: int, codec: Codec) -> bytes:
+    """The rows as one record batch. They share a shard and name their queues."""
+    columns: list[tuple[Column, NDArray[Any]]] = [
+        (Column.QUEUE, rows.queues),
+        (Column.LENGTH, rows.lengths),
+        (Column.HEADER_LENGTH, rows.header_lengths),
+        (Column.KEY_HASH, rows.key_hashes),
+        (Column.TAG_HASH, rows.tag_hashes),
+        (Column.PRIORITY, rows.priorities),
+    ]
+    directory, deltas = [], []
+    for number, values in columns:
+        if number in (Column.QUEUE, Column.LENGTH) or values.any():
+            entry, delta = _encode_column(number, values)
+            directory.append(entry)
+            deltas.append(delta)
+    payload = _payload(rows.bytes)
+    raw_bytes = len(payload)
+    if codec is Codec.ZSTD:
+        payload = zstandard.compress(payload, 1)
+    rest = b"".join((*directory, *deltas, payload))
+    total = HEADER_BYTES + len(rest)
+    fields = (total, VERSION, codec, len(directory), len(rows), len(payload), raw_bytes, producer_id, 0, sequence)
+    head = HEADER.pack(0, *fields)[4:]
+    return crc32c.crc32c(rest, crc32c.crc32c(head)).to_bytes(4, "little") + head + rest
+
+
+def _encode_column(number: Column, values: NDArray[Any]) -> tuple[bytes, bytes]:
+    low, high = int(values.min()), int(values.max())
+    span = high - low
+    if span == 0:
+        return COLUMN.pack(number, 0, low), b""
+    width = 1 if span < 1 << 8 else 2 if span < 1 << 16 else 4 if span < 1 << 32 else 8
+    return COLUMN.pack(number, width, low), (values - values.dtype.type(low)).astype(f"<u{width}").tobytes()
+
+
+def _payload(records: Any) -> bytes:
+    """All records' bytes one after another, which is how Arrow has them."""
+    if records.null_count:
+        raise InvalidRequest("a record is null")
+    _, bounds, values = records.buffers()
+    ends = np.frombuffer(bounds, np.int32)
+    first, last = int(ends[records.offset]), int(ends[records.offset + len(records)])
+    return values.slice(first, last - first).to_pybytes() if last > first else b""  # type: ignore[no-any-return]

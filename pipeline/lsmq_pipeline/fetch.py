@@ -1,0 +1,214 @@
+"""Reading a split: requests one ahead, rows in an order that is always the same.
+
+A split is read in *windows*: a queue with many messages alone, and else as many queues as make up about one answer.
+The broker answers in whatever order suits it; a window of several queues is therefore collected and put in order of
+queue and offset. So a task that is tried again yields the same rows in the same order, which is what idempotent
+writing rests on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lsmq.errors import Unavailable
+from lsmq.record_batch import Column, RecordBatch, split_batches
+from lsmq.topics import Topic
+from lsmq_pipeline.cluster import Cluster, Want
+from lsmq_pipeline.decode import Records, Span, positions, select, to_arrow
+from lsmq_pipeline.errors import DataLoss
+from lsmq_pipeline.splits import Split
+
+I64 = NDArray[np.int64]
+
+WINDOW_MESSAGES = 10_000
+WINDOW_BYTES = 32 << 20
+STALL_WAIT_MS = 1_000
+_log = logging.getLogger("lsmq")
+
+#: Narrows records down before they become Arrow, and the Arrow batch after.
+Narrow = Callable[[Records], Records]
+NarrowArrow = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchPlan:
+    """What all splits of a read have in common."""
+
+    fail_on_data_loss: bool
+    read_from: str | None
+    fetch_bytes: int
+    deadline_ms: int
+
+
+class _Window:
+    """Queues read together, and how far."""
+
+    def __init__(self, queues: NDArray[Any], starts: I64, ends: I64) -> None:
+        self.queues = queues
+        self.ends = ends
+        self.asked = starts.copy()
+
+    @property
+    def done(self) -> bool:
+        return bool((self.asked >= self.ends).all())
+
+    @property
+    def streams(self) -> bool:
+        """One queue alone comes in order, and is passed on answer by answer."""
+        return len(self.queues) == 1
+
+    def want(self, max_bytes: int, wait_ms: int) -> Want:
+        left = self.asked < self.ends
+        count = int((self.ends - self.asked)[left].sum())
+        return Want(self.queues[left], self.asked[left], min(count, WINDOW_MESSAGES), max_bytes, wait_ms)
+
+    def advance(self, answer: list[RecordBatch]) -> Span | None:
+        """Take the positions out of an answer; what counts of it, None when no queue moved."""
+        for batch in answer:
+            moved = positions(batch)
+            if moved is None:
+                continue
+            places = np.searchsorted(self.queues, moved[0])
+            before = self.asked[places].copy()
+            after = np.maximum(np.minimum(moved[1], self.ends[places]), before)
+            self.asked[places] = after
+            order = np.argsort(moved[0], kind="stable")
+            return Span(moved[0][order], before[order], after[order])
+        return None
+
+
+def windows(split: Split) -> Iterator[_Window]:
+    """The split's queues in windows, which depend on nothing but the split."""
+    limit = WINDOW_MESSAGES
+    if split.mean_bytes:
+        limit = max(1, min(limit, WINDOW_BYTES // split.mean_bytes))
+    counts = split.ends - split.starts
+    first = 0
+    while first < len(counts):
+        # Queues up to the one that would go beyond the limit, and one at least.
+        total = np.cumsum(counts[first : first + limit])
+        stop = first + max(1, int(np.searchsorted(total, limit, side="right")))
+        chosen = slice(first, stop)
+        yield _Window(split.queues[chosen], split.starts[chosen], split.ends[chosen])
+        first = stop
+
+
+class SplitReader:
+    """Reads one split; ``topic`` is the one it was planned for."""
+
+    def __init__(self, cluster: Cluster, split: Split, plan: FetchPlan) -> None:
+        self._cluster = cluster
+        self._split = split
+        self._plan = plan
+        self.topic = Topic.from_dict(split.topic)
+
+    def arrow(self, schema: Any, narrow: Narrow | None = None, after: NarrowArrow | None = None) -> Iterator[Any]:
+        """The messages as Arrow batches of ``schema``, none of them empty.
+
+        Raises ``DataLoss``, ``TopicReplaced``, and what requests raise when the deadline is over.
+        """
+        for found in self.records():
+            records = found if narrow is None else narrow(found)
+            if len(records):
+                batch = to_arrow(records, self.topic, schema)
+                if after is not None:
+                    batch = after(batch)
+                if batch.num_rows:
+                    yield batch
+
+    def records(self) -> Iterator[Records]:
+        """The messages as columns, by windows: within one they may be out of order."""
+        upcoming = windows(self._split)
+        window = next(upcoming, None)
+        future = None if window is None else self._begin(window)
+        collected: list[tuple[list[RecordBatch], Span]] = []
+        stalled_s: float | None = None
+        while window is not None and future is not None:
+            current = window
+            answer = list(split_batches(future.result(), source=f"answer for shard {self._split.shard}"))
+            span = current.advance(answer)
+            if span is None:
+                stalled_s = stalled_s or time.monotonic()
+                self._stalled(current, stalled_s)
+            else:
+                stalled_s = None
+            if current.done:
+                window = next(upcoming, None)
+            # The next answer is on its way while this one is decoded.
+            future = None if window is None else self._begin(window, STALL_WAIT_MS if stalled_s else 0)
+            if span is not None:
+                collected.append(([batch for batch in answer if positions(batch) is None], span))
+            if collected and (current.streams or current.done):
+                found = self._selected(collected)
+                collected = []
+                if found is not None:
+                    yield found
+
+    def _begin(self, window: _Window, wait_ms: int = 0) -> Future[bytes]:
+        want = window.want(self._plan.fetch_bytes, wait_ms)
+        return self._cluster.fetch(self.topic, self._split.shard, want, self._plan.read_from)
+
+    def _selected(self, collected: list[tuple[list[RecordBatch], Span]]) -> Records | None:
+        batches = [batch for found, _ in collected for batch in found]
+        spans = [span for found, span in collected for _ in found]
+        records = select(batches, self.topic, spans)
+        if self._plan.fail_on_data_loss:
+            for found, span in collected:
+                self._check_gaps(found, span, records)
+        return records
+
+    def _check_gaps(self, found: list[RecordBatch], span: Span, records: Records | None) -> None:
+        """Tell retention, which is a loss, from messages that were deleted one by one."""
+        moved = span.ends > span.starts
+        first = np.full(len(span.queues), np.iinfo(np.int64).max)
+        if records is not None:
+            queues, offsets = records.columns[Column.QUEUE], records.columns[Column.OFFSET]
+            inside = span.holds(queues, offsets)
+            places = np.searchsorted(span.queues, queues[inside])
+            np.minimum.at(first, places, offsets[inside])
+        suspect = np.flatnonzero(moved & (first > span.starts))
+        if len(suspect):
+            queues = span.queues[suspect]
+            earliest, _ = self._cluster.bounds_of(self.topic, queues.tolist())
+            self._refuse(queues, span.starts[suspect], earliest, span.starts[suspect] < earliest, "earliest")
+
+    def _stalled(self, window: _Window, since_s: float) -> None:
+        """No queue moved although there should be more: it is gone, or the node asked is behind."""
+        left = window.asked < window.ends
+        _, latest = self._cluster.bounds_of(self.topic, window.queues[left].tolist())
+        lost = latest < window.ends[left]
+        if lost.any():
+            self._refuse(window.queues[left], window.ends[left], latest, lost, "latest")
+            window.ends[left] = np.maximum(np.minimum(window.ends[left], latest), window.asked[left])
+        elif time.monotonic() - since_s > self._plan.deadline_ms / 1000:
+            raise Unavailable(
+                f"shard {self._split.shard} of topic {self.topic.name!r} gave nothing for "
+                f"{self._plan.deadline_ms / 1000:g} s although queue {window.queues[left][0]} has messages from "
+                f"{window.asked[left][0]} to {latest[0]}"
+            )
+
+    def _refuse(self, queues: NDArray[Any], wanted: I64, bounds: I64, lost: NDArray[np.bool_], bound: str) -> None:
+        if not lost.any():
+            return
+        place = int(np.argmax(lost))
+        message = (
+            f"topic {self.topic.name!r} lost messages while it was read: queue {queues[place]} was to be read at "
+            f"{wanted[place]}, its {bound} is {bounds[place]} ({int(np.count_nonzero(lost))} queues so)"
+        )
+        if self._plan.fail_on_data_loss:
+            raise DataLoss(
+                f"{message}; set failOnDataLoss to false to go on with what is there",
+                topic=self.topic.name,
+                queue=int(queues[place]),
+                wanted=int(wanted[place]),
+                **{bound: int(bounds[place])},
+            )
+        _log.warning("%s", message)

@@ -1,0 +1,95 @@
+"""What batch and streaming reads share: bounds of topics to portions, portions to splits, splits to Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pyspark.sql.types import StructType
+
+from lsmq.record_batch import split_batches
+from lsmq.topics import Topic
+from lsmq_pipeline.cluster import Cluster, Want
+from lsmq_pipeline.decode import positions
+from lsmq_pipeline.fetch import FetchPlan, SplitReader
+from lsmq_pipeline.options import ReadOptions
+from lsmq_pipeline.pushdown import Pushed
+from lsmq_pipeline.resolve import select_queues
+from lsmq_pipeline.schema import arrow_schema, message_schema
+from lsmq_pipeline.splits import Split
+
+I64 = NDArray[np.int64]
+
+SAMPLE_QUEUES = 64
+SAMPLE_MESSAGES = 256
+SAMPLE_BYTES = 256 << 10
+
+
+def from_options(options: ReadOptions) -> Pushed:
+    """What the options ask for, in the form of filters: streams have no others."""
+    return Pushed(
+        keys=None if options.keys is None else frozenset(options.keys),
+        tags=None if options.tags is None else frozenset(options.tags),
+    )
+
+
+def fetch_plan(cluster: Cluster, options: ReadOptions) -> FetchPlan:
+    """How tasks fetch. From followers where the nodes can: else the leader is asked, in words all nodes know."""
+    read_from = None
+    if options.read_from != "leader" and cluster.offers_follower_reads():
+        read_from = options.read_from
+    return FetchPlan(
+        fail_on_data_loss=options.fail_on_data_loss,
+        read_from=read_from,
+        fetch_bytes=options.fetch_bytes,
+        deadline_ms=options.connection.deadline_ms,
+    )
+
+
+def chosen_queues(topic: Topic, options: ReadOptions, pushed: Pushed) -> NDArray[np.bool_] | None:
+    """The queues that options and filters leave; None when they leave all."""
+    selected, wanted = select_queues(topic, options.queues), pushed.queue_mask(topic.queues)
+    if selected is None or wanted is None:
+        return wanted if selected is None else selected
+    return selected & wanted
+
+
+def sampled_bytes(cluster: Cluster, topic: Topic, start: I64, end: I64) -> int:
+    """About how large a message is: the mean of a few of some queues that have any. 0 when there are none."""
+    total = count = 0
+    for route in topic.routes:
+        active = np.flatnonzero(end[route.first : route.end] > start[route.first : route.end]) + route.first
+        if len(active) == 0:
+            continue
+        chosen = active[np.linspace(0, len(active) - 1, min(SAMPLE_QUEUES, len(active))).astype(np.int64)]
+        want = Want(chosen, start[chosen], SAMPLE_MESSAGES, SAMPLE_BYTES)
+        answer = cluster.fetch(topic, route.shard, want, None).result()
+        for batch in split_batches(answer, source=f"answer for shard {route.shard}"):
+            if positions(batch) is None:
+                total += len(batch.payload)
+                count += batch.record_count
+    return total // count if count else 0
+
+
+def read_split(
+    options: ReadOptions, plan: FetchPlan, pushed: Pushed, schema: StructType, split: Split
+) -> Iterator[Any]:
+    """One task's work: connect, read, disconnect."""
+    wanted = arrow_schema(schema)
+    extra = pushed.columns_needed() - set(wanted.names)
+    made = wanted
+    if extra:
+        everything = arrow_schema(message_schema())
+        for name in sorted(extra):
+            made = made.append(everything.field(name))
+
+    def exact(batch: Any) -> Any:
+        batch = pushed.exact(batch)
+        return batch.select(wanted.names) if extra else batch
+
+    with Cluster(options.connection) as cluster:
+        narrow = pushed.narrow if pushed.narrows else None
+        after = exact if pushed.columns_needed() else None
+        yield from SplitReader(cluster, split, plan).arrow(made, narrow, after)

@@ -1,0 +1,99 @@
+"""The columns of a message in Spark, and what Arrow calls them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from lsmq_pipeline.errors import SchemaMismatch
+
+COLUMNS: dict[str, DataType] = {
+    "topic": StringType(),
+    "queue": IntegerType(),
+    "offset": LongType(),
+    "key": StringType(),
+    "tag": StringType(),
+    "priority": IntegerType(),
+    "properties": MapType(StringType(), StringType()),
+    "stored_time": TimestampType(),
+    "id": StringType(),
+    "body": BinaryType(),
+}
+
+
+def message_schema(*, include_properties: bool = True) -> StructType:
+    """All columns of a read."""
+    return StructType(
+        [StructField(name, kind) for name, kind in COLUMNS.items() if include_properties or name != "properties"]
+    )
+
+
+def check_read_schema(schema: StructType) -> None:
+    """A user may ask for some of the columns by a schema of his own. Raises :class:`SchemaMismatch`."""
+    for field in schema.fields:
+        kind = COLUMNS.get(field.name)
+        if kind is None:
+            raise SchemaMismatch(
+                f"a message has no column {field.name!r}; it has: {', '.join(COLUMNS)}", column=field.name
+            )
+        if field.dataType != kind:
+            raise SchemaMismatch(
+                f"column {field.name!r} is read as {kind.simpleString()}, not {field.dataType.simpleString()}; "
+                "cast it after reading",
+                column=field.name,
+            )
+
+
+def arrow_schema(schema: StructType) -> Any:
+    """The Arrow schema that Spark expects for this one, to the letter."""
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+#: For each column that a write takes, the types it may have.
+_WRITABLE: dict[str, tuple[str, ...]] = {
+    "body": ("binary", "string"),
+    "key": ("string",),
+    "tag": ("string",),
+    "topic": ("string",),
+    "queue": ("int", "bigint", "smallint", "tinyint"),
+    "priority": ("int", "bigint", "smallint", "tinyint"),
+    "properties": ("map<string,string>",),
+}
+_PASSED_OVER = frozenset({"offset", "id", "stored_time"})
+
+
+def check_write_schema(schema: StructType, *, topic: str | None) -> None:
+    """Whether rows of this schema can be written. Raises :class:`SchemaMismatch` naming the column."""
+    names = [field.name for field in schema.fields]
+    for field in schema.fields:
+        if field.name in _PASSED_OVER:
+            continue
+        kinds = _WRITABLE.get(field.name)
+        if kinds is None:
+            raise SchemaMismatch(
+                f"a message has no column {field.name!r}; drop it, or rename it to one of: {', '.join(_WRITABLE)}",
+                column=field.name,
+            )
+        found = field.dataType.simpleString()
+        if found not in kinds:
+            raise SchemaMismatch(
+                f"column {field.name!r} is {found}; a message takes {' or '.join(kinds)}", column=field.name
+            )
+    if "body" not in names:
+        raise SchemaMismatch(
+            f"there is no column 'body', which is what a message holds; there are: {', '.join(names)}", column="body"
+        )
+    if topic is None and "topic" not in names:
+        raise SchemaMismatch("say where to write: option topic, or a column 'topic'", column="topic")

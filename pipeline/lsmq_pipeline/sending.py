@@ -1,0 +1,240 @@
+"""Writing rows so that a repeated task stores nothing twice.
+
+A *writer* is named by (query, batch, partition): the same name and the same rows in the same order give the same
+record batches, byte for byte, under the same producer ids and sequences, and the broker answers a repeat with the
+first answer. For that the cuts between record batches depend on the rows alone, never on how they arrive.
+
+The broker remembers the last ``PRODUCER_WINDOW`` answers of a producer. So a writer takes a new producer id after
+as many batches of a shard: then every repeat is answered with offsets, and what is stored there is *compared* with
+what was to be stored. Rows that came in another order this time are thereby found out (``InputChanged``) instead of
+being lost in silence, as they would be were sequence numbers trusted alone.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+from numpy.typing import NDArray
+
+from lsmq._transport import Answer
+from lsmq.batch_builder import Codec, Column
+from lsmq.errors import LsmqError, OutOfOrderSequence, StaleSequence, UnknownProducer, UnknownQueue
+from lsmq.record_batch import RecordBatch
+from lsmq.topics import Topic
+from lsmq_pipeline.cluster import Cluster
+from lsmq_pipeline.decode import column, whole
+from lsmq_pipeline.encode import Rows, encode, joined, to_rows
+from lsmq_pipeline.errors import InputChanged
+from lsmq_pipeline.fetch import FetchPlan, SplitReader
+from lsmq_pipeline.options import WriteOptions
+from lsmq_pipeline.splits import Split
+
+I64 = NDArray[np.int64]
+
+PRODUCER_WINDOW = 8  # answers that a broker remembers of a producer
+
+
+@dataclass(frozen=True, slots=True)
+class WriterName:
+    """Who writes: the same for every attempt of a task, another for every other task."""
+
+    query: str
+    batch: int
+    partition: int
+
+    def producer_id(self, topic: Topic, shard: int, group: int) -> int:
+        """Of the ``group``-th run of batches to a shard: 63 bits, never 0."""
+        text = f"{self.query}\0{self.batch}\0{self.partition}\0{topic.id}\0{shard}\0{group}"
+        return (xxhash.xxh3_64_intdigest(text.encode()) >> 1) or 1
+
+    def first_queue(self, topic: Topic) -> int:
+        """Where rows without queue and key begin to go."""
+        return xxhash.xxh3_64_intdigest(f"{self.query}\0{self.batch}\0{self.partition}".encode()) % topic.queues
+
+
+@dataclass(slots=True)
+class Written:
+    """What a task wrote: for the commit message, and for those who ask."""
+
+    messages: int = 0
+    size_bytes: int = 0
+    batches: int = 0
+    repeats: int = 0
+
+
+@dataclass(slots=True)
+class _Lane:
+    """Rows on their way to one shard of a topic; at most one batch of them under way."""
+
+    topic: Topic
+    shard: int
+    waiting: list[Rows] = field(default_factory=list)
+    waiting_count: int = 0
+    waiting_bytes: int = 0
+    batches: int = 0
+    flying: tuple[Future[Answer], Rows] | None = None
+
+
+class TopicWriter:
+    """Writes Arrow batches of one task. Not thread-safe."""
+
+    def __init__(self, cluster: Cluster, options: WriteOptions, name: WriterName) -> None:
+        self._cluster = cluster
+        self._options = options
+        self._name = name
+        self._codec = Codec.ZSTD if options.compression == "zstd" else Codec.NONE
+        self._topics: dict[str, Topic] = {}
+        self._lanes: dict[tuple[str, int], _Lane] = {}
+        self._keyless: dict[str, int] = {}
+        self.written = Written()
+
+    def write(self, batch: Any) -> None:
+        """Take a batch of rows; returns when at most one record batch a shard is not stored yet."""
+        if batch.num_rows == 0:
+            return
+        if self._options.topic is not None:
+            self._write_topic(self._topic(self._options.topic), batch)
+            return
+        encoded = batch.column("topic").cast(pa.string()).dictionary_encode()
+        if encoded.null_count:
+            raise UnknownQueue("column 'topic' has a null; say where each row goes, or use option topic")
+        places = encoded.indices.to_numpy(zero_copy_only=False)
+        for place, name in enumerate(encoded.dictionary.to_pylist()):
+            part = batch.take(pa.array(np.flatnonzero(places == place))) if len(encoded.dictionary) > 1 else batch
+            self._write_topic(self._topic(name), part)
+
+    def finish(self) -> Written:
+        """Write what is left; returns when all is stored."""
+        for lane in self._lanes.values():
+            self._cut(lane, last=True)
+        for lane in self._lanes.values():
+            self._settle(lane)
+        return self.written
+
+    def _topic(self, name: str) -> Topic:
+        topic = self._topics.get(name)
+        if topic is None:
+            topic = self._topics[name] = self._cluster.topic(name)
+        return topic
+
+    def _write_topic(self, topic: Topic, batch: Any) -> None:
+        rows = to_rows(batch, max_message_bytes=topic.max_message_bytes)
+        self._choose_queues(topic, rows)
+        firsts = np.array([route.first for route in topic.routes], np.int64)
+        owners = np.searchsorted(firsts, rows.queues, side="right") - 1
+        for place in np.unique(owners).tolist():
+            chosen = np.flatnonzero(owners == place)
+            part = rows if len(chosen) == len(rows) else rows.take(chosen)
+            shard = topic.routes[place].shard
+            lane = self._lanes.setdefault((topic.name, shard), _Lane(topic, shard))
+            lane.waiting.append(part)
+            lane.waiting_count += len(part)
+            lane.waiting_bytes += int(part.lengths.sum())
+            self._cut(lane, last=False)
+
+    def _choose_queues(self, topic: Topic, rows: Rows) -> None:
+        """Rows that name no queue: by key, as producers do; without one, a batch's worth to each queue in turn."""
+        if int(rows.queues.max()) >= topic.queues:
+            topic.check_queue(int(rows.queues.max()))
+        free = rows.queues < 0
+        if not free.any():
+            return
+        rows.queues = rows.queues.copy()
+        keyed = free & (rows.key_hashes != 0)
+        rows.queues[keyed] = (rows.key_hashes[keyed] % np.uint64(topic.queues)).astype(np.int64)
+        keyless = np.flatnonzero(free & (rows.key_hashes == 0))
+        if len(keyless):
+            seen = self._keyless.get(topic.name, 0)
+            turns = (seen + np.arange(len(keyless))) // self._options.batch_messages
+            rows.queues[keyless] = (self._name.first_queue(topic) + turns) % topic.queues
+            self._keyless[topic.name] = seen + len(keyless)
+
+    def _cut(self, lane: _Lane, *, last: bool) -> None:
+        """Send full batches. Where one ends depends on its rows alone."""
+        options = self._options
+        while lane.waiting_count >= options.batch_messages or lane.waiting_bytes >= options.batch_bytes or last:
+            if lane.waiting_count == 0:
+                return
+            rows = joined(lane.waiting)
+            ends = np.cumsum(rows.lengths[: options.batch_messages])
+            count = min(len(ends), int(np.searchsorted(ends, options.batch_bytes)) + 1)
+            head, rest = (rows, None) if count == len(rows) else (rows.slice(0, count), rows.slice(count, len(rows)))
+            lane.waiting = [] if rest is None else [rest]
+            lane.waiting_count -= len(head)
+            lane.waiting_bytes -= int(head.lengths.sum())
+            self._send(lane, head)
+
+    def _send(self, lane: _Lane, rows: Rows) -> None:
+        self._settle(lane)
+        group, sequence = divmod(lane.batches, PRODUCER_WINDOW)
+        producer_id = self._name.producer_id(lane.topic, lane.shard, group)
+        packed = encode(rows, producer_id=producer_id, sequence=sequence, codec=self._codec)
+        lane.flying = self._cluster.send(lane.topic, lane.shard, packed, self._options.ack), rows
+        lane.batches += 1
+
+    def _settle(self, lane: _Lane) -> None:
+        """Wait for the batch under way, and look at what a repeat had stored."""
+        if lane.flying is None:
+            return
+        (future, rows), lane.flying = lane.flying, None
+        try:
+            answer = future.result()
+        except (StaleSequence, OutOfOrderSequence, UnknownProducer) as error:
+            raise self._lost_identity(lane, error) from error
+        self.written.messages += len(rows)
+        self.written.size_bytes += int(rows.lengths.sum())
+        self.written.batches += 1
+        if "Lsmq-Duplicate" in answer.headers:
+            self.written.repeats += 1
+            self._compare(lane, rows, RecordBatch(answer.body, source="answer to a repeat"))
+
+    def _lost_identity(self, lane: _Lane, error: LsmqError) -> LsmqError:
+        what = f"a task's writes to shard {lane.shard} of topic {lane.topic.name!r}"
+        if isinstance(error, StaleSequence):
+            return InputChanged(
+                f"{what} are stored already, in another number of batches: this attempt came with other rows, or other "
+                f"batch options, than the one before ({error.message})"
+            )
+        return LsmqError(
+            f"{what} cannot go on: the shard has lost what it knew of them, which asynchronous flush and ack=leader "
+            f"allow; rows of this batch may be stored twice when it is tried again ({error.message})"
+        )
+
+    def _compare(self, lane: _Lane, rows: Rows, answer: RecordBatch) -> None:
+        """Raises ``InputChanged`` unless what is stored of an earlier attempt is what this one wanted to store."""
+        if answer.record_count != len(rows):
+            raise self._changed(lane, f"{answer.record_count} rows then, {len(rows)} now")
+        offsets = column(answer, Column.OFFSET, np.int64)
+        order = np.lexsort((offsets, rows.queues))
+        queues, offsets, mine = rows.queues[order], offsets[order], rows.bytes.take(pa.array(order))
+        cuts = np.flatnonzero(np.diff(queues, prepend=-1))
+        stops = np.append(cuts[1:], len(queues)) - 1
+        split = Split(lane.topic.to_dict(), lane.shard, queues[cuts], offsets[cuts], offsets[stops] + 1)
+        plan = FetchPlan(False, None, 8 << 20, self._options.connection.deadline_ms)
+        wanted = _places(queues, offsets)
+        for found in SplitReader(self._cluster, split, plan).records():
+            places = _places(found.columns[Column.QUEUE], found.columns[Column.OFFSET])
+            at = np.minimum(np.searchsorted(wanted, places), len(wanted) - 1)
+            ours = np.flatnonzero(wanted[at] == places)
+            if not whole(found).take(pa.array(ours)).equals(mine.take(pa.array(at[ours]))):
+                raise self._changed(lane, "not the same rows, or not in the same order")
+
+    def _changed(self, lane: _Lane, how: str) -> InputChanged:
+        return InputChanged(
+            f"a repeated task wants to write to shard {lane.shard} of topic {lane.topic.name!r} what is not what its "
+            f"first attempt stored: {how}. Nothing was stored twice. Rows must come in the same order each time: sort within "
+            "partitions after a shuffle (sortWithinPartitions) before writing",
+            topic=lane.topic.name,
+        )
+
+
+def _places(queues: NDArray[Any], offsets: I64) -> NDArray[Any]:
+    """Queue and offset in one sortable value."""
+    places = np.empty(len(queues), np.dtype([("queue", np.int64), ("offset", np.int64)]))
+    places["queue"], places["offset"] = queues, offsets
+    return places

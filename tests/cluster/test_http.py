@@ -1,0 +1,226 @@
+"""The HTTP API of a cluster, as any HTTP client sees it: three real nodes, asked one by one."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lsmq_node.local_cluster import LocalCluster, found_plan
+from support.waiting import eventually
+
+SHARDS = 3
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    directory = tmp_path_factory.mktemp("http") / "cluster"
+    settings = {"segment_bytes": 1 << 20, "memtable_bytes": 4 << 20, "cluster.ack_timeout_ms": 1000}
+    cluster = LocalCluster.found(directory, found_plan(nodes=3, shards=SHARDS, replicas=3, settings=settings))
+    cluster.up()
+    yield cluster
+    cluster.down(delete=True)
+
+
+def ask(url: str, method: str = "GET", body: Any = None) -> tuple[int, Any]:
+    """Status and document of one request, whatever the status."""
+    content = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, content, {"Content-Type": "application/json"}, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            text = answer.read()
+            return answer.status, json.loads(text) if text else None
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def overview(cluster: LocalCluster) -> dict[str, Any]:
+    status, document = ask(f"{cluster.plan.nodes[0].url}/v1/cluster")
+    assert status == 200
+    found: dict[str, Any] = document
+    return found
+
+
+def shard(cluster: LocalCluster, number: int) -> dict[str, Any]:
+    found: dict[str, Any] = overview(cluster)["shards"][number]
+    return found
+
+
+def url_of(cluster: LocalCluster, node: str) -> str:
+    return cluster.plan.node(node).url
+
+
+def settled(cluster: LocalCluster) -> None:
+    """All nodes alive, all replicas in sync, every shard led by its preferred leader."""
+
+    def well() -> bool:
+        found = overview(cluster)
+        return all(node["alive"] for node in found["nodes"]) and all(
+            sorted(entry["in_sync"]) == sorted(entry["replicas"])
+            and entry["leader"] == entry["replicas"][0]
+            and not entry["target"]
+            for entry in found["shards"]
+        )
+
+    eventually(well, "all is well", 60)
+
+
+def send(cluster: LocalCluster, topic: str, queue: int, body: str, **envelope: Any) -> tuple[int, Any]:
+    """To the leader, as the routes of any node name it; again while it changes."""
+    for _ in range(50):
+        _, described = ask(f"{cluster.plan.nodes[0].url}/v1/topics/{topic}")
+        route = next(route for route in described["routes"] if route["first"] <= queue < route["end"])
+        if route["leader"] is not None:
+            message = {"messages": [{"queue": queue, "body": body}], **envelope}
+            status, answer = ask(f"{route['leader']}/v1/topics/{topic}/messages", "POST", message)
+            if status not in (421, 503) or answer["error"]["code"] == "not_enough_replicas":
+                return status, answer
+    return status, answer
+
+
+def test_a_topic_made_at_one_node_is_at_once_there_at_all(cluster: LocalCluster) -> None:
+    urls = [node.url for node in cluster.plan.nodes]
+    for place, url in enumerate(urls):
+        name = f"made-{place}"
+        assert ask(f"{url}/v1/topics/{name}", "PUT", {"queues": 6})[0] == 201
+        for other in urls:
+            status, topic = ask(f"{other}/v1/topics/{name}")
+            assert status == 200 and topic["queues"] == 6
+            assert [route["shard"] for route in topic["routes"]] == [0, 1, 2]
+            assert {route["leader"] for route in topic["routes"]} <= set(urls)
+    assert ask(f"{urls[0]}/v1/topics/made-0", "PUT", {"queues": 7})[1]["error"]["code"] == "topic_exists"
+    assert ask(f"{urls[1]}/v1/topics/made-0", "DELETE")[0] == 204
+    for url in urls:
+        eventually(lambda url=url: ask(f"{url}/v1/topics/made-0")[0] == 404, f"{url} knows that it is gone")  # type: ignore[misc]
+
+
+def test_who_does_not_lead_says_who_does(cluster: LocalCluster) -> None:
+    settled(cluster)
+    ask(f"{cluster.plan.nodes[0].url}/v1/topics/led", "PUT", {"queues": SHARDS})
+    for number in range(SHARDS):
+        leader = shard(cluster, number)["leader"]
+        for node in cluster.plan.nodes:
+            base = f"{node.url}/v1/topics/led"
+            answers = [
+                ask(f"{base}/messages", "POST", {"messages": [{"queue": number, "body": "x"}]}),
+                ask(f"{base}/queues/{number}/messages"),
+                ask(f"{base}/queues/{number}"),
+                ask(f"{node.url}/v1/groups/g/offsets", "POST", {"topic": "led", "queues": [number], "offsets": [0]}),
+            ]
+            if node.id == leader:
+                assert [status for status, _ in answers] == [200] * len(answers), answers
+                continue
+            for status, answer in answers:
+                assert status == 421
+                error = answer["error"]
+                assert error["code"] == "not_leader" and error["retriable"] and error["refresh_route"]
+                assert (error["shard"], error["leader"]) == (number, url_of(cluster, leader))
+                assert error["epoch"] == shard(cluster, number)["epoch"]
+
+
+def test_messages_without_queue_go_to_shards_that_the_node_leads(cluster: LocalCluster) -> None:
+    settled(cluster)
+    ask(f"{cluster.plan.nodes[0].url}/v1/topics/anywhere", "PUT", {"queues": 9})
+    for node in cluster.plan.nodes:
+        messages = [{"body": str(number)} for number in range(10)]
+        status, answer = ask(f"{node.url}/v1/topics/anywhere/messages", "POST", {"messages": messages})
+        assert status == 200
+        led = {entry["id"] for entry in overview(cluster)["shards"] if entry["leader"] == node.id}
+        assert {result["queue"] // 3 for result in answer["results"]} <= led
+
+
+@pytest.mark.parametrize("ack", ["quorum", "leader"])
+def test_a_message_is_read_back_whatever_acknowledged_it(cluster: LocalCluster, ack: str) -> None:
+    name = f"acks-{ack}"
+    ask(f"{cluster.plan.nodes[0].url}/v1/topics/{name}", "PUT", {"queues": 3})
+    status, answer = send(cluster, name, 1, "hello", ack=ack)
+    assert status == 200
+    leader = url_of(cluster, shard(cluster, 1)["leader"])
+    found = ask(f"{leader}/v1/topics/{name}/queues/1/messages?wait_ms=2000")[1]["messages"]
+    assert [message["body"] for message in found] == ["hello"]
+    assert ask(f"{leader}/v1/messages/{answer['results'][0]['id']}")[1]["body"] == "hello"
+
+
+def test_leadership_is_handed_over_and_back(cluster: LocalCluster) -> None:
+    settled(cluster)
+    ask(f"{cluster.plan.nodes[0].url}/v1/topics/handed", "PUT", {"queues": 3})
+    assert send(cluster, "handed", 0, "before")[0] == 200
+    before = shard(cluster, 0)
+    heir = next(node for node in before["in_sync"] if node != before["leader"])
+    admin = f"{cluster.plan.nodes[1].url}/v1/cluster/shards/0/leader"
+    assert ask(admin, "PUT", {"node": heir})[0] == 200
+    eventually(lambda: shard(cluster, 0)["leader"] == heir, "leadership is handed over")
+    assert shard(cluster, 0)["epoch"] > before["epoch"]
+    assert send(cluster, "handed", 0, "after")[0] == 200
+    found = ask(f"{url_of(cluster, heir)}/v1/topics/handed/queues/0/messages")[1]["messages"]
+    assert [message["body"] for message in found] == ["before", "after"]
+    refused = ask(admin, "PUT", {"node": "nobody"})
+    assert refused[0] == 400 and "nobody" in refused[1]["error"]["message"]
+    assert ask(admin, "PUT", {"node": before["leader"]})[0] == 200
+    settled(cluster)
+
+
+def test_too_few_replicas_are_said_so_and_lose_nothing(cluster: LocalCluster) -> None:
+    settled(cluster)
+    ask(f"{cluster.plan.nodes[0].url}/v1/topics/few", "PUT", {"queues": 3})
+    assert send(cluster, "few", 0, "kept")[0] == 200
+    leader = shard(cluster, 0)["leader"]
+    others = [node.id for node in cluster.plan.nodes if node.id != leader]
+    for node in others:
+        cluster.kill(node)
+    body = {"messages": [{"queue": 0, "body": "maybe"}]}
+    # Without a majority nobody may lead for long, and nothing is acknowledged.
+    status, answer = ask(f"{url_of(cluster, leader)}/v1/topics/few/messages", "POST", body)
+    assert status in (421, 503), answer
+    assert answer["error"]["code"] in ("not_enough_replicas", "not_leader", "unavailable")
+    assert answer["error"]["retriable"]
+    for node in others:
+        cluster.start(node)
+    settled(cluster)
+    assert send(cluster, "few", 0, "more")[0] == 200
+    leader_url = url_of(cluster, shard(cluster, 0)["leader"])
+    found = [message["body"] for message in ask(f"{leader_url}/v1/topics/few/queues/0/messages")[1]["messages"]]
+    assert found[0] == "kept" and found[-1] == "more" and set(found) <= {"kept", "maybe", "more"}
+
+
+def test_committed_offsets_survive_the_leader(cluster: LocalCluster) -> None:
+    settled(cluster)
+    ask(f"{cluster.plan.nodes[0].url}/v1/topics/committed", "PUT", {"queues": 3})
+    for number in range(5):
+        assert send(cluster, "committed", 2, str(number))[0] == 200
+    leader = shard(cluster, 2)["leader"]
+    commit = {"topic": "committed", "queues": [2], "offsets": [4]}
+    assert ask(f"{url_of(cluster, leader)}/v1/groups/g/offsets", "POST", commit)[0] == 200
+    cluster.kill(leader)
+    alive = next(node for node in cluster.plan.nodes if node.id != leader)
+
+    def successor() -> Any:
+        return ask(f"{alive.url}/v1/cluster")[1]["shards"][2]["leader"]
+
+    eventually(lambda: successor() not in (None, leader), "another one leads")
+    heir = successor()
+    path = f"{url_of(cluster, heir)}/v1/groups/g/offsets?topic=committed&queues=2"
+    eventually(lambda: ask(path)[0] == 200, "it serves")
+    assert ask(path)[1] == {"queues": [2], "offsets": [4]}
+    cluster.start(leader)
+    settled(cluster)
+
+
+def test_every_node_shows_the_cluster_and_is_ready(cluster: LocalCluster) -> None:
+    settled(cluster)
+    for node in cluster.plan.nodes:
+        status, health = ask(f"{node.url}/readyz")
+        assert (status, health["status"], health["reasons"]) == (200, "ok", [])
+        status, found = ask(f"{node.url}/v1/cluster")
+        assert status == 200 and found["cluster"] == cluster.plan.name
+        assert [entry["id"] for entry in found["nodes"]] == ["n1", "n2", "n3"]
+        assert found["control_leader"] in ("n1", "n2", "n3")
+        figures = ask(f"{node.url}/v1/status")[1]["shards"]
+        assert [entry["shard"] for entry in figures] == [0, 1, 2]
+        assert {entry["role"] for entry in figures} == {"leading", "following"}

@@ -1,0 +1,167 @@
+"""``lsmq cluster``: real clusters of processes, by their command."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lsmq.sync import Client, Consumer, Producer
+from lsmq_node.local_cluster import LocalCluster
+from support.waiting import eventually
+
+
+def run(*arguments: str | Path, code: int = 0) -> str:
+    """Run ``lsmq cluster`` with these; what it printed on standard output, or on standard error if it failed."""
+    command = [sys.executable, "-m", "lsmq", "cluster", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == code, done.stderr + done.stdout
+    return done.stderr if code else done.stdout
+
+
+def status(directory: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run("status", "--dir", directory, "--json"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A cluster of three nodes and three shards, without ZooKeeper, for all tests that leave it well."""
+    directory = tmp_path_factory.mktemp("local") / "cluster"
+    small = ("--set", "segment_bytes=1048576", "--set", "memtable_bytes=4194304")
+    printed = run("up", "--dir", directory, "--zookeeper", "none", *small)
+    assert "LSMQ_URL=http://127.0.0.1:" in printed
+    yield directory
+    run("down", "--dir", directory, "--delete")
+    assert not directory.exists()
+
+
+@pytest.fixture
+def cluster(directory: Path) -> LocalCluster:
+    cluster = LocalCluster(directory)
+    cluster.up()
+    return cluster
+
+
+def test_status_is_what_scripts_rely_on(directory: Path, cluster: LocalCluster) -> None:
+    found = status(directory)
+    assert [node["id"] for node in found["nodes"]] == ["n1", "n2", "n3"]
+    for node in found["nodes"]:
+        os.kill(node["pid"], 0)
+        assert node["url"].startswith("http://127.0.0.1:")
+        assert node["state"] == "running"
+    assert [shard["id"] for shard in found["shards"]] == [0, 1, 2]
+    for shard in found["shards"]:
+        assert shard["leader"] in ("n1", "n2", "n3")
+        assert shard["epoch"] >= 1
+        assert shard["leader"] in shard["in_sync"]
+    assert {shard["leader"] for shard in found["shards"]} == {"n1", "n2", "n3"}, "leaders are spread"
+
+
+def test_the_processes_are_no_children_of_this_terminal(directory: Path, cluster: LocalCluster) -> None:
+    for node in status(directory)["nodes"]:
+        assert os.getsid(node["pid"]) == node["pid"]
+
+
+def test_a_kill_moves_the_leader_and_a_start_brings_the_node_back(directory: Path, cluster: LocalCluster) -> None:
+    before = cluster.status()
+    victim = before.shards[0].leader
+    assert victim is not None
+    urls = [node.url for node in before.nodes]
+    with Client(urls) as client:
+        client.create_topic("kept", queues=6)
+        with Producer(client, "kept", ack="quorum") as producer:
+            for number in range(60):
+                producer.send(f"{number}", queue=number % 6)
+        assert f"{victim} killed (pid {before.node(victim).pid})" in run("kill", victim, "--dir", directory)
+        state = next(node for node in status(directory)["nodes"] if node["id"] == victim)
+        assert (state["state"], state["pid"]) == ("stopped", None)
+        with Producer(client, "kept", ack="quorum") as producer:
+            for number in range(60, 120):
+                producer.send(f"{number}", queue=number % 6)
+        after = cluster.status()
+        assert after.shards[0].leader not in (victim, None)
+        assert after.shards[0].epoch > before.shards[0].epoch
+        run("start", victim, "--dir", directory)
+        cluster.wait_ready()
+        with Consumer(client, "kept", start="earliest") as consumer:
+            got = {int(message.body) for message in _take(consumer, 120)}
+        assert got == set(range(120))
+    eventually(lambda: all(len(shard.in_sync) == 3 for shard in cluster.status().shards), "all are in sync again")
+
+
+def _take(consumer: Consumer, count: int) -> list[Any]:
+    found: list[Any] = []
+    while len(found) < count:
+        found += consumer.poll(count, timeout_ms=20_000)
+    return found
+
+
+def test_pausing_is_shown_and_resuming_heals(directory: Path, cluster: LocalCluster) -> None:
+    run("pause", "n2", "--dir", directory)
+    try:
+        assert next(node for node in status(directory)["nodes"] if node["id"] == "n2")["state"] == "paused"
+    finally:
+        run("resume", "n2", "--dir", directory)
+    cluster.wait_ready()
+
+
+def test_up_starts_what_is_down_on_the_same_ports(directory: Path, cluster: LocalCluster) -> None:
+    before = status(directory)
+    run("stop", "n1", "--dir", directory)
+    run("kill", "n3", "--dir", directory)
+    assert "n3 is not running" in run("kill", "n3", "--dir", directory, code=1)
+    after = json.loads(run("up", "--dir", directory, "--json"))
+    assert [node["url"] for node in after["nodes"]] == [node["url"] for node in before["nodes"]]
+    assert [node["pid"] for node in after["nodes"]][1] == before["nodes"][1]["pid"]
+    assert [node["state"] for node in after["nodes"]] == ["running"] * 3
+
+
+def test_what_was_founded_otherwise_is_refused(directory: Path, cluster: LocalCluster) -> None:
+    assert "it has shards 3, not 5" in run("up", "--dir", directory, "--shards", "5", code=1)
+    assert "there is no node 'n9'" in run("kill", "n9", "--dir", directory, code=1)
+
+
+def test_each_node_has_a_file_that_explains_itself(directory: Path, cluster: LocalCluster) -> None:
+    text = (directory / "n2" / "node.toml").read_text()
+    assert tomllib.loads(text)["cluster"]["node"] == "n2"
+    assert "# Hazard: " in text
+
+
+def test_a_directory_without_a_cluster_says_what_to_do(tmp_path: Path) -> None:
+    assert "lsmq cluster up --dir" in run("status", "--dir", tmp_path, code=1)
+
+
+def test_a_node_that_cannot_start_shows_the_end_of_its_log(tmp_path: Path) -> None:
+    from lsmq_node.local_cluster import NodeEnded, found_plan
+
+    cluster = LocalCluster.found(tmp_path / "c", found_plan(nodes=1, replicas=1, shards=1))
+    (tmp_path / "c" / "secret").write_text("short\n")
+    try:
+        with pytest.raises(NodeEnded) as raised:
+            cluster.up()
+        assert "error: secret_unusable" in raised.value.message
+    finally:
+        cluster.down(delete=True)
+
+
+def test_a_cluster_with_its_own_zookeeper(tmp_path: Path) -> None:
+    directory = tmp_path / "c"
+    run("up", "--dir", directory, "--nodes", "1", "--replicas", "1", "--shards", "2", "--zookeeper", "local")
+    try:
+        hosts = status(directory)["zookeeper"]
+        assert hosts
+        with Client(zookeeper=hosts, cache_dir=tmp_path / "routes") as client:
+            client.create_topic("t", queues=2)
+            with Producer(client, "t") as producer:
+                assert producer.send_and_wait("x").offset == 0
+    finally:
+        run("down", "--dir", directory, "--delete")
+    assert not directory.exists()

@@ -1,0 +1,256 @@
+"""Replicas whose disk fails, fills up, forgets or lies."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lsmq.errors import DiskFull, LsmqError, NotLeader, ShardStopped
+from lsmq_node.broker.topology import Ack
+from lsmq_node.cluster.record import NAME, decode_record
+from lsmq_node.replication import Role
+from storage.harness import KIB, bodies, body, small, tiny
+from support.sim_disk import SimDisk
+
+from .replica_group import Group, batch, group, run, until
+
+MEGABYTE = 1 << 20
+
+
+async def fill(nodes: Group, name: str, count: int, size: int = 6_000) -> None:
+    for number in range(count):
+        await nodes.put(nodes[name], body(number, size), queue=number % 4)
+
+
+async def ready(nodes: Group, name: str = "a") -> None:
+    leader = await nodes.lead(name)
+    await nodes.all_in_sync()
+    await nodes.make_topic(leader)
+
+
+@pytest.mark.parametrize("victim", ["a", "b"])
+def test_a_failed_fsync_ends_the_replica_and_the_others_go_on(tmp_path: Path, victim: str) -> None:
+    async def test() -> None:
+        async with group(tmp_path, start=False) as nodes:
+            disk = nodes.sites[victim].disk = SimDisk(tmp_path)
+            for name in nodes.sites:
+                await nodes.start(name)
+            await ready(nodes)
+            await nodes.put(nodes["a"], b"one")
+            disk.at(1, errno.EIO, ("sync",), lasting=True)
+            write = nodes["a"].wait(nodes["a"].store.append(1, batch(b"two")), Ack.QUORUM)
+            if victim == "a":
+                with pytest.raises((ShardStopped, NotLeader)):
+                    await write
+                await until(lambda: nodes["a"].role is Role.HALTED, "a gives up")
+                with pytest.raises(LsmqError):
+                    nodes["a"].check_writable(Ack.QUORUM)
+            else:
+                await write
+            leader = await nodes.lead("c", without=(victim,))
+            await nodes.put(leader, b"three")
+            assert nodes[victim].role is Role.HALTED
+            assert nodes[victim].failure is not None
+            found = list(bodies(leader.store, 1, 0).values())
+            assert [content for content in found if content != b"two"] == [b"one", b"three"]
+            assert victim == "a" or b"two" in found
+
+    run(test)
+
+
+def test_a_full_disk_of_the_leader_drops_a_write_and_takes_the_next(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with group(tmp_path, start=False) as nodes:
+            disk = nodes.sites["a"].disk = SimDisk(tmp_path)
+            for name in nodes.sites:
+                await nodes.start(name)
+            await ready(nodes)
+            await nodes.put(nodes["a"], b"one")
+            disk.at(1, errno.ENOSPC, ("pwrite", "write"))
+            with pytest.raises(DiskFull):
+                await nodes.put(nodes["a"], b"two")
+            assert nodes["a"].role is Role.LEADING
+            await until(lambda: not nodes["a"].store.disk_full, "there is space again")
+            await nodes.put(nodes["a"], b"three")
+            assert bodies(nodes["a"].store, 1, 0) == {0: b"one", 1: b"three"}
+            await nodes.equal()
+
+    run(test)
+
+
+def test_a_full_disk_of_a_follower_makes_it_wait_and_come_back(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with group(tmp_path, start=False) as nodes:
+            disk = nodes.sites["b"].disk = SimDisk(tmp_path)
+            for name in nodes.sites:
+                await nodes.start(name)
+            await ready(nodes)
+            await nodes.put(nodes["a"], b"one")
+            disk.capacity_bytes = disk.used_bytes
+            await fill(nodes, "a", 60)
+            await until(lambda: {member.node for member in nodes.view.in_sync} == {"a", "c"}, "b leaves the set")
+            await nodes.put(nodes["a"], b"without b")
+            assert nodes["b"].failure is None
+            disk.capacity_bytes = 1 << 40
+            await nodes.all_in_sync()
+            await nodes.equal()
+
+    run(test)
+
+
+def test_an_emptied_disk_is_another_member_and_is_filled_again(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with group(tmp_path) as nodes:
+            await ready(nodes)
+            await fill(nodes, "a", 20)
+            former = nodes["b"].incarnation
+            await nodes.stop("b")
+            shutil.rmtree(nodes.sites["b"].path)
+            await nodes.start("b")
+            await until(lambda: nodes.view.listed("b") not in (None, former), "it joins under another name")
+            await nodes.put(nodes["a"], b"more")
+            await nodes.equal()
+
+    run(test)
+
+
+def test_a_follower_that_was_away_for_long_gets_table_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lsmq_node.cluster.shell.KEEP_BYTES", 0)
+
+    async def test() -> None:
+        async with group(tmp_path, options=tiny(wal_keep_bytes=64 * KIB), start=False) as nodes:
+            nodes.timings = replace(nodes.timings, window_bytes=32 * KIB)  # and so much is in memory
+            for name in nodes.sites:
+                await nodes.start(name)
+            await ready(nodes)
+            await fill(nodes, "a", 10)
+            await nodes.stop("b")
+            away = nodes.sites["b"].path
+            await fill(nodes, "a", 80)
+            await until(
+                lambda: nodes["a"].store.replica.first_lsn() > 64 * KIB, "the log that b would need is recycled"
+            )
+            await nodes.start("b")
+            await nodes.all_in_sync()
+            assert nodes["b"].store.replica.first_lsn() > 64 * KIB
+            await fill(nodes, "a", 5)
+            await nodes.equal()
+            await nodes.stop("b")
+            await nodes.start("b")
+            await nodes.all_in_sync()
+            await nodes.equal()
+            assert decode_record((away / NAME).read_bytes(), "") is not None
+
+    run(test)
+
+
+def flip(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 0x10
+    path.write_bytes(content)
+
+
+def test_a_log_damaged_in_the_middle_is_replaced_after_leaving_the_set(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with group(tmp_path, options=small(segment_bytes=4 * MEGABYTE)) as nodes:
+            await ready(nodes)
+            await fill(nodes, "a", 30)
+            former = nodes["b"].incarnation
+            await nodes.stop("b")
+            (segment,) = sorted((nodes.sites["b"].path / "wal").glob("*.wal"))[:1]
+            flip(segment, 50_000)
+            await nodes.start("b")
+            await until(lambda: nodes.view.listed("b") not in (None, former), "it joins under another name")
+            await nodes.put(nodes["a"], b"more")
+            await nodes.equal()
+
+    run(test)
+
+
+def test_damaged_tables_are_set_aside_and_fetched_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lsmq_node.cluster.shell.KEEP_BYTES", 0)
+
+    async def test() -> None:
+        async with group(tmp_path, options=tiny(wal_keep_bytes=64 * KIB)) as nodes:
+            await ready(nodes)
+            await fill(nodes, "a", 60)
+            nodes["b"].store.flush()
+            former, epoch = nodes["b"].incarnation, nodes["b"].epoch
+            await nodes.stop("b")
+            path = nodes.sites["b"].path
+            flip(path / "MANIFEST", 30)
+            await nodes.start("b")
+            assert nodes["b"].epoch >= epoch, "what was promised holds"
+            await until(lambda: nodes.view.listed("b") not in (None, former), "it joins under another name")
+            await nodes.put(nodes["a"], b"more")
+            await nodes.equal()
+            assert [item.name.startswith(f"{path.name}.damaged-") for item in path.parent.iterdir()].count(True) == 1
+
+    run(test)
+
+
+def test_the_only_member_with_a_damaged_log_waits_and_changes_nothing(tmp_path: Path) -> None:
+    async def test() -> None:
+        names = ("a",)
+        async with group(tmp_path, names=names, min_in_sync=1, options=small(segment_bytes=4 * MEGABYTE)) as nodes:
+            await nodes.lead("a")
+            await nodes.make_topic(nodes["a"])
+            await fill(nodes, "a", 30)
+            await nodes.stop("a")
+            (segment,) = sorted((nodes.sites["a"].path / "wal").glob("*.wal"))[:1]
+            flip(segment, 50_000)
+            damaged = segment.read_bytes()
+            await nodes.start("a")
+            nodes.elect("a")
+            await until(lambda: nodes["a"].role is Role.WAITING, "it waits")
+            with pytest.raises(NotLeader):
+                nodes["a"].check_writable(Ack.LEADER)
+            assert segment.read_bytes() == damaged
+            await nodes.stop("a")
+            assert segment.read_bytes() == damaged
+
+    run(test)
+
+
+def test_bytes_that_were_damaged_on_their_way_are_asked_for_again(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with group(tmp_path) as nodes:
+            await ready(nodes)
+            nodes.spoiled = {"b"}
+            incarnation = nodes["b"].incarnation
+            await fill(nodes, "a", 20)
+            assert not nodes.spoiled
+            await nodes.all_in_sync()
+            await nodes.equal()
+            assert nodes["b"].incarnation == incarnation
+
+    run(test)
+
+
+def test_a_full_disk_does_not_keep_a_replica_from_promising(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with group(tmp_path, start=False) as nodes:
+            disk = nodes.sites["b"].disk = SimDisk(tmp_path)
+            for name in nodes.sites:
+                await nodes.start(name)
+            await ready(nodes)
+            await fill(nodes, "a", 3)
+            disk.at(1, errno.ENOSPC, ("preallocate",), lasting=True)
+            await fill(nodes, "a", 30)
+            await until(lambda: {member.node for member in nodes.view.in_sync} == {"a", "c"}, "b leaves the set")
+            await nodes.stop("a")
+            nodes.elect("c", without=("a",))
+            await until(lambda: nodes["c"].role is Role.LEADING, "b promises, and c begins its epoch")
+            assert nodes["b"].failure is None
+            disk.heal()
+            await until(lambda: nodes["c"].serving, "b makes up the number")
+            await nodes.start("a")
+            await nodes.all_in_sync()
+            await nodes.put(nodes["c"], b"more")
+            await nodes.equal()
+
+    run(test)

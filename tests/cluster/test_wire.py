@@ -1,0 +1,132 @@
+"""Messages between nodes as bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lsmq_node.cluster.wire import HEAD, HEAD_BYTES, BadMessage, Decoder, Kind, Received, encode
+from lsmq_node.replication import EpochHistory, LogPosition, Message, Session
+from lsmq_node.replication.messages import (
+    Frame,
+    Hello,
+    Progress,
+    Promise,
+    PromiseRefusal,
+    PromiseRequest,
+    Rejoin,
+    Stale,
+    TakeNewIncarnation,
+    TakeSnapshot,
+    Welcome,
+)
+from storage.harness import profile
+
+numbers = st.integers(0, (1 << 63) - 1)
+names = st.text(min_size=1, max_size=20)
+sessions = st.builds(Session, numbers, numbers)
+positions = st.builds(LogPosition, numbers, numbers)
+histories = st.lists(st.tuples(numbers, numbers), max_size=5).map(
+    lambda pairs: EpochHistory.of(
+        tuple(zip(sorted({epoch + 1 for epoch, _ in pairs}), sorted(lsn for _, lsn in pairs), strict=False))
+    )
+)
+frames = st.builds(
+    lambda session, epoch, lsn, size, high: Frame(session, epoch, lsn, lsn + size, high),
+    sessions,
+    numbers,
+    st.integers(0, 1 << 50),
+    st.integers(0, 300),
+    numbers,
+)
+messages: st.SearchStrategy[Message] = st.one_of(
+    frames,
+    st.builds(Hello, sessions, numbers, numbers, histories, numbers, st.booleans()),
+    st.builds(Welcome, sessions, numbers, numbers, histories, numbers),
+    st.builds(TakeSnapshot, sessions, numbers, numbers),
+    st.builds(TakeNewIncarnation, sessions, numbers, numbers),
+    st.builds(Rejoin, sessions, numbers),
+    st.builds(Stale, numbers, names),
+    st.builds(Progress, sessions, numbers, numbers, numbers),
+    st.builds(PromiseRequest, numbers),
+    st.builds(Promise, numbers, numbers, positions),
+    st.builds(PromiseRefusal, numbers, numbers, st.none() | names),
+)
+
+
+def sent(shard: int, message: Message) -> tuple[bytes, bytes]:
+    payload = bytes(range(256)) * 2 if type(message) is Frame else b""
+    payload = payload[: message.end_lsn - message.lsn] if type(message) is Frame else b""
+    return encode(shard, message, len(payload)) + payload, payload
+
+
+def received(pieces: list[bytes]) -> list[Received]:
+    decoder = Decoder()
+    return [item for piece in pieces for item in decoder.feed(piece)]
+
+
+@profile(150)
+@given(
+    st.lists(st.tuples(st.integers(0, 255), messages), min_size=1, max_size=6),
+    st.lists(st.integers(1, 400), min_size=1, max_size=30),
+)
+def test_what_is_sent_is_received_however_it_is_cut(sent_messages: list[tuple[int, Message]], cuts: list[int]) -> None:
+    parts = [sent(shard, message) for shard, message in sent_messages]
+    stream = b"".join(whole for whole, _ in parts)
+    pieces, at, turn = [], 0, 0
+    while at < len(stream):
+        pieces.append(stream[at : at + cuts[turn % len(cuts)]])
+        at, turn = at + cuts[turn % len(cuts)], turn + 1
+    found = [(shard, message, bytes(payload)) for shard, message, payload in received(pieces)]
+    expected = [(*item, payload) for item, (_, payload) in zip(sent_messages, parts, strict=True)]
+    assert found == expected
+
+
+@profile(200)
+@given(messages, st.data())
+def test_damaged_bytes_are_an_error_or_another_message_and_never_a_crash(message: Message, data: st.DataObject) -> None:
+    whole = bytearray(sent(1, message)[0])
+    at = data.draw(st.integers(0, len(whole) - 1))
+    whole[at] ^= 1 << data.draw(st.integers(0, 7))
+    try:
+        for item in received([bytes(whole)]):
+            assert isinstance(item.message, Message)
+    except BadMessage as error:
+        assert error.code == "bad_message"
+
+
+def raw(kind: int, body: bytes, *, version: int = 1, payload: int = 0) -> bytes:
+    return HEAD.pack(version, kind, 0, len(body), payload) + body
+
+
+@pytest.mark.parametrize(
+    ("stream", "reason"),
+    [
+        (raw(99, b"\x90"), "no message has kind 99"),
+        (raw(Kind.PROGRESS, b"\x90", version=2), "version 2"),
+        (raw(Kind.PROGRESS, b"\x90"), "0 fields"),
+        (raw(Kind.PROGRESS, b"\xc1"), "PROGRESS cannot be read"),
+        (raw(Kind.PROMISE_REQUEST, b"\x91\xff"), "no number"),
+        (raw(Kind.PROMISE_REQUEST, b"\x91\x07", payload=3) + b"abc", "3 bytes came with"),
+        (HEAD.pack(1, Kind.FRAME, 0, 5, 1 << 31), "at most"),
+    ],
+)
+def test_what_is_no_message_is_refused_with_the_reason(stream: bytes, reason: str) -> None:
+    with pytest.raises(BadMessage, match=reason):
+        received([stream])
+
+
+GOLDEN: list[tuple[Any, str]] = [
+    (Progress(Session(2, 3), 4, 5, 6), "010807000000070000000000000094920203040506"),
+    (PromiseRefusal(9, 10, None), "010b07000000040000000000000093090ac0"),
+    (Stale(8, "n2"), "01060700000005000000000000009208a26e32"),
+]
+
+
+@pytest.mark.parametrize(("message", "expected"), GOLDEN)
+def test_the_bytes_of_a_message_stay_what_they_are(message: Message, expected: str) -> None:
+    assert encode(7, message).hex() == expected
+    assert HEAD_BYTES == 14

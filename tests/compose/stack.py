@@ -1,0 +1,175 @@
+"""The Compose file, run for real: a project of its own, on ports of its own, on locally made base images."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lsmq_coordinator.zookeeper_server import free_ports
+
+ROOT = Path(__file__).parents[2]
+COMPOSE_DIRECTORY = ROOT / "compose"
+NODES = ("n1", "n2", "n3")
+ZOOKEEPERS = ("zk1", "zk2", "zk3")
+#: The image of the tested tree. It keeps its name, so that the next run builds on its layers.
+IMAGE = "lsmq-tested:latest"
+
+_PUBLISHED = """
+import sys
+from kazoo.client import KazooClient
+client = KazooClient(sys.argv[1])
+client.start(timeout=20)
+print(client.get(sys.argv[2])[0].decode())
+client.stop()
+"""
+
+
+class CannotRunDocker(Exception):
+    """This machine cannot run containers; the message says why."""
+
+
+@contextmanager
+def docker_daemon() -> Iterator[None]:
+    """Have a Docker daemon answer. One that had to be started for it is ended. Raises ``CannotRunDocker``."""
+    script = COMPOSE_DIRECTORY / "local-docker"
+    started = subprocess.run([script, "start"], capture_output=True, text=True, check=False)
+    if started.returncode:
+        raise CannotRunDocker(" ".join(started.stderr.split()))
+    try:
+        yield
+    finally:
+        if started.stdout:
+            subprocess.run([script, "stop"], check=True)
+
+
+def make_local_images() -> bool:
+    """Make base images, so that a registry that is away fails nothing; False where that takes rights we lack."""
+    if os.getuid() != 0:
+        return False
+    made = subprocess.run([COMPOSE_DIRECTORY / "local-images"], stderr=subprocess.PIPE, text=True, check=False)
+    assert made.returncode == 0, made.stderr
+    return True
+
+
+def compose_command() -> list[str]:
+    """The plugin, else the program of its own."""
+    if subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode == 0:
+        return ["docker", "compose"]
+    assert shutil.which("docker-compose") is not None
+    return ["docker-compose"]
+
+
+class Stack:
+    """One project of ``compose/docker-compose.yml``. Ports, names and images come by the environment."""
+
+    def __init__(self, *, local_images: bool) -> None:
+        self.project = f"lsmq-test-{uuid.uuid4().hex[:8]}"
+        ports = free_ports(4)
+        self.urls = {node: f"http://localhost:{port}" for node, port in zip((*NODES, "n4"), ports, strict=True)}
+        settings = {
+            "COMPOSE_PROJECT_NAME": self.project,
+            "NODE_IMAGE": IMAGE,
+            "NODE_CPUS": str(min(2, os.cpu_count() or 1)),
+            **{f"N{number}_PORT": str(port) for number, port in enumerate(ports, 1)},
+        }
+        if local_images:
+            settings |= {"PYTHON_IMAGE": "lsmq-local/python", "ZOOKEEPER_IMAGE": "lsmq-local/zookeeper"}
+        self._environment = os.environ | settings
+        self._command = compose_command()
+
+    def compose(self, *arguments: str, **options: Any) -> str:
+        """Run Compose from its directory, as README.md says; what it printed."""
+        return self._run([*self._command, *arguments], **options)
+
+    def docker(self, *arguments: str) -> str:
+        return self._run(["docker", *arguments])
+
+    def container(self, service: str) -> str:
+        """The name of a service's container."""
+        return f"{self.project}-{service}"
+
+    def kill(self, service: str) -> None:
+        self.docker("kill", self.container(service))
+
+    def start(self, service: str) -> None:
+        self.docker("start", self.container(service))
+
+    def ready(self, node: str) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.urls[node]}/readyz", timeout=2) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+    def overview(self, node: str) -> dict[str, Any]:
+        """GET /v1/cluster"""
+        with urllib.request.urlopen(f"{self.urls[node]}/v1/cluster", timeout=5) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
+
+    def shards(self, node: str) -> dict[int, dict[str, Any]]:
+        """The shards as a node knows them; none while it does not answer."""
+        try:
+            return {shard["id"]: shard for shard in self.overview(node)["shards"]}
+        except OSError:
+            return {}
+
+    @contextmanager
+    def up(self) -> Iterator[None]:
+        """All containers started; removed with all that is theirs afterwards, their logs printed on failure."""
+        try:
+            self.compose("up", "--detach")
+            yield
+        except BaseException:
+            print(self._run([*self._command, "logs", "--no-color", "--tail", "40"], check=False))
+            raise
+        finally:
+            self.compose("--profile", "n4", "down", "--volumes", "--timeout", "10")
+
+    def health(self, service: str) -> str:
+        return self.docker("inspect", "--format", "{{.State.Health.Status}}", self.container(service)).strip()
+
+    def published(self, node: str) -> dict[str, Any]:
+        """The document that clients find in ZooKeeper, read from within the private network."""
+        hosts = ",".join(f"{zookeeper}-inside:2181" for zookeeper in ZOOKEEPERS)
+        found: dict[str, Any] = json.loads(
+            self.docker("exec", self.container(node), "python", "-c", _PUBLISHED, hosts, "/lsmq/lsmq/cluster")
+        )
+        return found
+
+    def leftovers(self) -> str:
+        """Containers, volumes and networks of the project that are still there."""
+        of_project = ("--quiet", "--filter", f"label=com.docker.compose.project={self.project}")
+        kinds = (("ps", "--all"), ("volume", "ls"), ("network", "ls"))
+        return "".join(self.docker(*kind, *of_project) for kind in kinds)
+
+    def _run(self, command: list[str], *, check: bool = True, stdin: str | None = None) -> str:
+        done = subprocess.run(
+            command,
+            cwd=COMPOSE_DIRECTORY,
+            env=self._environment,
+            input=stdin,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert not check or done.returncode == 0, f"{' '.join(command)}: {done.returncode}\n{done.stderr}{done.stdout}"
+        return done.stdout
+
+
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> float:
+    """Seconds until the condition held. Asked now and then: a question may cost a process."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() < began + timeout_s, f"in {timeout_s} s it never came true that {what}"
+        time.sleep(0.1)
+    return time.monotonic() - began

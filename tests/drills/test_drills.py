@@ -1,0 +1,60 @@
+"""A short form of every drill, on real clusters of processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lsmq_node.drills import DRILLS, print_report, run_drill
+
+DRILLS_BY_NAME = (
+    "kill-leader",
+    "kill-follower",
+    "pause-leader",
+    "partition-leader",
+    "isolate-minority",
+    "rolling-restart",
+    "kill-all-power",
+    "zookeeper-outage",
+    "disk-full-follower",
+    "lost-disk",
+    "add-node",
+    "drain-node",
+)
+
+
+def test_every_drill_is_tested() -> None:
+    assert tuple(DRILLS) == DRILLS_BY_NAME
+
+
+def lsmq(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "lsmq", *arguments], capture_output=True, text=True, timeout=60)
+
+
+def test_the_command_lists_the_drills() -> None:
+    listed = lsmq("drill")
+    assert listed.returncode == 0, listed.stderr
+    assert tuple(line.split()[0] for line in listed.stdout.splitlines()) == DRILLS_BY_NAME
+
+
+def test_an_unknown_drill_is_wrong_usage() -> None:
+    refused = lsmq("drill", "kill-leaders")
+    assert refused.returncode == 2
+    assert "kill-leader, kill-follower" in refused.stderr
+
+
+def test_every_drill_stands_in_the_page_on_operations() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    assert [name for name in DRILLS if f"| `{name}` |" not in page] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DRILLS_BY_NAME)
+def test_nothing_is_lost_in(name: str, tmp_path: Path) -> None:
+    report = run_drill(name, rounds=1, seed=1, directory=tmp_path)
+    print_report(report)
+    assert report.ok, report.to_dict()
+    assert report.replicas_compared == 3 * report.shards

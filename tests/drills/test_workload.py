@@ -1,0 +1,195 @@
+"""The workload and the comparison of replicas, before any cluster is hurt: a good run is good, and damage is found."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lsmq.record_batch import BatchBuilder, RecordBatch
+from lsmq_node.drills.compare import Comparison, Replica, compare
+from lsmq_node.drills.report import Report, Times, print_report
+from lsmq_node.drills.workload import Workload
+from lsmq_node.storage import ShardStore, StoreOptions, Topic
+from support.node_process import NodeProcess
+
+OPTIONS = StoreOptions(segment_bytes=1 << 20, memtable_bytes=1 << 20, max_message_bytes=1 << 16, min_free_bytes=0)
+
+
+def test_a_workload_on_a_healthy_node_is_clean(make_node: Callable[..., NodeProcess]) -> None:
+    node = make_node(shards=2).start()
+
+    async def work() -> None:
+        async with Workload([node.url], 2) as workload:
+            began = time.monotonic()
+            await workload.acknowledged_on([0, 1], count=20)
+            assert 0 < workload.longest_gap_s(0, began) < time.monotonic() - began
+            await workload.finish()
+        verdict = workload.verdict()
+        assert verdict.ok, verdict.anomalies
+        assert verdict.acknowledged >= 3 * 20 * 2
+        assert (verdict.unknown, workload.offsets_that_went_back, workload.errors) == (0, 0, [])
+        assert set(verdict.received.values()) == {verdict.acknowledged}
+        assert len(verdict.received) == 3
+
+    asyncio.run(work())
+
+
+def test_a_workload_survives_a_kill_and_sees_the_gap(make_node: Callable[..., NodeProcess]) -> None:
+    node = make_node(shards=1).start()
+
+    async def work() -> None:
+        async with Workload([node.url], 1) as workload:
+            began = time.monotonic()
+            await asyncio.to_thread(node.kill9)
+            await asyncio.sleep(0.3)
+            await asyncio.to_thread(node.start)
+            await workload.acknowledged_on([0])
+            assert workload.longest_gap_s(0, began) > 0.3
+            await workload.finish()
+        assert workload.verdict().ok
+
+    asyncio.run(work())
+
+
+def test_gaps_are_measured_from_the_last_acknowledgement_before() -> None:
+    workload = Workload([], 1)
+    workload._acknowledged_at = [[1.0, 2.0, 2.5, 6.0, 6.1, 20.0]]
+    assert workload.longest_gap_s(0, since=2.7, until=10.0) == pytest.approx(13.9)
+    assert workload.longest_gap_s(0, since=2.7, until=6.05) == 3.5
+    assert workload.longest_gap_s(0, since=30.0) == 0.0
+
+
+# Comparing
+
+
+class Pair:
+    """A leader's store and a follower's, which got the leader's log byte for byte."""
+
+    def __init__(self, path: Path) -> None:
+        self.leader, self.follower = (ShardStore.open(path / name, OPTIONS, replicated=True) for name in ("n1", "n2"))
+        self.path = path
+        self.leader.replica.begin_epoch(1)
+        topic = self.leader.put_topic(Topic(1, "t", 2), 0, 2)
+        self.lsn = self.commit(self.leader)
+        assert topic.lsn <= self.lsn
+
+    def put(self, store: ShardStore, body: bytes) -> None:
+        builder = BatchBuilder()
+        builder.add(0, body)
+        store.append(1, RecordBatch(builder.build()))
+
+    def commit(self, store: ShardStore) -> int:
+        return store.replica.advance(store.replica.write())
+
+    def ship(self) -> None:
+        while piece := self.leader.replica.read(self.follower.replica.end_lsn, 1 << 20):
+            self.follower.replica.receive(self.follower.replica.end_lsn, piece)
+        self.follower.replica.sync()
+
+    def compare(self, high_watermark: int) -> Comparison:
+        self.leader.close()
+        self.follower.close()
+        replicas = [Replica(name, self.path / name) for name in ("n1", "n2")]
+        return compare({7: (high_watermark, replicas)}, OPTIONS)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    pair = Pair(tmp_path)
+    yield pair
+    pair.leader.close()
+    pair.follower.close()
+
+
+def test_equal_replicas_are_equal_whatever_each_has_flushed_or_has_beyond(pair: Pair) -> None:
+    for number in range(50):
+        pair.put(pair.leader, b"%d" % number)
+    high_watermark = pair.commit(pair.leader)
+    pair.ship()
+    pair.leader.flush()
+    pair.put(pair.leader, b"nobody else has this")
+    pair.commit(pair.leader)
+    assert pair.compare(high_watermark) == Comparison(2, 0, ())
+
+
+def test_a_replica_that_lacks_something_is_named(pair: Pair) -> None:
+    pair.ship()
+    pair.put(pair.leader, b"one")
+    found = pair.compare(pair.commit(pair.leader))
+    assert (found.compared, found.differ) == (2, 1)
+    assert "shard 7 on n2: its log ends at LSN" in found.findings[0]
+
+
+def test_another_log_and_other_messages_are_found(pair: Pair) -> None:
+    pair.ship()
+    pair.follower.replica.advance(pair.lsn)
+    pair.put(pair.leader, b"one")
+    high_watermark = pair.commit(pair.leader)
+    pair.follower.replica.begin_epoch(2)
+    for _ in range(10):
+        pair.put(pair.follower, b"two")
+    assert pair.commit(pair.follower) > high_watermark
+    found = pair.compare(high_watermark)
+    assert found.differ == 1
+    assert any("its log differs" in finding for finding in found.findings)
+    assert any("messages of t queue 0" in finding for finding in found.findings)
+
+
+def test_a_store_that_cannot_be_opened_differs(pair: Pair) -> None:
+    high_watermark = pair.commit(pair.leader)
+    pair.ship()
+    (pair.path / "n2" / "MANIFEST").write_bytes(b"damaged")
+    found = pair.compare(high_watermark)
+    assert found.differ == 1
+    assert found.findings[0].startswith("shard 7 on n2: ")
+
+
+# Reporting
+
+
+REPORT = Report(
+    drill="kill-leader",
+    rounds=2,
+    rounds_done=2,
+    seed=1,
+    nodes=3,
+    shards=3,
+    seconds=1.0,
+    acknowledged=10,
+    refused=Times.of([0.1, 0.3, 0.2]),
+)
+
+
+def test_a_clean_report_is_good_and_tells_its_figures() -> None:
+    assert REPORT.ok
+    document = REPORT.to_dict()
+    assert (document["ok"], document["refused_p50_ms"], document["refused_max_ms"]) == (True, 200.0, 300.0)
+    json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"lost": 1},
+        {"duplicates": 1},
+        {"order_violations": 1},
+        {"offsets_went_back": 1},
+        {"other_anomalies": 1},
+        {"replicas_differ": 1},
+        {"rounds_done": 1},
+        {"failures": ("x",)},
+        {"acknowledged": 0},
+    ],
+)
+def test_anything_wrong_makes_a_report_bad(bad: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    report = replace(REPORT, **bad)
+    assert not report.ok
+    print_report(report)
+    assert "FAILED" in capsys.readouterr().out
