@@ -29,6 +29,16 @@ BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 
 _COUNTED_SECONDS = frozenset({"flush_seconds", "merge_seconds"})
 
 
+_REPLICA_GAUGES = (
+    ("serving", "1 where this node leads the shard and takes reads and writes."),
+    ("epoch", "Leader epoch of the shard."),
+    ("enough_in_sync", "1 while quorum writes can be acknowledged; on the leader."),
+    ("end_lsn", "End of the shard's log at this replica."),
+    ("durable_lsn", "How far it is on the disk."),
+    ("high_watermark", "How far it is committed."),
+)
+
+
 class Series:
     """Count and time of one operation's requests."""
 
@@ -89,6 +99,7 @@ class _BrokerCollector(Collector):
         yield from self._http.collect()
         yield from self._broker_metrics()
         yield from self._commit_metrics()
+        yield from self._replica_metrics()
         yield from self._store_metrics()
 
     def _broker_metrics(self) -> Iterable[Metric]:
@@ -114,6 +125,23 @@ class _BrokerCollector(Collector):
             writes.add_metric([str(port.number)], port.waits)
             failures.add_metric([str(port.number)], port.failures)
         yield from (writes, failures)
+
+    def _replica_metrics(self) -> Iterable[Metric]:
+        """Numbers of a port's figures, each a gauge by shard; lags by follower as well."""
+        gauges = {
+            name: GaugeMetricFamily(f"lsmq_shard_{name}", text, labels=["shard"]) for name, text in _REPLICA_GAUGES
+        }
+        lag = GaugeMetricFamily(
+            "lsmq_shard_lag_bytes", "Log that a follower has not reported durable.", labels=["shard", "follower"]
+        )
+        for port in self._broker.topology.ports():
+            figures = port.figures()
+            for name, gauge in gauges.items():
+                if figures.get(name) is not None:
+                    gauge.add_metric([str(port.number)], float(figures[name]))
+            for follower, size_bytes in figures.get("lag_bytes", {}).items():
+                lag.add_metric([str(port.number), follower], size_bytes)
+        yield from (*gauges.values(), lag)
 
     def _store_metrics(self) -> Iterable[Metric]:
         """Every number of ``StoreStats``, by its name."""

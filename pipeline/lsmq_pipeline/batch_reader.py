@@ -12,12 +12,11 @@ from pyspark.sql.types import StructType
 
 from lsmq.topics import Topic
 from lsmq_pipeline.cluster import Cluster
-from lsmq_pipeline.fetch import FetchPlan
 from lsmq_pipeline.options import ReadOptions
 from lsmq_pipeline.pushdown import NO_END, Pushed, push
-from lsmq_pipeline.reading import chosen_queues, fetch_plan, from_options, read_split, sampled_bytes
+from lsmq_pipeline.reading import PlannedSplit, chosen_queues, fetch_plan, from_options, read_split, sampled_bytes
 from lsmq_pipeline.resolve import EARLIEST, LATEST, explicit_offsets, place
-from lsmq_pipeline.splits import Portion, Split, plan
+from lsmq_pipeline.splits import Portion, plan
 
 I64 = NDArray[np.int64]
 
@@ -47,7 +46,6 @@ class LsmqReader(DataSourceReader):
         self.options = options
         self.schema = schema
         self.pushed = from_options(options)
-        self.fetch: FetchPlan | None = None
 
     @property
     def pushFilters(self) -> Any:  # type: ignore[override]
@@ -58,20 +56,20 @@ class LsmqReader(DataSourceReader):
         options = self.options
         with Cluster(options.connection) as cluster:
             topics = cluster.topics(options.topics, options.topic_pattern)
-            self.fetch = fetch_plan(cluster, options)
+            fetch = fetch_plan(cluster, options)
             portions = portions_of(cluster, topics, options, self.pushed)
-        return plan(
+        splits = plan(
             portions,
             min_splits=options.min_partitions,
             max_messages=options.max_messages_per_partition,
             max_bytes=options.max_bytes_per_partition,
         )
+        return [PlannedSplit(split, fetch) for split in splits]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """One split as Arrow batches. Spark makes an empty partition when there are no splits."""
-        if isinstance(partition, Split):
-            assert self.fetch is not None
-            yield from read_split(self.options, self.fetch, self.pushed, self.schema, partition)
+        if isinstance(partition, PlannedSplit):
+            yield from read_split(self.options, partition, self.pushed, self.schema)
 
 
 def portions_of(

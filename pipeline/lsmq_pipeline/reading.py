@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType
 
 from lsmq.record_batch import split_batches
@@ -25,6 +26,18 @@ I64 = NDArray[np.int64]
 SAMPLE_QUEUES = 64
 SAMPLE_MESSAGES = 256
 SAMPLE_BYTES = 256 << 10
+
+
+class PlannedSplit(InputPartition):
+    """A split and how to fetch it. Spark takes a task's copy of the reader before it asks for the plan."""
+
+    def __init__(self, split: Split, fetch: FetchPlan) -> None:
+        super().__init__(None)
+        self.split = split
+        self.fetch = fetch
+
+    def __repr__(self) -> str:
+        return repr(self.split)
 
 
 def from_options(options: ReadOptions) -> Pushed:
@@ -73,9 +86,7 @@ def sampled_bytes(cluster: Cluster, topic: Topic, start: I64, end: I64) -> int:
     return total // count if count else 0
 
 
-def read_split(
-    options: ReadOptions, plan: FetchPlan, pushed: Pushed, schema: StructType, split: Split
-) -> Iterator[Any]:
+def read_split(options: ReadOptions, planned: PlannedSplit, pushed: Pushed, schema: StructType) -> Iterator[Any]:
     """One task's work: connect, read, disconnect."""
     wanted = arrow_schema(schema)
     extra = pushed.columns_needed() - set(wanted.names)
@@ -92,4 +103,4 @@ def read_split(
     with Cluster(options.connection) as cluster:
         narrow = pushed.narrow if pushed.narrows else None
         after = exact if pushed.columns_needed() else None
-        yield from SplitReader(cluster, split, plan).arrow(made, narrow, after)
+        yield from SplitReader(cluster, planned.split, planned.fetch).arrow(made, narrow, after)

@@ -227,8 +227,8 @@ class TopicWriter:
     def _changed(self, lane: _Lane, how: str) -> InputChanged:
         return InputChanged(
             f"a repeated task wants to write to shard {lane.shard} of topic {lane.topic.name!r} what is not what its "
-            f"first attempt stored: {how}. Nothing was stored twice. Rows must come in the same order each time: sort within "
-            "partitions after a shuffle (sortWithinPartitions) before writing",
+            f"first attempt stored: {how}. Nothing was stored twice. Rows must come in the same order each time: sort "
+            "within partitions after a shuffle (sortWithinPartitions) before writing",
             topic=lane.topic.name,
         )
 

@@ -28,9 +28,9 @@ from lsmq_pipeline.errors import DataLoss
 from lsmq_pipeline.fetch import FetchPlan
 from lsmq_pipeline.offsets import TopicOffsets, from_document, to_document
 from lsmq_pipeline.options import ReadOptions
-from lsmq_pipeline.reading import chosen_queues, fetch_plan, from_options, read_split
+from lsmq_pipeline.reading import PlannedSplit, chosen_queues, fetch_plan, from_options, read_split
 from lsmq_pipeline.resolve import EARLIEST, admit, check_loss, explicit_offsets, place, same_topic
-from lsmq_pipeline.splits import Portion, Split, plan
+from lsmq_pipeline.splits import Portion, plan
 
 Offsets = dict[str, Any]
 _log = logging.getLogger("lsmq")
@@ -119,7 +119,7 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             max_messages=options.max_messages_per_partition,
             max_bytes=options.max_bytes_per_partition,
         )
-        return [StreamSplit(split, self._fetch) for split in splits]
+        return [PlannedSplit(split, self._fetch) for split in splits]
 
     def commit(self, end: Offsets) -> None:
         """Spark will not ask for anything before these offsets again. With option ``group``, tell the broker."""
@@ -147,8 +147,8 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # In a task
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        assert isinstance(partition, StreamSplit)
-        return read_split(self.options, partition.fetch, self.pushed, self.schema, partition.split)
+        assert isinstance(partition, PlannedSplit)
+        return read_split(self.options, partition, self.pushed, self.schema)
 
     # Within
 
@@ -224,12 +224,3 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self.options.fail_on_data_loss:
             raise DataLoss(f"{message}; set failOnDataLoss to false to go on without", topic=name)
         _log.warning("%s; going on without", message)
-
-
-class StreamSplit(InputPartition):
-    """A split and how to fetch it: a task's copy of the reader is older than the plan."""
-
-    def __init__(self, split: Split, fetch: FetchPlan) -> None:
-        super().__init__(None)
-        self.split = split
-        self.fetch = fetch

@@ -66,7 +66,7 @@ def test_every_operation_is_described(document: dict[str, Any]) -> None:
         assert "default" in operation["responses"]
         declared = {item["name"] for item in operation.get("parameters", []) if item["in"] == "path"}
         assert declared == set(re.findall(r"{(\w+)}", path))
-        assert ("requestBody" in operation) == (method in ("put", "post"))
+        assert ("requestBody" in operation) == (method in ("put", "post") and operation["operationId"] != "drainNode")
     assert len(names) == len(set(names))
 
 
@@ -79,6 +79,16 @@ def test_limits_of_the_node_stand_in_its_document() -> None:
     request = table["sendMessages"].request
     assert request is not None and request.schema is not None
     assert request.schema["properties"]["messages"]["maxItems"] == 17
+
+
+CLUSTER_CHANGES = (
+    ("drainNode", "POST", "nodes/n1/drain", None),
+    ("undrainNode", "DELETE", "nodes/n1/drain", None),
+    ("removeNode", "DELETE", "nodes/n1", None),
+    ("moveReplicas", "PUT", "shards/0/replicas", {"replicas": ["n1"]}),
+    ("cancelMove", "DELETE", "shards/0/replicas", None),
+    ("transferLeader", "PUT", "shards/0/leader", {"node": "n1"}),
+)
 
 
 def test_every_answer_fits_the_document(
@@ -116,7 +126,12 @@ def test_every_answer_fits_the_document(
     fits("commitOffsets", "POST", "/v1/groups/g/offsets", {"topic": topic_name, "queues": [0], "offsets": [1]})
     fits("getCommittedOffsets", "GET", f"/v1/groups/g/offsets?topic={topic_name}")
     fits("listGroups", "GET", "/v1/groups")
+    for name, method, path, body in CLUSTER_CHANGES:
+        refused = api.call(method, f"/v1/cluster/{path}", body, status=400).json()
+        assert "in no cluster" in refused["error"]["message"]
+        seen.add(name)
     for name, path in (
+        ("getCluster", "/v1/cluster"),
         ("healthz", "/healthz"),
         ("readyz", "/readyz"),
         ("status", "/v1/status"),

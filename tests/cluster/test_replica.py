@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from lsmq.errors import NotEnoughReplicas, NotLeader, ShuttingDown, Unavailable
 from lsmq_node.broker.topology import Ack
+from lsmq_node.cluster.replica import Replica
 from lsmq_node.replication import Role
 from storage.harness import bodies
 
 from .replica_group import NAMES, batch, group, run, until
+
+
+def readable(replica: Replica) -> bool:
+    try:
+        replica.check_readable(follower=True)
+    except (NotLeader, Unavailable):
+        return False
+    return True
 
 
 def test_a_quorum_write_is_on_all_replicas_and_readable_everywhere(tmp_path: Path) -> None:
@@ -29,8 +39,10 @@ def test_a_quorum_write_is_on_all_replicas_and_readable_everywhere(tmp_path: Pat
                     nodes[name].check_writable(Ack.QUORUM)
                 assert (refused.value.details["leader"], refused.value.details["epoch"]) == ("a", 1)
             await nodes.equal()
+            with pytest.raises(NotLeader):
+                nodes["b"].check_readable()
             for name in NAMES:
-                nodes[name].check_readable()
+                await until(partial(readable, nodes[name]), f"{name} may be read")
 
     run(test)
 
@@ -97,14 +109,7 @@ def test_a_leader_without_lease_acknowledges_nothing(tmp_path: Path) -> None:
             nodes.sites["a"].leased = False
             await asyncio.sleep(0)
 
-            def refused() -> bool:
-                try:
-                    leader.check_readable()
-                except Unavailable:
-                    return True
-                return False
-
-            await until(refused, "the lease runs out")
+            await until(lambda: not readable(leader), "the lease runs out")
             for ack in Ack:
                 with pytest.raises(Unavailable):
                     leader.check_writable(ack)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from lsmq_node.drills.connections import holder
 from lsmq_node.drills.network import FaultNetwork
 from lsmq_node.local_cluster import LocalCluster, found_plan
 from lsmq_node.local_cluster.process import OwnProcess
@@ -124,3 +125,14 @@ def test_who_is_no_node_is_not_let_through(network: FaultNetwork, cluster: Local
                 pass
             raise ConnectionResetError  # An orderly end does as well.
     assert listener.lines == []
+
+
+def test_the_kernel_tells_who_holds_a_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as connection, server.accept()[0]:
+            source = connection.getsockname()[1]
+            assert holder("127.0.0.1", source, port, [os.getppid(), os.getpid()]) == os.getpid()
+            assert holder("127.0.0.1", source, port, [os.getppid()]) is None
+            assert holder("127.0.0.1", source, port + 1, [os.getpid()]) is None
+        assert holder("127.0.0.1", source, port, [os.getpid()]) is None, "it is closed"

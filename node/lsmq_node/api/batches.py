@@ -19,10 +19,13 @@ from lsmq.errors import (
     InvalidBatch,
     InvalidRequest,
     MessageTooLarge,
+    NotEnoughReplicas,
+    NotLeader,
     OutOfOrderSequence,
     StaleSequence,
     StoreBusy,
     TooManyMessages,
+    TopicReplaced,
     UnknownProducer,
     UnknownQueue,
     UnknownTopic,
@@ -134,7 +137,7 @@ def _only_shard(broker: Broker, topic: Topic, batch: RecordBatch) -> int:
 async def send_batch(call: Call) -> web.StreamResponse:
     """POST /v1/topics/{topic}/batches"""
     broker, request = call.broker, call.request
-    topic = await broker.topic(request.match_info["topic"])
+    topic = await call.topic(request.match_info["topic"])
     if not request.headers.get("Content-Type", "").startswith(BATCH_TYPE):
         raise InvalidRequest(f"Content-Type is {request.content_type!r}; a batch is sent as {BATCH_TYPE}")
     body = await call.body()
@@ -168,7 +171,7 @@ def positions_batch(found: Fetched) -> bytes:
 async def fetch(call: Call) -> web.StreamResponse:
     """POST /v1/topics/{topic}/fetch"""
     broker, config = call.broker, call.broker.config
-    topic = await broker.topic(call.request.match_info["topic"])
+    topic = await call.topic(call.request.match_info["topic"])
     document = await call.checked_document()
     queues, offsets = queue_offsets(document, config.max_queues_per_request)
     found = await broker.fetch(
@@ -219,6 +222,9 @@ def routes(config: NodeConfig) -> tuple[Route, ...]:
                 OutOfOrderSequence,
                 StaleSequence,
                 UnknownProducer,
+                NotLeader,
+                NotEnoughReplicas,
+                TopicReplaced,
                 StoreBusy,
                 DiskFull,
             ),
@@ -241,6 +247,6 @@ def routes(config: NodeConfig) -> tuple[Route, ...]:
             description="Costs what it returns, not what it asks for: idle queues are free.",
             parameters=topic,
             request=Content("Queues, and the offset wanted of each.", schemas.fetch(config)),
-            errors=(UnknownTopic, UnknownQueue),
+            errors=(UnknownTopic, UnknownQueue, NotLeader, TopicReplaced),
         ),
     )

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 
-from lsmq.errors import OffsetOutOfRange, UnknownMessage, UnknownQueue, UnknownTopic
+from lsmq.errors import NotLeader, OffsetOutOfRange, TopicReplaced, UnknownMessage, UnknownQueue, UnknownTopic
 from lsmq.record_batch import parse_message_id
 from lsmq_node.config import NodeConfig
 
@@ -24,7 +24,7 @@ async def read_queue(call: Call) -> web.StreamResponse:
     """GET /v1/topics/{topic}/queues/{queue}/messages"""
     query = call.query
     broker = call.broker
-    topic, queue = await broker.topic(call.path("topic")), call.path("queue")
+    topic, queue = await call.topic(call.path("topic")), call.path("queue")
     offset, limit = query["offset"], query["max"]
     if isinstance(offset, str):
         broker.check_queue(topic, queue)
@@ -118,7 +118,7 @@ def routes(config: NodeConfig) -> tuple[Route, ...]:
             read_queue,
             {200: Content("Messages in offset order; none when the wait was over.", schemas.MESSAGES)},
             parameters=(*path_parameters("topic", "queue"), *parameters),
-            errors=(UnknownTopic, UnknownQueue, OffsetOutOfRange),
+            errors=(UnknownTopic, UnknownQueue, OffsetOutOfRange, NotLeader, TopicReplaced),
         ),
         Route(
             "GET",
@@ -129,6 +129,6 @@ def routes(config: NodeConfig) -> tuple[Route, ...]:
             get_message,
             {200: Content("The message.", by_id)},
             parameters=path_parameters("id"),
-            errors=(UnknownMessage,),
+            errors=(UnknownMessage, NotLeader),
         ),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from lsmq.errors import UnknownQueue, UnknownTopic
+from lsmq.errors import NotEnoughReplicas, NotLeader, TopicReplaced, UnknownQueue, UnknownTopic
 from lsmq_node.config import NodeConfig
 
 from . import schemas
@@ -17,7 +17,7 @@ async def commit_offsets(call: Call) -> web.StreamResponse:
     """POST /v1/groups/{group}/offsets"""
     group = call.path("group")
     document = await call.checked_document()
-    topic = await call.broker.topic(document["topic"])
+    topic = await call.topic(document["topic"])
     queues, offsets = queue_offsets(document, call.broker.config.max_queues_per_request)
     reset = document.get("reset", False)
     await call.broker.commit_offsets(group, topic, queues, offsets, reset=reset)
@@ -27,7 +27,7 @@ async def commit_offsets(call: Call) -> web.StreamResponse:
 async def get_offsets(call: Call) -> web.StreamResponse:
     """GET /v1/groups/{group}/offsets"""
     query = call.query
-    group, topic = call.path("group"), await call.broker.topic(query["topic"])
+    group, topic = call.path("group"), await call.topic(query["topic"])
     limit = call.broker.config.max_queues_per_request
     wanted = None if query["queues"] is None else parse_ranges(query["queues"], topic, limit)
     queues, offsets = await call.broker.committed_offsets(group, topic, wanted)
@@ -64,7 +64,7 @@ def routes(config: NodeConfig) -> tuple[Route, ...]:
             {200: Content("Stored, as durably as messages.", schemas.COMMIT_ANSWER)},
             parameters=group,
             request=Content("The next offset to read of each queue.", schemas.commit(config)),
-            errors=(UnknownTopic, UnknownQueue),
+            errors=(UnknownTopic, UnknownQueue, NotLeader, NotEnoughReplicas, TopicReplaced),
         ),
         Route(
             "GET",
@@ -75,6 +75,6 @@ def routes(config: NodeConfig) -> tuple[Route, ...]:
             get_offsets,
             {200: Content("Those queues that have one.", schemas.COMMITTED)},
             parameters=(*group, topic, queues),
-            errors=(UnknownTopic,),
+            errors=(UnknownTopic, NotLeader, TopicReplaced),
         ),
     )

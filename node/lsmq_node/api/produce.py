@@ -18,8 +18,11 @@ from lsmq.errors import (
     EmptyBody,
     InvalidRequest,
     MessageTooLarge,
+    NotEnoughReplicas,
+    NotLeader,
     StoreBusy,
     TooManyMessages,
+    TopicReplaced,
     UnknownQueue,
     UnknownTopic,
 )
@@ -179,7 +182,7 @@ def _check_envelope(document: Any, config: NodeConfig, schema: Schema) -> list[A
 async def produce(call: Call) -> web.StreamResponse:
     """POST /v1/topics/{topic}/messages"""
     broker = call.broker
-    topic = await broker.topic(call.request.match_info["topic"])
+    topic = await call.topic(call.request.match_info["topic"])
     document = await call.document()
     assert call.route.request is not None and call.route.request.schema is not None
     schema = call.route.request.schema
@@ -239,6 +242,9 @@ def routes(config: NodeConfig) -> tuple[Route, ...]:
                 EmptyBody,
                 MessageTooLarge,
                 TooManyMessages,
+                NotLeader,
+                NotEnoughReplicas,
+                TopicReplaced,
                 StoreBusy,
                 DiskFull,
             ),

@@ -14,8 +14,10 @@ from typing import Any
 
 from aiohttp import web
 
-from lsmq.errors import InvalidRequest, LsmqError, RequestTooLarge, TimedOut
+from lsmq.errors import InvalidRequest, LsmqError, RequestTooLarge, TimedOut, TopicReplaced, Unavailable
+from lsmq.topics import TOPIC_ID_HEADER
 from lsmq_node.broker import Broker, Hold
+from lsmq_node.storage import Topic
 
 from .codec import JSON_TYPE, MSGPACK_TYPE, decode, request_format
 from .schema import Schema, check
@@ -96,6 +98,27 @@ class Call:
             if parameter.name == name:
                 return parameter.parse(text)
         raise LookupError(name)
+
+    async def topic(self, name: str) -> Topic:
+        """The topic of this name, and no other that the caller may have meant by it.
+
+        Raises ``UnknownTopic``; ``TopicReplaced`` when the caller knows an earlier one, made anew since;
+        ``Unavailable`` when the caller knows a later one than this node does.
+        """
+        topic = await self.broker.topic(name)
+        meant = self.request.headers.get(TOPIC_ID_HEADER)
+        if meant is None or meant == str(topic.id):
+            return topic
+        if not _INTEGER.fullmatch(meant):
+            raise InvalidRequest(f"{TOPIC_ID_HEADER} is {meant!r}; it must be a topic's id", field=TOPIC_ID_HEADER)
+        if int(meant) > topic.id:
+            raise Unavailable(f"this node does not know topic {name!r} with the id {meant} yet", sent=False)
+        raise TopicReplaced(
+            f"topic {name!r} was deleted and made anew: its id was {meant}, now it is {topic.id}",
+            topic=name,
+            expected_id=int(meant),
+            id=topic.id,
+        )
 
     def _parse_query(self) -> dict[str, Any]:
         """All query parameters, parsed, with defaults."""

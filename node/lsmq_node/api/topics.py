@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 
-from lsmq.errors import InvalidRequest, InvalidTopicName, TopicExists, UnknownQueue, UnknownTopic
+from lsmq.errors import (
+    InvalidRequest,
+    InvalidTopicName,
+    NotLeader,
+    TopicExists,
+    TopicReplaced,
+    UnknownQueue,
+    UnknownTopic,
+)
 from lsmq_node.config import NodeConfig
 from lsmq_node.storage import Topic, TopicOptions
 
@@ -89,7 +97,7 @@ async def delete_topic(call: Call) -> web.StreamResponse:
 async def get_queue(call: Call) -> web.StreamResponse:
     """GET /v1/topics/{topic}/queues/{queue}"""
     query = call.query
-    topic, queue = await call.broker.topic(call.path("topic")), call.path("queue")
+    topic, queue = await call.topic(call.path("topic")), call.path("queue")
     call.broker.check_queue(topic, queue)
     (earliest,), (latest,) = await call.broker.offsets(topic, np.array((queue,)))
     bounds = {"queue": queue, "earliest": int(earliest), "latest": int(latest)}
@@ -101,7 +109,7 @@ async def get_queue(call: Call) -> web.StreamResponse:
 async def get_offsets(call: Call) -> web.StreamResponse:
     """GET /v1/topics/{topic}/offsets"""
     query = call.query
-    topic = await call.broker.topic(call.path("topic"))
+    topic = await call.topic(call.path("topic"))
     queues = parse_ranges(query["queues"] or "", topic, call.broker.config.max_queues_per_request)
     earliest, latest = await call.broker.offsets(topic, queues)
     offsets = {"queues": queues.tolist(), "earliest": earliest.tolist(), "latest": latest.tolist()}
@@ -171,7 +179,7 @@ def routes(config: NodeConfig) -> tuple[Route, ...]:
             get_queue,
             {200: Content("`earliest` is the first offset kept, `latest` the next to be written.", schemas.BOUNDS)},
             parameters=(*path_parameters("topic", "queue"), time_ms),
-            errors=(UnknownTopic, UnknownQueue),
+            errors=(UnknownTopic, UnknownQueue, NotLeader, TopicReplaced),
         ),
         Route(
             "GET",
@@ -182,6 +190,6 @@ def routes(config: NodeConfig) -> tuple[Route, ...]:
             get_offsets,
             {200: Content("Lists of one length, in the order asked for.", schemas.OFFSETS)},
             parameters=(*topic, queues, time_ms),
-            errors=(UnknownTopic,),
+            errors=(UnknownTopic, NotLeader, TopicReplaced),
         ),
     )

@@ -54,7 +54,7 @@ class LocalShard:
         return self.committer.wait(appended)
 
     def figures(self) -> dict[str, Any]:
-        return {"role": "leader", "epoch": 1}
+        return {"role": "leading", "epoch": 1, "serving": self.stopped is None}
 
 
 class SingleNode:

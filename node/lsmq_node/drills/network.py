@@ -1,7 +1,7 @@
 """A network between the nodes of a local cluster that can be cut: a TCP proxy before each node's inner ports.
 
-Nodes dial each other's proxies. Who dials is found out by the kernel's table of connections and the open files of the
-node processes, so the nodes know nothing of it and all have the same addresses. A cut network is silent, as a
+Nodes dial each other's proxies. Who dials, the kernel tells (:mod:`.connections`), so the nodes know nothing of it and
+all have the same addresses. A cut network is silent, as a
 broken switch is: connections stay open, new ones are taken, and nothing arrives until it is healed. What was under
 way then arrives late; connections that were given up meanwhile never come about.
 

@@ -11,11 +11,10 @@ from pathlib import Path
 from lsmq_node.local_cluster import ClusterPlan, LocalCluster
 from lsmq_node.local_cluster.plan import HOST
 
+from .connections import holder
 from .network import DONE
 
 _CHUNK_BYTES = 256 * 1024
-_ESTABLISHED = "01"
-_CONNECTIONS = Path("/proc/net/tcp")
 
 Pids = Callable[[], Mapping[str, int | None]]
 
@@ -114,34 +113,9 @@ class Proxies:
 
     def _who_dialled(self, source_port: int, proxy_port: int) -> str | None:
         """The node whose process holds the other end of a connection; None when nobody (any more) does."""
-        inode = _inode(source_port, proxy_port)
-        if inode is None:
-            return None
-        wanted = f"socket:[{inode}]"
-        for node, pid in self._pids().items():
-            if pid is not None and _holds(pid, wanted):
-                return node
-        return None
-
-
-def _inode(local_port: int, remote_port: int) -> str | None:
-    """The inode of the socket of a connection from ``local_port`` (proc_net_tcp(5))."""
-    local, remote = f":{local_port:04X}", f":{remote_port:04X}"
-    for line in _CONNECTIONS.read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[1].endswith(local) and fields[2].endswith(remote) and fields[3] == _ESTABLISHED:
-            return fields[9]
-    return None
-
-
-def _holds(pid: int, file: str) -> bool:
-    """Whether a process has a file open, by the name that ``/proc`` gives it."""
-    with contextlib.suppress(OSError):
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(OSError):
-                if str(entry.readlink()) == file:
-                    return True
-    return False
+        nodes = {pid: node for node, pid in self._pids().items() if pid is not None}
+        pid = holder(HOST, source_port, proxy_port, nodes)
+        return None if pid is None else nodes[pid]
 
 
 async def _main(directory: Path) -> None:

@@ -1,7 +1,7 @@
 """Which member should own which queues: a pure function of members, queues and what they owned before.
 
-Of a topic with ``n`` queues, each of its ``m`` members owns ``n // m``, and ``n % m`` of them one more. Only what is too
-much where it is moves. Everything is in ranges: a million queues cost what ten do.
+Of a topic with ``n`` queues, each of its ``m`` members owns ``n // m``, and ``n % m`` of them one more. Only what is
+too much where it is moves. Everything is in ranges: a million queues cost what ten do.
 
 Many rounds of joining and leaving cut the ranges into ever smaller pieces. Beyond ``max_pieces`` a topic is shared out
 anew, in one piece a member; that moves more than need be, once.

@@ -8,19 +8,20 @@ given a queue.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from lsmq.errors import GroupModeMismatch, StaleGeneration, TooManyMembers, UnknownMember
+from lsmq.errors import GroupModeMismatch, InvalidRequest, StaleGeneration, TooManyMembers, UnknownMember
 
 from .assignment import Demand, assign
 from .holdings import Holder, Holdings, Owned
 from .plan import MemberSpec, Mode, Plan, TopicPlan
-from .ranges import NONE, Ranges, count, intersect
+from .ranges import NONE, Ranges, count, intersect, union
 
 MAX_MEMBERS = 1_000
-#: Topics of one member, and of a group.
 MAX_TOPICS = 100
+MAX_GROUP_TOPICS = 1_000
 HEARTBEATS_PER_SESSION = 3
+_VERSIONS = 1 << 20  # of one member, so that none of another incarnation of it is mistaken
 
 Catalog = Callable[[str], tuple[int, int] | None]
 """Id and number of queues of a topic; None when there is none."""
@@ -34,7 +35,7 @@ class Beat:
     topics: tuple[str, ...]
     epoch: int = 0
     version: int = 0
-    owned: Owned = ()  # type: ignore[assignment]
+    owned: Owned = field(default_factory=dict)
     static_id: str | None = None
     session_ms: int = 10_000
     stalled: bool = False
@@ -104,23 +105,31 @@ class Group:
     # What happens
 
     def declare(self, mode: Mode) -> None:
-        """The group shall have this mode. Raises ``GroupModeMismatch`` when it has another and is in use."""
-        if mode is not self.mode and (self.plan.generation or self.members or self._changes):
+        """The group shall have this mode; a new group takes it. Raises ``GroupModeMismatch``."""
+        if self._is_new:
+            self.mode = mode
+            self._changed()
+        self._check_mode(mode)
+
+    @property
+    def _is_new(self) -> bool:
+        return not self.plan.generation and not self._changes
+
+    def _check_mode(self, mode: Mode) -> None:
+        if mode is not self.mode:
             raise GroupModeMismatch(
                 f"group {self.name!r} is in mode {self.mode.value}, not {mode.value}; use another name, or delete it",
                 group=self.name,
                 mode=self.mode.value,
             )
-        if not self.plan.generation and not self._changes:
-            self.mode = mode
-            self._changed()
 
     def hear(self, beat: Beat, now: float) -> bool:
         """A heartbeat; whether others may be given something now.
 
-        Raises ``GroupModeMismatch``, ``UnknownMember``, ``StaleGeneration`` or ``TooManyMembers``.
+        Raises ``GroupModeMismatch``, ``UnknownMember``, ``StaleGeneration``, ``TooManyMembers``, ``InvalidRequest``.
         """
-        self.declare(beat.mode)
+        if not self._is_new:
+            self._check_mode(beat.mode)
         member = self.members.get(beat.member)
         if beat.static_id is not None:
             rival = next((other for other in self.members.values() if other.spec.static_id == beat.static_id), None)
@@ -130,18 +139,30 @@ class Group:
             member = self._join(beat, now)
         member.seen_at = max(member.seen_at, now)
         member.stalled = beat.stalled
+        if beat.epoch > max(self.plan.generation, self._least_generation):
+            self._least_generation = beat.epoch
+            member.change = self._changed()
+        holder = self.holdings.by_member.get(beat.member)
+        if holder is None or holder.is_late(beat.version):
+            return False
         spec = beat.spec()
         if spec.topics != member.spec.topics:
+            self._check_topics(spec)
             member.change = self._changed()
         elif spec != member.spec:
             self._changed(raises=False)
         member.spec = spec
-        if beat.epoch > max(self.plan.generation, self._least_generation):
-            self._least_generation = beat.epoch
-            member.change = self._changed()
-        if beat.member not in self.plan.members:
-            return False
         return self.holdings.report(beat.member, beat.version, beat.owned, self.plan)
+
+    def _check_topics(self, spec: MemberSpec) -> None:
+        names = set(spec.topics).union(*(member.spec.topics for member in self.members.values()))
+        if len(names) > MAX_GROUP_TOPICS:
+            raise InvalidRequest(
+                f"the members of group {self.name!r} would subscribe to {len(names)} topics; the limit of a group is "
+                f"{MAX_GROUP_TOPICS}: use several groups",
+                group=self.name,
+                limit=MAX_GROUP_TOPICS,
+            )
 
     def _join(self, beat: Beat, now: float) -> Member:
         if beat.epoch:
@@ -158,6 +179,9 @@ class Group:
                 group=self.name,
                 limit=MAX_MEMBERS,
             )
+        self._check_topics(beat.spec())
+        if self._is_new:
+            self.mode = beat.mode
         member = self.members[beat.member] = Member(beat.spec(), now, self._changed())
         return member
 
@@ -167,8 +191,8 @@ class Group:
             # The other one, which took the id over, and this one are both alive: what this one commits must not count.
             self._changed()
             raise StaleGeneration(
-                f"static id {beat.static_id!r} of group {self.name!r} is another process's now ({rival.spec.client or rival.spec.id}); "
-                "stop this one, or give it an id of its own",
+                f"static id {beat.static_id!r} of group {self.name!r} is another process's now "
+                f"({rival.spec.client or rival.spec.id}); stop this one, or give it an id of its own",
                 group=self.name,
                 static_id=beat.static_id,
             )
@@ -198,6 +222,8 @@ class Group:
 
     def look(self, catalog: Catalog) -> None:
         """Notice topics that were deleted, made anew, or have grown."""
+        if self.staged is not None:
+            return
         for name in {name for member in self.members.values() for name in member.spec.topics}:
             known, found = self.plan.topics.get(name), catalog(name)
             if (None if known is None else (known.id, known.queues)) != found:
@@ -221,8 +247,9 @@ class Group:
             found = {name: info for name in sorted(subscribers) if (info := catalog(name)) is not None}
             demands = {name: Demand(info[1], tuple(subscribers[name])) for name, info in found.items()}
             shares = self._shares(demands, {name: info[0] for name, info in found.items()})
-            for name, (id, queues) in found.items():
-                topics[name] = TopicPlan(id, queues, shares[name], self._pending(name, id, shares[name], members))
+            for name, (topic_id, queues) in found.items():
+                pending = self._pending(name, topic_id, shares[name], members)
+                topics[name] = TopicPlan(topic_id, queues, shares[name], pending)
         else:
             generation = old.generation
             for name, topic in old.topics.items():
@@ -270,8 +297,12 @@ class Group:
                 for holder in self.holdings.by_member.values():
                     holder.forget(name)
         known = self.holdings.by_member
-        self.holdings.by_member = {id: known.get(id) or Holder(self._first_version, heard=True) for id in plan.members}
+        self.holdings.by_member = {id: known.get(id) or self._new_holder() for id in plan.members}
         self.holdings.compare(plan)
+
+    def _new_holder(self) -> Holder:
+        self._first_version += _VERSIONS
+        return Holder(self._first_version, heard=True)
 
     # Answers
 
@@ -280,8 +311,8 @@ class Group:
         live = self.members.get(member)
         return member in self.plan.members and (live is None or live.change <= self.plan.changes)
 
-    def answer(self, member: str) -> Answer:
-        """What to tell a member of the published plan. Raises ``UnknownMember``."""
+    def answer(self, member: str, owned: Owned) -> Answer:
+        """What to tell a member, which says it has ``owned``, of the published plan. Raises ``UnknownMember``."""
         live = self.members.get(member)
         if live is None or member not in self.plan.members:
             raise UnknownMember(
@@ -290,6 +321,7 @@ class Group:
                 member=member,
             )
         holder = self.holdings.by_member[member]
+        keeps = {} if holder.heard else self.holdings.may_hold(member, owned, self.plan)
         assigned: dict[str, Ranges] = {}
         waiting_for, any_share = 0, False
         for name in self.plan.members[member].topics:
@@ -303,7 +335,7 @@ class Group:
                 if free and self.staged is None:
                     holder.give(name, free)
                 waiting_for += count(blocked)
-                share = intersect(share, holder.held.get(name, NONE))
+                share = intersect(share, union(holder.held.get(name, NONE), keeps.get(name, NONE)))
             if share:
                 assigned[name] = share
         topics = {
@@ -322,7 +354,7 @@ class Group:
 
     @property
     def state(self) -> str:
-        """For people: ``empty``, ``recovering`` (a new coordinator has not heard of all), ``rebalancing``, ``stable``."""
+        """``empty``, ``recovering`` (a new coordinator has not heard of all), ``rebalancing`` or ``stable``."""
         if not self.members:
             return "empty"
         if not all(holder.heard for holder in self.holdings.by_member.values()):

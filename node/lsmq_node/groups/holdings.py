@@ -3,14 +3,15 @@
 A queue is *held* from the moment its owner is told of it until the owner says that it has given it up. What a member
 should own and another one holds is not given to it yet.
 
-Answers are lost, and requests come late and twice. So each answer that says something new has a *version*, and a request
-says which one it has read:
+Answers are lost, and requests come late and twice. So each answer that says something new has a *version*, and a
+request says which one it has read:
 
 - a queue given in version 7 is given up only by a request that has read 7 and does not name it;
 - a request that has read less than another one before it changes nothing.
 
-A new coordinator knows from the group's plan who may hold what, and hears from each member once before it believes that
-a queue is free. Versions begin at a random number with each coordinator: one from another is not mistaken.
+A new coordinator knows from the group's plan who may hold what, and believes that a queue is free when that member has
+read an answer of its own and does not name it. Versions begin at a random number with each coordinator: one of another
+is not mistaken, however late it comes. Until then a member is told to keep what it says it has.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ Owned = Mapping[str, Ranges]
 class Holder:
     """One member's part. ``heard``: it has said what it owns since this coordinator began."""
 
-    __slots__ = ("_begin", "_given", "_read", "heard", "held", "version")
+    __slots__ = ("_given", "_read", "heard", "held", "version")
 
     def __init__(self, version: int, *, heard: bool) -> None:
-        self.version = self._begin = self._read = version
+        self.version = self._read = version
         self.heard = heard
         self.held: dict[str, Ranges] = {}
         self._given: list[tuple[int, str, Ranges]] = []  # by version, what was given since the one that was read
@@ -41,13 +42,12 @@ class Holder:
 
     def report(self, version: int, owned: Owned, may_hold: Owned) -> bool:
         """A request says what it owns; whether that frees queues. ``may_hold`` counts for the first report."""
+        if self.is_late(version):
+            return False
         if not self.heard:
             self.heard = True
-            self._begin = self._read = self.version
-            self.held = {name: held for name in owned if (held := intersect(owned[name], may_hold.get(name, NONE)))}
-            return True
-        if not self._begin <= version <= self.version or version < self._read:
-            return False
+            for name, ranges in owned.items():
+                self._set(name, union(self.held.get(name, NONE), intersect(ranges, may_hold.get(name, NONE))))
         self._read = version
         self._given = [given for given in self._given if given[0] > version]
         freed = False
@@ -58,6 +58,10 @@ class Holder:
                 freed = True
                 self._set(name, left)
         return freed
+
+    def is_late(self, version: int) -> bool:
+        """Whether a request that has read this version counts no more: a repeat, or for another coordinator."""
+        return not self._read <= version <= self.version
 
     def forget(self, topic: str) -> None:
         """The topic is gone, and what was held of it with it."""
@@ -98,35 +102,42 @@ class Holdings:
         """What a member says it owns; whether others may now have something they waited for."""
         holder = self.by_member[member]
         first = not holder.heard
-        may_hold = _may_hold(plan, member) if first else {}
-        if not holder.report(version, owned, may_hold):
+        freed = holder.report(version, owned, self.may_hold(member, owned, plan) if first else {})
+        first = first and holder.heard
+        if not (freed or first):
             return False
+        affected = [member]
         if first:
             for name, held in list(holder.held.items()):
                 for other_name, other in self.by_member.items():
-                    if other_name == member or not overlap(other.held.get(name, NONE), held):
+                    if other is holder or not overlap(other.held.get(name, NONE), held):
                         continue
                     if other.heard:  # it said so first
                         holder.take(name, other.held[name])
                     else:
                         other.take(name, held)
-        self.compare(plan, (member,) if not first else None)
+                        affected.append(other_name)
+        self.compare(plan, affected)
         return True
 
     def compare(self, plan: Plan, members: Iterable[str] | None = None) -> None:
         """Find anew what ``members`` (all of them, when left out) hold that is not theirs."""
         if members is None:
             self._in_the_way.clear()
+            self._blocked.clear()
             members = self.by_member
+        touched: set[str] = set()
         for member in members:
-            holder = self.by_member.get(member)
-            for places in self._in_the_way.values():
-                places.pop(member, None)
-            for name, held in holder.held.items() if holder is not None else ():
+            for name, places in self._in_the_way.items():
+                if places.pop(member, None):
+                    touched.add(name)
+            for name, held in self.by_member[member].held.items():
                 topic = plan.topics.get(name)
                 if topic is not None and (wrong := subtract(held, topic.shares.get(member, NONE))):
                     self._in_the_way.setdefault(name, {})[member] = wrong
-        self._blocked = {name: union(*places.values()) for name, places in self._in_the_way.items() if places}
+                    touched.add(name)
+        for name in touched:
+            self._blocked[name] = union(*self._in_the_way[name].values())
 
     def wanted(self, member: str, topic: str, share: Ranges) -> tuple[Ranges, Ranges]:
         """Of a member's share, what it may be given now, and what others still hold."""
@@ -142,14 +153,17 @@ class Holdings:
         }
         return {member: ranges for member, ranges in found.items() if ranges}
 
+    def may_hold(self, member: str, owned: Owned, plan: Plan) -> dict[str, Ranges]:
+        """Of what a member says it owns, what a coordinator before this one may have given it under this plan."""
+        found = {}
+        for name, ranges in owned.items():
+            topic = plan.topics.get(name)
+            if topic is not None:
+                may = union(topic.shares.get(member, NONE), topic.pending.get(member, NONE))
+                found[name] = intersect(ranges, may)
+        return found
+
     @property
     def blocked_queues(self) -> int:
         """How many queues have to change hands before their owners have them."""
         return sum(count(ranges) for ranges in self._blocked.values())
-
-
-def _may_hold(plan: Plan, member: str) -> dict[str, Ranges]:
-    return {
-        name: union(topic.shares.get(member, NONE), topic.pending.get(member, NONE))
-        for name, topic in plan.topics.items()
-    }

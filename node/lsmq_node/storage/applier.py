@@ -179,8 +179,11 @@ class Applier:
                     state.drop_topic(fields[0])
             case EntryKind.OFFSETS:
                 group, raw, reset = msgpack.unpackb(entry.body)
-                queues, offsets = _positions(raw)
-                state.commit_offsets(group, entry.topic_id, queues, offsets, reset=reset)
+                if raw is None:
+                    state.drop_group(group)
+                else:
+                    queues, offsets = _positions(raw)
+                    state.commit_offsets(group, entry.topic_id, queues, offsets, reset=reset)
             case EntryKind.TRIM:
                 item = state.topics.get(entry.topic_id)
                 if item is not None:

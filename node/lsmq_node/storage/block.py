@@ -53,11 +53,7 @@ class Block:
         self._ends: memoryview | None = None
         if not self._parse(raw):
             batch = stored_batch(raw, source, position, "block")  # raises, or unpacks
-            self.count, self._directory, self.payload = (
-                batch.record_count,
-                batch.directory,
-                batch.payload,
-            )
+            self.count, self._directory, self.payload = batch.record_count, batch.directory, batch.payload
         self._topic = -1
         _, width, topic = self._directory[Column.TOPIC]
         if width == 0:

@@ -309,6 +309,11 @@ class ShardStore:
             self._line.check_room(len(body))
             return self._line.append_entry(EntryKind.OFFSETS, topic_id, len(queues), body)
 
+    def forget_group(self, group: str) -> Appended:
+        """Drop all committed offsets of a group."""
+        with self._line.lock:
+            return self._line.append_entry(EntryKind.OFFSETS, 0, 0, msgpack.packb([group, None, True]))
+
     def _positions_batch(self, topic_id: int, queues: U32, offsets: I64) -> bytes:
         if len(queues) == 0 or len(queues) != len(offsets):
             raise InvalidRequest(f"{len(queues)} queues and {len(offsets)} offsets: give one offset for each queue")

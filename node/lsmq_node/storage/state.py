@@ -264,6 +264,12 @@ class ShardState:
             del self.offsets[key]
             self.offsets_version.pop(key, None)
 
+    def drop_group(self, group: str) -> None:
+        """Forget all committed offsets of a group."""
+        for key in [key for key in self.offsets if key[0] == group]:
+            del self.offsets[key]
+            self.offsets_version.pop(key, None)
+
     def commit_offsets(self, group: str, topic_id: int, queues: U32, offsets: I64, *, reset: bool) -> None:
         """Set a group's committed offsets; without ``reset`` they only move forward."""
         state = self.topics.get(topic_id)

@@ -1,0 +1,347 @@
+"""Coordinating the groups of one shard while this node leads it: the shell around :class:`.group.Group`.
+
+What is in memory was built from the documents of one round of the store (:attr:`ShardStore.round`). When a round ends,
+what was in line may be dropped: because the disk is full, or because leadership is over. So memory of a round that has
+ended is not used again; whoever waits is told to come again, and the next one builds it anew. In between members keep
+their queues.
+
+Time for sessions is counted only while this node was awake and could serve: a stopped process or a lost lease costs
+nobody his membership.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from lsmq.errors import LsmqError, StaleGeneration, Unavailable, UnknownGroup, UnknownMember
+from lsmq_node.broker import Ack, ShardPort
+from lsmq_node.storage import Appended, ShardStore
+
+from .group import Answer, Beat, Catalog, Group
+from .plan import KEY_PREFIX, Mode, Plan, group_key
+
+_log = structlog.get_logger("lsmq.groups")
+
+TICK_S = 0.25
+_LOAD_AT_ONCE = 200
+FENCE_PREFIX = "fence/"
+
+
+class AwakeClock:
+    """Seconds during which the loop ran and the shard was served. Ask ``now``; call ``advance`` each tick."""
+
+    def __init__(self, time: float) -> None:
+        self._seen = time
+        self._awake = 0.0
+
+    def advance(self, time: float, *, serving: bool) -> None:
+        if serving:
+            self._awake += min(time - self._seen, 2 * TICK_S)
+        self._seen = time
+
+    def now(self, time: float) -> float:
+        return self._awake + min(time - self._seen, 2 * TICK_S)
+
+
+class ShardGroups:
+    """Groups and fences of one shard in one round of its store. Loop thread only."""
+
+    def __init__(self, port: ShardPort, catalog: Catalog, start: Callable[[Any], None]) -> None:
+        """``start`` runs a coroutine as a task that somebody looks after."""
+        self.port = port
+        self.store: ShardStore = port.store
+        self.round = self.store.round
+        self.groups: dict[str, Group] = {}
+        self.fences: dict[str, int] = {}
+        self.heartbeats = self.expired = self.rebalances = self.refused = 0
+        self.last_commit: dict[tuple[str, int], float] = {}
+        self._catalog = catalog
+        self._start = start
+        self._loop = asyncio.get_running_loop()
+        self._clock = AwakeClock(self._loop.time())
+        self._broken: LsmqError | None = None
+        self._waiting: dict[str, dict[str, set[asyncio.Future[None]]]] = {}  # by group and member
+        self._fencing: dict[str, asyncio.Future[None]] = {}
+
+    async def load(self) -> None:
+        """Build what the documents say, when all that was in line before is committed."""
+        barrier = self.store.barrier()
+        if barrier is not None and (future := self.port.wait(barrier, Ack.QUORUM)) is not None:
+            await future
+        now = self.now
+        for at, (key, body) in enumerate(self.store.documents(KEY_PREFIX)):
+            name = key.removeprefix(KEY_PREFIX)
+            self.groups[name] = Group(name, Plan.decode(body, key), _first_version(), now)
+            if at % _LOAD_AT_ONCE == _LOAD_AT_ONCE - 1:
+                await asyncio.sleep(0)
+        for key, body in self.store.documents(FENCE_PREFIX):
+            self.fences[key.removeprefix(FENCE_PREFIX)] = int(body)
+
+    @property
+    def now(self) -> float:
+        return self._clock.now(self._loop.time())
+
+    @property
+    def is_current(self) -> bool:
+        """Whether memory still is what the documents say."""
+        return self._broken is None and self.port.store is self.store and self.store.round == self.round
+
+    def check(self) -> None:
+        """Raises ``NotLeader`` where this node does not serve the shard, ``Unavailable`` for a moment after changes."""
+        self.port.check_readable()
+        if not self.is_current:
+            raise Unavailable(
+                f"what shard {self.port.number} knows of groups is being read again; try again", shard=self.port.number
+            ) from self._broken
+
+    # Members
+
+    async def heartbeat(self, name: str, beat: Beat, wait_s: float) -> Answer:
+        """Hear a member and answer; hold the answer up to ``wait_s`` while there is nothing new for it.
+
+        Raises what :meth:`Group.hear` raises, ``NotLeader``, and what a write raises.
+        """
+        self.check()
+        self.heartbeats += 1
+        deadline = self._loop.time() + wait_s
+        group = self._group_to_join(name, beat)
+        try:
+            freed = group.hear(beat, self.now)
+        finally:
+            self._store(name, group)
+        if freed:
+            self.wake(name)
+        while True:
+            self.check()
+            if group.is_settled(beat.member):
+                answer = group.answer(beat.member, beat.owned)
+                if answer.version != beat.version or self._loop.time() >= deadline:
+                    return answer
+                await self._wait(name, beat.member, deadline)
+            else:
+                if beat.member not in group.members:
+                    group.answer(beat.member, beat.owned)  # raises
+                await self._wait(name, beat.member, None)
+
+    def _group_to_join(self, name: str, beat: Beat) -> Group:
+        group = self.groups.get(name)
+        if group is not None:
+            return group
+        if beat.epoch:
+            raise UnknownMember(
+                f"there is no group {name!r} (any more); drop all queues and join again, with epoch 0",
+                group=name,
+                member=beat.member,
+            )
+        return self._new_group(name)
+
+    def _new_group(self, name: str) -> Group:
+        group = self.groups[name] = Group(name, Plan(), _first_version(), self.now)
+        return group
+
+    async def leave(self, name: str, beat: Beat) -> None:
+        """A member has given up everything and goes. Durable on return. Raises ``UnknownMember``."""
+        self.check()
+        group = self.groups.get(name)
+        if group is None or not group.leave(beat.member):
+            raise UnknownMember(f"group {name!r} does not know member {beat.member!r}", group=name, member=beat.member)
+        self._store(name, group)
+        self.wake(name, beat.member)
+        while beat.member in group.plan.members:
+            await self._wait(name, beat.member, None)
+            self.check()
+
+    async def declare(self, name: str, mode: Mode) -> Group:
+        """Make the group, or see that it has this mode. Durable on return. Raises ``GroupModeMismatch``."""
+        self.check()
+        group = self.groups.get(name) or self._new_group(name)
+        group.declare(mode)
+        self._store(name, group)
+        while not group.plan.generation:
+            await self._wait(name, "", None)
+            self.check()
+        return group
+
+    def group(self, name: str) -> Group:
+        """Raises ``UnknownGroup``."""
+        self.check()
+        group = self.groups.get(name)
+        if group is None:
+            raise UnknownGroup(f"no group {name!r} has members, or had some, here", group=name)
+        return group
+
+    async def forget(self, name: str) -> None:
+        """The group is gone, with its members. Durable on return."""
+        self.check()
+        self.port.check_writable(Ack.QUORUM)
+        future = self.port.wait(self.store.put_documents({group_key(name): None}), Ack.QUORUM)
+        self.groups.pop(name, None)
+        self.wake(name)
+        await self._durable(future)
+
+    # Time
+
+    def tick(self, *, look: bool) -> None:
+        """To be called each ``TICK_S``: sessions end, topics change, leadership ends."""
+        time = self._loop.time()
+        try:
+            self.check()
+        except LsmqError:
+            self._clock.advance(time, serving=False)
+            self.wake_all()
+            return
+        self._clock.advance(time, serving=True)
+        now = self.now
+        for name, group in list(self.groups.items()):
+            if not (group.members or group.dirty):
+                continue
+            gone = group.expire(now)
+            if gone:
+                self.expired += len(gone)
+                _log.info("members_expired", group=name, members=gone)
+            if look:
+                group.look(self._catalog)
+            self._store(name, group)
+            for member in gone:
+                self.wake(name, member)
+
+    # Storing
+
+    def _store(self, name: str, group: Group) -> None:
+        """Put the next plan in line, if something has happened and no other is on its way."""
+        if not group.dirty or group.staged is not None or self.groups.get(name) is not group:
+            return
+        try:
+            self.port.check_writable(Ack.QUORUM)
+            plan = group.stage(self._catalog)
+            future = self.port.wait(self.store.put_documents({group_key(name): plan.encode()}), Ack.QUORUM)
+        except LsmqError as error:
+            group.give_up_staged()
+            _log.info("group_not_stored", group=name, code=error.code, message=error.message)
+            self._fail(name, error)
+            return
+        self._start(self._publish(name, group, future))
+
+    async def _publish(self, name: str, group: Group, future: asyncio.Future[None] | None) -> None:
+        try:
+            await self._durable(future)
+        except LsmqError as error:
+            _log.info("group_not_stored", group=name, code=error.code, message=error.message)
+            return
+        before = group.plan.generation
+        group.publish()
+        if group.plan.generation > before:
+            self.rebalances += 1
+            _log.info("group_generation", group=name, generation=group.plan.generation, members=len(group.members))
+        self.wake(name)
+        self._store(name, group)
+
+    async def _durable(self, future: asyncio.Future[None] | None) -> None:
+        """Await a write of documents. Whatever its failure: what is in memory cannot be trusted then."""
+        try:
+            if future is not None:
+                await asyncio.shield(future)
+        except LsmqError as error:
+            self._broken = error
+            self.wake_all()
+            raise
+
+    # Waiting
+
+    async def _wait(self, name: str, member: str, deadline: float | None) -> None:
+        """Until the group, or the member, is woken; or until ``deadline``."""
+        members = self._waiting.setdefault(name, {})
+        future: asyncio.Future[None] = self._loop.create_future()
+        members.setdefault(member, set()).add(future)
+        try:
+            async with asyncio.timeout_at(deadline):
+                await future
+        except TimeoutError:
+            pass
+        finally:
+            futures = members.get(member)
+            if futures is not None:
+                futures.discard(future)
+                if not futures:
+                    del members[member]
+            if not members and self._waiting.get(name) is members:
+                del self._waiting[name]
+
+    def wake(self, name: str, member: str | None = None) -> None:
+        """Have held heartbeats of a group, or of one member, look again."""
+        members = self._waiting.get(name, {})
+        for futures in list(members.values()) if member is None else [members.get(member, set())]:
+            for future in futures:
+                if not future.done():
+                    future.set_result(None)
+
+    def _fail(self, name: str, error: LsmqError) -> None:
+        """Those who wait for a plan of the group get the error; the next tick tries again."""
+        group = self.groups[name]
+        for member, futures in self._waiting.get(name, {}).items():
+            if not group.is_settled(member):
+                for future in futures:
+                    if not future.done():
+                        future.set_exception(error)
+
+    def wake_all(self) -> None:
+        for name in list(self._waiting):
+            self.wake(name)
+
+    @property
+    def waiting(self) -> int:
+        """Heartbeats held."""
+        return sum(len(futures) for members in self._waiting.values() for futures in members.values())
+
+    # Fences
+
+    def check_commit(self, group: str, epoch: int) -> None:
+        """Raises ``StaleGeneration`` when a commit of that generation must not count any more."""
+        fence = self.fences.get(group, 0)
+        if epoch < fence:
+            self.refused += 1
+            raise StaleGeneration(
+                f"queues of group {group!r} in shard {self.port.number} were taken over in generation {fence}; what "
+                f"generation {epoch} commits does not count. Heartbeat, and commit again if the queues are yours still",
+                group=group,
+                epoch=epoch,
+                fence=fence,
+            )
+
+    async def fence(self, group: str, epoch: int) -> None:
+        """From here on commits below ``epoch`` are refused. Durable on return. Raises ``StaleGeneration``."""
+        self.check()
+        self.check_commit(group, epoch)
+        if epoch > self.fences.get(group, 0):
+            self.port.check_writable(Ack.QUORUM)
+            appended: Appended = self.store.put_documents({FENCE_PREFIX + group: b"%d" % epoch})
+            future = self.port.wait(appended, Ack.QUORUM)
+            self.fences[group] = epoch
+            if future is not None:
+                self._fencing[group] = future
+        pending = self._fencing.get(group)
+        if pending is not None:
+            try:
+                await self._durable(pending)
+            finally:
+                if self._fencing.get(group) is pending and pending.done():
+                    del self._fencing[group]
+        self.check()
+
+    async def unfence(self, group: str) -> None:
+        """Forget the fence and the committed offsets of a group in this shard. Durable on return."""
+        self.check()
+        self.port.check_writable(Ack.QUORUM)
+        self.store.forget_group(group)
+        future = self.port.wait(self.store.put_documents({FENCE_PREFIX + group: None}), Ack.QUORUM)
+        self.fences.pop(group, None)
+        await self._durable(future)
+
+
+def _first_version() -> int:
+    return random.getrandbits(40) + 1
