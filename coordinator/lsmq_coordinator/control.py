@@ -110,6 +110,14 @@ class ControlClient:
         self._tasks.append(asyncio.create_task(self._beat(), name="control-heartbeat"))
         return self
 
+    async def watch(self) -> None:
+        """Raises what ended one of the tasks here, which never happens but by a mistake. A task of the daemon's group:
+        without heartbeats a node must not go on."""
+        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            if not task.cancelled():
+                task.result()
+
     async def __aexit__(self, *failure: object) -> None:
         for end in self._ends:
             end()

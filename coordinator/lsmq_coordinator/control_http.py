@@ -14,6 +14,7 @@ from lsmq.errors import ConnectionFailed, LsmqError, from_dict
 
 from .auth import ANSWER_HEADER, ClusterSecret, Signer
 from .errors import ControlStopped, NoControlLeader, NotAuthenticated, NotControlLeader
+from .names import Names
 
 MAX_ANSWER_BYTES = 64 << 20
 _OWN_ERRORS: dict[str, type[LsmqError]] = {
@@ -37,7 +38,7 @@ class ControlHttp:
         self._session: aiohttp.ClientSession | None = None
 
     async def start(self) -> None:
-        connector = aiohttp.TCPConnector(keepalive_timeout=30, limit=64)
+        connector = aiohttp.TCPConnector(keepalive_timeout=30, limit=64, resolver=Names(), use_dns_cache=False)
         self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False)
 
     async def close(self) -> None:

@@ -18,6 +18,7 @@ from lsmq.errors import LsmqError
 from .election import Progress, choose_candidate, leader_counts, may_lead, spread_leaders
 from .errors import NoControlLeader, NotControlLeader
 from .liveness import FailureDetector, LivenessTiming
+from .names import Names
 from .raft_control import RaftControl
 from .reassignment import handover, next_steps
 from .shard_commands import MAX_EPOCH
@@ -70,6 +71,7 @@ class Overseer:
     ) -> None:
         self._raft, self._timing, self._clock, self._spread = raft, timing, clock, spread
         self._probe = probe or self._connect
+        self._names = Names()
         self._detector = FailureDetector(timing.liveness)
         self._reports: dict[str, Mapping[int, Progress]] = {}
         #: Shards whose epochs up to the one given cannot be led, and when each was last helped.
@@ -142,7 +144,9 @@ class Overseer:
         address = urlsplit(url)
         try:
             async with asyncio.timeout(self._timing.probe_timeout_s):
-                _, writer = await asyncio.open_connection(address.hostname, address.port)
+                _, writer = await asyncio.open_connection(
+                    await self._names.address(address.hostname or ""), address.port
+                )
         except ConnectionRefusedError:
             return True
         except (OSError, TimeoutError):

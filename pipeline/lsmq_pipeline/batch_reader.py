@@ -27,6 +27,9 @@ class _PushFilters:
     Spark refuses a reader that overrides that method while ``spark.sql.python.filterPushdown.enabled`` is off,
     which it is by default; and tells by ``__func__``. This one is called when the setting is on, and looks like the
     method of the base class when it is off: filters are then Spark's own work, and nothing fails.
+
+    Filters are taken only with option ``pushFilters``: Spark keeps one plan for the source of a data frame, with the
+    filters that were pushed first, and reads by it again in the next query of that data frame, whatever that filters.
     """
 
     __func__ = DataSourceReader.pushFilters
@@ -35,6 +38,8 @@ class _PushFilters:
         self._reader = reader
 
     def __call__(self, filters: Sequence[Filter]) -> Iterable[Filter]:
+        if not self._reader.options.push_filters:
+            return filters
         self._reader.pushed, left = push(filters, self._reader.pushed)
         return left
 
@@ -48,7 +53,7 @@ class LsmqReader(DataSourceReader):
         self.pushed = from_options(options)
 
     @property
-    def pushFilters(self) -> Any:  # type: ignore[override]
+    def pushFilters(self) -> Any:
         return _PushFilters(self)
 
     def partitions(self) -> Sequence[InputPartition]:

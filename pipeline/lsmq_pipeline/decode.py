@@ -74,9 +74,11 @@ class Span:
     def holds(self, queues: NDArray[Any], offsets: I64) -> NDArray[np.bool_]:
         """For each record whether it counts."""
         if len(self.queues) == 1:
-            return (queues == self.queues[0]) & (offsets >= self.starts[0]) & (offsets < self.ends[0])
+            alone: NDArray[np.bool_] = queues == self.queues[0]
+            return alone & (offsets >= self.starts[0]) & (offsets < self.ends[0])
         places = np.minimum(np.searchsorted(self.queues, queues), len(self.queues) - 1)
-        return (self.queues[places] == queues) & (offsets >= self.starts[places]) & (offsets < self.ends[places])
+        named: NDArray[np.bool_] = self.queues[places] == queues
+        return named & (offsets >= self.starts[places]) & (offsets < self.ends[places])
 
 
 @dataclass(frozen=True, slots=True)

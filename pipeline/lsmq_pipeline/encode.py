@@ -161,7 +161,8 @@ def _hashes(strings: Any, hash_of: Callable[[str], int], dtype: Any, count: int)
     encoded = strings.dictionary_encode()
     known = np.array([hash_of(text) for text in encoded.dictionary.to_pylist()] + [0], dtype)
     places = encoded.indices.cast(pa.int64()).fill_null(len(known) - 1).to_numpy(zero_copy_only=False)
-    return known[places]
+    found: NDArray[Any] = known[places]
+    return found
 
 
 def _headers(keys: Any, tags: Any, properties: Any, count: int) -> Any:
@@ -266,4 +267,4 @@ def _payload(records: Any) -> bytes:
     _, bounds, values = records.buffers()
     ends = np.frombuffer(bounds, np.int32)
     first, last = int(ends[records.offset]), int(ends[records.offset + len(records)])
-    return values.slice(first, last - first).to_pybytes() if last > first else b""  # type: ignore[no-any-return]
+    return values.slice(first, last - first).to_pybytes() if last > first else b""

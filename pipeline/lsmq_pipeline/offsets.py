@@ -4,10 +4,11 @@ A column of offsets, one a queue, is written in one of two forms, whichever the 
 
 - *runs* while there are at most ``MAX_RUNS``: ``0-999999:0`` or ``0-3:17,4:18,5-15:17``; people can read and write
   them;
-- *packed* else: ``z`` and the base64 of a zstd frame with the differences of neighbours as little-endian int64.
+- *packed* else: ``z`` and the base64 of a zstd frame, in which stand the lowest offset (little-endian int64) and how
+  far above it each offset is: the lowest bytes of all, then the next bytes of all, as many as the highest needs.
 
 A million queues that all stand at 0 are 11 characters; a million that stand at random offsets below 1000 are about
-2 MB, which is what they hold. Equal offsets always give equal text, since Spark compares the text.
+1.7 MB, which is what they hold. Equal offsets always give equal text, since Spark compares the text.
 
 A document is ``{"version": 1, "topics": {name: {"id", "queues", "offsets"}}}``.
 """
@@ -15,6 +16,7 @@ A document is ``{"version": 1, "topics": {name: {"id", "queues", "offsets"}}}``.
 from __future__ import annotations
 
 import base64
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +29,7 @@ I64 = NDArray[np.int64]
 
 VERSION = 1
 MAX_RUNS = 256
+_LOW = struct.Struct("<q")
 MAX_QUEUES = 1 << 26  # what a reader accepts: a few bytes could claim any number
 
 
@@ -72,8 +75,10 @@ def pack(offsets: I64) -> str:
             f"{first}:{offsets[first]}" if first == last else f"{first}-{last}:{offsets[first]}"
             for first, last in zip(firsts, lasts, strict=True)
         )
-    steps = np.diff(offsets, prepend=np.int64(0)).astype("<i8")
-    return "z" + base64.b64encode(zstandard.compress(steps.tobytes(), 3)).decode()
+    low = int(offsets.min())
+    above = (offsets - low).astype("<i8").view(np.uint8).reshape(len(offsets), 8)
+    planes = above.T[: max(1, ((int(offsets.max()) - low).bit_length() + 7) // 8)]
+    return "z" + base64.b64encode(zstandard.compress(_LOW.pack(low) + planes.tobytes(), 3)).decode()
 
 
 def unpack(text: str, queues: int) -> I64:
@@ -81,13 +86,7 @@ def unpack(text: str, queues: int) -> I64:
     if not 0 <= queues <= MAX_QUEUES:
         raise ValueError(f"offsets of {queues} queues; at most {MAX_QUEUES} are possible")
     if text.startswith("z"):
-        try:
-            raw = zstandard.decompress(base64.b64decode(text[1:], validate=True), max_output_size=8 * queues)
-        except zstandard.ZstdError as error:
-            raise ValueError(f"packed offsets are damaged: {error}") from error
-        if len(raw) != 8 * queues:
-            raise ValueError(f"packed offsets are {len(raw)} bytes, {queues} queues have {8 * queues}")
-        return np.cumsum(np.frombuffer(raw, "<i8"), dtype=np.int64)
+        return _unpack_planes(text, queues)
     offsets = np.full(queues, -1, np.int64)
     for run in filter(None, text.split(",")):
         place, colon, offset = run.partition(":")
@@ -97,4 +96,19 @@ def unpack(text: str, queues: int) -> I64:
         offsets[int(first) : (int(last) if dash else int(first)) + 1] = int(offset)
     if (offsets < 0).any():
         raise ValueError(f"the offsets do not name queue {int(np.argmax(offsets < 0))} of {queues}")
+    return offsets
+
+
+def _unpack_planes(text: str, queues: int) -> I64:
+    try:
+        raw = zstandard.decompress(base64.b64decode(text[1:], validate=True), max_output_size=_LOW.size + 8 * queues)
+    except zstandard.ZstdError as error:
+        raise ValueError(f"packed offsets are damaged: {error}") from error
+    count, rest = divmod(len(raw) - _LOW.size, max(1, queues))
+    if len(raw) < _LOW.size or rest or not 1 <= count <= 8:
+        raise ValueError(f"packed offsets are {len(raw)} bytes, which does not fit {queues} queues")
+    above = np.zeros((queues, 8), np.uint8)
+    above.T[:count] = np.frombuffer(raw, np.uint8, offset=_LOW.size).reshape(count, queues)
+    offsets: I64 = above.view("<i8").reshape(queues).astype(np.int64)
+    offsets += _LOW.unpack_from(raw)[0]
     return offsets

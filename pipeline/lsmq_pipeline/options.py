@@ -54,6 +54,7 @@ class ReadOptions:
     max_messages_per_trigger: int | None
     fail_on_data_loss: bool
     include_properties: bool
+    push_filters: bool
     read_from: str
     group: str | None
     fetch_bytes: int
@@ -150,6 +151,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool = False) -> Read
         max_messages_per_trigger=given.parsed("maxMessagesPerTrigger", _positive, "a whole number of at least 1"),
         fail_on_data_loss=given.switch("failOnDataLoss", True),
         include_properties=given.switch("includeProperties", True),
+        push_filters=given.switch("pushFilters", False),
         read_from=given.choice("readFrom", READ_FROM, "follower"),
         group=given.text("group") or None,
         fetch_bytes=given.number("fetchBytes", 8 << 20, 1 << 10),
@@ -159,7 +161,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool = False) -> Read
         raise InvalidOption("a stream has no end: leave out endingOffsets and endingTimestamp", option="endingOffsets")
     if read.starting_offsets == "latest" and not streaming:
         raise InvalidOption(
-            "a batch cannot start at the latest offset: nothing would be read", option="startingOffsets"
+            "startingOffsets of a batch cannot be latest: nothing would be read", option="startingOffsets"
         )
     if read.ending_offsets == "earliest":
         raise InvalidOption("endingOffsets cannot be earliest: nothing would be read", option="endingOffsets")

@@ -148,11 +148,12 @@ def admit(start: I64, end: I64, limit: int) -> I64:
     total = int(backlog.sum())
     if total <= limit:
         return np.maximum(start, end)
-    share = np.floor(backlog * (limit / total)).astype(np.int64)
+    share: I64 = np.floor(backlog * (limit / total)).astype(np.int64)
     left = limit - int(share.sum())
     if left > 0:
         share[np.flatnonzero(share < backlog)[:left]] += 1
-    return start + share
+    share += start
+    return share
 
 
 def same_topic(topic: Topic, known: TopicOffsets, *, fail_on_data_loss: bool) -> bool:

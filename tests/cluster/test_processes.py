@@ -141,6 +141,17 @@ def test_a_directory_with_other_things_is_left_alone(tmp_path: Path) -> None:
         LocalCluster(tmp_path)
 
 
+def test_a_node_that_left_does_not_lend_its_id_to_another(tmp_path: Path) -> None:
+    cluster = LocalCluster.found(tmp_path / "c", found_plan())
+    first = cluster.add_node()
+    assert (first.id, first.voter) == ("n4", False)
+    cluster.forget_node("n4")
+    assert [node.id for node in LocalCluster(tmp_path / "c").plan.nodes] == ["n1", "n2", "n3"]
+    assert LocalCluster(tmp_path / "c").add_node().id == "n5"
+    with pytest.raises(InvalidRequest, match="n1 votes"):
+        cluster.forget_node("n1")
+
+
 def test_deleting_removes_the_cluster_and_nothing_else(tmp_path: Path) -> None:
     cluster = LocalCluster.found(tmp_path / "c", found_plan())
     (tmp_path / "c" / "thesis.txt").write_text("x")

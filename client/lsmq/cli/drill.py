@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,8 @@ def drill(
         return
     if name not in known:
         raise click.UsageError(f"there is no drill {name!r}; there are: {', '.join(known)}")
+    # A drill that is ended in any way takes its cluster down first.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     report = drills.run_drill(name, rounds=rounds, seed=seed, directory=directory, compose=compose)
     if as_json:
         print_json(report.to_dict())

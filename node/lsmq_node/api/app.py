@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from aiohttp import web
 
 from lsmq.errors import LsmqError
 from lsmq_node.broker import Broker
 from lsmq_node.config import NodeConfig
+from lsmq_node.groups import GroupService
 from lsmq_node.metrics import HttpMetrics, NodeMetrics
 
-from . import batches, cluster, consume, groups, produce, system, topics
+from . import batches, cluster, consume, groups, offsets, produce, system, topics
 from .failures import failures
 from .openapi import document
 from .routing import Call, Content, Route
@@ -37,8 +38,18 @@ def route_table(config: NodeConfig) -> tuple[Route, ...]:
         _metrics,
         {200: Content("Prometheus text format.", {"type": "string"}, ("text/plain",))},
     )
-    modules = (topics, produce, consume, batches, groups, cluster, system)
+    modules = (topics, produce, consume, batches, groups, offsets, cluster, system)
     return (*(route for module in modules for route in module.routes(config)), metrics)
+
+
+async def _running(service: GroupService) -> AsyncIterator[None]:
+    service.start()
+    yield
+    await service.stop()
+
+
+async def _stopping(service: GroupService) -> None:
+    service.begin_stop()
 
 
 def make_app(broker: Broker) -> web.Application:
@@ -47,6 +58,9 @@ def make_app(broker: Broker) -> web.Application:
     app = web.Application(middlewares=[failures], client_max_size=config.max_request_bytes)
     http_metrics = HttpMetrics()
     app[METRICS_KEY] = NodeMetrics(broker, http_metrics)
+    app[groups.GROUPS_KEY] = service = GroupService(broker)
+    app.cleanup_ctx.append(lambda _: _running(service))
+    app.on_shutdown.append(lambda _: _stopping(service))
     table = route_table(config)
     app[system.OPENAPI_KEY] = document(table, system.version())
     for route in table:

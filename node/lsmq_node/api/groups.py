@@ -1,80 +1,235 @@
-"""Consumer groups: their committed offsets, which are as durable as messages."""
+"""Consumer groups: membership, and what operators see and change of it. Their offsets are in :mod:`.offsets`."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from aiohttp import web
 
-from lsmq.errors import NotEnoughReplicas, NotLeader, TopicReplaced, UnknownQueue, UnknownTopic
+from lsmq.errors import (
+    GroupHasMembers,
+    GroupModeMismatch,
+    StaleGeneration,
+    TooManyMembers,
+    UnknownGroup,
+    UnknownMember,
+    UnknownTopic,
+)
 from lsmq_node.config import NodeConfig
+from lsmq_node.groups import Answer, Beat, Group, GroupService, Mode
+from lsmq_node.groups.coordinator import ShardGroups
+from lsmq_node.groups.group import HEARTBEATS_PER_SESSION
+from lsmq_node.groups.ranges import count, intersect, pairs, parse
 
-from . import schemas
-from .arrays import parse_ranges, queue_offsets
+from . import group_schemas as schemas
 from .codec import answer
 from .routing import Call, Content, Parameter, Route, path_parameters
+from .topics import own_url
+
+GROUPS_KEY = web.AppKey("groups", GroupService)
 
 
-async def commit_offsets(call: Call) -> web.StreamResponse:
-    """POST /v1/groups/{group}/offsets"""
-    group = call.path("group")
-    document = await call.checked_document()
-    topic = await call.topic(document["topic"])
-    queues, offsets = queue_offsets(document, call.broker.config.max_queues_per_request)
-    reset = document.get("reset", False)
-    await call.broker.commit_offsets(group, topic, queues, offsets, reset=reset)
-    return answer(call.request, {"committed": len(queues)})
-
-
-async def get_offsets(call: Call) -> web.StreamResponse:
-    """GET /v1/groups/{group}/offsets"""
-    query = call.query
-    group, topic = call.path("group"), await call.topic(query["topic"])
-    limit = call.broker.config.max_queues_per_request
-    wanted = None if query["queues"] is None else parse_ranges(query["queues"], topic, limit)
-    queues, offsets = await call.broker.committed_offsets(group, topic, wanted)
-    return answer(call.request, {"queues": queues.tolist(), "offsets": offsets.tolist()})
+def service(call: Call) -> GroupService:
+    """The groups of the node that is asked."""
+    return call.request.app[GROUPS_KEY]
 
 
 async def list_groups(call: Call) -> web.StreamResponse:
     """GET /v1/groups"""
-    return answer(call.request, {"groups": call.broker.groups()})
+    details = [
+        {
+            "group": name,
+            "mode": group.mode.value,
+            "state": group.state,
+            "generation": group.plan.generation,
+            "members": len(group.members),
+            "stalled": sum(member.stalled for member in group.members.values()),
+        }
+        for shard in service(call).shards()
+        for name, group in shard.groups.items()
+    ]
+    details.sort(key=lambda found: str(found["group"]))
+    names = {*call.broker.groups(), *(str(found["group"]) for found in details)}
+    return answer(call.request, {"groups": sorted(names), "details": details})
+
+
+async def get_coordinator(call: Call) -> web.StreamResponse:
+    """GET /v1/groups/{group}/coordinator"""
+    shard, leads = service(call).coordinator(call.path("group"))
+    url = own_url(call) if leads.here else leads.url
+    return answer(call.request, {"shard": shard, "leader": url, "epoch": leads.epoch})
+
+
+async def heartbeat(call: Call) -> web.StreamResponse:
+    """POST /v1/groups/{group}/heartbeat"""
+    name, document = call.path("group"), await call.checked_document()
+    beat = _beat(call, document)
+    if document.get("leave", False):
+        await service(call).leave(name, beat)
+        return answer(call.request, _assignment(Answer(beat.member, beat.epoch, beat.version, 0, {}, {}, 0, True)))
+    wait_ms = min(document.get("wait_ms", 0), beat.session_ms // HEARTBEATS_PER_SESSION)
+    return answer(call.request, _assignment(await service(call).heartbeat(name, beat, wait_ms)))
+
+
+def _beat(call: Call, document: dict[str, Any]) -> Beat:
+    given, remote = document.get("client"), call.request.remote or ""
+    return Beat(
+        document["member"],
+        tuple(document["topics"]),
+        document.get("epoch", 0),
+        document.get("version", 0),
+        {topic: parse(pieces, f"owned.{topic}") for topic, pieces in document.get("owned", {}).items()},
+        document.get("static_id"),
+        document.get("session_ms", 10_000),
+        document.get("stalled", False),
+        f"{given} ({remote})" if given else remote,
+        Mode(document.get("mode", Mode.CLUSTERED)),
+    )
+
+
+def _assignment(found: Answer) -> dict[str, Any]:
+    return {
+        "member": found.member,
+        "epoch": found.epoch,
+        "version": found.version,
+        "heartbeat_ms": found.heartbeat_ms,
+        "assigned": {topic: pairs(ranges) for topic, ranges in found.assigned.items()},
+        "topics": {topic: {"id": id, "queues": queues} for topic, (id, queues) in found.topics.items()},
+        "waiting_for": found.waiting_for,
+        "standby": found.standby,
+    }
+
+
+async def describe_group(call: Call) -> web.StreamResponse:
+    """GET /v1/groups/{group}"""
+    shard, group = await service(call).group(call.path("group"))
+    return answer(call.request, _description(shard, group))
+
+
+def _description(shard: ShardGroups, group: Group) -> dict[str, Any]:
+    return {
+        "group": group.name,
+        "mode": group.mode.value,
+        "state": group.state,
+        "generation": group.plan.generation,
+        "shard": shard.port.number,
+        "topics": [
+            {"topic": name, "id": topic.id, "queues": topic.queues, "members": len(topic.shares)}
+            for name, topic in group.plan.topics.items()
+        ],
+        "members": [_member(group, id, shard.now) for id in sorted(group.members)],
+    }
+
+
+def _member(group: Group, id: str, now: float) -> dict[str, Any]:
+    member, holder = group.members[id], group.holdings.by_member.get(id)
+    shares = {name: topic.shares[id] for name, topic in group.plan.topics.items() if id in topic.shares}
+    held = {} if holder is None else holder.held
+    assigned = (
+        shares
+        if group.mode is not Mode.CLUSTERED
+        else {name: own for name, ranges in shares.items() if (own := intersect(ranges, held.get(name, ())))}
+    )
+    return {
+        "id": id,
+        "static_id": member.spec.static_id,
+        "client": member.spec.client,
+        "session_ms": member.spec.session_ms,
+        "topics": list(member.spec.topics),
+        "assigned": {name: pairs(ranges) for name, ranges in assigned.items()},
+        "queues": sum(count(ranges) for ranges in assigned.values()),
+        "pending": sum(count(ranges) - count(assigned.get(name, ())) for name, ranges in held.items()),
+        "heartbeat_age_ms": max(0, round(1000 * (now - member.seen_at))),
+        "stalled": member.stalled,
+    }
+
+
+async def declare_group(call: Call) -> web.StreamResponse:
+    """PUT /v1/groups/{group}"""
+    name, document = call.path("group"), await call.checked_document()
+    await service(call).declare(name, Mode(document["mode"]))
+    return answer(call.request, _description(*await service(call).group(name)))
+
+
+async def delete_group(call: Call) -> web.StreamResponse:
+    """DELETE /v1/groups/{group}"""
+    await service(call).delete(call.path("group"), force=call.query["force"] == "true")
+    return web.Response(status=204)
 
 
 def routes(config: NodeConfig) -> tuple[Route, ...]:
     """The routes of this module."""
     group = path_parameters("group")
-    topic = Parameter("topic", "query", {"type": "string"}, "Name of the topic.", required=True)
-    queues = Parameter("queues", "query", {"type": "string"}, "Such as `0-99,200`. Without it, all queues.")
+    force = Parameter("force", "query", {"enum": ["true", "false"], "default": "false"}, "Though members live.")
+    described = Content("Its members and what they own, as its coordinator knows it.", schemas.GROUP)
     return (
         Route(
             "GET",
             "/v1/groups",
             "listGroups",
             "groups",
-            "All consumer groups with committed offsets",
+            "Consumer groups of the shards at this node",
             list_groups,
-            {200: Content("Names.", schemas.GROUPS)},
-        ),
-        Route(
-            "POST",
-            "/v1/groups/{group}/offsets",
-            "commitOffsets",
-            "groups",
-            "Commit offsets of a group",
-            commit_offsets,
-            {200: Content("Stored, as durably as messages.", schemas.COMMIT_ANSWER)},
-            parameters=group,
-            request=Content("The next offset to read of each queue.", schemas.commit(config)),
-            errors=(UnknownTopic, UnknownQueue, NotLeader, NotEnoughReplicas, TopicReplaced),
+            {200: Content("Names, and what this node coordinates.", schemas.GROUPS)},
         ),
         Route(
             "GET",
-            "/v1/groups/{group}/offsets",
-            "getCommittedOffsets",
+            "/v1/groups/{group}/coordinator",
+            "getCoordinator",
             "groups",
-            "Committed offsets of a group",
-            get_offsets,
-            {200: Content("Those queues that have one.", schemas.COMMITTED)},
-            parameters=(*group, topic, queues),
-            errors=(UnknownTopic, NotLeader, TopicReplaced),
+            "Which node coordinates a group",
+            get_coordinator,
+            {200: Content("As far as this node knows: the leader of the group's shard.", schemas.COORDINATOR)},
+            parameters=group,
+        ),
+        Route(
+            "POST",
+            "/v1/groups/{group}/heartbeat",
+            "heartbeat",
+            "groups",
+            "Join a group, stay in it, leave it",
+            heartbeat,
+            {200: Content("What is the member's now. Durable before it is answered.", schemas.ASSIGNMENT)},
+            description="Only at the group's coordinator. docs/groups.md describes the protocol.",
+            parameters=group,
+            request=Content("Who the member is, what it has read and what it owns.", schemas.HEARTBEAT),
+            errors=(UnknownMember, UnknownTopic, StaleGeneration, GroupModeMismatch, TooManyMembers),
+        ),
+        Route(
+            "GET",
+            "/v1/groups/{group}",
+            "describeGroup",
+            "groups",
+            "Members of a group and what they own",
+            describe_group,
+            {200: described},
+            description="Only at the group's coordinator.",
+            parameters=group,
+            errors=(UnknownGroup,),
+        ),
+        Route(
+            "PUT",
+            "/v1/groups/{group}",
+            "declareGroup",
+            "groups",
+            "Make a group that shares messages in a certain way",
+            declare_group,
+            {200: described},
+            description="Only at the group's coordinator. Groups of consumers make themselves.",
+            parameters=group,
+            request=Content("How its members share messages.", schemas.DECLARE),
+            errors=(GroupModeMismatch,),
+        ),
+        Route(
+            "DELETE",
+            "/v1/groups/{group}",
+            "deleteGroup",
+            "groups",
+            "Forget a group's members and generation",
+            delete_group,
+            {204: Content("Forgotten, durably.")},
+            description="Only at the group's coordinator. Delete its offsets in all shards first.",
+            parameters=(*group, force),
+            errors=(UnknownGroup, GroupHasMembers),
         ),
     )

@@ -16,7 +16,7 @@ _TAGS = {
     "topics": "Topics and the bounds of their queues.",
     "messages": "Messages as JSON or msgpack objects: plain, and good for small rates.",
     "batches": "Record batches, as the client libraries use them: fast.",
-    "groups": "Committed offsets of consumer groups.",
+    "groups": "Consumer groups: their members, and their committed offsets.",
     "cluster": "Nodes, shards, replicas and leaders: to look at and to change.",
     "system": "For operators and monitoring.",
 }

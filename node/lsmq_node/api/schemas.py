@@ -168,7 +168,6 @@ OFFSETS: Schema = _object(
 )
 COMMITTED: Schema = _object({"queues": _list(QUEUE), "offsets": _list(OFFSET)})
 COMMIT_ANSWER: Schema = _object({"committed": COUNT})
-GROUPS: Schema = _object({"groups": _list(TEXT)})
 HEALTH: Schema = _object(
     {
         "status": {"enum": ["ok", "failing"]},
@@ -305,21 +304,4 @@ def fetch(config: NodeConfig) -> Schema:
             "wait_ms": {"type": "integer", "minimum": 0, "maximum": config.max_wait_ms, "default": 0},
         },
         required=("queues", "offsets"),
-    )
-
-
-def commit(config: NodeConfig) -> Schema:
-    limit = config.max_queues_per_request
-    return _object(
-        {
-            "topic": TEXT,
-            "queues": _packed(QUEUE, "u32 little-endian, one after another", limit),
-            "offsets": _packed(OFFSET, "i64 little-endian, as many as queues", limit),
-            "reset": {
-                "type": "boolean",
-                "default": False,
-                "description": "Offsets may go back; without it a lower one has no effect.",
-            },
-        },
-        required=("topic", "queues", "offsets"),
     )

@@ -350,15 +350,25 @@ class Broker:
         return sorted({group for port in self.topology.ports() for group in port.store.groups()})
 
     async def commit_offsets(
-        self, group: str, topic: Topic, queues: NDArray[Any], offsets: NDArray[np.int64], *, reset: bool
+        self,
+        group: str,
+        topic: Topic,
+        queues: NDArray[Any],
+        offsets: NDArray[np.int64],
+        *,
+        reset: bool,
+        allow: Callable[[ShardPort], None] = lambda port: None,
     ) -> None:
         """Store a group's offsets, as durably as messages. Without ``reset`` none goes back.
 
+        ``allow`` raises to refuse it; it is asked for each shard in the step of the loop that puts the offsets in line.
         Raises ``UnknownQueue``, ``NotLeader``, and ``OffsetOutOfRange`` for an offset beyond the end of its queue.
         """
         self.check_queues(topic, queues)
         parts = split_by_shard(queues, topic.queues, self.topology.shard_count)
         ports = await self._writable(topic, [shard for shard, _ in parts], Ack.QUORUM)
+        for port in ports:
+            allow(port)
         waits = []
         for port, (_, places) in zip(ports, parts, strict=True):
             appended = port.store.commit_offsets(group, topic.id, queues[places], offsets[places], reset=reset)

@@ -29,6 +29,7 @@ from aiohttp import web
 
 from lsmq_coordinator.auth import ANSWER_HEADER, REQUEST_HEADER, ClusterSecret, Signer, Verifier
 from lsmq_coordinator.errors import NotAuthenticated
+from lsmq_coordinator.names import Names
 from lsmq_node.replication import Message
 
 from .outgoing import CONGESTED_BYTES, PROTOCOL, Dial, Outgoing, set_up
@@ -65,6 +66,7 @@ class Links:
         self._on_broken = on_broken
         self._outgoing: dict[str, Outgoing] = {}
         self._incoming: dict[str, Incoming] = {}
+        self._names = Names()
         self._open = False
 
     def routes(self) -> list[web.RouteDef]:
@@ -83,7 +85,7 @@ class Links:
             return
         outgoing = self._outgoing.get(peer)
         if outgoing is None:
-            outgoing = self._outgoing[peer] = Outgoing(peer, lambda: self._dial(peer), self._on_broken)
+            outgoing = self._outgoing[peer] = Outgoing(peer, lambda: self._dial(peer), self._on_broken, self._names)
         outgoing.send(encode(shard, message, len(payload)), payload)
 
     def congested(self, peer: str) -> bool:

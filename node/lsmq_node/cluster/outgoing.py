@@ -13,6 +13,7 @@ import structlog
 
 from lsmq_coordinator.auth import ANSWER_HEADER
 from lsmq_coordinator.errors import NotAuthenticated
+from lsmq_coordinator.names import Names
 
 #: A connection with so much waiting to be sent is dropped.
 MAX_QUEUED_BYTES = 64 * 1024 * 1024
@@ -99,11 +100,14 @@ class Stream(asyncio.Protocol):
 class Outgoing:
     """``on_broken`` is called once for each connection that was accepted and ended."""
 
-    def __init__(self, peer: str, dial: Callable[[], Dial | None], on_broken: Callable[[str], None]) -> None:
+    def __init__(
+        self, peer: str, dial: Callable[[], Dial | None], on_broken: Callable[[str], None], names: Names
+    ) -> None:
         self.queued_bytes = 0
         self._peer = peer
         self._dial = dial
         self._on_broken = on_broken
+        self._names = names
         self._queue: deque[bytes | memoryview] = deque()
         self._offset = 0  # of the first in the queue
         self._wanted = asyncio.Event()
@@ -188,7 +192,8 @@ class Outgoing:
         stream = Stream(dial, self._flush)
         try:
             async with asyncio.timeout(_DIAL_TIMEOUT_S):
-                await self._loop.create_connection(lambda: stream, dial.host, dial.port)
+                address = await self._names.address(dial.host)
+                await self._loop.create_connection(lambda: stream, address, dial.port)
                 await stream.accepted
         except (OSError, TimeoutError, NotAuthenticated) as error:
             stream.abort()

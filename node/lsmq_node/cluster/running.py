@@ -135,6 +135,7 @@ async def running_member(config: NodeConfig) -> AsyncIterator[Broker]:
         broker = Broker(config, member, waiters)
         async with asyncio.TaskGroup() as tasks:
             background = [
+                tasks.create_task(control.watch(), name="control"),
                 tasks.create_task(member.replicas.run(), name="replicas"),
                 tasks.create_task(_join(config, settings, control), name="join"),
                 tasks.create_task(member.tidy(), name="tidy"),

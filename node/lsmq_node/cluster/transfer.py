@@ -32,6 +32,7 @@ from aiohttp import web
 
 from lsmq.errors import Unavailable
 from lsmq_coordinator.auth import ClusterSecret
+from lsmq_coordinator.names import Names
 from lsmq_node.storage import ShardStore
 from lsmq_node.storage.snapshot_install import install
 
@@ -77,7 +78,7 @@ class Snapshots:
         self._locks: dict[Path, asyncio.Lock] = {}
 
     async def __aenter__(self) -> Self:
-        connector = aiohttp.TCPConnector(keepalive_timeout=30, limit=64)
+        connector = aiohttp.TCPConnector(keepalive_timeout=30, limit=64, resolver=Names(), use_dns_cache=False)
         self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False)
         return self
 

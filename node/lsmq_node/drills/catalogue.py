@@ -204,7 +204,7 @@ async def _add_node(run: Run) -> None:
     status = await run.status()
     shard = run.random.choice(status.shards)
     node = await run.faults.add_node()
-    await run.until(lambda status: status.node(node).state.value == "running", f"{node} answers")
+    await _joined(run, node)
     moved = [node, *[other for other in shard.replicas if other != shard.leader]]
     run.tell(f"moving shard {shard.id} from {list(shard.replicas)} to {moved}")
     async with run.mending():
@@ -216,6 +216,13 @@ async def _add_node(run: Run) -> None:
         await run.until(lambda status: not _replicas_on(status, node), f"{node} is drained", _MOVE_TIMEOUT_S)
     await run.administer("DELETE", f"/v1/cluster/nodes/{node}")
     await run.faults.remove_node(node)
+
+
+async def _joined(run: Run, node: str) -> None:
+    """Wait until the cluster knows a new node."""
+    async with asyncio.timeout(_MOVE_TIMEOUT_S):
+        while node not in {known["id"] for known in (await run.administer("GET", "/v1/cluster"))["nodes"]}:
+            await asyncio.sleep(0.1)
 
 
 async def _move(run: Run, shard: int, replicas: list[str]) -> None:

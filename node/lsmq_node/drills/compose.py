@@ -82,6 +82,7 @@ class ComposeFaults:
                 NodePlan(id=node, voter=True, port=container.port or 0, internal_port=0, raft_port=0)
                 for node, container in sorted(self._containers.items())
             ),
+            last_number=len(self._containers),
         )
 
     async def up(self) -> None:

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import structlog
 
-from lsmq.errors import LsmqError, StaleGeneration, Unavailable, UnknownGroup, UnknownMember
+from lsmq.errors import LsmqError, ShuttingDown, StaleGeneration, Unavailable, UnknownGroup, UnknownMember
 from lsmq_node.broker import Ack, ShardPort
 from lsmq_node.storage import Appended, ShardStore
 
@@ -51,7 +51,7 @@ class AwakeClock:
 class ShardGroups:
     """Groups and fences of one shard in one round of its store. Loop thread only."""
 
-    def __init__(self, port: ShardPort, catalog: Catalog, start: Callable[[Any], None]) -> None:
+    def __init__(self, port: ShardPort, catalog: Catalog, start: Callable[[Coroutine[Any, Any, None]], object]) -> None:
         """``start`` runs a coroutine as a task that somebody looks after."""
         self.port = port
         self.store: ShardStore = port.store
@@ -65,7 +65,10 @@ class ShardGroups:
         self._loop = asyncio.get_running_loop()
         self._clock = AwakeClock(self._loop.time())
         self._broken: LsmqError | None = None
+        self._closing = False
+        self.held = 0  # requests that wait
         self._waiting: dict[str, dict[str, set[asyncio.Future[None]]]] = {}  # by group and member
+        self._owed: dict[str, set[asyncio.Future[None]]] = {}  # by group: those that wait for its next plan
         self._fencing: dict[str, asyncio.Future[None]] = {}
 
     async def load(self) -> None:
@@ -114,13 +117,15 @@ class ShardGroups:
             freed = group.hear(beat, self.now)
         finally:
             self._store(name, group)
+            if group.is_nothing:
+                self.groups.pop(name, None)
         if freed:
             self.wake(name)
         while True:
             self.check()
             if group.is_settled(beat.member):
                 answer = group.answer(beat.member, beat.owned)
-                if answer.version != beat.version or self._loop.time() >= deadline:
+                if answer.version != beat.version or self._loop.time() >= deadline or self._closing:
                     return answer
                 await self._wait(name, beat.member, deadline)
             else:
@@ -258,19 +263,25 @@ class ShardGroups:
         members = self._waiting.setdefault(name, {})
         future: asyncio.Future[None] = self._loop.create_future()
         members.setdefault(member, set()).add(future)
+        owed = self._owed.setdefault(name, set()) if deadline is None else set()
+        owed.add(future)
+        self.held += 1
         try:
             async with asyncio.timeout_at(deadline):
                 await future
         except TimeoutError:
             pass
         finally:
-            futures = members.get(member)
-            if futures is not None:
-                futures.discard(future)
-                if not futures:
-                    del members[member]
+            self.held -= 1
+            futures = members[member]
+            futures.discard(future)
+            if not futures:
+                del members[member]
             if not members and self._waiting.get(name) is members:
                 del self._waiting[name]
+            owed.discard(future)
+            if not owed and self._owed.get(name) is owed:
+                del self._owed[name]
 
     def wake(self, name: str, member: str | None = None) -> None:
         """Have held heartbeats of a group, or of one member, look again."""
@@ -282,21 +293,20 @@ class ShardGroups:
 
     def _fail(self, name: str, error: LsmqError) -> None:
         """Those who wait for a plan of the group get the error; the next tick tries again."""
-        group = self.groups[name]
-        for member, futures in self._waiting.get(name, {}).items():
-            if not group.is_settled(member):
-                for future in futures:
-                    if not future.done():
-                        future.set_exception(error)
+        for future in self._owed.get(name, ()):
+            if not future.done():
+                future.set_exception(error)
+
+    def close(self) -> None:
+        """The node stops: nobody is held any more, and no plan will come."""
+        self._closing = True
+        for name in list(self._owed):
+            self._fail(name, ShuttingDown("the node is stopping; another one coordinates the group soon"))
+        self.wake_all()
 
     def wake_all(self) -> None:
         for name in list(self._waiting):
             self.wake(name)
-
-    @property
-    def waiting(self) -> int:
-        """Heartbeats held."""
-        return sum(len(futures) for members in self._waiting.values() for futures in members.values())
 
     # Fences
 

@@ -96,6 +96,11 @@ class Group:
         """Whether something has happened that no plan says yet."""
         return self._changes > (self.staged or self.plan).changes
 
+    @property
+    def is_nothing(self) -> bool:
+        """Whether there is nothing to remember of it."""
+        return self._is_new and not self.members
+
     def _changed(self, *, raises: bool = True) -> int:
         self._changes += 1
         if raises:

@@ -19,7 +19,7 @@ from lsmq_coordinator.zookeeper_server import Peer, ZooKeeperServer
 from lsmq_node import config_file
 
 from .errors import ClusterNotReady, NodeEnded, NodeNotRunning
-from .plan import PORTS_PER_NODE, ClusterPlan, NodePlan, choose_ports, plan_node
+from .plan import PORTS_PER_NODE, ClusterPlan, NodePlan, choose_ports
 from .process import OwnProcess, ProcessState
 from .status import ClusterStatus, answers, collect
 
@@ -179,14 +179,12 @@ class LocalCluster:
         """SIGCONT. Its pid. Raises ``NodeNotRunning``."""
         return self._send(node, signal.SIGCONT)
 
-    def add_node(self, *, proxied: bool = False) -> NodePlan:
+    def add_node(self) -> NodePlan:
         """Plan one more node, which does not vote. :meth:`start` starts it."""
         with self._locked():
-            number = 1 + max(int(node.id.removeprefix("n")) for node in self.plan.nodes)
-            node = plan_node(f"n{number}", choose_ports(PORTS_PER_NODE), voter=False, proxied=proxied)
-            self.plan = self.plan.with_node(node)
+            self.plan = ClusterPlan.read(self.directory).with_new_node(choose_ports(PORTS_PER_NODE))
             self.plan.write(self.directory)
-            return node
+            return self.plan.nodes[-1]
 
     def forget_node(self, node: str) -> None:
         """Drop a node that does not vote and whose process is stopped, with its files. Remove it from the cluster

@@ -64,7 +64,10 @@ class ZooKeeperPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPlan:
-    """A cluster as founded; ``nodes`` may grow. ``settings`` are all nodes', those of the table as ``cluster.NAME``."""
+    """A cluster as founded; ``nodes`` come and go, and ``last_number`` is of the last id that was given to one.
+
+    ``settings`` are all nodes', those of the table ``[cluster]`` as ``cluster.NAME``.
+    """
 
     name: str
     shards: int
@@ -72,6 +75,7 @@ class ClusterPlan:
     min_in_sync: int
     zookeeper: ZooKeeperPlan
     nodes: tuple[NodePlan, ...]
+    last_number: int
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     def node(self, id: str) -> NodePlan:
@@ -85,8 +89,12 @@ class ClusterPlan:
     def voters(self) -> tuple[NodePlan, ...]:
         return tuple(node for node in self.nodes if node.voter)
 
-    def with_node(self, node: NodePlan) -> ClusterPlan:
-        return replace(self, nodes=(*self.nodes, node))
+    def with_new_node(self, ports: list[int]) -> ClusterPlan:
+        """One more node at the end, which does not vote. An id is never given twice: a cluster does not take back
+        one that it has removed."""
+        number = self.last_number + 1
+        node = plan_node(f"n{number}", ports, voter=False, proxied=False)
+        return replace(self, nodes=(*self.nodes, node), last_number=number)
 
     def without_node(self, id: str) -> ClusterPlan:
         return replace(self, nodes=tuple(node for node in self.nodes if node.id != id))
@@ -213,6 +221,7 @@ def found_plan(
             plan_node(f"n{number + 1}", ports[number * PORTS_PER_NODE :], voter=number < voters, proxied=proxied)
             for number in range(nodes)
         ),
+        last_number=nodes,
         settings=dict(settings or {}),
     )
 

@@ -91,6 +91,8 @@ class Checkpointer:
             else:
                 count = item.end - item.first
                 topics.append(_TopicPart(header, item.committed[:count].copy(), item.start[:count].copy()))
+        for gone in self._offsets.keys() - state.offsets.keys():
+            del self._offsets[gone]
         offsets: list[tuple[str, int, I64 | bytes]] = []
         for key, values in state.offsets.items():
             known = self._offsets.get(key)

@@ -268,7 +268,7 @@ class ShardState:
         """Forget all committed offsets of a group."""
         for key in [key for key in self.offsets if key[0] == group]:
             del self.offsets[key]
-            self.offsets_version.pop(key, None)
+            self.offsets_version[key] += 1  # what a checkpoint has packed is not that of the next group of this name
 
     def commit_offsets(self, group: str, topic_id: int, queues: U32, offsets: I64, *, reset: bool) -> None:
         """Set a group's committed offsets; without ``reset`` they only move forward."""

@@ -1,0 +1,192 @@
+"""What groups have committed, how far behind they are, and who may commit. It lies where the queues lie."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from aiohttp import web
+
+from lsmq.errors import GroupHasMembers, InvalidRequest, StaleGeneration, UnknownQueue, UnknownTopic
+from lsmq_node.config import NodeConfig
+from lsmq_node.groups.ranges import Ranges, normal, parse
+
+from . import group_schemas, schemas
+from .arrays import parse_ranges, queue_offsets
+from .codec import Format, answer, answer_format
+from .groups import service
+from .routing import Call, Content, Parameter, Route
+
+_MAX_RANGES = 1_000
+
+#: A member of a broadcast group has offsets of its own, under the group's name and its own.
+_GROUP = Parameter(
+    "group",
+    "path",
+    {
+        "type": "string",
+        "pattern": "[A-Za-z0-9._-]{1,249}(/[A-Za-z0-9._:-]{1,100})?",
+        "description": "A group's name has 1 to 249 letters, digits, dots, underscores and hyphens",
+    },
+    "Name of the consumer group; of a broadcast group with `/` (as `%2F`) and the member's static id.",
+)
+
+
+async def commit_offsets(call: Call) -> web.StreamResponse:
+    """POST /v1/groups/{group}/offsets"""
+    group = call.path("group")
+    document = await call.checked_document()
+    topic = await call.topic(document["topic"])
+    queues, offsets = queue_offsets(document, call.broker.config.max_queues_per_request)
+    member = document.get("member")
+    if (member is None) != (document.get("epoch") is None):
+        raise InvalidRequest("member and epoch come together: the generation the member has heard of", field="epoch")
+    await service(call).commit(
+        group,
+        topic,
+        queues,
+        offsets,
+        reset=document.get("reset", False),
+        member=member,
+        epoch=document.get("epoch", 0),
+    )
+    return answer(call.request, {"committed": len(queues)})
+
+
+async def get_offsets(call: Call) -> web.StreamResponse:
+    """GET /v1/groups/{group}/offsets"""
+    query = call.query
+    group, topic = call.path("group"), await call.topic(query["topic"])
+    limit = call.broker.config.max_queues_per_request
+    wanted = None if query["queues"] is None else parse_ranges(query["queues"], topic, limit)
+    queues, offsets = await call.broker.committed_offsets(group, topic, wanted)
+    return answer(call.request, {"queues": queues.tolist(), "offsets": offsets.tolist()})
+
+
+async def delete_offsets(call: Call) -> web.StreamResponse:
+    """DELETE /v1/groups/{group}/offsets"""
+    shard, shards = call.query["shard"], call.broker.topology.shard_count
+    if shard >= shards:
+        raise InvalidRequest(f"shard is {shard}; there are {shards}, from 0", field="shard")
+    await service(call).forget_offsets(call.path("group"), shard)
+    return web.Response(status=204)
+
+
+async def fence(call: Call) -> web.StreamResponse:
+    """POST /v1/groups/{group}/fence"""
+    group, document = call.path("group"), await call.checked_document()
+    topic = await call.topic(document["topic"])
+    ranges = parse(document["queues"], "queues")
+    queues, offsets = await service(call).fence(group, topic, ranges, document["epoch"])
+    columns: dict[str, Any]
+    if answer_format(call.request) is Format.MSGPACK:
+        columns = {"queues": queues.astype("<u4").tobytes(), "offsets": offsets.astype("<i8").tobytes()}
+    else:
+        columns = {"queues": queues.tolist(), "offsets": offsets.tolist()}
+    return answer(call.request, columns)
+
+
+async def get_lag(call: Call) -> web.StreamResponse:
+    """GET /v1/groups/{group}/lag"""
+    group, topic = call.path("group"), await call.topic(call.query["topic"])
+    text = call.query["ranges"]
+    ranges = ((0, topic.queues),) if text is None else _ranges(text)
+    lag, committed_at = await service(call).lag(group, topic, ranges)
+    return answer(
+        call.request,
+        {
+            "queues": lag.queues,
+            "lag": lag.lag,
+            "behind": lag.behind,
+            "uncommitted": lag.uncommitted,
+            "largest": lag.largest,
+            "by_range": list(lag.by_range),
+            "last_commit_ms": None if committed_at is None else max(0, round(1000 * (time.time() - committed_at))),
+        },
+    )
+
+
+def _ranges(text: str) -> Ranges:
+    """``0-99,200``: both ends included; in order and disjoint, so that the answer's are the same."""
+    pieces = []
+    for piece in text.split(","):
+        first, dash, last = piece.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or len(piece) > 30:
+            raise InvalidRequest(f"ranges has {piece[:40]!r}; it must be such as 0-99,200", field="ranges")
+        pieces.append((int(first), int(last if dash else first) + 1))
+    found = normal(pieces)
+    if len(pieces) > _MAX_RANGES or sum(end - first for first, end in pieces) != sum(
+        end - first for first, end in found
+    ):
+        raise InvalidRequest(f"ranges must be disjoint, and {_MAX_RANGES} at most", field="ranges")
+    return tuple(sorted(pieces))
+
+
+def routes(config: NodeConfig) -> tuple[Route, ...]:
+    """The routes of this module."""
+    topic = Parameter("topic", "query", {"type": "string"}, "Name of the topic.", required=True)
+    queues = Parameter("queues", "query", {"type": "string"}, "Such as `0-99,200`. Without it, all queues.")
+    ranges = Parameter("ranges", "query", {"type": "string"}, "Such as `0-99,200`. Without it, all queues.")
+    shard = Parameter(
+        "shard", "query", {"type": "integer", "minimum": 0, "maximum": 1_023}, "Number of the shard.", required=True
+    )
+    return (
+        Route(
+            "POST",
+            "/v1/groups/{group}/offsets",
+            "commitOffsets",
+            "groups",
+            "Commit offsets of a group",
+            commit_offsets,
+            {200: Content("Stored, as durably as messages.", schemas.COMMIT_ANSWER)},
+            parameters=(_GROUP,),
+            request=Content("The next offset to read of each queue.", group_schemas.commit(config)),
+            errors=(UnknownTopic, UnknownQueue, StaleGeneration, GroupHasMembers),
+        ),
+        Route(
+            "GET",
+            "/v1/groups/{group}/offsets",
+            "getCommittedOffsets",
+            "groups",
+            "Committed offsets of a group",
+            get_offsets,
+            {200: Content("Those queues that have one.", schemas.COMMITTED)},
+            parameters=(_GROUP, topic, queues),
+            errors=(UnknownTopic,),
+        ),
+        Route(
+            "DELETE",
+            "/v1/groups/{group}/offsets",
+            "deleteOffsets",
+            "groups",
+            "Drop all committed offsets of a group in one shard, and its fence",
+            delete_offsets,
+            {204: Content("Dropped, durably.")},
+            parameters=(_GROUP, shard),
+        ),
+        Route(
+            "POST",
+            "/v1/groups/{group}/fence",
+            "fenceGroup",
+            "groups",
+            "Take over queues: refuse commits of earlier generations",
+            fence,
+            {200: Content("Where to go on, once no earlier commit can come any more.", group_schemas.COMMITTED)},
+            description="At the leader of the queues' shards, all of whose commits of the group are fenced.",
+            parameters=(_GROUP,),
+            request=Content("The queues and the generation they were assigned in.", group_schemas.FENCE),
+            errors=(UnknownTopic, UnknownQueue, StaleGeneration),
+        ),
+        Route(
+            "GET",
+            "/v1/groups/{group}/lag",
+            "getLag",
+            "groups",
+            "How far a group is behind",
+            get_lag,
+            {200: Content("Counted at this moment.", group_schemas.LAG)},
+            description="At the leader of the queues' shards. Costs what the queues of those shards cost to look at.",
+            parameters=(_GROUP, topic, ranges),
+            errors=(UnknownTopic, UnknownQueue),
+        ),
+    )

@@ -1,0 +1,11 @@
+"""Consumer groups: who shares which queues, how far they are, and who may say so.
+
+:mod:`.assignment`, :mod:`.plan`, :mod:`.holdings` and :mod:`.group` are pure; :mod:`.coordinator` stores and waits for
+them on a shard; :class:`GroupService` is what the API asks.
+"""
+
+from .group import Answer, Beat, Group
+from .plan import Mode
+from .service import GroupService
+
+__all__ = ["Answer", "Beat", "Group", "GroupService", "Mode"]

@@ -1,0 +1,305 @@
+"""What the API asks of groups: finds the shard, builds what it knows when this node begins to lead it, keeps time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import aiohttp
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from lsmq.errors import GroupHasMembers, InvalidRequest, LsmqError, Unavailable, UnknownGroup
+from lsmq.messages import key_hash
+from lsmq_node.broker import Broker, Leadership, ShardPort
+from lsmq_node.broker.placement import split_by_shard
+from lsmq_node.storage import Topic
+
+from .coordinator import TICK_S, ShardGroups
+from .group import Answer, Beat, Group
+from .lag import Lag, add, count_lag
+from .plan import Mode
+from .ranges import Ranges, count, intersect
+
+_log = structlog.get_logger("lsmq.groups")
+
+_LOOK_EACH = 4  # ticks: how often it is asked whether topics have changed
+_CATALOG_AGE_S = 0.05
+_ASK_TIMEOUT_S = 2.0
+_REMEMBERED_COMMITS = 100_000
+
+
+class GroupService:
+    """One for each node. Loop thread only; ``start`` before anything else, ``stop`` at the end."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._shards: dict[int, ShardGroups] = {}
+        self._loading: dict[int, asyncio.Task[ShardGroups]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._topics: dict[str, tuple[int, int]] = {}
+        self._topics_at = float("-inf")
+        self._session: aiohttp.ClientSession | None = None
+        self._stopping = False
+
+    def start(self) -> None:
+        self._start(self._tick())
+
+    def begin_stop(self) -> None:
+        """Answer held heartbeats at once, now and from here on."""
+        self._stopping = True
+        for shard in self._shards.values():
+            shard.close()
+
+    async def stop(self) -> None:
+        """No request may be in progress."""
+        self.begin_stop()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+
+    def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, LsmqError):
+            _log.error("groups_failed", exc_info=error)
+
+    # Shards
+
+    def shards(self) -> Sequence[ShardGroups]:
+        """What is known of the shards led here, by number."""
+        return [known for _, known in sorted(self._shards.items()) if known.is_current]
+
+    async def shard(self, number: int) -> ShardGroups:
+        """Groups of a shard that this node leads. Raises ``NotLeader``, and what reading it may raise."""
+        port = self._broker.topology.port(number)
+        port.check_readable()
+        known = self._shards.get(number)
+        if known is not None and known.port is port and known.is_current:
+            return known
+        task = self._loading.get(number)
+        if task is None:
+            task = self._loading[number] = self._start(self._load(number, port))
+        return await asyncio.shield(task)
+
+    async def _load(self, number: int, port: ShardPort) -> ShardGroups:
+        try:
+            found = ShardGroups(port, self.catalog, self._start)
+            await found.load()
+            found.check()
+            former = self._shards.get(number)
+            self._shards[number] = found
+            if former is not None:
+                former.wake_all()
+            _log.info("groups_loaded", shard=number, groups=len(found.groups), round=found.round)
+            return found
+        finally:
+            self._loading.pop(number, None)
+
+    async def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        ticks = 0
+        while True:
+            await asyncio.sleep(TICK_S)
+            ticks += 1
+            for port in self._broker.topology.ports():
+                known = self._shards.get(port.number)
+                if known is not None and known.port is port and known.is_current:
+                    continue
+                if self._broker.topology.leadership(port.number).here and port.number not in self._loading:
+                    self._loading[port.number] = self._start(self._load(port.number, port))
+            for known in list(self._shards.values()):
+                began = loop.time()
+                known.tick(look=ticks % _LOOK_EACH == 0)
+                if loop.time() - began > TICK_S:
+                    _log.warning("groups_tick_slow", shard=known.port.number, seconds=round(loop.time() - began, 3))
+
+    def catalog(self, name: str) -> tuple[int, int] | None:
+        """Id and number of queues of a topic, as known a moment ago."""
+        now = asyncio.get_running_loop().time()
+        if now - self._topics_at > _CATALOG_AGE_S:
+            self._topics = {topic.name: (topic.id, topic.queues) for topic in self._broker.topology.topics()}
+            self._topics_at = now
+        return self._topics.get(name)
+
+    # Coordination
+
+    def shard_of(self, group: str) -> int:
+        """The shard whose leader coordinates the group."""
+        return key_hash(group) % self._broker.topology.shard_count
+
+    def coordinator(self, group: str) -> tuple[int, Leadership]:
+        shard = self.shard_of(group)
+        return shard, self._broker.topology.leadership(shard)
+
+    async def heartbeat(self, name: str, beat: Beat, wait_ms: int) -> Answer:
+        """See :meth:`ShardGroups.heartbeat`. A member that joins subscribes to topics that there are."""
+        shard = await self.shard(self.shard_of(name))
+        if not beat.version:
+            for topic in beat.topics:
+                found = await self._broker.topic(topic)
+                if self.catalog(topic) is None:
+                    self._topics[topic] = (found.id, found.queues)
+            shard = await self.shard(shard.port.number)
+        if self._stopping or sum(known.held for known in self._shards.values()) >= self._broker.config.max_waiters:
+            wait_ms = 0
+        return await shard.heartbeat(name, beat, wait_ms / 1000)
+
+    async def leave(self, name: str, beat: Beat) -> None:
+        await (await self.shard(self.shard_of(name))).leave(name, beat)
+
+    async def declare(self, name: str, mode: Mode) -> Group:
+        return await (await self.shard(self.shard_of(name))).declare(name, mode)
+
+    async def group(self, name: str) -> tuple[ShardGroups, Group]:
+        """Raises ``UnknownGroup``, ``NotLeader``."""
+        shard = await self.shard(self.shard_of(name))
+        return shard, shard.group(name)
+
+    async def delete(self, name: str, *, force: bool) -> None:
+        """Forget a group's members and generation. Raises ``GroupHasMembers`` unless ``force``, ``UnknownGroup``."""
+        shard, group = await self.group(name)
+        if group.members and not force:
+            raise _has_members(name, len(group.members), "stop them first, or delete it with force")
+        await shard.forget(name)
+
+    async def live_members(self, group: str) -> int:
+        """How many members the group has, asked of its coordinator. Raises ``Unavailable``."""
+        number, leads = self.coordinator(group)
+        if leads.here:
+            try:
+                return len((await self.group(group))[1].members)
+            except UnknownGroup:
+                return 0
+        if leads.url is None:
+            raise Unavailable(f"shard {number}, which coordinates group {group!r}, has no leader now", shard=number)
+        if self._session is None:
+            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ASK_TIMEOUT_S))
+        try:
+            async with self._session.get(f"{leads.url}/v1/groups/{group}") as response:
+                if response.status == UnknownGroup.status:
+                    return 0
+                if response.status == 200:
+                    return len((await response.json())["members"])
+                reason = f"it answered {response.status}"
+        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError) as error:
+            reason = f"{type(error).__name__}"
+        raise Unavailable(f"{leads.url}, which coordinates group {group!r}, cannot be asked: {reason}", sent=False)
+
+    # Where the queues are
+
+    async def commit(
+        self,
+        group: str,
+        topic: Topic,
+        queues: NDArray[Any],
+        offsets: NDArray[np.int64],
+        *,
+        reset: bool,
+        member: str | None,
+        epoch: int,
+    ) -> None:
+        """Commit offsets, if whoever does may. Raises ``StaleGeneration``, ``GroupHasMembers``, and as the broker."""
+        broker = self._broker
+        broker.check_queues(topic, queues)
+        shards = [
+            await self.shard(number) for number, _ in split_by_shard(queues, topic.queues, broker.topology.shard_count)
+        ]
+        if member is None and not reset and any(group in shard.fences for shard in shards):
+            members = await self.live_members(group)
+            if members:
+                raise _has_members(group, members, "let them commit, or say reset")
+
+        def allow(port: ShardPort) -> None:
+            shard = self._shards.get(port.number)
+            if shard is None or shard.port is not port:
+                raise Unavailable(f"shard {port.number} has just changed its leader; try again", sent=False)
+            shard.check()
+            if member is not None:
+                shard.check_commit(group, epoch)
+            shard.last_commit.pop((group, topic.id), None)
+            shard.last_commit[group, topic.id] = time.time()
+            if len(shard.last_commit) > _REMEMBERED_COMMITS:
+                del shard.last_commit[next(iter(shard.last_commit))]
+
+        await broker.commit_offsets(group, topic, queues, offsets, reset=reset, allow=allow)
+
+    async def fence(
+        self, group: str, topic: Topic, ranges: Ranges, epoch: int
+    ) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Refuse commits below ``epoch`` in the shards of these queues; the committed offsets of those that have one.
+
+        Raises ``StaleGeneration``, ``NotLeader`` unless this node leads all of these shards.
+        """
+        self._check_ranges(topic, ranges)
+        found: list[tuple[NDArray[Any], NDArray[np.int64]]] = []
+        for part in self._broker.ranges(topic):
+            own = intersect(ranges, ((part.first, part.end),))
+            if not own:
+                continue
+            shard = await self.shard(part.shard)
+            await shard.port.prepare(topic)
+            await shard.fence(group, epoch)
+            queues = np.concatenate([np.arange(first, end, dtype=np.uint32) for first, end in own])
+            offsets = shard.store.committed_offsets(group, topic.id, queues)
+            shard.check()
+            present = offsets >= 0
+            found.append((queues[present], offsets[present]))
+        return np.concatenate([queues for queues, _ in found]), np.concatenate([offsets for _, offsets in found])
+
+    async def lag(self, group: str, topic: Topic, ranges: Ranges) -> tuple[Lag, float | None]:
+        """How far a group is behind in these queues, and when it last committed here (seconds since 1970).
+
+        ``by_range`` follows the ranges, cut where shards begin. Raises ``NotLeader``.
+        """
+        self._check_ranges(topic, ranges, limited=False)
+        lags: list[Lag] = []
+        committed_at: float | None = None
+        for part in self._broker.ranges(topic):
+            own = intersect(ranges, ((part.first, part.end),))
+            if not own:
+                continue
+            shard = await self.shard(part.shard)
+            await shard.port.prepare(topic)
+            store, first = shard.store, part.first
+
+            def read(store: Any = store, first: int = first, own: Ranges = own) -> Lag:
+                earliest, latest = store.earliest_offsets(topic.id), store.latest_offsets(topic.id)
+                return count_lag(first, earliest, latest, store.committed_offsets(group, topic.id), own)
+
+            lags.append(await self._broker.in_readers(read))
+            shard.check()
+            at = shard.last_commit.get((group, topic.id))
+            committed_at = at if committed_at is None or (at is not None and at > committed_at) else committed_at
+        return add(lags), committed_at
+
+    def _check_ranges(self, topic: Topic, ranges: Ranges, *, limited: bool = True) -> None:
+        limit = self._broker.config.max_queues_per_request
+        if not ranges:
+            raise InvalidRequest("queues names no queue", field="queues")
+        self._broker.check_queue(topic, ranges[-1][1] - 1)
+        if limited and count(ranges) > limit:
+            raise InvalidRequest(
+                f"queues names {count(ranges)} queues, the limit is {limit} a request (max_queues_per_request); ask in "
+                "parts",
+                field="queues",
+                limit=limit,
+            )
+
+    async def forget_offsets(self, group: str, shard: int) -> None:
+        """Drop committed offsets and the fence of a group in one shard."""
+        await (await self.shard(shard)).unfence(group)
+
+
+def _has_members(group: str, members: int, remedy: str) -> GroupHasMembers:
+    return GroupHasMembers(f"group {group!r} has {members} live members: {remedy}", group=group, members=members)

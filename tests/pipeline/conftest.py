@@ -1,0 +1,39 @@
+"""A small Spark session, one for each module that uses it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+#: Small enough for two cores that others use as well; a task that fails is tried again, which ``local[2]`` would not.
+MASTER = "local[2,4]"
+SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.driver.memory": "1g",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.default.parallelism": "2",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+}
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session with the data source registered."""
+    from lsmq_pipeline import spark_session
+
+    place: Path = tmp_path_factory.mktemp("spark")
+    places = {"spark.sql.warehouse.dir": str(place / "warehouse"), "spark.local.dir": str(place / "local")}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        session = spark_session("lsmq-tests", master=MASTER, settings={**SETTINGS, **places})
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()

@@ -1,0 +1,161 @@
+"""Record batches to Arrow and back: the same messages and the same bytes as the client's own codec."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lsmq.batch_builder import BatchBuilder, Codec, Column, Flag, encode_batch
+from lsmq.errors import EmptyBody, MessageTooLarge
+from lsmq.record_batch import Message, RecordBatch
+from lsmq.topics import Route, Topic
+from lsmq_pipeline.decode import Span, positions, select, to_arrow
+from lsmq_pipeline.encode import encode, to_rows
+from lsmq_pipeline.errors import SchemaMismatch
+from lsmq_pipeline.schema import arrow_schema, message_schema
+
+TOPIC = Topic("orders", 7, 16, {}, 0, (Route(0, 16, 0, None, 1),))
+EVERYTHING = Span(np.arange(16), np.zeros(16, np.int64), np.full(16, 1 << 60))
+TEXT = st.one_of(st.none(), st.text(max_size=5), st.sampled_from(["x" * 31, "x" * 32, "é" * 130, "y" * 300]))
+MESSAGES = st.lists(
+    st.tuples(
+        st.integers(0, 15),
+        TEXT,
+        TEXT,
+        st.one_of(st.none(), st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=3)),
+        st.integers(0, 255),
+        st.binary(min_size=1, max_size=40),
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+def table(messages: list[Any]) -> Any:
+    queues, keys, tags, properties, priorities, bodies = zip(*messages, strict=True)
+    pairs = [None if each is None else list(each.items()) for each in properties]
+    return pa.record_batch(
+        {
+            "queue": pa.array(queues, pa.int32()),
+            "key": pa.array(keys, pa.string()),
+            "tag": pa.array(tags, pa.string()),
+            "properties": pa.array(pairs, pa.map_(pa.string(), pa.string())),
+            "priority": pa.array(priorities, pa.int32()),
+            "body": pa.array(bodies, pa.binary()),
+        }
+    )
+
+
+@settings(max_examples=150, deadline=None)
+@given(MESSAGES)
+def test_rows_are_packed_to_the_bytes_that_a_producer_packs(messages: list[Any]) -> None:
+    builder = BatchBuilder()
+    for queue, key, tag, properties, priority, body in messages:
+        builder.add(queue, body, key=key, tag=tag, properties=properties, priority=priority)
+    rows = to_rows(table(messages), max_message_bytes=1 << 20)
+    assert encode(rows, producer_id=9, sequence=3, codec=Codec.NONE) == builder.build(producer_id=9, sequence=3)
+
+
+@settings(max_examples=150, deadline=None)
+@given(MESSAGES, st.booleans())
+def test_a_batch_becomes_the_rows_that_a_consumer_gets(messages: list[Any], compressed: bool) -> None:
+    batch = stored(messages, Codec.ZSTD if compressed else Codec.NONE)
+    found = select([batch], TOPIC, [EVERYTHING])
+    assert found is not None
+    rows = to_arrow(found, TOPIC, arrow_schema(message_schema())).to_pylist()
+    expected = sorted(batch.messages("orders", 7), key=lambda message: (message.queue, message.offset))
+    assert [as_message(row) for row in rows] == expected
+
+
+def stored(messages: list[Any], codec: Codec = Codec.NONE) -> RecordBatch:
+    """The messages as a node has them: with offsets and times."""
+    builder = BatchBuilder()
+    offsets: dict[int, int] = {}
+    places = []
+    for queue, key, tag, properties, priority, body in messages:
+        builder.add(queue, body, key=key, tag=tag, properties=properties, priority=priority)
+        places.append(offsets.setdefault(queue, 0))
+        offsets[queue] += 1
+    sent = RecordBatch(builder.build())
+    columns = {Column(number): list(sent.column(number)) for number in sent.directory}
+    columns |= {Column.OFFSET: places, Column.STORED_MS: [1_700_000_000_123 + place for place in places]}
+    return RecordBatch(encode_batch(len(messages), columns, bytes(sent.payload), codec=codec))
+
+
+def as_message(row: dict[str, Any]) -> Message:
+    return Message(
+        row["topic"],
+        row["queue"],
+        row["offset"],
+        row["id"],
+        row["body"],
+        row["key"],
+        row["tag"],
+        row["priority"],
+        dict(row["properties"] or ()),
+        int(row["stored_time"].timestamp() * 1000 + 0.5),
+    )
+
+
+def test_records_outside_the_span_of_other_topics_and_deleted_ones_are_passed_over() -> None:
+    columns = {
+        Column.TOPIC: [7, 7, 8, 7, 7],
+        Column.QUEUE: [1, 1, 1, 2, 1],
+        Column.OFFSET: [4, 5, 6, 0, 7],
+        Column.FLAGS: [0, 0, 0, 0, Flag.TOMBSTONE],
+        Column.LENGTH: [1, 2, 1, 1, 1],
+    }
+    batch = RecordBatch(encode_batch(5, columns, b"abbcde"))
+    found = select([batch], TOPIC, [Span(np.array([1]), np.array([5]), np.array([9]))])
+    assert found is not None
+    rows = to_arrow(found, TOPIC, arrow_schema(message_schema())).to_pylist()
+    assert [(row["offset"], row["body"]) for row in rows] == [(5, b"bb")]
+
+
+def test_headers_of_another_packer_are_read_message_by_message() -> None:
+    headers = [msgpack.packb(["k" * 70_000, None, {"a": "b"}]), msgpack.packb([None, "t"])]
+    columns = {
+        Column.QUEUE: [0, 0],
+        Column.OFFSET: [0, 1],
+        Column.LENGTH: [len(header) + 1 for header in headers],
+        Column.HEADER_LENGTH: [len(header) for header in headers],
+    }
+    batch = RecordBatch(encode_batch(2, columns, headers[0] + b"x" + headers[1] + b"y"))
+    found = select([batch], TOPIC, [EVERYTHING])
+    assert found is not None
+    rows = to_arrow(found, TOPIC, arrow_schema(message_schema())).to_pylist()
+    assert [(row["key"], row["tag"], row["body"]) for row in rows] == [("k" * 70_000, None, b"x"), (None, "t", b"y")]
+    assert dict(rows[0]["properties"]) == {"a": "b"}
+
+
+def test_positions_are_told_from_messages() -> None:
+    columns = {Column.QUEUE: [3, 9], Column.OFFSET: [10, 20], Column.FLAGS: int(Flag.POSITION)}
+    moved = positions(RecordBatch(encode_batch(2, columns, b"")))
+    assert moved is not None
+    assert moved[0].tolist() == [3, 9] and moved[1].tolist() == [10, 20]
+    assert positions(stored([(0, None, None, None, 0, b"x")])) is None
+
+
+@pytest.mark.parametrize(
+    ("columns", "error"),
+    [
+        ({"body": pa.array([b"x", None], pa.binary())}, SchemaMismatch),
+        ({"body": pa.array([b"x", b""], pa.binary())}, EmptyBody),
+        ({"body": pa.array([b"x", b"y" * 101], pa.binary())}, MessageTooLarge),
+        ({"body": pa.array(["x", "y"]), "queue": pa.array([0, -3])}, SchemaMismatch),
+        ({"body": pa.array(["x", "y"]), "priority": pa.array([0, 256])}, SchemaMismatch),
+        (
+            {"body": pa.array(["x"]), "properties": pa.array([[("a", None)]], pa.map_(pa.string(), pa.string()))},
+            SchemaMismatch,
+        ),
+    ],
+)
+def test_rows_that_no_message_can_hold_are_refused(columns: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        to_rows(pa.record_batch(columns), max_message_bytes=100)

@@ -1,0 +1,318 @@
+"""The data source in a real Spark, against a real node: batches, streams, writes, and what goes wrong with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lsmq.sync import Client, Producer
+from support.node_process import NodeProcess
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def client(shared_node: NodeProcess) -> Any:
+    with Client(shared_node.url) as client:
+        yield client
+
+
+@pytest.fixture
+def read(spark: SparkSession, shared_node: NodeProcess, topic_name: str) -> Callable[..., DataFrame]:
+    """Reads the test's topic."""
+
+    def read(schema: str | None = None, **options: Any) -> DataFrame:
+        reader = spark.read.format("lsmq").options(url=shared_node.url, topic=topic_name, **options)
+        return (reader.schema(schema) if schema else reader).load()
+
+    return read
+
+
+def send(client: Client, topic: str, count: int, queues: int = 4, first: int = 0) -> None:
+    """Messages ``first`` and so on, their number as body and in turn one of eight keys and three tags."""
+    client.create_topic(topic, queues=queues)
+    with Producer(client, topic) as producer:
+        for number in range(first, first + count):
+            producer.send(str(number), key=f"key-{number % 8}", tag=f"tag-{number % 3}", properties={"n": str(number)})
+
+
+def numbers(frame: DataFrame) -> list[int]:
+    return sorted(int(row.body) for row in frame.select("body").collect())
+
+
+def test_a_batch_reads_every_message_with_all_its_columns(
+    client: Client, read: Callable[..., DataFrame], topic_name: str
+) -> None:
+    send(client, topic_name, 1000)
+    rows = read(minPartitions=5).collect()
+    assert sorted(int(row.body) for row in rows) == list(range(1000))
+    for row in rows[::97]:
+        message = client.message(row.id)
+        assert (row.topic, row.queue, row.offset, row.key, row.tag) == (
+            topic_name,
+            message.queue,
+            message.offset,
+            message.key,
+            message.tag,
+        )
+        assert row.properties == dict(message.properties) and bytes(row.body) == message.body
+        assert round(row.stored_time.timestamp() * 1000) == message.stored_ms
+
+
+def test_options_narrow_a_batch_down(client: Client, read: Callable[..., DataFrame], topic_name: str) -> None:
+    send(client, topic_name, 400)
+    everything = read("queue int, offset long, key string, tag string, body binary").collect()
+
+    def of(condition: Callable[[Any], bool]) -> list[int]:
+        return sorted(int(row.body) for row in everything if condition(row))
+
+    assert numbers(read(queues="0-1")) == of(lambda row: row.queue in (0, 1))
+    assert numbers(read(keys="key-3,key-5")) == of(lambda row: row.key in ("key-3", "key-5"))
+    assert numbers(read("body binary", tags="tag-2")) == of(lambda row: row.tag == "tag-2")
+    starting, ending = json.dumps({topic_name: {"0-3": 10}}), json.dumps({topic_name: {"0-3": 20}})
+    limited = read(startingOffsets=starting, endingOffsets=ending, failOnDataLoss="false")
+    assert numbers(limited) == of(lambda row: 10 <= row.offset < 20)
+    assert "properties" not in read(includeProperties="false").columns
+
+
+def test_filters_are_spark_s_own_work_unless_they_are_handed_down(
+    client: Client, read: Callable[..., DataFrame], topic_name: str
+) -> None:
+    send(client, topic_name, 400)
+    frame = read()
+    wanted = numbers(frame.where("key = 'key-3' and offset >= 10"))
+    assert wanted and len(wanted) < 60
+    assert numbers(frame) == list(range(400)), "a data frame is not narrowed by what was asked of it before"
+    pushed = read(pushFilters="true").where("key = 'key-3' and offset >= 10")
+    assert numbers(pushed) == wanted
+    plan = pushed._jdf.queryExecution().optimizedPlan().toString()
+    assert "Filter" not in plan.replace("RuntimeFilters", ""), plan
+    times = read(pushFilters="true").where("stored_time < timestamp'2001-01-01'")
+    assert numbers(times) == []
+
+
+def test_a_pattern_reads_all_topics_it_matches(
+    spark: SparkSession, client: Client, shared_node: NodeProcess, topic_name: str
+) -> None:
+    for part in ("a", "b"):
+        send(client, f"{topic_name}-{part}", 10)
+    send(client, f"{topic_name}-other", 10)
+    frame = spark.read.format("lsmq").options(url=shared_node.url, topicPattern=f"{topic_name}-.").load()
+    assert {row.topic for row in frame.select("topic").collect()} == {f"{topic_name}-a", f"{topic_name}-b"}
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"topic": "not-there"}, "unknown_topic|has no topic|not-there"),
+        ({"topic": "{topic}", "startingOffset": "latest"}, "there is no option startingoffset"),
+        ({"topic": "{topic}", "startingOffsets": '{{"{topic}": {{"0": 99}}}}'}, "failOnDataLoss"),
+        ({"topic": "{topic}", "deadlineMs": "500", "url": "http://127.0.0.1:9"}, "no connection to http://127.0.0.1:9"),
+    ],
+)
+def test_a_read_that_cannot_be_says_why(
+    spark: SparkSession,
+    client: Client,
+    shared_node: NodeProcess,
+    topic_name: str,
+    options: dict[str, str],
+    text: str,
+) -> None:
+    send(client, topic_name, 10)
+    given = {"url": shared_node.url} | {name: value.format(topic=topic_name) for name, value in options.items()}
+    with pytest.raises(Exception, match=text):
+        spark.read.format("lsmq").options(**given).load().count()
+
+
+def test_out_of_range_offsets_are_moved_inside_when_loss_is_allowed(
+    client: Client, read: Callable[..., DataFrame], topic_name: str
+) -> None:
+    send(client, topic_name, 40)
+    frame = read(startingOffsets=json.dumps({topic_name: {"0": 9999}}), failOnDataLoss="false")
+    assert {row.queue for row in frame.select("queue").collect()} == {1, 2, 3}
+
+
+# Writing
+
+
+def test_rows_are_written_with_key_tag_priority_and_properties(
+    spark: SparkSession, client: Client, shared_node: NodeProcess, read: Callable[..., DataFrame], topic_name: str
+) -> None:
+    client.create_topic(topic_name, queues=4)
+    rows = spark.sql(
+        "select cast(id as string) body, concat('k', id % 5) key, if(id % 2 = 0, 'even', null) tag,"
+        " cast(id % 4 as int) queue, 7 priority, map('n', cast(id as string)) properties from range(1000)"
+    )
+    rows.write.format("lsmq").options(url=shared_node.url, topic=topic_name, batchMessages=64).mode("append").save()
+    found = {int(row.body): row for row in read().collect()}
+    assert sorted(found) == list(range(1000))
+    for number in (0, 501, 999):
+        row = found[number]
+        assert (row.key, row.queue, row.priority) == (f"k{number % 5}", number % 4, 7)
+        assert row.tag == ("even" if number % 2 == 0 else None) and row.properties == {"n": str(number)}
+
+
+def test_a_write_that_is_repeated_stores_nothing_twice(
+    spark: SparkSession, client: Client, shared_node: NodeProcess, read: Callable[..., DataFrame], topic_name: str
+) -> None:
+    client.create_topic(topic_name, queues=4)
+    rows = spark.range(3000, numPartitions=3).selectExpr("cast(id as string) body", "concat('k', id % 50) key")
+
+    def write(frame: DataFrame) -> None:
+        options = {"url": shared_node.url, "topic": topic_name, "queryId": "load-7", "batchMessages": "100"}
+        frame.write.format("lsmq").options(**options).mode("append").save()
+
+    write(rows)
+    write(rows)
+    assert numbers(read()) == list(range(3000))
+    with pytest.raises(Exception, match="same order each time"):
+        write(rows.sortWithinPartitions("body"))
+    assert numbers(read()) == list(range(3000)), "another order is found out before it does harm"
+
+
+def test_a_task_that_dies_is_tried_again_and_stores_nothing_twice(
+    spark: SparkSession,
+    client: Client,
+    shared_node: NodeProcess,
+    read: Callable[..., DataFrame],
+    topic_name: str,
+    tmp_path: Path,
+) -> None:
+    client.create_topic(topic_name, queues=4)
+    marker = str(tmp_path / "died")
+
+    def dying(batches: Any) -> Any:
+        import os
+        import signal
+
+        for batch in batches:
+            yield batch
+            if batch.column("id")[-1].as_py() > 2500 and not Path(marker).exists():
+                Path(marker).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "200")
+    try:
+        rows = spark.range(3000, numPartitions=2).mapInArrow(dying, "id long").selectExpr("cast(id as string) body")
+        options = {"url": shared_node.url, "topic": topic_name, "batchMessages": "150"}
+        rows.write.format("lsmq").options(**options).mode("append").save()
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    assert Path(marker).exists()
+    assert numbers(read()) == list(range(3000))
+
+
+@pytest.mark.parametrize(
+    ("select", "options", "text"),
+    [
+        ("select 'x' text", {"topic": "t"}, "no column 'text'"),
+        ("select 1 body", {"topic": "t"}, "column 'body' is int"),
+        ("select 'x' body", {}, "option topic, or a column 'topic'"),
+        ("select 'x' body", {"topic": "not-there"}, "not-there"),
+        ("select cast(null as string) body", {"topic": "{topic}"}, "a message needs a body"),
+        ("select 'x' body, 99 queue", {"topic": "{topic}"}, "queues 0 to 3, not 99"),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(
+    spark: SparkSession,
+    client: Client,
+    shared_node: NodeProcess,
+    topic_name: str,
+    select: str,
+    options: dict[str, str],
+    text: str,
+) -> None:
+    client.create_topic(topic_name, queues=4)
+    given = {"url": shared_node.url} | {name: value.format(topic=topic_name) for name, value in options.items()}
+    with pytest.raises(Exception, match=text):
+        spark.sql(select).write.format("lsmq").options(**given).mode("append").save()
+
+
+# Streams
+
+
+def run(frame: DataFrame, checkpoint: Path, path: Path) -> list[int]:
+    """Run a stream into Parquet files until it has read all there is; the number of rows of each batch."""
+    query = (
+        frame.writeStream.format("parquet")
+        .option("checkpointLocation", str(checkpoint))
+        .option("path", str(path))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    return [progress["numInputRows"] for progress in query.recentProgress]
+
+
+def test_a_stream_goes_on_where_it_was_and_takes_so_much_at_a_time(
+    spark: SparkSession, client: Client, shared_node: NodeProcess, topic_name: str, tmp_path: Path
+) -> None:
+    send(client, topic_name, 250)
+    options = {"url": shared_node.url, "topic": topic_name, "startingOffsets": "earliest", "group": f"{topic_name}-g"}
+    frame = spark.readStream.format("lsmq").options(maxMessagesPerTrigger="100", **options).load()
+    batches = run(frame, tmp_path / "checkpoint", tmp_path / "files")
+    assert max(batches) <= 100 and sum(batches) == 250
+    send(client, topic_name, 50, first=250)
+    run(frame, tmp_path / "checkpoint", tmp_path / "files")
+    assert numbers(spark.read.parquet(str(tmp_path / "files"))) == list(range(300))
+    logs = sorted((tmp_path / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
+    last = json.loads(logs[-1].read_text().splitlines()[-1])
+    assert sum(client.offsets(topic_name).latest) == 300
+    assert last["topics"][topic_name]["queues"] == 4
+    assert client.committed_offsets(f"{topic_name}-g", topic_name), "the group tells others how far the stream is"
+
+
+def test_a_stream_from_topic_to_topic_is_exact_over_a_replay(
+    spark: SparkSession,
+    client: Client,
+    shared_node: NodeProcess,
+    read: Callable[..., DataFrame],
+    topic_name: str,
+    tmp_path: Path,
+) -> None:
+    send(client, f"{topic_name}-in", 300)
+    client.create_topic(topic_name, queues=3)
+    source = {"url": shared_node.url, "topic": f"{topic_name}-in", "startingOffsets": "earliest"}
+
+    def copy() -> None:
+        frame = spark.readStream.format("lsmq").options(maxMessagesPerTrigger="100", minPartitions="3", **source).load()
+        query = (
+            frame.select("key", "tag", "body")
+            .writeStream.format("lsmq")
+            .options(url=shared_node.url, topic=topic_name, batchMessages="20")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    copy()
+    assert numbers(read()) == list(range(300))
+    # As if the driver had died after the last batch was written and before that was noted.
+    commits = sorted((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    for suffix in ("", ".crc"):
+        (commits[-1].parent / f"{'.' if suffix else ''}{commits[-1].name}{suffix}").unlink(missing_ok=True)
+    copy()
+    assert numbers(read()) == list(range(300))
+
+
+def test_a_stream_whose_topic_was_made_anew_says_so(
+    spark: SparkSession, client: Client, shared_node: NodeProcess, topic_name: str, tmp_path: Path
+) -> None:
+    send(client, topic_name, 20)
+    options = {"url": shared_node.url, "topic": topic_name, "startingOffsets": "earliest"}
+    run(spark.readStream.format("lsmq").options(**options).load(), tmp_path / "c", tmp_path / "f")
+    client.delete_topic(topic_name)
+    send(client, topic_name, 5, first=100)
+    frame = spark.readStream.format("lsmq").options(**options)
+    with pytest.raises(Exception, match="deleted and made anew"):
+        run(frame.load(), tmp_path / "c", tmp_path / "f")
+    run(frame.option("failOnDataLoss", "false").load(), tmp_path / "c", tmp_path / "f")
+    assert numbers(spark.read.parquet(str(tmp_path / "f"))) == [*range(20), *range(100, 105)]
