@@ -158,14 +158,17 @@ class Cluster:
             self._follower_reads = any(parameter.get("name") == "from" for parameter in parameters)
         return self._follower_reads
 
-    def fetch(self, topic: Topic, shard: int, want: Want, read_from: str | None) -> Future[bytes]:
+    def fetch(
+        self, topic: Topic, shard: int, want: Want, read_from: str | None, node: str | None = None
+    ) -> Future[bytes]:
         """Begin to fetch; the result is record batches one after another, nothing when there is nothing.
 
-        ``read_from`` is passed on to the nodes; None asks the leader in words every node understands.
+        ``read_from`` is passed on to the nodes; None asks the leader in words every node understands. With ``node``
+        that one is asked and no other, whatever it is to the shard.
         """
-        return self._loop.submit(self._fetch(topic, shard, want, read_from))
+        return self._loop.submit(self._fetch(topic, shard, want, read_from, node))
 
-    async def _fetch(self, topic: Topic, shard: int, want: Want, read_from: str | None) -> bytes:
+    async def _fetch(self, topic: Topic, shard: int, want: Want, read_from: str | None, node: str | None) -> bytes:
         value = {
             "queues": want.queues.astype("<u4").tobytes(),
             "offsets": want.offsets.astype("<i8").tobytes(),
@@ -173,9 +176,13 @@ class Cluster:
             "max_bytes": want.max_bytes,
             "wait_ms": want.wait_ms,
         }
+        if node is not None and read_from is not None:
+            read_from = "any"
         query = f"?{urlencode({'from': read_from})}" if read_from is not None else ""
         path = f"{topic_path(topic.name)}/fetch{query}"
         request = {"value": value, "content_type": MSGPACK, "accept": BATCHES}
+        if node is not None:
+            return (await self._ask_node(topic, node.rstrip("/"), path, request)).body
         elsewhere = self._elsewhere.get(shard)
         if elsewhere is not None:
             try:

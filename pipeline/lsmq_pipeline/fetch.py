@@ -46,6 +46,7 @@ class FetchPlan:
     read_from: str | None
     fetch_bytes: int
     deadline_ms: int
+    read_node: str | None = None
 
 
 class _Window:
@@ -154,7 +155,7 @@ class SplitReader:
 
     def _begin(self, window: _Window, wait_ms: int = 0) -> Future[bytes]:
         want = window.want(self._plan.fetch_bytes, wait_ms)
-        return self._cluster.fetch(self.topic, self._split.shard, want, self._plan.read_from)
+        return self._cluster.fetch(self.topic, self._split.shard, want, self._plan.read_from, self._plan.read_node)
 
     def _selected(self, collected: list[tuple[list[RecordBatch], Span]]) -> Records | None:
         batches = [batch for found, _ in collected for batch in found]

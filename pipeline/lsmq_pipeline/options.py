@@ -56,6 +56,7 @@ class ReadOptions:
     include_properties: bool
     push_filters: bool
     read_from: str
+    read_node: str | None
     group: str | None
     fetch_bytes: int
 
@@ -153,6 +154,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool = False) -> Read
         include_properties=given.switch("includeProperties", True),
         push_filters=given.switch("pushFilters", False),
         read_from=given.choice("readFrom", READ_FROM, "follower"),
+        read_node=given.text("readNode") or None,
         group=given.text("group") or None,
         fetch_bytes=given.number("fetchBytes", 8 << 20, 1 << 10),
     )

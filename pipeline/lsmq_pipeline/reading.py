@@ -58,6 +58,7 @@ def fetch_plan(cluster: Cluster, options: ReadOptions) -> FetchPlan:
         read_from=read_from,
         fetch_bytes=options.fetch_bytes,
         deadline_ms=options.connection.deadline_ms,
+        read_node=options.read_node,
     )
 
 

@@ -125,7 +125,18 @@ def test_every_answer_fits_the_document(
     fits("fetchBatches", "POST", f"{topic}/fetch", {"queues": [0], "offsets": [0]})
     fits("commitOffsets", "POST", "/v1/groups/g/offsets", {"topic": topic_name, "queues": [0], "offsets": [1]})
     fits("getCommittedOffsets", "GET", f"/v1/groups/g/offsets?topic={topic_name}")
+    group = f"/v1/groups/{topic_name}"
+    fits("getCoordinator", "GET", f"{group}/coordinator")
+    member = {"member": "m", "topics": [topic_name], "client": "a test"}
+    joined = fits("heartbeat", "POST", f"{group}/heartbeat", member)
+    fits("fenceGroup", "POST", f"{group}/fence", {"topic": topic_name, "queues": [[0, 2]], "epoch": joined["epoch"]})
+    fits("getLag", "GET", f"{group}/lag?topic={topic_name}")
+    fits("describeGroup", "GET", group)
     fits("listGroups", "GET", "/v1/groups")
+    fits("heartbeat", "POST", f"{group}/heartbeat", {**member, "leave": True})
+    fits("declareGroup", "PUT", group, {"mode": "clustered"})
+    fits("deleteOffsets", "DELETE", f"{group}/offsets?shard=0", None, 204)
+    fits("deleteGroup", "DELETE", group, None, 204)
     for name, method, path, body in CLUSTER_CHANGES:
         refused = api.call(method, f"/v1/cluster/{path}", body, status=400).json()
         assert "in no cluster" in refused["error"]["message"]

@@ -97,7 +97,7 @@ def test_callers_who_stall_do_not_hold_up_the_end(make_node: Callable[..., NodeP
         connection.settimeout(30)
         began = time.monotonic()
         assert node.stop() == 0
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 20  # far below what the connections would wait
     assert "Traceback" not in node.log()
 
 

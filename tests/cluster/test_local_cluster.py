@@ -152,7 +152,7 @@ def test_a_node_that_cannot_start_shows_the_end_of_its_log(tmp_path: Path) -> No
         cluster.down(delete=True)
 
 
-def test_a_cluster_with_its_own_zookeeper(tmp_path: Path) -> None:
+def test_a_cluster_with_its_own_zookeeper_that_grows(tmp_path: Path) -> None:
     directory = tmp_path / "c"
     run("up", "--dir", directory, "--nodes", "1", "--replicas", "1", "--shards", "2", "--zookeeper", "local")
     try:
@@ -162,6 +162,11 @@ def test_a_cluster_with_its_own_zookeeper(tmp_path: Path) -> None:
             client.create_topic("t", queues=2)
             with Producer(client, "t") as producer:
                 assert producer.send_and_wait("x").offset == 0
+        assert "n2 started" in run("add", "--dir", directory)
+        assert [(node["id"], node["state"]) for node in status(directory)["nodes"]] == [
+            ("n1", "running"),
+            ("n2", "running"),
+        ]
     finally:
         run("down", "--dir", directory, "--delete")
     assert not directory.exists()

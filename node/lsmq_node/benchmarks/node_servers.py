@@ -67,6 +67,10 @@ class Server:
         self._process = process
         self._directory = directory
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def peak_resident_bytes(self) -> int:
         """The most memory the process ever had."""
         return peak_resident_bytes(self._process.pid)

@@ -221,7 +221,10 @@ async def _add_node(run: Run) -> None:
 async def _joined(run: Run, node: str) -> None:
     """Wait until the cluster knows a new node."""
     async with asyncio.timeout(_MOVE_TIMEOUT_S):
-        while node not in {known["id"] for known in (await run.administer("GET", "/v1/cluster"))["nodes"]}:
+        while True:
+            overview = await run.administer("GET", "/v1/cluster")
+            if any(known["id"] == node for known in overview["nodes"]):
+                return
             await asyncio.sleep(0.1)
 
 

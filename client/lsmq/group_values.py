@@ -1,0 +1,177 @@
+"""What members and operators of consumer groups say and are told: values of :mod:`lsmq.groups`."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+Ranges = tuple[range, ...]
+"""Queues: ranges in order, disjoint, none of them empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinator:
+    """The leader of the group's shard; ``leader`` is its URL, ``None`` while there is none."""
+
+    shard: int
+    leader: str | None
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """What a member says. ``epoch`` and ``version`` are of the last answer; 0 to join.
+
+    Attributes:
+        member: :func:`new_member_id`, one for each consumer object.
+        owned: by topic; all that was assigned and is not given up.
+        static_id: survives restarts: whoever comes with it within the session gets the same queues.
+        stalled: a handler has not come back in time.
+        client: who this is, for people.
+        mode: ``clustered`` or ``broadcast``.
+    """
+
+    member: str
+    topics: tuple[str, ...]
+    epoch: int = 0
+    version: int = 0
+    owned: Mapping[str, Ranges] = field(default_factory=dict)
+    static_id: str | None = None
+    session_ms: int = 10_000
+    stalled: bool = False
+    client: str | None = None
+    mode: str = "clustered"
+
+
+@dataclass(frozen=True, slots=True)
+class AssignedTopic:
+    """Another ``id`` than before: the topic was made anew, and offsets known of it mean nothing."""
+
+    id: int
+    queues: int
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What a member is told; see ``docs/groups.md``.
+
+    Attributes:
+        heartbeat_ms: the next heartbeat is due within this time; or hold one for as long.
+        assigned: by topic. What it owned and is not here is to be given up.
+        waiting_for: queues of its own that others still have to give up.
+        standby: there are more members than queues.
+    """
+
+    member: str
+    epoch: int
+    version: int
+    heartbeat_ms: int
+    assigned: Mapping[str, Ranges]
+    topics: Mapping[str, AssignedTopic]
+    waiting_for: int
+    standby: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLag:
+    """How far a group is behind in a topic.
+
+    Attributes:
+        queues: of the topic, or of the parts asked for.
+        lag: messages that wait to be read. Where nothing is committed, all that are kept count.
+        behind: queues with any.
+        uncommitted: queues that nothing is committed for.
+        largest: the most of one queue.
+        by_part: the lag of each part asked for.
+        last_commit_ms: age of the last commit; ``None``: none that the leaders know of.
+    """
+
+    topic: str
+    queues: int
+    lag: int
+    behind: int
+    uncommitted: int
+    largest: int
+    by_part: tuple[int, ...]
+    last_commit_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupMember:
+    """A live member as its coordinator sees it. ``pending``: queues it holds that are others' by now."""
+
+    id: str
+    static_id: str | None
+    client: str
+    session_ms: int
+    topics: tuple[str, ...]
+    assigned: Mapping[str, Ranges]
+    queues: int
+    pending: int
+    heartbeat_age_ms: int
+    stalled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDescription:
+    """A group as its coordinator sees it. ``state``: empty, recovering, rebalancing or stable."""
+
+    group: str
+    mode: str
+    state: str
+    generation: int
+    shard: int
+    topics: tuple[str, ...]
+    members: tuple[GroupMember, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: ranges as pairs, the end not included."""
+        found = asdict(self)
+        for member in found["members"]:
+            member["assigned"] = {
+                topic: [[part.start, part.stop] for part in ranges] for topic, ranges in member["assigned"].items()
+            }
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSummary:
+    """``members`` and ``generation`` are 0 for a group that only has committed offsets."""
+
+    group: str
+    mode: str = "clustered"
+    state: str = "empty"
+    generation: int = 0
+    members: int = 0
+    stalled: int = 0
+
+
+def new_member_id() -> str:
+    """A random id, for one consumer object."""
+    return secrets.token_hex(8)
+
+
+def to_pairs(ranges: Iterable[range]) -> list[list[int]]:
+    """Ranges as requests have them."""
+    return [[part.start, part.stop] for part in ranges]
+
+
+def from_pairs(pairs: Iterable[Sequence[int]]) -> Ranges:
+    """The inverse of :func:`to_pairs`."""
+    return tuple(range(first, end) for first, end in pairs)
+
+
+def assignment_from_dict(fields: Mapping[str, Any]) -> Assignment:
+    """The answer to a heartbeat."""
+    return Assignment(
+        fields["member"],
+        fields["epoch"],
+        fields["version"],
+        fields["heartbeat_ms"],
+        {topic: from_pairs(pairs) for topic, pairs in fields["assigned"].items()},
+        {topic: AssignedTopic(**found) for topic, found in fields["topics"].items()},
+        fields["waiting_for"],
+        fields["standby"],
+    )

@@ -1,0 +1,411 @@
+"""Consumer groups as their members and operators ask for them: heartbeats, fences, commits, lag.
+
+This is the protocol of ``docs/groups.md`` and no more: who owns what when, and when to do what, is up to the caller.
+A group is coordinated by the leader of one shard; requests find it, and find it again when it has moved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from lsmq._retry import Backoff, Deadline, give_up
+from lsmq._router import POLL_SILENCE_S, SILENCE_S
+from lsmq._transport import Answer
+from lsmq._values import MAX_OFFSETS_QUEUES, integers, little_endian
+from lsmq._watch import Watch
+from lsmq.client import Client, _of_each_shard, _together
+from lsmq.errors import LsmqError, NotLeader, TimedOut, Unavailable, UnknownGroup, UnknownMember
+from lsmq.group_values import (
+    AssignedTopic,
+    Assignment,
+    Coordinator,
+    GroupDescription,
+    GroupLag,
+    GroupMember,
+    GroupSummary,
+    Heartbeat,
+    Ranges,
+    assignment_from_dict,
+    from_pairs,
+    new_member_id,
+    to_pairs,
+)
+from lsmq.topics import Route, Topic, format_ranges
+
+__all__ = [
+    "AssignedTopic",
+    "Assignment",
+    "Coordinator",
+    "Group",
+    "GroupDescription",
+    "GroupLag",
+    "GroupMember",
+    "GroupSummary",
+    "Heartbeat",
+    "Ranges",
+    "list_groups",
+    "new_member_id",
+]
+
+T = TypeVar("T")
+_RANGES_A_REQUEST = 200
+_LOOK_TIMEOUT_S = 1.0
+_MAX_LOOKS = 8
+
+
+class Group:
+    """One group, asked through a client. Cheap; remembers who coordinates."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self.client = client
+        self.name = name
+        self._path = f"/v1/groups/{quote(name, safe='')}"
+        self._router = client._router
+        self._shard: int | None = None
+        self._looks: set[asyncio.Task[None]] = set()
+
+    # The coordinator
+
+    async def coordinator(self, *, deadline_ms: int | None = None) -> Coordinator:
+        """Who coordinates the group, asked afresh of any node."""
+        answer, _ = await self._router.ask_any("GET", f"{self._path}/coordinator", deadline=self._deadline(deadline_ms))
+        return self._learn(answer)
+
+    def _learn(self, answer: Answer) -> Coordinator:
+        fields = answer.value()
+        leader = str(fields["leader"]).rstrip("/") if fields.get("leader") else None
+        found = Coordinator(int(fields["shard"]), leader, int(fields["epoch"]))
+        self._shard = found.shard
+        self._router.table.learn_leader(found.shard, found.leader, found.epoch)
+        return found
+
+    async def heartbeat(self, beat: Heartbeat, *, wait_ms: int = 0, deadline_ms: int | None = None) -> Assignment:
+        """Join, or stay. Held up to ``wait_ms`` while nothing is new. Tried again until the deadline.
+
+        Raises ``UnknownMember``: drop all queues and join again; ``StaleGeneration``: another process has the static
+        id; ``GroupModeMismatch``, ``TooManyMembers``, ``UnknownTopic``.
+        """
+        value = {**self._beat(beat), "wait_ms": wait_ms}
+        answer = await self._ask("POST", f"{self._path}/heartbeat", deadline_ms, value=value, held_ms=wait_ms)
+        return assignment_from_dict(answer.value())
+
+    async def leave(self, beat: Heartbeat, *, deadline_ms: int | None = None) -> None:
+        """Go, having given up everything. Who is not known any more is gone."""
+        try:
+            await self._ask("POST", f"{self._path}/heartbeat", deadline_ms, value={**self._beat(beat), "leave": True})
+        except UnknownMember:
+            return
+
+    def _beat(self, beat: Heartbeat) -> dict[str, Any]:
+        return {
+            "member": beat.member,
+            "static_id": beat.static_id,
+            "topics": list(beat.topics),
+            "epoch": beat.epoch,
+            "version": beat.version,
+            "owned": {topic: to_pairs(ranges) for topic, ranges in beat.owned.items() if ranges},
+            "session_ms": beat.session_ms,
+            "stalled": beat.stalled,
+            "client": beat.client,
+            "mode": beat.mode,
+        }
+
+    async def describe(self) -> GroupDescription:
+        """Members and what they own. Raises ``UnknownGroup`` for one that never had any."""
+        fields = (await self._ask("GET", self._path)).value()
+        members = tuple(
+            GroupMember(
+                **{
+                    **member,
+                    "topics": tuple(member["topics"]),
+                    "assigned": {topic: from_pairs(pairs) for topic, pairs in member["assigned"].items()},
+                }
+            )
+            for member in fields["members"]
+        )
+        topics = tuple(topic["topic"] for topic in fields["topics"])
+        return GroupDescription(**{**fields, "topics": topics, "members": members})
+
+    async def declare(self, mode: str) -> None:
+        """Make the group with this mode, or see that it has it. Raises ``GroupModeMismatch``."""
+        await self._ask("PUT", self._path, value={"mode": mode})
+
+    async def delete(self, *, force: bool = False) -> None:
+        """Forget the group: its offsets in all shards, then its members and generation.
+
+        Raises ``GroupHasMembers`` unless ``force``. After an error some of it may be gone: do it again.
+        """
+        try:
+            if not force and (await self.describe()).members:
+                await self._ask("DELETE", self._path, params={"force": "false"})  # raises
+        except UnknownGroup:
+            pass
+        cluster = await self.client.ask("GET", "/v1/cluster")
+        await _together(
+            self._ask("DELETE", f"{self._path}/offsets", params={"shard": str(shard["id"])}, shard=int(shard["id"]))
+            for shard in cluster["shards"]
+        )
+        try:
+            await self._ask("DELETE", self._path, params={"force": "true" if force else "false"})
+        except UnknownGroup:
+            return
+
+    # Where the queues are
+
+    async def fence(self, topic: str, ranges: Ranges, epoch: int, *, deadline_ms: int | None = None) -> dict[int, int]:
+        """Take over queues: commits below ``epoch`` count no more. The committed offset of each queue that has one.
+
+        Raises ``StaleGeneration`` when somebody newer was faster, ``TopicReplaced``, ``UnknownQueue``.
+        """
+
+        async def take(known: Topic, route: Route, own: Ranges) -> dict[int, int]:
+            found: dict[int, int] = {}
+            for part in _portions(own):
+                value = {"topic": topic, "queues": to_pairs(part), "epoch": epoch}
+                answer = await self._router.ask_leader(
+                    known,
+                    route.shard,
+                    "POST",
+                    f"{self._path}/fence",
+                    value=value,
+                    deadline=self._deadline(deadline_ms),
+                )
+                fields = answer.value()
+                found.update(zip(integers(fields["queues"], "I"), integers(fields["offsets"], "q"), strict=True))
+            return found
+
+        parts = await self._where_they_are(topic, ranges, take)
+        return {queue: offset for part in parts for queue, offset in part.items()}
+
+    async def commit(
+        self, topic: str, offsets: Mapping[int, int], *, member: str, epoch: int, deadline_ms: int | None = None
+    ) -> None:
+        """Commit as a member. Durable on return.
+
+        Raises ``StaleGeneration``: heartbeat, and if the queues are still its own, commit again with the new
+        generation. Each shard's offsets are committed for themselves.
+        """
+        deadline = self._deadline(deadline_ms)
+        ordered = sorted(offsets)
+
+        async def put(known: Topic) -> None:
+            async def commit(route: Route, owned: Sequence[int]) -> None:
+                for start in range(0, len(owned), MAX_OFFSETS_QUEUES):
+                    part = owned[start : start + MAX_OFFSETS_QUEUES]
+                    value = {
+                        "topic": topic,
+                        "queues": little_endian("I", part),
+                        "offsets": little_endian("q", [offsets[queue] for queue in part]),
+                        "member": member,
+                        "epoch": epoch,
+                    }
+                    await self._router.ask_leader(
+                        known, route.shard, "POST", f"{self._path}/offsets", value=value, deadline=deadline
+                    )
+
+            await _of_each_shard(known, ordered, commit)
+
+        if ordered:
+            await self.client._with_topic(topic, put)
+
+    async def lag(self, topic: str, parts: Sequence[Ranges] | None = None) -> GroupLag:
+        """How far the group is behind, in all and in each of ``parts``, which are disjoint."""
+        known = await self._router.known(topic, self._deadline(None))
+        wanted = [(range(known.queues),)] if parts is None else list(parts)
+        pieces = sorted(
+            ((piece.start, piece.stop, at) for at, part in enumerate(wanted) for piece in part),
+            key=lambda item: item[0],
+        )
+        by_part = [0] * len(wanted)
+        columns = {"queues": 0, "lag": 0, "behind": 0, "uncommitted": 0, "largest": 0}
+        ages: list[int] = []
+
+        async def count(route: Route) -> None:
+            own = [
+                (max(first, route.first), min(end, route.end), at)
+                for first, end, at in pieces
+                if first < route.end and end > route.first
+            ]
+            for start in range(0, len(own), _RANGES_A_REQUEST):
+                some = own[start : start + _RANGES_A_REQUEST]
+                text = ",".join(part for first, end, _ in some for part in format_ranges(range(first, end)))
+                answer = await self._router.ask_leader(
+                    known,
+                    route.shard,
+                    "GET",
+                    f"{self._path}/lag",
+                    params={"topic": topic, "ranges": text},
+                    deadline=self._deadline(None),
+                )
+                fields = answer.value()
+                for name in columns:
+                    columns[name] = (
+                        max(columns[name], fields[name]) if name == "largest" else columns[name] + fields[name]
+                    )
+                for (_, _, at), lag in zip(some, fields["by_range"], strict=True):
+                    by_part[at] += lag
+                if fields["last_commit_ms"] is not None:
+                    ages.append(fields["last_commit_ms"])
+
+        await _together(count(route) for route in known.routes)
+        return GroupLag(topic, **columns, by_part=tuple(by_part), last_commit_ms=min(ages, default=None))
+
+    async def _where_they_are(
+        self, name: str, ranges: Ranges, ask: Callable[[Topic, Route, Ranges], Awaitable[T]]
+    ) -> list[T]:
+        async def work(topic: Topic) -> list[T]:
+            for part in ranges:
+                topic.check_queue(part[-1])
+            cuts = [
+                (route, own)
+                for route in topic.routes
+                if (
+                    own := tuple(
+                        range(max(part.start, route.first), min(part.stop, route.end))
+                        for part in ranges
+                        if part.start < route.end and part.stop > route.first
+                    )
+                )
+            ]
+            return await _together(ask(topic, route, own) for route, own in cuts)
+
+        return await self.client._with_topic(name, work)
+
+    # Within
+
+    def _deadline(self, deadline_ms: int | None) -> Deadline:
+        return Deadline(self.client.deadline_ms if deadline_ms is None else deadline_ms)
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        deadline_ms: int | None = None,
+        *,
+        held_ms: int = 0,
+        shard: int | None = None,
+        **request: Any,
+    ) -> Answer:
+        """Ask the leader of ``shard`` (the group's, when left out), whoever that is, until it answers."""
+        deadline, backoff = self._deadline(deadline_ms), Backoff()
+        while True:
+            url: str | None = None
+            try:
+                if shard is None and self._shard is None:
+                    await self.coordinator(deadline_ms=int(1000 * deadline.remaining_s()) + 1)
+                number = self._shard if shard is None else shard
+                assert number is not None
+                url = self._router.table.leadership(number).url
+                if url is None:
+                    raise Unavailable(f"shard {number} has no leader now", shard=number, sent=False)
+                timeout_s = min(self._router.request_timeout_s, max(deadline.remaining_s(), 0.05)) + held_ms / 1000
+                return await self._attempt(number, url, method, path, timeout_s, held_ms > 0, request)
+            except LsmqError as error:
+                if not self._router.worth_retrying(error):
+                    raise
+                if deadline.passed:
+                    raise give_up(error, method, path, deadline) from error
+                if shard is not None:
+                    await self._look_for(shard)
+                elif not (isinstance(error, NotLeader) and error.details.get("leader")):
+                    self._look(url)
+                await backoff.pause(deadline)
+
+    async def _attempt(
+        self, shard: int, url: str, method: str, path: str, timeout_s: float, held: bool, request: dict[str, Any]
+    ) -> Answer:
+        """One request. While it is not answered, others are asked whether the shard has moved."""
+        table = self._router.table
+
+        def moved() -> bool:
+            return table.leadership(shard).url not in (url, None)
+
+        silence_s = POLL_SILENCE_S if held else SILENCE_S
+        try:
+            async with Watch(table, moved, lambda: self._look(url), silence_s):
+                return await self._router._transport.request(method, url + path, timeout_s=timeout_s, **request)
+        except NotLeader as error:
+            self._router._heed(error, (shard,))
+            raise
+        except TimeoutError:
+            raise TimedOut(
+                f"{url} had not answered when another node was found to lead shard {shard}", url=url, sent=True
+            ) from None
+
+    def _look(self, beside: str | None) -> None:
+        """Begin to ask another node who coordinates."""
+        urls = [url for url in self._router.urls if url != beside] or self._router.urls
+        if urls and len(self._looks) < _MAX_LOOKS:
+            task = asyncio.create_task(self._look_at(random.choice(urls)))
+            self._looks.add(task)
+            task.add_done_callback(self._looks.discard)
+
+    async def _look_at(self, url: str) -> None:
+        try:
+            self._learn(
+                await self._router._transport.request(
+                    "GET", f"{url}{self._path}/coordinator", timeout_s=_LOOK_TIMEOUT_S
+                )
+            )
+        except LsmqError:
+            return
+
+    async def _look_for(self, shard: int) -> None:
+        """Learn who leads any shard: of the topics, one may have queues there; else the cluster says so."""
+        cluster = await self.client.ask("GET", "/v1/cluster")
+        urls = {node["id"]: node["url"] for node in cluster["nodes"]}
+        for found in cluster["shards"]:
+            self._router.table.learn_leader(found["id"], urls.get(found["leader"]), found["epoch"])
+
+
+def _portions(ranges: Ranges) -> list[Ranges]:
+    """Ranges in portions of what one request may name."""
+    portions: list[list[range]] = [[]]
+    room = MAX_OFFSETS_QUEUES
+    for part in ranges:
+        while part:
+            piece = part[:room]
+            portions[-1].append(piece)
+            part, room = part[room:], room - len(piece)
+            if not room or len(portions[-1]) == _RANGES_A_REQUEST:
+                portions.append([])
+                room = MAX_OFFSETS_QUEUES
+    return [tuple(portion) for portion in portions if portion]
+
+
+async def list_groups(client: Client) -> list[GroupSummary]:
+    """All groups of the cluster, by name; of nodes that lead a shard. Tried again until the client's deadline."""
+    deadline, backoff = Deadline(client.deadline_ms), Backoff()
+    while True:
+        try:
+            return await _list_groups(client)
+        except LsmqError as error:
+            if not error.retriable:
+                raise
+            if deadline.passed:
+                raise give_up(error, "GET", "/v1/groups", deadline) from error
+            await backoff.pause(deadline)
+
+
+async def _list_groups(client: Client) -> list[GroupSummary]:
+    cluster = await client.ask("GET", "/v1/cluster")
+    urls = {node["id"]: str(node["url"]).rstrip("/") for node in cluster["nodes"]}
+    leaders = {urls[shard["leader"]] for shard in cluster["shards"] if shard["leader"] in urls}
+    transport, timeout_s = client._router._transport, client.request_timeout_ms / 1000
+    answers = await _together(
+        transport.request("GET", f"{url}/v1/groups", timeout_s=timeout_s) for url in sorted(leaders)
+    )
+    found: dict[str, GroupSummary] = {}
+    for answer in answers:
+        fields = answer.value()
+        for name in fields["groups"]:
+            found.setdefault(name, GroupSummary(name))
+        for details in fields["details"]:
+            known = found.get(details["group"])
+            if known is None or details["generation"] >= known.generation:
+                found[details["group"]] = GroupSummary(**details)
+    return [summary for _, summary in sorted(found.items())]

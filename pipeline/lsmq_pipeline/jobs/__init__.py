@@ -1,0 +1,1 @@
+"""Jobs over topics and archives: each a module with a function, and a command ``lsmq pipeline NAME``."""

@@ -1,0 +1,156 @@
+"""``lsmq pipeline audit``: reads a whole topic, on every replica that can be read, and proves what it should be.
+
+Of each queue: offsets are dense between its bounds, none is there twice, and all replicas hold the same messages, by a
+checksum over all their fields. The bounds are taken first, so that what is written meanwhile does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lsmq.admin import ClusterInfo
+from lsmq_pipeline.cluster import Bounds, Cluster
+from lsmq_pipeline.jobs.archives import as_offsets
+from lsmq_pipeline.jobs.report import Progress, Quiet, Report, Sheet, reader_options
+from lsmq_pipeline.offsets import TopicOffsets, to_document
+from lsmq_pipeline.options import read_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from lsmq.topics import Topic
+
+_FIELDS = ("queue", "offset", "id", "key", "tag", "priority", "stored_time", "body")
+
+
+@dataclass(frozen=True, slots=True)
+class _Replica:
+    """A node's copies of shards. ``node`` is None for the leaders, wherever they are."""
+
+    name: str
+    node: str | None
+    queues: str
+
+
+def audit(
+    spark: SparkSession,
+    connection: Mapping[str, Any],
+    topic_name: str,
+    *,
+    progress: Progress | None = None,
+) -> Report:
+    """Audit one topic. The report's problems say everything that is not as it should be."""
+    shown = progress or Quiet()
+    options = read_options(reader_options(connection, topic=topic_name))
+    with Cluster(options.connection) as cluster:
+        topic = cluster.topic(topic_name)
+        bounds = cluster.bounds(topic)
+        replicas = _replicas(cluster, topic)
+        all_replicas = cluster.offers_follower_reads()
+    span = {
+        "startingOffsets": as_offsets(to_document({topic.name: TopicOffsets(topic.name, topic.id, bounds.earliest)})),
+        "endingOffsets": as_offsets(to_document({topic.name: TopicOffsets(topic.name, topic.id, bounds.latest)})),
+    }
+    sums: dict[str, DataFrame] = {}
+    rows: list[tuple[Any, ...]] = []
+    problems: list[str] = []
+    for replica in replicas:
+        more = {"readFrom": "leader", "queues": replica.queues or None}
+        if replica.node is not None:
+            more |= {"readFrom": "any", "readNode": replica.node}
+        frame = spark.read.format("lsmq").options(**reader_options(connection, topic=topic_name, **span, **more)).load()
+        with shown.step(f"reading {topic_name} from {replica.name}"):
+            found = _sums(frame).cache()
+            rows.append((replica.name, *_totals(found)))
+        problems += _check(found, topic, bounds, replica)
+        sums[replica.name] = found
+    leader = sums[replicas[0].name]
+    for name, found in list(sums.items())[1:]:
+        problems += _compare(leader, found, name)
+    for found in sums.values():
+        found.unpersist()
+    expected = int((bounds.latest - bounds.earliest).sum())
+    facts = {
+        "topic": topic_name,
+        "queues": topic.queues,
+        "messages": rows[0][1],
+        "offsets": expected,
+        "deleted": expected - rows[0][1],
+        "replicas_read": len(replicas),
+        "all_replicas": all_replicas or len(replicas) > 1,
+    }
+    return Report("audit", facts, Sheet(("replica", "messages", "queues", "bytes", "checksum"), rows), problems)
+
+
+def _replicas(cluster: Cluster, topic: Topic) -> list[_Replica]:
+    """The leaders as one, and each node with what it has, where nodes let others than the leader be read."""
+    found = [_Replica("leaders", None, "")]
+    if not cluster.offers_follower_reads():
+        return found
+    info = ClusterInfo.from_dict(cluster.ask("/v1/cluster"))
+    for node in info.nodes:
+        held = {shard.id for shard in info.replicas_on(node.id)}
+        ranges = [f"{route.first}-{route.end - 1}" for route in topic.routes if route.shard in held]
+        if ranges:
+            found.append(_Replica(node.id, node.url, ",".join(ranges)))
+    return found
+
+
+def _sums(frame: DataFrame) -> DataFrame:
+    """Each queue's count, bounds, bytes and a checksum that does not depend on the order of reading."""
+    from pyspark.sql import functions as F
+
+    properties = F.to_json(F.map_from_entries(F.array_sort(F.map_entries("properties"))))
+    checksum = F.bit_xor(F.xxhash64(*_FIELDS, properties))
+    return frame.groupBy("queue").agg(
+        F.count("*").alias("messages"),
+        F.count_distinct("offset").alias("offsets"),
+        F.count_distinct("id").alias("ids"),
+        F.min("offset").alias("first"),
+        F.max("offset").alias("last"),
+        F.sum(F.length("body")).alias("bytes"),
+        checksum.alias("checksum"),
+    )
+
+
+def _totals(found: DataFrame) -> tuple[Any, ...]:
+    from pyspark.sql import functions as F
+
+    row = found.agg(F.sum("messages"), F.count("*"), F.sum("bytes"), F.bit_xor("checksum")).first()
+    assert row is not None
+    messages, queues, size_bytes, checksum = row
+    return int(messages or 0), int(queues), int(size_bytes or 0), f"{(checksum or 0) & (1 << 64) - 1:016x}"
+
+
+def _check(found: DataFrame, topic: Topic, bounds: Bounds, replica: _Replica) -> list[str]:
+    """Duplicates, offsets outside the bounds, and gaps. A deleted message leaves a gap, which is told as such."""
+    problems = []
+    for row in found.where("messages != offsets or messages != ids").limit(20).collect():
+        problems.append(f"{replica.name}: queue {row.queue} has {row.messages - row.offsets} offsets twice")
+    for row in found.where("last - first + 1 != messages").limit(20).collect():
+        missing = row.last - row.first + 1 - row.messages
+        problems.append(f"{replica.name}: queue {row.queue} lacks {missing} offsets between {row.first} and {row.last}")
+    for row in found.toLocalIterator():
+        first, last = int(bounds.earliest[row.queue]), int(bounds.latest[row.queue]) - 1
+        if (row.first, row.last) != (first, last):
+            problems.append(
+                f"{replica.name}: queue {row.queue} of {topic.name!r} has offsets {row.first} to {row.last}, its bounds "
+                f"say {first} to {last}"
+            )
+        if len(problems) >= 100:
+            problems.append("and perhaps more")
+            break
+    return problems
+
+
+def _compare(leader: DataFrame, other: DataFrame, name: str) -> list[str]:
+    both = leader.alias("a").join(other.alias("b"), "queue")
+    different = both.where("a.checksum != b.checksum or a.messages != b.messages")
+    return [
+        f"{name}: queue {row.queue} differs from its leader's"
+        for row in different.select("queue").orderBy("queue").limit(20).collect()
+    ]
+
+

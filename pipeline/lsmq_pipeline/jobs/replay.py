@@ -1,0 +1,64 @@
+"""``lsmq pipeline replay``: an archive back into a topic, the order of each queue kept, a stretch of time if wanted.
+
+Rows of a queue are one task's, in order of offset. So they are written in the order they had; and since that order is the
+same each time, a replay that is started again under its name stores nothing twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from lsmq_pipeline.cluster import Cluster
+from lsmq_pipeline.errors import JobFailed
+from lsmq_pipeline.jobs.archives import Archive
+from lsmq_pipeline.jobs.report import Progress, Quiet, Report, reader_options
+from lsmq_pipeline.options import write_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PARTITIONS = 16
+
+
+def replay(
+    spark: SparkSession,
+    connection: Mapping[str, Any],
+    path: str,
+    source: str,
+    target: str,
+    *,
+    name: str,
+    since_ms: int | None = None,
+    until_ms: int | None = None,
+    create: bool = False,
+    progress: Progress | None = None,
+) -> Report:
+    """Write the archived messages of topic ``source`` stored in ``[since_ms, until_ms)`` to topic ``target``.
+
+    Every message goes to the queue it was in. ``name`` is this replay's: the same name again, with the same archive,
+    times and target, repeats what was left undone and nothing else. ``create`` makes the target if it is not there.
+    """
+    from pyspark.sql import functions as F
+
+    shown = progress or Quiet()
+    frame = Archive(spark, path).frame().where(F.col("topic") == source)
+    if since_ms is not None:
+        frame = frame.where(F.col("stored_time") >= F.timestamp_millis(F.lit(since_ms)))
+    if until_ms is not None:
+        frame = frame.where(F.col("stored_time") < F.timestamp_millis(F.lit(until_ms)))
+    with shown.step(f"looking at {path}"):
+        found = frame.agg(F.count("*").alias("messages"), F.max("queue").alias("queue")).first()
+    assert found is not None
+    if not found.messages:
+        raise JobFailed(f"the archive at {path} has no messages of topic {source!r} in that time")
+    options = reader_options(connection, topic=target, queryId=f"replay:{name}")
+    with Cluster(write_options(options).connection) as cluster:
+        topic = cluster.create_topic(target, found.queue + 1) if create else cluster.topic(target)
+    if topic.queues <= found.queue:
+        raise JobFailed(f"topic {target!r} has {topic.queues} queues; the archive has messages of queue {found.queue}")
+    columns = [column for column in ("queue", "key", "tag", "priority", "properties", "body") if column in frame.columns]
+    ordered = frame.repartition(PARTITIONS, "queue").sortWithinPartitions("queue", "run", "offset").select(*columns)
+    with shown.step(f"replaying {found.messages:,} messages into {target}"):
+        ordered.write.format("lsmq").options(**options).mode("append").save()
+    return Report("replay", {"archive": path, "from": source, "to": target, "messages": found.messages, "name": name})
