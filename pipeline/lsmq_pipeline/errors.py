@@ -41,13 +41,19 @@ class JavaNotFound(LsmqError):
     code = "java_not_found"
 
 
-class SparkNotInstalled(LsmqError):
-    """The pipeline needs ``lsmq[spark]``."""
-
-    code = "spark_not_installed"
-
-
 class JobFailed(LsmqError):
     """A job found what it looks for, or could not be carried through; the message says which."""
 
     code = "job_failed"
+
+
+class PlotsNotInstalled(LsmqError):
+    """A plot needs matplotlib."""
+
+    code = "plots_not_installed"
+
+
+class SparkNotInstalled(LsmqError):
+    """The pipeline needs ``lsmq[spark]``."""
+
+    code = "spark_not_installed"

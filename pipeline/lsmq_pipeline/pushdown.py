@@ -23,6 +23,7 @@ from pyspark.sql.datasource import (
     GreaterThan,
     GreaterThanOrEqual,
     In,
+    IsNotNull,
     LessThan,
     LessThanOrEqual,
 )
@@ -33,6 +34,7 @@ from lsmq_pipeline.decode import Records, keep_records
 
 I64 = NDArray[np.int64]
 NO_END = 1 << 62
+_NEVER_NULL = frozenset({"topic", "queue", "offset", "stored_time", "id", "body"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class Pushed:
     def take(self, condition: Filter) -> tuple[Pushed, bool] | None:
         """This and one filter more, and whether Spark need not look at it again; None when it is none of ours."""
         match condition:
+            case IsNotNull((name,)) if name in _NEVER_NULL:
+                return self, True
             case EqualTo((name,), value) | EqualNullSafe((name,), value) if value is not None:
                 return self._among(name, (value,)) or self._between(name, value, value)
             case In((name,), values) if all(value is not None for value in values):

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from lsmq.cli import main
 from lsmq.sync import Client, Consumer, Producer
 from lsmq_node.local_cluster import LocalCluster
 from support.waiting import eventually
 
 
+def command(*arguments: str | Path) -> str:
+    """Run ``lsmq cluster`` with these in a process of its own; what it printed on standard output."""
+    words = [sys.executable, "-m", "lsmq", "cluster", *map(str, arguments)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr + done.stdout
+    return done.stdout
+
+
 def run(*arguments: str | Path, code: int = 0) -> str:
-    """Run ``lsmq cluster`` with these; what it printed on standard output, or on standard error if it failed."""
-    command = [sys.executable, "-m", "lsmq", "cluster", *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == code, done.stderr + done.stdout
-    return done.stderr if code else done.stdout
+    """The same in this process, which is quicker; what it printed, on standard error if it failed."""
+    output, errors = io.StringIO(), io.StringIO()
+    with redirect_stdout(output), redirect_stderr(errors), pytest.raises(SystemExit) as ended:
+        main(["cluster", *map(str, arguments)])
+    assert ended.value.code == code, errors.getvalue() + output.getvalue()
+    return errors.getvalue() if code else output.getvalue()
 
 
 def status(directory: Path) -> dict[str, Any]:
@@ -36,7 +48,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cluster of three nodes and three shards, without ZooKeeper, for all tests that leave it well."""
     directory = tmp_path_factory.mktemp("local") / "cluster"
     small = ("--set", "segment_bytes=1048576", "--set", "memtable_bytes=4194304")
-    printed = run("up", "--dir", directory, "--zookeeper", "none", *small)
+    printed = command("up", "--dir", directory, "--zookeeper", "none", *small)
     assert "LSMQ_URL=http://127.0.0.1:" in printed
     yield directory
     run("down", "--dir", directory, "--delete")
@@ -154,7 +166,7 @@ def test_a_node_that_cannot_start_shows_the_end_of_its_log(tmp_path: Path) -> No
 
 def test_a_cluster_with_its_own_zookeeper_that_grows(tmp_path: Path) -> None:
     directory = tmp_path / "c"
-    run("up", "--dir", directory, "--nodes", "1", "--replicas", "1", "--shards", "2", "--zookeeper", "local")
+    command("up", "--dir", directory, "--nodes", "1", "--replicas", "1", "--shards", "2", "--zookeeper", "local")
     try:
         hosts = status(directory)["zookeeper"]
         assert hosts

@@ -142,3 +142,20 @@ def test_bench_node_runs_and_says_how_to_get_what_is_missing() -> None:
 def test_a_missing_redis_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert any("apt-get install redis-server" in line for line in node_servers.missing())
+
+
+@pytest.mark.slow
+def test_bench_cluster_compares_one_node_with_three() -> None:
+    bench = BENCHES["cluster"]
+    quick = {"quick": True, "messages": 2_000, "queues": 30, "writers": 2, "readers": 2}
+    report = bench.run(bench.values(quick), lambda line: None)
+    assert [(each["nodes"], each["ack"]) for each in report.result["cases"]] == [
+        (1, "quorum"),
+        (3, "quorum"),
+        (3, "leader"),
+    ]
+    for each in report.result["cases"]:
+        assert each["write_1"]["median"] > 0 and each["write_n"]["median"] > 0 and each["read_n"]["median"] > 0
+    assert set(report.result["ratios"]) == {
+        f"{name}/3/{ack}" for name in ("write_1", "write_n", "read_n") for ack in ("quorum", "leader")
+    }

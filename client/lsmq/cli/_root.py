@@ -26,6 +26,7 @@ _COMMANDS = {
     "shard": "lsmq.cli.shard:shard",
     "status": "lsmq.cli.status:status",
     "dump": "lsmq.cli.dump:dump",
+    "pipeline": "lsmq.cli.pipeline:pipeline",
     "bench": "lsmq.cli.bench:bench",
     "drill": "lsmq.cli.drill:drill",
     "completion": "lsmq.cli.completion:completion",

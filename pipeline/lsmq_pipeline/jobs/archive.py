@@ -98,5 +98,3 @@ def _ends(begun: Mapping[str, TopicOffsets], goal: Mapping[str, TopicOffsets], l
     admitted = admit(starts, np.concatenate([goal[name].offsets for name in names]), limit)
     parts = np.split(admitted, np.cumsum([len(goal[name].offsets) for name in names])[:-1])
     return {name: TopicOffsets(name, goal[name].topic_id, part) for name, part in zip(names, parts, strict=True)}
-
-

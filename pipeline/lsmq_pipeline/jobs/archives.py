@@ -132,9 +132,8 @@ class Archive:
         dated = frame.withColumn("date", F.to_date("stored_time"))
         writer = dated.write.mode("overwrite").option("compression", compression).partitionBy("topic", "date")
         writer.parquet(target)
-        if not any(self._files.listStatus(self._path("data", f"run={run:06d}"))[place].isDirectory()
-                   for place in range(len(self._files.listStatus(self._path("data", f"run={run:06d}"))))):
-            return 0
+        if not any(status.isDirectory() for status in self._files.listStatus(self._path("data", f"run={run:06d}"))):
+            return 0  # No partition: no rows, and nothing whose schema Spark could read.
         return int(self._spark.read.parquet(target).count())
 
     def add(self, manifest: Manifest) -> None:

@@ -152,5 +152,3 @@ def _compare(leader: DataFrame, other: DataFrame, name: str) -> list[str]:
         f"{name}: queue {row.queue} differs from its leader's"
         for row in different.select("queue").orderBy("queue").limit(20).collect()
     ]
-
-

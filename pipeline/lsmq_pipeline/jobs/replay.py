@@ -1,7 +1,7 @@
 """``lsmq pipeline replay``: an archive back into a topic, the order of each queue kept, a stretch of time if wanted.
 
-Rows of a queue are one task's, in order of offset. So they are written in the order they had; and since that order is the
-same each time, a replay that is started again under its name stores nothing twice.
+Rows of a queue are one task's, in order of offset. So they are written in the order they had; and since that order
+is the same each time, a replay that is started again under its name stores nothing twice.
 """
 
 from __future__ import annotations
@@ -57,7 +57,9 @@ def replay(
         topic = cluster.create_topic(target, found.queue + 1) if create else cluster.topic(target)
     if topic.queues <= found.queue:
         raise JobFailed(f"topic {target!r} has {topic.queues} queues; the archive has messages of queue {found.queue}")
-    columns = [column for column in ("queue", "key", "tag", "priority", "properties", "body") if column in frame.columns]
+    columns = [
+        column for column in ("queue", "key", "tag", "priority", "properties", "body") if column in frame.columns
+    ]
     ordered = frame.repartition(PARTITIONS, "queue").sortWithinPartitions("queue", "run", "offset").select(*columns)
     with shown.step(f"replaying {found.messages:,} messages into {target}"):
         ordered.write.format("lsmq").options(**options).mode("append").save()

@@ -33,7 +33,9 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """For ``--json``."""
-        rows = [] if self.sheet is None else [dict(zip(self.sheet.columns, row, strict=True)) for row in self.sheet.rows]
+        rows = (
+            [] if self.sheet is None else [dict(zip(self.sheet.columns, row, strict=True)) for row in self.sheet.rows]
+        )
         return {"job": self.job, **self.facts, "rows": rows, "problems": self.problems}
 
 

@@ -1,0 +1,51 @@
+"""``lsmq pipeline``: jobs on Spark. They come with ``lsmq[spark]``, and are imported when asked for."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+
+import click
+
+from lsmq.errors import LsmqError
+
+
+class PipelineNotInstalled(LsmqError):
+    """The command needs ``lsmq[spark]``."""
+
+    code = "pipeline_not_installed"
+
+
+def _commands() -> Mapping[str, click.Command]:
+    try:
+        module = importlib.import_module("lsmq_pipeline.commands")
+    except ModuleNotFoundError as error:
+        raise PipelineNotInstalled(
+            f'lsmq pipeline needs Spark, and {error.name} is not installed; run: pip install "lsmq[spark]"',
+            missing=error.name,
+        ) from error
+    commands: Mapping[str, click.Command] = module.COMMANDS
+    return commands
+
+
+class _Jobs(click.Group):
+    """A group whose commands are another package's."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_commands())
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return _commands().get(cmd_name)
+
+
+@click.command(cls=_Jobs)
+def pipeline() -> None:
+    """Run a job on Spark: archive topics, replay and thin archives, audit, report.
+
+    \b
+      lsmq pipeline archive flights --to ./archive
+      lsmq pipeline audit flights
+      lsmq pipeline usage flights --plot usage.png
+
+    Spark runs on this machine unless --master names a cluster.
+    """

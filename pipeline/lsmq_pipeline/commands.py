@@ -1,0 +1,293 @@
+"""The commands behind ``lsmq pipeline``. Whatever needs Spark is imported when a command runs."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from lsmq.cli._options import TIME, TOPIC, json_option, url_option
+from lsmq.cli._render import print_fields, print_json, print_table
+from lsmq_pipeline.jobs.report import Quiet, Report, Shown, lines_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+def spark_options(command: Decorated) -> Decorated:
+    """``--master``, ``--memory`` and ``--conf``."""
+    command = click.option(
+        "--conf",
+        "settings",
+        multiple=True,
+        metavar="NAME=VALUE",
+        help="A setting of Spark; may be given several times.",
+    )(command)
+    command = click.option("--memory", default="1g", show_default=True, help="Heap of a driver on this machine.")(
+        command
+    )
+    return click.option(
+        "--master",
+        default="local[*]",
+        show_default=True,
+        envvar="SPARK_MASTER",
+        help="Where Spark runs: local[*], spark://host:7077, yarn, k8s://...",
+    )(command)
+
+
+def connection_options(command: Decorated) -> Decorated:
+    """Where the cluster is."""
+    return url_option(command)
+
+
+def connection_of(url: str, deadline_ms: int) -> dict[str, Any]:
+    """The options of the data source that the command line's make."""
+    meta = click.get_current_context().meta
+    found: dict[str, Any] = {"url": url or None, "deadlineMs": deadline_ms}
+    if meta.get("lsmq.zookeeper"):
+        found |= {"zookeeper": meta["lsmq.zookeeper"], "cluster": meta.get("lsmq.cluster")}
+    return found
+
+
+@contextmanager
+def session(name: str, master: str, memory: str, settings: tuple[str, ...]) -> Iterator[SparkSession]:
+    """A Spark session for one command."""
+    from lsmq_pipeline import spark_session
+
+    given = {"spark.driver.memory": memory, "spark.ui.enabled": "false"}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise click.UsageError(f"--conf takes NAME=VALUE, not {setting!r}")
+        given[key.strip()] = value.strip()
+    spark = spark_session(f"lsmq {name}", master=master, settings=given)
+    spark.sparkContext.setLogLevel("ERROR")
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def show(report: Report, as_json: bool) -> None:
+    """Print a report; exit with 1 when it tells of problems."""
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        print_fields(list(lines_of(report)))
+        if report.sheet is not None and report.sheet.rows:
+            print_table(report.sheet.columns, report.sheet.rows)
+        for problem in report.problems:
+            click.echo(f"problem: {problem}", err=True)
+    click.get_current_context().exit(1 if report.problems else 0)
+
+
+def _ms(moment: datetime | None) -> int | None:
+    return None if moment is None else int(moment.timestamp() * 1000)
+
+
+@click.command()
+@click.argument("topics", nargs=-1, required=True, type=TOPIC)
+@click.option("--to", "path", required=True, help="Where the archive is or is to be: a directory, hdfs://, s3a://.")
+@click.option("--messages-per-run", type=click.IntRange(1), default=10_000_000, show_default=True)
+@click.option("--allow-data-loss", is_flag=True, help="Go on when retention took messages before they were archived.")
+@spark_options
+@connection_options
+@json_option
+def archive(
+    topics: tuple[str, ...],
+    path: str,
+    messages_per_run: int,
+    allow_data_loss: bool,
+    master: str,
+    memory: str,
+    settings: tuple[str, ...],
+    url: str,
+    deadline_ms: int,
+    as_json: bool,
+) -> None:
+    """Archive TOPICS to Parquet, from where the last run ended.
+
+    \b
+      lsmq pipeline archive flights orders --to ./archive
+
+    Killed on the way, start it again: every message is in the archive exactly once.
+    """
+    from lsmq_pipeline.jobs.archive import archive as job
+
+    with session("archive", master, memory, settings) as spark:
+        report = job(
+            spark,
+            connection_of(url, deadline_ms),
+            topics,
+            path,
+            messages_per_run=messages_per_run,
+            fail_on_data_loss=not allow_data_loss,
+            progress=Shown(spark),
+        )
+    show(report, as_json)
+
+
+@click.command()
+@click.argument("path")
+@click.argument("source", type=TOPIC)
+@click.argument("target", type=TOPIC)
+@click.option(
+    "--name", help="This replay's name: given again, it repeats only what was left undone.  [default: a new one]"
+)
+@click.option("--since", type=TIME, help="Messages stored at or after that time.")
+@click.option("--until", type=TIME, help="Messages stored before that time.")
+@click.option("--create", is_flag=True, help="Make TARGET if it is not there.")
+@spark_options
+@connection_options
+@json_option
+def replay(
+    path: str,
+    source: str,
+    target: str,
+    name: str | None,
+    since: datetime | None,
+    until: datetime | None,
+    create: bool,
+    master: str,
+    memory: str,
+    settings: tuple[str, ...],
+    url: str,
+    deadline_ms: int,
+    as_json: bool,
+) -> None:
+    """Write what the archive at PATH has of topic SOURCE to topic TARGET, each queue in its order."""
+    from lsmq_pipeline.jobs.replay import replay as job
+
+    with session("replay", master, memory, settings) as spark:
+        report = job(
+            spark,
+            connection_of(url, deadline_ms),
+            path,
+            source,
+            target,
+            name=name or secrets.token_hex(4),
+            since_ms=_ms(since),
+            until_ms=_ms(until),
+            create=create,
+            progress=Shown(spark),
+        )
+    show(report, as_json)
+
+
+@click.command()
+@click.argument("topic", type=TOPIC)
+@spark_options
+@connection_options
+@json_option
+def audit(
+    topic: str, master: str, memory: str, settings: tuple[str, ...], url: str, deadline_ms: int, as_json: bool
+) -> None:
+    """Read all of TOPIC, on every replica that can be read, and prove that it is whole.
+
+    Exits with 0 only when offsets are dense, nothing is there twice, and the replicas hold the same.
+    """
+    from lsmq_pipeline.jobs.audit import audit as job
+
+    with session("audit", master, memory, settings) as spark:
+        report = job(spark, connection_of(url, deadline_ms), topic, progress=Shown(spark))
+    show(report, as_json)
+
+
+@click.command()
+@click.argument("topics", nargs=-1, type=TOPIC)
+@click.option("--plot", type=click.Path(dir_okay=False), help="Draw it into a PNG or SVG file as well.")
+@connection_options
+@json_option
+def lagreport(topics: tuple[str, ...], plot: str | None, url: str, deadline_ms: int, as_json: bool) -> None:
+    """Show how far every group is behind in TOPICS (all, when none are named)."""
+    from lsmq_pipeline.jobs.lagreport import lagreport as job
+
+    show(job(connection_of(url, deadline_ms), topics, plot=plot, progress=Quiet()), as_json)
+
+
+@click.command()
+@click.argument("topics", nargs=-1, type=TOPIC)
+@click.option("--archive", "path", help="Read this archive and not the cluster.")
+@click.option("--tenant", default="tenant", show_default=True, help="The property that names a message's tenant.")
+@click.option("--sent", default="sent_ms", show_default=True, help="The property with the producer's clock.")
+@click.option("--since", type=TIME, help="Messages stored at or after that time.")
+@click.option("--until", type=TIME, help="Messages stored before that time.")
+@click.option("--plot", type=click.Path(dir_okay=False), help="Draw it into a PNG or SVG file as well.")
+@spark_options
+@connection_options
+@json_option
+def usage(
+    topics: tuple[str, ...],
+    path: str | None,
+    tenant: str,
+    sent: str,
+    since: datetime | None,
+    until: datetime | None,
+    plot: str | None,
+    master: str,
+    memory: str,
+    settings: tuple[str, ...],
+    url: str,
+    deadline_ms: int,
+    as_json: bool,
+) -> None:
+    """Show counts, bytes and latency of TOPICS by tenant and hour."""
+    from lsmq_pipeline.jobs.usage import usage as job
+
+    with session("usage", master, memory, settings) as spark:
+        report = job(
+            spark,
+            connection_of(url, deadline_ms),
+            topics,
+            archive=path,
+            tenant_property=tenant,
+            sent_property=sent,
+            since_ms=_ms(since),
+            until_ms=_ms(until),
+            plot=plot,
+            progress=Shown(spark),
+        )
+    show(report, as_json)
+
+
+@click.command()
+@click.argument("path")
+@click.argument("target")
+@click.option("--by", type=click.Choice(["id", "key", "body"]), default="body", show_default=True)
+@spark_options
+@json_option
+def dedupe(path: str, target: str, by: str, master: str, memory: str, settings: tuple[str, ...], as_json: bool) -> None:
+    """Write the archive at PATH to TARGET without repeats: the first of messages that are alike stays.
+
+    Alike are messages of the same id, of the same key, or of the same key and body.
+    """
+    from lsmq_pipeline.jobs.thinning import dedupe as job
+
+    with session("dedupe", master, memory, settings) as spark:
+        report = job(spark, path, target, by=by, progress=Shown(spark))
+    show(report, as_json)
+
+
+@click.command()
+@click.argument("path")
+@click.argument("target")
+@spark_options
+@json_option
+def compact(path: str, target: str, master: str, memory: str, settings: tuple[str, ...], as_json: bool) -> None:
+    """Write the archive at PATH to TARGET with the last message of each key, and all that have no key."""
+    from lsmq_pipeline.jobs.thinning import compact as job
+
+    with session("compact", master, memory, settings) as spark:
+        report = job(spark, path, target, progress=Shown(spark))
+    show(report, as_json)
+
+
+COMMANDS: dict[str, click.Command] = {
+    command.name or "": command for command in (archive, replay, audit, lagreport, usage, dedupe, compact)
+}
