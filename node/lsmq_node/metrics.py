@@ -167,12 +167,13 @@ def _store_family(field: str) -> CounterMetricFamily | GaugeMetricFamily:
 class NodeMetrics:
     """What ``/metrics`` shows."""
 
-    def __init__(self, broker: Broker, http: HttpMetrics) -> None:
+    def __init__(self, broker: Broker, http: HttpMetrics, *more: Collector) -> None:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         GCCollector(registry=self._registry)
-        self._registry.register(_BrokerCollector(broker, http))
+        for collector in (_BrokerCollector(broker, http), *more):
+            self._registry.register(collector)
 
     def render(self) -> tuple[bytes, str]:
         """The exposition in Prometheus text format, and its media type."""

@@ -75,10 +75,14 @@ class Span:
         """For each record whether it counts."""
         if len(self.queues) == 1:
             alone: NDArray[np.bool_] = queues == self.queues[0]
-            return alone & (offsets >= self.starts[0]) & (offsets < self.ends[0])
+            alone &= offsets >= self.starts[0]
+            alone &= offsets < self.ends[0]
+            return alone
         places = np.minimum(np.searchsorted(self.queues, queues), len(self.queues) - 1)
-        named: NDArray[np.bool_] = self.queues[places] == queues
-        return named & (offsets >= self.starts[places]) & (offsets < self.ends[places])
+        held: NDArray[np.bool_] = self.queues[places] == queues
+        held &= offsets >= self.starts[places]
+        held &= offsets < self.ends[places]
+        return held
 
 
 @dataclass(frozen=True, slots=True)

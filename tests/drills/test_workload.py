@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from lsmq import Message
 from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_node.drills.compare import Comparison, Replica, compare
-from lsmq_node.drills.report import Report, Times, print_report
-from lsmq_node.drills.workload import Workload
+from lsmq_node.drills.report import Report, Times, print_report, verdict_fields
+from lsmq_node.drills.workload import Workload, _Sends
+from lsmq_node.history import Verdict
 from lsmq_node.storage import ShardStore, StoreOptions, Topic
 from support.node_process import NodeProcess
 
@@ -64,6 +66,31 @@ def test_gaps_are_measured_from_the_last_acknowledgement_before() -> None:
     assert workload.longest_gap_s(0, since=2.7, until=10.0) == pytest.approx(13.9)
     assert workload.longest_gap_s(0, since=2.7, until=6.05) == 3.5
     assert workload.longest_gap_s(0, since=30.0) == 0.0
+
+
+def worked(*received: tuple[int, bytes]) -> Verdict:
+    """The verdict of a run in which three messages were acknowledged at offsets 0 to 2 of queue 0, and one reader got
+    these offsets and bodies."""
+    workload = Workload([], 1)
+    sends = _Sends()
+    for offset, body in enumerate(BODIES):
+        sends.add(0, [offset], "k", [offset], [body])
+    workload._sends.append(sends)
+    workload._reading("reader").add(Message("t", 0, offset, f"id {offset}", body) for offset, body in received)
+    return workload.verdict()
+
+
+BODIES = [b"0 k first", b"1 k second", b"2 k third"]
+
+
+def test_the_verdict_tells_what_a_reader_did_not_get_got_twice_or_got_changed() -> None:
+    complete = list(enumerate(BODIES))
+    assert worked(*complete).ok
+    assert verdict_fields(worked(*complete[:2]))["lost"] == 1
+    assert verdict_fields(worked(*complete, complete[2]))["duplicates"] == 1
+    assert verdict_fields(worked(*complete[:2], (2, b"2 k thirD")))["other_anomalies"] == 1
+    swapped = verdict_fields(worked((0, BODIES[1]), (1, BODIES[0]), complete[2]))
+    assert swapped["order_violations"] > 0 and swapped["other_anomalies"] > 0
 
 
 # Comparing

@@ -1,14 +1,23 @@
-"""``lsmq group``: consumer groups and how far they are."""
+"""``lsmq group``: consumer groups, who is in them, how far they are, and setting them back."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
 
 import click
 
 from lsmq import Client
-from lsmq.cli._options import TOPIC, json_option, url_option, with_client
-from lsmq.cli._render import print_json, print_table
+from lsmq.cli._options import QUEUES, TIME, TOPIC, json_option, url_option, with_client
+from lsmq.cli._render import print_fields, print_json, print_table
+from lsmq.cli._reset import Move, Target, plan
+from lsmq.errors import GroupHasMembers, UnknownGroup
+from lsmq.groups import Group, GroupDescription, GroupLag, GroupMember, GroupSummary, Ranges, list_groups
+from lsmq.topics import format_ranges
+
+_SHOWN_ROWS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,24 +33,127 @@ class QueueLag:
 
 @click.group()
 def group() -> None:
-    """See consumer groups and how far they are."""
+    """See consumer groups, how far they are, and set them back."""
 
 
 @group.command("list")
 @json_option
 @url_option
-def list_groups(as_json: bool, url: str, deadline_ms: int) -> None:
-    """List the groups that have committed offsets."""
+def list_command(as_json: bool, url: str, deadline_ms: int) -> None:
+    """List all groups, with their members and state."""
 
-    async def work(client: Client) -> list[str]:
-        return await client.groups()
+    async def work(client: Client) -> list[GroupSummary]:
+        return await list_groups(client)
 
     groups = with_client(url, deadline_ms, work)
     if as_json:
-        print_json(groups)
-    else:
-        for name in groups:
-            click.echo(name)
+        print_json([asdict(found) for found in groups])
+        return
+    print_table(
+        ["group", "mode", "state", "generation", "members", "stalled"],
+        [[g.group, g.mode, g.state, g.generation, g.members, g.stalled] for g in groups],
+    )
+
+
+@group.command()
+@click.argument("name")
+@click.option("--topic", type=TOPIC, help="Only this topic.")
+@json_option
+@url_option
+def describe(name: str, topic: str | None, as_json: bool, url: str, deadline_ms: int) -> None:
+    """Show members of group NAME, what they own, and how far behind they are.
+
+    \b
+      lsmq group describe kitchen
+    """
+
+    async def work(client: Client) -> tuple[GroupDescription, dict[str, GroupLag]]:
+        return await _describe(client, name, topic)
+
+    found, lags = with_client(url, deadline_ms, work)
+    if as_json:
+        print_json({**found.to_dict(), "lag": [asdict(lag) for lag in lags.values()]})
+        return
+    print_fields(
+        [
+            ("group", found.group),
+            ("mode", found.mode),
+            ("state", found.state),
+            ("generation", found.generation),
+            ("members", len(found.members)),
+            ("coordinated by", f"the leader of shard {found.shard}"),
+        ]
+    )
+    if found.members:
+        print_table(
+            ["member", "client", "owns", "queues", "lag", "heartbeat", "session", "state"],
+            [_member_row(member, at, found, lags) for at, member in enumerate(found.members)],
+        )
+    print_table(
+        ["topic", "queues", "lag", "behind", "uncommitted", "largest", "last commit"],
+        [
+            [lag.topic, lag.queues, lag.lag, lag.behind, lag.uncommitted, lag.largest, _age(lag.last_commit_ms)]
+            for lag in lags.values()
+        ],
+    )
+
+
+async def _describe(client: Client, name: str, topic: str | None) -> tuple[GroupDescription, dict[str, GroupLag]]:
+    """The group and its lag in each topic that it has members or offsets in; by member in the order of members."""
+    asked = Group(client, name)
+    topics = [] if topic is None else [topic]
+    try:
+        found = await asked.describe()
+        topics = topics or list(found.topics)
+    except UnknownGroup:  # there never were members: it has offsets, or nothing
+        summary = next((known for known in await list_groups(client) if known.group == name), None)
+        if summary is None:
+            raise
+        found = GroupDescription(name, summary.mode, "empty", 0, (await asked.coordinator()).shard, (), ())
+    if not topics:
+        names = [known.name for known in await client.topics()]
+        topics = [known for known in names if await client.committed_offsets(name, known)]
+    lags = {}
+    for each in topics:
+        shared = found.mode == "clustered" and bool(found.members)
+        parts = [member.assigned.get(each, ()) for member in found.members]
+        parts.append(_rest(parts, (await client.topic(each)).queues))
+        lags[each] = await asked.lag(each, parts if shared else None)
+    return found, lags
+
+
+def _rest(parts: Sequence[Ranges], queues: int) -> Ranges:
+    """The queues that nobody owns at the moment."""
+    rest, at = [], 0
+    for part in sorted((part for ranges in parts for part in ranges), key=lambda part: part.start):
+        if part.start > at:
+            rest.append(range(at, part.start))
+        at = max(at, part.stop)
+    return (*rest, *((range(at, queues),) if at < queues else ()))
+
+
+def _member_row(member: GroupMember, at: int, found: GroupDescription, lags: dict[str, GroupLag]) -> list[Any]:
+    owns = "  ".join(
+        f"{topic}: {','.join(part for ranges in owned for part in format_ranges(ranges))}"
+        for topic, owned in member.assigned.items()
+    )
+    state = "stalled" if member.stalled else f"giving up {member.pending}" if member.pending else "ok"
+    shared = found.mode == "clustered"
+    lag = sum(lag.by_part[at] for lag in lags.values()) if shared else None
+    return [
+        member.static_id or member.id,
+        member.client,
+        owns if len(owns) <= 120 else f"{owns[:117]}...",
+        member.queues,
+        lag,
+        _age(member.heartbeat_age_ms),
+        f"{member.session_ms / 1000:g} s",
+        state,
+    ]
+
+
+def _age(age_ms: int | None) -> str | None:
+    return None if age_ms is None else f"{age_ms / 1000:.1f} s ago"
 
 
 @group.command()
@@ -80,3 +192,101 @@ async def _lags(client: Client, group: str, topic: str) -> list[QueueLag]:
         QueueLag(topic, queue, committed[queue], latest, max(0, latest - max(committed[queue], earliest)))
         for queue, earliest, latest in bounds.rows()
     ]
+
+
+@group.command()
+@click.argument("name")
+@click.option("--topic", type=TOPIC, required=True, help="The topic whose offsets are set.")
+@click.option("--queues", type=QUEUES, help="Only these, such as 0-99,200.")
+@click.option("--to-offset", type=click.IntRange(min=0), help="To this offset of every queue.")
+@click.option("--to-time", type=TIME, help="To the first message stored then or later: 2026-03-01T12:00, or -15m.")
+@click.option("--to-earliest", "end", flag_value="earliest", help="To the first message that is kept.")
+@click.option("--to-latest", "end", flag_value="latest", help="Behind the last message.")
+@click.option("--shift", type=int, help="So many messages on, or back: --shift=-100.")
+@click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
+@click.option("--force", is_flag=True, help="Though members live: they go on from where they are until restarted.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+@url_option
+def reset(
+    name: str,
+    topic: str,
+    queues: Sequence[int] | None,
+    to_offset: int | None,
+    to_time: datetime | None,
+    end: str | None,
+    shift: int | None,
+    dry_run: bool,
+    force: bool,
+    yes: bool,
+    as_json: bool,
+    url: str,
+    deadline_ms: int,
+) -> None:
+    """Set the committed offsets of group NAME. Shows what changes before it is done.
+
+    \b
+      lsmq group reset kitchen --topic orders --to-time -1h --dry-run
+      lsmq group reset kitchen --topic orders --shift=-100 --queues 0-15
+    """
+    target = Target(to_offset, to_time, end, shift)
+
+    async def look(client: Client) -> tuple[list[Move], int]:
+        try:
+            members = len((await Group(client, name).describe()).members)
+        except UnknownGroup:
+            members = 0
+        return await plan(client, name, topic, queues, target), members
+
+    moves, members = with_client(url, deadline_ms, look)
+    if as_json:
+        print_json([move.to_dict() for move in moves])
+    else:
+        _show_moves(moves)
+    if dry_run or not moves:
+        return
+    if members and not force:
+        raise GroupHasMembers(
+            f"group {name!r} has {members} live members, which go on from where they are: stop them first, or use "
+            "--force",
+            group=name,
+            members=members,
+        )
+    if not yes:
+        click.confirm(f"Set {len(moves)} offsets of group {name}?", abort=True, err=True)
+
+    async def work(client: Client) -> None:
+        await client.commit_offsets(name, topic, {move.queue: move.to for move in moves}, reset=True)
+
+    with_client(url, deadline_ms, work)
+    click.echo(f"{len(moves)} offsets of group {name} set", err=True)
+
+
+def _show_moves(moves: Sequence[Move]) -> None:
+    print_table(
+        ["queue", "earliest", "latest", "committed", "to", "lag"],
+        [
+            [move.queue, move.earliest, move.latest, move.committed, move.to, f"{move.lag_change:+d}"]
+            for move in moves[:_SHOWN_ROWS]
+        ],
+    )
+    if len(moves) > _SHOWN_ROWS:
+        click.echo(f"... and {len(moves) - _SHOWN_ROWS} more queues; --json prints all")
+    click.echo(f"{len(moves)} queues change, lag {sum(move.lag_change for move in moves):+d} messages", err=True)
+
+
+@group.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--force", is_flag=True, help="Though members live: they join again.")
+@url_option
+def delete(name: str, yes: bool, force: bool, url: str, deadline_ms: int) -> None:
+    """Forget group NAME: its committed offsets, its members and its generation."""
+    if not yes:
+        click.confirm(f"Delete group {name} and all its offsets?", abort=True, err=True)
+
+    async def work(client: Client) -> None:
+        await Group(client, name).delete(force=force)
+
+    with_client(url, deadline_ms, work)
+    click.echo(f"group {name} deleted", err=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Mapping
 
 import click
@@ -17,15 +18,23 @@ class PipelineNotInstalled(LsmqError):
 
 
 def _commands() -> Mapping[str, click.Command]:
-    try:
-        module = importlib.import_module("lsmq_pipeline.commands")
-    except ModuleNotFoundError as error:
-        raise PipelineNotInstalled(
-            f'lsmq pipeline needs Spark, and {error.name} is not installed; run: pip install "lsmq[spark]"',
-            missing=error.name,
-        ) from error
+    for needed in ("lsmq_pipeline", "numpy", "pyarrow", "pyspark"):
+        if not _is_installed(needed):
+            raise PipelineNotInstalled(
+                f'lsmq pipeline needs Spark, and {needed} is not installed; run: pip install "lsmq[spark]"',
+                missing=needed,
+            )
+    module = importlib.import_module("lsmq_pipeline.commands")
     commands: Mapping[str, click.Command] = module.COMMANDS
     return commands
+
+
+def _is_installed(package: str) -> bool:
+    """Looked for and not imported: a help text need not wait for Spark."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 class _Jobs(click.Group):

@@ -11,6 +11,7 @@ from lsmq.errors import LsmqError
 from lsmq_node.broker import Broker
 from lsmq_node.config import NodeConfig
 from lsmq_node.groups import GroupService
+from lsmq_node.groups.metrics import GroupCollector
 from lsmq_node.metrics import HttpMetrics, NodeMetrics
 
 from . import batches, cluster, consume, groups, offsets, produce, system, topics
@@ -57,8 +58,8 @@ def make_app(broker: Broker) -> web.Application:
     config = broker.config
     app = web.Application(middlewares=[failures], client_max_size=config.max_request_bytes)
     http_metrics = HttpMetrics()
-    app[METRICS_KEY] = NodeMetrics(broker, http_metrics)
     app[groups.GROUPS_KEY] = service = GroupService(broker)
+    app[METRICS_KEY] = NodeMetrics(broker, http_metrics, GroupCollector(service))
     app.cleanup_ctx.append(lambda _: _running(service))
     app.on_shutdown.append(lambda _: _stopping(service))
     table = route_table(config)

@@ -131,8 +131,6 @@ async def _kill_all_power(run: Run) -> None:
 
 @_drill("zookeeper-outage", "ZooKeeper is killed; a leader dies meanwhile; all catches up", zookeeper=True)
 async def _zookeeper_outage(run: Run) -> None:
-    if not run.faults.zookeeper:
-        raise AssertionError("the drill needs a ZooKeeper of the cluster's own")
     run.tell("killing ZooKeeper")
     async with run.outage(_all_shards(await run.status())):
         await run.faults.zookeeper_down()
@@ -146,7 +144,10 @@ async def _zookeeper_outage(run: Run) -> None:
     async with run.mending():
         await run.faults.start([node])
     await run.faults.zookeeper_up()
-    await _published(run, name)
+    if run.faults.zookeeper:
+        await _published(run, name)
+    elif run.round == 0:
+        run.notes.append("ZooKeeper cannot be reached from here: whether it caught up was not looked at")
 
 
 async def _published(run: Run, topic: str) -> None:
@@ -176,7 +177,8 @@ async def _published(run: Run, topic: str) -> None:
 )
 async def _disk_full_follower(run: Run) -> None:
     status = await run.status()
-    node = next(node.id for node in status.nodes if not led_by(status, node.id))
+    node = next((node.id for node in status.nodes if not led_by(status, node.id)), None)
+    assert node is not None, "every node leads: there is none whose disk may fill without refusing writes"
     run.tell(f"filling the disk of {node}")
     async with run.outage(_all_shards(status)):
         await run.faults.fill_disk(node)

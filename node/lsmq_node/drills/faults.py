@@ -131,7 +131,7 @@ class LocalFaults:
         await asyncio.gather(*(asyncio.to_thread(self.cluster.start, node) for node in nodes))
 
     async def pause(self, node: str) -> None:
-        self.cluster.pause(node)
+        await asyncio.to_thread(self.cluster.pause, node)
 
     async def resume(self, node: str) -> None:
         self.cluster.resume(node)

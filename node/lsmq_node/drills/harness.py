@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lsmq import Client
-from lsmq.errors import LsmqError, TimedOut
+from lsmq.errors import InvalidRequest, LsmqError, TimedOut
 from lsmq_node.local_cluster import ClusterStatus, LocalCluster, NodeState, ShardStatus, found_plan
 from lsmq_node.local_cluster.status import ask
 from lsmq_node.storage import StoreOptions
@@ -43,8 +43,8 @@ _STEADY_S = 0.3
 class Drill:
     """A drill by name: ``round`` is called once a round, with everything well before and after.
 
-    ``shape`` is what the cluster must be like; ``proxied`` puts proxies between nodes, ``small_disk`` names a node
-    that gets a file system of its own.
+    The rest is what a local cluster for it must be like: ``proxied`` puts proxies between the nodes, ``small_disk``
+    names a node that gets a file system of its own, ``zookeeper`` asks for one.
     """
 
     name: str
@@ -167,10 +167,20 @@ class Run:
     # Asking the cluster
 
     async def administer(self, method: str, path: str, document: Any = None, timeout: float = 20.0) -> dict[str, Any]:
-        """A call of the cluster's API, at any node. Raises what the node answers."""
+        """A call of the cluster's API, at any node. Raises what the node answers.
+
+        What was decided meanwhile may make a command stale; then it is given again, as an operator would do.
+        """
+        deadline = time.monotonic() + timeout
         async with Client(list(self.faults.urls), deadline_ms=int(timeout * 1000)) as client:
-            answer: dict[str, Any] = await client.ask(method, path, document)
-            return answer
+            while True:
+                try:
+                    answer: dict[str, Any] = await client.ask(method, path, document)
+                    return answer
+                except InvalidRequest as error:
+                    if error.details.get("reason") != "stale" or time.monotonic() > deadline:
+                        raise
+                await asyncio.sleep(_POLL_S)
 
 
 def led_by(status: ClusterStatus, node: str) -> list[int]:

@@ -47,6 +47,16 @@ class _Sends:
     digests: list[int] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
 
+    def add(
+        self, queue: int, offsets: Sequence[int], key: str, sequences: Sequence[int], bodies: Sequence[bytes]
+    ) -> None:
+        """Messages of one key that were sent together."""
+        self.queues += [queue] * len(bodies)
+        self.offsets += offsets
+        self.keys += [key] * len(bodies)
+        self.sequences += sequences
+        self.digests += [xxhash.xxh64_intdigest(body) for body in bodies]
+
 
 @dataclass(slots=True)
 class _Receipts:
@@ -233,11 +243,7 @@ class Workload:
             self._acknowledged_at[shard].append(time.monotonic())
         except LsmqError as error:
             sends.errors.append(f"{error.code}: {error.message}")
-        sends.queues += [queue] * _BURST
-        sends.offsets += offsets
-        sends.keys += [key] * _BURST
-        sends.sequences += sequences
-        sends.digests += [xxhash.xxh64_intdigest(body) for body in bodies]
+        sends.add(queue, offsets, key, sequences, bodies)
 
     # Consumers
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -48,17 +49,29 @@ class AwakeClock:
         return self._awake + min(time - self._seen, 2 * TICK_S)
 
 
+@dataclass(slots=True)
+class Counts:
+    """What happened to groups since the node began."""
+
+    heartbeats: int = 0
+    rebalances: int = 0
+    expired: int = 0
+    refused: int = 0
+
+
 class ShardGroups:
     """Groups and fences of one shard in one round of its store. Loop thread only."""
 
-    def __init__(self, port: ShardPort, catalog: Catalog, start: Callable[[Coroutine[Any, Any, None]], object]) -> None:
+    def __init__(
+        self, port: ShardPort, catalog: Catalog, start: Callable[[Coroutine[Any, Any, None]], object], counts: Counts
+    ) -> None:
         """``start`` runs a coroutine as a task that somebody looks after."""
         self.port = port
         self.store: ShardStore = port.store
         self.round = self.store.round
         self.groups: dict[str, Group] = {}
         self.fences: dict[str, int] = {}
-        self.heartbeats = self.expired = self.rebalances = self.refused = 0
+        self.counts = counts
         self.last_commit: dict[tuple[str, int], float] = {}
         self._catalog = catalog
         self._start = start
@@ -110,7 +123,7 @@ class ShardGroups:
         Raises what :meth:`Group.hear` raises, ``NotLeader``, and what a write raises.
         """
         self.check()
-        self.heartbeats += 1
+        self.counts.heartbeats += 1
         deadline = self._loop.time() + wait_s
         group = self._group_to_join(name, beat)
         try:
@@ -207,7 +220,7 @@ class ShardGroups:
                 continue
             gone = group.expire(now)
             if gone:
-                self.expired += len(gone)
+                self.counts.expired += len(gone)
                 _log.info("members_expired", group=name, members=gone)
             if look:
                 group.look(self._catalog)
@@ -241,7 +254,7 @@ class ShardGroups:
         before = group.plan.generation
         group.publish()
         if group.plan.generation > before:
-            self.rebalances += 1
+            self.counts.rebalances += 1
             _log.info("group_generation", group=name, generation=group.plan.generation, members=len(group.members))
         self.wake(name)
         self._store(name, group)
@@ -314,7 +327,7 @@ class ShardGroups:
         """Raises ``StaleGeneration`` when a commit of that generation must not count any more."""
         fence = self.fences.get(group, 0)
         if epoch < fence:
-            self.refused += 1
+            self.counts.refused += 1
             raise StaleGeneration(
                 f"queues of group {group!r} in shard {self.port.number} were taken over in generation {fence}; what "
                 f"generation {epoch} commits does not count. Heartbeat, and commit again if the queues are yours still",

@@ -84,7 +84,6 @@ class Group:
         self.holdings = Holdings()
         self.holdings.presume(plan, first_version)
         self.mode = plan.mode
-        self.rebalances = 0
         self._first_version = first_version
         self._changes = 0
         self._raised = 0  # the change that the generation rises for
@@ -294,7 +293,6 @@ class Group:
         plan, old = self.staged, self.plan
         assert plan is not None
         self.plan, self.staged = plan, None
-        self.rebalances += plan.generation > old.generation
         self._renamed = {before: after for before, after in self._renamed.items() if after not in plan.members}
         for name, topic in old.topics.items():
             now = plan.topics.get(name)

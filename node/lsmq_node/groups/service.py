@@ -18,7 +18,7 @@ from lsmq_node.broker import Broker, Leadership, ShardPort
 from lsmq_node.broker.placement import split_by_shard
 from lsmq_node.storage import Topic
 
-from .coordinator import TICK_S, ShardGroups
+from .coordinator import TICK_S, Counts, ShardGroups
 from .group import Answer, Beat, Group
 from .lag import Lag, add, count_lag
 from .plan import Mode
@@ -42,6 +42,7 @@ class GroupService:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._topics: dict[str, tuple[int, int]] = {}
         self._topics_at = float("-inf")
+        self._counts = Counts()
         self._session: aiohttp.ClientSession | None = None
         self._stopping = False
 
@@ -80,6 +81,9 @@ class GroupService:
         """What is known of the shards led here, by number."""
         return [known for _, known in sorted(self._shards.items()) if known.is_current]
 
+    def counts(self) -> Counts:
+        return self._counts
+
     async def shard(self, number: int) -> ShardGroups:
         """Groups of a shard that this node leads. Raises ``NotLeader``, and what reading it may raise."""
         port = self._broker.topology.port(number)
@@ -94,7 +98,7 @@ class GroupService:
 
     async def _load(self, number: int, port: ShardPort) -> ShardGroups:
         try:
-            found = ShardGroups(port, self.catalog, self._start)
+            found = ShardGroups(port, self.catalog, self._start, self._counts)
             await found.load()
             found.check()
             former = self._shards.get(number)

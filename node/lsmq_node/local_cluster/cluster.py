@@ -173,7 +173,12 @@ class LocalCluster:
 
     def pause(self, node: str) -> int:
         """SIGSTOP: the process keeps its connections and does nothing. Its pid. Raises ``NodeNotRunning``."""
-        return self._send(node, signal.SIGSTOP)
+        pid = self._send(node, signal.SIGSTOP)
+        # The signal is there at once, and takes effect when the process is next scheduled.
+        deadline = time.monotonic() + KILL_TIMEOUT_S
+        while self.process(node).state is ProcessState.RUNNING and time.monotonic() < deadline:
+            time.sleep(0.001)
+        return pid
 
     def resume(self, node: str) -> int:
         """SIGCONT. Its pid. Raises ``NodeNotRunning``."""

@@ -81,7 +81,7 @@ class Archive:
         if jvm is None:
             raise JobFailed("archives need a Spark driver of one's own (classic PySpark), not Spark Connect")
         self._jvm = jvm
-        self._files = self._path().getFileSystem(spark._jsc.hadoopConfiguration())  # type: ignore[attr-defined]
+        self._files = self._path().getFileSystem(spark._jsc.hadoopConfiguration())
 
     def _path(self, *parts: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path("/".join((self.path, *parts)))

@@ -136,8 +136,8 @@ def _check(found: DataFrame, topic: Topic, bounds: Bounds, replica: _Replica) ->
         first, last = int(bounds.earliest[row.queue]), int(bounds.latest[row.queue]) - 1
         if (row.first, row.last) != (first, last):
             problems.append(
-                f"{replica.name}: queue {row.queue} of {topic.name!r} has offsets {row.first} to {row.last}, its bounds "
-                f"say {first} to {last}"
+                f"{replica.name}: queue {row.queue} of {topic.name!r} has offsets {row.first} to {row.last}, not "
+                f"{first} to {last} as its bounds say"
             )
         if len(problems) >= 100:
             problems.append("and perhaps more")

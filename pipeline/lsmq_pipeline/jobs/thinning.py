@@ -7,6 +7,7 @@ writes fewer, larger files.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lsmq_pipeline.errors import JobFailed
@@ -28,20 +29,14 @@ def dedupe(
 
     Messages without a key are no repeats of each other when it goes by key.
     """
-    from pyspark.sql import functions as F
-
     if by not in ALIKE:
         raise JobFailed(f"repeats are told by {', '.join(ALIKE)}, not by {by!r}")
-    columns = [F.xxhash64("body") if by == "body" and name == "body" else F.col(name) for name in ALIKE[by]]
-    return _thin(spark, path, target, "dedupe", columns, newest=False, whole_key=by == "key", progress=progress)
+    return _thin(spark, path, target, "dedupe", ALIKE[by], newest=False, keyed=by == "key", progress=progress)
 
 
 def compact(spark: SparkSession, path: str, target: str, *, progress: Progress | None = None) -> Report:
     """Write the archive at ``path`` to ``target`` with the last message of each topic and key."""
-    from pyspark.sql import functions as F
-
-    columns = [F.col("topic"), F.col("key")]
-    return _thin(spark, path, target, "compact", columns, newest=True, whole_key=True, progress=progress)
+    return _thin(spark, path, target, "compact", ALIKE["key"], newest=True, keyed=True, progress=progress)
 
 
 def _thin(
@@ -49,10 +44,10 @@ def _thin(
     path: str,
     target: str,
     kind: str,
-    columns: list[object],
+    columns: Sequence[str],
     *,
     newest: bool,
-    whole_key: bool,
+    keyed: bool,
     progress: Progress | None,
 ) -> Report:
     from pyspark.sql import functions as F
@@ -63,15 +58,13 @@ def _thin(
     place.must_be_new()
     manifests = source.must_exist()
     frame = source.frame()
-    if kind == "dedupe":
-        # Equal hashes do not make equal bodies: those of one hash are compared as they are.
-        columns = [*columns, F.col("body")] if len(columns) == 3 else columns
     # Time first: offsets of one queue cannot be compared with another's, and a key may have changed its queue.
     order = [F.col(name) for name in ("stored_time", "run", "queue", "offset")]
-    window = Window.partitionBy(*columns).orderBy(*(column.desc() if newest else column.asc() for column in order))  # type: ignore[arg-type]
+    directed = [column.desc() if newest else column.asc() for column in order]
+    window = Window.partitionBy(*columns).orderBy(*directed)
     ranked = frame.withColumn("_rank", F.row_number().over(window))
     kept: DataFrame = ranked.where(F.col("_rank") == 1)
-    if whole_key:
+    if keyed:
         keyless = frame.where(F.col("key").isNull())
         kept = kept.where(F.col("key").isNotNull()).drop("_rank").unionByName(keyless)
     kept = kept.drop("_rank", "run", "date")

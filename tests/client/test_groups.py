@@ -1,0 +1,166 @@
+"""The protocol of consumer groups through the client, and ``lsmq group``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lsmq import Client, Producer
+from lsmq.cli._reset import Target, moves
+from lsmq.errors import GroupHasMembers, StaleGeneration, UnknownGroup, UnknownQueue
+from lsmq.groups import Assignment, Group, Heartbeat, Ranges, list_groups, new_member_id
+from lsmq.topics import Offsets
+from support.node_process import NodeProcess
+
+LSMQ = [sys.executable, "-m", "lsmq"]
+
+
+class Member:
+    """A member that takes what it is given and gives up at once what it is told to."""
+
+    def __init__(self, group: Group, *topics: str, **fields: Any) -> None:
+        self.group = group
+        self.beat = Heartbeat(new_member_id(), topics, **fields)
+
+    async def sync(self, wait_ms: int = 0) -> Assignment:
+        answer = await self.group.heartbeat(self.beat, wait_ms=wait_ms)
+        self.beat = replace(self.beat, epoch=answer.epoch, version=answer.version, owned=answer.assigned)
+        return answer
+
+    @property
+    def owned(self) -> Mapping[str, Ranges]:
+        return self.beat.owned
+
+
+async def settle(*members: Member) -> None:
+    for _ in range(20):
+        answers = [await member.sync() for member in members]
+        if len({answer.epoch for answer in answers}) == 1 and not any(answer.waiting_for for answer in answers):
+            await asyncio.gather(*(member.sync() for member in members))
+            return
+    raise AssertionError(answers)
+
+
+async def test_members_share_queues_and_commit_as_long_as_they_own_them(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name, queues=6)
+        async with Producer(client, topic_name) as producer:
+            for number in range(12):
+                await producer.send(f"{number}", queue=number % 6)
+        group = Group(client, topic_name)
+        one, two = Member(group, topic_name, client="one"), Member(group, topic_name)
+        await settle(one, two)
+        assert [one.owned[topic_name], two.owned[topic_name]] == [(range(3),), (range(3, 6),)]
+        assert await group.fence(topic_name, two.owned[topic_name], two.beat.epoch) == {}
+        await group.commit(topic_name, {3: 1, 5: 2}, member=two.beat.member, epoch=two.beat.epoch)
+        with pytest.raises(StaleGeneration):
+            await group.commit(topic_name, {3: 2}, member="late", epoch=two.beat.epoch - 1)
+        with pytest.raises(GroupHasMembers):
+            await client.commit_offsets(topic_name, topic_name, {0: 1})
+        with pytest.raises(UnknownQueue):
+            await group.fence(topic_name, (range(5, 7),), 9)
+        assert await group.fence(topic_name, (range(6),), two.beat.epoch) == {3: 1, 5: 2}
+        lag = await group.lag(topic_name, [one.owned[topic_name], two.owned[topic_name]])
+        assert (lag.lag, lag.behind, lag.uncommitted, lag.by_part) == (9, 5, 4, (6, 3))
+        described = await group.describe()
+        assert (described.state, described.generation) == ("stable", one.beat.epoch)
+        assert {member.id: member.assigned for member in described.members} == {
+            member.beat.member: member.owned for member in (one, two)
+        }
+        [summary] = [found for found in await list_groups(client) if found.group == topic_name]
+        assert (summary.members, summary.state) == (2, "stable")
+        with pytest.raises(GroupHasMembers):
+            await group.delete()
+        for member in (one, two, two):
+            await group.leave(member.beat)
+        await group.delete()
+        with pytest.raises(UnknownGroup):
+            await group.describe()
+        assert await client.committed_offsets(topic_name, topic_name) == {}
+
+
+async def test_a_stopped_node_answers_its_members_when_it_wakes_and_nobody_has_gone(node: NodeProcess) -> None:
+    async with Client(node.url, request_timeout_ms=500) as client:
+        await client.create_topic("t", queues=4)
+        group = Group(client, "g")
+        members = [Member(group, "t", session_ms=1_000) for _ in range(2)]
+        await settle(*members)
+        before = [(member.beat.epoch, member.owned) for member in members]
+        node.signal(signal.SIGSTOP)
+        beats = [asyncio.create_task(member.sync()) for member in members]
+        await asyncio.sleep(1.5)  # more than a session
+        node.signal(signal.SIGCONT)
+        await asyncio.gather(*beats)
+        assert [(member.beat.epoch, member.owned) for member in members] == before
+
+
+# -- the command -------------------------------------------------------------------------------------------
+
+
+def lsmq(url: str, *arguments: str, code: int = 0) -> str:
+    command = [*LSMQ, "group", *arguments, "--url", url]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == code, ran.stdout + ran.stderr
+    return ran.stderr if code else ran.stdout
+
+
+async def test_groups_are_described_reset_and_deleted(shared_node: NodeProcess, topic_name: str) -> None:
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name, queues=4)
+        async with Producer(client, topic_name) as producer:
+            for number in range(12):
+                await producer.send(f"{number}", queue=number % 3)
+        member = Member(Group(client, topic_name), topic_name, static_id="s1", client="a test")
+        await member.sync()
+        await member.sync()
+        await member.group.commit(topic_name, {0: 4, 1: 2}, member=member.beat.member, epoch=member.beat.epoch)
+
+        def run(*arguments: str, code: int = 0) -> Any:
+            return asyncio.to_thread(lsmq, shared_node.url, *arguments, code=code)
+
+        [listed] = [row for row in json.loads(await run("list", "--json")) if row["group"] == topic_name]
+        assert (listed["members"], listed["mode"]) == (1, "clustered")
+        shown = await run("describe", topic_name)
+        assert f"{topic_name}: 0-3" in shown and "a test" in shown
+        found = json.loads(await run("describe", topic_name, "--json"))
+        assert found["members"][0]["assigned"] == {topic_name: [[0, 4]]}
+        assert found["lag"][0]["lag"] == 6
+        reset = ("reset", topic_name, "--topic", topic_name, "--yes")
+        assert "2 live members" not in await run(*reset, "--to-latest", "--dry-run")
+        assert "live members" in await run(*reset, "--to-latest", code=1)
+        await run(*reset, "--to-offset", "1", "--queues", "0", "--force", "--json")
+        assert await client.committed_offsets(topic_name, topic_name) == {0: 1, 1: 2}
+        await member.group.leave(member.beat)
+        await run(*reset, "--shift=-1")
+        assert await client.committed_offsets(topic_name, topic_name) == {0: 0, 1: 1}
+        await run(*reset, "--to-latest")
+        assert await client.committed_offsets(topic_name, topic_name) == {0: 4, 1: 4, 2: 4}
+        await run(*reset, "--to-time=-1h")
+        assert await client.committed_offsets(topic_name, topic_name) == {0: 0, 1: 0, 2: 0}
+        assert "say where to" in await run(*reset, "--shift=1", "--to-latest", code=2)
+        await run("delete", topic_name, "--yes")
+        assert "unknown_group" in await run("describe", topic_name, code=1)
+
+
+def test_a_reset_stays_within_what_is_kept_and_leaves_alone_what_is_right() -> None:
+    bounds = Offsets([0, 1, 2, 3], [5, 0, 0, 0], [9, 4, 0, 7], [6, 4, 0, 2])
+    committed = {0: 7, 3: 2}
+
+    def to(target: Target) -> dict[int, int]:
+        return {move.queue: move.to for move in moves(target, bounds, committed)}
+
+    assert to(Target(offset=2)) == {0: 5, 1: 2}
+    assert to(Target(end="earliest")) == {0: 5, 1: 0, 3: 0}
+    assert to(Target(end="latest")) == {0: 9, 1: 4, 3: 7}
+    assert to(Target(shift=-10)) == {0: 5, 3: 0}
+    assert to(Target(shift=3)) == {0: 9, 3: 5}

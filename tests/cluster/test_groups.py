@@ -1,0 +1,119 @@
+"""A group whose coordinator is killed: nobody notices but by a pause."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lsmq import Client, Producer
+from lsmq.errors import StaleGeneration
+from lsmq.groups import Group, Heartbeat, Ranges, new_member_id
+from lsmq_node.local_cluster import LocalCluster
+
+from .test_local_cluster import run
+
+TOPIC = "t"
+QUEUES = 90
+
+
+class Member:
+    """A consumer's membership: one heartbeat after the other, each held. Whatever it hears is written down."""
+
+    def __init__(self, urls: list[str], name: str, session_ms: int) -> None:
+        self.urls = urls
+        self.beat = Heartbeat(new_member_id(), (TOPIC,), session_ms=session_ms, client=name)
+        self.epochs: list[int] = []
+        self.shares: list[Ranges] = []
+        self.answers = 0
+
+    async def run(self) -> None:
+        async with Client(self.urls, request_timeout_ms=2_000) as client:
+            group = Group(client, "g")
+            wait_ms = 0
+            while True:
+                answer = await group.heartbeat(self.beat, wait_ms=wait_ms)
+                wait_ms = answer.heartbeat_ms
+                self.answers += 1
+                self.epochs.append(answer.epoch)
+                share = answer.assigned.get(TOPIC, ())
+                if not self.shares or self.shares[-1] != share:
+                    self.shares.append(share)
+                self.beat = replace(self.beat, epoch=answer.epoch, version=answer.version, owned=answer.assigned)
+
+    @property
+    def owned(self) -> Ranges:
+        return self.beat.owned.get(TOPIC, ())
+
+
+def queues_of(*members: Member) -> list[int]:
+    return sorted(queue for member in members for part in member.owned for queue in part)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    directory = tmp_path / "cluster"
+    small = ("--set", "segment_bytes=1048576", "--set", "memtable_bytes=4194304")
+    run("up", "--dir", directory, "--zookeeper", "none", *small)
+    yield LocalCluster(directory)
+    run("down", "--dir", directory, "--delete")
+
+
+@pytest.mark.slow
+def test_a_killed_coordinator_costs_nobody_a_queue_and_no_generation(cluster: LocalCluster) -> None:
+    asyncio.run(check(cluster))
+
+
+async def check(cluster: LocalCluster) -> None:
+    urls = [node.url for node in cluster.status().nodes]
+    async with Client(urls) as client, asyncio.TaskGroup() as tasks:
+        await client.create_topic(TOPIC, queues=QUEUES)
+        async with Producer(client, TOPIC) as producer:
+            for queue in range(QUEUES):
+                await producer.send("x", queue=queue)
+        members = [Member(urls, f"member {number}", 10_000) for number in range(3)]
+        running = [tasks.create_task(member.run()) for member in members]
+        group = Group(client, "g")
+
+        async def stable(*some: Member) -> None:
+            while True:
+                found = await group.describe() if all(member.answers for member in some) else None
+                everything = queues_of(*some) == list(range(QUEUES))
+                if found and found.state == "stable" and len(found.members) == len(some) and everything:
+                    return
+                await asyncio.sleep(0.05)
+
+        await stable(*members)
+        shares, generation = [member.owned for member in members], members[0].beat.epoch
+        for member in members:
+            await group.fence(TOPIC, member.owned, member.beat.epoch)
+        answers = [member.answers for member in members]
+
+        before = await group.coordinator()
+        status = cluster.status()
+        victim = next(node.id for node in status.nodes if node.url == before.leader)
+        await asyncio.to_thread(cluster.kill, victim)
+        await stable(*members)
+        after = await group.coordinator()
+        assert after.leader != before.leader and after.epoch > before.epoch
+        assert all(member.answers > count for member, count in zip(members, answers, strict=True))
+        assert [member.owned for member in members] == shares
+        assert [member.shares[-1] for member in members] == shares
+        assert {member.beat.epoch for member in members} == {generation}, "no rebalance for a coordinator"
+
+        late = Member(urls, "late", 10_000)
+        running.append(tasks.create_task(late.run()))
+        await stable(*members, late)
+        assert late.beat.epoch > generation
+        await group.fence(TOPIC, late.owned, late.beat.epoch)
+        with pytest.raises(StaleGeneration):
+            queue = late.owned[0][0]
+            await group.commit(TOPIC, {queue: 1}, member=members[0].beat.member, epoch=generation)
+        await group.commit(TOPIC, {queue: 1}, member=late.beat.member, epoch=late.beat.epoch)
+        for member in (*members, late):
+            assert member.epochs == sorted(member.epochs), "a generation went back"
+        for task in running:
+            task.cancel()

@@ -1,0 +1,196 @@
+"""What is killed: a leader while Spark reads and writes, a driver on a Spark cluster of its own, all but one replica."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lsmq.sync import Client, Producer
+from lsmq_node.local_cluster import LocalCluster
+from support.spark_standalone import SparkStandalone
+from support.waiting import eventually
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    """Three nodes with three shards, each shard on all of them."""
+    directory = tmp_path_factory.mktemp("cluster") / "c"
+    words = [sys.executable, "-m", "lsmq", "cluster", "up", "--dir", str(directory), "--zookeeper", "none"]
+    small = ["--set", "segment_bytes=1048576", "--set", "memtable_bytes=4194304"]
+    subprocess.run([*words, *small], check=True, capture_output=True, timeout=120)
+    yield LocalCluster(directory)
+    down = [sys.executable, "-m", "lsmq", "cluster", "down", "--dir", str(directory), "--delete"]
+    subprocess.run(down, check=True, capture_output=True, timeout=120)
+
+
+@pytest.fixture
+def url(cluster: LocalCluster) -> str:
+    return ",".join(node.url for node in cluster.status().nodes)
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[Client]:
+    with Client(url) as client:
+        yield client
+
+
+def leader_of(cluster: LocalCluster, shard: int) -> str:
+    found: list[str] = []
+
+    def there_is_one() -> bool:
+        leader = next(each.leader for each in cluster.status().shards if each.id == shard)
+        if leader is not None:
+            found.append(leader)
+        return leader is not None
+
+    eventually(there_is_one, f"shard {shard} has a leader")
+    return found[0]
+
+
+def send(client: Client, topic: str, count: int) -> None:
+    client.create_topic(topic, queues=6)
+    with Producer(client, topic) as producer:
+        for number in range(count):
+            producer.send(str(number), key=f"key-{number % 40}")
+
+
+def numbers(frame: DataFrame) -> list[int]:
+    return sorted(int(row.body) for row in frame.select("body").collect())
+
+
+class Pause:
+    """A task says that it is half-way, and waits until the test has done its worst."""
+
+    def __init__(self, directory: Path) -> None:
+        self.reached, self.go_on = str(directory / "reached"), str(directory / "go-on")
+
+    def between(self, last: int) -> Any:
+        """A function for ``mapInArrow`` that pauses once the row ``last`` has gone by."""
+        reached, go_on = self.reached, self.go_on
+
+        def pausing(batches: Any) -> Any:
+            import time
+            from pathlib import Path
+
+            for batch in batches:
+                yield batch
+                if batch.column("body")[-1].as_py() in (last, str(last).encode()):
+                    Path(reached).touch()
+                    while not Path(go_on).exists():
+                        time.sleep(0.02)
+
+        return pausing
+
+
+def kill_and_start_again(cluster: LocalCluster, pause: Pause, shard: int) -> None:
+    eventually(lambda: Path(pause.reached).exists(), "the task is half-way", 120)
+    victim = leader_of(cluster, shard)
+    cluster.kill(victim)
+    Path(pause.go_on).touch()
+    eventually(lambda: leader_of(cluster, shard) != victim, f"shard {shard} has another leader", 60)
+    cluster.start(victim)
+
+
+def test_a_failed_over_leader_costs_a_write_nothing(
+    spark: SparkSession, cluster: LocalCluster, client: Client, url: str, topic_name: str, tmp_path: Path
+) -> None:
+    client.create_topic(topic_name, queues=6)
+    pause = Pause(tmp_path)
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "100")
+    try:
+        rows = spark.range(4000, numPartitions=1).selectExpr("cast(id as string) body", "concat('k', id % 40) key")
+        rows = rows.mapInArrow(pause.between(1999), rows.schema)
+        writer = rows.write.format("lsmq").options(url=url, topic=topic_name, batchMessages="100").mode("append")
+        with ThreadPoolExecutor(1) as pool:
+            writing = pool.submit(writer.save)
+            kill_and_start_again(cluster, pause, 1)
+            writing.result()
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    assert numbers(spark.read.format("lsmq").options(url=url, topic=topic_name).load()) == list(range(4000))
+
+
+def test_a_failed_over_leader_costs_a_read_nothing(
+    spark: SparkSession, cluster: LocalCluster, client: Client, url: str, topic_name: str, tmp_path: Path
+) -> None:
+    send(client, topic_name, 5000)
+    frame = spark.read.format("lsmq").options(url=url, topic=topic_name, fetchBytes="2048").load().select("body")
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(numbers, frame)
+        cluster.kill(victim := leader_of(cluster, 2))
+        eventually(lambda: leader_of(cluster, 2) != victim, "shard 2 has another leader", 60)
+        cluster.start(victim)
+        assert reading.result() == list(range(5000))
+
+
+def test_a_driver_that_is_killed_on_a_cluster_of_spark_goes_on_where_it_was(
+    spark: SparkSession, client: Client, url: str, topic_name: str, tmp_path: Path
+) -> None:
+    source, target = f"{topic_name}-in", f"{topic_name}-out"
+    send(client, source, 6000)
+    client.create_topic(target, queues=4)
+    with SparkStandalone(tmp_path / "spark") as standalone:
+        given = {
+            "master": standalone.url,
+            "url": url,
+            "source": source,
+            "target": target,
+            "directory": str(tmp_path),
+        }
+        first = start_driver(given)
+        batches = tmp_path / "checkpoint-topic" / "commits"
+        eventually(lambda: batches.exists() and len(list(batches.glob("[0-9]*"))) >= 2, "two batches are done", 240)
+        first.send_signal(signal.SIGKILL)
+        said, _ = first.communicate()
+        assert "done" not in said, "the driver was too quick to be killed on the way"
+        assert "executors 2" in said
+        second = start_driver(given)
+        said, errors = second.communicate(timeout=400)
+        assert second.returncode == 0, errors[-3000:]
+    copied = spark.read.format("lsmq").options(url=url, topic=target).load()
+    assert numbers(copied) == list(range(6000))
+    assert numbers(spark.read.parquet(str(tmp_path / "files"))) == list(range(6000))
+
+
+def start_driver(given: dict[str, Any]) -> subprocess.Popen[str]:
+    program = Path(__file__).with_name("copy_driver.py")
+    return subprocess.Popen(
+        [sys.executable, str(program), json.dumps(given)],
+        env={**os.environ, "SPARK_LOCAL_IP": "127.0.0.1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_shard_without_leader_is_waited_for_and_then_told(
+    spark: SparkSession, cluster: LocalCluster, client: Client, url: str, topic_name: str
+) -> None:
+    send(client, topic_name, 60)
+    victims = [node.id for node in cluster.status().nodes][:2]
+    for victim in victims:
+        cluster.kill(victim)
+    try:
+        options = {"url": url, "topic": topic_name, "deadlineMs": "2000", "requestTimeoutMs": "1000"}
+        with pytest.raises(Exception, match="had no success within 2 s"):
+            spark.read.format("lsmq").options(**options).load().count()
+    finally:
+        for victim in victims:
+            cluster.start(victim)
+    patient = spark.read.format("lsmq").options(url=url, topic=topic_name, deadlineMs="60000").load()
+    assert numbers(patient) == list(range(60))

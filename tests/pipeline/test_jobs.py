@@ -1,0 +1,206 @@
+"""The jobs, in a real Spark and against a real node."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from lsmq.sync import Client, Consumer, Producer
+from lsmq_pipeline.errors import DataLoss, JobFailed
+from lsmq_pipeline.jobs.archive import archive
+from lsmq_pipeline.jobs.archives import Archive
+from lsmq_pipeline.jobs.audit import audit
+from lsmq_pipeline.jobs.lagreport import lagreport
+from lsmq_pipeline.jobs.replay import replay
+from lsmq_pipeline.jobs.thinning import compact, dedupe
+from lsmq_pipeline.jobs.usage import usage
+from support.node_process import NodeProcess
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def client(shared_node: NodeProcess) -> Any:
+    with Client(shared_node.url) as client:
+        yield client
+
+
+@pytest.fixture
+def connection(shared_node: NodeProcess) -> dict[str, Any]:
+    return {"url": shared_node.url}
+
+
+def send(client: Client, topic: str, bodies: list[str], *, queues: int = 4, **properties: str) -> None:
+    client.create_topic(topic, queues=queues)
+    with Producer(client, topic) as producer:
+        for number, body in enumerate(bodies):
+            producer.send(body, key=f"key-{number % 8}", properties=properties or None)
+
+
+def stored(client: Client, topic: str) -> dict[int, list[tuple[str | None, bytes]]]:
+    """Key and body of every message of each queue, in order."""
+    found: dict[int, list[tuple[str | None, bytes]]] = {}
+    left = sum(client.offsets(topic).latest)
+    with Consumer(client, topic) as consumer:
+        while left > 0:
+            messages = consumer.poll(1000, timeout_ms=5000)
+            assert messages
+            for message in messages:
+                found.setdefault(message.queue, []).append((message.key, message.body))
+            left -= len(messages)
+    return found
+
+
+def test_an_archive_goes_on_holds_every_message_once_and_comes_back_in_order(
+    spark: SparkSession, client: Client, connection: dict[str, Any], topic_name: str, tmp_path: Path
+) -> None:
+    send(client, topic_name, [f"body {number}" for number in range(500)])
+    path = str(tmp_path / "archive")
+    first = archive(spark, connection, [topic_name], path, messages_per_run=200)
+    assert (first.facts["runs"], first.facts["messages"]) == (3, 500)
+    send(client, topic_name, [f"body {number}" for number in range(500, 600)])
+
+    # A run that was killed leaves files without a manifest, which count for nothing.
+    orphan = tmp_path / "archive" / "data" / "run=000004" / f"topic={topic_name}"
+    orphan.mkdir(parents=True)
+    (orphan / "part-0.parquet").write_bytes(b"not all of it")
+    assert archive(spark, connection, [topic_name], path).facts["messages"] == 100
+    assert archive(spark, connection, [topic_name], path).facts["runs"] == 0
+    bodies = sorted(row.body.decode() for row in Archive(spark, path).frame().select("body").collect())
+    assert bodies == sorted(f"body {number}" for number in range(600))
+
+    target = f"{topic_name}-again"
+    for _ in range(2):
+        replay(spark, connection, path, topic_name, target, name="once", create=True)
+    assert stored(client, target) == stored(client, topic_name)
+
+
+def test_a_replay_keeps_to_a_time_and_to_queues_there_are(
+    spark: SparkSession, client: Client, connection: dict[str, Any], topic_name: str, tmp_path: Path
+) -> None:
+    send(client, topic_name, ["early"] * 10)
+    boundary_ms = max(message_times(client, topic_name)) + 1
+    while time.time() * 1000 < boundary_ms + 1:
+        time.sleep(0.001)
+    send(client, topic_name, ["late"] * 7)
+    path = str(tmp_path / "archive")
+    archive(spark, connection, [topic_name], path)
+    target = f"{topic_name}-late"
+    replay(spark, connection, path, topic_name, target, name="late", since_ms=boundary_ms, create=True)
+    assert [body for queue in stored(client, target).values() for _, body in queue] == [b"late"] * 7
+    client.create_topic(f"{topic_name}-small", queues=1)
+    with pytest.raises(JobFailed, match="1 queues"):
+        replay(spark, connection, path, topic_name, f"{topic_name}-small", name="x")
+    with pytest.raises(JobFailed, match="no messages"):
+        replay(spark, connection, path, "another", target, name="x")
+
+
+def message_times(client: Client, topic: str) -> list[int]:
+    with Consumer(client, topic) as consumer:
+        return [message.stored_ms for message in consumer.poll(1000, timeout_ms=5000)]
+
+
+def test_an_archive_says_when_retention_was_faster(
+    spark: SparkSession, client: Client, connection: dict[str, Any], topic_name: str, tmp_path: Path
+) -> None:
+    send(client, topic_name, ["x"] * 20)
+    path = str(tmp_path / "archive")
+    archive(spark, connection, [topic_name], path)
+    manifest = tmp_path / "archive" / "manifests" / "000001.json"
+    fields = json.loads(manifest.read_text())
+    fields["end"]["topics"][topic_name]["id"] += 1000
+    manifest.with_name(".000001.json.crc").unlink()
+    manifest.write_text(json.dumps(fields))
+    with pytest.raises(DataLoss, match="made anew"):
+        archive(spark, connection, [topic_name], path)
+    assert archive(spark, connection, [topic_name], path, fail_on_data_loss=False).facts["messages"] == 20
+
+
+def test_an_audit_proves_a_topic_and_finds_what_is_wrong_with_one(
+    spark: SparkSession, client: Client, connection: dict[str, Any], topic_name: str
+) -> None:
+    send(client, topic_name, [f"{number}" for number in range(300)])
+    report = audit(spark, connection, topic_name)
+    assert report.problems == []
+    assert (report.facts["messages"], report.facts["offsets"], report.facts["deleted"]) == (300, 300, 0)
+
+    from lsmq_pipeline.jobs import audit as room
+
+    frame = spark.read.format("lsmq").options(**connection, topic=topic_name).load()
+    damaged = frame.where("not (queue = 1 and offset = 3)").unionByName(frame.where("queue = 2 and offset = 5"))
+    replica = room._Replica("n1", None, "")
+    from lsmq_pipeline.cluster import Cluster
+    from lsmq_pipeline.options import read_options
+
+    with Cluster(read_options({**connection, "topic": topic_name}).connection) as cluster:
+        topic = cluster.topic(topic_name)
+        bounds = cluster.bounds(topic)
+    found = room._sums(damaged)
+    problems = room._check(found, topic, bounds, replica)
+    assert any("queue 1 lacks 1 offsets" in problem for problem in problems)
+    assert any("queue 2 has 1 offsets twice" in problem for problem in problems)
+    assert {problem.split()[2] for problem in room._compare(room._sums(frame), found, "n1")} == {"1", "2"}
+
+
+def test_thinning_keeps_the_first_of_what_is_alike_and_the_last_of_each_key(
+    spark: SparkSession, client: Client, connection: dict[str, Any], topic_name: str, tmp_path: Path
+) -> None:
+    send(client, topic_name, [f"{number // 16}" for number in range(64)])
+    with Producer(client, topic_name) as producer:
+        producer.send("no key")
+        producer.send("no key")
+    path = str(tmp_path / "archive")
+    archive(spark, connection, [topic_name], path)
+    by_body = dedupe(spark, path, str(tmp_path / "by-body"), by="body")
+    assert by_body.facts["kept"] == 8 * 4 + 1
+    assert dedupe(spark, path, str(tmp_path / "by-id"), by="id").facts["kept"] == 66
+    by_key = Archive(spark, str(tmp_path / "by-key"))
+    dedupe(spark, path, by_key.path, by="key")
+    assert sorted(row.body.decode() for row in by_key.frame().collect()) == ["0"] * 8 + ["no key"] * 2
+    latest = Archive(spark, str(tmp_path / "latest"))
+    compact(spark, path, latest.path)
+    assert sorted(row.body.decode() for row in latest.frame().collect()) == ["3"] * 8 + ["no key"] * 2
+    with pytest.raises(JobFailed, match="already"):
+        compact(spark, path, latest.path)
+    with pytest.raises(JobFailed, match="no archive"):
+        compact(spark, str(tmp_path / "nothing"), str(tmp_path / "more"))
+
+
+def test_usage_counts_by_tenant_and_hour_and_measures_latency(
+    spark: SparkSession, client: Client, connection: dict[str, Any], topic_name: str, tmp_path: Path
+) -> None:
+    sent_ms = str(int(time.time() * 1000) - 1000)
+    send(client, topic_name, ["four"] * 30, tenant="anna", sent_ms=sent_ms)
+    send(client, topic_name, ["five5"] * 10, sent_ms="no number")
+    plot = tmp_path / "usage.png"
+    report = usage(spark, connection, [topic_name], plot=str(plot))
+    assert report.facts["messages"] == 40 and report.facts["bytes"] == 30 * 4 + 10 * 5
+    assert report.sheet is not None
+    found = [dict(zip(report.sheet.columns, row, strict=True)) for row in report.sheet.rows]
+    anna = [row for row in found if row["tenant"] == "anna"]
+    assert sum(row["messages"] for row in anna) == 30
+    assert all(row["latency_ms_p50"] >= 900 for row in anna)
+    others = [row for row in found if row["tenant"] != "anna"]
+    assert {row["tenant"] for row in others} == {topic_name} and all(row["latency_ms_p99"] is None for row in others)
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_lag_is_what_groups_have_not_read(client: Client, connection: dict[str, Any], topic_name: str) -> None:
+    send(client, topic_name, ["x"] * 100)
+    latest = client.offsets(topic_name).latest
+    client.commit_offsets(f"{topic_name}-done", topic_name, dict(enumerate(latest)))
+    client.commit_offsets(f"{topic_name}-slow", topic_name, {queue: min(3, end) for queue, end in enumerate(latest)})
+    report = lagreport(connection, [topic_name])
+    assert report.sheet is not None
+    rows = {row[0]: dict(zip(report.sheet.columns, row, strict=True)) for row in report.sheet.rows}
+    assert rows[f"{topic_name}-done"]["lag"] == 0 and rows[f"{topic_name}-done"]["oldest_unread_s"] is None
+    slow = rows[f"{topic_name}-slow"]
+    assert slow["lag"] == 100 - sum(min(3, end) for end in latest) and slow["oldest_unread_s"] >= 0
+    assert slow["largest_lag"] == max(latest) - 3
