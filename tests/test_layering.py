@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 CLIENT = ROOT / "client"
 NODE = ROOT / "node"
 COORDINATOR = ROOT / "coordinator"
+PIPELINE = ROOT / "pipeline"
 OURS = ("lsmq_node", "lsmq_coordinator", "lsmq_pipeline")
 # What only the node installs: the light client must work without.
 NODE_ONLY = ("kazoo", "numpy", "prometheus_client", "pysyncobj", "sortedcontainers", "structlog")
@@ -24,6 +25,8 @@ ALLOWED = {
     "lsmq_node.storage": ("lsmq.errors", "lsmq.record_batch"),
     "lsmq_node.history": (),
     "lsmq_coordinator": ("lsmq",),
+    "lsmq_pipeline": ("lsmq",),
+    "pyspark_lsmq": ("lsmq_pipeline.source",),
 }
 # Libraries that one module of a package alone may import, so that what they promise is read in one place.
 ONLY_IN = {
@@ -42,7 +45,7 @@ MEASURING = (
 
 def modules() -> Iterator[tuple[str, Path]]:
     """Every module of ours by its dotted name."""
-    for base in (CLIENT, NODE, COORDINATOR):
+    for base in (CLIENT, NODE, COORDINATOR, PIPELINE):
         for path in sorted(base.rglob("*.py")):
             parts = path.relative_to(base).with_suffix("").parts
             yield ".".join(part for part in parts if part != "__init__"), path

@@ -14,7 +14,16 @@ ROOT = Path(__file__).parents[1]
 LARGE_LINES = 400
 LARGEST_LINES = 600
 LARGEST_FILE_BYTES = 512 * 1024
-SCRIPTS = ("scripts/demo", "scripts/format", "scripts/lint", "scripts/setup", "scripts/test", ".ci/run")
+SCRIPTS = (
+    "scripts/demo",
+    "scripts/format",
+    "scripts/lint",
+    "scripts/setup",
+    "scripts/test",
+    "compose/local-docker",
+    "compose/local-images",
+    ".ci/run",
+)
 
 # Patterns are put together here so that this file does not match itself.
 MACHINE_PATH = re.compile(r"(?<![\w.~$}/])/(?:home|root|Users|work|workspace|mnt|private|opt/hosted\w*)/[\w.][\w.-]*")

@@ -175,3 +175,18 @@ def assignment_from_dict(fields: Mapping[str, Any]) -> Assignment:
         fields["waiting_for"],
         fields["standby"],
     )
+
+
+def portions(ranges: Ranges, max_queues: int, max_ranges: int) -> list[Ranges]:
+    """Ranges in portions of what one request may name."""
+    found: list[list[range]] = [[]]
+    room = max_queues
+    for part in ranges:
+        while part:
+            piece = part[:room]
+            found[-1].append(piece)
+            part, room = part[room:], room - len(piece)
+            if not room or len(found[-1]) == max_ranges:
+                found.append([])
+                room = max_queues
+    return [tuple(portion) for portion in found if portion]

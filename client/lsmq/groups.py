@@ -32,6 +32,7 @@ from lsmq.group_values import (
     assignment_from_dict,
     from_pairs,
     new_member_id,
+    portions,
     to_pairs,
 )
 from lsmq.topics import Route, Topic, format_ranges
@@ -164,7 +165,7 @@ class Group:
 
         async def take(known: Topic, route: Route, own: Ranges) -> dict[int, int]:
             found: dict[int, int] = {}
-            for part in _portions(own):
+            for part in portions(own, MAX_OFFSETS_QUEUES, _RANGES_A_REQUEST):
                 value = {"topic": topic, "queues": to_pairs(part), "epoch": epoch}
                 answer = await self._router.ask_leader(
                     known,
@@ -360,21 +361,6 @@ class Group:
         urls = {node["id"]: node["url"] for node in cluster["nodes"]}
         for found in cluster["shards"]:
             self._router.table.learn_leader(found["id"], urls.get(found["leader"]), found["epoch"])
-
-
-def _portions(ranges: Ranges) -> list[Ranges]:
-    """Ranges in portions of what one request may name."""
-    portions: list[list[range]] = [[]]
-    room = MAX_OFFSETS_QUEUES
-    for part in ranges:
-        while part:
-            piece = part[:room]
-            portions[-1].append(piece)
-            part, room = part[room:], room - len(piece)
-            if not room or len(portions[-1]) == _RANGES_A_REQUEST:
-                portions.append([])
-                room = MAX_OFFSETS_QUEUES
-    return [tuple(portion) for portion in portions if portion]
 
 
 async def list_groups(client: Client) -> list[GroupSummary]:

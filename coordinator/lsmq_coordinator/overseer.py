@@ -199,7 +199,7 @@ class Overseer:
         if verdicts.died or verdicts.returned:
             self._changed_at = now
         alive = self._detector.alive
-        commands = failovers(state, alive, self._reports, self._due(state, now))
+        commands = failovers(state, alive, self._reports, self._due(state, now)) + departures(state, alive)
         if not commands:
             commands = next_steps(state, alive)
         if not commands and self._spread and now - self._changed_at >= self._timing.settle_s:
@@ -235,6 +235,28 @@ class Overseer:
 
 def _members(state: ClusterState) -> list[str]:
     return [node.id for node in state.nodes.values() if node.state is not NodeState.REMOVED]
+
+
+def departures(state: ClusterState, alive: frozenset[str]) -> list[dict[str, Any]]:
+    """A ``leave_in_sync`` for every dead member of a set whose leader lives, where enough stay: quorum writes need not
+    wait until the leader itself has missed it for long enough."""
+    commands = []
+    for id in sorted(state.shards):
+        shard = state.shards[id]
+        dead = [member for member in shard.in_sync if member.node not in alive]
+        if shard.leader not in alive or len(shard.in_sync) - len(dead) < state.settings.min_in_sync:
+            continue
+        commands += [
+            {
+                "op": "leave_in_sync",
+                "shard": id,
+                "node": member.node,
+                "incarnation": member.incarnation,
+                "expected_version": shard.version + place,
+            }
+            for place, member in enumerate(dead)
+        ]
+    return commands
 
 
 def failovers(

@@ -35,7 +35,11 @@ exec "{java}" "$@"
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``lsmq`` known to a session, and let Spark hand filters down to it."""
+    """Make ``lsmq`` known to a session, and let Spark hand filters down to reads that ask for it.
+
+    Spark also finds the data source by itself, where the driver's Python has this package; then it says in a warning
+    that this one takes its place.
+    """
     source = _need_spark("lsmq_pipeline.source")
     spark.dataSource.register(source.LsmqDataSource)
     spark.conf.set(_PUSHDOWN, "true")
@@ -44,7 +48,7 @@ def register(spark: SparkSession) -> None:
 def spark_session(
     name: str = "lsmq", *, master: str | None = None, settings: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """A session with ``lsmq`` registered: on ``master``, else where ``spark-submit`` says, else on this machine.
+    """A session that knows ``lsmq``: on ``master``, else where ``spark-submit`` says, else on this machine.
 
     ``settings`` are Spark's. Raises ``JavaNotFound``, ``SparkNotInstalled``.
     """
@@ -55,11 +59,11 @@ def spark_session(
     builder = sql.SparkSession.builder.appName(name)
     if master is not None:
         builder = builder.master(master)
-    defaults = {"spark.ui.showConsoleProgress": "false", "spark.sql.session.timeZone": "UTC"}
+    _need_spark("lsmq_pipeline.source")  # Spark would pass over it in silence, were something missing.
+    defaults = {"spark.ui.showConsoleProgress": "false", "spark.sql.session.timeZone": "UTC", _PUSHDOWN: "true"}
     for key, value in {**defaults, **(settings or {})}.items():
         builder = builder.config(key, value)
     spark: SparkSession = builder.getOrCreate()
-    register(spark)
     return spark
 
 

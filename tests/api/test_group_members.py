@@ -11,6 +11,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from lsmq.errors import DiskFull
 from lsmq_node.api.groups import GROUPS_KEY
 from lsmq_node.broker import Broker
 from lsmq_node.groups.coordinator import TICK_S, AwakeClock
@@ -358,5 +359,41 @@ def test_a_topic_made_anew_or_deleted_is_shared_out_anew(tmp_path: Path) -> None
         third = await beat(client, "a", **seen, wait_ms=3_000)
         assert third["assigned"] == {"t": [[0, 5]]}
         assert third["topics"]["t"]["id"] != first["topics"]["t"]["id"]
+
+    with_node(tmp_path, check)
+
+
+def test_what_cannot_be_written_is_told_and_costs_nobody_a_queue(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check(client: Session, broker: Broker) -> None:
+        first = await beat(client, "a")
+        seen = {"epoch": first["epoch"], "version": first["version"], "owned": first["assigned"]}
+        store = broker.topology.port(0).store
+
+        def full(changes: Any) -> Any:
+            raise DiskFull("no space")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "put_documents", full)
+            assert (await beat(client, "b"))["error"]["code"] == "disk_full"
+            assert (await beat(client, "a", **seen))["assigned"] == first["assigned"]
+        assert (await beat(client, "b"))["waiting_for"] == 1
+
+    with_node(tmp_path, check)
+
+
+def test_what_was_dropped_with_its_round_is_read_again_from_what_is_stored(tmp_path: Path) -> None:
+    async def check(client: Session, broker: Broker) -> None:
+        first, second = await beat(client, "a"), await beat(client, "b")
+        [before] = client.app[GROUPS_KEY].shards()  # type: ignore[union-attr]
+        broker.topology.port(0).store._line.round += 1
+        seen = {"epoch": first["epoch"], "version": first["version"], "owned": first["assigned"]}
+        told = await beat(client, "a", **seen)
+        assert (told["epoch"], told["assigned"]) == (second["epoch"], {"t": [[0, 1]]})
+        [after] = client.app[GROUPS_KEY].shards()  # type: ignore[union-attr]
+        assert after is not before
+        waits = await beat(client, "b", epoch=second["epoch"], version=second["version"])
+        assert (waits["assigned"], waits["waiting_for"]) == ({}, 1), "the one before has not been heard of"
 
     with_node(tmp_path, check)

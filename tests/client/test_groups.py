@@ -16,6 +16,7 @@ import pytest
 from lsmq import Client, Producer
 from lsmq.cli._reset import Target, moves
 from lsmq.errors import GroupHasMembers, StaleGeneration, UnknownGroup, UnknownQueue
+from lsmq.group_values import portions
 from lsmq.groups import Assignment, Group, Heartbeat, Ranges, list_groups, new_member_id
 from lsmq.topics import Offsets
 from support.node_process import NodeProcess
@@ -164,3 +165,10 @@ def test_a_reset_stays_within_what_is_kept_and_leaves_alone_what_is_right() -> N
     assert to(Target(end="latest")) == {0: 9, 1: 4, 3: 7}
     assert to(Target(shift=-10)) == {0: 5, 3: 0}
     assert to(Target(shift=3)) == {0: 9, 3: 5}
+
+
+def test_a_request_names_no_more_than_it_may() -> None:
+    ranges = (range(3), range(5, 12), range(20, 21))
+    assert portions(ranges, 4, 9) == [(range(3), range(5, 6)), (range(6, 10),), (range(10, 12), range(20, 21))]
+    assert portions(ranges, 99, 2) == [(range(3), range(5, 12)), (range(20, 21),)]
+    assert portions((), 4, 2) == []

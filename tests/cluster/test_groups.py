@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from lsmq import Client, Producer
@@ -47,6 +48,14 @@ class Member:
     @property
     def owned(self) -> Ranges:
         return self.beat.owned.get(TOPIC, ())
+
+
+async def tell(url: str | None, beat: Heartbeat) -> str:
+    """Send a heartbeat to one node, and wait however long it takes; the code of the error it answers with."""
+    document = {"member": beat.member, "topics": list(beat.topics), "epoch": beat.epoch, "version": beat.version}
+    address = f"{url}/v1/groups/g/heartbeat"
+    async with aiohttp.ClientSession() as session, session.post(address, json=document) as response:
+        return str((await response.json()).get("error", {}).get("code", "an answer"))
 
 
 def queues_of(*members: Member) -> list[int]:
@@ -113,7 +122,21 @@ async def check(cluster: LocalCluster) -> None:
             queue = late.owned[0][0]
             await group.commit(TOPIC, {queue: 1}, member=members[0].beat.member, epoch=generation)
         await group.commit(TOPIC, {queue: 1}, member=late.beat.member, epoch=late.beat.epoch)
-        for member in (*members, late):
+
+        # One that is stopped is replaced as well, and says nothing when it wakes.
+        await asyncio.to_thread(cluster.start, victim)
+        asleep = await group.coordinator()
+        node = next(node.id for node in cluster.status().nodes if node.url == asleep.leader)
+        everybody = (*members, late)
+        shares, answers = [member.owned for member in everybody], [member.answers for member in everybody]
+        await asyncio.to_thread(cluster.pause, node)
+        asked = asyncio.create_task(tell(asleep.leader, late.beat))
+        await stable(*everybody)
+        assert all(member.answers > count for member, count in zip(everybody, answers, strict=True))
+        assert [member.owned for member in everybody] == shares
+        await asyncio.to_thread(cluster.resume, node)
+        assert await asked in ("not_leader", "unavailable")
+        for member in everybody:
             assert member.epochs == sorted(member.epochs), "a generation went back"
         for task in running:
             task.cancel()

@@ -14,7 +14,7 @@ from lsmq_coordinator.commands import apply
 from lsmq_coordinator.election import Progress
 from lsmq_coordinator.errors import NotControlLeader
 from lsmq_coordinator.liveness import LivenessTiming
-from lsmq_coordinator.overseer import Overseer, OverseerTiming
+from lsmq_coordinator.overseer import Overseer, OverseerTiming, departures
 from lsmq_coordinator.state import ClusterState
 from support.raft_group import until
 
@@ -159,3 +159,32 @@ def test_leadership_is_not_returned_to_a_node_whose_replica_does_not_work() -> N
         await until(lambda: raft.state.shards[0].leader == preferred)
 
     running(run, settle_s=0.05)
+
+
+def test_the_dead_leave_the_sets_of_leaders_that_live() -> None:
+    async def run(raft: FakeRaft, overseer: Overseer) -> None:
+        def listed() -> list[int]:
+            return [id for id, shard in raft.state.shards.items() if "n4" in shard.in_sync_nodes]
+
+        assert listed()
+        await until(lambda: not listed())
+        for shard in raft.state.shards.values():
+            assert "n4" in shard.replicas or "n4" not in shard.in_sync_nodes
+            assert len(shard.in_sync) >= raft.state.settings.min_in_sync
+
+    running(run, beating=("n0", "n1", "n2", "n3"))
+
+
+def test_the_dead_stay_listed_where_too_few_would_be_left() -> None:
+    alive = frozenset(NODES[:3])
+    state = founded()
+    for command in departures(state, alive):
+        state, result = apply(state, {**command, "request_id": f"{command['shard']}-{command['node']}"})
+        assert result["ok"], result
+    for id, shard in state.shards.items():
+        dead = [member for member in shard.in_sync if member.node not in alive]
+        former = founded().shards[id]
+        enough = sum(member.node in alive for member in former.in_sync) >= state.settings.min_in_sync
+        assert bool(dead) == (
+            any(node not in alive for node in former.in_sync_nodes) and not (enough and former.leader in alive)
+        )

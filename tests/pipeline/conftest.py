@@ -26,7 +26,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session with the data source registered."""
+    """A session, in which Spark finds the data source by itself."""
     from lsmq_pipeline import spark_session
 
     place: Path = tmp_path_factory.mktemp("spark")

@@ -1,12 +1,14 @@
 """A driver in a process of its own, to be killed: copies a topic into another one and into files, as a stream each.
 
-Arguments, as JSON: ``master``, ``url``, ``source``, ``target``, ``directory``. Prints ``executors N`` once it runs.
+Arguments, as JSON: ``master``, ``url``, ``source``, ``target``, ``directory``, and ``executors``, how many to wait for.
+Prints ``executors N`` once they are there.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 from lsmq_pipeline import spark_session
@@ -29,10 +31,13 @@ def main() -> None:
         "url": given["url"],
         "topic": given["source"],
         "startingOffsets": "earliest",
-        "maxMessagesPerTrigger": "500",
-        "minPartitions": "4",
+        "maxMessagesPerTrigger": "300",
+        "minPartitions": "2",
     }
     frame = spark.readStream.format("lsmq").options(**options).load()
+    while (executors := spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1) < given["executors"]:
+        time.sleep(0.05)
+    print(f"executors {executors}", flush=True)
     queries = [
         frame.select("key", "body")
         .writeStream.format("lsmq")
@@ -47,8 +52,6 @@ def main() -> None:
         .trigger(availableNow=True)
         .start(),
     ]
-    executors = spark.sparkContext._jsc.sc().getExecutorMemoryStatus().size() - 1
-    print(f"executors {executors}", flush=True)
     for query in queries:
         query.awaitTermination()
     print("done", flush=True)

@@ -67,7 +67,8 @@ async def heartbeat(call: Call) -> web.StreamResponse:
     if document.get("leave", False):
         await service(call).leave(name, beat)
         return answer(call.request, _assignment(Answer(beat.member, beat.epoch, beat.version, 0, {}, {}, 0, True)))
-    wait_ms = min(document.get("wait_ms", 0), beat.session_ms // HEARTBEATS_PER_SESSION)
+    longest_ms = min(beat.session_ms // HEARTBEATS_PER_SESSION, call.broker.config.max_wait_ms)
+    wait_ms = min(document.get("wait_ms", 0), longest_ms)
     return answer(call.request, _assignment(await service(call).heartbeat(name, beat, wait_ms)))
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -140,8 +141,9 @@ class Links:
             former.abort()
             self._on_broken(sender)
         try:
-            await answer.prepare(request)
-            await incoming.ended
+            with suppress(ConnectionError):  # The peer may be gone again already.
+                await answer.prepare(request)
+                await incoming.ended
         finally:
             incoming.abort()
             if self._incoming.get(sender) is incoming:

@@ -32,6 +32,7 @@ _log = structlog.get_logger("lsmq.cluster")
 _TIDY_S = 5.0
 _HANDOVER_S = 2.0
 _COMMAND_TIMEOUT_S = 2.0
+_STALE_TRIES = 5
 
 
 class ReplicatedShard:
@@ -151,11 +152,14 @@ class ClusterMember:
         return self.control.overview()
 
     async def administer(self, command: Mapping[str, Any]) -> dict[str, Any]:
-        if "shard" in command:
-            shard = self.control.state.shards.get(command["shard"])
-            version = 0 if shard is None else shard.version
-            command = {"expected_version": version, "expected_epoch": 0 if shard is None else shard.epoch, **command}
-        result = await self.control.submit(command)
+        result: dict[str, Any] = {}
+        for _ in range(_STALE_TRIES):  # What was known here may be old: then once more, with what is.
+            shard = self.control.state.shards.get(command.get("shard", -1))
+            expected = {"expected_version": shard.version, "expected_epoch": shard.epoch} if shard is not None else {}
+            result = await self.control.submit({**expected, **command})
+            if result["ok"] or result["code"] != "stale":
+                break
+            await self.control.catch_up()
         if not result["ok"]:
             raise InvalidRequest(result["message"], reason=result["code"])
         return {name: value for name, value in result.items() if name != "ok"}

@@ -89,6 +89,7 @@ async def running_member(config: NodeConfig) -> AsyncIterator[Broker]:
                 replica.received(sender, message, payload)
 
         def broken(peer: str) -> None:
+            member.suspect(peer)  # Whether it led or followed: if it is gone, nobody need wait for it.
             for replica in member.replicas.all().values():
                 replica.stream_broken(peer)
 

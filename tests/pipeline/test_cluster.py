@@ -1,0 +1,149 @@
+"""What the pipeline asks of nodes: who is read from, and what becomes of refusals. The nodes here are played."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import msgpack
+import numpy as np
+import pytest
+
+from lsmq.batch_builder import Column, Flag, encode_batch
+from lsmq.errors import LsmqError
+from lsmq.topics import Topic
+from lsmq_pipeline.cluster import Cluster, Want
+from lsmq_pipeline.fetch import FetchPlan, SplitReader
+from lsmq_pipeline.options import read_options
+from lsmq_pipeline.reading import fetch_plan
+from lsmq_pipeline.splits import Portion, plan
+
+Answer = tuple[int, bytes]
+ONE = encode_batch(1, {Column.QUEUE: 0, Column.OFFSET: 1, Column.FLAGS: int(Flag.POSITION)}, b"") + encode_batch(
+    1, {Column.QUEUE: 0, Column.OFFSET: 0, Column.LENGTH: 3}, b"one"
+)
+
+
+@contextmanager
+def played_node(answer: Callable[[str, str], Answer]) -> Iterator[str]:
+    """A node that answers as told, by method and path; its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer()
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self._answer()
+
+        def _answer(self) -> None:
+            status, body = answer(self.command, self.path)
+            self.send_response(status)
+            kind = "application/vnd.lsmq.batches" if "/fetch" in self.path and status == 200 else "application/msgpack"
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def topic_at(url: str) -> dict[str, object]:
+    route = {"first": 0, "end": 1, "shard": 0, "leader": url, "epoch": 1}
+    return {"name": "t", "id": 1, "queues": 1, "options": {}, "created_ms": 0, "routes": [route]}
+
+
+def openapi(*, follower_reads: bool) -> bytes:
+    parameters = [{"name": "from", "in": "query"}] if follower_reads else []
+    return bytes(msgpack.packb({"paths": {"/v1/topics/{topic}/fetch": {"post": {"parameters": parameters}}}}))
+
+
+@pytest.mark.parametrize("follower_reads", [True, False])
+def test_followers_are_read_where_nodes_offer_it_and_leaders_where_not(follower_reads: bool) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def follower(method: str, path: str) -> Answer:
+        asked.append(("follower", path))
+        return 200, ONE
+
+    def leader(method: str, path: str) -> Answer:
+        if path.startswith("/v1/openapi.json"):
+            return 200, openapi(follower_reads=follower_reads)
+        if "/fetch" not in path:
+            return 200, msgpack.packb(topic_at(leader_url))
+        asked.append(("leader", path))
+        if "from=" not in path:
+            return 200, ONE
+        error = {"code": "read_elsewhere", "message": "a follower has it", "url": follower_url, "retriable": False}
+        return 421, msgpack.packb({"error": error})
+
+    with played_node(follower) as follower_url, played_node(leader) as leader_url:
+        options = read_options({"url": leader_url, "topic": "t", "deadlineMs": "2000"})
+        with Cluster(options.connection) as cluster:
+            topic = cluster.topic("t")
+            how = fetch_plan(cluster, options)
+            portion = Portion(topic, np.zeros(1, np.int64), np.ones(1, np.int64))
+            (split,) = plan([portion], min_splits=1, max_messages=10, max_bytes=10)
+            (records,) = SplitReader(cluster, split, how).records()
+            assert len(records) == 1 and records.payload.tobytes() == b"one"
+            again = cluster.fetch(topic, 0, Want(np.zeros(1), np.zeros(1), 1, 1), how.read_from).result()
+            assert again == ONE
+    if follower_reads:
+        path = "/v1/topics/t/fetch?from=follower"
+        assert asked == [("leader", path), ("follower", path), ("follower", path)], "the leader is asked once"
+    else:
+        assert asked == [("leader", "/v1/topics/t/fetch")] * 2
+
+
+def test_a_follower_that_goes_away_is_replaced_by_the_leader() -> None:
+    def leader(method: str, path: str) -> Answer:
+        return (200, ONE) if "/fetch" in path else (200, msgpack.packb(topic_at(url)))
+
+    with played_node(leader) as url:
+        options = read_options({"url": url, "topic": "t", "deadlineMs": "2000"})
+        with Cluster(options.connection) as cluster:
+            cluster._elsewhere[0] = "http://127.0.0.1:9"
+            found = cluster.fetch(cluster.topic("t"), 0, Want(np.zeros(1), np.zeros(1), 1, 1), "follower").result()
+            assert found == ONE and not cluster._elsewhere
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_missing_credentials_are_told_at_once(status: int) -> None:
+    with played_node(lambda method, path: (status, b"credentials, please")) as url:
+        options = read_options({"url": url, "topic": "t", "deadlineMs": "60000"})
+        with Cluster(options.connection) as cluster, pytest.raises(LsmqError, match=f"answered {status}: credentials"):
+            cluster.topic("t")
+
+
+def test_messages_that_vanish_while_they_are_read_are_a_loss_or_passed_over() -> None:
+    from lsmq_pipeline.errors import DataLoss
+
+    def node(method: str, path: str) -> Answer:
+        if "/fetch" in path:
+            return 200, b""
+        if "/offsets" in path:
+            return 200, msgpack.packb({"queues": [0], "earliest": [0], "latest": [3]})
+        return 200, msgpack.packb(topic_at(url))
+
+    with played_node(node) as url:
+        connection = read_options({"url": url, "topic": "t", "deadlineMs": "2000"}).connection
+        with Cluster(connection) as cluster:
+            topic: Topic = cluster.topic("t")
+            portion = Portion(topic, np.full(1, 3, np.int64), np.full(1, 9, np.int64))
+            (split,) = plan([portion], min_splits=1, max_messages=10, max_bytes=10)
+            with pytest.raises(DataLoss, match="its latest is 3"):
+                list(SplitReader(cluster, split, FetchPlan(True, None, 1000, 2000)).records())
+            assert list(SplitReader(cluster, split, FetchPlan(False, None, 1000, 2000)).records()) == []

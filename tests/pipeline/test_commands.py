@@ -1,0 +1,72 @@
+"""``lsmq pipeline`` and the example of the documentation, as their users run them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lsmq.sync import Client, Producer
+from support.node_process import NodeProcess
+
+ROOT = Path(__file__).parents[2]
+SPARK = ("--master", "local[2]", "--memory", "700m")
+
+
+def command(*words: str, code: int = 0) -> str:
+    """Run ``lsmq pipeline``; what it printed, on standard error if it failed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "lsmq", "pipeline", *words], capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == code, done.stdout + done.stderr[-3000:]
+    return done.stderr if code else done.stdout
+
+
+def test_every_job_is_listed_and_says_what_it_does() -> None:
+    listed = command("--help")
+    for name in ("archive", "replay", "audit", "lagreport", "usage", "dedupe", "compact"):
+        assert f"  {name} " in listed
+    assert "--messages-per-run" in command("archive", "--help")
+    assert "Missing option '--to'" in command("archive", "orders", code=2)
+
+
+def test_lag_is_reported_as_a_table_and_as_json(shared_node: NodeProcess, topic_name: str) -> None:
+    with Client(shared_node.url) as client:
+        client.create_topic(topic_name, queues=2)
+        with Producer(client, topic_name) as producer:
+            for _ in range(10):
+                producer.send("x", queue=1)
+        client.commit_offsets("billing", topic_name, {1: 4})
+    found = json.loads(command("lagreport", topic_name, "--url", shared_node.url, "--json"))
+    assert [(row["group"], row["lag"], row["queue"]) for row in found["rows"]] == [("billing", 6, 1)]
+    assert "billing" in command("lagreport", topic_name, "--url", shared_node.url)
+    assert "unknown_topic" in command("lagreport", "not-there", "--url", shared_node.url, code=1)
+
+
+@pytest.mark.slow
+def test_a_topic_is_archived_by_a_command(shared_node: NodeProcess, topic_name: str, tmp_path: Path) -> None:
+    with Client(shared_node.url) as client:
+        client.create_topic(topic_name, queues=2)
+        with Producer(client, topic_name) as producer:
+            for number in range(100):
+                producer.send(str(number))
+    path = tmp_path / "archive"
+    words = ("archive", topic_name, "--to", str(path), "--url", shared_node.url, *SPARK, "--json")
+    assert json.loads(command(*words))["messages"] == 100
+    assert [manifest.name for manifest in (path / "manifests").glob("*.json")] == ["000001.json"]
+
+
+@pytest.mark.slow
+def test_the_example_answers_what_pandas_answers(shared_node: NodeProcess, topic_name: str, tmp_path: Path) -> None:
+    example = ROOT / "docs" / "examples" / "spark" / "flights.py"
+    words = ["--url", shared_node.url, "--topic", topic_name, "--directory", str(tmp_path), "--rows", "25000"]
+    ran = subprocess.run(
+        [sys.executable, str(example), *words, "--master", "local[2]"], capture_output=True, text=True, timeout=280
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    assert "archived: 25,000 messages" in ran.stdout
+    assert ran.stdout.count("the same as pandas") == 2
+    assert (tmp_path / "delays.png").read_bytes().startswith(b"\x89PNG")

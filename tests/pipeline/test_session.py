@@ -1,0 +1,73 @@
+"""Which Java Spark runs on, and what is said when there is none."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lsmq_pipeline import session
+from lsmq_pipeline.errors import JavaNotFound, SparkNotInstalled
+
+
+def fake_java(place: Path, version: str) -> Path:
+    """A Java that says its version, or else the arguments it was given."""
+    place.mkdir(parents=True)
+    java = place / "java"
+    java.write_text(
+        f'#!/bin/sh\nif [ "$1" = -version ]; then echo \'openjdk version "{version}"\' >&2; else echo "$@"; fi\n'
+    )
+    java.chmod(0o755)
+    return java
+
+
+@pytest.fixture(autouse=True)
+def nothing_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    monkeypatch.setenv("JAVA_HOME", "")  # so that it is put back whatever a test does to it
+    monkeypatch.delenv("JAVA_HOME")
+    monkeypatch.setattr(session, "_wheel_home", lambda: None)
+
+
+def test_without_any_java_the_remedy_is_named() -> None:
+    with pytest.raises(JavaNotFound, match=r"JAVA_HOME is not set.*lsmq\[spark,java\]"):
+        session.use_java()
+
+
+@pytest.mark.parametrize(("version", "found"), [("1.8.0_392", 8), ("11.0.2", 11), ("17.0.15", 17), ("25", 25)])
+def test_versions_are_told_apart(tmp_path: Path, version: str, found: int) -> None:
+    assert session.java_version(fake_java(tmp_path / "bin", version)) == found
+
+
+def test_what_is_too_old_is_named_and_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake_java(tmp_path / "old" / "bin", "11.0.2")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "old"))
+    with pytest.raises(JavaNotFound, match=r"JAVA_HOME: .*is Java 11"):
+        session.use_java()
+    newer = fake_java(tmp_path / "jdk" / "bin", "21.0.1")
+    monkeypatch.setenv("PATH", f"{newer.parent}:/bin:/usr/bin")
+    assert session.use_java() == newer
+    assert os.environ["JAVA_HOME"] == str(tmp_path / "jdk"), "or else Spark would take the old one"
+
+
+def test_the_java_of_the_wheel_is_not_asked_for_modules_it_lacks(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    fake_java(tmp_path / "wheel" / "bin", "17.0.9")
+    monkeypatch.setattr(session, "_wheel_home", lambda: tmp_path / "wheel")
+    session.use_java()
+    wrapper = Path(os.environ["JAVA_HOME"]) / "bin" / "java"
+    command = [str(wrapper), "-Xmx1g", "--add-modules=jdk.incubator.vector", "a b", "Main"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "-Xmx1g a b Main\n"
+
+
+def test_without_spark_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark.sql", None)
+    with pytest.raises(SparkNotInstalled, match=r"lsmq\[spark\]"):
+        session.spark_session()
