@@ -32,7 +32,7 @@ class _PushFilters:
     filters that were pushed first, and reads by it again in the next query of that data frame, whatever that filters.
     """
 
-    __func__ = DataSourceReader.pushFilters
+    __func__ = staticmethod(DataSourceReader.pushFilters)
 
     def __init__(self, reader: LsmqReader) -> None:
         self._reader = reader

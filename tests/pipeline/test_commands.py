@@ -70,3 +70,16 @@ def test_the_example_answers_what_pandas_answers(shared_node: NodeProcess, topic
     assert "archived: 25,000 messages" in ran.stdout
     assert ran.stdout.count("the same as pandas") == 2
     assert (tmp_path / "delays.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+def test_the_benchmark_compares_with_files_and_puts_every_figure_into_its_result() -> None:
+    from lsmq_node.benchmarks import BENCHES
+
+    bench = BENCHES["spark"]
+    said: list[str] = []
+    report = bench.run(bench.values({"quick": True, "messages": 2_000, "no_kafka": True}), said.append)
+    json.dumps(report.result)
+    assert [each["system"] for each in report.result["systems"]] == ["lsmq", "parquet"]
+    assert all(value is not None and value > 0 for value in report.result["ratios"].values())
+    assert [row[0] for row in report.tables[0].rows] == ["lsmq", "parquet", "lsmq, parquet = 1"]

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,10 +96,8 @@ class Pause:
         return pausing
 
 
-def kill_and_start_again(cluster: LocalCluster, pause: Pause, shard: int, job: Future[None]) -> None:
-    eventually(lambda: Path(pause.reached).exists() or job.done(), "the task is half-way", 120)
-    if job.done():
-        job.result()
+def kill_and_start_again(cluster: LocalCluster, pause: Pause, shard: int) -> None:
+    eventually(lambda: Path(pause.reached).exists(), "the task is half-way", 120)
     victim = leader_of(cluster, shard)
     cluster.kill(victim)
     Path(pause.go_on).touch()
@@ -118,9 +116,10 @@ def test_a_failed_over_leader_costs_a_write_nothing(
         rows = rows.mapInArrow(pause.between(1999), rows.schema)
         writer = rows.write.format("lsmq").options(url=url, topic=topic_name, batchMessages="100").mode("append")
         with ThreadPoolExecutor(1) as pool:
-            writing = pool.submit(writer.save)
-            kill_and_start_again(cluster, pause, 1, writing)
-            writing.result()
+            # Writing is this thread's: in another one Spark does not know its session, and no data source.
+            killing = pool.submit(kill_and_start_again, cluster, pause, 1)
+            writer.save()
+            killing.result()
     finally:
         spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
     assert numbers(spark.read.format("lsmq").options(url=url, topic=topic_name).load()) == list(range(4000))

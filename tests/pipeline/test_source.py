@@ -80,6 +80,8 @@ def test_options_narrow_a_batch_down(client: Client, read: Callable[..., DataFra
     limited = read(startingOffsets=starting, endingOffsets=ending, failOnDataLoss="false")
     assert numbers(limited) == of(lambda row: 10 <= row.offset < 20)
     assert "properties" not in read(includeProperties="false").columns
+    assert numbers(read(endingTimestamp="2001-01-01T00:00:00Z")) == []
+    assert numbers(read(startingTimestamp="2001-01-01T00:00:00Z", queues="2")) == of(lambda row: row.queue == 2)
 
 
 def test_filters_are_spark_s_own_work_unless_they_are_handed_down(
@@ -96,6 +98,19 @@ def test_filters_are_spark_s_own_work_unless_they_are_handed_down(
     assert "key-3" not in plan and ">= 10" not in plan, plan
     times = read(pushFilters="true").where("stored_time < timestamp'2001-01-01'")
     assert numbers(times) == []
+
+
+def test_a_session_that_hands_no_filters_down_reads_as_well(
+    spark: SparkSession, client: Client, read: Callable[..., DataFrame], topic_name: str
+) -> None:
+    send(client, topic_name, 20)
+    name = "spark.sql.python.filterPushdown.enabled"
+    before = spark.conf.get(name)
+    spark.conf.set(name, "false")
+    try:
+        assert numbers(read(pushFilters="true").where("queue >= 0")) == list(range(20))
+    finally:
+        spark.conf.set(name, before or "true")
 
 
 def test_a_pattern_reads_all_topics_it_matches(

@@ -18,9 +18,10 @@ from typing import Any
 from lsmq.client import Client
 from lsmq.groups import Group, Heartbeat, Ranges, new_member_id
 
+from .callable import CallableBench
 from .environment import describe, environment, resident_bytes
 from .node_servers import LSMQ, Server, Setup, running
-from .report import QUICK, Bench, Option, Progress, Report, Table, spread
+from .report import QUICK, Option, Progress, Report, Table, spread
 
 _TOPIC = "bench"
 _GROUP = "bench"
@@ -171,7 +172,7 @@ def _run(values: Mapping[str, Any], progress: Progress) -> Report:
 _SPREAD = ("min", "median", "max")
 _SIZES = ("queues", "members", "session_ms", "repeat")
 
-BENCH = Bench(
+BENCH = CallableBench(
     "groups",
     "Kill a member of a group over a million queues, and see how long the others need to take over. Then a group of "
     "many members with nothing to do.",

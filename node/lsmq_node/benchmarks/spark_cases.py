@@ -65,7 +65,7 @@ def _write(spark: Any, system: str, address: str, rows: str, place: str) -> None
             writer.options(url=address, topic=place).mode("append").save()
         case "kafka":
             writer = frame.write.format("kafka").option("kafka.bootstrap.servers", address)
-            writer.option("topic", place).option("kafka.acks", "all").save()
+            writer.options(**{"topic": place, "kafka.acks": "all", "kafka.delivery.timeout.ms": "600000"}).save()
         case _:
             frame.write.mode("overwrite").parquet(place)
 
