@@ -26,8 +26,8 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session, in which Spark finds the data source by itself."""
-    from lsmq_pipeline import spark_session
+    """A session that knows the data source; that Spark also finds it by itself has a test of its own."""
+    from lsmq_pipeline import register, spark_session
 
     place: Path = tmp_path_factory.mktemp("spark")
     places = {"spark.sql.warehouse.dir": str(place / "warehouse"), "spark.local.dir": str(place / "local")}
@@ -35,5 +35,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         warnings.simplefilter("ignore")
         session = spark_session("lsmq-tests", master=MASTER, settings={**SETTINGS, **places})
     session.sparkContext.setLogLevel("OFF")
+    register(session)
     yield session
     session.stop()

@@ -12,6 +12,8 @@ import pytest
 from lsmq.sync import Client, Producer
 from support.node_process import NodeProcess
 
+pytestmark = pytest.mark.timeout(600)
+
 ROOT = Path(__file__).parents[2]
 SPARK = ("--master", "local[2]", "--memory", "700m")
 

@@ -81,7 +81,7 @@ def broker(jars_directory: Path, directory: Path, *, partitions: int) -> Iterato
     settings.write_text(
         _SETTINGS.format(port=port, controller=controller, logs=directory / "logs", partitions=partitions)
     )
-    java = ["java", "-Xmx512m", "-cp", f"{jars_directory}/*"]
+    java = ["java", "-Xmx1g", "-cp", f"{jars_directory}/*"]
     format_command = [*java, "kafka.tools.StorageTool", "format", "-t", "AAAAAAAAAAAAAAAAAAAAAA", "-c", str(settings)]
     subprocess.run(format_command, check=True, capture_output=True, timeout=120)
     log = directory / "broker.log"
