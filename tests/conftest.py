@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from support.node_process import NodeProcess
+
+# How long an example takes says something about the machine's other work, not about the code.
+settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any speed")
+
+# Every Java that a test starts (Spark, ZooKeeper) ends before the optimising compiler could pay for itself: with the
+# quick compiler alone it takes half the processor time.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+# Where the tests run in the background of a script, interrupts are ignored, and so they would be in every process that
+# a test starts and means to interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -15,20 +15,32 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from lsmq.topics import DEFAULT_MAX_MESSAGE_BYTES, Route, Topic
 
 COPY_FORMAT = 1
 
 
+class Leadership(NamedTuple):
+    """Who leads a shard: the URL of its node, or ``None`` while nobody is known to; and since which epoch.
+
+    ``followers`` are the URLs of the other replicas in sync; ``None``: whoever said so did not say.
+    """
+
+    url: str | None
+    epoch: int
+    followers: tuple[str, ...] | None = ()
+
+
 @dataclass(frozen=True, slots=True)
 class ClusterDocument:
-    """``/lsmq/<cluster>/cluster``: ``urls`` of nodes, and for each shard the leader's URL (or ``None``) and epoch."""
+    """``/lsmq/<cluster>/cluster``: ``urls`` of nodes, and for each shard the leader's URL (or ``None``), epoch, and
+    the URLs of the followers in sync."""
 
     version: int
     urls: tuple[str, ...]
-    leaders: Mapping[int, tuple[str | None, int]]
+    leaders: Mapping[int, Leadership]
 
     @classmethod
     def from_dict(cls, fields: Any) -> ClusterDocument:
@@ -36,12 +48,16 @@ class ClusterDocument:
         try:
             urls = {str(id): str(node["url"]).rstrip("/") for id, node in fields["nodes"].items()}
             leaders = {
-                int(shard): (urls.get(entry["leader"]), int(entry["epoch"]))
+                int(shard): Leadership(urls.get(entry["leader"]), int(entry["epoch"]), _followers(entry, urls))
                 for shard, entry in fields["shards"].items()
             }
             return cls(int(fields["version"]), tuple(urls.values()), leaders)
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"not a cluster document: {error!r}") from error
+
+
+def _followers(entry: Mapping[str, Any], urls: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(urls[node] for node in entry.get("in_sync") or () if node != entry["leader"] and node in urls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +86,13 @@ class TopicDocument:
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"not a topic document: {error!r}") from error
 
-    def with_leaders(self, leaders: Mapping[int, tuple[str | None, int]], *, max_message_bytes: int | None) -> Topic:
+    def with_leaders(self, leaders: Mapping[int, Leadership], *, max_message_bytes: int | None) -> Topic:
         """The topic with its routes. ``max_message_bytes`` is the nodes' limit where that is known."""
         limit = self.options.get("max_message_bytes") or max_message_bytes or DEFAULT_MAX_MESSAGE_BYTES
         routes = tuple(
-            Route(first, end, shard, *leaders.get(shard, (None, 0))) for first, end, shard in sorted(self.ranges)
+            Route(first, end, shard, led.url, led.epoch, led.followers or ())
+            for first, end, shard in sorted(self.ranges)
+            for led in (leaders.get(shard, Leadership(None, 0)),)
         )
         return Topic(self.name, self.id, self.queues, self.options, self.created_ms, routes, limit)
 

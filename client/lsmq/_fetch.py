@@ -10,28 +10,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Literal
+from typing import Any, Literal
 
+from lsmq._detours import CHOSEN, LOST_S, SENT, SILENT_S, STAND_IN, Detours, Fetched, Manner, ReadFrom
 from lsmq._keeper import topic_path
 from lsmq._positions import QueuePositions
 from lsmq._retry import Backoff, Deadline
 from lsmq._router import POLL_SILENCE_S, SILENCE_S
 from lsmq._transport import BATCHES, MSGPACK
 from lsmq.client import Client
-from lsmq.errors import LsmqError, OffsetOutOfRange, Unavailable
-from lsmq.record_batch import Column, Flag, Message, RecordBatch, decode_header, message_id, split_batches
-from lsmq.topics import Topic
+from lsmq.errors import LsmqError, OffsetOutOfRange, Unavailable, UnknownFetchSession
+from lsmq.record_batch import Column, Flag, Message, RecordBatch, split_batches
+from lsmq.topics import FETCH_SESSION_HEADER, Topic
 
 OutOfRange = Literal["earliest", "latest", "error"]
 
 MAX_QUEUES_PER_FETCH = 500_000
-_NOT_A_MESSAGE = Flag.TOMBSTONE | Flag.POSITION
 _IDLE_ANSWER_S = 0.005
+#: With so many queues it is worth while that the node remembers them.
+_SESSION_QUEUES = 32
 _log = logging.getLogger("lsmq")
 
 
@@ -45,6 +48,7 @@ class FetchOptions:
     prefetch_bytes: int
     request_timeout_ms: int
     deadline_ms: int
+    read_from: ReadFrom = "auto"
 
 
 class Restart(Exception):
@@ -54,56 +58,25 @@ class Restart(Exception):
 class Chunk:
     """One answer's messages. ``spans`` maps each queue to the offsets ``[asked, next)`` it brings."""
 
-    __slots__ = ("_batches", "_topic", "size_bytes", "spans")
+    __slots__ = ("_batches", "size_bytes", "spans", "topic")
 
     def __init__(
         self, batches: Sequence[RecordBatch], spans: dict[int, tuple[int, int]], size_bytes: int, topic: Topic
     ) -> None:
         self.spans = spans
         self.size_bytes = size_bytes
+        self.topic = topic
         self._batches = batches
-        self._topic = topic
 
     def messages(self) -> Iterator[Message]:
         """The messages that count, in the order stored within each queue."""
-        spans, topic = self.spans, self._topic
         for batch in self._batches:
-            batch.check_lengths()
-            payload = batch.payload
-            end = 0
-            for owner, queue, offset, length, header_length, stored_ms, priority, flags in zip(
-                _owners(batch, topic),
-                batch.column(Column.QUEUE),
-                batch.column(Column.OFFSET),
-                batch.column(Column.LENGTH),
-                batch.column(Column.HEADER_LENGTH),
-                batch.column(Column.STORED_MS),
-                batch.column(Column.PRIORITY),
-                batch.column(Column.FLAGS),
-                strict=True,
-            ):
-                start, end = end, end + length
-                span = spans.get(queue)
-                if span is None or not span[0] <= offset < span[1] or owner != topic.id or flags & _NOT_A_MESSAGE:
-                    continue
-                key, tag, properties = decode_header(payload[start : start + header_length] if header_length else b"")
-                yield Message(
-                    topic.name,
-                    queue,
-                    offset,
-                    message_id(owner, queue, offset),
-                    payload[start + header_length : end].tobytes(),
-                    key,
-                    tag,
-                    priority,
-                    properties,
-                    stored_ms,
-                )
+            yield from batch.messages(self.topic.name, self.topic.id, self.spans)
 
     def is_foreign(self) -> bool:
         """Whether no record is of the topic that was asked for, as when it was made anew under its name."""
         return bool(self._batches) and not any(
-            self._topic.id in batch.column(Column.TOPIC) if Column.TOPIC in batch.directory else True
+            self.topic.id in batch.column(Column.TOPIC) if Column.TOPIC in batch.directory else True
             for batch in self._batches
         )
 
@@ -113,13 +86,13 @@ class Chunk:
         gaps: list[int] = []
         for batch in self._batches:
             for owner, queue, offset in zip(
-                _owners(batch, self._topic),
+                _owners(batch, self.topic),
                 batch.column(Column.QUEUE),
                 batch.column(Column.OFFSET),
                 strict=True,
             ):
                 span = unseen.get(queue)
-                if span is not None and span[0] <= offset < span[1] and owner == self._topic.id:
+                if span is not None and span[0] <= offset < span[1] and owner == self.topic.id:
                     del unseen[queue]
                     if offset > span[0]:
                         gaps.append(queue)
@@ -134,19 +107,21 @@ def _owners(batch: RecordBatch, topic: Topic) -> Iterable[int]:
 
 
 class Prefetch:
-    """Chunks that wait to be handed out; fetching pauses while they hold ``limit_bytes``."""
+    """Chunks that wait to be handed out; fetching pauses while they hold ``limit_bytes``. And errors, after them."""
 
     def __init__(self, limit_bytes: int) -> None:
         self.chunks: deque[Chunk] = deque()
-        self.ready = asyncio.Event()
+        self.current: Chunk | None = None
         self.size_bytes = 0
+        self._news = asyncio.Event()
+        self._errors: deque[tuple[Exception, asyncio.Event]] = deque()
         self._limit_bytes = limit_bytes
         self._space = asyncio.Event()
         self._space.set()
 
     def put(self, chunk: Chunk) -> None:
         self.chunks.append(chunk)
-        self.ready.set()
+        self._news.set()
         self.size_bytes += chunk.size_bytes
         if self.size_bytes >= self._limit_bytes:
             self._space.clear()
@@ -157,14 +132,49 @@ class Prefetch:
         if self.size_bytes < self._limit_bytes:
             self._space.set()
 
+    def all_chunks(self) -> Iterator[Chunk]:
+        """The one that is being handed out, where there is one, and those that wait."""
+        if self.current is not None:
+            yield self.current
+        yield from self.chunks
+
     async def space(self) -> None:
         """Return once another answer may be asked for."""
         await self._space.wait()
+
+    async def ready(self) -> None:
+        """Wait until there is a chunk, or somebody says :meth:`wake`. Raises the error that stopped fetching."""
+        if self.chunks:
+            return
+        self.check()
+        self._news.clear()
+        await self._news.wait()
+
+    def check(self) -> None:
+        """Raises an error that nobody has been told of yet."""
+        if self._errors:
+            error, taken = self._errors.popleft()
+            taken.set()
+            raise error
+
+    def wake(self) -> None:
+        self._news.set()
+
+    def put_error(self, error: Exception) -> asyncio.Event:
+        """Have ``ready`` raise this; the event is set once it has."""
+        taken = asyncio.Event()
+        self._errors.append((error, taken))
+        self._news.set()
+        return taken
+
+    async def give(self, error: Exception) -> None:
+        await self.put_error(error).wait()
 
 
 class Fetcher:
     """Keeps one fetch under way at one node, for the slots it leads, and puts what comes into a buffer.
 
+    Slots of which much is to be read may be on a detour to a follower meanwhile; ``spawn`` runs that.
     :meth:`run` ends by raising: ``Restart`` when the routes have changed, the error when one does not pass
     within the deadline.
     """
@@ -180,16 +190,21 @@ class Fetcher:
         buffer: Prefetch,
         *,
         policy: OutOfRange,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self._client = client
         self._router = client._router
         self._options = options
         self._topic = topic
         self._leader = leader
-        self._slots = slots
+        self._detours = Detours(slots, self._fetch_at_follower, spawn)
+        self._turn = random.randrange(1 << 16)
         self._shards = positions.shards_led(topic, leader)
-        self._queue_bytes = positions.queue_bytes(slots)
+        self._queue_bytes: dict[str, tuple[Sequence[range], bytes]] = {}
+        self._session: tuple[Sequence[range], str] | None = None  # slots, and the token of the last answer
+        self._skipped = False  # whether an answer made us go on from elsewhere than where it ends
         self._positions = positions
+        self._generation = positions.generation
         self._buffer = buffer
         self._policy: OutOfRange = policy
 
@@ -198,8 +213,15 @@ class Fetcher:
         deadline: Deadline | None = None
         while True:
             await self._buffer.space()
+            self._check_generation()
+            if self._options.read_from == "follower" and not self._detours.held_off:
+                self._go_to_followers(CHOSEN)
+            if await self._detours.some_near():
+                deadline = None
             try:
                 moved = await self._fetch()
+            except UnknownFetchSession:
+                continue  # All queues are named again.
             except LsmqError as error:
                 deadline = deadline or Deadline(self._options.deadline_ms)
                 if not self._router.worth_retrying(error) or deadline.passed:
@@ -207,6 +229,10 @@ class Fetcher:
                 _log.debug("fetch failed, trying again: node=%s error=%s", self._leader, error)
                 await self._router.recover(self._topic, self._shards, self._leader, error, backoff, deadline)
                 await self._check_routes(deadline)
+                self._check_generation()
+                lost_s = deadline.total_ms / 1000 - deadline.remaining_s()
+                if self._options.read_from == "auto" and lost_s > LOST_S and not self._detours.held_off:
+                    self._go_to_followers(STAND_IN)
                 continue
             deadline = None
             if moved:
@@ -215,66 +241,142 @@ class Fetcher:
                 await backoff.pause()
 
     async def _fetch(self) -> bool:
-        """One request; false when its answer was empty although the node did not wait for messages."""
-        options, positions = self._options, self._positions
+        """One request to the leader; false when its answer was empty although the node did not wait for messages."""
+        options, detours = self._options, self._detours
+        self._check_generation()
         if self._leader is None:
             raise Unavailable(f"a shard of topic {self._topic.name!r} has no leader now")
-        asked_generation = positions.generation
         asked_s = time.monotonic()
-        answer = await self._router.attempt(
-            self._topic,
-            self._leader,
-            self._shards,
-            "POST",
-            f"{topic_path(self._topic.name)}/fetch",
-            timeout_s=(options.wait_ms + options.request_timeout_ms) / 1000,
-            silence_s=POLL_SILENCE_S if options.wait_ms else SILENCE_S,
-            value={
-                "queues": self._queue_bytes,
-                "offsets": positions.fetch_bytes(self._slots),
-                "max_messages": options.max_messages,
-                "max_bytes": options.max_bytes,
-                "wait_ms": options.wait_ms,
-            },
-            content_type=MSGPACK,
-            accept=BATCHES,
+        near = detours.near
+        session, self._session = self._session, None  # Whatever happens to this request, it is good only once.
+        redirects = options.read_from == "auto" and not detours.held_off and self._has_followers()
+        answer = await detours.unless_one_returns(
+            self._router.attempt(
+                self._topic,
+                self._leader,
+                self._shards,
+                "POST",
+                self._path,
+                timeout_s=(options.wait_ms + options.request_timeout_ms) / 1000,
+                silence_s=POLL_SILENCE_S if options.wait_ms else SILENCE_S,
+                params={"from": "auto"} if redirects else None,
+                **self._request(self._leader, near, options.wait_ms, session),
+            )
         )
-        if positions.generation != asked_generation:
+        if answer is None:
+            return True
+        self._skipped = False
+        fetched = await self._absorb(answer.body, self._leader)
+        if (token := answer.headers.get(FETCH_SESSION_HEADER)) and not self._skipped:
+            self._session = (near, token)
+        for url, slots in fetched.elsewhere:
+            if url is not None:
+                detours.send(url, slots, SENT)
+        return fetched.moved or bool(fetched.elsewhere) or time.monotonic() - asked_s > _IDLE_ANSWER_S
+
+    async def _fetch_at_follower(self, url: str, slots: Sequence[range], manner: Manner) -> Fetched:
+        await self._buffer.space()
+        self._check_generation()
+        wait_ms = self._options.wait_ms if manner.stays else 0
+        answer = await self._router.ask_follower(
+            self._topic,
+            url,
+            "POST",
+            self._path,
+            timeout_s=(wait_ms + self._options.request_timeout_ms) / 1000,
+            stall_s=wait_ms / 1000 + SILENT_S,
+            params={"from": manner.source},
+            **self._request(url, slots, wait_ms),
+        )
+        return await self._absorb(answer.body, url)
+
+    def _check_generation(self) -> None:
+        """Raises ``Restart`` when what is a slot now was another one when this fetcher began, or others have ended."""
+        if self._positions.generation != self._generation:
             raise Restart
-        if not answer.body:
-            return time.monotonic() - asked_s > _IDLE_ANSWER_S
-        chunk = self._take_in(answer.body)
+
+    @property
+    def _path(self) -> str:
+        return f"{topic_path(self._topic.name)}/fetch"
+
+    def _request(
+        self, url: str, slots: Sequence[range], wait_ms: int, session: tuple[Sequence[range], str] | None = None
+    ) -> dict[str, Any]:
+        """To go on with what ``session`` says, if it is of these very slots."""
+        limits = {"max_messages": self._options.max_messages, "max_bytes": self._options.max_bytes, "wait_ms": wait_ms}
+        rest = {"content_type": MSGPACK, "accept": BATCHES}
+        if session is not None and session[0] is slots:
+            return {"value": {"session": session[1], **limits}, **rest}
+        known, packed = self._queue_bytes.get(url, (None, b""))
+        if slots is not known:
+            packed = self._positions.queue_bytes(slots)
+            self._queue_bytes[url] = (slots, packed)
+        value = {
+            "queues": packed,
+            "offsets": self._positions.fetch_bytes(slots),
+            "keep": url == self._leader and len(packed) >= _SESSION_QUEUES * 4,
+            **limits,
+        }
+        return {"value": value, **rest}
+
+    def _has_followers(self) -> bool:
+        known = self._router.table.topic(self._topic.name) or self._topic
+        return any(route.followers for route in known.routes if route.shard in self._shards)
+
+    def _go_to_followers(self, manner: Manner) -> None:
+        """Read what is near at followers, each shard at one of them, as far as any is known."""
+        known = self._router.table.topic(self._topic.name) or self._topic
+        near = self._detours.near
+        self._turn += 1
+        for route in known.routes:
+            urls = [url for url in route.followers if url != self._leader]
+            slots = self._positions.slots_between(near, route.first, route.end) if urls else []
+            if slots:
+                self._detours.send(urls[self._turn % len(urls)], slots, manner)
+
+    async def _absorb(self, body: bytes, source: str) -> Fetched:
+        """Buffer an answer. Raises ``Restart`` when positions changed since it was asked for."""
+        positions = self._positions
+        self._check_generation()
+        if not body:
+            return Fetched(False)
+        chunk, elsewhere = self._take_in(body, source)
         if chunk.is_foreign():
-            deadline = Deadline(options.request_timeout_ms)
+            deadline = Deadline(self._options.request_timeout_ms)
             await self._router.topic(self._topic.name, deadline)
             await self._router.current(self._topic, deadline)
+            self._check_generation()
         if self._policy != "earliest" and (gaps := chunk.gaps()):
             await self._check_gaps(chunk, gaps)
-            if positions.generation != asked_generation:
-                raise Restart
         for queue, (_, next_offset) in chunk.spans.items():
             positions.fetch[positions.slot(queue)] = next_offset
         if chunk.spans:
             self._buffer.put(chunk)
-        return bool(chunk.spans)
+        return Fetched(bool(chunk.spans), elsewhere)
 
-    def _take_in(self, body: bytes) -> Chunk:
+    def _take_in(self, body: bytes, source: str) -> tuple[Chunk, list[tuple[str | None, list[int]]]]:
         positions = self._positions
         spans: dict[int, tuple[int, int]] = {}
         batches: list[RecordBatch] = []
-        for batch in split_batches(body, source=f"answer of {self._leader}"):
-            if not _is_positions(batch):
+        elsewhere: list[tuple[str | None, list[int]]] = []
+        for batch in split_batches(body, source=f"answer of {source}"):
+            flags = batch.column(Column.FLAGS)[0] if Column.FLAGS in batch.directory else 0
+            if flags & Flag.ELSEWHERE:
+                slots = [slot for queue in batch.column(Column.QUEUE) if (slot := positions.slot(queue)) >= 0]
+                elsewhere.append((batch.payload.tobytes().decode().rstrip("/") or None, slots))
+            elif flags & Flag.POSITION:
+                for queue, next_offset in zip(batch.column(Column.QUEUE), batch.column(Column.OFFSET), strict=True):
+                    slot = positions.slot(queue)
+                    if slot >= 0 and next_offset > positions.fetch[slot]:
+                        spans[queue] = (positions.fetch[slot], next_offset)
+            else:
                 batches.append(batch)
-                continue
-            for queue, next_offset in zip(batch.column(Column.QUEUE), batch.column(Column.OFFSET), strict=True):
-                slot = positions.slot(queue)
-                if slot >= 0 and next_offset > positions.fetch[slot]:
-                    spans[queue] = (positions.fetch[slot], next_offset)
-        return Chunk(batches, spans, len(body), self._topic)
+        return Chunk(batches, spans, len(body), self._topic), elsewhere
 
     async def _check_gaps(self, chunk: Chunk, gaps: Sequence[int]) -> None:
         """Tell retention, which the policy decides on, from messages that were deleted one by one."""
         bounds = await self._client._offsets(self._topic, sorted(gaps), None)
+        self._check_generation()
         for queue, earliest, latest in bounds.rows():
             asked, _ = chunk.spans[queue]
             if asked >= earliest:
@@ -282,6 +384,7 @@ class Fetcher:
             if self._policy == "error":
                 raise out_of_range(self._topic.name, queue, asked, earliest, latest)
             del chunk.spans[queue]
+            self._skipped = True
             self._positions.skip_to(queue, latest)
 
     async def _check_routes(self, deadline: Deadline) -> None:
@@ -325,9 +428,3 @@ def split_slots(slots: Sequence[range]) -> list[list[range]]:
             room -= stop - start
             start = stop
     return portions
-
-
-def _is_positions(batch: RecordBatch) -> bool:
-    if Column.FLAGS not in batch.directory:
-        return False
-    return bool(batch.column(Column.FLAGS)[0] & Flag.POSITION)

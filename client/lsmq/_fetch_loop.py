@@ -7,13 +7,16 @@ is held for the application: the loop rests until it has been raised to it once,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
+from typing import Any
 
 from lsmq._fetch import Chunk, Fetcher, FetchOptions, OutOfRange, Prefetch, Restart, out_of_range, split_slots
 from lsmq._positions import QueuePositions
+from lsmq._ranges import contains, subtract, to_ranges
 from lsmq._retry import Deadline
 from lsmq.client import Client
 from lsmq.errors import OffsetOutOfRange
+from lsmq.group_values import Ranges
 from lsmq.topics import Topic
 
 
@@ -21,18 +24,26 @@ class FetchLoop:
     """Fills ``buffer`` with what follows ``positions``. The task that runs :meth:`run` is the consumer's."""
 
     def __init__(
-        self, client: Client, topic: Topic, options: FetchOptions, positions: QueuePositions, policy: OutOfRange
+        self,
+        client: Client,
+        topic: Topic,
+        options: FetchOptions,
+        positions: QueuePositions,
+        policy: OutOfRange,
+        buffer: Prefetch,
+        *,
+        whole: bool = False,
     ) -> None:
+        """``whole``: it is all queues of the topic that are read, also those that it grows by."""
+        self._whole = whole
         self.positions = positions
         self.topic = topic
-        self.buffer = Prefetch(options.prefetch_bytes)
+        self.buffer = buffer
         self._client = client
         self._options = options
         self._policy: OutOfRange = policy
         self._unchecked: set[int] = set()
         self._restart = asyncio.Event()
-        self._error: Exception | None = None
-        self._error_taken = asyncio.Event()
 
     # For the consumer
 
@@ -41,45 +52,72 @@ class FetchLoop:
         self.positions.start_at(list(offsets), list(offsets.values()))
         self._unchecked.update(offsets)
 
+    def own(self, ranges: Ranges) -> None:
+        """Fetch these queues from now on; what is buffered of others is dropped, of these nothing."""
+        self.drop(subtract(self.positions.ranges, ranges))
+        self.positions.own(ranges)
+        self._unchecked.intersection_update(self.positions)
+        self._restart.set()
+
     def seek(self, queue: int, offset: int) -> None:
         """Go on from ``offset``; what is buffered of ``queue`` is dropped."""
         self.positions.move(queue, offset)
-        for chunk in self.buffer.chunks:
-            chunk.spans.pop(queue, None)
+        self.drop((range(queue, queue + 1),))
         self._unchecked.add(queue)
         self._restart.set()
 
-    def rewind(self, current: Chunk | None) -> None:
-        """Drop ``current`` and everything buffered, and fetch again from what was handed out."""
-        positions = self.positions
-        for chunk in (*((current,) if current is not None else ()), *self.buffer.chunks):
-            for queue in chunk.spans:
-                slot = positions.slot(queue)
-                positions.fetch[slot] = positions.handed[slot]
-            self.buffer.release(chunk)
-        self.buffer.chunks.clear()
-        positions.generation += 1
+    def hand_back(self, offsets: Mapping[int, int]) -> None:
+        """Hand out again what follows these offsets, which lie before what was handed out."""
+        self.drop(to_ranges(sorted(offsets)))
+        for queue, offset in offsets.items():
+            self.positions.hand_back(queue, offset)
         self._restart.set()
 
-    async def ready(self) -> None:
-        """Wait until something is buffered. Raises the error that stopped fetching."""
-        if self.buffer.chunks:
-            return
-        if self._error is not None:
-            error, self._error = self._error, None
-            self._error_taken.set()
-            raise error
-        self.buffer.ready.clear()
-        await self.buffer.ready.wait()
+    def pause(self, ranges: Ranges) -> None:
+        """Fetch nothing of these; what is buffered of them comes again once they are resumed."""
+        positions = self.positions
+        for queue in self.drop(ranges):
+            slot = positions.slot(queue)
+            positions.fetch[slot] = positions.handed[slot]
+        positions.pause(ranges)
+        self._restart.set()
+
+    def resume(self, ranges: Ranges) -> None:
+        self.positions.resume(ranges)
+        self._restart.set()
+
+    def drop(self, ranges: Ranges) -> set[int]:
+        """Have nothing handed out that is buffered of these queues; the queues that anything was buffered of."""
+        dropped: set[int] = set()
+        if ranges:
+            for chunk in self.buffer.all_chunks():
+                if chunk.topic.name == self.topic.name:
+                    gone = [queue for queue in chunk.spans if contains(ranges, queue)]
+                    for queue in gone:
+                        del chunk.spans[queue]
+                    dropped.update(gone)
+        return dropped
+
+    def fetch_again(self, chunk: Chunk) -> None:
+        """A chunk is dropped: what was not handed out of it is fetched again."""
+        positions = self.positions
+        for queue in chunk.spans:
+            slot = positions.slot(queue)
+            positions.fetch[slot] = positions.handed[slot]
+        positions.generation += 1
+        self._restart.set()
 
     # Fetching
 
     async def run(self) -> None:
         """Fetch until cancelled."""
-        while True:
+        task = asyncio.current_task()
+        assert task is not None
+        while not task.cancelling():  # A task group that ends with errors swallows what cancelled it.
             try:
                 try:
-                    await self.check_bounds()
+                    while self._unchecked:
+                        await self.check_bounds()
                     await self._fetch_all()
                 except OffsetOutOfRange as error:
                     queue = error.details.get("queue")
@@ -87,24 +125,39 @@ class FetchLoop:
                     if not await self.check_bounds():
                         raise
             except Exception as error:
-                self._error = error
-                self._error_taken.clear()
-                self.buffer.ready.set()
-                await self._error_taken.wait()
+                if not task.cancelling():
+                    await self.buffer.give(error)
+        raise asyncio.CancelledError
 
     async def _fetch_all(self) -> None:
         """One fetcher per node, until one of them raises or a restart is asked for."""
-        self._restart.clear()
         router = self._client._router
         topic = await router.current(self.topic, Deadline(self._options.deadline_ms))
+        if self._whole and topic.queues > self.topic.queues:
+            self.topic = topic
+            self.own((range(topic.queues),))
+        self._restart.clear()
         owners = self.positions.slots_by_leader(topic)
 
         def notice() -> None:
             fresh = router.table.topic(topic.name)
-            if fresh is not None and (not fresh.is_same(topic) or self.positions.slots_by_leader(fresh) != owners):
+            if fresh is not None and (
+                not fresh.is_same(topic)
+                or self.positions.slots_by_leader(fresh) != owners
+                or (self._whole and fresh.queues > topic.queues)
+            ):
                 self._restart.set()
 
         router.table.listen(notice)
+
+        async def together(work: Coroutine[Any, Any, None]) -> None:
+            """With the end of one it is over for all: also where a library told a cancelled request as a failed one."""
+            try:
+                await work
+            except Exception:
+                self.positions.generation += 1
+                raise
+
         try:
             async with asyncio.TaskGroup() as group:
                 for leader, slots in owners.items():
@@ -118,9 +171,13 @@ class FetchLoop:
                             self.positions,
                             self.buffer,
                             policy=self._policy,
+                            spawn=lambda work: group.create_task(together(work)),
                         )
-                        group.create_task(fetcher.run())
-                await self._restart.wait()
+                        group.create_task(together(fetcher.run()))
+                try:
+                    await self._restart.wait()
+                finally:
+                    self.positions.generation += 1
                 raise Restart
         except BaseExceptionGroup as errors:
             for error in errors.exceptions:
@@ -132,7 +189,7 @@ class FetchLoop:
     async def check_bounds(self) -> bool:
         """Apply the policy to offsets not checked yet that their queues do not have; whether any moved.
 
-        Raises ``OffsetOutOfRange`` if that is the policy.
+        When positions changed meanwhile, it is to be done again. Raises ``OffsetOutOfRange`` if that is the policy.
         """
         queues = sorted(self._unchecked)
         if not queues:

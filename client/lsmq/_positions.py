@@ -9,40 +9,81 @@ from __future__ import annotations
 
 import sys
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from lsmq.errors import InvalidRequest, UnknownQueue
+from lsmq._ranges import NONE, intersect, subtract, to_ranges, union
+from lsmq.errors import UnknownQueue
+from lsmq.group_values import Ranges
 from lsmq.topics import Topic
 
 
 class QueuePositions(Mapping[int, int]):
-    """Queue to next offset to hand out, for all queues of one consumer.
+    """Queue to next offset to hand out, for all queues of one topic that a consumer owns.
 
     ``changed`` holds the queues whose ``handed`` moved since they were last committed, with their offset, and
-    ``rewound`` those that went back; both are kept only when ``track_changes``. ``generation`` counts what
-    makes answers under way worthless.
+    ``rewound`` those that went back; both are kept only when ``track_changes``. ``paused`` queues are not fetched.
+    ``generation`` counts what makes answers under way worthless.
     """
 
     def __init__(self, queues: Iterable[int], *, track_changes: bool) -> None:
-        self.queues: Sequence[int] = _sorted_queues(queues)
-        self.fetch = array("q", bytes(8 * len(self.queues)))
-        self.handed = array("q", bytes(8 * len(self.queues)))
         self.changed: dict[int, int] = {}
-        self.generation = 0
         self.rewound: set[int] = set()
+        self.paused: Ranges = NONE
+        self.generation = 0
         self._track_changes = track_changes
-        self._first = self.queues[0]
-        self._slots: dict[int, int] | None = None
-        if not isinstance(self.queues, range):
-            self._slots = {queue: slot for slot, queue in enumerate(self.queues)}
+        self.ranges: Ranges = NONE
+        self.fetch = self.handed = array("q")
+        self._lay_out(to_ranges(queues))
+
+    def _lay_out(self, ranges: Ranges) -> None:
+        self.queues: Sequence[int] = (
+            ranges[0] if len(ranges) == 1 else array("I", (queue for part in ranges for queue in part))
+        )
+        self._firsts = [part.start for part in ranges]
+        self._before: list[int] = []
+        slots = 0
+        for part in ranges:
+            self._before.append(slots)
+            slots += len(part)
+        self.ranges = ranges
+        self.fetch = array("q", bytes(8 * slots))
+        self.handed = array("q", bytes(8 * slots))
+
+    def own(self, ranges: Ranges) -> None:
+        """Own these queues from now on. What was owned before stays as it is, the others stand at 0."""
+        kept = [
+            (part.start, self.fetch[slot : slot + len(part)], self.handed[slot : slot + len(part)])
+            for part in intersect(self.ranges, ranges)
+            for slot in (self.slot(part.start),)
+        ]
+        self._lay_out(ranges)
+        for queue, fetch, handed in kept:
+            slot = self.slot(queue)
+            self.fetch[slot : slot + len(fetch)] = fetch
+            self.handed[slot : slot + len(handed)] = handed
+        self.changed = {queue: offset for queue, offset in self.changed.items() if queue in self}
+        self.rewound = {queue for queue in self.rewound if queue in self}
+        self.paused = intersect(self.paused, ranges)
+        self.generation += 1
+
+    def pause(self, ranges: Ranges) -> None:
+        self.paused = union(self.paused, intersect(self.ranges, ranges))
+        self.generation += 1
+
+    def resume(self, ranges: Ranges) -> None:
+        self.paused = subtract(self.paused, ranges)
+        self.generation += 1
 
     def slot(self, queue: int) -> int:
         """The place of ``queue``, or -1 when the consumer does not own it."""
-        if self._slots is not None:
-            return self._slots.get(queue, -1)
-        slot = queue - self._first
-        return slot if 0 <= slot < len(self.queues) else -1
+        at = bisect_right(self._firsts, queue) - 1
+        if at < 0 or queue >= self.ranges[at].stop:
+            return -1
+        return self._before[at] + queue - self._firsts[at]
+
+    def __contains__(self, queue: object) -> bool:
+        return isinstance(queue, int) and self.slot(queue) >= 0
 
     def owned_slot(self, queue: int) -> int:
         """The place of ``queue``. Raises ``UnknownQueue`` when the consumer does not own it."""
@@ -79,6 +120,14 @@ class QueuePositions(Mapping[int, int]):
         if self._track_changes:
             self.changed[queue] = offset
 
+    def hand_back(self, queue: int, offset: int) -> None:
+        """The application has not handled what it was given from ``offset`` on: it comes again."""
+        slot = self.slot(queue)
+        self.fetch[slot] = self.handed[slot] = offset
+        self.generation += 1
+        if self._track_changes:
+            self.changed[queue] = offset
+
     def skip_to(self, queue: int, offset: int) -> None:
         """Fetch on from ``offset``; what is buffered of ``queue`` is handed out before."""
         slot = self.owned_slot(queue)
@@ -100,13 +149,18 @@ class QueuePositions(Mapping[int, int]):
         """Offsets to ask for, 64 bits each, little-endian, in the order of ``slots``."""
         return _packed(self.fetch[part.start : part.stop] for part in slots)
 
+    def slots_between(self, slots: Sequence[range], first: int, end: int) -> list[int]:
+        """Those of ``slots`` whose queue lies in ``[first, end)``."""
+        low, high = bisect_left(self.queues, first), bisect_left(self.queues, end)
+        return [slot for part in slots for slot in range(max(part.start, low), min(part.stop, high))]
+
     def slots_by_leader(self, topic: Topic) -> dict[str | None, list[range]]:
         """Which slots each node leads. Key ``None``: those whose shard has no leader now."""
         owners: dict[str | None, list[range]] = {}
         for route in topic.routes:
-            start, stop = bisect_left(self.queues, route.first), bisect_left(self.queues, route.end)
-            if start < stop:
-                owners.setdefault(route.leader, []).append(range(start, stop))
+            slots = self._slots_between(route.first, route.end)
+            if slots:
+                owners.setdefault(route.leader, []).extend(slots)
         return owners
 
     def shards_led(self, topic: Topic, leader: str | None) -> tuple[int, ...]:
@@ -114,20 +168,16 @@ class QueuePositions(Mapping[int, int]):
         return tuple(
             route.shard
             for route in topic.routes
-            if route.leader == leader and bisect_left(self.queues, route.first) < bisect_left(self.queues, route.end)
+            if route.leader == leader and self._slots_between(route.first, route.end)
         )
 
-
-def _sorted_queues(queues: Iterable[int]) -> Sequence[int]:
-    if not isinstance(queues, range) or queues.step != 1:
-        ordered = sorted(set(queues))
-        if ordered and ordered[-1] - ordered[0] + 1 == len(ordered):
-            queues = range(ordered[0], ordered[-1] + 1)
-        else:
-            queues = array("I", ordered)
-    if not queues:
-        raise InvalidRequest("a consumer needs at least one queue")
-    return queues
+    def _slots_between(self, first: int, end: int) -> Ranges:
+        """The slots of queues in ``[first, end)`` that are not paused."""
+        slots = range(bisect_left(self.queues, first), bisect_left(self.queues, end))
+        if not self.paused:
+            return (slots,) if slots else NONE
+        paused = [range(self.slot(part.start), self.slot(part.start) + len(part)) for part in self.paused]
+        return subtract((slots,) if slots else NONE, union(paused))
 
 
 def _packed(columns: Iterable[array[int]]) -> bytes:

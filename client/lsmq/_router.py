@@ -26,6 +26,7 @@ from lsmq._routes import RouteSource
 from lsmq._transport import Answer, Transport
 from lsmq._watch import Watch
 from lsmq.errors import (
+    CorruptFile,
     DiskFull,
     LsmqError,
     NotLeader,
@@ -34,6 +35,7 @@ from lsmq.errors import (
     TimedOut,
     TopicReplaced,
     Unavailable,
+    UnknownQueue,
 )
 from lsmq.topics import Topic
 
@@ -230,6 +232,15 @@ class Router:
                 sent=True,
             ) from None
 
+    async def ask_follower(
+        self, topic: Topic, url: str, method: str, path: str, *, timeout_s: float, stall_s: float, **request: Any
+    ) -> Answer:
+        """One request to a node that follows. Raises ``TimedOut`` when nothing comes for ``stall_s`` as well."""
+        self._keeper.start()
+        return await self._transport.request(
+            method, url + path, timeout_s=timeout_s, stall_s=stall_s, topic_id=topic.id, **request
+        )
+
     def _moved(self, shards: Sequence[int], url: str | None) -> bool:
         """Whether one of ``shards`` is known to be led by another node than ``url``."""
         return any(self.table.leadership(shard).url not in (url, None) for shard in shards)
@@ -275,8 +286,14 @@ class Router:
             self.table.unlisten(notice)
 
     def worth_retrying(self, error: LsmqError) -> bool:
-        """Whether it may pass. A stopped shard is taken over by another node, where there is one."""
-        return error.retriable or (isinstance(error, ShardStopped) and len(self.urls) > 1)
+        """Whether it may pass. A shard that stopped, or is damaged, is taken over by another node, if there is one.
+
+        And a node may not have heard yet that a topic has grown.
+        """
+        if isinstance(error, UnknownQueue):
+            known = self.table.topic(str(error.details.get("topic")))
+            return known is not None and int(error.details.get("queues", known.queues)) < known.queues
+        return error.retriable or (isinstance(error, ShardStopped | CorruptFile) and len(self.urls) > 1)
 
 
 def replaced(old: Topic, new: Topic) -> TopicReplaced:

@@ -14,19 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
-from lsmq._documents import Documents
+from lsmq._documents import Documents, Leadership
 from lsmq.topics import Topic
 
 MAX_LEARNED_NODES = 1024
-
-
-class Leadership(NamedTuple):
-    """Who leads a shard: the URL of its node, or ``None`` while nobody is known to; and since which epoch."""
-
-    url: str | None
-    epoch: int
 
 
 NOBODY = Leadership(None, -1)
@@ -80,14 +73,14 @@ class RouteTable:
         """The topic with the best leaders known; of what it says only its leaders are kept."""
         before = self.generation
         for route in topic.routes:
-            self._take_leader(route.shard, Leadership(route.leader, route.epoch))
+            self._take_leader(route.shard, Leadership(route.leader, route.epoch, route.followers))
         self._tell(before)
         return self._led(topic)
 
     def learn_leader(self, shard: int, url: str | None, epoch: int) -> None:
         """Somebody has said who leads a shard."""
         before = self.generation
-        self._take_leader(shard, Leadership(url, epoch))
+        self._take_leader(shard, Leadership(url, epoch, None))
         self._tell(before)
 
     def learn_documents(self, documents: Documents) -> None:
@@ -102,7 +95,8 @@ class RouteTable:
             self._take_url(url)
         # Epochs begin at 1, so any news wins over a hint.
         leaders = {
-            shard: Leadership(url, 0 if documents.hint else epoch) for shard, (url, epoch) in cluster.leaders.items()
+            shard: leadership._replace(epoch=0) if documents.hint else leadership
+            for shard, leadership in cluster.leaders.items()
         }
         for document in documents.topics:
             known = self._topics.get(document.name)
@@ -125,7 +119,7 @@ class RouteTable:
             self._shards.clear()  # A cluster founded anew.
             self._documents_version = -1
         for route in topic.routes:
-            self._take_leader(route.shard, Leadership(route.leader, route.epoch))
+            self._take_leader(route.shard, Leadership(route.leader, route.epoch, route.followers))
         if known is not None and topic.is_same(known) and topic.queues < known.queues:
             return  # News from before it grew.
         taken = self._led(topic)
@@ -135,6 +129,8 @@ class RouteTable:
 
     def _take_leader(self, shard: int, news: Leadership) -> None:
         known = self.leadership(shard)
+        if news.followers is None:
+            news = news._replace(followers=tuple(url for url in known.followers or () if url != news.url))
         if news.epoch < known.epoch or news == known:
             return
         if news.epoch == known.epoch and news.url is None:
@@ -153,7 +149,7 @@ class RouteTable:
 
     def _led(self, topic: Topic) -> Topic:
         routes = tuple(
-            replace(route, leader=leadership.url, epoch=leadership.epoch)
+            replace(route, leader=leadership.url, epoch=leadership.epoch, followers=leadership.followers or ())
             for route in topic.routes
             for leadership in (self.leadership(route.shard),)
         )

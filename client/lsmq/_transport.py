@@ -110,10 +110,11 @@ class Transport:
         content_type: str = MSGPACK,
         accept: str = MSGPACK,
         topic_id: int | None = None,
+        stall_s: float | None = None,
     ) -> Answer:
         """Send one request. ``value`` is packed as msgpack; ``body`` goes out as it is.
 
-        ``topic_id`` is that of the topic in the path or in ``value``.
+        ``topic_id`` is that of the topic in the path or in ``value``. ``stall_s`` bounds the time without any bytes.
 
         Raises the node's error, ``ConnectionFailed`` or ``TimedOut``.
         """
@@ -125,7 +126,8 @@ class Transport:
             body = msgpack.packb(value)
         if body is not None:
             headers["Content-Type"] = content_type
-        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=self._connect_timeout_s)
+        connect_s = min(self._connect_timeout_s, stall_s or self._connect_timeout_s)
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_s, sock_read=stall_s)
         try:
             async with session.request(
                 method, url, params=params, data=_payload(body), headers=headers, timeout=timeout, allow_redirects=False
@@ -145,11 +147,39 @@ class Transport:
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise ConnectionFailed(f"no connection to {url}: {_reason(error)}", url=url, sent=False) from error
         except TimeoutError as error:
-            raise TimedOut(f"no answer from {url} within {timeout_s:.1f} s", url=url, sent=True) from error
+            within_s = min(timeout_s, stall_s or timeout_s)
+            raise TimedOut(f"no answer from {url} within {within_s:.1f} s", url=url, sent=True) from error
         except (aiohttp.ClientError, OSError) as error:
             raise ConnectionFailed(
                 f"the connection to {url} broke before the answer: {_reason(error)}", url=url, sent=True
             ) from error
+
+    async def websocket(
+        self, url: str, *, params: Mapping[str, str], protocol: str, timeout_s: float, topic_id: int
+    ) -> aiohttp.ClientWebSocketResponse:
+        """A WebSocket, whose pings are the caller's to answer.
+
+        Raises ``ConnectionFailed`` or ``TimedOut``; what the node has against it, it says in a frame.
+        """
+        session = self._open_session()
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await session.ws_connect(
+                    url,
+                    params=params,
+                    protocols=(protocol,),
+                    headers={TOPIC_ID_HEADER: str(topic_id)},
+                    autoping=False,
+                    max_msg_size=MAX_ANSWER_BYTES,
+                )
+        except aiohttp.InvalidURL as error:
+            raise LsmqError(f"{url!r} is not a URL of a node; it looks like http://host:7600") from error
+        except aiohttp.WSServerHandshakeError as error:
+            raise Unavailable(f"{url} answered {error.status}, and opened no WebSocket", status=error.status) from error
+        except TimeoutError as error:
+            raise TimedOut(f"no answer from {url} within {timeout_s:.1f} s", url=url, sent=True) from error
+        except (aiohttp.ClientError, OSError) as error:
+            raise ConnectionFailed(f"no connection to {url}: {_reason(error)}", url=url, sent=False) from error
 
     async def close(self) -> None:
         """Close all connections. Requests under way fail."""

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from lsmq.errors import InvalidRequest
 from lsmq.record_batch import Message
 from lsmq.topics import format_ranges
 
@@ -70,3 +71,9 @@ def message_from_dict(fields: Mapping[str, Any]) -> Message:
         properties=fields.get("properties") or {},
         stored_ms=int(fields.get("stored_ms") or 0),
     )
+
+
+def check_max_messages(max_messages: int) -> None:
+    """Raises ``InvalidRequest`` for a poll that asks for no message, which would never be answered."""
+    if max_messages < 1:
+        raise InvalidRequest(f"max_messages is {max_messages}; it must be 1 or more")

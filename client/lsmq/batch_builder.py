@@ -85,6 +85,7 @@ class Flag(IntEnum):
 
     TOMBSTONE = 1  # the record's message was deleted
     POSITION = 2  # no message: OFFSET is the next offset to ask for in QUEUE
+    ELSEWHERE = 4  # no message: QUEUE is to be read at the node that the batch's payload names
 
 
 def encode_column(column: int, values: Sequence[int] | int) -> tuple[bytes, bytes]:

@@ -8,12 +8,12 @@ from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote, urlsplit
 
 from lsmq._documents import DiskCopy, default_cache_directory
 from lsmq._keeper import topic_path
+from lsmq._lifecycle import Closing
 from lsmq._retry import Deadline
 from lsmq._router import Router
 from lsmq._routes import RouteSource
@@ -41,7 +41,7 @@ DEFAULT_CONNECT_TIMEOUT_MS = 3_000
 T = TypeVar("T")
 
 
-class Client:
+class Client(Closing):
     """A connection to a cluster, shared by any number of producers and consumers.
 
     ``urls`` is the URL of one node or of several; any node that answers will do, since it tells the routes
@@ -83,6 +83,7 @@ class Client:
             raise InvalidRequest("deadline_ms, request_timeout_ms, connect_timeout_ms and refresh_s must be above 0")
         self.deadline_ms = deadline_ms
         self.request_timeout_ms = request_timeout_ms
+        self._connect_timeout_ms = connect_timeout_ms
         self._transport = Transport(connect_timeout_ms=connect_timeout_ms)
         source = None
         if zookeeper:
@@ -91,14 +92,6 @@ class Client:
         self._router = Router(
             self._transport, seeds, request_timeout_ms=request_timeout_ms, refresh_s=refresh_s, source=source
         )
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Close the connections. Close producers and consumers first; what they still do will fail."""
@@ -122,9 +115,11 @@ class Client:
         retention_bytes: int | None = None,
         ack: str | None = None,
         max_message_bytes: int | None = None,
+        order: Literal["ordinary", "strict"] | None = None,
     ) -> Topic:
         """Create a topic and return it; durable on return.
 
+        With ``order="strict"`` a key stays in its queue even when the topic grows.
         A topic that is there with the same options is returned as well unless ``exist_ok`` is false.
         Raises ``TopicExists`` otherwise, and ``InvalidTopicName``.
         """
@@ -133,6 +128,7 @@ class Client:
             "retention_bytes": retention_bytes,
             "ack": ack,
             "max_message_bytes": max_message_bytes,
+            "order": order,
         }
         value = {"queues": queues, **{key: option for key, option in options.items() if option is not None}}
         answer, repeated = await self._router.ask_any("PUT", topic_path(name), value=value, deadline=self._deadline())
@@ -140,6 +136,15 @@ class Client:
         if answer.status == 200 and not exist_ok and not repeated:
             raise TopicExists(f"topic {name!r} exists already", topic=name)
         return topic
+
+    async def grow_topic(self, name: str, queues: int) -> Topic:
+        """Give a topic more queues, durably; those there are stay where they are. Nothing happens if it has as many.
+
+        Raises ``UnknownTopic``, and ``InvalidRequest`` where it has more: a topic can only grow.
+        """
+        path = f"{topic_path(name)}/queues"
+        answer, _ = await self._router.ask_any("PUT", path, value={"queues": queues}, deadline=self._deadline())
+        return self._router.table.learn_topic(Topic.from_dict(answer.value()))
 
     async def topics(self) -> list[Topic]:
         """All topics, as the node that answers knows them."""
@@ -265,7 +270,16 @@ class Client:
         """
         await self._with_topic(topic, lambda known: self._commit_offsets(group, known, offsets, reset=reset))
 
-    async def _commit_offsets(self, group: str, topic: Topic, offsets: Mapping[int, int], *, reset: bool) -> None:
+    async def _commit_offsets(
+        self,
+        group: str,
+        topic: Topic,
+        offsets: Mapping[int, int],
+        *,
+        reset: bool,
+        member: Mapping[str, str | int] | None = None,
+    ) -> None:
+        """:meth:`commit_offsets` of just this topic; ``member`` has the id and ``epoch`` of one that commits."""
         path = f"/v1/groups/{quote(group, safe='')}/offsets"
         deadline = self._deadline()
 
@@ -277,6 +291,7 @@ class Client:
                     "queues": little_endian("I", part),
                     "offsets": little_endian("q", [offsets[queue] for queue in part]),
                     "reset": reset,
+                    **(member or {}),
                 }
                 await self._router.ask_leader(topic, route.shard, "POST", path, value=value, deadline=deadline)
 
@@ -298,6 +313,15 @@ class Client:
         return answer.value() if answer.body else None
 
     # Within
+
+    def _twin(self) -> Client:
+        """A client with the same settings for another event loop, which knows the nodes that this one knows."""
+        return Client(
+            self.urls,
+            deadline_ms=self.deadline_ms,
+            request_timeout_ms=self.request_timeout_ms,
+            connect_timeout_ms=self._connect_timeout_ms,
+        )
 
     def _deadline(self) -> Deadline:
         return Deadline(self.deadline_ms)

@@ -1,50 +1,68 @@
-"""The consumer: reads the messages of many queues of a topic, from any offset, as often as one likes."""
+"""The consumer: reads the messages of many queues, from any offset, alone or as a member of a group."""
 
 from __future__ import annotations
 
 import asyncio
-import inspect
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal, get_args
 
-from lsmq._fetch import Chunk, FetchOptions, OutOfRange
+from lsmq._committing import Commits, Held
+from lsmq._detours import ReadFrom
+from lsmq._fetch import FetchOptions, OutOfRange
 from lsmq._fetch_loop import FetchLoop
-from lsmq._positions import QueuePositions
+from lsmq._handling import Handler, Handling, Order
+from lsmq._hands import Hands, ReadingHand
+from lsmq._lifecycle import Iterated, Starting
+from lsmq._membership import DEFAULT_MAX_HANDLER_MS, DEFAULT_SESSION_MS, Callback, MemberOptions, Membership, Mode
+from lsmq._reader import Reader
 from lsmq._retry import Deadline
+from lsmq._starting import EDGES, Start, check_start, start_alone
+from lsmq._values import check_max_messages
 from lsmq.client import Client
 from lsmq.errors import ClientClosed, InvalidRequest, LsmqError
+from lsmq.group_values import Ranges
 from lsmq.record_batch import Message
-
-Start = Literal["earliest", "latest", "committed"] | datetime | int | Mapping[int, int]
-Handler = Callable[[Message], Awaitable[None] | None]
 
 DEFAULT_MAX_MESSAGES = 5_000
 DEFAULT_MAX_BYTES = 1 << 20
 DEFAULT_PREFETCH_BYTES = 8 << 20
 DEFAULT_WAIT_MS = 5_000
 
-_EDGES = ("earliest", "latest")
+_COMMIT_EVERY_S = 0.05
+_log = logging.getLogger("lsmq")
 
 
-class Consumer:
-    """Reads queues of one topic: all of them, or ``queues``. Messages of a queue come in offset order.
+class Consumer(Starting, Iterated[Message]):
+    """Reads queues of a topic, or of several. Messages of a queue come in offset order.
 
-    ``start`` says where to begin: ``"earliest"``, ``"latest"`` (only what comes from now on),
-    ``"committed"`` (where ``group`` left off; ``uncommitted`` decides for queues without a committed
-    offset), a datetime or milliseconds since 1970 (the first message stored at or after it), or a mapping of
-    queue to offset (the queues it leaves out begin at the earliest). The default is ``"committed"`` with a
-    group and ``"earliest"`` without.
+    **With a group and no** ``queues`` it is a *member*: the group's members share the queues, each queue being one
+    member's at a time, and what a member leaves behind goes to the others. It begins where the group has committed.
+    ``static_id`` lets it come back within ``session_ms`` as the member it was. ``on_assigned`` and ``on_revoked`` are
+    called with the queues by topic, before they are read and before they are given up: the place to commit what was
+    handled of them. A member keeps its place for as long as its process lives, whatever its handlers do; one that has
+    not come back within ``max_handler_ms`` makes it *stalled*, which ``lsmq group describe`` shows, and is waited for
+    no longer than that when its queue is to be given up. With ``mode="broadcast"`` each member gets everything, and
+    commits for itself if it has a ``static_id``.
 
-    ``on_out_of_range`` says what to do where retention has removed the offset to read next, or a queue ends
-    before it: go to the ``"earliest"`` or ``"latest"``, or raise ``OffsetOutOfRange`` (``"error"``).
+    **Else** it reads all queues of the topic, or ``queues``, and shares nothing. ``start`` says where to begin:
+    ``"earliest"``, ``"latest"`` (only what comes from now on), ``"committed"`` (where ``group`` left off), a datetime
+    or milliseconds since 1970 (the first message stored at or after it), or a mapping of queue to offset (the queues
+    it leaves out begin at the earliest). The default is ``"committed"`` with a group and ``"earliest"`` without.
 
-    One request per node is under way at any time, for all queues it leads; it brings at most
+    ``uncommitted`` says where to begin in queues that the group has committed nothing for. ``on_out_of_range`` says
+    what to do where retention has removed the offset to read next, or a queue ends before it: go to the
+    ``"earliest"`` or ``"latest"``, or raise ``OffsetOutOfRange`` (``"error"``).
+
+    One request per node and topic is under way at any time, for all queues it leads; it brings at most
     ``max_messages`` and about ``max_bytes``, and waits up to ``wait_ms`` at the node for the first message.
     Fetching pauses while ``prefetch_bytes`` wait to be handed out: the memory used is at most that and one
     answer a node. A failure that may pass is tried again for ``deadline_ms``; then the application gets the
     error, and may go on.
+
+    ``read_from`` says whom to read from in a cluster: ``"auto"`` the leaders, and a follower in sync where a leader
+    says that there is much to catch up, or is gone; ``"leader"`` never a follower; ``"follower"`` one wherever it is.
 
     A topic that is deleted and made anew under its name is another topic: reading and committing raise
     ``TopicReplaced`` from then on.
@@ -57,325 +75,316 @@ class Consumer:
     def __init__(
         self,
         client: Client,
-        topic: str,
+        topic: str | Sequence[str],
         *,
         queues: Iterable[int] | None = None,
         group: str | None = None,
         start: Start | None = None,
         uncommitted: Literal["earliest", "latest"] = "earliest",
         on_out_of_range: OutOfRange = "earliest",
+        mode: Mode = "clustered",
+        member_id: str | None = None,
+        static_id: str | None = None,
+        session_ms: int = DEFAULT_SESSION_MS,
+        max_handler_ms: int | None = DEFAULT_MAX_HANDLER_MS,
+        on_assigned: Callback | None = None,
+        on_revoked: Callback | None = None,
         max_messages: int = DEFAULT_MAX_MESSAGES,
         max_bytes: int = DEFAULT_MAX_BYTES,
         wait_ms: int = DEFAULT_WAIT_MS,
         prefetch_bytes: int = DEFAULT_PREFETCH_BYTES,
         deadline_ms: int | None = None,
         request_timeout_ms: int | None = None,
+        read_from: ReadFrom = "auto",
     ) -> None:
-        if start is None:
-            start = "committed" if group is not None else "earliest"
-        if isinstance(start, str) and start not in (*_EDGES, "committed"):
-            raise InvalidRequest(f"start is {start!r}; it must be 'earliest', 'latest', 'committed', a time or offsets")
-        if start == "committed" and group is None:
-            raise InvalidRequest("start='committed' needs a group, whose committed offsets to start from")
-        if on_out_of_range not in (*_EDGES, "error") or uncommitted not in _EDGES:
+        names = (topic,) if isinstance(topic, str) else tuple(topic)
+        is_member = group is not None and queues is None
+        self._start = check_start(start, group, names, with_queues=queues is not None)
+        if on_out_of_range not in (*EDGES, "error") or uncommitted not in EDGES:
             raise InvalidRequest(
                 "on_out_of_range must be 'earliest', 'latest' or 'error'; uncommitted 'earliest' or 'latest'"
             )
         if min(max_messages, max_bytes, prefetch_bytes) < 1 or wait_ms < 0:
             raise InvalidRequest("max_messages, max_bytes and prefetch_bytes must be above 0, wait_ms 0 or more")
+        if read_from not in get_args(ReadFrom):
+            raise InvalidRequest(f"read_from is {read_from!r}; it must be one of {', '.join(get_args(ReadFrom))}")
         self._client = client
-        self._name = topic
+        self._topics = names
         self._wanted = None if queues is None else queues if isinstance(queues, range) else list(queues)
         self._group = group
-        self._start = start
         self._uncommitted = uncommitted
-        self._on_out_of_range = on_out_of_range
-        self._options = FetchOptions(
+        self._hands = Hands()
+        self._hand = ReadingHand(self._hands)
+        options = FetchOptions(
             max_messages,
             max_bytes,
             wait_ms,
             prefetch_bytes,
             request_timeout_ms or client.request_timeout_ms,
             deadline_ms or client.deadline_ms,
+            read_from,
         )
-        self._chunk: Chunk | None = None
-        self._messages: Iterator[Message] = iter(())
-        self._maybe_loop: FetchLoop | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._commit_turn = asyncio.Lock()
-        self._closed = False
+        self._reader = Reader(client, options, on_out_of_range, track_changes=group is not None)
+        members = MemberOptions(mode, member_id, static_id, session_ms, max_handler_ms, on_assigned, on_revoked)
+        members.check(is_member=is_member)
+        self._patience_s = None if max_handler_ms is None else max_handler_ms / 1000
+        self._membership: Membership | None = None
+        if group is not None and is_member:
+            self._membership = Membership(client, group, names, members, uncommitted, self._reader, self._hands, self)
+        self._handling: Handling | None = None
+        self._runs = False  # whether it was run that handed out what was handed out last
+        self._run_ended = asyncio.Event()
+        self._run_ended.set()
+        self._withdraw: Callable[[str, Ranges], None] | None = None
+        self._kept_back: Callable[[], Held] = dict
+        self._commits = Commits(self._reader, group, self._membership, self._held)
+        self._started = self._closed = False
+        self._finish_with: bool | None = None
 
     # Life
 
     async def start(self) -> None:
         """Find out where to begin, and begin to fetch. Entering ``async with`` or the first read does it.
 
-        Raises ``UnknownTopic``, ``UnknownQueue``, and ``OffsetOutOfRange`` if that is the policy.
+        A member returns when it has been told its queues; there may be none yet. Raises ``UnknownTopic``,
+        ``UnknownQueue``, and ``OffsetOutOfRange`` if that is the policy; for members also ``GroupModeMismatch`` and
+        ``TooManyMembers``.
         """
         if self._closed:
             raise ClientClosed("this consumer is closed; make a new one")
-        if self._task is not None:
+        if self._started:
             return
-        topic = await self._client.topic(self._name)
-        queues = range(topic.queues) if self._wanted is None else self._wanted
-        positions = QueuePositions(queues, track_changes=self._group is not None)
-        for queue in (positions.queues[0], positions.queues[-1]):
-            topic.check_queue(queue)
-        loop = FetchLoop(self._client, topic, self._options, positions, self._on_out_of_range)
-        await self._find_start(loop)
-        await loop.check_bounds()
-        self._maybe_loop = loop
-        self._client._router.follow(topic.name)
-        self._task = asyncio.create_task(loop.run(), name=f"lsmq consumer {topic.name}")
+        if self._membership is not None:
+            await self._membership.join()
+        else:
+            await start_alone(
+                self._reader, self._topics, self._wanted, self._start, group=self._group, uncommitted=self._uncommitted
+            )
+        self._started = True
 
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
+    async def close(self, *, leave: bool | None = None) -> None:
+        """Stop reading. What :meth:`run` has in its hands is finished and committed; else nothing is committed.
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def close(self) -> None:
-        """Stop fetching and drop what is buffered. Commits nothing."""
+        A member gives up its queues and leaves its group; one with a ``static_id`` keeps its place until the session
+        ends, unless told to ``leave``.
+        """
         self._closed = True
-        task, self._task = self._task, None
-        if task is not None:
-            self._client._router.unfollow(self._name)
-            self._loop.buffer.ready.set()
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            self._loop.buffer.chunks.clear()
-        self._messages = iter(())
+        self._hand.put_down()
+        self._reader.buffer.wake()
+        if self._handling is not None:
+            self._handling.stop()
+            if self._handling.is_inside():
+                await self._close_from_inside(leave)
+                return
+        await self._finish(leave)
+
+    async def _close_from_inside(self, leave: bool | None) -> None:
+        """A handler closes the consumer: the rest is done when the handlers have returned."""
+        assert self._handling is not None
+        self._closed = self._handling.closed_inside = True
+        self._finish_with = leave
+        self._handling.stop()
+
+    async def _finish(self, leave: bool | None) -> None:
+        try:
+            if self._membership is not None:
+                await self._membership.leave(for_good=self._membership.is_dynamic if leave is None else leave)
+            if self._handling is not None:
+                try:
+                    async with asyncio.timeout(self._patience_s):
+                        await self._run_ended.wait()
+                except TimeoutError:
+                    self._handling.abandon()
+                    await self._run_ended.wait()
+        finally:
+            await self._reader.stop()
 
     # Reading
 
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Message:
-        """The next message; waits for it. The iteration ends when the consumer is closed."""
-        if self._task is None and not self._closed:
-            await self.start()
-        while not self._closed:
-            messages = self._take(1)
-            if messages:
-                return messages[0]
-            await self._loop.ready()
-        raise StopAsyncIteration
+    async def _next(self) -> Message:
+        return (await self.poll(1))[0]
 
     async def poll(self, max_messages: int = 1000, timeout_ms: float | None = None) -> list[Message]:
         """Up to ``max_messages`` that are there; waits for the first one.
 
         Returns an empty list after ``timeout_ms`` (0: at once; ``None``: never).
         """
-        if self._task is None:
+        check_max_messages(max_messages)
+        self._runs = False
+        self._hand.put_down()
+        if not self._started:
             await self.start()
         deadline = None if timeout_ms is None else Deadline(timeout_ms)
         while True:
             if self._closed:
                 raise ClientClosed("this consumer is closed; make a new one")
-            messages = self._take(max_messages)
+            messages = self._reader.take(max_messages)
             if messages:
+                self._hand.take()
                 return messages
             try:
                 async with asyncio.timeout(None if deadline is None else deadline.remaining_s()):
-                    await self._loop.ready()
+                    await self._reader.ready()
             except TimeoutError:
                 return []
 
-    async def run(self, handler: Handler, *, concurrency: int = 1) -> None:
+    async def run(self, handler: Handler, *, concurrency: int = 1, order: Order = "queue") -> None:
         """Call ``handler(message)`` for every message, until the consumer is closed or the handler raises.
 
-        ``concurrency`` messages are handled at a time, those of one queue always in order and one at a
-        time. With a group, what was handled is committed after each round of messages and when the
-        handler raises; messages that were not handled by then are handed out again by a later read.
+        ``concurrency`` messages are handled at a time. ``order`` says what is never handled at a time, and always in
+        order: the messages of a ``"queue"``; those with a ``"key"`` (those without one: of a queue); or ``"none"``. A
+        handler that takes long holds up these and no others.
+
+        With a group, what was handled is committed within moments, when a queue is given up and in the end; of a queue
+        never anything behind a message that is not handled. When the handler raises, messages that were not handled
+        are handed out again by a later read.
         """
-        if concurrency < 1:
-            raise InvalidRequest(f"concurrency is {concurrency}; it must be 1 or more")
-        while not self._closed:
+        await self._run(handler, concurrency, order, cancel=True)
+
+    async def _run(self, handler: Handler, concurrency: int, order: Order, *, cancel: bool) -> None:
+        """``cancel``: whether handlers can be."""
+        if self._handling is not None:
+            raise InvalidRequest("this consumer runs a handler already; make another consumer")
+        if self._closed:
+            return
+        look = self._membership.drain if self._membership is not None else lambda: None
+        handling = Handling(
+            self._reader, self._hands, handler, concurrency=concurrency, order=order, look=look, cancel=cancel
+        )
+        self._hand.put_down()
+        await self.start()
+        self._handling, self._runs = handling, True
+        self._run_ended.clear()
+        failure: BaseException | None = None
+        try:
+            await handling.run(self._commit_while(handling) if self._commits.are_kept else None)
+        except BaseException as error:
+            failure = error
+            raise
+        finally:
             try:
-                messages = await self.poll(max(100, 16 * concurrency))
-            except ClientClosed:
-                return
-            shares: list[list[Message]] = [[] for _ in range(concurrency)]
-            for message in messages:
-                shares[message.queue % concurrency].append(message)
-            try:
-                await _handle_shares(handler, [share for share in shares if share])
-            except BaseException as failure:
-                for share in shares:
-                    for message in reversed(share):
-                        self.seek(message.queue, message.offset)
-                if self._group is not None and isinstance(failure, Exception):
-                    await self.commit()
-                raise
-            if self._group is not None:
-                await self.commit()
+                if self._commits.are_kept and (failure is None or isinstance(failure, Exception)):
+                    await self._commits.put_changed()
+            except LsmqError as error:
+                if failure is None:
+                    raise
+                _log.warning("what was handled could not be committed: %s", error)
+            finally:
+                self._handling = None
+                self._run_ended.set()
+                if handling.closed_inside:
+                    await self._finish(self._finish_with)
 
-    def _take(self, max_messages: int) -> list[Message]:
-        """Up to ``max_messages`` from the buffer, handed out as of now."""
-        taken: list[Message] = []
-        positions = self._positions
-        while True:
-            last: Message | None = None
-            try:
-                try:
-                    for message in self._messages:
-                        if last is not None and last.queue != message.queue:
-                            positions.hand_out(last.queue, last.offset + 1)
-                        last = message
-                        taken.append(message)
-                        if len(taken) >= max_messages:
-                            return taken
-                finally:
-                    if last is not None:
-                        positions.hand_out(last.queue, last.offset + 1)
-            except LsmqError:
-                self._rewind()
-                if taken:
-                    return taken  # The next read comes upon the same record, and raises.
-                raise
-            self._finish_chunk()
-            if not self._loop.buffer.chunks:
-                return taken
-            self._chunk = self._loop.buffer.chunks.popleft()
-            self._messages = self._chunk.messages()
+    async def _commit_while(self, handling: Handling) -> None:
+        while not handling.stopping:
+            await handling.handled.wait()
+            handling.handled.clear()
+            await self._commits.put_changed()
+            await asyncio.sleep(_COMMIT_EVERY_S)
 
-    def _finish_chunk(self) -> None:
-        """All messages of the chunk are handed out: its queues stand at its ends."""
-        chunk, self._chunk = self._chunk, None
-        self._messages = iter(())
-        if chunk is not None:
-            positions = self._positions
-            for queue, (_, next_offset) in chunk.spans.items():
-                if positions[queue] < next_offset:
-                    positions.hand_out(queue, next_offset)
-            self._loop.buffer.release(chunk)
+    # Where it stands
 
-    def _rewind(self) -> None:
-        """Drop everything buffered and fetch again from what was handed out."""
-        self._loop.rewind(self._chunk)
-        self._chunk = None
-        self._messages = iter(())
+    @property
+    def member_id(self) -> str | None:
+        """How the group calls this consumer; ``None`` when it is no member."""
+        return None if self._membership is None else self._membership.member.id
 
-    # Positions
+    @property
+    def assignment(self) -> Mapping[str, Ranges]:
+        """The queues that are read now, as ranges by topic."""
+        if self._membership is None:
+            return {name: loop.positions.ranges for name, loop in self._reader.loops.items()}
+        return self._membership.reads()
+
+    @property
+    def waiting_for(self) -> int:
+        """How many of a member's queues others still have to give up."""
+        return 0 if self._membership is None else self._membership.member.waiting_for
 
     @property
     def positions(self) -> Mapping[int, int]:
-        """The next offset to hand out of each queue: a live view."""
-        return self._positions
+        """The next offset to hand out of each queue that is read: a live view. Of the consumer's only topic."""
+        return self.positions_of(self._only_topic(None))
 
-    @property
-    def _loop(self) -> FetchLoop:
-        if self._maybe_loop is None:
+    def positions_of(self, topic: str) -> Mapping[int, int]:
+        """:attr:`positions` of one of several topics."""
+        if not self._started:
             raise ClientClosed("this consumer is not started; use 'async with', or await start() first")
-        return self._maybe_loop
+        return self._reader.loops[topic].positions if topic in self._reader.loops else {}
 
-    @property
-    def _positions(self) -> QueuePositions:
-        return self._loop.positions
+    def _only_topic(self, topic: str | None) -> str:
+        if topic is None and len(self._topics) > 1:
+            raise InvalidRequest(f"this consumer reads {', '.join(self._topics)}; say which topic is meant")
+        if topic is not None and topic not in self._topics:
+            raise InvalidRequest(f"this consumer does not read {topic!r}; it reads {', '.join(self._topics)}")
+        return topic or self._topics[0]
 
-    async def commit(self, offsets: Mapping[int, int] | None = None, *, reset: bool = False) -> None:
-        """Commit for the group what was handed out, or ``offsets`` (the next to read of each queue).
+    def _loop(self, topic: str | None) -> FetchLoop:
+        name = self._only_topic(topic)
+        if name not in self._reader.loops:
+            raise InvalidRequest(f"this consumer has no queue of {name!r} now")
+        return self._reader.loops[name]
 
-        Durable on return. Queues that have not moved since the last commit cost nothing. ``offsets`` that
-        lie before what the group has committed change nothing unless ``reset``; what was handed out after a
-        :meth:`seek` back is committed as it is.
-        """
-        if offsets is None:
-            await self._commit_changed({})
-            return
-        async with self._commit_turn:
-            await self._client._commit_offsets(self._group_to_commit(), self._loop.topic, offsets, reset=reset)
-
-    async def _commit_changed(self, held: Mapping[int, int]) -> None:
-        """Commit what was handed out, but not beyond the offsets ``held``."""
-        group, positions = self._group_to_commit(), self._positions
-        async with self._commit_turn:
-            changed = {queue: min(offset, held.get(queue, offset)) for queue, offset in positions.changed.items()}
-            rewound = positions.rewound & changed.keys()
-            positions.rewound -= rewound
-            try:
-                for reset in (False, True):
-                    part = {queue: changed[queue] for queue in changed if (queue in rewound) is reset}
-                    if part:
-                        await self._client._commit_offsets(group, self._loop.topic, part, reset=reset)
-            except BaseException:
-                positions.rewound |= rewound
-                raise
-            for queue, offset in changed.items():
-                if positions.changed.get(queue) == offset:
-                    del positions.changed[queue]
-
-    def _group_to_commit(self) -> str:
-        if self._group is None:
-            raise InvalidRequest("only a consumer with a group can commit; give it group='...'")
-        return self._group
-
-    def seek(self, queue: int, offset: int) -> None:
+    def seek(self, queue: int, offset: int, *, topic: str | None = None) -> None:
         """Go on from ``offset`` in ``queue``; what is buffered of it is dropped."""
         if offset < 0:
             raise InvalidRequest(f"offset is {offset}; it must be 0 or more")
-        self._loop.seek(queue, offset)
-        if self._chunk is not None:
-            self._chunk.spans.pop(queue, None)
+        loop = self._loop(topic)
+        if self._handling is not None:
+            self._handling.forget(loop.topic.name, (range(queue, queue + 1),), cancel=False)
+        loop.seek(queue, offset)
 
-    async def seek_to_time(self, moment: datetime | int, queues: Iterable[int] | None = None) -> None:
+    async def seek_to_time(
+        self, moment: datetime | int, queues: Iterable[int] | None = None, *, topic: str | None = None
+    ) -> None:
         """Go on from the first message stored at or after ``moment``, in ``queues`` or in all."""
-        chosen = self._positions.queues if queues is None else queues
-        found = await self._client._offsets(self._loop.topic, sorted(chosen), moment)
+        loop = self._loop(topic)
+        chosen = loop.positions.queues if queues is None else queues
+        found = await self._client._offsets(loop.topic, sorted(chosen), moment)
         for queue, offset in zip(found.queues, found.at_time, strict=True):
-            self.seek(queue, offset)
+            self.seek(queue, offset, topic=topic)
 
-    async def _find_start(self, loop: FetchLoop) -> None:
-        start, positions = self._start, loop.positions
-        match start:
-            case str() if start != "committed":
-                await self._start_at_edge(loop, positions.queues, start)
-            case str():
-                assert self._group is not None
-                committed = await self._client._committed_offsets(self._group, loop.topic)
-                known = {queue: offset for queue, offset in committed.items() if queue in positions}
-                rest = [queue for queue in positions.queues if queue not in known] if known else positions.queues
-                await self._start_at_edge(loop, rest, self._uncommitted)
-                loop.start_at(known)
-            case datetime() | int():
-                found = await self._client._offsets(loop.topic, positions.queues, start)
-                positions.start_at(found.queues, found.at_time)
-            case _:
-                rest = [queue for queue in positions.queues if queue not in start]
-                await self._start_at_edge(loop, rest, "earliest")
-                loop.start_at(start)
+    # Committing
 
-    async def _start_at_edge(self, loop: FetchLoop, queues: Sequence[int], edge: str) -> None:
-        if not queues or (edge == "earliest" and self._on_out_of_range == "earliest"):
-            return  # Offset 0 does: reading begins at the earliest there is.
-        bounds = await self._client._offsets(loop.topic, queues, None)
-        loop.positions.start_at(bounds.queues, bounds.earliest if edge == "earliest" else bounds.latest)
+    async def commit(
+        self, offsets: Mapping[int, int] | None = None, *, topic: str | None = None, reset: bool = False
+    ) -> None:
+        """Commit for the group what was handed out, or ``offsets`` (the next to read of each queue).
 
+        While :meth:`run` runs, that is what was handled. Durable on return. Queues that have not moved since the last
+        commit cost nothing; queues that are another member's by now are left out. ``offsets`` that lie before what the
+        group has committed change nothing unless ``reset``; what was handed out after a :meth:`seek` back is committed
+        as it is.
+        """
+        if offsets is None:
+            await self._commits.put_changed()
+            if self._handling is None:
+                self._hand.put_down()
+        else:
+            await self._commits.put(self._loop(topic).topic, offsets, reset=reset)
 
-async def _handle_shares(handler: Handler, shares: Sequence[list[Message]]) -> None:
-    """Handle the shares at a time, each in order. What is left in them was not handled."""
+    def _held(self) -> Held:
+        """What was handed out and is not to be committed: in a run, what is not handled yet."""
+        if self._handling is None:
+            return self._kept_back()
+        return {name: self._handling.unfinished(name) for name in self._reader.loops}
 
-    async def handle(share: list[Message]) -> None:
-        share.reverse()
-        try:
-            while share:
-                pending = handler(share[-1])
-                if inspect.isawaitable(pending):
-                    await pending
-                share.pop()
-        finally:
-            share.reverse()
+    # What a membership asks of its application
 
-    if len(shares) == 1:
-        await handle(shares[0])
-        return
-    try:
-        async with asyncio.TaskGroup() as group:
-            for share in shares:
-                group.create_task(handle(share))
-    except BaseExceptionGroup as failures:
-        raise failures.exceptions[0] from None
+    async def _let_go(self, topic: str, ranges: Ranges) -> None:
+        """Begin nothing more of these queues; return when nothing of them is in hand. For memberships."""
+        if self._withdraw is not None:
+            self._withdraw(topic, ranges)
+        if self._handling is not None:
+            await self._handling.let_go(topic, ranges)
+        else:
+            await self._hand.empty()
+        if self._runs and self._commits.are_kept and topic in self._reader.loops:
+            await self._commits.put_changed_of(self._reader.loops[topic])
+
+    def _forget(self, topic: str, ranges: Ranges) -> None:
+        """These queues are gone: what is still done with them counts no more. For memberships."""
+        if self._withdraw is not None:
+            self._withdraw(topic, ranges)
+        if self._handling is not None:
+            self._handling.forget(topic, ranges)

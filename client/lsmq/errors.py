@@ -138,6 +138,13 @@ class UnknownGroup(LsmqError):
     status = 404
 
 
+class UnknownFetchSession(LsmqError):
+    """The node does not know this fetch session, or not any more: name the queues and offsets again."""
+
+    code = "unknown_fetch_session"
+    status = 404
+
+
 class UnknownMember(LsmqError):
     """The group does not know this member, or not any more: its session ended. Drop all queues and join again."""
 
@@ -176,11 +183,82 @@ class TooManyMembers(LsmqError):
     status = 409
 
 
+class ReceiptExpired(LsmqError):
+    """The delivery is over: its visibility ended, or it was given back. The message may be another's by now."""
+
+    code = "receipt_expired"
+    status = 409
+
+
+class UnknownReceipt(LsmqError):
+    """This is no receipt of this group and topic."""
+
+    code = "unknown_receipt"
+    status = 404
+
+
+class UnknownProducerMember(LsmqError):
+    """The producer group does not know this member, or not any more: its session ended. Join anew, under a new id."""
+
+    code = "unknown_producer_member"
+    status = 404
+
+
+class UnknownTransaction(LsmqError):
+    """There is no such transaction: it was never begun, or was decided so long ago that it is forgotten."""
+
+    code = "unknown_transaction"
+    status = 404
+
+
+class TransactionDecided(LsmqError):
+    """Somebody has decided it the other way. ``details``: ``state``, and ``decided_by``: member, operator or broker."""
+
+    code = "transaction_decided"
+    status = 409
+
+
+class TransactionTooLarge(InvalidRequest):
+    """A transaction holds so many bytes, messages or parts, and no more."""
+
+    code = "transaction_too_large"
+    status = 413
+
+
+class TooManyTransactions(LsmqError):
+    """The producer group has as many unfinished transactions as one may have."""
+
+    code = "too_many_transactions"
+    status = 429
+    retriable = True
+
+
+class SequenceTakenOver(LsmqError):
+    """Another member goes on with the sequence. ``details`` carries ``epoch``, the one that counts now."""
+
+    code = "sequence_taken_over"
+    status = 409
+
+
+class DeliveriesAhead(LsmqError):
+    """A shard has had later deliveries of a coordinator than that one knows of. ``details`` carries ``last``."""
+
+    code = "deliveries_ahead"
+    status = 409
+
+
 class NotLeader(LsmqError):
     code = "not_leader"
     status = 421
     retriable = True
     refresh_route = True
+
+
+class ReadElsewhere(LsmqError):
+    """These are to be read at another node. ``details``: ``url`` of a follower in sync, ``shard``, ``epoch``."""
+
+    code = "read_elsewhere"
+    status = 307
 
 
 class Unavailable(LsmqError):
@@ -305,6 +383,35 @@ class LogTrimmed(StorageError):
 
 class AddressInUse(LsmqError):
     code = "address_in_use"
+
+
+class UnknownStream(LsmqError):
+    """No such stream is held by this node."""
+
+    code = "unknown_stream"
+    status = 404
+
+
+class StreamReplaced(LsmqError):
+    """Another stream came with the same subscriber's name, and has its place."""
+
+    code = "stream_replaced"
+    status = 409
+
+
+class SlowConsumer(LsmqError):
+    """A stream whose consumer read or acknowledged nothing for too long; what was not acknowledged comes again."""
+
+    code = "slow_consumer"
+    status = 408
+    retriable = True
+
+
+class OriginNotAllowed(LsmqError):
+    """A page of that origin may not use this node from a browser."""
+
+    code = "origin_not_allowed"
+    status = 403
 
 
 def _all_subclasses(root: type[LsmqError]) -> list[type[LsmqError]]:

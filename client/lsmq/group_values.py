@@ -137,6 +137,25 @@ class GroupDescription:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupStream:
+    """A stream that the node at ``node`` pushes messages to, of the queues that it leads.
+
+    ``unacknowledged`` of them were sent, of ``credit`` that may be; ``silent_ms``: since when none was acknowledged,
+    while there are any.
+    """
+
+    node: str
+    id: str
+    subscriber: str | None
+    topic: str
+    mode: str
+    queues: int
+    unacknowledged: int
+    credit: int
+    silent_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class GroupSummary:
     """``members`` and ``generation`` are 0 for a group that only has committed offsets."""
 

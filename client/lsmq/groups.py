@@ -26,6 +26,7 @@ from lsmq.group_values import (
     GroupDescription,
     GroupLag,
     GroupMember,
+    GroupStream,
     GroupSummary,
     Heartbeat,
     Ranges,
@@ -45,6 +46,7 @@ __all__ = [
     "GroupDescription",
     "GroupLag",
     "GroupMember",
+    "GroupStream",
     "GroupSummary",
     "Heartbeat",
     "Ranges",
@@ -130,6 +132,11 @@ class Group:
         )
         topics = tuple(topic["topic"] for topic in fields["topics"])
         return GroupDescription(**{**fields, "topics": topics, "members": members})
+
+    async def streams(self) -> list[GroupStream]:
+        """Streams that messages are pushed to, a row for each node that sends to one. No error when there are none."""
+        answers = await _ask_leaders(self.client, f"{self._path}/streams")
+        return [GroupStream(node=url, **fields) for url, answer in answers for fields in answer.value()["streams"]]
 
     async def declare(self, mode: str) -> None:
         """Make the group with this mode, or see that it has it. Raises ``GroupModeMismatch``."""
@@ -378,15 +385,8 @@ async def list_groups(client: Client) -> list[GroupSummary]:
 
 
 async def _list_groups(client: Client) -> list[GroupSummary]:
-    cluster = await client.ask("GET", "/v1/cluster")
-    urls = {node["id"]: str(node["url"]).rstrip("/") for node in cluster["nodes"]}
-    leaders = {urls[shard["leader"]] for shard in cluster["shards"] if shard["leader"] in urls}
-    transport, timeout_s = client._router._transport, client.request_timeout_ms / 1000
-    answers = await _together(
-        transport.request("GET", f"{url}/v1/groups", timeout_s=timeout_s) for url in sorted(leaders)
-    )
     found: dict[str, GroupSummary] = {}
-    for answer in answers:
+    for _, answer in await _ask_leaders(client, "/v1/groups"):
         fields = answer.value()
         for name in fields["groups"]:
             found.setdefault(name, GroupSummary(name))
@@ -395,3 +395,13 @@ async def _list_groups(client: Client) -> list[GroupSummary]:
             if known is None or details["generation"] >= known.generation:
                 found[details["group"]] = GroupSummary(**details)
     return [summary for _, summary in sorted(found.items())]
+
+
+async def _ask_leaders(client: Client, path: str) -> list[tuple[str, Answer]]:
+    """What each node that leads a shard answers to a GET, with its URL."""
+    cluster = await client.ask("GET", "/v1/cluster")
+    urls = {node["id"]: str(node["url"]).rstrip("/") for node in cluster["nodes"]}
+    leaders = sorted({urls[shard["leader"]] for shard in cluster["shards"] if shard["leader"] in urls})
+    transport, timeout_s = client._router._transport, client.request_timeout_ms / 1000
+    answers = await _together(transport.request("GET", f"{url}{path}", timeout_s=timeout_s) for url in leaders)
+    return list(zip(leaders, answers, strict=True))

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 import msgpack
 import xxhash
 
-from lsmq.errors import InvalidBatch
+from lsmq.errors import InvalidBatch, InvalidRequest
+
+MAX_PRIORITY = 255
 
 
 def key_hash(key: str) -> int:
@@ -61,6 +63,15 @@ class Message:
         return self.body.decode()
 
 
+def check_extras(properties: Mapping[str, str] | None, priority: int) -> None:
+    """Raises ``InvalidRequest`` for properties and a priority that no record can hold."""
+    if type(priority) is not int or not 0 <= priority <= MAX_PRIORITY:
+        raise InvalidRequest(f"the priority is {priority!r}; it must be a whole number from 0 to {MAX_PRIORITY}")
+    for name, value in properties.items() if properties else ():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise InvalidRequest(f"the property {name!r} is {value!r}; names and values of properties must be text")
+
+
 def encode_header(key: str | None, tag: str | None, properties: Mapping[str, str] | None) -> bytes:
     """A record's header bytes; empty when there is nothing to say."""
     if properties:
@@ -92,3 +103,14 @@ def decode_header(header: bytes | memoryview) -> tuple[str | None, str | None, d
         if value is not None and not isinstance(value, kind):
             raise InvalidBatch("a record's header is not an array of key, tag and properties")
     return key, tag, properties or {}
+
+
+def unreadable(error: InvalidBatch, topic: str, queue: int, offset: int) -> InvalidBatch:
+    """``error`` of a message's header, naming the message: whoever reads on has to go past it."""
+    return InvalidBatch(
+        f"the message at offset {offset} of queue {queue} of topic {topic!r} cannot be read: {error.message}; "
+        f"go on at offset {offset + 1}, or delete the message",
+        topic=topic,
+        queue=queue,
+        offset=offset,
+    )

@@ -1,7 +1,8 @@
 """Which queue a message goes to when its sender names none.
 
 The default needs no object from here: a message with a key goes to ``key_hash(key) % queues``, so that
-equal keys share a queue and keep their order; messages without one go to a queue together until the batch
+equal keys share a queue and keep their order (``queues`` being those that the topic was made with where its order is
+strict: for any partitioner, where there is a key); messages without one go to a queue together until the batch
 is full or due, and then to the next queue, which keeps batches large however many queues there are.
 
 Any callable ``(key, body, queues) -> queue`` does as well. It runs once a message, on the event loop.

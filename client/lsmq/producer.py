@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import deque
 from collections.abc import Iterable, Mapping
+from operator import index as whole
 from types import TracebackType
 from typing import Self
 
@@ -21,7 +22,7 @@ from lsmq.errors import (
     MessageTooLarge,
     TopicReplaced,
 )
-from lsmq.messages import encode_header, header_bound, key_hash
+from lsmq.messages import check_extras, encode_header, header_bound, key_hash
 from lsmq.partitioners import Partitioner
 from lsmq.record_batch import BatchBuilder, Codec
 from lsmq.topics import Topic
@@ -97,7 +98,7 @@ class Producer:
             codec,
         )
         self._topic: Topic | None = None
-        self._queues = 0
+        self._queues = self._key_queues = 0
         self._next_queue = 0
         self._lanes: dict[int, Lane] = {}
         self._only_lane: Lane | None = None
@@ -119,13 +120,22 @@ class Producer:
             topic = await self._client.topic(self._name)
             if self._topic is not None or self._closed:
                 return  # Another task has started it meanwhile.
-            self._topic = topic
+            self._take(topic)
             self._client._router.follow(topic.name)
-            self._queues = topic.queues
+            self._client._router.table.listen(self._notice)
             self._max_message_bytes = self._max_message_bytes or topic.max_message_bytes
             self._next_queue = random.randrange(topic.queues)
-            if len({route.shard for route in topic.routes}) == 1:
-                self._only_lane = self._lane(0)
+
+    def _take(self, topic: Topic) -> None:
+        """The topic is so large from now on."""
+        self._topic = topic
+        self._queues, self._key_queues = topic.queues, topic.key_queues
+        self._only_lane = self._lane(0) if len({route.shard for route in topic.routes}) == 1 else None
+
+    def _notice(self) -> None:
+        known = self._client._router.table.topic(self._name)
+        if known is not None and self._topic is not None and known.queues > self._queues and known.is_same(self._topic):
+            self._take(known)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -191,6 +201,7 @@ class Producer:
     def _stop_accepting(self) -> None:
         if not self._closed and self._topic is not None:
             self._client._router.unfollow(self._topic.name)
+            self._client._router.table.unlisten(self._notice)
         self._closed = True
         self._space.set()
 
@@ -325,6 +336,8 @@ class Producer:
         size_bytes = len(body)
         if not size_bytes:
             raise EmptyBody("the body is empty; a message must have at least one byte")
+        if priority or properties:
+            check_extras(properties, priority)
         if properties:
             size_bytes += len(encode_header(key, tag, properties))
         elif key is not None or tag is not None:
@@ -345,13 +358,14 @@ class Producer:
         hashed: int | None = None
         in_turn = False
         if queue is not None:
+            queue = whole(queue)
             self._topic.check_queue(queue)
         elif self._partitioner is not None:
-            queue = self._partitioner(key, body, self._queues)
+            queue = whole(self._partitioner(key, body, self._queues if key is None else self._key_queues))
             self._topic.check_queue(queue)
         elif key is not None:
             hashed = key_hash(key)
-            queue = hashed % self._queues
+            queue = hashed % self._key_queues
         else:
             queue = self._next_queue
             in_turn = True

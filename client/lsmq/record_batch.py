@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
-from itertools import repeat
-from operator import gt
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, compress, repeat
+from operator import add, gt
 from typing import Any
 
 import crc32c
@@ -40,6 +40,7 @@ from lsmq.messages import (
     message_id,
     parse_message_id,
     tag_hash,
+    unreadable,
 )
 
 __all__ = [
@@ -66,7 +67,7 @@ __all__ = [
     "tag_hash",
 ]
 
-_NOT_A_MESSAGE = Flag.TOMBSTONE | Flag.POSITION
+_NOT_A_MESSAGE = Flag.TOMBSTONE | Flag.POSITION | Flag.ELSEWHERE
 
 
 class RecordBatch:
@@ -166,37 +167,50 @@ class RecordBatch:
         if Column.HEADER_LENGTH in self.directory and any(map(gt, header_lengths, lengths)):
             raise InvalidBatch("a record's header is longer than the record")
 
-    def messages(self, topic: str, topic_id: int = 0) -> Iterator[Message]:
-        """The records as messages, in batch order. Tombstones and positions are passed over."""
-        if Column.TOPIC in self.directory:
-            topics = self.column(Column.TOPIC)
-        else:
-            topics = _Constant(topic_id, self.record_count)
-        payload = self.payload
-        position = 0
+    def rows(self, topic_id: int = 0) -> Iterator[tuple[int, int, int, int, int, int, int, int]]:
+        """Of each message, in batch order: topic id, queue, offset, start, body's start, end, stored_ms, priority.
+
+        Its bytes are ``payload[start:end]``, header first. ``topic_id`` stands for a topic that the batch does not
+        say. Tombstones and positions are passed over. Raises ``InvalidBatch`` as :meth:`check_lengths`.
+        """
         self.check_lengths()
-        for owner, queue, offset, length, header_length, stored_ms, priority, flags in zip(
-            topics,
+        ends = list(accumulate(self.column(Column.LENGTH)))
+        starts = [0, *ends[:-1]]
+        rows = zip(
+            self.column(Column.TOPIC) if Column.TOPIC in self.directory else _Constant(topic_id, self.record_count),
             self.column(Column.QUEUE),
             self.column(Column.OFFSET),
-            self.column(Column.LENGTH),
-            self.column(Column.HEADER_LENGTH),
+            starts,
+            map(add, starts, self.column(Column.HEADER_LENGTH)),
+            ends,
             self.column(Column.STORED_MS),
             self.column(Column.PRIORITY),
-            self.column(Column.FLAGS),
             strict=True,
-        ):
-            end = position + length
-            if not flags & _NOT_A_MESSAGE:
-                body_at = position + header_length
-                identity = message_id(owner, queue, offset)
-                body = payload[body_at:end].tobytes()
-                if header_length:
-                    key, tag, properties = decode_header(payload[position:body_at])
-                    yield Message(topic, queue, offset, identity, body, key, tag, priority, properties, stored_ms)
-                else:
-                    yield Message(topic, queue, offset, identity, body, None, None, priority, {}, stored_ms)
-            position = end
+        )
+        if Column.FLAGS not in self.directory:
+            return rows
+        return compress(rows, [not flags & _NOT_A_MESSAGE for flags in self.column(Column.FLAGS)])
+
+    def messages(
+        self, topic: str, topic_id: int = 0, spans: Mapping[int, tuple[int, int]] | None = None
+    ) -> Iterator[Message]:
+        """The messages, in batch order; with ``spans`` those of topic ``topic_id`` in these offsets of the queues."""
+        payload = self.payload
+        for owner, queue, offset, start, body_at, end, stored_ms, priority in self.rows(topic_id):
+            if spans is not None:
+                span = spans.get(queue)
+                if span is None or not span[0] <= offset < span[1] or owner != topic_id:
+                    continue
+            identity = message_id(owner, queue, offset)
+            body = payload[body_at:end].tobytes()
+            if body_at > start:
+                try:
+                    key, tag, properties = decode_header(payload[start:body_at])
+                except InvalidBatch as error:
+                    raise unreadable(error, topic, queue, offset) from error
+                yield Message(topic, queue, offset, identity, body, key, tag, priority, properties, stored_ms)
+            else:
+                yield Message(topic, queue, offset, identity, body, None, None, priority, {}, stored_ms)
 
 
 class _Constant(Sequence[int]):

@@ -13,13 +13,15 @@ DEFAULT_MAX_MESSAGE_BYTES = 1 << 20
 
 # The id of the topic that a request means by its name. A node that knows another one under that name refuses.
 TOPIC_ID_HEADER = "Lsmq-Topic-Id"
+#: In an answer to a fetch: what the next request goes on with.
+FETCH_SESSION_HEADER = "Lsmq-Fetch-Session"
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
     """Queues ``[first, end)`` of a topic live in ``shard``, led by the node at ``leader`` in ``epoch``.
 
-    ``leader`` is ``None`` while the shard has none.
+    ``leader`` is ``None`` while the shard has none. ``followers`` are the other replicas in sync, as far as is known.
     """
 
     first: int
@@ -27,6 +29,7 @@ class Route:
     shard: int
     leader: str | None
     epoch: int
+    followers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class Topic:
                             int(route["shard"]),
                             str(route["leader"]).rstrip("/") if route.get("leader") else None,
                             int(route["epoch"]),
+                            tuple(str(url).rstrip("/") for url in route.get("followers") or ()),
                         )
                         for route in fields["routes"]
                     ),
@@ -97,10 +101,16 @@ class Topic:
                     "shard": route.shard,
                     "leader": route.leader,
                     "epoch": route.epoch,
+                    "followers": list(route.followers),
                 }
                 for route in self.routes
             ],
         }
+
+    @property
+    def key_queues(self) -> int:
+        """How many queues the hash of a key chooses from: all, or with strict order those it was made with."""
+        return int(self.options.get("key_queues") or self.queues)
 
     def check_queue(self, queue: int) -> None:
         """Raises ``UnknownQueue`` unless the topic has ``queue``."""

@@ -80,6 +80,7 @@ class Overseer:
         self._submitted: tuple[int, list[dict[str, Any]], float] = (-1, [], 0.0)
         self._term = -1
         self._changed_at = clock()
+        self._epochs: dict[int, int] = {}
         self._wake = asyncio.Event()
         self._probes: set[asyncio.Task[None]] = set()
         #: Elections committed since the start, for metrics.
@@ -198,6 +199,9 @@ class Overseer:
             self._start_probe(node)
         if verdicts.died or verdicts.returned:
             self._changed_at = now
+        epochs = {id: shard.epoch for id, shard in state.shards.items()}
+        if epochs != self._epochs:  # a node may have handed its shards over: nothing is taken back at once
+            self._epochs, self._changed_at = epochs, now
         alive = self._detector.alive
         commands = failovers(state, alive, self._reports, self._due(state, now)) + departures(state, alive)
         if not commands:

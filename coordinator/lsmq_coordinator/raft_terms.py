@@ -25,7 +25,7 @@ class Outcome(Enum):
 class RaftTiming:
     """Seconds. An election begins ``election_min_s`` to ``election_max_s`` after the leader was last heard."""
 
-    tick_s: float = 0.02
+    tick_s: float = 0.05
     heartbeat_s: float = 0.05
     election_min_s: float = 0.3
     election_max_s: float = 0.6

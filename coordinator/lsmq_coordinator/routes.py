@@ -49,13 +49,16 @@ def cluster_document(state: ClusterState) -> Document:
 
 
 def resolve(topic: Mapping[str, Any], cluster: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The topic's routes: queues ``[first, end)``, shard, URL of its leader (null when it has none), epoch."""
-    routes = []
+    """The topic's routes: queues ``[first, end)``, shard, URL of its leader (null when it has none), epoch, and the
+    URLs of the followers in sync."""
+    nodes, routes = cluster["nodes"], []
     for first, end, shard in topic["ranges"]:
         entry = cluster["shards"][str(shard)]
-        node = cluster["nodes"].get(entry["leader"])
+        node = nodes.get(entry["leader"])
         url = None if node is None else node["url"]
-        routes.append({"first": first, "end": end, "shard": shard, "leader": url, "epoch": entry["epoch"]})
+        others = [nodes[id]["url"] for id in entry["in_sync"] if id != entry["leader"] and id in nodes]
+        leads = {"leader": url, "epoch": entry["epoch"], "followers": others}
+        routes.append({"first": first, "end": end, "shard": shard, **leads})
     return routes
 
 

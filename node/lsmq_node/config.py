@@ -106,6 +106,12 @@ class NodeConfig:
         range=(64 * KIB, 4096 * MIB),
         hazard="Memory; too small, and flushing and merging keep the disk busy.",
     )
+    max_documents_bytes: int = setting(
+        256 * MIB,
+        "Most bytes of documents (groups, transactions, retries), per shard; more are refused with `documents_full`.",
+        range=(64 * KIB, 64 * 1024 * MIB),
+        hazard="Memory, and each checkpoint writes them; too small refuses new groups and retries.",
+    )
     cache_bytes: int = setting(64 * MIB, "Block cache, per shard.", range=(0, 1024 * 1024 * MIB), hazard="Memory.")
     segment_bytes: int = setting(
         64 * MIB,
@@ -165,6 +171,12 @@ class NodeConfig:
     max_queues_per_request: int = setting(
         1_000_000, "Most queues one request may name.", range=(1, 16_000_000), hazard="Time and memory per request."
     )
+    max_fetch_session_bytes: int = setting(
+        64 * MIB,
+        "Most memory for fetch sessions: where readers of many queues are, 13 bytes a queue. Who uses his least goes.",
+        range=(0, 64 * 1024 * MIB),
+        hazard="Memory; too small, and readers name all their queues in each request.",
+    )
     max_waiters: int = setting(
         10_000, "Most long polls held at one time.", range=(0, 1_000_000), hazard="Each holds a connection."
     )
@@ -174,11 +186,33 @@ class NodeConfig:
         range=(0, 3_600_000),
         hazard="Proxies in between may cut connections that are idle for so long.",
     )
+    max_push_streams: int = setting(
+        10_000, "Most streams held at one time.", range=(0, 1_000_000), hazard="Each holds a connection, and memory."
+    )
+    max_push_bytes: int = setting(
+        64 * MIB,
+        "Memory for messages on their way to held streams, of all of them together.",
+        range=(1 * MIB, 1024 * 1024 * MIB),
+        hazard="Streams wait for it; too little, and slow connections hold up others.",
+    )
+    browser_origins: str = setting(
+        "",
+        "Origins of web pages that may use this node from a browser, separated by commas, such as "
+        "`https://shop.example`; `*` is any. Pages that this node's own address serves may always.",
+        hazard="A page of an allowed origin can read and acknowledge whatever the browser's machine can reach here.",
+    )
     max_inflight_bytes: int = setting(
         256 * MIB,
         "Memory for request bodies and answers in flight.",
         range=(1 * MIB, 1024 * 1024 * MIB),
         hazard="Requests wait for it; above the machine's memory it protects nothing.",
+    )
+    backlog_redirect_bytes: int = setting(
+        64 * MIB,
+        "In a cluster: a consumer that has more than this to read of a shard, beyond what is in memory, is sent to a "
+        "follower. 0: never.",
+        range=(0, 1024 * 1024 * MIB),
+        hazard="Too small, and consumers change nodes for little; too large, and their reads disturb the leader.",
     )
     read_threads: int = setting(4, "Threads that read from disk for consumers.", range=(1, 256))
     sendfile_min_bytes: int = setting(
@@ -327,6 +361,7 @@ _ORDER = (
     ("max_message_bytes", "max_response_bytes"),
     ("max_request_bytes", "max_inflight_bytes"),
     ("max_response_bytes", "max_inflight_bytes"),
+    ("max_message_bytes", "max_push_bytes"),
     ("segment_bytes", "wal_keep_bytes"),
 )
 

@@ -12,7 +12,9 @@ when bodies are not compared.
 The check is pure: no clocks, no sockets, no files. It works on columns, a few arrays a reading, and takes
 about a second a million messages.
 
-Not supported: transactions, and messages that were meant to expire.
+Messages of transactions are sends when they are committed, and were never sent when they are not.
+
+Not supported: messages that were meant to expire.
 """
 
 from __future__ import annotations

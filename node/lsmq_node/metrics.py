@@ -105,6 +105,9 @@ class _BrokerCollector(Collector):
     def _broker_metrics(self) -> Iterable[Metric]:
         broker = self._broker
         yield GaugeMetricFamily("lsmq_waiters", "Long polls held now.", broker.waiters.count)
+        sessions = broker.reads.sessions
+        yield GaugeMetricFamily("lsmq_fetch_sessions", "Fetch sessions kept between requests.", len(sessions))
+        yield GaugeMetricFamily("lsmq_fetch_session_bytes", "Memory they take.", sessions.size_bytes)
         budget = broker.budget
         yield GaugeMetricFamily("lsmq_inflight_bytes", "Request and answer bytes in memory.", budget.used_bytes)
         yield GaugeMetricFamily("lsmq_inflight_peak_bytes", "Most there ever were.", budget.peak_bytes)
@@ -114,6 +117,11 @@ class _BrokerCollector(Collector):
             budget.refused,
         )
         yield CounterMetricFamily("lsmq_sendfile_bytes", "Bytes sent straight from files.", broker.sendfile_bytes)
+        reads = broker.reads
+        yield CounterMetricFamily(
+            "lsmq_queues_sent_elsewhere", "Queues whose reader was sent to another node.", reads.queues_sent_elsewhere
+        )
+        yield CounterMetricFamily("lsmq_follower_reads", "Reads answered as a follower.", reads.as_follower)
         yield CounterMetricFamily("lsmq_writes_delayed", "Writes delayed by pressure.", broker.writes_delayed)
 
     def _commit_metrics(self) -> Iterable[Metric]:

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from lsmq import Client
 from lsmq._keeper import topic_path
+from lsmq._loop_thread import LoopThread
 from lsmq._retry import Deadline
 from lsmq._transport import BATCH, BATCHES, MSGPACK, Answer
 from lsmq.errors import LsmqError, UnknownTopic
-from lsmq.sync._loop_thread import LoopThread
 from lsmq.topics import Topic
 from lsmq_pipeline.options import Connection
 

@@ -36,8 +36,8 @@ def spark_options(command: Decorated) -> Decorated:
         "--master",
         default="local[*]",
         show_default=True,
-        envvar="SPARK_MASTER",
-        help="Where Spark runs: local[*], spark://host:7077, yarn, k8s://...",
+        envvar=["SPARK_MASTER", "SPARK_REMOTE"],
+        help="Where Spark runs: local[*], spark://host:7077, yarn, k8s://..., or sc://host:15002 (Spark Connect).",
     )(command)
 
 
@@ -60,14 +60,16 @@ def session(name: str, master: str, memory: str, settings: tuple[str, ...]) -> I
     """A Spark session for one command."""
     from lsmq_pipeline import spark_session
 
-    given = {"spark.driver.memory": memory, "spark.ui.enabled": "false"}
+    remote = master.startswith("sc://")
+    given = {} if remote else {"spark.driver.memory": memory, "spark.ui.enabled": "false"}
     for setting in settings:
         key, equals, value = setting.partition("=")
         if not equals:
             raise click.UsageError(f"--conf takes NAME=VALUE, not {setting!r}")
         given[key.strip()] = value.strip()
     spark = spark_session(f"lsmq {name}", master=master, settings=given)
-    spark.sparkContext.setLogLevel("ERROR")
+    if not remote:
+        spark.sparkContext.setLogLevel("ERROR")
     try:
         yield spark
     finally:

@@ -146,7 +146,7 @@ class TopicWriter:
             return
         rows.queues = rows.queues.copy()
         keyed = free & (rows.key_hashes != 0)
-        rows.queues[keyed] = (rows.key_hashes[keyed] % np.uint64(topic.queues)).astype(np.int64)
+        rows.queues[keyed] = (rows.key_hashes[keyed] % np.uint64(topic.key_queues)).astype(np.int64)
         keyless = np.flatnonzero(free & (rows.key_hashes == 0))
         if len(keyless):
             seen = self._keyless.get(topic.name, 0)

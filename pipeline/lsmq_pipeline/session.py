@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 LEAST_JAVA = 17
 _PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+_DEFAULTS = {"spark.sql.session.timeZone": "UTC", _PUSHDOWN: "true"}
+_DEFAULTS_AT_START = {
+    "spark.ui.showConsoleProgress": "false",
+    "spark.python.daemon.module": "lsmq_pipeline.daemon",
+}
 _WRAPPER = """#!/bin/sh
 # Runs a Java that was built without the incubator modules Spark asks for.
 for argument do
@@ -50,21 +55,40 @@ def spark_session(
 ) -> SparkSession:
     """A session that knows ``lsmq``: on ``master``, else where ``spark-submit`` says, else on this machine.
 
-    ``settings`` are Spark's. Raises ``JavaNotFound``, ``SparkNotInstalled``.
+    A ``master`` such as ``sc://host:15002``, or the environment's ``SPARK_REMOTE``, is a Spark Connect server: no Java
+    is needed here then, and what is fixed when a Spark starts is the server's to set. ``settings`` are Spark's.
+    Raises ``JavaNotFound``, ``SparkNotInstalled``.
     """
     sql = _need_spark("pyspark.sql")
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    if "SPARK_REMOTE" not in os.environ and "PYSPARK_GATEWAY_PORT" not in os.environ:
-        use_java()
-    builder = sql.SparkSession.builder.appName(name)
-    if master is not None:
-        builder = builder.master(master)
+    builder = sql.SparkSession.builder
+    remote = master if master is not None and master.startswith("sc://") else None
+    if remote is not None or (master is None and "SPARK_REMOTE" in os.environ):
+        _need_connect()
+        builder = builder.remote(remote) if remote is not None else builder
+        defaults = _DEFAULTS
+    else:
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+        if "PYSPARK_GATEWAY_PORT" not in os.environ:
+            use_java()
+        builder = builder.appName(name) if master is None else builder.appName(name).master(master)
+        defaults = {**_DEFAULTS, **_DEFAULTS_AT_START}
     _need_spark("lsmq_pipeline.source")  # Spark would pass over it in silence, were something missing.
-    defaults = {"spark.ui.showConsoleProgress": "false", "spark.sql.session.timeZone": "UTC", _PUSHDOWN: "true"}
     for key, value in {**defaults, **(settings or {})}.items():
         builder = builder.config(key, value)
     spark: SparkSession = builder.getOrCreate()
     return spark
+
+
+def _need_connect() -> None:
+    """Raises ``SparkNotInstalled`` that names what a client of Spark Connect lacks."""
+    for module in ("grpc", "grpc_status", "google.rpc", "pandas"):
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise SparkNotInstalled(
+                f'Spark Connect needs {module}, which is not installed; run: pip install "lsmq[connect]"',
+                missing=module,
+            ) from error
 
 
 def _need_spark(module: str) -> Any:

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from lsmq_node.history import Verdict
 
-from .check import checks, judge, latency, receive_rate, refused_s, send_rate
+from .check import checks, judge, latency, pause_s, receive_rate, refused_s, send_rate
 from .cluster import NODES, SHARDS, ClusterFailed, DemoCluster
 from .display import Display, mebibytes
 from .flights import Flights, TableNotFound, find_table, read_flights
@@ -104,7 +104,8 @@ def _show_checks(display: Display, flights: Flights, verdict: Verdict) -> bool:
 def _figures(plan: Plan, one: FirstRun, two: SecondRun) -> list[tuple[str, ...]]:
     paced = latency(one.sends, one.receipts, plan.live_from)
     moved = [(route.first, route.end) for route in two.routes if route.shard in two.kill.shards]
-    refused = refused_s(two.sends, two.kill.at_ns, moved)
+    refused = refused_s(two.sends, two.kill.at_ns, two.back_ns, moved)
+    mending = pause_s(two.sends, two.back_ns, moved)
     return [
         ("messages", f"{plan.row_count:,}", f"{plan.row_count:,}"),
         ("queues", f"{plan.queue_count:,}", f"{plan.queue_count:,}"),
@@ -121,7 +122,8 @@ def _figures(plan: Plan, one: FirstRun, two: SecondRun) -> list[tuple[str, ...]]
         ("send to receive, p50", _milliseconds(paced.p50_ms), ""),
         ("send to receive, p99", _milliseconds(paced.p99_ms), ""),
         ("send to receive, greatest", _milliseconds(paced.greatest_ms), ""),
-        ("writes refused: kill -9 to the new leader's first", "", f"{refused:.2f} s"),
+        ("writes refused: last of the killed to first of the new", "", _milliseconds(refused * 1000)),
+        ("longest pause of writes while the node came back", "", _milliseconds(mending * 1000)),
         ("in sync again after the stream's end", "", f"{two.rejoin_s:.2f} s"),
     ]
 
@@ -133,6 +135,8 @@ def _explain(display: Display, plan: Plan) -> None:
         "  in the second run beside the consumers and through the outage.\n"
         f"out: {plan.consumer_count} consumers, from their first request to the last message;\n"
         "  in the second run those that read again.\n"
+        "writes refused: of the shards that the killed node led, the longest time between two acknowledgements,\n"
+        "  from the kill until the node is started again; and the same from then on.\n"
         f"send to receive: of the paced part, {plan.live_rate:,} messages a second, from the moment\n"
         "  a message was due to the moment a consumer was handed it; the producer's linger of 5 ms included."
     )

@@ -114,19 +114,35 @@ def latency(sends: Sends, consumers: Sequence[Receipts], first: int) -> Latency:
     return Latency(float(p50), float(p99), float(greatest))
 
 
-def refused_s(sends: Sends, killed_ns: int, queues: Sequence[tuple[int, int]]) -> float:
-    """Seconds from the kill to the first write that a new leader of these queues acknowledged. NaN if there was none.
+def refused_s(sends: Sends, killed_ns: int, back_ns: int, queues: Sequence[tuple[int, int]]) -> float:
+    """Seconds for which no write to these queues was acknowledged, between the kill and the node's return.
 
-    ``queues`` are ranges ``[first, end)``. Answers that the old leader had already sent may still be read after the
-    kill, but only within moments, and then nothing comes until the new one serves. So its first answer is the one that
-    ends the longest silence after the kill.
+    ``queues`` are ranges ``[first, end)``. It is the longest time between two neighbouring answers, from the last one
+    before the kill to the first one after ``back_ns``, when the node was started again: the failover, or a longer pause
+    if there was one. Answers of the old leader that are read just after the kill so do not end it. NaN without any
+    answer after the kill.
     """
+    answered = _answers(sends, queues)
+    first = int(np.searchsorted(answered, killed_ns))
+    last = int(np.searchsorted(answered, back_ns, side="right"))
+    if first == len(answered):
+        return float("nan")
+    return _longest_gap_s(answered[max(0, first - 1) : last + 1])
+
+
+def pause_s(sends: Sends, since_ns: int, queues: Sequence[tuple[int, int]]) -> float:
+    """The longest time in seconds between two answers for these queues from ``since_ns`` on. NaN without two."""
+    answered = _answers(sends, queues)
+    return _longest_gap_s(answered[max(0, int(np.searchsorted(answered, since_ns)) - 1) :])
+
+
+def _answers(sends: Sends, queues: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    """When writes to these queues were acknowledged, in order."""
     ours = np.zeros(len(sends.queue), np.bool_)
     for first, end in queues:
         ours |= (sends.queue >= first) & (sends.queue < end)
-    answered = sends.acknowledged_ns[ours]
-    after = np.sort(answered[answered > killed_ns])
-    if not len(after):
-        return float("nan")
-    silence = np.diff(after, prepend=killed_ns)
-    return float((after[int(silence.argmax())] - killed_ns) / _NS)
+    return np.sort(sends.acknowledged_ns[ours])
+
+
+def _longest_gap_s(answered: NDArray[np.int64]) -> float:
+    return float(np.diff(answered).max() / _NS) if len(answered) > 1 else float("nan")

@@ -65,12 +65,16 @@ class FirstRun:
 
 @dataclass(frozen=True, slots=True)
 class SecondRun:
-    """Sent and followed at once, through a kill; then read again from the beginning by new consumers."""
+    """Sent and followed at once, through a kill; then read again from the beginning by new consumers.
+
+    ``back_ns``: when the killed node was started again, on the monotonic clock.
+    """
 
     sends: Sends
     followed: list[Receipts]
     read_again: list[Receipts]
     kill: Kill
+    back_ns: int
     routes: tuple[Route, ...]
     rejoin_s: float
     reading_began_ns: int
@@ -123,6 +127,7 @@ def second_run(cluster: DemoCluster, plan: Plan, display: Display) -> SecondRun:
             display.note(f"killed {kill.node} with -9, leader of shard {shards}, after {at_kill:,} flights")
             crew.follow(show, lambda: crew.sent >= plan.row_count * 3 // 4)
             display.note(f"and started it again after {crew.sent:,}; it catches up beside the stream")
+            back_ns = time.monotonic_ns()
             with ThreadPoolExecutor(1) as starter:
                 started = starter.submit(cluster.start_again, kill.node)
                 crew.follow(
@@ -139,7 +144,7 @@ def second_run(cluster: DemoCluster, plan: Plan, display: Display) -> SecondRun:
         with display.bars({"received": plan.row_count}) as bars:
             crew.follow(lambda: bars.update("received", crew.received), lambda: crew.received >= plan.row_count)
         crew.settle()
-        return SecondRun(sends, followed, crew.receipts(), kill, routes, rejoin_s, began_ns)
+        return SecondRun(sends, followed, crew.receipts(), kill, back_ns, routes, rejoin_s, began_ns)
 
 
 class Crew:

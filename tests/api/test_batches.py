@@ -234,6 +234,16 @@ BAD_BATCHES: dict[str, tuple[bytes, str, str]] = {
         "empty_body",
         "record 0",
     ),
+    "a priority beyond a byte": (
+        encode_batch(2, {Column.LENGTH: 1, Column.PRIORITY: [0, 300]}, b"xy"),
+        "invalid_batch",
+        "PRIORITY of the batch has a 300; the limit is 255",
+    ),
+    "a queue that would wrap to another": (
+        encode_batch(1, {Column.QUEUE: 2**32 + 1, Column.LENGTH: 1}, b"x"),
+        "invalid_batch",
+        "QUEUE",
+    ),
     "an unknown queue": (pack((0, b"x"), (4, b"y")), "unknown_queue", "0 to 3"),
 }
 

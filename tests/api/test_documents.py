@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from lsmq.messages import key_hash
 from lsmq_node.api.app import route_table
 from lsmq_node.cluster.config import ClusterConfig
 from lsmq_node.config import NodeConfig
@@ -15,6 +16,15 @@ from lsmq_node.config_file import reference_table
 from .calls import Api
 
 DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.parametrize(("page", "queues"), [(DOCS / "http.md", 16), (DOCS.parent / "README.md", 4096)])
+def test_the_example_with_curl_reads_the_queue_that_it_sends_to(page: Path, queues: int) -> None:
+    found = re.search(
+        r'"key": "([^"]+)", "body".*?/v1/topics/orders/queues/(\d+)/messages', page.read_text(), re.DOTALL
+    )
+    assert found is not None
+    assert key_hash(found[1]) % queues == int(found[2])
 
 
 def test_every_route_and_its_error_codes_stand_in_the_page_on_http() -> None:

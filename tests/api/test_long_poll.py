@@ -122,7 +122,7 @@ def test_no_message_is_missed_however_polls_and_sends_fall(own_api: Api, pool: T
 
 def test_a_message_between_the_read_and_the_wait_is_not_missed(tmp_path: Path) -> None:
     async def test(client: Session, broker: Broker) -> None:
-        read_in_pool = broker.in_readers
+        read_in_pool = broker.reads.in_threads
         arrivals = [True]
 
         async def read_then_send(blocking: Callable[[], object]) -> object:
@@ -131,7 +131,7 @@ def test_a_message_between_the_read_and_the_wait_is_not_missed(tmp_path: Path) -
                 await client.post("/v1/topics/t/messages", json={"messages": [{"queue": 1, "body": "x"}]})
             return found
 
-        broker.in_readers = read_then_send  # type: ignore[method-assign, assignment]
+        broker.reads.in_threads = read_then_send  # type: ignore[method-assign, assignment]
         async with asyncio.timeout(10):
             page = await (await client.get("/v1/topics/t/queues/1/messages?wait_ms=60000")).json()
             assert [message["body"] for message in page["messages"]] == ["x"]

@@ -15,26 +15,35 @@ from lsmq.errors import DiskFull, LsmqError, Unavailable
 from lsmq.record_batch import Column, encode_batch
 from lsmq_node.broker import ByteBudget, queue_ranges, shard_of
 from lsmq_node.broker.committer import Committer
-from lsmq_node.broker.placement import split_by_shard
+from lsmq_node.broker.placement import grown_ranges, split_by_shard
 from lsmq_node.broker.waiters import Waiter, WaiterTable
 from lsmq_node.config import InvalidConfig, LogFormat, NodeConfig
-from lsmq_node.storage import Appended, Committed, FlushMode
+from lsmq_node.storage import Appended, Committed, FlushMode, Topic
 from lsmq_node.storage.columns import encode_columns
 
 QUEUES = st.integers(1, 50)
 SHARDS = st.integers(1, 9)
 
 
-@given(QUEUES, SHARDS)
-def test_ranges_cover_every_queue_once_and_shard_of_is_their_inverse(queues: int, shards: int) -> None:
-    ranges = queue_ranges(queues, shards)
-    owners = [part.shard for part in ranges for _ in range(part.first, part.end)]
-    assert [queue for part in ranges for queue in range(part.first, part.end)] == list(range(queues))
-    assert owners == [shard_of(queue, queues, shards) for queue in range(queues)]
-    split = split_by_shard(np.arange(queues), queues, shards)
-    assert [(shard, places.tolist()) for shard, places in split] == [
-        (part.shard, list(range(part.first, part.end))) for part in ranges
-    ]
+@given(QUEUES, SHARDS, st.lists(QUEUES, max_size=3))
+def test_ranges_cover_every_queue_once_and_shard_of_is_their_inverse(
+    queues: int, shards: int, growth: list[int]
+) -> None:
+    topic = Topic(1, "t", queues)
+    for more in growth:
+        before = [shard_of(queue, topic, shards) for queue in range(topic.queues)]
+        ranges = grown_ranges(topic, topic.queues + more, shards)
+        topic = Topic(1, "t", topic.queues + more, ranges=ranges)
+        assert [shard_of(queue, topic, shards) for queue in range(len(before))] == before, "no queue moves"
+    found = queue_ranges(topic, shards)
+    owners = [part.shard for part in found for _ in range(part.first, part.end)]
+    assert [queue for part in found for queue in range(part.first, part.end)] == list(range(topic.queues))
+    assert owners == [shard_of(queue, topic, shards) for queue in range(topic.queues)]
+    split = split_by_shard(np.arange(topic.queues), topic, shards)
+    assert {shard: places.tolist() for shard, places in split} == {
+        shard: [queue for queue, owner in enumerate(owners) if owner == shard] for shard in set(owners)
+    }
+    assert sorted(shard for shard, _ in split) == [shard for shard, _ in split]
 
 
 SETS = st.sets(st.integers(0, 60), min_size=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -123,6 +124,17 @@ def test_a_wrong_setting_is_wrong_usage(make_node: NodeMaker) -> None:
         node.start()
     assert raised.value.code == 2
     assert "LSMQ_MEMTABLE_BYTES" in node.log() and "integer" in node.log()
+
+
+def test_who_does_not_speak_http_is_a_line_in_the_log_and_no_traceback(make_node: NodeMaker) -> None:
+    node = make_node(log_format="json").start()
+    for garbage in (b"GARBAGE\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n"):
+        with socket.create_connection(("127.0.0.1", node.port), 10) as connection:
+            connection.sendall(garbage)
+            assert b" 400 " in connection.recv(1000)
+    assert node.stop() == 0
+    assert node.log().count('"event": "request_is_not_http"') >= 1
+    assert "Traceback" not in node.log()
 
 
 def test_effective_settings_are_logged(make_node: NodeMaker) -> None:

@@ -24,7 +24,25 @@ def test_creating_gives_201_then_200_with_the_same_topic(api: Api, topic_name: s
 
 def test_a_topic_shows_one_route_to_the_node_itself(api: Api, shared_node: NodeProcess, topic_name: str) -> None:
     created = api.create(topic_name, 8)
-    assert created["routes"] == [{"first": 0, "end": 8, "shard": 0, "leader": shared_node.url, "epoch": 1}]
+    route = {"first": 0, "end": 8, "shard": 0, "leader": shared_node.url, "epoch": 1, "followers": []}
+    assert created["routes"] == [route]
+
+
+def test_a_topic_grows_and_strict_order_keeps_its_keys(api: Api, topic_name: str) -> None:
+    path = f"/v1/topics/{topic_name}"
+    made = api.call("PUT", path, {"queues": 2, "order": "strict"}, status=201).json()
+    assert made["options"]["key_queues"] == 2
+    messages = {"messages": [{"key": f"{number}", "body": "x"} for number in range(20)]}
+    before = [sent["queue"] for sent in api.call("POST", f"{path}/messages", messages).json()["results"]]
+    for _ in range(2):
+        grown = api.call("PUT", f"{path}/queues", {"queues": 9}).json()
+        assert (grown["queues"], grown["routes"][-1]["end"], grown["id"]) == (9, 9, made["id"])
+    after = [sent["queue"] for sent in api.call("POST", f"{path}/messages", messages).json()["results"]]
+    assert before == after
+    assert api.get(f"{path}/queues/8").json()["latest"] == 0
+    refused = api.call("PUT", f"{path}/queues", {"queues": 8}, status=400)
+    assert refused.code == "invalid_request" and "can only grow" in refused.error["message"]
+    assert api.call("PUT", f"{path}x/queues", {"queues": 8}, status=404).code == "unknown_topic"
 
 
 def test_creating_with_other_options_is_refused(api: Api, topic_name: str) -> None:
@@ -54,6 +72,8 @@ def test_an_illegal_name_is_refused_with_the_legal_form(api: Api, name: str) -> 
         ({"queues": 4, "retention": 1}, "retention is not known; the fields are queues, retention_ms"),
         ({"queues": 4, "ack": "all"}, "ack is 'all'; it must be one of 'quorum', 'leader'"),
         ({"queues": 4, "retention_ms": 0}, "retention_ms is 0; the least it may be is 1"),
+        ({"queues": 4, "order": "loose"}, "order is 'loose'; it must be one of 'ordinary', 'strict'"),
+        ({"queues": 4, "key_queues": 5}, "key_queues is 5, and there are only 4 queues"),
         ({"queues": 4, "max_message_bytes": 2**30}, "the node's limit is 1048576"),
         ([], "the body is an array; it must be an object"),
     ],
@@ -158,7 +178,8 @@ def test_wrong_queries_are_refused(api: Api, topic_name: str, query: str, messag
 def test_unknown_query_parameters_are_refused_everywhere(api: Api, topic_name: str, method: str, path: str) -> None:
     api.create(topic_name, 4)
     answer = api.call(method, f"/v1/topics/{topic_name}{path}?force=1", {"queues": 4}, status=400)
-    assert "query parameter 'force' is not known; expected: there are none here" in answer.error["message"]
+    expected = "from" if path == "/fetch" else "there are none here"
+    assert f"query parameter 'force' is not known; expected: {expected}" in answer.error["message"]
     api.get(f"/v1/topics/{topic_name}")
 
 

@@ -1,33 +1,25 @@
-"""Fixtures of the client's tests. Coroutine tests run in an event loop of their own, with a time limit."""
+"""Fixtures of the client's tests."""
 
 from __future__ import annotations
 
-import asyncio
-import inspect
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
-TEST_LIMIT_S = 120
+from lsmq_node.local_cluster import LocalCluster, found_plan
+from support.coroutine_tests import pytest_pyfunc_call
 
-# How long an example takes says something about the machine's other work, not about the client.
-settings.register_profile("any speed", deadline=None)
-settings.load_profile("any speed")
+__all__ = ["pytest_pyfunc_call"]
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is a coroutine function."""
-    if not inspect.iscoroutinefunction(pyfuncitem.obj):
-        return None
-    arguments: dict[str, Any] = {
-        name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters
-    }
-
-    async def limited() -> None:
-        async with asyncio.timeout(TEST_LIMIT_S):
-            await pyfuncitem.obj(**arguments)
-
-    asyncio.run(limited())
-    return True
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    """Three nodes without ZooKeeper."""
+    small = {"segment_bytes": 4 << 20, "memtable_bytes": 8 << 20}
+    cluster = LocalCluster.found(tmp_path / "c", found_plan(zookeeper="none", settings=small))
+    try:
+        cluster.up()
+        yield cluster
+    finally:
+        cluster.down(delete=True)

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Any
 
+import aiohttp
 import pytest
 
 from lsmq import (
@@ -15,13 +16,17 @@ from lsmq import (
     ClientClosed,
     Consumer,
     CorruptFile,
+    InvalidBatch,
     InvalidRequest,
     Message,
     OffsetOutOfRange,
     Producer,
+    PushConsumer,
     UnknownQueue,
     UnknownTopic,
+    WorkQueue,
 )
+from lsmq.record_batch import Column, encode_batch
 from support.fault_proxy import FaultProxy
 from support.node_process import NodeProcess
 
@@ -54,6 +59,28 @@ def numbers(messages: list[Message]) -> list[int]:
 
 async def nothing_more(consumer: Consumer) -> bool:
     return await consumer.poll(timeout_ms=100) == []
+
+
+async def test_a_message_that_cannot_be_read_is_named_and_can_be_passed(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    header = b"\xc1 is no msgpack"
+    unreadable = encode_batch(1, {Column.LENGTH: len(header) + 1, Column.HEADER_LENGTH: len(header)}, header + b"x")
+    async with (
+        filled(shared_node, topic_name, queues=1, count=2) as (client, producer),
+        aiohttp.ClientSession() as http,
+    ):
+        url = f"{shared_node.url}/v1/topics/{topic_name}/batches"
+        async with http.post(url, data=unreadable, headers={"Content-Type": "application/vnd.lsmq.batch"}) as answer:
+            assert answer.status == 200
+        await producer.send_and_wait("2")
+        async with Consumer(client, topic_name) as consumer:
+            assert numbers(await take(consumer, 2)) == [0, 1]
+            for _ in range(2):
+                with pytest.raises(InvalidBatch, match=r"offset 2 of queue 0.*go on at offset 3") as refused:
+                    await consumer.poll()
+            consumer.seek(0, refused.value.details["offset"] + 1)
+            assert numbers(await take(consumer, 1)) == [2]
 
 
 async def test_all_queues_are_read_in_order_and_new_messages_follow(shared_node: NodeProcess, topic_name: str) -> None:
@@ -186,7 +213,7 @@ async def test_only_queues_that_moved_are_committed(shared_node: NodeProcess, to
             proxy.lose_answers("offsets")
             await consumer.commit()
         posts = [body for body in proxy.bodies["offsets"] if body]
-        assert len(posts) == 3 and all(len(body) < 150 for body in posts)
+        assert len(posts) == 3 and all(len(body) < 200 for body in posts)
         assert await client.committed_offsets(topic_name, topic_name) == {0: 1, 1: 1, 2: 1, 999: 1}
 
 
@@ -367,7 +394,7 @@ async def test_the_buffer_is_bounded(shared_node: NodeProcess, topic_name: str) 
             await take(consumer, 1)
             await asyncio.sleep(0.3)
             assert proxy.requests["fetch"] <= 6
-            assert consumer._loop.buffer.size_bytes <= 200_000 + 100_000
+            assert consumer._reader.buffer.size_bytes <= 200_000 + 100_000
             await take(consumer, 299)
 
 
@@ -453,6 +480,16 @@ async def test_messages_that_a_failing_handler_left_are_handed_out_again(
 async def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest):
         Consumer(Client(), "t", **options)
+
+
+async def test_asking_for_no_message_is_refused_and_not_waited_for(shared_node: NodeProcess, topic_name: str) -> None:
+    async with filled(shared_node, topic_name) as (client, _), Consumer(client, topic_name) as consumer:
+        for nothing in (0, -1):
+            with pytest.raises(InvalidRequest, match=f"max_messages is {nothing}"):
+                await consumer.poll(nothing)
+        for other in (WorkQueue(client, topic_name, topic_name), PushConsumer(client, topic_name, group=topic_name)):
+            with pytest.raises(InvalidRequest, match="max_messages is 0"):
+                await other.poll(0)
 
 
 async def test_queues_that_the_topic_does_not_have_are_refused(shared_node: NodeProcess, topic_name: str) -> None:

@@ -65,7 +65,7 @@ async def test_one_of_three_nodes_that_never_answers_holds_up_nothing(
             assert topic_name in [topic.name for topic in await fresh.topics()]
             async with Producer(fresh, topic_name) as producer:
                 await producer.send_and_wait("x", queue=1)
-            async with Consumer(fresh, topic_name, group="g") as consumer:
+            async with Consumer(fresh, topic_name, queues=range(4), group="g") as consumer:
                 assert [message.body for message in await take(consumer, 1)] == [b"x"]
                 await consumer.commit()
             assert await fresh.committed_offsets("g", topic_name) == {1: 1}
@@ -196,7 +196,7 @@ async def test_what_is_committed_goes_to_the_leader_of_each_shard_and_survives_t
         topic = await client.create_topic("wide", queues=30)
         async with Producer(client, "wide") as producer:
             await (await producer.send_many((f"{number}", f"{number}") for number in range(300)))
-        async with Consumer(client, "wide", group="readers") as consumer:
+        async with Consumer(client, "wide", queues=range(30), group="readers") as consumer:
             messages = await take(consumer, 150)
             for shard in range(3):
                 cluster.elect(shard, (shard + 1) % 3, tell=[shard])
@@ -261,7 +261,7 @@ async def test_a_consumer_of_a_topic_made_anew_is_told(shared_node: NodeProcess,
         async with Producer(client, topic_name) as producer:
             for number in range(3):
                 await producer.send(f"old {number}")
-        async with Consumer(client, topic_name, group="g") as consumer:
+        async with Consumer(client, topic_name, queues=[0], group="g") as consumer:
             await take(consumer, 3)
             await remade(other, topic_name)
             if not idle:

@@ -121,7 +121,7 @@ async def test_groups_are_described_reset_and_deleted(shared_node: NodeProcess, 
         async with Producer(client, topic_name) as producer:
             for number in range(12):
                 await producer.send(f"{number}", queue=number % 3)
-        member = Member(Group(client, topic_name), topic_name, static_id="s1", client="a test")
+        member = Member(Group(client, topic_name), topic_name, static_id="s1", client="a test", session_ms=60_000)
         await member.sync()
         await member.sync()
         await member.group.commit(topic_name, {0: 4, 1: 2}, member=member.beat.member, epoch=member.beat.epoch)
@@ -144,6 +144,15 @@ async def test_groups_are_described_reset_and_deleted(shared_node: NodeProcess, 
         await member.group.leave(member.beat)
         await run(*reset, "--shift=-1")
         assert await client.committed_offsets(topic_name, topic_name) == {0: 0, 1: 1}
+        await run(*reset, "--to-earliest")
+        assert await client.committed_offsets(topic_name, topic_name) == {0: 0, 1: 0, 2: 0}
+        planned = await run(*reset, "--to-latest", "--dry-run", "--json")
+        assert [(move["queue"], move["committed"], move["to"]) for move in json.loads(planned)] == [
+            (0, 0, 4),
+            (1, 0, 4),
+            (2, 0, 4),
+        ]
+        assert await client.committed_offsets(topic_name, topic_name) == {0: 0, 1: 0, 2: 0}, "it was a plan"
         await run(*reset, "--to-latest")
         assert await client.committed_offsets(topic_name, topic_name) == {0: 4, 1: 4, 2: 4}
         await run(*reset, "--to-time=-1h")

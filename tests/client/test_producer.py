@@ -242,6 +242,28 @@ async def test_what_can_never_be_sent_is_refused_at_once() -> None:
     assert node.stored == []
 
 
+async def test_a_field_that_no_record_can_hold_is_refused_and_harms_no_other_message() -> None:
+    node = PlayedNode()
+    impossible: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"priority": 256}, InvalidRequest, "priority is 256; it must be a whole number from 0 to 255"),
+        ({"priority": -1}, InvalidRequest, "0 to 255"),
+        ({"priority": "high"}, InvalidRequest, "0 to 255"),
+        ({"properties": {"a": 1}}, InvalidRequest, "property 'a' is 1"),
+        ({"properties": {5: "a"}}, InvalidRequest, "property 5"),
+        ({"queue": 1.5}, TypeError, "float"),
+        ({"queue": -1}, UnknownQueue, "queues 0 to 7"),
+    ]
+    async with Producer(node, "t") as producer:
+        for fields, kind, complaint in impossible:
+            before = await producer.send("before", queue=0)
+            with pytest.raises(kind, match=complaint):
+                await producer.send("x", **fields)
+            after = await producer.send("after", queue=0)
+            await before
+            await after
+    assert node.bodies() == [b"before", b"after"] * len(impossible)
+
+
 async def test_the_limit_counts_key_tag_and_properties_to_the_byte() -> None:
     node = PlayedNode()
     async with Producer(node, "t", max_message_bytes=100) as producer:
@@ -322,7 +344,7 @@ async def test_the_deadline_ends_retries_and_says_whether_the_message_may_be_sto
                 await receipts[0]
             assert caught.value.details["maybe_stored"] is (fault is lost)
             assert all(isinstance(receipt.exception(), TimedOut) for receipt in receipts)
-        assert 2 <= len(node.attempts) < 50
+        assert 1 <= len(node.attempts) < 50
 
 
 async def test_a_forgotten_producer_goes_on_under_a_new_identity_only_where_that_is_safe(

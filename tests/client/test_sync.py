@@ -9,7 +9,7 @@ from itertools import islice
 import pytest
 
 import lsmq
-from lsmq import BufferFull, ClientClosed, EmptyBody, Message, TimedOut, UnknownTopic, sync
+from lsmq import BufferFull, ClientClosed, EmptyBody, InvalidRequest, Message, TimedOut, UnknownTopic, sync
 from support.node_process import NodeProcess
 
 
@@ -29,6 +29,8 @@ def test_messages_go_and_come(shared_node: NodeProcess, topic_name: str) -> None
             bodies = [message.text() for message in islice(consumer, 25_002)]
             assert sorted(bodies) == sorted(["one", "two", *map(str, range(25_000))])
             assert consumer.poll(timeout_ms=50) == []
+            with pytest.raises(InvalidRequest, match="max_messages is 0"):
+                consumer.poll(0)
         assert client.message(sent[0].id).text() == "one"
         assert [topic.name for topic in client.topics() if topic.name == topic_name] == [topic_name]
         client.delete_topic(topic_name)
@@ -120,3 +122,64 @@ def test_the_blocking_face_has_the_names_and_parameters_of_the_other(name: str) 
         mine = inspect.signature(getattr(blocking, method)).parameters
         assert list(mine) == list(theirs), method
         assert [p.default for p in mine.values()] == [p.default for p in theirs.values()], method
+
+
+def test_members_share_queues_and_give_up_what_they_have_read_ahead(shared_node: NodeProcess, topic_name: str) -> None:
+    with sync.Client(shared_node.url) as client, sync.Client(shared_node.url) as other:
+        client.create_topic(topic_name, queues=4)
+        with sync.Producer(client, topic_name) as producer:
+            for number in range(400):
+                producer.send(f"{number}", queue=number % 4)
+        revoked = threading.Event()
+
+        def commit(queues: object) -> None:
+            first.commit()
+            revoked.set()
+
+        handled: list[Message] = []
+        with sync.Consumer(client, topic_name, group=topic_name, on_revoked=commit) as first:
+            handled += islice(first, 90)  # so whichever queues it keeps, there is something left in them
+            joining = threading.Thread(
+                target=lambda: seconds.append(sync.Consumer(other, topic_name, group=topic_name))
+            )
+            seconds: list[sync.Consumer] = []
+            joining.start()
+            assert not revoked.wait(0.2), "it has not let go of the last message"
+            handled.append(next(first))
+            assert revoked.wait(20)
+            joining.join()
+            (second,) = seconds
+            while second.waiting_for:
+                revoked.wait(0.01)
+            mine = {queue for part in first.assignment[topic_name] for queue in part}
+            assert len(mine) == 2
+            while messages := first.poll(50, timeout_ms=200):
+                assert {message.queue for message in messages} <= mine
+                handled += messages
+            while len(handled) < 400:
+                handled += second.poll(timeout_ms=5_000)
+            second.commit()
+            first.commit()
+            second.close()
+        assert sorted(int(message.body) for message in handled) == list(range(400)), "each once"
+        assert client.committed_offsets(topic_name, topic_name) == dict.fromkeys(range(4), 100)
+
+
+def test_a_blocking_handler_may_close_its_consumer(shared_node: NodeProcess, topic_name: str) -> None:
+    with sync.Client(shared_node.url) as client:
+        client.create_topic(topic_name, queues=4)
+        with sync.Producer(client, topic_name) as producer:
+            producer.send_many((f"{number}", f"{number}") for number in range(100)).wait()
+        consumer = sync.Consumer(client, topic_name, group=topic_name)
+        handled: list[Message] = []
+
+        def handle(message: Message) -> None:
+            handled.append(message)
+            if len(handled) == 20:
+                consumer.close()
+
+        consumer.run(handle, concurrency=3, order="key")
+        assert 20 <= len(handled) <= 22
+        assert sum(client.committed_offsets(topic_name, topic_name).values()) <= len(handled)
+        with pytest.raises(ClientClosed):
+            consumer.poll()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aiohttp import web
 
+from lsmq.errors import LogTrimmed, Unavailable
 from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_coordinator.auth import ClusterSecret, Verifier, auth_middleware
 from lsmq_node.broker.topology import Ack
@@ -181,6 +182,7 @@ class Group:
             propose_leave=lambda shard, action: self.propose_leave(action),
             ask_election=lambda shard, above: self.asked.append(above),
             fetch_snapshot=fetch,
+            gather_snapshot=snapshots.gather,
             congested=links.congested,
         )
         replica = Replica(SHARD, name, site.path, self.options, self.timings, ports, self.ack_timeout_s, disk=site.disk)
@@ -234,13 +236,23 @@ class Group:
         replicas = [self[name] for name in names or self.sites]
 
         def settled() -> bool:
-            ends = {replica.end_lsn for replica in replicas}
-            applied = {replica.store.committed_lsn for replica in replicas}
-            return len(ends | applied) == 1
+            with suppress(Unavailable):  # one of them is being opened
+                ends = {replica.end_lsn for replica in replicas}
+                applied = {replica.store.committed_lsn for replica in replicas}
+                return len(ends | applied) == 1
+            return False
 
         await until(settled, f"all logs are equal and applied: {[replica.figures() for replica in replicas]}")
-        first = max(replica.store.replica.first_lsn() for replica in replicas)
-        logs = [log_bytes(replica.store, first) for replica in replicas]
+        logs: list[bytes] = []
+
+        def read() -> bool:
+            with suppress(LogTrimmed):  # what was flushed has just been let go
+                first = max(replica.store.replica.first_lsn() for replica in replicas)
+                logs[:] = [log_bytes(replica.store, first) for replica in replicas]
+                return True
+            return False
+
+        await until(read, "the logs can be read from one place on")
         assert all(log == logs[0] for log in logs), "logs differ"
         if replicas[0].store.has_topic(1):
             contents = [[bodies(replica.store, 1, queue) for queue in range(QUEUES)] for replica in replicas]

@@ -236,3 +236,31 @@ def test_an_address_that_is_not_known_or_not_there_costs_nothing_but_the_message
             assert end.broken == []
 
     run(test)
+
+
+@pytest.mark.parametrize("patient", [False, True])
+def test_a_peer_that_takes_nothing_is_given_up_by_tcp(monkeypatch: pytest.MonkeyPatch, patient: bool) -> None:
+    """Much less waits than the queue may hold; without the timeout the link would wait for as long as the peer."""
+    monkeypatch.setattr(outgoing, "_USER_TIMEOUT_MS", 600_000 if patient else 300)
+
+    async def test() -> None:
+        async with ends("a", "b") as (a, b):
+            a.links.send("b", 1, PromiseRequest(1))
+            await until(lambda: len(b.heard) == 1, "it arrived")
+            incoming = b.links._incoming["a"]._transport
+            for connection in (incoming, a.links._outgoing["b"]._stream.transport):  # type: ignore[union-attr]
+                raw = connection.get_extra_info("socket")  # type: ignore[union-attr]
+                timeout_ms = raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+                assert timeout_ms == outgoing._USER_TIMEOUT_MS
+            incoming.pause_reading()  # type: ignore[attr-defined]
+            for _ in range(16):
+                a.links.send("b", 1, frame(1 << 20), bytes(1 << 20))
+            if patient:
+                await asyncio.sleep(1)
+                assert a.broken == []
+                incoming.resume_reading()  # type: ignore[attr-defined]
+                await until(lambda: len(b.heard) == 17, "all arrived")
+            else:
+                await until(lambda: a.broken == ["b"], "a gives up")
+
+    run(test)

@@ -137,7 +137,7 @@ def test_up_starts_what_is_down_on_the_same_ports(directory: Path, cluster: Loca
 
 
 def test_what_was_founded_otherwise_is_refused(directory: Path, cluster: LocalCluster) -> None:
-    assert "it has shards 3, not 5" in run("up", "--dir", directory, "--shards", "5", code=1)
+    assert "it has shards 3, not 5" in run("up", "--dir", directory, "--shards", "5", code=2)
     assert "there is no node 'n9'" in run("kill", "n9", "--dir", directory, code=1)
 
 
@@ -145,6 +145,12 @@ def test_each_node_has_a_file_that_explains_itself(directory: Path, cluster: Loc
     text = (directory / "n2" / "node.toml").read_text()
     assert tomllib.loads(text)["cluster"]["node"] == "n2"
     assert "# Hazard: " in text
+
+
+def test_what_no_cluster_can_be_is_wrong_usage(tmp_path: Path) -> None:
+    assert "nodes is 0; it must be 1 to 32" in run("up", "--dir", tmp_path / "c", "--nodes", "0", code=2)
+    assert "no setting 'nosuch'" in run("up", "--dir", tmp_path / "c", "--set", "nosuch=1", code=2)
+    assert not (tmp_path / "c").exists()
 
 
 def test_a_directory_without_a_cluster_says_what_to_do(tmp_path: Path) -> None:

@@ -254,3 +254,33 @@ def test_a_full_disk_does_not_keep_a_replica_from_promising(tmp_path: Path) -> N
             await nodes.equal()
 
     run(test)
+
+
+def test_a_log_found_damaged_while_it_is_shipped_ends_the_leader_which_is_filled_again(tmp_path: Path) -> None:
+    async def test() -> None:
+        options = small(segment_bytes=4 * MEGABYTE, memtable_bytes=4 * MEGABYTE)
+        async with group(tmp_path, options=options, start=False) as nodes:
+            nodes.timings = replace(nodes.timings, window_bytes=64 * KIB)  # so much of the log is kept in memory
+            for name in nodes.sites:
+                await nodes.start(name)
+            await ready(nodes)
+            await nodes.stop("c")
+            await until(lambda: {member.node for member in nodes.view.in_sync} == {"a", "b"}, "c leaves the set")
+            await fill(nodes, "a", 60)
+            former = nodes["a"].incarnation
+            (segment,) = sorted((nodes.sites["a"].path / "wal").glob("*.wal"))[:1]
+            with segment.open("r+b") as file:
+                file.seek(50_000)
+                file.write(b"damage")
+            await nodes.start("c")
+            await until(lambda: nodes["a"].role is Role.HALTED, "a finds it")
+            assert "damaged" in nodes["a"].damage[0]
+            leader = await nodes.lead("b")
+            await nodes.put(leader, b"more")
+            await nodes.all_in_sync()
+            await until(lambda: nodes["a"].incarnation not in (0, former), "a begins anew")
+            await nodes.all_in_sync()
+            await nodes.equal()
+            assert nodes["a"].failure is None
+
+    run(test)

@@ -161,6 +161,18 @@ def test_leadership_is_not_returned_to_a_node_whose_replica_does_not_work() -> N
     running(run, settle_s=0.05)
 
 
+def test_leadership_that_a_node_handed_over_is_not_returned_at_once() -> None:
+    async def run(raft: FakeRaft, overseer: Overseer) -> None:
+        await asyncio.sleep(0.6)  # things have been quiet for long
+        preferred, other = raft.state.shards[0].replicas[:2]
+        command = {"op": "elect", "shard": 0, "candidate": other, "expected_epoch": 1, "request_id": "x"}
+        raft.state, handed_over = apply(raft.state, command)[0], time.monotonic()
+        await until(lambda: raft.state.shards[0].leader == preferred)
+        assert time.monotonic() - handed_over >= 0.5, "never sooner than it is quiet"
+
+    running(run, settle_s=0.5)
+
+
 def test_the_dead_leave_the_sets_of_leaders_that_live() -> None:
     async def run(raft: FakeRaft, overseer: Overseer) -> None:
         def listed() -> list[int]:

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 
 from lsmq_coordinator.commands import apply
 from lsmq_coordinator.state import EMPTY, REMEMBERED_RESULTS, ClusterState, grown_ranges, spread_queues
+from lsmq_node.broker.placement import grown_ranges as grown_here
 from lsmq_node.broker.placement import queue_ranges
+from lsmq_node.storage import Topic as Placed
 
 NODES = [f"n{number}" for number in range(5)]
 SHARDS = 3
@@ -322,8 +324,13 @@ def test_ranges_cover_all_queues_once_and_are_even(queues: int, shards: int, gro
 
 @pytest.mark.parametrize(("queues", "shards"), [(1_000_000, 3), (7, 3), (2, 5), (5, 5), (1, 1)])
 def test_ranges_are_those_a_single_node_computes(queues: int, shards: int) -> None:
-    theirs = [(run_.first, run_.end, run_.shard) for run_ in queue_ranges(queues, shards)]
-    assert [(run_.first, run_.end, run_.shard) for run_ in spread_queues(0, queues, shards)] == theirs
+    theirs = [(run_.first, run_.end, run_.shard) for run_ in queue_ranges(Placed(1, "t", queues), shards)]
+    ours = spread_queues(0, queues, shards)
+    assert [(run_.first, run_.end, run_.shard) for run_ in ours] == theirs
+    grown = grown_ranges(ours, 3 * queues + 1, shards)
+    assert tuple((run_.first, run_.end, run_.shard) for run_ in grown) == grown_here(
+        Placed(1, "t", queues), 3 * queues + 1, shards
+    )
 
 
 def test_only_the_latest_results_are_remembered() -> None:

@@ -184,7 +184,7 @@ def test_an_expired_session_registers_again(client: Any, make: Any) -> None:
     expire(registry)
     stat = until(lambda: fresh(client, first))
     assert stat.ephemeralOwner not in (0, first)
-    assert until(lambda: registry.status.registrations) >= 2
+    until(lambda: registry.status.registrations >= 2)
 
 
 def fresh(client: Any, first: int) -> Any:
@@ -224,7 +224,7 @@ def test_without_zookeeper_nothing_blocks_and_everything_catches_up(tmp_path: Pa
     began = time.monotonic()
     registry.start()
     registry.publish(state)
-    assert time.monotonic() - began < 0.2
+    assert time.monotonic() - began < config.call_timeout_s, "no call to ZooKeeper was waited for"
     try:
         ensemble.start()
         client = ensemble.client()
@@ -273,7 +273,7 @@ def test_a_partition_longer_than_the_session_heals(tmp_path: Path) -> None:
         state = elected(without_topic(state))
         began = time.monotonic()
         registry.publish(state)
-        assert time.monotonic() - began < 0.05
+        assert time.monotonic() - began < config.call_timeout_s, "no call to ZooKeeper was waited for"
         # Longer than the session lives: nobody has to tell; the server finds out when it goes on.
         threading.Event().wait(1.5)
         ensemble.resume()

@@ -23,6 +23,11 @@ DRILLS_BY_NAME = (
     "lost-disk",
     "add-node",
     "drain-node",
+    "kill-consumer",
+    "slow-consumer",
+    "rebalance-storm",
+    "kill-producer-in-transaction",
+    "kill-worker",
 )
 
 

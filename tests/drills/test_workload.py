@@ -13,9 +13,13 @@ from typing import Any
 import pytest
 
 from lsmq import Message
+from lsmq.dead_letters import DeadLetter
 from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_node.drills.compare import Comparison, Replica, compare
 from lsmq_node.drills.report import Report, Times, print_report, verdict_fields
+from lsmq_node.drills.task_work import judge
+from lsmq_node.drills.transaction_work import TransactionWork, _Seen
+from lsmq_node.drills.workers import VISIBILITY_MS, Event
 from lsmq_node.drills.workload import Workload, _Sends
 from lsmq_node.history import Verdict
 from lsmq_node.storage import ShardStore, StoreOptions, Topic
@@ -176,6 +180,108 @@ def test_a_store_that_cannot_be_opened_differs(pair: Pair) -> None:
     found = pair.compare(high_watermark)
     assert found.differ == 1
     assert found.findings[0].startswith("shard 7 on n2: ")
+
+
+# Transactions
+
+
+def test_what_transactions_must_show_is_what_their_ledgers_say(tmp_path: Path) -> None:
+    async def work() -> None:
+        transactions = TransactionWork(["http://127.0.0.1:1"], "n", 4)
+        try:
+            ledger = transactions._directory / "1"
+            ledger.write_bytes(b"a k-n-first-0 0 1 11 k-n-second-1 1 2 12\nb k-n-first-0 0 3 13\ncut off k-n-first-0")
+
+            def verdict(first: list[tuple[int, int]], second: list[tuple[int, int]]) -> list[dict[str, Any]]:
+                """What the drill says when these were seen: offset and sequence, in both readings."""
+                for topic, queue, rows in (("n-first", 0, first), ("n-second", 1, second)):
+                    seen = _Seen()
+                    for offset, sequence in rows:
+                        seen.queues.append(queue)
+                        seen.offsets.append(offset)
+                        seen.keys.append(f"k-{topic}-{queue}")
+                        seen.sequences.append(sequence)
+                        seen.digests.append(10 + sequence)
+                    transactions._live[topic] = transactions._again[topic] = seen
+                return [verdict_fields(found) for found in transactions.verdicts()]
+
+            good = verdict([(0, 1), (1, 3)], [(0, 2)])
+            assert [(each["lost"], each["duplicates"], each["other_anomalies"]) for each in good] == [(0, 0, 0)] * 2
+            assert [each["acknowledged"] for each in good] == [2, 1]
+            assert "2 transactions" in transactions.summary(transactions.verdicts())
+            assert verdict([(0, 1), (1, 3)], [])[1]["lost"] == 2, "once a reading"
+            assert verdict([(0, 1), (1, 3), (2, 3)], [(0, 2)])[0]["duplicates"]
+            assert verdict([(0, 1), (1, 3)], [(0, 2), (1, 4)])[1]["other_anomalies"], "never to be seen"
+            assert verdict([(0, 3), (1, 1)], [(0, 2)])[0]["order_violations"]
+        finally:
+            await transactions.close()
+
+    asyncio.run(work())
+
+
+# Work queues
+
+
+HIDDEN_S = VISIBILITY_MS / 1000
+
+
+def begins(at: float, *, worker: str = "a", queue: int = 0, offset: int = 0, sequence: int = 1) -> Event:
+    return Event(at, "B", worker, queue, offset, until=at + HIDDEN_S, key="k", sequence=sequence)
+
+
+def does(kind: str, at: float, *, worker: str = "a", until: float = 0.0, queue: int = 0, offset: int = 0) -> Event:
+    return Event(at, kind, worker, queue, offset, since=at, until=until)
+
+
+def letter(queue: int, offset: int) -> DeadLetter:
+    properties = {"lsmq-dlq-queue": f"{queue}", "lsmq-dlq-offset": f"{offset}"}
+    return DeadLetter(Message("t.dlq", 0, 0, "id", b"0 k", properties=properties))
+
+
+def handled(at: float, offset: int) -> list[Event]:
+    return [begins(at, offset=offset, sequence=offset + 1), does("H", at, offset=offset), does("A", at, offset=offset)]
+
+
+SOON, LATE = HIDDEN_S / 2, HIDDEN_S + 0.1
+CHANGED = [(SOON - 0.1, SOON)]
+WORKED = {
+    "handled once": ([begins(0), does("H", 0.1), does("A", 0.2)], [], ""),
+    "again when its visibility is over": ([begins(0), begins(LATE, worker="b")], [], ""),
+    "again while it is hidden": ([begins(0), begins(SOON, worker="b")], [], "too early"),
+    "again when leaders changed": ([begins(0), begins(SOON, worker="b")], CHANGED, ""),
+    "again after it was given back": ([begins(0), does("F", 0.1), begins(0.2, worker="b")], [], ""),
+    "given back by who does not have it": (
+        [begins(0), does("F", 0.1, worker="c"), begins(0.2, worker="b")],
+        [],
+        "too early",
+    ),
+    "before its delay is over": (
+        [begins(0), does("F", 0.1), does("N", 0.2, until=9.0), begins(8.0, worker="b")],
+        CHANGED,
+        "delay",
+    ),
+    "after its delay": ([begins(0), does("F", 0.1), does("N", 0.2, until=9.0), begins(9.1, worker="b")], [], ""),
+    "again after it was acknowledged": ([begins(0), does("A", 0.1), begins(LATE)], [], "acknowledged"),
+}
+
+
+@pytest.mark.parametrize("name", WORKED)
+def test_the_verdict_on_a_work_queue_tells_deliveries_that_should_not_have_been(name: str) -> None:
+    events, changes, finding = WORKED[name]
+    conduct = judge(events, [], changes)
+    assert conduct.doubled == bool(finding) and conduct.wrong == 0
+    assert finding in "".join(conduct.findings)
+
+
+def test_dead_letters_are_poison_once_each_and_hold_nothing_up() -> None:
+    failing = [begins(at, sequence=0) for at in (0.0, LATE)]
+    passing = [event for offset in range(1, 60) for event in handled(1.0, offset)]
+    behind = [event for offset in range(1, 60) for event in handled(LATE + 1, offset)]
+    good = judge([*failing[:1], *passing, *failing[1:]], [letter(0, 0)], [])
+    assert (good.doubled, good.wrong, good.dead, good.handled, good.again) == (0, 0, 1, 59, 1)
+    assert judge([*failing[:1], *passing, *failing[1:]], [letter(0, 0)] * 2, []).doubled == 1
+    assert judge([*failing, *behind], [letter(0, 0)], []).wrong == 1, "held up"
+    assert judge(passing, [letter(0, 7)], []).wrong == 1, "no poison"
 
 
 # Reporting

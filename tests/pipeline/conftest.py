@@ -1,16 +1,19 @@
-"""A small Spark session, one for each module that uses it."""
+"""A small Spark session, one for each process that runs tests."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from lsmq.sync import Client
+from support.node_process import NodeProcess
+
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 #: Small enough for two cores that others use as well; a task that fails is tried again, which ``local[2]`` would not.
 MASTER = "local[2,4]"
@@ -24,7 +27,7 @@ SETTINGS = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session that knows the data source; that Spark also finds it by itself has a test of its own."""
     from lsmq_pipeline import register, spark_session
@@ -38,3 +41,20 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     register(session)
     yield session
     session.stop()
+
+
+@pytest.fixture
+def client(shared_node: NodeProcess) -> Any:
+    with Client(shared_node.url) as client:
+        yield client
+
+
+@pytest.fixture
+def read(spark: SparkSession, shared_node: NodeProcess, topic_name: str) -> Callable[..., DataFrame]:
+    """Reads the test's topic."""
+
+    def read(schema: str | None = None, **options: Any) -> DataFrame:
+        reader = spark.read.format("lsmq").options(url=shared_node.url, topic=topic_name, **options)
+        return (reader.schema(schema) if schema else reader).load()
+
+    return read

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
 import msgpack
 import numpy as np
 import pytest
@@ -19,46 +14,11 @@ from lsmq_pipeline.fetch import FetchPlan, SplitReader
 from lsmq_pipeline.options import read_options
 from lsmq_pipeline.reading import fetch_plan
 from lsmq_pipeline.splits import Portion, plan
+from support.played_node import Answer, played_node
 
-Answer = tuple[int, bytes]
 ONE = encode_batch(1, {Column.QUEUE: 0, Column.OFFSET: 1, Column.FLAGS: int(Flag.POSITION)}, b"") + encode_batch(
     1, {Column.QUEUE: 0, Column.OFFSET: 0, Column.LENGTH: 3}, b"one"
 )
-
-
-@contextmanager
-def played_node(answer: Callable[[str, str], Answer]) -> Iterator[str]:
-    """A node that answers as told, by method and path; its URL."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._answer()
-
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self._answer()
-
-        def _answer(self) -> None:
-            status, body = answer(self.command, self.path)
-            self.send_response(status)
-            kind = "application/vnd.lsmq.batches" if "/fetch" in self.path and status == 200 else "application/msgpack"
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def topic_at(url: str) -> dict[str, object]:
@@ -88,7 +48,7 @@ def test_followers_are_read_where_nodes_offer_it_and_leaders_where_not(follower_
         if "from=" not in path:
             return 200, ONE
         error = {"code": "read_elsewhere", "message": "a follower has it", "url": follower_url, "retriable": False}
-        return 421, msgpack.packb({"error": error})
+        return 307, msgpack.packb({"error": error})
 
     with played_node(follower) as follower_url, played_node(leader) as leader_url:
         options = read_options({"url": leader_url, "topic": "t", "deadlineMs": "2000"})
@@ -147,3 +107,44 @@ def test_messages_that_vanish_while_they_are_read_are_a_loss_or_passed_over() ->
             with pytest.raises(DataLoss, match="its latest is 3"):
                 list(SplitReader(cluster, split, FetchPlan(True, None, 1000, 2000)).records())
             assert list(SplitReader(cluster, split, FetchPlan(False, None, 1000, 2000)).records()) == []
+
+
+def test_an_audit_names_the_nodes_whose_replicas_it_could_not_read() -> None:
+    from lsmq_pipeline.jobs.audit import _replicas
+
+    node = {"voter": True, "state": "active", "shards_led": 0, "replicas": 1}
+    shard = {
+        "id": 0,
+        "leader": "n1",
+        "epoch": 1,
+        "in_sync": ["n1"],
+        "replicas": ["n1", "n2"],
+        "adding": [],
+        "target": [],
+    }
+    overview = {
+        "cluster": "c",
+        "version": 1,
+        "control_leader": "n1",
+        "nodes": [
+            {"id": "n1", "url": "http://n1", "alive": True, **node},
+            {"id": "n2", "url": "http://n2", "alive": False, **node},
+            {"id": "n3", "url": "http://n3", "alive": False, **node},
+        ],
+        "shards": [shard],
+    }
+
+    class Played:
+        def offers_follower_reads(self) -> bool:
+            return True
+
+        def ask(self, path: str) -> object:
+            assert path == "/v1/cluster"
+            return overview
+
+    replicas, problems = _replicas(Played(), Topic.from_dict(topic_at("http://n1")))  # type: ignore[arg-type]
+    assert [(replica.name, replica.node, replica.queues) for replica in replicas] == [
+        ("leaders", None, ""),
+        ("n1", "http://n1", "0-0"),
+    ]
+    assert problems == ["n2: was not read, since it is down"], "n3 holds nothing of the topic"

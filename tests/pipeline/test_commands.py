@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from click.testing import CliRunner
 
+from lsmq.cli import root
 from lsmq.sync import Client, Producer
 from support.node_process import NodeProcess
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -49,6 +56,36 @@ def test_lag_is_reported_as_a_table_and_as_json(shared_node: NodeProcess, topic_
 
 
 @pytest.mark.slow
+def test_every_job_runs_as_a_command_and_shows_its_progress(
+    spark: SparkSession, shared_node: NodeProcess, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Client(shared_node.url) as client:
+        client.create_topic(topic_name, queues=2)
+        with Producer(client, topic_name) as producer:
+            for number in range(60):
+                producer.send(f"body {number % 20}", key=f"key-{number % 5}")
+
+    def run(*words: str) -> dict[str, Any]:
+        done = CliRunner().invoke(root, ["pipeline", *words, "--json"])
+        assert done.exit_code == 0, done.output
+        assert " ..." in done.stderr, "what is being done is told"
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    # The commands' own code, on the session there is: a Java for each would take most of the time.
+    monkeypatch.setattr("lsmq_pipeline.commands.session", lambda *given: nullcontext(spark))
+    at = ("--url", shared_node.url)
+    path, again = str(tmp_path / "archive"), f"{topic_name}-again"
+    assert run("archive", topic_name, "--to", path, "--messages-per-run", "40", *at)["runs"] == 2
+    assert run("replay", path, topic_name, again, "--create", *at)["messages"] == 60
+    audited = run("audit", again, *at)
+    assert (audited["messages"], audited["deleted"], audited["problems"]) == (60, 0, [])
+    assert run("usage", topic_name, "--archive", path, *at)["messages"] == 60
+    assert run("dedupe", path, str(tmp_path / "once"), "--by", "body")["kept"] == 20
+    assert run("compact", path, str(tmp_path / "latest"))["kept"] == 5
+
+
+@pytest.mark.slow
 def test_a_topic_is_archived_by_a_command(shared_node: NodeProcess, topic_name: str, tmp_path: Path) -> None:
     with Client(shared_node.url) as client:
         client.create_topic(topic_name, queues=2)
@@ -64,12 +101,12 @@ def test_a_topic_is_archived_by_a_command(shared_node: NodeProcess, topic_name: 
 @pytest.mark.slow
 def test_the_example_answers_what_pandas_answers(shared_node: NodeProcess, topic_name: str, tmp_path: Path) -> None:
     example = ROOT / "docs" / "examples" / "spark" / "flights.py"
-    words = ["--url", shared_node.url, "--topic", topic_name, "--directory", str(tmp_path), "--rows", "25000"]
+    words = ["--url", shared_node.url, "--topic", topic_name, "--directory", str(tmp_path), "--rows", "18000"]
     ran = subprocess.run(
-        [sys.executable, str(example), *words, "--master", "local[2]"], capture_output=True, text=True, timeout=280
+        [sys.executable, str(example), *words, "--master", "local[2]"], capture_output=True, text=True, timeout=500
     )
     assert ran.returncode == 0, ran.stderr[-3000:]
-    assert "archived: 25,000 messages" in ran.stdout
+    assert "archived: 18,000 messages" in ran.stdout
     assert ran.stdout.count("the same as pandas") == 2
     assert (tmp_path / "delays.png").read_bytes().startswith(b"\x89PNG")
 

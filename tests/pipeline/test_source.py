@@ -1,16 +1,20 @@
-"""The data source in a real Spark, against a real node: batches, streams, writes, and what goes wrong with them."""
+"""The data source in a real Spark, against a real node: batches, writes, and what goes wrong with them."""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lsmq.sync import Client, Producer
+from lsmq.sync import Client
 from support.node_process import NodeProcess
+from support.played_node import played_node
+from support.spark_rows import numbers, send
+from support.waiting import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -18,40 +22,12 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def client(shared_node: NodeProcess) -> Any:
-    with Client(shared_node.url) as client:
-        yield client
-
-
-@pytest.fixture
-def read(spark: SparkSession, shared_node: NodeProcess, topic_name: str) -> Callable[..., DataFrame]:
-    """Reads the test's topic."""
-
-    def read(schema: str | None = None, **options: Any) -> DataFrame:
-        reader = spark.read.format("lsmq").options(url=shared_node.url, topic=topic_name, **options)
-        return (reader.schema(schema) if schema else reader).load()
-
-    return read
-
-
-def send(client: Client, topic: str, count: int, queues: int = 4, first: int = 0) -> None:
-    """Messages ``first`` and so on, their number as body and in turn one of eight keys and three tags."""
-    client.create_topic(topic, queues=queues)
-    with Producer(client, topic) as producer:
-        for number in range(first, first + count):
-            producer.send(str(number), key=f"key-{number % 8}", tag=f"tag-{number % 3}", properties={"n": str(number)})
-
-
-def numbers(frame: DataFrame) -> list[int]:
-    return sorted(int(row.body) for row in frame.select("body").collect())
-
-
 def test_a_batch_reads_every_message_with_all_its_columns(
     client: Client, read: Callable[..., DataFrame], topic_name: str
 ) -> None:
     send(client, topic_name, 1000)
-    rows = read(minPartitions=5).collect()
+    rows = read(minPartitions=5).selectExpr("*", "spark_partition_id() as task").collect()
+    assert len({row.task for row in rows}) >= 5
     assert sorted(int(row.body) for row in rows) == list(range(1000))
     for row in rows[::97]:
         message = client.message(row.id)
@@ -66,8 +42,29 @@ def test_a_batch_reads_every_message_with_all_its_columns(
         assert round(row.stored_time.timestamp() * 1000) == message.stored_ms
 
 
+def test_a_task_finds_everything_imported_and_spark_where_it_is_installed(spark: SparkSession) -> None:
+    def look(batches: Any) -> Any:
+        import sys
+
+        import pyarrow as pa
+        import pyspark
+
+        preloaded = "lsmq_pipeline.batch_reader" in sys.modules
+        for _ in batches:
+            pass
+        yield pa.RecordBatch.from_pydict({"preloaded": [preloaded], "place": [pyspark.__file__]})
+
+    row = spark.range(1, numPartitions=1).mapInArrow(look, "preloaded boolean, place string").first()
+    assert row is not None and row.preloaded and ".zip" not in row.place
+
+
 def test_options_narrow_a_batch_down(client: Client, read: Callable[..., DataFrame], topic_name: str) -> None:
     send(client, topic_name, 400)
+    boundary_ms = max(row.ms for row in read().selectExpr("unix_millis(stored_time) as ms").collect()) + 1
+    eventually(lambda: time.time() * 1000 > boundary_ms, "the clock has gone on")
+    send(client, topic_name, 40, first=400)
+    assert numbers(read(startingTimestamp=boundary_ms)) == list(range(400, 440))
+    assert numbers(read(endingTimestamp=boundary_ms)) == list(range(400))
     everything = read("queue int, offset long, key string, tag string, body binary").collect()
 
     def of(condition: Callable[[Any], bool]) -> list[int]:
@@ -126,7 +123,8 @@ def test_a_pattern_reads_all_topics_it_matches(
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"topic": "not-there"}, "unknown_topic|has no topic|not-there"),
+        ({"topic": "not-there"}, "UnknownTopic.*not-there"),
+        ({"topic": "", "topicPattern": "not-[a-z]*"}, "no topic matches the pattern 'not-"),
         ({"topic": "{topic}", "startingOffset": "latest"}, "there is no option startingoffset"),
         ({"topic": "{topic}", "startingOffsets": '{{"{topic}": {{"0": 99}}}}'}, "failOnDataLoss"),
         ({"topic": "{topic}", "deadlineMs": "500", "url": "http://127.0.0.1:9"}, "no connection to http://127.0.0.1:9"),
@@ -144,6 +142,16 @@ def test_a_read_that_cannot_be_says_why(
     given = {"url": shared_node.url} | {name: value.format(topic=topic_name) for name, value in options.items()}
     with pytest.raises(Exception, match=text):
         spark.read.format("lsmq").options(**given).load().count()
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_missing_credentials_are_told_to_who_reads_and_to_who_writes(spark: SparkSession, status: int) -> None:
+    with played_node(lambda method, path: (status, b"credentials, please")) as url:
+        options = {"url": url, "topic": "t"}
+        with pytest.raises(Exception, match=f"answered {status}: credentials, please"):
+            spark.read.format("lsmq").options(**options).load().count()
+        with pytest.raises(Exception, match=f"answered {status}: credentials, please"):
+            spark.sql("select 'x' body").write.format("lsmq").options(**options).mode("append").save()
 
 
 def test_out_of_range_offsets_are_moved_inside_when_loss_is_allowed(
@@ -248,86 +256,3 @@ def test_rows_that_do_not_fit_are_refused(
     given = {"url": shared_node.url} | {name: value.format(topic=topic_name) for name, value in options.items()}
     with pytest.raises(Exception, match=text):
         spark.sql(select).write.format("lsmq").options(**given).mode("append").save()
-
-
-# Streams
-
-
-def run(frame: DataFrame, checkpoint: Path, path: Path) -> list[int]:
-    """Run a stream into Parquet files until it has read all there is; the number of rows of each batch."""
-    query = (
-        frame.writeStream.format("parquet")
-        .option("checkpointLocation", str(checkpoint))
-        .option("path", str(path))
-        .trigger(availableNow=True)
-        .start()
-    )
-    query.awaitTermination()
-    return [progress["numInputRows"] for progress in query.recentProgress]
-
-
-def test_a_stream_goes_on_where_it_was_and_takes_so_much_at_a_time(
-    spark: SparkSession, client: Client, shared_node: NodeProcess, topic_name: str, tmp_path: Path
-) -> None:
-    send(client, topic_name, 250)
-    options = {"url": shared_node.url, "topic": topic_name, "startingOffsets": "earliest", "group": f"{topic_name}-g"}
-    frame = spark.readStream.format("lsmq").options(maxMessagesPerTrigger="100", **options).load()
-    batches = run(frame, tmp_path / "checkpoint", tmp_path / "files")
-    assert max(batches) <= 100 and sum(batches) == 250
-    send(client, topic_name, 50, first=250)
-    run(frame, tmp_path / "checkpoint", tmp_path / "files")
-    assert numbers(spark.read.parquet(str(tmp_path / "files"))) == list(range(300))
-    logs = sorted((tmp_path / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
-    last = json.loads(logs[-1].read_text().splitlines()[-1])
-    assert sum(client.offsets(topic_name).latest) == 300
-    assert last["topics"][topic_name]["queues"] == 4
-    assert client.committed_offsets(f"{topic_name}-g", topic_name), "the group tells others how far the stream is"
-
-
-def test_a_stream_from_topic_to_topic_is_exact_over_a_replay(
-    spark: SparkSession,
-    client: Client,
-    shared_node: NodeProcess,
-    read: Callable[..., DataFrame],
-    topic_name: str,
-    tmp_path: Path,
-) -> None:
-    send(client, f"{topic_name}-in", 300)
-    client.create_topic(topic_name, queues=3)
-    source = {"url": shared_node.url, "topic": f"{topic_name}-in", "startingOffsets": "earliest"}
-
-    def copy() -> None:
-        frame = spark.readStream.format("lsmq").options(maxMessagesPerTrigger="100", minPartitions="3", **source).load()
-        query = (
-            frame.select("key", "tag", "body")
-            .writeStream.format("lsmq")
-            .options(url=shared_node.url, topic=topic_name, batchMessages="20")
-            .option("checkpointLocation", str(tmp_path / "checkpoint"))
-            .trigger(availableNow=True)
-            .start()
-        )
-        query.awaitTermination()
-
-    copy()
-    assert numbers(read()) == list(range(300))
-    # As if the driver had died after the last batch was written and before that was noted.
-    commits = sorted((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    for suffix in ("", ".crc"):
-        (commits[-1].parent / f"{'.' if suffix else ''}{commits[-1].name}{suffix}").unlink(missing_ok=True)
-    copy()
-    assert numbers(read()) == list(range(300))
-
-
-def test_a_stream_whose_topic_was_made_anew_says_so(
-    spark: SparkSession, client: Client, shared_node: NodeProcess, topic_name: str, tmp_path: Path
-) -> None:
-    send(client, topic_name, 20)
-    options = {"url": shared_node.url, "topic": topic_name, "startingOffsets": "earliest"}
-    run(spark.readStream.format("lsmq").options(**options).load(), tmp_path / "c", tmp_path / "f")
-    client.delete_topic(topic_name)
-    send(client, topic_name, 5, first=100)
-    frame = spark.readStream.format("lsmq").options(**options)
-    with pytest.raises(Exception, match="deleted and made anew"):
-        run(frame.load(), tmp_path / "c", tmp_path / "f")
-    run(frame.option("failOnDataLoss", "false").load(), tmp_path / "c", tmp_path / "f")
-    assert numbers(spark.read.parquet(str(tmp_path / "f"))) == [*range(20), *range(100, 105)]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from lsmq_node.benchmarks import BENCHES, BenchFailed, engines, node_servers
+from lsmq_node.benchmarks import BENCHES, BenchFailed, engines, latency, node_servers, work
 from lsmq_node.benchmarks.isolate import run_case
 from lsmq_node.benchmarks.report import rate_text, ratio, ratio_text, spread
 from lsmq_node.benchmarks.store_cases import reopen
 from lsmq_node.benchmarks.workload import Contents, Workload, number_of, queue_of
+from support.node_process import NodeProcess
 
 
 def put_all(workload: Workload) -> Iterator[tuple[np.ndarray[tuple[int], np.dtype[np.int64]], list[bytes]]]:
@@ -93,11 +95,13 @@ def test_a_case_that_fails_says_why(tmp_path: Path) -> None:
             batch=1,
             message_bytes=58,
             seconds=1,
+            rest_seconds=0,
         )
 
 
 @pytest.mark.slow
-def test_bench_store_compares_with_rocksdb() -> None:
+def test_bench_store_compares_with_rocksdb(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lsmq_node.benchmarks.store.FEW_QUEUES", (1,))
     bench = BENCHES["store"]
     said: list[str] = []
     report = bench.run(bench.values({"quick": True, "messages": 20_000, "queues": 20_000, "batch": 1_000}), said.append)
@@ -115,9 +119,10 @@ def test_bench_store_compares_with_rocksdb() -> None:
 @pytest.mark.slow
 def test_bench_store_without_rocksdb_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lsmq_node.benchmarks.store.available", lambda: (["lsmq"], [engines.ROCKSDB_REMEDY]))
+    monkeypatch.setattr("lsmq_node.benchmarks.store.FEW_QUEUES", ())
     bench = BENCHES["store"]
     said: list[str] = []
-    values = bench.values({"quick": True, "messages": 2_000, "queues": 100, "batch": 1_000})
+    values = bench.values({"quick": True, "messages": 2_000, "queues": 1, "batch": 1_000})
     report = bench.run(values, said.append)
     assert engines.ROCKSDB_REMEDY in said
     assert report.result["missing"] == [engines.ROCKSDB_REMEDY]
@@ -159,3 +164,33 @@ def test_bench_cluster_compares_one_node_with_three() -> None:
     assert set(report.result["ratios"]) == {
         f"{name}/3/{ack}" for name in ("write_1", "write_n", "read_n") for ack in ("quorum", "leader")
     }
+
+
+@pytest.mark.slow
+def test_bench_backlog_compares_with_and_without_the_redirect() -> None:
+    bench = BENCHES["backlog"]
+    quick = bench.values({"quick": True, "drain_mib_s": 10})
+    report = bench.run(quick, lambda line: None)
+    assert [case["case"] for case in report.result["cases"]] == ["undisturbed", "redirect", "no redirect"]
+    assert [case["drained_mib_s"]["min"] > 0 for case in report.result["cases"]] == [False, True, True]
+    for case in report.result["cases"]:
+        assert 0 < case["receive_p50_ms"]["min"] <= case["receive_p99_ms"]["max"]
+    assert report.result["ratios"]["receive_p99_ms/redirect"] > 0
+
+
+@pytest.mark.parametrize("face", ["long poll", "push"])
+def test_latency_is_measured_of_every_message(shared_node: NodeProcess, face: str) -> None:
+    found = latency.measure(shared_node.url, face, queues=50, ack="leader", rate=100, each=64, seconds=0.5)
+    assert 0 < found["receive_p50_ms"] <= found["receive_p99_ms"] <= found["receive_p99.9_ms"]
+    assert 0 < found["produce_p50_ms"] <= found["produce_p99_ms"]
+
+
+@pytest.mark.parametrize("face", [work.WORK, work.PLAIN])
+def test_consumers_take_all_messages_and_one_that_waits_has_each(shared_node: NodeProcess, face: str) -> None:
+    queues = 31 if face == work.WORK else 37
+    work.fill(shared_node.url, queues, 7, messages=500, each=64, batch=100)
+    found = work.drain(shared_node.url, face, queues, "taken", batch=100, start_s=time.monotonic(), part=0, parts=1)
+    assert found["messages"] == 500 and found["began_s"] < found["ended_s"]
+    waited = work.measure(shared_node.url, face, queues, each=64, rate=100, seconds=0.3)
+    assert 0 < waited["receive_p50_ms"] <= waited["settle_p99_ms"]
+    work.hold(shared_node.url, queues, 20)

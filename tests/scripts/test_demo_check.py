@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from _demo.check import checks, judge, latency, receive_rate, refused_s, send_rate
+from _demo.check import checks, judge, latency, pause_s, receive_rate, refused_s, send_rate
 from _demo.flights import Flights, digest_of
 from _demo.workers import Receipts, Sends
 
@@ -96,10 +96,26 @@ def test_latency_runs_from_due_to_received_for_the_paced_rows_alone() -> None:
     assert found.greatest_ms == pytest.approx(40)
 
 
-def test_refusal_ends_with_the_answer_after_the_longest_silence() -> None:
-    late_answers_of_the_old_node = [90, 101, 103, 900]
-    assert refused_s(sends(late_answers_of_the_old_node), 100 * MS, [(0, 1 << 32)]) == pytest.approx(0.8)
+ALL_QUEUES = [(0, 1 << 32)]
+
+
+def test_refusal_is_the_longest_silence_although_the_old_leaders_answers_come_in_late() -> None:
+    assert refused_s(sends([90, 101, 103, 900]), 100 * MS, 2000 * MS, ALL_QUEUES) == pytest.approx(0.797)
+
+
+def test_refusal_begins_with_the_last_answer_of_the_old_leader() -> None:
+    assert refused_s(sends([10, 90, 300, 310]), 100 * MS, 2000 * MS, ALL_QUEUES) == pytest.approx(0.21)
+
+
+def test_a_longer_pause_after_the_node_came_back_is_not_called_refusal() -> None:
+    answers = sends([90, 240, 260, 900])
+    assert refused_s(answers, 100 * MS, 250 * MS, ALL_QUEUES) == pytest.approx(0.15)
+    assert pause_s(answers, 250 * MS, ALL_QUEUES) == pytest.approx(0.64)
+
+
+def test_other_shards_do_not_shorten_the_refusal() -> None:
+    assert refused_s(sends([90, 200, 900, 300]), 100 * MS, 2000 * MS, [(0, 1)]) == pytest.approx(0.81)
 
 
 def test_refusal_is_not_a_number_when_nothing_was_acknowledged_after_the_kill() -> None:
-    assert np.isnan(refused_s(sends([1, 2, 3, 4]), 100 * MS, [(0, 1 << 32)]))
+    assert np.isnan(refused_s(sends([1, 2, 3, 4]), 100 * MS, 200 * MS, ALL_QUEUES))

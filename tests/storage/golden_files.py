@@ -138,8 +138,8 @@ def checkpoint_state() -> ShardState:
 def checkpoint() -> bytes:
     with tempfile.TemporaryDirectory() as directory:
         checkpointer = Checkpointer()
-        checkpointer.write(OsDisk(), Path(directory), 6, checkpointer.take(checkpoint_state(), 4_096))
-        return (Path(directory) / checkpoint_name(6)).read_bytes()
+        checkpointer.write(OsDisk(), Path(directory), 7, checkpointer.take(checkpoint_state(), 4_096))
+        return (Path(directory) / checkpoint_name(7)).read_bytes()
 
 
 def snapshot() -> bytes:
@@ -153,7 +153,7 @@ FILES: dict[str, Callable[[], bytes]] = {
     "0000000000000000.wal": wal_segment,
     "000000000004.tbl": table,
     "MANIFEST": manifest,
-    "000000000006.ckp": checkpoint,
+    "000000000007.ckp": checkpoint,
     "SNAPSHOT": snapshot,
 }
 

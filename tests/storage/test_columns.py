@@ -80,20 +80,25 @@ def test_group_starts_are_where_values_change(values: list[int]) -> None:
 
 
 @profile(100)
-@given(batches=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=30), max_size=8))
-def test_offsets_are_dense_in_each_queue_in_order_of_arrival(batches: list[list[int]]) -> None:
-    following = np.zeros(10, np.int64)
-    model = dict.fromkeys(range(10), 0)
+@given(
+    batches=st.lists(st.lists(st.integers(0, 29), min_size=1, max_size=30), max_size=8),
+    apart=st.sampled_from([1, 100]),
+)
+def test_offsets_are_dense_in_each_queue_in_order_of_arrival(batches: list[list[int]], apart: int) -> None:
+    rows = np.zeros((30 * apart, 2), np.int64)
+    following, scratch = rows.T
+    model = dict.fromkeys(range(0, 30 * apart, apart), 0)
     for batch in batches:
         expected = []
         for queue in batch:
-            expected.append(model[queue])
-            model[queue] += 1
-        offsets, touched, ends = assign_offsets(np.array(batch, np.uint32), following)
+            expected.append(model[queue * apart])
+            model[queue * apart] += 1
+        queues = np.array(batch, np.uint32) * np.uint32(apart)
+        offsets, touched, ends = assign_offsets(queues, following, scratch)
         assert offsets.tolist() == expected
-        assert touched.tolist() == sorted(set(batch))
-        assert ends.tolist() == [model[queue] for queue in sorted(set(batch))]
-        assert following.tolist() == list(model.values())
+        assert set(touched.tolist()) == set(queues.tolist())
+        assert ends.tolist() == [model[queue] for queue in touched.tolist()]
+        assert following[::apart].tolist() == list(model.values())
 
 
 @dataclass
@@ -291,7 +296,7 @@ def test_a_memtable_finds_each_queue_in_order_however_it_is_chunked(
         for number, batch in enumerate(batches):
             queues = np.array([queue for queue, _ in batch], np.uint32)
             contents = [b"%d" % size * size for _, size in batch]
-            offsets, _, _ = assign_offsets(queues, ends)
+            offsets, _, _ = assign_offsets(queues, ends, np.zeros(5, np.int64))
             sizes = np.array([len(content) for content in contents], np.uint32)
             memtable.apply(number + 1, queue_keys(1, queues), offsets, sizes, 5, memoryview(b"".join(contents)), {})
             for (queue, _), content in zip(batch, contents, strict=True):

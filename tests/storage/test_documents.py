@@ -6,6 +6,7 @@ import contextlib
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
@@ -124,6 +125,31 @@ def test_a_crash_never_leaves_documents_without_the_batches_they_came_with(tmp_p
         assert (bodies(store, topic_id, 0), store.document("txn/1")) == (dict(enumerate(sent)), None)
         abandon(store)
     assert not power or {0, len(sent)} < outcomes, "no cut fell between the entries"
+
+
+@pytest.mark.parametrize("power", [False, True])
+def test_a_crash_never_leaves_documents_without_the_offsets_they_came_with(tmp_path: Path, power: bool) -> None:
+    queues, ends = np.zeros(1, np.uint32), np.ones(1, np.int64)
+    outcomes = set()
+    for seed in range(20):
+        disk, path = SimDisk(tmp_path), tmp_path / str(seed)
+        store = open_stepped(path, tiny(), disk)
+        topic_id = store.create_topic("t", 1).id
+        store.wait(store.append(topic_id, batch_of([Put(0, b"x")])))
+        store.wait(store.put_documents({"work/1": b"settled"}))
+        disk.at(1 + seed % 2)
+        with contextlib.suppress(PowerCut, LsmqError):
+            store.commit_offsets("g", topic_id, queues, ends, documents={"work/1": None, "work/2": bytes(7_000)})
+            store.commit()
+        abandon(store)
+        store = open_stepped(path, tiny(), disk.power_cut(seed) if power else disk.kill())
+        committed = int(store.committed_offsets("g", topic_id, queues)[0])
+        changed = store.document("work/1") is None
+        assert changed == (store.document("work/2") is not None)
+        assert committed == 1 or not changed
+        outcomes.add((committed, changed))
+        abandon(store)
+    assert {(-1, False), (1, True)} <= outcomes if power else outcomes
 
 
 def test_a_change_beyond_the_limits_is_refused_and_nothing_is_written(tmp_path: Path) -> None:

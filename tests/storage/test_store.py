@@ -400,6 +400,7 @@ def test_queues_beyond_the_first_many_are_made_as_they_come(
         {"memtable_size": 1},
         {"block_bytes": 1},
         {"compression": "lzma"},
+        {"flush_mode": "never"},
         {"max_waiting_bytes": 1},
         {"wal_keep_bytes": (64 << 20) - 1},
     ],

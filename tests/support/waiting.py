@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 
 def eventually(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
@@ -12,3 +13,14 @@ def eventually(condition: Callable[[], bool], what: str, timeout_s: float = 20.0
     while not condition():
         assert time.monotonic() < deadline, f"in {timeout_s} s it never came true that {what}"
         time.sleep(0.01)
+
+
+async def comes_true(condition: Callable[[], bool | Awaitable[bool]], what: str, timeout_s: float = 20.0) -> None:
+    """:func:`eventually` in an event loop, which goes on meanwhile."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = condition()
+        if found if isinstance(found, bool) else await found:
+            return
+        assert time.monotonic() < deadline, f"in {timeout_s} s it never came true that {what}"
+        await asyncio.sleep(0.01)

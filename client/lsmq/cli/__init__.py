@@ -13,7 +13,7 @@ from typing import NoReturn
 import click
 
 from lsmq.cli._root import root
-from lsmq.errors import LsmqError
+from lsmq.errors import ConnectionFailed, LsmqError
 
 __all__ = ["main", "root"]
 
@@ -31,11 +31,14 @@ def _run(arguments: Sequence[str] | None) -> int:
     except click.ClickException as error:
         error.show()
         return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
+    except (click.Abort, KeyboardInterrupt) as error:
+        denied = isinstance(error, click.Abort) and not isinstance(error.__context__, KeyboardInterrupt)
+        click.echo("not confirmed, nothing was done; --yes answers beforehand" if denied else "interrupted", err=True)
         return 1
     except LsmqError as error:
         click.echo(f"error: {error.code}: {error.message}", err=True)
+        if isinstance(error, ConnectionFailed):
+            click.echo("is a node running there? --url or LSMQ_URL says where; lsmq serve starts one", err=True)
         return 1
     except OSError as error:
         click.echo(f"error: system: {error}", err=True)

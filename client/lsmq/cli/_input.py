@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from lsmq.errors import InvalidRequest, MessageTooLarge
+from lsmq.messages import MAX_PRIORITY
 
 BLOCK_BYTES = 256 << 10
 MAX_LINE_BYTES = 64 << 20
@@ -112,10 +113,10 @@ def from_json_line(line: bytes, *, source: str) -> Outgoing:
         raise InvalidRequest(f"{source}: unknown field {min(unknown)!r}; there are {', '.join(sorted(_FIELDS))}")
     key, tag, queue = fields.get("key"), fields.get("tag"), fields.get("queue")
     properties, priority = fields.get("properties") or {}, fields.get("priority") or 0
-    if not (_is_text(key) and _is_text(tag) and (queue is None or isinstance(queue, int))):
+    if not (_is_text(key) and _is_text(tag) and (queue is None or type(queue) is int)):
         raise InvalidRequest(f"{source}: key and tag must be text, and queue a number")
-    if not isinstance(priority, int) or not 0 <= priority < 1 << 32:
-        raise InvalidRequest(f"{source}: priority must be a number of 0 or more")
+    if type(priority) is not int or not 0 <= priority <= MAX_PRIORITY:
+        raise InvalidRequest(f"{source}: priority must be a number from 0 to {MAX_PRIORITY}")
     if not isinstance(properties, dict) or not all(isinstance(value, str) for value in properties.values()):
         raise InvalidRequest(f"{source}: properties must be an object of texts")
     return Outgoing(_json_body(fields, source), key, tag, queue, priority, properties, source)

@@ -22,6 +22,8 @@ _COMMANDS = {
     "consume": "lsmq.cli.consume:consume",
     "message": "lsmq.cli.message:message",
     "group": "lsmq.cli.group:group",
+    "dlq": "lsmq.cli.dlq:dlq",
+    "transaction": "lsmq.cli.transaction:transaction",
     "node": "lsmq.cli.node:node",
     "shard": "lsmq.cli.shard:shard",
     "status": "lsmq.cli.status:status",

@@ -86,10 +86,13 @@ def up(directory: Path, settings: tuple[str, ...], timeout: float, as_json: bool
       lsmq cluster up --dir ./cluster --nodes 5 --shards 6 --replicas 3
     """
     local = _local_cluster()
-    if local.ClusterPlan.exists(directory):
-        found = _existing(local, directory, settings, asked)
-    else:
-        found = local.LocalCluster.found(directory, _new_plan(local, settings, asked))
+    try:
+        if local.ClusterPlan.exists(directory):
+            found = _existing(local, directory, settings, asked)
+        else:
+            found = local.LocalCluster.found(directory, _new_plan(local, settings, asked))
+    except InvalidRequest as error:
+        raise click.UsageError(error.message) from error
     with _bringing_up(len(found.plan.nodes), found.plan.shards) as tell:
         status = found.up(timeout=timeout, tell=tell)
     if as_json:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 import click
 
 from lsmq import Client, Consumer, Message
+from lsmq._starting import Start
 from lsmq.cli._formats import TEMPLATE_HELP, Formatter, formatter
 from lsmq.cli._options import OFFSET, QUEUES, TIME, TOPIC, url_option, with_client
 from lsmq.cli._render import Progress, progress
-from lsmq.consumer import Start
+from lsmq.groups import Ranges
 
 _POLL_MESSAGES = 1000
 _POLL_MS = 500
@@ -27,7 +28,8 @@ _COMMIT_EVERY_S = 1.0
 @click.option("--offset", type=OFFSET, help="Where to start: a number, earliest or latest.  [default: earliest]")
 @click.option("--from-time", type=TIME, metavar="TIME", help="Start at a time: ISO 8601, or -15m.")
 @click.option("--queue", "queues", type=QUEUES, metavar="QUEUES", help="Only these queues, such as 0-99,200.")
-@click.option("--group", help="Start where this group left off, and commit what was printed.")
+@click.option("--group", help="Join this group: print its share, from where it left off, and commit what was printed.")
+@click.option("--static-id", help="With --group: come back as the member of that name, whose queues are kept for it.")
 @click.option("--follow", "-f", is_flag=True, help="Go on with what comes, until Ctrl-C.")
 @click.option("--max", "max_messages", type=click.IntRange(min=1), help="Stop after this many messages.")
 @click.option("--format", "format_text", default="text", show_default=True, help="text, json, raw or a template.")
@@ -38,6 +40,7 @@ def consume(
     from_time: datetime | None,
     queues: Sequence[int] | None,
     group: str | None,
+    static_id: str | None,
     follow: bool,
     max_messages: int | None,
     format_text: str,
@@ -49,14 +52,23 @@ def consume(
     Without --follow it ends with the last message that is there when it starts. Messages of a queue come in
     order. An offset that the queue does not have is an error that says which ones it has.
 
+    With --group the queues are shared with whoever else is a member, and handed on when one goes. With --queue as
+    well it reads and commits just these, as no member, which works while the group has none.
+
     \b
       lsmq consume orders --follow
       lsmq consume orders --queue 0-9,42 --from-time -15m --format json
       lsmq consume orders --queue 3 --offset 1200 --max 1 --format raw > body
       lsmq consume orders --group kitchen --format '%q %o %k %b\\n'
+      lsmq consume orders --group kitchen --static-id $HOSTNAME --follow
     """
     if offset is not None and from_time is not None:
         raise click.UsageError("--offset and --from-time both say where to start: give one")
+    is_member = group is not None and queues is None
+    if is_member and (offset is not None or from_time is not None):
+        raise click.UsageError("a group begins where it left off: see 'lsmq group reset', or give --queue as well")
+    if static_id is not None and not is_member:
+        raise click.UsageError("--static-id is of a member: give --group, and no --queue")
     try:
         form = formatter(format_text)
     except ValueError as error:
@@ -69,16 +81,20 @@ def consume(
             start = dict.fromkeys(owned, offset)
         elif offset is not None:
             start = "earliest" if offset == "earliest" else "latest"
-        async with Consumer(
+        job = _Job(client, topic, form, committing=group is not None, limit=max_messages)
+        consumer = Consumer(
             client,
             topic,
             queues=queues,
             group=group,
             start=start,
             on_out_of_range="error" if isinstance(offset, int) else "earliest",
-        ) as consumer:
-            job = _Job(client, topic, consumer, form, committing=group is not None, limit=max_messages)
-            await (job.follow() if follow else job.to_the_end())
+            static_id=static_id,
+            on_assigned=job.gain if is_member else None,
+            on_revoked=job.give_up if is_member else None,
+        )
+        async with consumer:
+            await (job.follow(consumer) if follow else job.to_the_end(consumer))
 
     try:
         with_client(url, deadline_ms, work)
@@ -94,7 +110,6 @@ class _Job:
         self,
         client: Client,
         topic: str,
-        consumer: Consumer,
         form: Formatter,
         *,
         committing: bool,
@@ -102,36 +117,55 @@ class _Job:
     ) -> None:
         self._client = client
         self._topic = topic
-        self._consumer = consumer
+        self._consumer: Consumer
         self._form = form
         self._committing = committing
         self._left = limit
         self._printed: dict[int, int] = {}
         self._committed_s = time.monotonic()
+        self._gained: set[int] = set()
 
-    async def follow(self) -> None:
+    async def gain(self, queues: Mapping[str, Ranges]) -> None:
+        """Called when the group gives queues to this member."""
+        self._gained.update(queue for part in queues[self._topic] for queue in part)
+
+    async def give_up(self, queues: Mapping[str, Ranges]) -> None:
+        """Called before queues go to another member."""
+        await self._commit(now=True)
+
+    async def follow(self, consumer: Consumer) -> None:
         """Print until the limit, or until cancelled: what was printed is committed then as well."""
+        self._consumer = consumer
         try:
             while self._left is None or self._left > 0:
                 await self._print_some(None)
         finally:
             await self._commit(now=True)
 
-    async def to_the_end(self) -> None:
-        """Print what is there now."""
-        bounds = await self._client.offsets(self._topic, self._consumer.positions)
+    async def to_the_end(self, consumer: Consumer) -> None:
+        """Print what is there now; and of queues that the group gives to this member meanwhile."""
+        self._consumer = consumer
         ends: dict[int, int] = {}
+        left = await self._find_ends(ends, consumer.positions)
+        self._gained.clear()
+        visible = not sys.stdout.isatty()
+        with progress("reading", left if self._left is None else min(left, self._left)) as bar:
+            while (ends or consumer.waiting_for) and (self._left is None or self._left > 0):
+                await self._print_some(ends, bar if visible else None)
+                gained, self._gained = self._gained, set()
+                await self._find_ends(ends, gained)
+        await self._commit(now=True)
+
+    async def _find_ends(self, ends: dict[int, int], queues: Iterable[int]) -> int:
+        """Add the ends of queues that have messages to read; how many messages."""
         left = 0
-        for queue, earliest, latest in bounds.rows():
-            position = max(self._consumer.positions[queue], earliest)
+        owned = [queue for queue in queues if queue in self._consumer.positions]
+        for queue, earliest, latest in (await self._client.offsets(self._topic, owned)).rows() if owned else ():
+            position = max(self._consumer.positions.get(queue, latest), earliest)
             if position < latest:
                 ends[queue] = latest
                 left += latest - position
-        visible = not sys.stdout.isatty()
-        with progress("reading", left if self._left is None else min(left, self._left)) as bar:
-            while ends and (self._left is None or self._left > 0):
-                await self._print_some(ends, bar if visible else None)
-        await self._commit(now=True)
+        return left
 
     async def _print_some(self, ends: dict[int, int] | None, bar: Progress | None = None) -> None:
         count = _POLL_MESSAGES if self._left is None else min(self._left, _POLL_MESSAGES)
@@ -153,7 +187,7 @@ class _Job:
         wanted = [message for message in messages if message.offset < ends.get(message.queue, 0)]
         positions = self._consumer.positions
         for queue in {message.queue for message in messages} if messages else list(ends):
-            if queue in ends and positions[queue] >= ends[queue]:
+            if queue in ends and positions.get(queue, ends[queue]) >= ends[queue]:
                 del ends[queue]
         return wanted
 
@@ -161,5 +195,6 @@ class _Job:
         """Commit what was printed, once in a while or ``now``."""
         if self._committing and (now or time.monotonic() - self._committed_s >= _COMMIT_EVERY_S):
             printed, self._printed = self._printed, {}
-            await self._consumer.commit(printed)
+            if printed:
+                await self._consumer.commit(printed)
             self._committed_s = time.monotonic()

@@ -14,7 +14,7 @@ from lsmq.cli._options import QUEUES, TIME, TOPIC, json_option, url_option, with
 from lsmq.cli._render import print_fields, print_json, print_table
 from lsmq.cli._reset import Move, Target, plan
 from lsmq.errors import GroupHasMembers, UnknownGroup
-from lsmq.groups import Group, GroupDescription, GroupLag, GroupMember, GroupSummary, Ranges, list_groups
+from lsmq.groups import Group, GroupDescription, GroupLag, GroupMember, GroupStream, GroupSummary, Ranges, list_groups
 from lsmq.topics import format_ranges
 
 _SHOWN_ROWS = 50
@@ -67,12 +67,15 @@ def describe(name: str, topic: str | None, as_json: bool, url: str, deadline_ms:
       lsmq group describe kitchen
     """
 
-    async def work(client: Client) -> tuple[GroupDescription, dict[str, GroupLag]]:
-        return await _describe(client, name, topic)
+    async def work(client: Client) -> tuple[GroupDescription, dict[str, GroupLag], list[GroupStream]]:
+        found, lags = await _describe(client, name, topic)
+        streams = await Group(client, name).streams() if found.mode in ("push", "broadcast") else []
+        return found, lags, [stream for stream in streams if topic in (None, stream.topic)]
 
-    found, lags = with_client(url, deadline_ms, work)
+    found, lags, streams = with_client(url, deadline_ms, work)
     if as_json:
-        print_json({**found.to_dict(), "lag": [asdict(lag) for lag in lags.values()]})
+        lag_rows, stream_rows = [asdict(lag) for lag in lags.values()], [asdict(stream) for stream in streams]
+        print_json({**found.to_dict(), "lag": lag_rows, "streams": stream_rows})
         return
     print_fields(
         [
@@ -88,6 +91,11 @@ def describe(name: str, topic: str | None, as_json: bool, url: str, deadline_ms:
         print_table(
             ["member", "client", "owns", "queues", "lag", "heartbeat", "session", "state"],
             [_member_row(member, at, found, lags) for at, member in enumerate(found.members)],
+        )
+    if streams:
+        print_table(
+            ["stream", "topic", "sent by", "queues", "unacknowledged", "credit", "last acknowledgement"],
+            [_stream_row(stream) for stream in streams],
         )
     print_table(
         ["topic", "queues", "lag", "behind", "uncommitted", "largest", "last commit"],
@@ -149,6 +157,19 @@ def _member_row(member: GroupMember, at: int, found: GroupDescription, lags: dic
         _age(member.heartbeat_age_ms),
         f"{member.session_ms / 1000:g} s",
         state,
+    ]
+
+
+def _stream_row(stream: GroupStream) -> list[Any]:
+    silent_ms = stream.silent_ms if stream.unacknowledged else None
+    return [
+        stream.subscriber or stream.id[:12],
+        stream.topic,
+        stream.node,
+        stream.queues,
+        stream.unacknowledged,
+        stream.credit,
+        _age(silent_ms),
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -78,7 +78,8 @@ def produce(
     Lines go without their line end, empty ones are skipped. With --json-lines a line is an object with
     "body" (text; any other JSON is sent as JSON) or "body_b64", and optionally "key", "tag", "queue",
     "priority" and "properties". It returns once every message is stored, and fails if one is not; a message
-    whose answer got lost is sent again and stored once.
+    whose answer got lost is sent again and stored once. A line that is wrong ends it; the lines before it
+    are stored.
 
     \b
       echo 'one pizza' | lsmq produce orders --key 'table 7'
@@ -162,14 +163,14 @@ async def _send(producer: Producer, outgoing: Outgoing, options: InputOptions) -
         raise type(error)(f"{outgoing.source}: {error.message}", **error.details) from error
 
 
-async def _portions(options: InputOptions) -> AsyncIterator[list[Outgoing]]:
-    """The messages of all inputs, as many at a time as are there."""
+async def _portions(options: InputOptions) -> AsyncIterator[Iterable[Outgoing]]:
+    """The messages of all inputs, as many at a time as are there, each made when it is its turn."""
     for path in options.files:
         if options.whole_files:
             yield [from_file(Path(path))]
             continue
         async for numbered in lines(path):
-            yield [_from_line(line, number, path, options) for number, line in numbered]
+            yield (_from_line(line, number, path, options) for number, line in numbered)
 
 
 def _from_line(line: bytes, number: int, path: str, options: InputOptions) -> Outgoing:

@@ -1,6 +1,8 @@
-"""``lsmq topic``: create, list, describe and delete topics."""
+"""``lsmq topic``: create, grow, list, describe and delete topics."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import click
 
@@ -13,7 +15,7 @@ _SHOWN_QUEUES = 100
 
 @click.group()
 def topic() -> None:
-    """Create, list, describe and delete topics."""
+    """Create, grow, list, describe and delete topics."""
 
 
 @topic.command()
@@ -23,6 +25,7 @@ def topic() -> None:
 @click.option("--retention-bytes", type=SIZE, help="Keep at most this much of the topic, such as 10GiB.")
 @click.option("--ack", type=click.Choice(["quorum", "leader"]), help="When a write counts as stored.")
 @click.option("--max-message-bytes", type=SIZE, help="Refuse larger messages, such as 64KiB.")
+@click.option("--order", type=click.Choice(["ordinary", "strict"]), help="strict: keys keep their queues for ever.")
 @click.option("--new", is_flag=True, help="Fail if the topic is there already, even with the same options.")
 @json_option
 @url_option
@@ -33,6 +36,7 @@ def create(
     retention_bytes: int | None,
     ack: str | None,
     max_message_bytes: int | None,
+    order: Literal["ordinary", "strict"] | None,
     new: bool,
     as_json: bool,
     url: str,
@@ -56,6 +60,7 @@ def create(
             retention_bytes=retention_bytes,
             ack=ack,
             max_message_bytes=max_message_bytes,
+            order=order,
         )
 
     created = with_client(url, deadline_ms, work)
@@ -63,6 +68,31 @@ def create(
         print_json(created.to_dict())
     else:
         click.echo(f"topic {created.name}: {created.queues} queues")
+
+
+@topic.command()
+@click.argument("name", type=TOPIC)
+@click.option("--queues", type=click.IntRange(min=1), required=True, help="How many it is to have.")
+@json_option
+@url_option
+def grow(name: str, queues: int, as_json: bool, url: str, deadline_ms: int) -> None:
+    """Give topic NAME more queues.
+
+    No queue moves, and nothing is copied. Keys go to other queues from then on, so that for a moment a key's messages
+    may be handled out of order; not in a topic of strict order, where keys keep their queues.
+
+    \b
+      lsmq topic grow orders --queues 8192
+    """
+
+    async def work(client: Client) -> Topic:
+        return await client.grow_topic(name, queues)
+
+    grown = with_client(url, deadline_ms, work)
+    if as_json:
+        print_json(grown.to_dict())
+    else:
+        click.echo(f"topic {grown.name}: {grown.queues} queues")
 
 
 @topic.command("list")

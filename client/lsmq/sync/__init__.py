@@ -19,5 +19,20 @@ from lsmq._outbox import Sent
 from lsmq.sync._client import Client
 from lsmq.sync._consumer import Consumer
 from lsmq.sync._producer import Producer, Receipt, Receipts
+from lsmq.sync._push import PushConsumer
+from lsmq.sync._transactions import Transaction, TransactionalProducer
+from lsmq.sync._work_queue import Task, WorkQueue
 
-__all__ = ["Client", "Consumer", "Producer", "Receipt", "Receipts", "Sent"]
+__all__ = [
+    "Client",
+    "Consumer",
+    "Producer",
+    "PushConsumer",
+    "Receipt",
+    "Receipts",
+    "Sent",
+    "Task",
+    "Transaction",
+    "TransactionalProducer",
+    "WorkQueue",
+]

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal
 
 from lsmq import client as asynchronous
+from lsmq._loop_thread import LoopThread
 from lsmq.errors import ClientClosed
 from lsmq.record_batch import Message
-from lsmq.sync._loop_thread import LoopThread
+from lsmq.sync._lifecycle import Closing
 from lsmq.topics import Offsets, Topic
 
 
-class Client:
+class Client(Closing):
     """Blocking :class:`lsmq.Client`."""
 
     def __init__(
@@ -42,14 +42,6 @@ class Client:
         )
         self._thread = LoopThread()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def close(self) -> None:
         """Close the connections and stop the thread. Close producers and consumers first."""
         try:
@@ -73,6 +65,7 @@ class Client:
         retention_bytes: int | None = None,
         ack: str | None = None,
         max_message_bytes: int | None = None,
+        order: Literal["ordinary", "strict"] | None = None,
     ) -> Topic:
         """See :meth:`lsmq.Client.create_topic`."""
         return self._thread.call(
@@ -84,8 +77,13 @@ class Client:
                 retention_bytes=retention_bytes,
                 ack=ack,
                 max_message_bytes=max_message_bytes,
+                order=order,
             )
         )
+
+    def grow_topic(self, name: str, queues: int) -> Topic:
+        """See :meth:`lsmq.Client.grow_topic`."""
+        return self._thread.call(self._async.grow_topic(name, queues))
 
     def topics(self) -> list[Topic]:
         """See :meth:`lsmq.Client.topics`."""

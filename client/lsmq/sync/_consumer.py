@@ -3,48 +3,67 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
+import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 from lsmq import consumer as asynchronous
+from lsmq._detours import ReadFrom
 from lsmq._fetch import OutOfRange
-from lsmq.consumer import Start
-from lsmq.errors import ClientClosed
+from lsmq._handling import Order
+from lsmq._member import ByTopic
+from lsmq._membership import DEFAULT_MAX_HANDLER_MS, DEFAULT_SESSION_MS, Callback, Mode
+from lsmq._ranges import contains, to_ranges
+from lsmq._starting import Start
+from lsmq._values import check_max_messages
+from lsmq.group_values import Ranges
 from lsmq.record_batch import Message
 from lsmq.sync._client import Client
+from lsmq.sync._lifecycle import HandlerThreads, Iterating
 
 _READ_AHEAD_MESSAGES = 1_000
 
 
-class Consumer:
+class Consumer(Iterating[Message]):
     """Blocking :class:`lsmq.Consumer`: the same options and guarantees.
 
-    It reads ahead of the application; what counts as handed out is what left *this* object.
+    It reads ahead of the application; what counts as handed out is what left *this* object. Handlers and callbacks
+    run in threads, and may use the consumer.
     """
+
+    _async: asynchronous.Consumer
 
     def __init__(
         self,
         client: Client,
-        topic: str,
+        topic: str | Sequence[str],
         *,
         queues: Iterable[int] | None = None,
         group: str | None = None,
         start: Start | None = None,
         uncommitted: Literal["earliest", "latest"] = "earliest",
         on_out_of_range: OutOfRange = "earliest",
+        mode: Mode = "clustered",
+        member_id: str | None = None,
+        static_id: str | None = None,
+        session_ms: int = DEFAULT_SESSION_MS,
+        max_handler_ms: int | None = DEFAULT_MAX_HANDLER_MS,
+        on_assigned: Callable[[ByTopic], None] | None = None,
+        on_revoked: Callable[[ByTopic], None] | None = None,
         max_messages: int = asynchronous.DEFAULT_MAX_MESSAGES,
         max_bytes: int = asynchronous.DEFAULT_MAX_BYTES,
         wait_ms: int = asynchronous.DEFAULT_WAIT_MS,
         prefetch_bytes: int = asynchronous.DEFAULT_PREFETCH_BYTES,
         deadline_ms: int | None = None,
         request_timeout_ms: int | None = None,
+        read_from: ReadFrom = "auto",
     ) -> None:
         self._thread = client._thread
         self._ahead: deque[Message] = deque()
+        self._lock = threading.Lock()
+        self._handlers = HandlerThreads()
 
         async def make() -> asynchronous.Consumer:
             made = asynchronous.Consumer(
@@ -55,97 +74,176 @@ class Consumer:
                 start=start,
                 uncommitted=uncommitted,
                 on_out_of_range=on_out_of_range,
+                mode=mode,
+                member_id=member_id,
+                static_id=static_id,
+                session_ms=session_ms,
+                max_handler_ms=max_handler_ms,
+                on_assigned=self._in_a_thread(on_assigned),
+                on_revoked=self._in_a_thread(on_revoked),
                 max_messages=max_messages,
                 max_bytes=max_bytes,
                 wait_ms=wait_ms,
                 prefetch_bytes=prefetch_bytes,
                 deadline_ms=deadline_ms,
                 request_timeout_ms=request_timeout_ms,
+                read_from=read_from,
             )
+            made._withdraw, made._kept_back = self._drop, self._ahead_offsets
+            self._async = made
             await made.start()
             return made
 
         self._async = self._thread.call(make())
 
-    def __enter__(self) -> Self:
-        return self
+    @staticmethod
+    def _in_a_thread(callback: Callable[[ByTopic], None] | None) -> Callback | None:
+        """The event loop goes on while the application's callback runs."""
+        return None if callback is None else lambda queues: asyncio.to_thread(callback, queues)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+    def close(self, *, leave: bool | None = None) -> None:
+        """See :meth:`lsmq.Consumer.close`."""
+        if self._handlers.are_here:
+            self._thread.call(self._async._close_from_inside(leave))
+            return
+        with self._lock:
+            self._ahead.clear()
+        self._thread.call(self._async.close(leave=leave))
 
-    def close(self) -> None:
-        """Stop fetching and drop what is buffered. Commits nothing."""
-        self._ahead.clear()
-        self._thread.call(self._async.close())
-
-    def __iter__(self) -> Iterator[Message]:
-        return self
-
-    def __next__(self) -> Message:
-        """The next message; waits for it. The iteration ends when the consumer is closed."""
-        if not self._ahead:
-            try:
-                self._ahead.extend(self._thread.call(self._async.poll(_READ_AHEAD_MESSAGES)))
-            except ClientClosed:
-                raise StopIteration from None
-        return self._ahead.popleft()
+    def _next(self) -> Message:
+        return self.poll(1)[0]
 
     def poll(self, max_messages: int = 1000, timeout_ms: float | None = None) -> list[Message]:
         """See :meth:`lsmq.Consumer.poll`."""
-        if self._ahead:
-            return [self._ahead.popleft() for _ in range(min(max_messages, len(self._ahead)))]
-        return self._thread.call(self._async.poll(max_messages, timeout_ms))
+        check_max_messages(max_messages)
+        self._async._hand.put_down()
+        taken = self._take(max_messages)
+        if not taken:
+            messages = self._thread.call(self._read_ahead(max(max_messages, _READ_AHEAD_MESSAGES), timeout_ms))
+            if messages:
+                taken = self._take(max_messages)
+                # Empty when they were another member's before they got here.
+                return taken or (self.poll(max_messages) if timeout_ms is None else [])
+        return taken
 
-    def run(self, handler: Callable[[Message], None], *, concurrency: int = 1) -> None:
-        """See :meth:`lsmq.Consumer.run`. The handler runs in threads, ``concurrency`` of them."""
+    async def _read_ahead(self, max_messages: int, timeout_ms: float | None) -> bool:
+        messages = await self._async.poll(max_messages, timeout_ms)
+        with self._lock:
+            self._ahead.extend(messages)
+        return bool(messages)
+
+    def _take(self, max_messages: int) -> list[Message]:
+        with self._lock:
+            taken = [self._ahead.popleft() for _ in range(min(max_messages, len(self._ahead)))]
+            if taken:
+                self._async._hand.take()  # Before the lock is free: who gives up queues looks after it.
+        return taken
+
+    def run(self, handler: Callable[[Message], None], *, concurrency: int = 1, order: Order = "queue") -> None:
+        """See :meth:`lsmq.Consumer.run`. The handler runs in threads, ``concurrency`` of them.
+
+        A thread cannot be cancelled: one whose queue is gone runs on, and only then the next message of its queue, or
+        its key, is handled here.
+        """
         self._give_back()
-        with concurrent.futures.ThreadPoolExecutor(concurrency, thread_name_prefix="lsmq-handler") as pool:
-
-            async def handle(message: Message) -> None:
-                await asyncio.get_running_loop().run_in_executor(pool, handler, message)
-
-            self._thread.call(self._async.run(handle, concurrency=concurrency))
+        with self._handlers.open(handler, concurrency) as handle:
+            self._thread.call(self._async._run(handle, concurrency, order, cancel=False))
 
     @property
     def positions(self) -> Mapping[int, int]:
-        """The next offset to hand out of each queue, as of now."""
-        return {**self._async.positions, **self._ahead_offsets()}
+        """The next offset to hand out of each queue, as of now. Of the consumer's only topic."""
+        return self.positions_of(self._async._only_topic(None))
 
-    def commit(self, offsets: Mapping[int, int] | None = None, *, reset: bool = False) -> None:
+    def positions_of(self, topic: str) -> Mapping[int, int]:
+        """:attr:`positions` of one of several topics."""
+
+        async def now() -> dict[int, int]:
+            return {**self._async.positions_of(topic), **self._ahead_offsets().get(topic, {})}
+
+        return self._thread.call(now())
+
+    @property
+    def assignment(self) -> ByTopic:
+        """See :attr:`lsmq.Consumer.assignment`."""
+
+        async def now() -> ByTopic:
+            return self._async.assignment
+
+        return self._thread.call(now())
+
+    @property
+    def member_id(self) -> str | None:
+        """See :attr:`lsmq.Consumer.member_id`."""
+        return self._async.member_id
+
+    @property
+    def waiting_for(self) -> int:
+        """See :attr:`lsmq.Consumer.waiting_for`."""
+        return self._async.waiting_for
+
+    def commit(
+        self, offsets: Mapping[int, int] | None = None, *, topic: str | None = None, reset: bool = False
+    ) -> None:
         """See :meth:`lsmq.Consumer.commit`."""
-        if offsets is None:
-            self._thread.call(self._async._commit_changed(self._ahead_offsets()))
-        else:
-            self._thread.call(self._async.commit(offsets, reset=reset))
+        self._thread.call(self._async.commit(offsets, topic=topic, reset=reset))
 
-    def seek(self, queue: int, offset: int) -> None:
+    def seek(self, queue: int, offset: int, *, topic: str | None = None) -> None:
         """See :meth:`lsmq.Consumer.seek`."""
-        self._ahead = deque(message for message in self._ahead if message.queue != queue)
 
         async def seek() -> None:
-            self._async.seek(queue, offset)
+            self._async.seek(queue, offset, topic=topic)
+            self._forget(self._async._only_topic(topic), (range(queue, queue + 1),))
 
         self._thread.call(seek())
 
-    def seek_to_time(self, moment: datetime | int, queues: Iterable[int] | None = None) -> None:
+    def seek_to_time(
+        self, moment: datetime | int, queues: Iterable[int] | None = None, *, topic: str | None = None
+    ) -> None:
         """See :meth:`lsmq.Consumer.seek_to_time`."""
-        chosen = None if queues is None else set(queues)
-        self._ahead = deque(message for message in self._ahead if chosen is not None and message.queue not in chosen)
-        self._thread.call(self._async.seek_to_time(moment, chosen))
+
+        async def seek() -> None:
+            name = self._async._only_topic(topic)
+            chosen = list(self._async.positions_of(name) if queues is None else queues)
+            await self._async.seek_to_time(moment, chosen, topic=topic)
+            self._forget(name, to_ranges(chosen))
+
+        self._thread.call(seek())
+
+    # What was read ahead. In the event loop's thread, but for taking.
+
+    def _forget(self, topic: str, ranges: Ranges) -> dict[int, int]:
+        """Nothing of these queues is handed out any more; the first offset of each that was to be."""
+        first: dict[int, int] = {}
+        with self._lock:
+            kept: deque[Message] = deque()
+            for message in self._ahead:
+                if message.topic == topic and contains(ranges, message.queue):
+                    first.setdefault(message.queue, message.offset)
+                else:
+                    kept.append(message)
+            self._ahead = kept
+        return first
+
+    def _drop(self, topic: str, ranges: Ranges) -> None:
+        """These queues are given up: what was read ahead of them was never handed out."""
+        loop = self._async._reader.loops.get(topic)
+        first = self._forget(topic, ranges)
+        if loop is not None:
+            loop.hand_back({queue: offset for queue, offset in first.items() if queue in loop.positions})
 
     def _give_back(self) -> None:
         """Let what was read ahead be fetched again."""
-        ahead = self._ahead_offsets()
-        self._ahead.clear()
 
-        async def seek() -> None:
-            for queue, offset in ahead.items():
-                self._async.seek(queue, offset)
+        async def give_back() -> None:
+            for topic, loop in self._async._reader.loops.items():
+                self._drop(topic, loop.positions.ranges)
 
-        self._thread.call(seek())
+        self._thread.call(give_back())
 
-    def _ahead_offsets(self) -> dict[int, int]:
-        """The first offset of each queue that was read ahead and not handed out."""
-        return {message.queue: message.offset for message in reversed(self._ahead)}
+    def _ahead_offsets(self) -> dict[str, dict[int, int]]:
+        """By topic, the first offset of each queue that was read ahead and not handed out."""
+        first: dict[str, dict[int, int]] = {}
+        with self._lock:
+            for message in self._ahead:
+                first.setdefault(message.topic, {}).setdefault(message.queue, message.offset)
+        return first

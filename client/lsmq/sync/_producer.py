@@ -10,12 +10,12 @@ from typing import Self
 from lsmq import _outbox
 from lsmq import producer as asynchronous
 from lsmq._lane import ProducerStats
+from lsmq._loop_thread import LoopThread, wait_for
 from lsmq._outbox import Sent
 from lsmq.partitioners import Partitioner
 from lsmq.producer import Body
 from lsmq.record_batch import Codec
 from lsmq.sync._client import Client
-from lsmq.sync._loop_thread import LoopThread, wait_for
 
 _SEND_PORTION_MESSAGES = 10_000
 

@@ -194,7 +194,7 @@ def main() -> None:
     table = flights_table(options.rows)
     send(options.url, options.topic, table)
     print(f"sent: {len(table):,} flights")
-    settings = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "4", "spark.driver.memory": "1g"}
+    settings = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2", "spark.driver.memory": "1g"}
     spark = spark_session("flights", master=options.master, settings=settings)
     spark.sparkContext.setLogLevel("ERROR")
     expected = by_pandas(table)

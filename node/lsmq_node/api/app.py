@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Protocol
 
 from aiohttp import web
 
@@ -13,8 +14,28 @@ from lsmq_node.config import NodeConfig
 from lsmq_node.groups import GroupService
 from lsmq_node.groups.metrics import GroupCollector
 from lsmq_node.metrics import HttpMetrics, NodeMetrics
+from lsmq_node.push import PushService
+from lsmq_node.push.metrics import PushCollector
+from lsmq_node.transactions import TransactionService
+from lsmq_node.transactions.metrics import TransactionCollector
+from lsmq_node.workqueue import WorkService
+from lsmq_node.workqueue.metrics import WorkCollector
 
-from . import batches, cluster, consume, groups, offsets, produce, system, topics
+from . import (
+    batches,
+    cluster,
+    consume,
+    deletes,
+    groups,
+    offsets,
+    produce,
+    push,
+    system,
+    topics,
+    transaction_routes,
+    transactions,
+    work_queues,
+)
 from .failures import failures
 from .openapi import document
 from .routing import Call, Content, Route
@@ -39,18 +60,46 @@ def route_table(config: NodeConfig) -> tuple[Route, ...]:
         _metrics,
         {200: Content("Prometheus text format.", {"type": "string"}, ("text/plain",))},
     )
-    modules = (topics, produce, consume, batches, groups, offsets, cluster, system)
+    modules = (
+        topics,
+        produce,
+        consume,
+        batches,
+        deletes,
+        groups,
+        offsets,
+        push,
+        work_queues,
+        transaction_routes,
+        cluster,
+        system,
+    )
     return (*(route for module in modules for route in module.routes(config)), metrics)
 
 
-async def _running(service: GroupService) -> AsyncIterator[None]:
-    service.start()
+class _Service(Protocol):
+    """What runs beside the routes of an app."""
+
+    def start(self) -> None: ...
+
+    def begin_stop(self) -> Awaitable[None] | None:
+        """Answer what is held, and take no more."""
+
+    async def stop(self) -> None: ...
+
+
+async def _running(services: Sequence[_Service]) -> AsyncIterator[None]:
+    for service in services:
+        service.start()
     yield
-    await service.stop()
+    for service in reversed(services):
+        await service.stop()
 
 
-async def _stopping(service: GroupService) -> None:
-    service.begin_stop()
+async def _stopping(services: Sequence[_Service]) -> None:
+    for service in reversed(services):
+        if (ended := service.begin_stop()) is not None:
+            await ended
 
 
 def make_app(broker: Broker) -> web.Application:
@@ -59,9 +108,14 @@ def make_app(broker: Broker) -> web.Application:
     app = web.Application(middlewares=[failures], client_max_size=config.max_request_bytes)
     http_metrics = HttpMetrics()
     app[groups.GROUPS_KEY] = service = GroupService(broker)
-    app[METRICS_KEY] = NodeMetrics(broker, http_metrics, GroupCollector(service))
-    app.cleanup_ctx.append(lambda _: _running(service))
-    app.on_shutdown.append(lambda _: _stopping(service))
+    app[work_queues.WORK_KEY] = work = WorkService(broker, service)
+    app[push.PUSH_KEY] = pushing = PushService(broker, service)
+    app[transactions.TRANSACTIONS_KEY] = deciding = TransactionService(broker)
+    services = (service, work, deciding, pushing)
+    collectors = (GroupCollector(service), WorkCollector(work), PushCollector(pushing), TransactionCollector(deciding))
+    app[METRICS_KEY] = NodeMetrics(broker, http_metrics, *collectors)
+    app.cleanup_ctx.append(lambda _: _running(services))
+    app.on_shutdown.append(lambda _: _stopping(services))
     table = route_table(config)
     app[system.OPENAPI_KEY] = document(table, system.version())
     for route in table:

@@ -6,6 +6,7 @@ are written, whole table blocks leave by sendfile without passing through this p
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -22,20 +23,24 @@ from lsmq.errors import (
     NotEnoughReplicas,
     NotLeader,
     OutOfOrderSequence,
+    ReadElsewhere,
     StaleSequence,
     StoreBusy,
     TooManyMessages,
     TopicReplaced,
+    UnknownFetchSession,
     UnknownProducer,
     UnknownQueue,
     UnknownTopic,
 )
 from lsmq.record_batch import HEADER, HEADER_BYTES, Codec, Column, Flag, RecordBatch
-from lsmq_node.broker import Ack, Broker, Fetched
+from lsmq.topics import FETCH_SESSION_HEADER
+from lsmq_node.broker import Ack, Broker, Fetched, ReadFrom
 from lsmq_node.broker.placement import split_by_shard
 from lsmq_node.config import NodeConfig
 from lsmq_node.storage import Topic
-from lsmq_node.storage.columns import DTYPES, decode_column, encode_columns
+from lsmq_node.storage.columns import DTYPES, decode_column, encode_columns, encode_one
+from lsmq_node.transactions.lanes import BROKER_PRODUCERS
 
 from . import schemas
 from .arrays import queue_offsets
@@ -56,6 +61,9 @@ _SENT_COLUMNS = frozenset(
         Column.EXPIRES_MS,
     }
 )
+_MOST: dict[int, int] = {
+    column: int(np.iinfo(DTYPES[column]).max) for column in _SENT_COLUMNS if DTYPES[column].itemsize < 8
+}
 
 
 def decode_sent_batch(body: bytes, config: NodeConfig) -> RecordBatch:
@@ -87,10 +95,24 @@ def decode_sent_batch(body: bytes, config: NodeConfig) -> RecordBatch:
             limit=config.max_request_bytes,
         )
     batch = RecordBatch(body, source="request")
-    for column in batch.directory:
+    if batch.producer_id >= BROKER_PRODUCERS:
+        raise InvalidBatch(f"producer id {batch.producer_id} is the broker's; choose one below 2**63")
+    for column, (position, width, base) in batch.directory.items():
         if column not in _SENT_COLUMNS:
             raise InvalidBatch(f"the batch has column {column}, which a producer cannot send")
+        most = _MOST.get(column)
+        if most is not None and base + (1 << 8 * width) - 1 > most:
+            largest = base + _largest(batch, position, width)
+            if largest > most:
+                raise InvalidBatch(f"column {Column(column).name} of the batch has a {largest}; the limit is {most}")
     return batch
+
+
+def _largest(batch: RecordBatch, position: int, width: int) -> int:
+    """The largest delta of a column."""
+    if not width:
+        return 0
+    return int(np.frombuffer(batch.buffer, f"<u{width}", batch.record_count, position).max())
 
 
 def _frame_bytes(payload: bytes) -> int:
@@ -125,7 +147,7 @@ def _only_shard(broker: Broker, topic: Topic, batch: RecordBatch) -> int:
         return 0
     queues = _column(batch, Column.QUEUE)
     broker.check_queues(topic, queues)
-    parts = split_by_shard(queues, topic.queues, broker.topology.shard_count)
+    parts = split_by_shard(queues, topic, broker.topology.shard_count)
     if len(parts) > 1:
         shards = ", ".join(str(shard) for shard, _ in parts)
         raise InvalidRequest(
@@ -155,6 +177,23 @@ async def send_batch(call: Call) -> web.StreamResponse:
     return web.Response(body=encode_columns(batch.record_count, columns), headers=headers)
 
 
+def elsewhere_batches(found: Fetched) -> Iterator[bytes]:
+    """A batch for each other node that queues are to be read at: no messages, and its URL as the payload.
+
+    The payload is empty where it is the leader.
+    """
+    for each in found.elsewhere:
+        url = (each.url or "").encode()
+        lengths = np.zeros(len(each.queues), np.uint32)
+        lengths[0] = len(url)
+        columns: dict[int, NDArray[Any]] = {
+            Column.QUEUE: each.queues,
+            Column.LENGTH: lengths,
+            Column.FLAGS: np.full(len(each.queues), Flag.ELSEWHERE, np.uint8),
+        }
+        yield encode_one(columns, np.frombuffer(url, np.uint8))
+
+
 def positions_batch(found: Fetched) -> bytes:
     """The batch that says the next offset of every queue that moved; no bytes when none did."""
     if not found.queues:
@@ -173,21 +212,36 @@ async def fetch(call: Call) -> web.StreamResponse:
     broker, config = call.broker, call.broker.config
     topic = await call.topic(call.request.match_info["topic"])
     document = await call.checked_document()
-    queues, offsets = queue_offsets(document, config.max_queues_per_request)
-    found = await broker.fetch(
-        topic,
-        queues,
-        offsets,
-        max_records=min(document.get("max_messages", config.max_messages_per_request), config.max_messages_per_request),
-        max_bytes=min(document.get("max_bytes", config.max_response_bytes), config.max_response_bytes),
-        wait_ms=document.get("wait_ms", 0),
-        hold=call.hold,
-    )
+    limits: Any = {
+        "max_records": min(
+            document.get("max_messages", config.max_messages_per_request), config.max_messages_per_request
+        ),
+        "max_bytes": min(document.get("max_bytes", config.max_response_bytes), config.max_response_bytes),
+        "wait_ms": document.get("wait_ms", 0),
+        "hold": call.hold,
+        "source": ReadFrom(call.query["from"]),
+    }
+    if "session" in document:
+        found, token = await broker.reads.go_on(topic, document["session"], **limits)
+    else:
+        for name in ("queues", "offsets"):
+            if name not in document:
+                raise InvalidRequest(
+                    f"{name} is missing; a fetch names queues and offsets, or the session of an earlier answer",
+                    field=name,
+                )
+        queues, offsets = queue_offsets(document, config.max_queues_per_request)
+        found = await broker.fetch(topic, queues, offsets, **limits)
+        token = broker.reads.open_session(topic, queues, offsets, found) if document.get("keep") else None
+    headers = {FETCH_SESSION_HEADER: token} if token else {}
     parts = found.parts
     if 0 < found.file_bytes < config.sendfile_min_bytes:
         call.hold.resize(found.size_bytes)
         parts = [await broker.in_readers(found.load)]
-    return await send_parts(call, [positions_batch(found), *parts], BATCHES_TYPE)
+    elif found.file_bytes:
+        await broker.in_readers(found.warm)  # A disk that is slow must not hold up the loop.
+    batches = [*elsewhere_batches(found), positions_batch(found), *parts]
+    return await send_parts(call, batches, {"Content-Type": BATCHES_TYPE, **headers})
 
 
 def routes(config: NodeConfig) -> tuple[Route, ...]:
@@ -240,13 +294,17 @@ def routes(config: NodeConfig) -> tuple[Route, ...]:
                 200: Content(
                     "Record batches one after another: first the next offsets of all queues that moved "
                     "(QUEUE, OFFSET, FLAGS=2), then messages. Some may lie below the offset asked for; "
-                    "pass over them. Empty when the wait was over.",
+                    "pass over them. Empty when the wait was over. With `from=auto` batches (QUEUE, FLAGS=4) may come "
+                    "before: read these queues at the node whose URL is the payload from now on, and where that is "
+                    "empty at the leader.",
                     media_types=(BATCHES_TYPE,),
+                    headers={FETCH_SESSION_HEADER: "With `keep`: the `session` of the next request."},
                 )
             },
-            description="Costs what it returns, not what it asks for: idle queues are free.",
-            parameters=topic,
+            description="Costs what it returns, not what it asks for: idle queues are free. Name the queues once, with "
+            "`keep`, and go on with the `session` of each answer: the node remembers where it ended.",
+            parameters=path_parameters("topic", "from"),
             request=Content("Queues, and the offset wanted of each.", schemas.fetch(config)),
-            errors=(UnknownTopic, UnknownQueue, NotLeader, TopicReplaced),
+            errors=(UnknownTopic, UnknownQueue, UnknownFetchSession, NotLeader, ReadElsewhere, TopicReplaced),
         ),
     )

@@ -8,8 +8,17 @@ from typing import Any
 import numpy as np
 from aiohttp import web
 
-from lsmq.errors import NotLeader, OffsetOutOfRange, TopicReplaced, UnknownMessage, UnknownQueue, UnknownTopic
+from lsmq.errors import (
+    NotLeader,
+    OffsetOutOfRange,
+    ReadElsewhere,
+    TopicReplaced,
+    UnknownMessage,
+    UnknownQueue,
+    UnknownTopic,
+)
 from lsmq.record_batch import parse_message_id
+from lsmq_node.broker import ReadFrom
 from lsmq_node.config import NodeConfig
 
 from . import schemas
@@ -23,12 +32,12 @@ _ID = re.compile("[0-9a-f]{32}")
 async def read_queue(call: Call) -> web.StreamResponse:
     """GET /v1/topics/{topic}/queues/{queue}/messages"""
     query = call.query
-    broker = call.broker
+    broker, source = call.broker, ReadFrom(query["from"])
     topic, queue = await call.topic(call.path("topic")), call.path("queue")
     offset, limit = query["offset"], query["max"]
     if isinstance(offset, str):
         broker.check_queue(topic, queue)
-        bounds = await broker.offsets(topic, np.array((queue,)))
+        bounds = await broker.offsets(topic, np.array((queue,)), source)
         offset = int(bounds[0 if offset == "earliest" else 1][0])
     found = await broker.read(
         topic,
@@ -38,6 +47,7 @@ async def read_queue(call: Call) -> web.StreamResponse:
         max_bytes=query["max_bytes"],
         wait_ms=query["wait_ms"],
         hold=call.hold,
+        source=source,
     )
     messages: list[dict[str, Any]] = []
     next_offset = offset
@@ -56,7 +66,9 @@ async def get_message(call: Call) -> web.StreamResponse:
     topic_id, queue, offset = parse_message_id(identity)
     try:
         topic = await broker.topic_by_id(topic_id)
-        found = await broker.read(topic, queue, offset, max_records=1, max_bytes=1, wait_ms=0, hold=call.hold)
+        limits: Any = {"max_records": 1, "max_bytes": 1, "wait_ms": 0}
+        source = ReadFrom(call.query["from"])
+        found = await broker.read(topic, queue, offset, **limits, hold=call.hold, source=source)
     except (UnknownTopic, UnknownQueue) as error:
         raise UnknownMessage(f"no message has the id {identity}: {error.message}", id=identity) from error
     except OffsetOutOfRange as error:
@@ -117,8 +129,8 @@ def routes(config: NodeConfig) -> tuple[Route, ...]:
             "Read messages of one queue, long polling if asked to",
             read_queue,
             {200: Content("Messages in offset order; none when the wait was over.", schemas.MESSAGES)},
-            parameters=(*path_parameters("topic", "queue"), *parameters),
-            errors=(UnknownTopic, UnknownQueue, OffsetOutOfRange, NotLeader, TopicReplaced),
+            parameters=(*path_parameters("topic", "queue", "from"), *parameters),
+            errors=(UnknownTopic, UnknownQueue, OffsetOutOfRange, NotLeader, ReadElsewhere, TopicReplaced),
         ),
         Route(
             "GET",
@@ -128,7 +140,7 @@ def routes(config: NodeConfig) -> tuple[Route, ...]:
             "One message by its id",
             get_message,
             {200: Content("The message.", by_id)},
-            parameters=path_parameters("id"),
-            errors=(UnknownMessage, NotLeader),
+            parameters=path_parameters("id", "from"),
+            errors=(UnknownMessage, NotLeader, ReadElsewhere),
         ),
     )

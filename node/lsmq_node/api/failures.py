@@ -6,7 +6,7 @@ import structlog
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from lsmq.errors import InvalidRequest, LsmqError
+from lsmq.errors import InvalidRequest, LsmqError, ReadElsewhere
 
 from .codec import answer
 
@@ -28,8 +28,10 @@ class _ExpectationFailed(InvalidRequest):
 
 
 def error_answer(request: web.BaseRequest, error: LsmqError) -> web.Response:
-    """``{"error": {...}}`` with the error's status, and Retry-After where trying again makes sense."""
+    """``{"error": {...}}`` with the error's status, Retry-After where trying again makes sense, Location elsewhere."""
     headers = {"Retry-After": RETRY_AFTER_S} if error.retriable and error.status in (503, 507) else {}
+    if isinstance(error, ReadElsewhere):
+        headers["Location"] = f"{error.details['url']}{request.path_qs}"
     response = answer(request, {"error": error.to_dict()}, error.status, headers)
     if error.status == 413:
         response.force_close()  # Rather than read and throw away the rest of what is too large.

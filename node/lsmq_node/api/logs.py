@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 
 import structlog
+from aiohttp.http_exceptions import HttpProcessingError
 
 from lsmq_node.config import LogFormat
 
@@ -31,3 +33,17 @@ def configure(form: LogFormat) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
+    logging.getLogger().handlers = [_FromLibraries(logging.WARNING)]
+
+
+class _FromLibraries(logging.Handler):
+    """What libraries log, as events. A caller who does not speak HTTP is worth a line, and no traceback."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        log = structlog.get_logger()
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, HttpProcessingError):
+            log.info("request_is_not_http", reason=" ".join(error.message.split())[:200])
+        else:
+            says = record.getMessage()
+            log.log(record.levelno, "library_says", library=record.name, message=says, exc_info=record.exc_info)

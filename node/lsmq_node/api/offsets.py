@@ -7,15 +7,18 @@ from typing import Any
 
 from aiohttp import web
 
-from lsmq.errors import GroupHasMembers, InvalidRequest, StaleGeneration, UnknownQueue, UnknownTopic
+from lsmq.errors import GroupHasMembers, GroupModeMismatch, InvalidRequest, StaleGeneration, UnknownQueue, UnknownTopic
 from lsmq_node.config import NodeConfig
+from lsmq_node.groups import Mode
 from lsmq_node.groups.ranges import Ranges, normal, parse
 
 from . import group_schemas, schemas
 from .arrays import parse_ranges, queue_offsets
 from .codec import Format, answer, answer_format
 from .groups import service
+from .push import PUSH_KEY
 from .routing import Call, Content, Parameter, Route
+from .work_queues import WORK_KEY
 
 _MAX_RANGES = 1_000
 
@@ -38,18 +41,29 @@ async def commit_offsets(call: Call) -> web.StreamResponse:
     document = await call.checked_document()
     topic = await call.topic(document["topic"])
     queues, offsets = queue_offsets(document, call.broker.config.max_queues_per_request)
+    if call.request.app[WORK_KEY].is_work_queue(group, topic):
+        raise GroupModeMismatch(
+            f"group {group!r} is a work queue on topic {topic.name!r}, which settles single messages: acknowledge "
+            "them, or delete the group to begin anew",
+            group=group,
+            mode=Mode.WORK_QUEUE.value,
+        )
     member = document.get("member")
     if (member is None) != (document.get("epoch") is None):
         raise InvalidRequest("member and epoch come together: the generation the member has heard of", field="epoch")
+    reset, streams = document.get("reset", False), call.request.app[PUSH_KEY]
+    streams.committing(group, topic, reset=reset)
     await service(call).commit(
         group,
         topic,
         queues,
         offsets,
-        reset=document.get("reset", False),
+        reset=reset,
         member=member,
         epoch=document.get("epoch", 0),
     )
+    if reset:
+        streams.committing(group, topic, reset=True)  # Again: those that have begun meanwhile, at the old offsets.
     return answer(call.request, {"committed": len(queues)})
 
 
@@ -68,7 +82,11 @@ async def delete_offsets(call: Call) -> web.StreamResponse:
     shard, shards = call.query["shard"], call.broker.topology.shard_count
     if shard >= shards:
         raise InvalidRequest(f"shard is {shard}; there are {shards}, from 0", field="shard")
-    await service(call).forget_offsets(call.path("group"), shard)
+    group, streams = call.path("group"), call.request.app[PUSH_KEY]
+    streams.forgetting(group)
+    await call.request.app[WORK_KEY].forget(group, shard)
+    await service(call).forget_offsets(group, shard)
+    streams.forgetting(group)
     return web.Response(status=204)
 
 
@@ -141,7 +159,7 @@ def routes(config: NodeConfig) -> tuple[Route, ...]:
             {200: Content("Stored, as durably as messages.", schemas.COMMIT_ANSWER)},
             parameters=(_GROUP,),
             request=Content("The next offset to read of each queue.", group_schemas.commit(config)),
-            errors=(UnknownTopic, UnknownQueue, StaleGeneration, GroupHasMembers),
+            errors=(UnknownTopic, UnknownQueue, StaleGeneration, GroupHasMembers, GroupModeMismatch),
         ),
         Route(
             "GET",

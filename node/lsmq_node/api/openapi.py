@@ -17,6 +17,8 @@ _TAGS = {
     "messages": "Messages as JSON or msgpack objects: plain, and good for small rates.",
     "batches": "Record batches, as the client libraries use them: fast.",
     "groups": "Consumer groups: their members, and their committed offsets.",
+    "push": "Held streams: the broker sends, as much as the consumer has given credit for.",
+    "work": "Work queues: consumers compete for single messages, and settle each of them.",
     "cluster": "Nodes, shards, replicas and leaders: to look at and to change.",
     "system": "For operators and monitoring.",
 }

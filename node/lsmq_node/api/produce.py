@@ -41,14 +41,14 @@ _ENVELOPE = frozenset({"messages", "ack", "producer"})
 
 
 @dataclass(slots=True)
-class _Part:
+class Part:
     """What goes to one shard: its records, and where each stood in the request."""
 
     builder: BatchBuilder = field(default_factory=BatchBuilder)
     places: list[int] = field(default_factory=list)
 
 
-class _Packer:
+class Packer:
     """Checks the messages of one request and packs them by shard."""
 
     __slots__ = ("_broker", "_limit", "_schema", "_topic", "parts")
@@ -58,7 +58,7 @@ class _Packer:
         self._topic = topic
         self._schema = schema
         self._limit = message_limit(broker.config, topic)
-        self.parts: dict[int, _Part] = {}
+        self.parts: dict[int, Part] = {}
 
     def add(self, index: int, message: Any) -> None:
         """Pack one message. Raises an :class:`InvalidRequest` whose field begins ``messages[index]``."""
@@ -80,12 +80,12 @@ class _Packer:
             check(properties, self._schema["properties"]["properties"], f"messages[{index}].properties")
         topic = self._topic
         if queue is None:
-            queue = self._broker.next_queue(topic) if key_digest is None else key_digest % topic.queues
+            queue = self._broker.next_queue(topic) if key_digest is None else key_digest % topic.key_queues
         elif type(queue) is not int or not 0 <= queue < topic.queues:
             self._refuse_queue(index, message, queue)
         part = self.parts.get(shard := self._broker.shard_of(topic, queue))
         if part is None:
-            part = self.parts[shard] = _Part()
+            part = self.parts[shard] = Part()
         part.places.append(index)
         try:
             part.builder.add(
@@ -187,7 +187,7 @@ async def produce(call: Call) -> web.StreamResponse:
     assert call.route.request is not None and call.route.request.schema is not None
     schema = call.route.request.schema
     messages = _check_envelope(document, broker.config, schema)
-    packer = _Packer(broker, topic, schema["properties"]["messages"]["items"])
+    packer = Packer(broker, topic, schema["properties"]["messages"]["items"])
     for index, message in enumerate(messages):
         packer.add(index, message)
     producer = document.get("producer") or {"id": 0, "sequence": 0}

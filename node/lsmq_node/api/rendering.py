@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lsmq.errors import InvalidBatch
-from lsmq.record_batch import Column, Flag, RecordBatch, decode_header, message_id, split_batches
+from lsmq.record_batch import RecordBatch, decode_header, message_id, split_batches
 from lsmq_node.broker import Fetched
 
 from .codec import Format
-
-_NOT_A_MESSAGE = Flag.TOMBSTONE | Flag.POSITION
 
 
 def render(
@@ -21,69 +20,63 @@ def render(
 
     What was read may hold more: whole table blocks, which begin below ``offset`` or belong to others.
     """
-    messages: list[dict[str, Any]] = []
     next_offset = offset
     for queues, next_offsets in zip(found.queues, found.next_offsets, strict=True):
         for moved, position in zip(queues.tolist(), next_offsets.tolist(), strict=True):
             if moved == queue:
                 next_offset = max(next_offset, position)
-    for batch in split_batches(found.load(), source="store"):
-        _render_batch(batch, topic_id, queue, offset, next_offset, form, messages)
+    messages = [message for message, _ in render_spans(found, topic_id, {queue: (offset, next_offset)}, form)]
     if len(messages) > limit:
         del messages[limit:]
         next_offset = int(messages[-1]["offset"]) + 1
     return messages, next_offset
 
 
+def render_spans(
+    found: Fetched, topic_id: int, spans: Mapping[int, tuple[int, int]], form: Format
+) -> Iterator[tuple[dict[str, Any], int]]:
+    """Messages with offsets in the half-open ``spans`` of their queues, and how many bytes each is stored in."""
+    for batch in split_batches(found.load(), source="store"):
+        yield from _render_batch(batch, topic_id, spans, form)
+
+
 def _render_batch(
-    batch: RecordBatch,
+    batch: RecordBatch, topic_id: int, spans: Mapping[int, tuple[int, int]], form: Format
+) -> Iterator[tuple[dict[str, Any], int]]:
+    payload = batch.payload
+    for owner, queue, offset, start, body_at, end, stored_ms, priority in batch.rows(topic_id):
+        span = spans.get(queue)
+        if span is not None and span[0] <= offset < span[1] and owner == topic_id:
+            header, body = payload[start:body_at], payload[body_at:end].tobytes()
+            yield render_message(topic_id, queue, offset, header, body, priority, stored_ms, form), end - start
+
+
+def render_message(
     topic_id: int,
     queue: int,
-    first: int,
-    end: int,
+    offset: int,
+    header: memoryview | bytes,
+    body: bytes,
+    priority: int,
+    stored_ms: int,
     form: Format,
-    messages: list[dict[str, Any]],
-) -> None:
-    """Append the batch's messages of ``queue`` with offsets in ``[first, end)``."""
-    payload = batch.payload
-    position = 0
-    owned = Column.TOPIC in batch.directory
-    for owner, number, offset, length, header_length, stored_ms, priority, flags in zip(
-        batch.column(Column.TOPIC),
-        batch.column(Column.QUEUE),
-        batch.column(Column.OFFSET),
-        batch.column(Column.LENGTH),
-        batch.column(Column.HEADER_LENGTH),
-        batch.column(Column.STORED_MS),
-        batch.column(Column.PRIORITY),
-        batch.column(Column.FLAGS),
-        strict=True,
-    ):
-        start, position = position, position + length
-        if number != queue or not first <= offset < end or flags & _NOT_A_MESSAGE:
-            continue
-        if owned and owner != topic_id:
-            continue
-        message: dict[str, Any] = {
-            "queue": queue,
-            "offset": offset,
-            "id": message_id(topic_id, queue, offset),
-        }
-        message.update(_header(payload[start : start + header_length], form))
-        message["priority"] = priority
-        message["stored_ms"] = stored_ms
-        body = payload[start + header_length : position].tobytes()
-        if form is Format.MSGPACK:
-            message["body"] = body
-        else:
-            try:
-                message["body"] = body.decode()
-            except UnicodeDecodeError:
-                message["body_b64"] = base64.b64encode(body).decode()
-        messages.append(message)
+) -> dict[str, Any]:
+    """One message, given the bytes of its record."""
+    message: dict[str, Any] = {"queue": queue, "offset": offset, "id": message_id(topic_id, queue, offset)}
+    message.update(_header(header, form))
+    message["priority"] = priority
+    message["stored_ms"] = stored_ms
+    if form is Format.MSGPACK:
+        message["body"] = body
+    else:
+        try:
+            message["body"] = body.decode()
+        except UnicodeDecodeError:
+            message["body_b64"] = base64.b64encode(body).decode()
+    return message
 
 
-def _header(header: memoryview, form: Format) -> dict[str, Any]:
+def _header(header: memoryview | bytes, form: Format) -> dict[str, Any]:
     """Key, tag and properties; or the raw bytes, since brokers store headers without looking into them."""
     if header:
         try:

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from lsmq.errors import InvalidRequest, LsmqError, RequestTooLarge, TimedOut, TopicReplaced, Unavailable
 from lsmq.topics import TOPIC_ID_HEADER
-from lsmq_node.broker import Broker, Hold
+from lsmq_node.broker import Broker, Hold, ReadFrom
 from lsmq_node.storage import Topic
 
 from .codec import JSON_TYPE, MSGPACK_TYPE, decode, request_format
@@ -193,6 +193,14 @@ _PATH = {
         "path",
         {"type": "integer", "minimum": 0, "maximum": 2**32 - 1},
         "Number of the queue, from 0.",
+    ),
+    "from": Parameter(
+        "from",
+        "query",
+        {"enum": [source.value for source in ReadFrom], "default": ReadFrom.LEADER.value},
+        "Who is to answer. `leader`: the leader, all of it. `follower`: a follower in sync; a leader that has one says "
+        "where (307). `any`: whoever is asked. `auto`: whoever is asked, and the leader sends a reader that is far "
+        "behind to a follower. A follower answers what is replicated, and nothing beyond.",
     ),
     "group": Parameter(
         "group",

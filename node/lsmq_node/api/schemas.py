@@ -75,6 +75,12 @@ TOPIC_OPTIONS: dict[str, Any] = {
         "maximum": 2**31 - 1,
         "description": "Largest message of this topic; null: the node's limit.",
     },
+    "key_queues": {
+        "type": ["integer", "null"],
+        "minimum": 1,
+        "maximum": 2**31 - 1,
+        "description": "Keys go to so many queues, the first, for ever: that is strict order. null: to all.",
+    },
 }
 
 ROUTE: Schema = _object(
@@ -84,6 +90,11 @@ ROUTE: Schema = _object(
         "shard": COUNT,
         "leader": {"type": "string", "description": "URL of the node to write to and read from."},
         "epoch": COUNT,
+        "followers": {
+            "type": "array",
+            "items": {"type": "string"},
+            "description": "URLs of the replicas in sync beside the leader: ask them with `from=follower`.",
+        },
     }
 )
 
@@ -172,7 +183,7 @@ HEALTH: Schema = _object(
     {
         "status": {"enum": ["ok", "failing"]},
         "reasons": _list(TEXT),
-        "warnings": _list(TEXT, description="Damage found on the disk; what is not damaged is served."),
+        "warnings": _list(TEXT, description="Damage found on the disk; members of groups that are stalled."),
     },
     required=("status", "reasons"),
 )
@@ -235,7 +246,22 @@ def create_topic(config: NodeConfig) -> Schema:
         "maximum": config.max_queues_per_topic,
         "description": "Number of queues. Idle queues cost nothing.",
     }
-    return _object({"queues": queues, **TOPIC_OPTIONS}, required=("queues",))
+    order = {
+        "type": "string",
+        "enum": ["ordinary", "strict"],
+        "description": "`strict`: a key stays in its queue when the topic grows, as `key_queues` set to `queues` says.",
+    }
+    return _object({"queues": queues, **TOPIC_OPTIONS, "order": order}, required=("queues",))
+
+
+def grow_topic(config: NodeConfig) -> Schema:
+    queues = {
+        "type": "integer",
+        "minimum": 1,
+        "maximum": config.max_queues_per_topic,
+        "description": "How many queues it is to have; not fewer than it has.",
+    }
+    return _object({"queues": queues}, required=("queues",))
 
 
 def message_to_send(config: NodeConfig) -> Schema:
@@ -302,6 +328,12 @@ def fetch(config: NodeConfig) -> Schema:
                 "description": f"About this many bytes, and never more than {config.max_response_bytes}.",
             },
             "wait_ms": {"type": "integer", "minimum": 0, "maximum": config.max_wait_ms, "default": 0},
+            "keep": {"type": "boolean", "default": False, "description": "Answer with a `session` to go on with."},
+            "session": {
+                "type": "string",
+                "maxLength": 64,
+                "description": "In place of queues and offsets: go on where the answer that named it ended.",
+            },
         },
-        required=("queues", "offsets"),
+        required=(),
     )

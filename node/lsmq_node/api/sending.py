@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import structlog
 from aiohttp import web
@@ -18,7 +18,7 @@ _log = structlog.get_logger("lsmq.http")
 _CHUNK_BYTES = 256 * 1024
 
 
-async def send_parts(call: Call, parts: Sequence[bytes | FileRange], content_type: str) -> web.StreamResponse:
+async def send_parts(call: Call, parts: Sequence[bytes | FileRange], headers: Mapping[str, str]) -> web.StreamResponse:
     """Send the parts one after another as one body of known length.
 
     Once the headers are out nothing can be said about a failure: the connection is cut, so that the caller
@@ -28,8 +28,8 @@ async def send_parts(call: Call, parts: Sequence[bytes | FileRange], content_typ
     size = sum(part.length if isinstance(part, FileRange) else len(part) for part in parts)
     if not any(isinstance(part, FileRange) for part in parts):
         body = b"".join(part for part in parts if not isinstance(part, FileRange))
-        return web.Response(body=body, headers={"Content-Type": content_type})
-    response = web.StreamResponse(headers={"Content-Type": content_type})
+        return web.Response(body=body, headers=headers)
+    response = web.StreamResponse(headers=headers)
     response.content_length = size
     await response.prepare(request)
     try:

@@ -16,6 +16,7 @@ from lsmq_node.config import NodeConfig
 
 from . import schemas
 from .codec import answer
+from .groups import service
 from .routing import Call, Content, Route
 
 OPENAPI_KEY = web.AppKey("openapi", dict[str, Any])
@@ -53,6 +54,7 @@ async def readyz(call: Call) -> web.StreamResponse:
     warnings = [
         f"shard {port.number}: {damage}" for port in call.broker.topology.ports() for damage in port.store.damage()
     ]
+    warnings += service(call).stalled()
     return _health(call, reasons, warnings)
 
 

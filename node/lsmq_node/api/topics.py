@@ -44,6 +44,7 @@ def topic_object(call: Call, topic: Topic) -> dict[str, Any]:
                 "shard": part.shard,
                 "leader": own_url(call) if led.here else led.url,
                 "epoch": led.epoch,
+                "followers": list(call.broker.topology.followers(part.shard)),
             }
             for part in call.broker.ranges(topic)
             for led in (call.broker.topology.leadership(part.shard),)
@@ -66,7 +67,15 @@ async def create_topic(call: Call) -> web.StreamResponse:
     """PUT /v1/topics/{topic}"""
     document = await call.checked_document()
     queues = document.pop("queues")
+    if document.pop("order", None) == "strict":
+        document["key_queues"] = document.get("key_queues") or queues
     options = TopicOptions.from_dict(document)
+    if options.key_queues is not None and options.key_queues > queues:
+        raise InvalidRequest(
+            f"key_queues is {options.key_queues}, and there are only {queues} queues; take at most as many",
+            field="key_queues",
+            limit=queues,
+        )
     limit = call.broker.config.max_message_bytes
     if options.max_message_bytes is not None and options.max_message_bytes > limit:
         raise InvalidRequest(
@@ -78,9 +87,16 @@ async def create_topic(call: Call) -> web.StreamResponse:
     return answer(call.request, topic_object(call, topic), 201 if created else 200)
 
 
+async def grow_topic(call: Call) -> web.StreamResponse:
+    """PUT /v1/topics/{topic}/queues"""
+    document = await call.checked_document()
+    topic = await call.broker.grow_topic(call.path("topic"), document["queues"])
+    return answer(call.request, topic_object(call, topic))
+
+
 async def list_topics(call: Call) -> web.StreamResponse:
     """GET /v1/topics"""
-    return answer(call.request, {"topics": [topic_object(call, topic) for topic in call.broker.topics()]})
+    return answer(call.request, {"topics": [topic_object(call, topic) for topic in await call.broker.topics()]})
 
 
 async def get_topic(call: Call) -> web.StreamResponse:
@@ -138,6 +154,18 @@ def routes(config: NodeConfig) -> tuple[Route, ...]:
             parameters=topic,
             request=Content("Number of queues and options.", schemas.create_topic(config)),
             errors=(InvalidTopicName, TopicExists),
+        ),
+        Route(
+            "PUT",
+            "/v1/topics/{topic}/queues",
+            "growTopic",
+            "topics",
+            "Give a topic more queues",
+            grow_topic,
+            {200: Content("It has them, durably.", schemas.TOPIC)},
+            parameters=topic,
+            request=Content("How many it is to have.", schemas.grow_topic(config)),
+            errors=(UnknownTopic,),
         ),
         Route(
             "GET",

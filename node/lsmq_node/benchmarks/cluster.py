@@ -11,7 +11,14 @@ from typing import Any
 
 from lsmq import Client
 from lsmq_node.benchmarks.callable import CallableBench
-from lsmq_node.benchmarks.environment import describe, disk_bytes, environment, peak_resident_bytes
+from lsmq_node.benchmarks.environment import (
+    WARM_NOTE,
+    describe,
+    disk_bytes,
+    environment,
+    peak_resident_bytes,
+    warm_memory,
+)
 from lsmq_node.benchmarks.isolate import scratch
 from lsmq_node.benchmarks.node_clients import TOPIC, Share, rate_of, run_shares
 from lsmq_node.benchmarks.node_servers import LSMQ, Setup, running
@@ -30,9 +37,9 @@ from lsmq_node.benchmarks.report import (
 from lsmq_node.local_cluster import LocalCluster, found_plan
 
 OPTIONS = (
-    Option("messages", 300_000, "Messages of each measurement, over all its clients.", quick=20_000),
+    Option("messages", 1_000_000, "Messages of each measurement, over all its clients.", quick=20_000),
     Option("message_bytes", 58, "Size of a message.", low=16),
-    Option("in_flight", 10_000, "Messages of one client that wait for their acknowledgement, at most."),
+    Option("in_flight", 40_000, "Messages of one client that wait for their acknowledgement, at most."),
     Option("writers", 4, "Clients of the second write."),
     Option("readers", 4, "Clients that read, each its own queues."),
     Option("queues", 1_200, "Queues of the topic."),
@@ -42,6 +49,7 @@ OPTIONS = (
 )
 NODES = 3
 SHARDS = 3
+_WARM_BYTES = 2048  # of each message
 _FIGURES = ("write_1", "write_n", "read_n")
 
 
@@ -123,7 +131,9 @@ def _measure(values: Mapping[str, Any], case: _Case, servers: _Servers) -> dict[
         return Share(LSMQ, servers.urls, writes, queues, messages, *sizes)
 
     total, writers, readers = values["messages"], values["writers"], values["readers"]
+    warm_memory(total * _WARM_BYTES)
     one = run_shares([share(True, every, total)])
+    warm_memory(total * _WARM_BYTES)
     several = run_shares([share(True, every, total // writers) for _ in range(writers)])
     written = sum(each.messages for each in (*one, *several))
     parts = [every[part * len(every) // readers : (part + 1) * len(every) // readers] for part in range(readers)]
@@ -174,6 +184,7 @@ _NOTES = [
     "Clients are Python processes, one Producer each, a message a send; readers commit their offsets after each poll.",
     "ack=quorum: on the disk of every replica in sync. ack=leader: on the leader's.",
     "Cases take turns on fresh files; medians (least-greatest).",
+    WARM_NOTE,
 ]
 
 BENCH = CallableBench(

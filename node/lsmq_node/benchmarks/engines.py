@@ -39,6 +39,9 @@ class Engine(Protocol):
     def get(self, queue: int, offset: int, count: int) -> list[bytes]:
         """Up to ``count`` messages of a queue from ``offset`` on."""
 
+    def memtable_bytes(self) -> int:
+        """What messages take that are in memory only until they are flushed."""
+
     def flush(self) -> None:
         """Write what is in memory to table files."""
 
@@ -84,6 +87,9 @@ class LsmqEngine:
 
     def get(self, queue: int, offset: int, count: int) -> list[bytes]:
         return self._store.get(_name(queue), offset, count)
+
+    def memtable_bytes(self) -> int:
+        return self._store.store.stats().memtable_bytes
 
     def flush(self) -> None:
         self._store.flush()
@@ -143,6 +149,9 @@ class RocksEngine:
             found.append(iterator.value())
             iterator.next()
         return found
+
+    def memtable_bytes(self) -> int:
+        return int(self._database.property_int_value("rocksdb.size-all-mem-tables") or 0)
 
     def flush(self) -> None:
         self._database.flush()

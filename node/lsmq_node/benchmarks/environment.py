@@ -6,12 +6,22 @@ import importlib.metadata
 import os
 import platform
 import statistics
+import subprocess
+import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 PROBES = 100
 PROBE_BYTES = 4096
+#: The most that is warmed: it is taken back by the host after a while, so more would help nobody.
+MAX_WARM_BYTES = 2 << 30
+WARM_NOTE = (
+    "Before each measurement up to 2 GiB of memory are touched and freed: the host of a virtual machine takes "
+    "free memory back, and may need seconds to give a GiB again."
+)
+_TOUCH = "import sys; size = int(sys.argv[1]); memory = bytearray(size); memory[::4096] = b'1' * -(-size // 4096)"
 
 
 def environment(directory: Path) -> dict[str, Any]:
@@ -35,6 +45,15 @@ def describe(facts: dict[str, Any]) -> str:
         f"{facts['memory_bytes'] / 2**30:.0f} GiB, fdatasync {facts['fdatasync_ms']:.2f} ms, "
         f"load {facts['load']:.1f}"
     )
+
+
+def warm_memory(size_bytes: int) -> None:
+    """Have the system hold so much free memory, or ``MAX_WARM_BYTES``, that was used a moment ago.
+
+    Touched by a process of its own, which is gone then: nothing is added to the caller's own memory.
+    """
+    size_bytes = min(size_bytes, MAX_WARM_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") // 2)
+    subprocess.run([sys.executable, "-S", "-c", _TOUCH, str(size_bytes)], check=True, stdin=subprocess.DEVNULL)
 
 
 def fdatasync_ms(directory: Path) -> float:
@@ -63,6 +82,19 @@ def resident_bytes(pid: int | None = None) -> int:
 def peak_resident_bytes(pid: int | None = None) -> int:
     """The most memory a process ever had in RAM, file pages included."""
     return _status(pid, "VmHWM")
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time that a process has used so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def pin(pid: int, cores: Iterable[int]) -> None:
+    """Have a process, with all threads it has, run on these cores only."""
+    chosen = set(cores)
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(task.name), chosen)
 
 
 def disk_bytes(directory: Path) -> int:

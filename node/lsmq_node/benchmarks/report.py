@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -83,6 +84,12 @@ QUICK = Option("quick", False, "Small sizes and one repetition: does it work, ra
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Least, median and greatest of the repetitions of one figure."""
     return {"min": min(values), "median": statistics.median(values), "max": max(values)}
+
+
+def percentile_ms(seconds: Sequence[float], part: float) -> float:
+    """The least of the times, in ms, that this part of them does not exceed."""
+    ordered = sorted(seconds)
+    return 1000 * ordered[min(len(ordered) - 1, math.ceil(part * len(ordered)) - 1)]
 
 
 def ratio(ours: Mapping[str, float] | None, theirs: Mapping[str, float] | None) -> float | None:

@@ -93,7 +93,7 @@ def _server(system: str, directory: Path, values: Mapping[str, Any], progress: P
     elif system == "kafka":
         place = Path(values["jars"]) if values["jars"] else spark_kafka.cache_directory()
         source, broker = spark_kafka.jars(place, progress)
-        with spark_kafka.broker(broker, directory / "kafka", partitions=values["partitions"]) as (address, _):
+        with spark_kafka.broker(broker, directory / "kafka") as (address, _):
             yield address, str(source)
     else:
         yield "", ""

@@ -9,6 +9,13 @@ from pathlib import Path
 from typing import Any
 
 TOPIC = "bench"
+#: Acknowledged by all replicas, which is one; and patient, so that a busy machine makes it slow and not fail.
+KAFKA_PRODUCER = {
+    "acks": "all",
+    "request.timeout.ms": "120000",
+    "max.block.ms": "600000",
+    "delivery.timeout.ms": "600000",
+}
 
 
 def transfer(
@@ -43,11 +50,7 @@ def transfer(
     writes, reads = [], []
     for number in range(repeat + 1):
         place = f"{directory}/{system}-{number}" if system == "parquet" else f"{TOPIC}-{number}"
-        if system == "lsmq":
-            from lsmq.sync import Client
-
-            with Client(address) as client:
-                client.create_topic(place, queues=partitions)
+        _create(spark, system, address, place, partitions)
         writes.append(_timed(partial(_write, spark, system, address, rows, place)))
         reads.append(_timed(partial(_read, spark, system, address, place, cores)))
         found = _source(spark, system, address, place, cores).count()
@@ -55,6 +58,22 @@ def transfer(
             raise RuntimeError(f"{system} gave {found} rows of {messages}")
     spark.stop()
     return {"write": writes[1:], "read": reads[1:]}
+
+
+def _create(spark: Any, system: str, address: str, place: str, partitions: int) -> None:
+    """The topic. Kafka would make it when it is first written to, but the first batch of such a topic may hang."""
+    if system == "lsmq":
+        from lsmq.sync import Client
+
+        with Client(address) as client:
+            client.create_topic(place, queues=partitions)
+    elif system == "kafka":
+        java = spark._jvm.java.util
+        admin = spark._jvm.org.apache.kafka.clients.admin
+        client = admin.AdminClient.create(java.HashMap({"bootstrap.servers": address}))
+        topic = admin.NewTopic(place, java.Optional.of(partitions), java.Optional.empty())
+        client.createTopics([topic]).all().get()
+        client.close()
 
 
 def _write(spark: Any, system: str, address: str, rows: str, place: str) -> None:
@@ -65,7 +84,7 @@ def _write(spark: Any, system: str, address: str, rows: str, place: str) -> None
             writer.options(url=address, topic=place).mode("append").save()
         case "kafka":
             writer = frame.write.format("kafka").option("kafka.bootstrap.servers", address)
-            writer.options(**{"topic": place, "kafka.acks": "all", "kafka.delivery.timeout.ms": "600000"}).save()
+            writer.options(topic=place, **{f"kafka.{name}": value for name, value in KAFKA_PRODUCER.items()}).save()
         case _:
             frame.write.mode("overwrite").parquet(place)
 
@@ -75,8 +94,10 @@ def _source(spark: Any, system: str, address: str, place: str, cores: int) -> An
         case "lsmq":
             return spark.read.format("lsmq").options(url=address, topic=place, minPartitions=str(cores)).load()
         case "kafka":
-            source = spark.read.format("kafka").option("kafka.bootstrap.servers", address)
-            return source.option("subscribe", place).option("minPartitions", str(cores)).load()
+            source = spark.read.format("kafka").option("kafka.bootstrap.servers", address).option("subscribe", place)
+            # A task asks for bounds behind the fetch that the one before left waiting, half a second by default.
+            source = source.option("kafka.fetch.max.wait.ms", "10")
+            return source.option("minPartitions", str(cores)).load()
         case _:
             return spark.read.parquet(place)
 

@@ -22,7 +22,7 @@ SOURCE_ARTIFACTS = (
     ("org.apache.kafka", "kafka-clients", "3.9.1"),
     ("org.apache.commons", "commons-pool2", "2.12.1"),
 )
-BROKER_ARTIFACTS = (("org.apache.kafka", "kafka_2.13", KAFKA), ("org.slf4j", "slf4j-nop", "1.7.36"))
+BROKER_ARTIFACTS = (("org.apache.kafka", "kafka_2.13", KAFKA), ("org.slf4j", "slf4j-simple", "1.7.36"))
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
 _PROJECT = """<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>
@@ -33,6 +33,8 @@ _DEPENDENCY = (
     "<dependency><groupId>{0}</groupId><artifactId>{1}</artifactId><version>{2}</version>{exclusions}</dependency>"
 )
 _ALONE = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
+#: A broker that is starved of the processor for nine seconds, as on a small machine that others use too, would be taken
+#: for dead by itself, and its partitions would be without a leader: so it is given two minutes.
 _SETTINGS = """process.roles=broker,controller
 node.id=1
 controller.quorum.voters=1@127.0.0.1:{controller}
@@ -43,8 +45,9 @@ log.dirs={logs}
 offsets.topic.replication.factor=1
 transaction.state.log.replication.factor=1
 transaction.state.log.min.isr=1
-auto.create.topics.enable=true
-num.partitions={partitions}
+auto.create.topics.enable=false
+broker.session.timeout.ms=120000
+log.cleaner.enable=false
 """
 
 
@@ -73,15 +76,14 @@ def jars(directory: Path, progress: Progress) -> tuple[Path, Path]:
 
 
 @contextmanager
-def broker(jars_directory: Path, directory: Path, *, partitions: int) -> Iterator[tuple[str, int]]:
+def broker(jars_directory: Path, directory: Path) -> Iterator[tuple[str, int]]:
     """A broker over fresh files: its address and process id. Its acknowledgements wait for no fsync."""
     port, controller = _free_port(), _free_port()
     directory.mkdir(parents=True)
     settings = directory / "server.properties"
-    settings.write_text(
-        _SETTINGS.format(port=port, controller=controller, logs=directory / "logs", partitions=partitions)
-    )
-    java = ["java", "-Xmx1g", "-cp", f"{jars_directory}/*"]
+    settings.write_text(_SETTINGS.format(port=port, controller=controller, logs=directory / "logs"))
+    logging = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
+    java = ["java", "-Xmx1g", logging, "-cp", f"{jars_directory}/*"]
     format_command = [*java, "kafka.tools.StorageTool", "format", "-t", "AAAAAAAAAAAAAAAAAAAAAA", "-c", str(settings)]
     subprocess.run(format_command, check=True, capture_output=True, timeout=120)
     log = directory / "broker.log"
@@ -91,9 +93,11 @@ def broker(jars_directory: Path, directory: Path, *, partitions: int) -> Iterato
         began = time.monotonic()
         while not _listens(port):
             if process.poll() is not None or time.monotonic() - began > START_TIMEOUT_S:
-                raise BenchFailed(f"Kafka did not come up:\n{log.read_text(errors='replace')[-1500:]}")
+                raise BenchFailed("Kafka did not come up")
             time.sleep(0.1)
         yield f"127.0.0.1:{port}", process.pid
+    except BenchFailed as error:
+        raise BenchFailed(f"{error}\nKafka said last:\n{log.read_text(errors='replace')[-1500:]}") from error
     finally:
         process.terminate()
         try:

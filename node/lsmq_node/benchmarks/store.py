@@ -10,7 +10,7 @@ from typing import Any
 from lsmq_node.benchmarks import store_cases
 from lsmq_node.benchmarks.callable import CallableBench
 from lsmq_node.benchmarks.engines import FLUSH_MODES, LSMQ, ROCKSDB, available
-from lsmq_node.benchmarks.environment import describe, environment
+from lsmq_node.benchmarks.environment import WARM_NOTE, describe, environment
 from lsmq_node.benchmarks.isolate import run_case, scratch
 from lsmq_node.benchmarks.report import (
     QUICK,
@@ -32,6 +32,7 @@ OPTIONS = (
     Option("message_bytes", 58, "Size of a message.", low=16),
     Option("repeat", 3, "Repetitions of each write; cases take turns.", quick=1),
     Option("read_seconds", 5, "Longest time of each kind of reading.", quick=1),
+    Option("rest_seconds", 5, "From opening a store to looking at its memory, and reading.", low=0, quick=0),
     Option("directory", "", "Where to keep the files while it runs (default: where temporary files go)."),
     QUICK,
 )
@@ -109,7 +110,7 @@ def _reopens(
     """Open and read what was closed, and what was left without closing, at one queue and at all.
 
     ``resident_bytes_per_queue`` is what an opened store of all queues holds beyond one with a single queue and
-    as many messages, for each queue.
+    as many messages, for each queue; messages that wait in memory to be flushed are taken off both.
     """
     figures: list[dict[str, Any]] = []
     for engine in engines:
@@ -121,12 +122,17 @@ def _reopens(
                 with scratch(str(directory)) as place:
                     arguments = _arguments(values, case, place / "store")
                     run_case(writer, **arguments)
-                    found = run_case(store_cases.reopen, seconds=values["read_seconds"], **arguments)
+                    found = run_case(
+                        store_cases.reopen,
+                        seconds=values["read_seconds"],
+                        rest_seconds=values["rest_seconds"],
+                        **arguments,
+                    )
                 figures.append({"engine": engine, "ending": ending, "queues": queues, **found})
+                held_bytes = found["resident_bytes"] - found["memtable_bytes"]
                 if queues > 1:
-                    each = (found["resident_bytes"] - base_bytes) / queues
-                    figures[-1]["resident_bytes_per_queue"] = each
-                base_bytes = found["resident_bytes"]
+                    figures[-1]["resident_bytes_per_queue"] = (held_bytes - base_bytes) / queues
+                base_bytes = held_bytes
     return figures
 
 
@@ -261,7 +267,9 @@ _NOTES = [
     "flat: the same store at so many queues over itself at one queue. RocksDB = 1: ours over theirs.",
     "async acknowledges after write(2), sync after fdatasync, in both stores.",
     "memory: what the process has beyond what it had before the store was opened; peak with file pages; a "
-    "queue: beyond the store of one queue with as many messages, for each queue.",
+    "queue: beyond the store of one queue with as many messages, for each queue, memtables taken off.",
+    WARM_NOTE,
+    "Memory of an opened store, and its reads: rest_seconds after it was opened.",
     "Reads are of a warm page cache, 10 messages a call, and every message is checked.",
 ]
 

@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 
 from lsmq_node.benchmarks.engines import Engine, open_engine, prepare
-from lsmq_node.benchmarks.environment import disk_bytes, peak_resident_bytes, resident_bytes
+from lsmq_node.benchmarks.environment import disk_bytes, peak_resident_bytes, resident_bytes, warm_memory
 from lsmq_node.benchmarks.workload import SEED, Contents, Workload, number_of, queue_of
 
 SAMPLES = 10
 GET_COUNT = 10
 SEQUENTIAL_PART = 0.2
+#: Memory warmed for each message: what its bytes take in the log, a memtable and a table, and something over.
+_WARM_BYTES = 512
 
 
 class WrongContent(Exception):
@@ -37,6 +39,7 @@ def write(
     """
     puts = _prepared(engine, Workload(messages, queues, batch, message_bytes))
     before_bytes, before_peak_bytes = resident_bytes(), peak_resident_bytes()
+    warm_memory(messages * _WARM_BYTES)
     store = open_engine(engine, Path(path), flush_mode, queues)
     cpu_began = time.process_time()
     laps = _put_all(store, puts, messages)
@@ -121,23 +124,28 @@ def reopen(
     batch: int,
     message_bytes: int,
     seconds: float,
+    rest_seconds: float,
 ) -> dict[str, Any]:
     """Open what another process wrote, and read it: at random, then some queues from end to end.
 
+    What a store needed only to open is given back within ``rest_seconds``; then its memory is looked at.
     Each kind of reading ends after ``seconds`` if it is not done before. Every message read is checked.
     """
     open_engine(engine, Path(path).with_name("warm-up"), flush_mode, 1).close()
     contents = Contents(Workload(messages, queues, batch, message_bytes))
     before_bytes = resident_bytes()
+    warm_memory(messages * _WARM_BYTES)
     began = time.perf_counter()
     store = open_engine(engine, Path(path), flush_mode, queues)
     open_s = time.perf_counter() - began
-    opened_bytes = resident_bytes() - before_bytes
+    time.sleep(rest_seconds)
+    opened_bytes, memtable_bytes = resident_bytes() - before_bytes, store.memtable_bytes()
     random_gets, random_s = _read_random(store, contents, seconds)
     sequential_count, sequential_s = _read_sequential(store, contents, seconds)
     figures = {
         "open_s": open_s,
         "resident_bytes": opened_bytes,
+        "memtable_bytes": memtable_bytes,
         "random_gets_per_s": random_gets / random_s,
         "sequential_messages_per_s": sequential_count / sequential_s,
         "resident_bytes_after_reading": resident_bytes() - before_bytes,

@@ -2,22 +2,32 @@
 
 from .broker import Broker
 from .budget import ByteBudget, Hold
+from .elsewhere import Elsewhere, ReadFrom
 from .fetched import Fetched
+from .led_shards import Background, LedShards, ShardCoordinator, Start
 from .placement import QueueRange, queue_ranges, shard_of
+from .shard_memory import ShardMemory
 from .single import SingleNode
 from .topology import Ack, Leadership, ShardPort, Topology
 from .waiters import WaiterTable
 
 __all__ = [
     "Ack",
+    "Background",
     "Broker",
     "ByteBudget",
+    "Elsewhere",
     "Fetched",
     "Hold",
     "Leadership",
+    "LedShards",
     "QueueRange",
+    "ReadFrom",
+    "ShardCoordinator",
+    "ShardMemory",
     "ShardPort",
     "SingleNode",
+    "Start",
     "Topology",
     "WaiterTable",
     "queue_ranges",

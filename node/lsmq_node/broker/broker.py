@@ -1,29 +1,30 @@
 """The broker: appends, commits, reads and long polls over the shards of one node.
 
 Everything here runs on the loop thread except what is handed to one of three places: the committers'
-threads (fdatasync), the read pool (anything that may touch the disk for a consumer) and the control thread
-(creating and deleting topics). Appending only touches memory and happens on the loop thread.
+threads (fdatasync), the read pool (:mod:`.reads`: anything that may touch the disk for a consumer) and the control
+thread (creating and deleting topics). Appending only touches memory and happens on the loop thread.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lsmq.errors import ShuttingDown, UnknownQueue
+from lsmq.errors import OffsetOutOfRange, ShuttingDown, UnknownQueue
 from lsmq.record_batch import RecordBatch
 from lsmq_node.config import NodeConfig
 from lsmq_node.storage import Appended, Topic, TopicOptions
 
 from .budget import ByteBudget, Hold
+from .elsewhere import ReadFrom
 from .fetched import Fetched
 from .placement import QueueRange, queue_ranges, shard_of, split_by_shard
+from .reads import Reads
 from .single import SingleNode
 from .topology import Ack, ShardPort, Topology
 from .waiters import WaiterTable
@@ -53,10 +54,9 @@ class Broker:
         self.writes_delayed = 0
         self.sendfile_bytes = 0  # counted by who sends
         self.shutting_down = False
-        self._readers = ThreadPoolExecutor(config.read_threads, "lsmq-read")
-        self._read_slots = asyncio.Semaphore(config.read_threads)
+        self.before_retiring: list[Callable[[], Awaitable[None]]] = []
+        self.reads = Reads(config, topology, waiters)
         self._next_queue: dict[int, int] = {}
-        self._fetches = 0
 
     @classmethod
     async def open(cls, config: NodeConfig) -> Broker:
@@ -65,7 +65,12 @@ class Broker:
         return cls(config, await SingleNode.open(config, waiters.wake), waiters)
 
     async def retire(self) -> None:
-        """The node is about to stop: others take over what they can, while requests are still served."""
+        """The node is about to stop: others take over what they can, while requests are still served.
+
+        What is ``before_retiring`` comes first: this node still leads what it led.
+        """
+        for callback in self.before_retiring:
+            await callback()
         await self.topology.retire()
 
     def begin_shutdown(self) -> None:
@@ -76,13 +81,13 @@ class Broker:
     async def close(self) -> None:
         """Finish the writes in flight and close the stores. No call may be in progress but appends' waits."""
         self.begin_shutdown()
-        await asyncio.to_thread(self._readers.shutdown)
+        await self.reads.close()
         await self.topology.close()
 
     # Topics
 
-    def topics(self) -> list[Topic]:
-        return sorted(self.topology.topics(), key=lambda topic: topic.name)
+    async def topics(self) -> list[Topic]:
+        return sorted(await self.topology.newest_topics(), key=lambda topic: topic.name)
 
     async def topic(self, name: str) -> Topic:
         """Raises ``UnknownTopic``."""
@@ -97,6 +102,11 @@ class Broker:
         self._check_writable()
         return await self.topology.create_topic(name, queues, options)
 
+    async def grow_topic(self, name: str, queues: int) -> Topic:
+        """Give the topic more queues, durably. Raises ``UnknownTopic``, ``InvalidRequest`` where it has more."""
+        self._check_writable()
+        return await self.topology.grow_topic(name, queues)
+
     async def delete_topic(self, name: str) -> None:
         """Delete the topic and its messages. Who waits for it is told. Raises ``UnknownTopic``."""
         self._check_writable()
@@ -106,10 +116,20 @@ class Broker:
 
     def ranges(self, topic: Topic) -> tuple[QueueRange, ...]:
         """Which shard holds which of the topic's queues."""
-        return queue_ranges(topic.queues, self.topology.shard_count)
+        return queue_ranges(topic, self.topology.shard_count)
+
+    def spans(self, topic: Topic) -> dict[int, QueueRange]:
+        """By shard, from the first queue it holds to the last: what a column of its store covers.
+
+        Once the topic has grown, queues in between may be other shards': nothing is ever stored for them here.
+        """
+        found: dict[int, QueueRange] = {}
+        for part in self.ranges(topic):
+            found[part.shard] = QueueRange(found.get(part.shard, part).first, part.end, part.shard)
+        return found
 
     def shard_of(self, topic: Topic, queue: int) -> int:
-        return shard_of(queue, topic.queues, self.topology.shard_count)
+        return shard_of(queue, topic, self.topology.shard_count)
 
     def check_queue(self, topic: Topic, queue: int) -> None:
         """Raises ``UnknownQueue`` naming the queues there are."""
@@ -162,6 +182,33 @@ class Broker:
         await _all(waits)
         return results
 
+    async def delete(self, topic: Topic, queues: NDArray[Any], offsets: NDArray[np.int64], *, before: bool) -> None:
+        """Delete the message at each offset of its queue, or with ``before`` all below it. Durable on return.
+
+        Raises ``UnknownQueue``, ``NotLeader``, and ``OffsetOutOfRange`` for what is not there yet.
+        """
+        self.check_queues(topic, queues)
+        parts = split_by_shard(queues, topic, self.topology.shard_count)
+        ports = await self._writable(topic, [shard for shard, _ in parts], Ack.QUORUM)
+        for port, (_, places) in zip(ports, parts, strict=True):
+            latest = port.store.latest_offsets(topic.id, queues[places])
+            beyond = offsets[places] + (not before) > latest
+            if beyond.any():  # a tombstone would delete what is written there later
+                at = int(np.argmax(beyond))
+                queue, offset, end = int(queues[places][at]), int(offsets[places][at]), int(latest[at])
+                raise OffsetOutOfRange(
+                    f"offset {offset} is beyond the end of queue {queue} of topic {topic.name!r}, which is {end}",
+                    topic=topic.name,
+                    queue=queue,
+                    earliest=0,
+                    latest=end,
+                )
+        waits = []
+        for port, (_, places) in zip(ports, parts, strict=True):
+            put = port.store.trim if before else port.store.delete
+            waits.append(port.wait(put(topic.id, queues[places], offsets[places]), Ack.QUORUM))
+        await _all(waits)
+
     async def _writable(self, topic: Topic, shards: Sequence[int], ack: Ack) -> list[ShardPort]:
         """The shards, if all of them may be written to now; nothing must be awaited until they are."""
         self._check_writable()
@@ -193,25 +240,16 @@ class Broker:
         max_bytes: int,
         wait_ms: int,
         hold: Hold,
+        source: ReadFrom = ReadFrom.LEADER,
     ) -> Fetched:
         """Messages of one queue from ``offset``, waiting up to ``wait_ms`` for the first.
 
-        ``hold`` reserves memory for what is read. Raises ``OffsetOutOfRange``, ``Unavailable``.
+        ``hold`` reserves memory for what is read. Raises ``OffsetOutOfRange``, ``NotLeader``, ``Unavailable``, and
+        ``ReadElsewhere`` where ``source`` lets it.
         """
         self.check_queue(topic, queue)
-        (port,) = ports = await self._readable(topic, [self.shard_of(topic, queue)])
-
-        def read() -> Fetched:
-            found = Fetched()
-            piece = port.store.read(topic.id, queue, offset, max_records=max_records, max_bytes=max_bytes)
-            if piece.record_count or int(piece.positions[1][0]) > offset:
-                found.add(piece)
-            return found
-
-        def arrived() -> bool:
-            return port.store.bounds(topic.id, queue)[1] > offset
-
-        return await self._poll(topic, np.array((queue,)), ports, read, arrived, max_bytes, wait_ms, hold)
+        limits: Any = {"max_records": max_records, "max_bytes": max_bytes, "wait_ms": wait_ms}
+        return await self.reads.read(topic, queue, offset, **limits, hold=hold, source=source)
 
     async def fetch(
         self,
@@ -223,108 +261,40 @@ class Broker:
         max_bytes: int,
         wait_ms: int,
         hold: Hold,
+        source: ReadFrom = ReadFrom.LEADER,
     ) -> Fetched:
         """Messages of many queues, each from its own offset, waiting up to ``wait_ms`` for the first.
 
         ``queues`` are sorted, without repeats, and not empty. Offsets below what is kept start at what is
-        kept. Raises ``UnknownQueue``, ``Unavailable``.
+        kept. With ``AUTO``, what was found may say that queues are to be read elsewhere.
+        Raises ``UnknownQueue``, ``NotLeader``, ``Unavailable``, ``ReadElsewhere``.
         """
         self.check_queues(topic, queues)
-        parts = split_by_shard(queues, topic.queues, self.topology.shard_count)
-        ports = await self._readable(topic, [shard for shard, _ in parts])
-        pieces = [(port, queues[places], offsets[places]) for port, (_, places) in zip(ports, parts, strict=True)]
+        limits: Any = {"max_records": max_records, "max_bytes": max_bytes, "wait_ms": wait_ms}
+        return await self.reads.fetch(topic, queues, offsets, **limits, hold=hold, source=source)
 
-        def read() -> Fetched:
-            found = Fetched()
-            self._fetches += 1
-            for port, some, starts in pieces:
-                records_left, bytes_left = max_records - found.record_count, max_bytes - found.size_bytes
-                if records_left <= 0 or bytes_left <= 0:
-                    break
-                # Begin one queue further each time: busy queues that fill an answer must not starve the others.
-                turn = -(self._fetches % len(some))
-                found.add(
-                    port.store.read_many(
-                        topic.id,
-                        np.roll(some, turn),
-                        np.roll(starts, turn),
-                        max_records=records_left,
-                        max_bytes=bytes_left,
-                    )
-                )
-            pieces.append(pieces.pop(0))  # The next read, if this one found nothing, begins elsewhere.
-            return found
-
-        def arrived() -> bool:
-            return any(
-                bool((port.store.latest_offsets(topic.id, some) > starts).any()) for port, some, starts in pieces
-            )
-
-        return await self._poll(topic, queues, ports, read, arrived, max_bytes, wait_ms, hold)
-
-    async def _poll(
-        self,
-        topic: Topic,
-        queues: NDArray[Any],
-        ports: Sequence[ShardPort],
-        read: Callable[[], Fetched],
-        arrived: Callable[[], bool],
-        max_bytes: int,
-        wait_ms: int,
-        hold: Hold,
-    ) -> Fetched:
-        """Read; if there is nothing, wait until something arrives and read again, until time is up.
-
-        What was read is answered only if it could be read to the last: a leader may have been deposed meanwhile.
-        """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + wait_ms / 1000
-        found = await self._read_held(ports, read, max_bytes, hold)
-        if found or wait_ms == 0 or self.waiters.closed:
-            return found
-        with self.waiters.waiting(topic.id, queues) as waiter:
-            if arrived():  # Between the read and the registration; no await stands between these two.
-                waiter.set()
-            while not found and await waiter.wait(deadline):
-                waiter.clear()
-                found = await self._read_held(ports, read, max_bytes, hold)
-                if self.waiters.closed:
-                    break
-        return found
-
-    async def _readable(self, topic: Topic, shards: Sequence[int]) -> list[ShardPort]:
-        ports = [self.topology.port(shard) for shard in shards]
-        for port in ports:
-            port.check_readable()
-            await port.prepare(topic)
-        return ports
-
-    async def _read_held(
-        self, ports: Sequence[ShardPort], read: Callable[[], Fetched], max_bytes: int, hold: Hold
-    ) -> Fetched:
-        """Read with memory reserved: what was asked for while reading, what was found afterwards."""
-        async with self._read_slots:  # So that no more reserve the most they may than can read.
-            hold.resize(max_bytes)
-            found = await self.in_readers(read)
-            for port in ports:
-                port.check_readable()
-            hold.resize(found.size_bytes - found.file_bytes)
-        return found
+    async def _readable(
+        self, topic: Topic, shards: Sequence[int], source: ReadFrom = ReadFrom.LEADER
+    ) -> list[ShardPort]:
+        return await self.reads.ports(topic, shards, source)
 
     async def in_readers(self, blocking: Callable[[], Result]) -> Result:
         """Run something that may read from disk in the read pool."""
-        return await asyncio.get_running_loop().run_in_executor(self._readers, blocking)
+        return await self.reads.in_threads(blocking)
 
-    async def offsets(self, topic: Topic, queues: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Earliest offset kept and the next to be written, of each queue, in their order."""
+    async def offsets(
+        self, topic: Topic, queues: NDArray[Any], source: ReadFrom = ReadFrom.LEADER
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Earliest offset kept and the next to be written, of each queue, in their order; as far as they are here."""
         self.check_queues(topic, queues)
         earliest, latest = np.zeros(len(queues), np.int64), np.zeros(len(queues), np.int64)
-        parts = split_by_shard(queues, topic.queues, self.topology.shard_count)
-        ports = await self._readable(topic, [shard for shard, _ in parts])
+        parts = split_by_shard(queues, topic, self.topology.shard_count)
+        ports = await self._readable(topic, [shard for shard, _ in parts], source)
         for port, (_, places) in zip(ports, parts, strict=True):
-            earliest[places] = port.store.earliest_offsets(topic.id, queues[places])
-            latest[places] = port.store.latest_offsets(topic.id, queues[places])
-            port.check_readable()
+            if port.store.has_topic(topic.id, int(queues[places].max())):
+                earliest[places] = port.store.earliest_offsets(topic.id, queues[places])
+                latest[places] = port.store.latest_offsets(topic.id, queues[places])
+            port.check_readable(follower=source is not ReadFrom.LEADER)
         return earliest, latest
 
     async def offsets_for_time(self, topic: Topic, queues: Sequence[int], time_ms: int) -> list[int]:
@@ -365,7 +335,7 @@ class Broker:
         Raises ``UnknownQueue``, ``NotLeader``, and ``OffsetOutOfRange`` for an offset beyond the end of its queue.
         """
         self.check_queues(topic, queues)
-        parts = split_by_shard(queues, topic.queues, self.topology.shard_count)
+        parts = split_by_shard(queues, topic, self.topology.shard_count)
         ports = await self._writable(topic, [shard for shard, _ in parts], Ack.QUORUM)
         for port in ports:
             allow(port)
@@ -386,7 +356,7 @@ class Broker:
             queues = np.arange(topic.queues, dtype=np.uint32)
         self.check_queues(topic, queues)
         offsets = np.full(len(queues), -1, np.int64)
-        parts = split_by_shard(queues, topic.queues, self.topology.shard_count)
+        parts = split_by_shard(queues, topic, self.topology.shard_count)
         ports = await self._readable(topic, [shard for shard, _ in parts])
         for port, (_, places) in zip(ports, parts, strict=True):
             offsets[places] = port.store.committed_offsets(group, topic.id, queues[places])

@@ -1,17 +1,26 @@
 """Topics of a node: one list, of which every shard's store holds its range of queues.
 
 The first shard is the authority and gives the ids. A topic is created there first and deleted there first;
-what a crash or a full disk left undone in the others is completed before the next change, and at start. All
+what a crash or a full disk left undone in the others is completed before the next change, and at start. Where the
+queues of a topic that has grown lie is a document of the first shard, written before any shard has the new ones. All
 of it blocks on the disk: one thread at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import msgpack
+
+from lsmq.errors import InvalidRequest
 from lsmq_node.storage import ShardStore, Topic, TopicOptions
 
-from .placement import shard_cuts
+from .placement import grown_ranges, shard_cuts
+
+_RANGES = "ranges/"
+
+Ranges = tuple[tuple[int, int, int], ...]
 
 
 class Catalog:
@@ -20,9 +29,25 @@ class Catalog:
     def __init__(self, stores: Sequence[ShardStore]) -> None:
         self._stores = stores
         self._first = stores[0]
+        self._ranges: dict[int, Ranges] = {}
+
+    def topics(self) -> list[Topic]:
+        return [self.placed(topic) for topic in self._first.topics()]
+
+    def placed(self, topic: Topic) -> Topic:
+        """The topic with its ranges, where it has grown."""
+        ranges = self._ranges.get(topic.id)
+        return topic if ranges is None else replace(topic, ranges=ranges)
 
     def complete(self) -> None:
-        """Make the other shards' topics those of the first."""
+        """Make the other shards' topics those of the first, with all queues they have grown to."""
+        self._complete_topics()
+        for key, value in self._first.documents(_RANGES):
+            topic_id, ranges = int(key.removeprefix(_RANGES)), tuple((f, e, s) for f, e, s in msgpack.unpackb(value))
+            if any(topic.id == topic_id for topic in self._first.topics()):
+                self._grow(self._first.topic_by_id(topic_id), ranges)
+
+    def _complete_topics(self) -> None:
         wanted = {topic.name: topic for topic in self._first.topics()}
         for store in self._stores[1:]:
             for extra in store.topics():
@@ -48,6 +73,29 @@ class Catalog:
         for store, first, end in zip(self._stores[1:], cuts[1:], cuts[2:], strict=False):
             store.create_topic(topic.name, topic.queues, topic.options, topic_id=topic.id, first=first, end=end)
 
+    def grow(self, name: str, queues: int) -> Topic:
+        """Give the topic more queues, durably. Raises ``UnknownTopic``, and ``InvalidRequest`` where it has more."""
+        topic = self.placed(self._first.topic(name))
+        if queues < topic.queues:
+            raise can_only_grow(topic, queues)
+        if queues == topic.queues:
+            return topic
+        if len(self._stores) == 1:
+            return self._first.grow_topic(name, queues)
+        self.complete()
+        ranges = grown_ranges(topic, queues, len(self._stores))
+        self._first.wait(self._first.put_documents({f"{_RANGES}{topic.id}": msgpack.packb(ranges)}))
+        self._grow(topic, ranges)
+        return self.placed(self._first.topic(name))
+
+    def _grow(self, topic: Topic, ranges: Ranges) -> None:
+        """The first shard last: from then on the new queues are there."""
+        for shard, store in reversed(list(enumerate(self._stores))):
+            end = max((end for _, end, holder in ranges if holder == shard), default=0)
+            if shard == 0:
+                self._ranges[topic.id] = ranges
+            store.grow_topic(topic.name, ranges[-1][1], end)
+
     def delete(self, name: str) -> Topic:
         """Delete the topic everywhere. Raises ``UnknownTopic``."""
         if len(self._stores) > 1:
@@ -55,4 +103,15 @@ class Catalog:
         topic = self._first.topic(name)
         for store in self._stores:
             store.delete_topic(name)
+        if self._ranges.pop(topic.id, None) is not None:
+            self._first.wait(self._first.put_documents({f"{_RANGES}{topic.id}": None}))
         return topic
+
+
+def can_only_grow(topic: Topic, queues: int) -> InvalidRequest:
+    return InvalidRequest(
+        f"topic {topic.name!r} has {topic.queues} queues, and cannot have {queues}: a topic can only grow; make "
+        "another one with fewer",
+        topic=topic.name,
+        queues=topic.queues,
+    )

@@ -9,10 +9,15 @@ from numpy.typing import NDArray
 
 from lsmq_node.storage import FileRange, Slice
 
+from .elsewhere import Elsewhere
+
 
 @dataclass(slots=True)
 class Fetched:
-    """What a read found, in the order of shards. ``queues`` and ``next_offsets`` are those that moved."""
+    """What a read found, in the order of shards. ``queues`` and ``next_offsets`` are those that moved.
+
+    ``elsewhere`` are queues that the reader is to read at other nodes from now on, moved or not.
+    """
 
     parts: list[bytes | FileRange] = field(default_factory=list)
     queues: list[NDArray[Any]] = field(default_factory=list)
@@ -20,8 +25,14 @@ class Fetched:
     record_count: int = 0
     size_bytes: int = 0
     slices: list[Slice] = field(default_factory=list)
+    elsewhere: list[Elsewhere] = field(default_factory=list)
 
     def __bool__(self) -> bool:
+        return self.moved or bool(self.elsewhere)
+
+    @property
+    def moved(self) -> bool:
+        """Whether there is anything beyond the offsets asked for."""
         return bool(self.queues) or self.record_count > 0
 
     def add(self, piece: Slice) -> None:
@@ -37,6 +48,15 @@ class Fetched:
     @property
     def file_bytes(self) -> int:
         return sum(part.length for part in self.parts if isinstance(part, FileRange))
+
+    def warm(self) -> None:
+        """Have the operating system read what is in files, so that sending it waits for no disk, and verify it.
+
+        Blocking. Raises ``CorruptFile``.
+        """
+        for part in self.parts:
+            if isinstance(part, FileRange):
+                part.load()
 
     def load(self) -> bytes:
         """All parts in memory, checksums verified. Blocking."""

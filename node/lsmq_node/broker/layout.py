@@ -35,6 +35,7 @@ def store_options(config: NodeConfig) -> StoreOptions:
         flush_interval_ms=config.flush_interval_ms,
         flush_bytes=config.flush_bytes,
         memtable_bytes=config.memtable_bytes,
+        max_documents_bytes=config.max_documents_bytes,
         cache_bytes=config.cache_bytes,
         max_message_bytes=config.max_message_bytes,
         segment_bytes=config.segment_bytes,

@@ -1,17 +1,20 @@
-"""Which shard holds which queue: contiguous ranges, computed and never stored.
+"""Which shard holds which queue: contiguous ranges, so that a route is a handful, whatever the number of queues.
 
-Shard ``i`` of ``n`` holds the queues ``[i * queues // n, (i + 1) * queues // n)`` of every topic. A route is
-therefore a handful of ranges, whatever the number of queues.
+Shard ``i`` of ``n`` holds the queues ``[i * queues // n, (i + 1) * queues // n)`` of a topic. When a topic grows, what
+is new is cut likewise, and what there was stays: then the ranges stand in the topic.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from lsmq_node.storage import Topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,20 +31,40 @@ def shard_cuts(queues: int, shards: int) -> list[int]:
     return [shard * queues // shards for shard in range(shards + 1)]
 
 
-def queue_ranges(queues: int, shards: int) -> tuple[QueueRange, ...]:
-    """The ranges of a topic of ``queues`` queues, in order. A shard that would hold none has no range."""
-    cuts = shard_cuts(queues, shards)
+def queue_ranges(topic: Topic, shards: int) -> tuple[QueueRange, ...]:
+    """The ranges of a topic, in order. A shard that would hold none has no range."""
+    if topic.ranges:
+        return tuple(QueueRange(*found) for found in topic.ranges)
+    cuts = shard_cuts(topic.queues, shards)
     return tuple(QueueRange(first, end, shard) for shard, (first, end) in enumerate(pairwise(cuts)) if first < end)
 
 
-def shard_of(queue: int, queues: int, shards: int) -> int:
+def grown_ranges(topic: Topic, queues: int, shards: int) -> tuple[tuple[int, int, int], ...]:
+    """The ranges of the topic with more queues at its end. What lies on one shard side by side becomes one range."""
+    merged = [(part.first, part.end, part.shard) for part in queue_ranges(topic, shards)]
+    for shard, (low, high) in enumerate(pairwise(shard_cuts(queues - topic.queues, shards))):
+        first, end = topic.queues + low, topic.queues + high
+        if low < high and merged and merged[-1][2] == shard:
+            merged[-1] = (merged[-1][0], end, shard)
+        elif low < high:
+            merged.append((first, end, shard))
+    return tuple(merged)
+
+
+def shard_of(queue: int, topic: Topic, shards: int) -> int:
     """The shard that holds ``queue``: the inverse of :func:`queue_ranges`."""
-    return 0 if shards == 1 else ((queue + 1) * shards - 1) // queues
+    if topic.ranges:
+        return topic.ranges[bisect_right(topic.ranges, queue, key=lambda found: found[0]) - 1][2]
+    return 0 if shards == 1 else ((queue + 1) * shards - 1) // topic.queues
 
 
-def split_by_shard(selected: NDArray[Any], queues: int, shards: int) -> list[tuple[int, NDArray[np.int64]]]:
+def split_by_shard(selected: NDArray[Any], topic: Topic, shards: int) -> list[tuple[int, NDArray[np.int64]]]:
     """Positions in ``selected`` (queue numbers in any order) by the shard that holds them, in shard order."""
     if shards == 1:
         return [(0, np.arange(len(selected)))]
-    owners = ((selected.astype(np.int64) + 1) * shards - 1) // queues
+    if topic.ranges:
+        ends, holders = (np.array([found[at] for found in topic.ranges], np.int64) for at in (1, 2))
+        owners = holders[ends.searchsorted(selected, "right")]
+    else:
+        owners = ((selected.astype(np.int64) + 1) * shards - 1) // topic.queues
     return [(int(shard), np.flatnonzero(owners == shard)) for shard in np.unique(owners)]

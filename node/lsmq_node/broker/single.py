@@ -44,7 +44,7 @@ class LocalShard:
     def check_writable(self, ack: Ack) -> None:
         """Everything is writable; a store that stopped says so itself."""
 
-    def check_readable(self, *, follower: bool = False) -> None:
+    def check_readable(self, *, follower: bool = False, found: bool = False) -> None:
         """Everything is readable."""
 
     async def prepare(self, topic: Topic) -> None:
@@ -85,14 +85,20 @@ class SingleNode:
     def leadership(self, shard: int) -> Leadership:
         return Leadership(None, 1, here=True)
 
+    def followers(self, shard: int) -> Sequence[str]:
+        return ()
+
     def topics(self) -> Sequence[Topic]:
-        return self._ports[0].store.topics()
+        return self._catalog.topics()
+
+    async def newest_topics(self) -> Sequence[Topic]:
+        return self.topics()
 
     async def topic(self, name: str) -> Topic:
-        return self._ports[0].store.topic(name)
+        return self._catalog.placed(self._ports[0].store.topic(name))
 
     async def topic_by_id(self, topic_id: int) -> Topic:
-        return self._ports[0].store.topic_by_id(topic_id)
+        return self._catalog.placed(self._ports[0].store.topic_by_id(topic_id))
 
     async def create_topic(self, name: str, queues: int, options: TopicOptions) -> tuple[Topic, bool]:
         def create() -> tuple[Topic, bool]:
@@ -100,6 +106,9 @@ class SingleNode:
             return self._catalog.create(name, queues, options), name not in before
 
         return await self._in_control(create)
+
+    async def grow_topic(self, name: str, queues: int) -> Topic:
+        return await self._in_control(lambda: self._catalog.grow(name, queues))
 
     async def delete_topic(self, name: str) -> Topic:
         return await self._in_control(lambda: self._catalog.delete(name))

@@ -56,11 +56,15 @@ class ShardPort(Protocol):
     def check_writable(self, ack: Ack) -> None:
         """Raises ``NotLeader``, ``Unavailable`` or ``NotEnoughReplicas`` where nothing may be appended now."""
 
-    def check_readable(self, *, follower: bool = False) -> None:
-        """Raises ``NotLeader`` or ``Unavailable``; ask *after* what was read. ``follower``: one will do."""
+    def check_readable(self, *, follower: bool = False, found: bool = False) -> None:
+        """Raises ``NotLeader`` or ``Unavailable``; ask *after* what was read.
+
+        ``follower``: one will do that heard of its leader lately. Where records were ``found`` one will do that lost
+        its leader: what is committed stays so. That there is nothing more it cannot tell.
+        """
 
     async def prepare(self, topic: Topic) -> None:
-        """Have the store know the topic, where it does not yet. May raise what a write raises."""
+        """Have the store know the topic, and all its queues, where it does not yet. May raise what a write raises."""
 
     def wait(self, appended: Appended, ack: Ack) -> asyncio.Future[None] | None:
         """What to await until the write is acknowledged; None if it is already.
@@ -86,7 +90,14 @@ class Topology(Protocol):
 
     def leadership(self, shard: int) -> Leadership: ...
 
-    def topics(self) -> Sequence[Topic]: ...
+    def followers(self, shard: int) -> Sequence[str]:
+        """How clients reach the replicas in sync beside the leader."""
+
+    def topics(self) -> Sequence[Topic]:
+        """As they are known here."""
+
+    async def newest_topics(self) -> Sequence[Topic]:
+        """Asked for where others decide on topics; as they are known here when nobody can be asked."""
 
     async def topic(self, name: str) -> Topic:
         """Raises ``UnknownTopic``."""
@@ -96,6 +107,9 @@ class Topology(Protocol):
 
     async def create_topic(self, name: str, queues: int, options: TopicOptions) -> tuple[Topic, bool]:
         """The topic, durable, and whether this call made it. Raises ``TopicExists``, ``InvalidTopicName``."""
+
+    async def grow_topic(self, name: str, queues: int) -> Topic:
+        """The topic with ``queues`` queues, durable. Raises ``UnknownTopic``, ``InvalidRequest`` where it has more."""
 
     async def delete_topic(self, name: str) -> Topic:
         """Raises ``UnknownTopic``."""

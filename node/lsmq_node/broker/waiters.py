@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,12 +69,26 @@ class Waiter:
         return bool((many[places] == few).any())
 
 
+class Watch(Protocol):
+    """Somebody who hears of all commits to a topic, for as long as it wants."""
+
+    def touch(self, touched: NDArray[Any]) -> None:
+        """These queues got messages; sorted, without repeats."""
+
+    def set(self) -> None:
+        """What may be read here has changed, or the node stops."""
+
+
 class _TopicWaiters:
-    __slots__ = ("many", "single")
+    __slots__ = ("many", "single", "watches")
 
     def __init__(self) -> None:
         self.single: dict[int, set[Waiter]] = {}
         self.many: set[Waiter] = set()
+        self.watches: set[Watch] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self.single or self.many or self.watches)
 
 
 class WaiterTable:
@@ -92,18 +106,28 @@ class WaiterTable:
 
         ``queues`` are sorted, without repeats, and not empty. Raises :class:`Unavailable` at the limit.
         """
+        with self.held():
+            waiter = Waiter(queues)
+            self._add(topic_id, waiter)
+            try:
+                yield waiter
+            finally:
+                self._remove(topic_id, waiter)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """One more long poll is held in this block. Raises :class:`Unavailable` at the limit."""
         if self.count >= self._limit:
             raise Unavailable(
                 f"{self.count} long polls are held already, which is the limit; "
                 "poll with wait_ms=0, ask for many queues in one request, or raise max_waiters",
                 limit=self._limit,
             )
-        waiter = Waiter(queues)
-        self._add(topic_id, waiter)
+        self.count += 1
         try:
-            yield waiter
+            yield
         finally:
-            self._remove(topic_id, waiter)
+            self.count -= 1
 
     def _add(self, topic_id: int, waiter: Waiter) -> None:
         topic = self._topics.setdefault(topic_id, _TopicWaiters())
@@ -111,7 +135,6 @@ class WaiterTable:
             topic.single.setdefault(int(waiter.queues[0]), set()).add(waiter)
         else:
             topic.many.add(waiter)
-        self.count += 1
         if self.closed:
             waiter.set()
 
@@ -125,16 +148,26 @@ class WaiterTable:
                 del topic.single[queue]
         else:
             topic.many.discard(waiter)
-        if not topic.single and not topic.many:
+        if not topic:
             del self._topics[topic_id]
-        self.count -= 1
+
+    def watch(self, topic_id: int, watch: Watch) -> None:
+        """Tell ``watch`` of all commits to a topic from now on."""
+        self._topics.setdefault(topic_id, _TopicWaiters()).watches.add(watch)
+
+    def unwatch(self, topic_id: int, watch: Watch) -> None:
+        topic = self._topics.get(topic_id)
+        if topic is not None:
+            topic.watches.discard(watch)
+            if not topic:
+                del self._topics[topic_id]
 
     def wake(self, topic_id: int, pieces: Sequence[NDArray[Any]]) -> None:
-        """Set every waiter of the topic that waits for a queue of ``pieces``, each sorted without repeats."""
+        """Set every waiter of the topic that waits for a queue of ``pieces``."""
         topic = self._topics.get(topic_id)
         if topic is None:
             return
-        touched = pieces[0] if len(pieces) == 1 else np.unique(np.concatenate(pieces))
+        touched = np.unique(np.concatenate(pieces))
         if topic.single:
             for queue in topic.single.keys() & set(touched.tolist()):
                 for waiter in topic.single[queue]:
@@ -142,6 +175,8 @@ class WaiterTable:
         for waiter in topic.many:
             if not waiter.is_set and waiter.wants(touched):
                 waiter.set()
+        for watch in topic.watches:
+            watch.touch(touched)
 
     def wake_topic(self, topic_id: int) -> None:
         """Set every waiter of the topic: it is gone."""
@@ -150,6 +185,8 @@ class WaiterTable:
             for waiters in (*topic.single.values(), topic.many):
                 for waiter in waiters:
                     waiter.set()
+            for watch in topic.watches:
+                watch.set()
 
     def wake_all(self) -> None:
         """Set all waiters: what may be read here has changed."""

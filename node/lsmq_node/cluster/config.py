@@ -215,6 +215,13 @@ class ClusterConfig:
                     setting=f"{PREFIX}{setting_name}",
                 )
         self._validate_voters()
+        for address in self.zookeeper.partition("/")[0].split(",") if self.zookeeper else ():
+            match = _ADDRESS.fullmatch(address.strip())
+            if match is None or not 0 < int(match[1]) <= 65_535:
+                raise InvalidConfig(
+                    f"cluster.zookeeper is {self.zookeeper!r}, and {address!r} in it is no host:port",
+                    setting=f"{PREFIX}zookeeper",
+                )
         for smaller, larger, reason in _ORDER:
             if getattr(self, smaller) > getattr(self, larger):
                 raise InvalidConfig(
@@ -245,7 +252,8 @@ class ClusterConfig:
         if self.replicas > len(self.voters):
             raise InvalidConfig(
                 f"cluster.replicas is {self.replicas}, and a cluster is founded on its voters, of which there are "
-                f"{len(self.voters)}; name more voters or ask for fewer replicas",
+                f"{len(self.voters)}; name more voters, or ask for fewer replicas and give a shard more of them with "
+                "'lsmq shard move' when other nodes have joined",
                 setting=f"{PREFIX}replicas",
             )
         for id, voter in self.voters.items():

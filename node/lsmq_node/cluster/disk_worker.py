@@ -94,7 +94,7 @@ class Swap:
 
 @dataclass(frozen=True, slots=True)
 class LookAround:
-    """Note how far the log is committed, and where it begins now."""
+    """Note how far the log is committed, where it begins now, and what is damaged."""
 
 
 Operation = Keep | Truncate | Append | WriteLine | Begin | Leave | Settle | Swap | LookAround
@@ -153,13 +153,20 @@ class LogBegins:
 
 
 @dataclass(frozen=True, slots=True)
+class Damaged:
+    """Tables that turned out to be damaged, in words."""
+
+    found: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The replica cannot go on."""
 
     error: LsmqError
 
 
-Report = Wrote | Durable | Kept | WasTruncated | FrameDropped | Settled | Swapped | LogBegins | Failed
+Report = Wrote | Durable | Kept | WasTruncated | FrameDropped | Settled | Swapped | LogBegins | Damaged | Failed
 
 
 class DiskWorker:
@@ -354,6 +361,9 @@ class DiskWorker:
 
     def _look_around(self) -> None:
         log = self.store.replica
+        damage = self.store.damage()
+        if damage:
+            self._post(Damaged(tuple(damage)))
         if self.store.disk_full:
             return
         try:

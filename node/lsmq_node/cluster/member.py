@@ -8,7 +8,8 @@ control, replication and snapshot routes, links to the other nodes, the replicas
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import structlog
@@ -23,6 +24,7 @@ from lsmq_node.config import NodeConfig
 from lsmq_node.replication.actions import ProposeInSync, ProposeLeave
 from lsmq_node.storage import Appended, ShardStore, Topic, TopicOptions
 
+from .handing_over import DamagedLeaders
 from .hosted import HostedReplicas
 from .replica import Replica
 from .topics import ClusterTopics, ShardTopics
@@ -63,8 +65,8 @@ class ReplicatedShard:
     def check_writable(self, ack: Ack) -> None:
         self.replica.check_writable(ack)
 
-    def check_readable(self, *, follower: bool = False) -> None:
-        self.replica.check_readable(follower=follower)
+    def check_readable(self, *, follower: bool = False, found: bool = False) -> None:
+        self.replica.check_readable(follower=follower, found=found)
 
     async def prepare(self, topic: Topic) -> None:
         await self.topics.prepare(topic)
@@ -90,6 +92,8 @@ class ClusterMember:
         self._ports: dict[int, ReplicatedShard] = {}
         self._commands: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._tidy = asyncio.Event()
+        self._retiring = False
+        self._damaged = DamagedLeaders(3 * config.cluster.heartbeat_ms / 1000)
         self.replicas: HostedReplicas  # set by whoever can make replicas, before anything is asked
 
     # Shards, as the broker asks for them
@@ -116,6 +120,12 @@ class ClusterMember:
         replica = self.replicas.get(shard)
         return Leadership(self.client_url(agreed.leader), agreed.epoch, replica is not None and replica.serving)
 
+    def followers(self, shard: int) -> Sequence[str]:
+        agreed = self.control.state.shards.get(shard)
+        nodes = () if agreed is None else agreed.in_sync_nodes
+        urls = [self.client_url(node) for node in nodes if agreed is not None and node != agreed.leader]
+        return [url for url in urls if url is not None]
+
     def client_url(self, node: str | None) -> str | None:
         """How clients reach a node."""
         known = self.control.state.nodes.get(node) if node is not None else None
@@ -136,6 +146,9 @@ class ClusterMember:
     def topics(self) -> Sequence[Topic]:
         return self._topics.all()
 
+    async def newest_topics(self) -> Sequence[Topic]:
+        return await self._topics.newest()
+
     async def topic(self, name: str) -> Topic:
         return await self._topics.by_name(name)
 
@@ -144,6 +157,9 @@ class ClusterMember:
 
     async def create_topic(self, name: str, queues: int, options: TopicOptions) -> tuple[Topic, bool]:
         return await self._topics.create(name, queues, options)
+
+    async def grow_topic(self, name: str, queues: int) -> Topic:
+        return await self._topics.grow(name, queues)
 
     async def delete_topic(self, name: str) -> Topic:
         return await self._topics.delete(name)
@@ -191,8 +207,10 @@ class ClusterMember:
         self._tidy.set()
 
     def progress(self) -> Mapping[int, Progress]:
-        """How far the log of each replica here that works is durable, for the choice of leaders."""
-        found = {}
+        """How far the log of each replica here that works is durable, to choose leaders by; nothing while stopping."""
+        found: dict[int, Progress] = {}
+        if self._retiring:
+            return found
         for shard, replica in self.replicas.all().items():
             position = replica.position
             if position is not None:
@@ -243,11 +261,24 @@ class ClusterMember:
     # Housekeeping
 
     def _give_up_leadership(self, state: ClusterState) -> None:
-        """A replica that stopped must not keep the leadership because its node is well."""
+        """A replica that stopped must not keep the leadership because its node is well; nor one whose files are
+        damaged while another may have them whole."""
+        now = time.monotonic()
         for shard, replica in self.replicas.all().items():
             agreed = state.shards.get(shard)
-            if replica.failure is not None and agreed is not None and agreed.leader == self.settings.node:
+            if agreed is None or agreed.leader != self.settings.node:
+                continue
+            if replica.failure is not None:
                 self.ask_election(shard, agreed.epoch)
+                continue
+            command = _handing_over(agreed, self.settings.node, self.control.alive) if replica.damage else None
+            if command is not None:
+                wait_s = self._damaged.wait_s(shard, set(replica.damage), now)
+                if 0 < wait_s < _TIDY_S:
+                    asyncio.get_running_loop().call_later(wait_s, self._tidy.set)
+                elif not wait_s:
+                    _log.error("leader_damaged", shard=shard, damage=replica.damage[0], successor=command["candidate"])
+                    self._submit(command.pop("op"), command.pop("shard"), command)
 
     async def tidy(self) -> None:
         """Bring deletions of topics into the logs that this node leads, and see to replicas that stopped.
@@ -272,8 +303,11 @@ class ClusterMember:
 
     async def retire(self) -> None:
         """Before a stop: have other replicas in sync elected for the shards led here, for a short while at most."""
+        self._retiring = True
         node, state = self.settings.node, self.control.state
-        commands = [command for shard in state.shards.values() if (command := _handing_over(shard, node)) is not None]
+        alive = self.control.alive
+        found = (_handing_over(shard, node, alive) for shard in state.shards.values())
+        commands = [command for command in found if command is not None]
         if not commands:
             return
         try:
@@ -293,8 +327,11 @@ class ClusterMember:
         await asyncio.gather(*self._commands.values(), return_exceptions=True)
 
 
-def _handing_over(shard: Shard, node: str) -> dict[str, Any] | None:
-    others = [member.node for member in shard.in_sync if member.node != node]
+def _handing_over(shard: Shard, node: str, alive: Set[str] | None) -> dict[str, Any] | None:
+    """An ``elect`` of another replica in sync, if ``node`` leads and there is one. ``alive`` is None if not known."""
+    others = [
+        member.node for member in shard.in_sync if member.node != node and (alive is None or member.node in alive)
+    ]
     if shard.leader != node or not others:
         return None
     return {"op": "elect", "shard": shard.id, "candidate": others[0], "expected_epoch": shard.epoch}

@@ -22,6 +22,7 @@ from lsmq_node.replication import EpochHistory, ReplicaRecord
 from lsmq_node.replication.events import Recovered
 from lsmq_node.storage import ShardStore, StoreOptions
 from lsmq_node.storage.disk import Disk
+from lsmq_node.storage.snapshot import INCOMING_DIRECTORY
 from lsmq_node.storage.wal_reader import LogFloor
 
 from .record import load_record, save_record
@@ -46,12 +47,19 @@ class Directory:
             floor = LogFloor(record.floor_lsn, record.epoch if record.leader == self.node else None)
         return ShardStore.open(self.path, self.options, disk=self.disk, replicated=True, floor=floor)
 
-    def open(self, *, damaged: bool) -> tuple[ShardStore, Recovered]:
-        """Blocking. Raises what ``ShardStore.open`` raises, except ``CorruptFile``."""
+    def open(self, *, damaged: bool, anew: bool = False) -> tuple[ShardStore, Recovered]:
+        """Blocking. ``anew``: set aside what is there, but for what was fetched.
+
+        Raises what ``ShardStore.open`` raises, except ``CorruptFile``.
+        """
         aside = self._being_replaced()
         if aside.exists() and not self.path.exists():
             aside.rename(self.path)
         record = load_record(self.disk, self.path)
+        if anew:
+            _log.error("replica_set_aside", shard=self.shard, code=CorruptFile.code, message="its tables are damaged")
+            self._set_aside(record)
+            damaged = True
         try:
             store = self.open_store(record)
         except CorruptFile as error:
@@ -67,13 +75,15 @@ class Directory:
         return self.path.with_name(f"{self.path.name}.new")
 
     def _set_aside(self, record: ReplicaRecord | None) -> None:
-        """Put an empty directory in place, with the record: what was promised holds."""
+        """Put a directory in place with the record alone, for what was promised holds, and with what was fetched."""
         fresh, parent = self._being_replaced(), self.path.parent
         former = list(parent.glob(f"{self.path.name}.damaged-*"))
         shutil.rmtree(fresh, ignore_errors=True)
         fresh.mkdir()
         if record is not None:
             save_record(self.disk, fresh, record)
+        if (self.path / INCOMING_DIRECTORY).exists():
+            (self.path / INCOMING_DIRECTORY).rename(fresh / INCOMING_DIRECTORY)
         self.path.rename(parent / f"{self.path.name}.damaged-{time.time_ns() // 1_000_000}")
         fresh.rename(self.path)
         handle = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)

@@ -25,7 +25,6 @@ _MIN_BACKOFF_S = 0.01
 _DIAL_TIMEOUT_S = 1.0
 _USER_TIMEOUT_MS = 2_000
 _MAX_ANSWER_BYTES = 64 * 1024
-_DIRECT_BYTES = 32 * 1024  # what is longer is sent as it lies
 _WRITE_BYTES = 256 * 1024
 _log = structlog.get_logger("lsmq.cluster")
 
@@ -142,21 +141,18 @@ class Outgoing:
         self._scheduled = False
         stream, queue = self._stream, self._queue
         while queue and stream is not None and not stream.paused and stream.transport is not None:
-            if len(queue[0]) > _DIRECT_BYTES:
-                piece = memoryview(queue[0])[self._offset : self._offset + _WRITE_BYTES]
-                self._offset += len(piece)
+            # A small message goes in one piece with what follows it: each piece may wake the peer.
+            parts, size = [], 0
+            while queue and size < _WRITE_BYTES:
+                part = memoryview(queue[0])[self._offset : self._offset + _WRITE_BYTES - size]
+                parts.append(part)
+                size += len(part)
+                self._offset += len(part)
                 if self._offset == len(queue[0]):
                     queue.popleft()
                     self._offset = 0
-                self.queued_bytes -= len(piece)
-                stream.transport.write(piece)
-            else:
-                parts, size = [], 0
-                while queue and size < _WRITE_BYTES and len(queue[0]) <= _DIRECT_BYTES:
-                    parts.append(queue.popleft())
-                    size += len(parts[-1])
-                self.queued_bytes -= size
-                stream.transport.write(b"".join(parts))
+            self.queued_bytes -= size
+            stream.transport.write(parts[0] if len(parts) == 1 else b"".join(parts))
 
     async def close(self) -> None:
         self._task.cancel()

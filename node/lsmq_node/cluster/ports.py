@@ -30,6 +30,7 @@ class ReplicaPorts:
             ``path``, while the store there is open. Returns what installs it: a blocking function, to be called in a
             thread when the store is closed, which leaves the file ``REPLICA`` alone. Raises any ``Exception`` when the
             snapshot cannot be had; may be cancelled.
+        gather_snapshot: the same arguments: only fetch it, to lie beside the files until one is wanted.
         client_url: of a node id or None, its URL for clients, for ``NotLeader``.
         touched: ``(topic_id, pieces of queues)``: readers can see more of these queues.
         changed: ``(shard)``: role, epoch, leader, serving or failure changed.
@@ -42,6 +43,7 @@ class ReplicaPorts:
     propose_leave: Callable[[int, ProposeLeave], None]
     ask_election: Callable[[int, int], None]
     fetch_snapshot: Callable[[int, str, Path, Progress], Awaitable[Callable[[], None]]]
+    gather_snapshot: Callable[[int, str, Path, Progress], Awaitable[object]]
     client_url: Callable[[str | None], str | None] = lambda node: node
     touched: Callable[[int, Sequence[NDArray[Any]]], None] = lambda topic_id, pieces: None
     changed: Callable[[int], None] = lambda shard: None

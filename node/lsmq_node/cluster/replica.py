@@ -138,6 +138,11 @@ class Replica:
         return self._shell.failure
 
     @property
+    def damage(self) -> tuple[str, ...]:
+        """What was found to be damaged of its files while it ran, in words."""
+        return self._shell.repair.found
+
+    @property
     def stopped(self) -> LsmqError | None:
         """``failure`` as the error that requests get."""
         return self._shell.stopped
@@ -169,8 +174,10 @@ class Replica:
 
     @property
     def position(self) -> LogPosition | None:
-        """How far the log is durable; None when the replica does not work."""
-        return None if self._shell.core is None or self.role is Role.HALTED else self._shell.core.log.durable_position
+        """How far the log is durable; None when the replica does not work, or had better not lead: see ``damage``."""
+        if self._shell.core is None or self.role is Role.HALTED or self.damage:
+            return None
+        return self._shell.core.log.durable_position
 
     @property
     def lag(self) -> dict[str, int]:
@@ -223,15 +230,16 @@ class Replica:
                 shard=self.shard,
             )
 
-    def check_readable(self, *, follower: bool = False) -> None:
+    def check_readable(self, *, follower: bool = False, found: bool = False) -> None:
         """Ask *after* what was read. ``follower``: content with one that heard of its leader lately.
 
+        Where records were ``found``, content with one that lost its leader as well: see ``ReplicaCore.may_show``.
         Raises ``NotLeader`` or ``Unavailable``.
         """
         core, now = self._shell.core, time.monotonic()
         if core is None or self._shell.store is None:
             raise self._cannot_serve()
-        if follower and core.role is Role.FOLLOWING and core.may_read(now):
+        if follower and core.may_show(now, found=found):
             return
         if not self.serving or not core.may_answer(now):
             raise self._cannot_serve()

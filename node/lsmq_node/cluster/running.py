@@ -107,6 +107,7 @@ async def running_member(config: NodeConfig) -> AsyncIterator[Broker]:
             propose_leave=member.propose_leave,
             ask_election=member.ask_election,
             fetch_snapshot=snapshots.fetch,
+            gather_snapshot=snapshots.gather,
             touched=waiters.wake,
             changed=member.role_changed,
             congested=links.congested,

@@ -23,12 +23,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, assert_never
 
 import structlog
 
-from lsmq.errors import LsmqError, NotEnoughReplicas, NotLeader, ShardStopped
+from lsmq.errors import CorruptFile, LsmqError, NotEnoughReplicas, NotLeader, ShardStopped
 from lsmq_node.replication import Action, ControlView, EpochHistory, Event, ReplicaCore, ReplicaRecord, Role, Timings
 from lsmq_node.replication import actions as act
 from lsmq_node.replication import events as ev
@@ -40,7 +41,8 @@ from . import disk_worker as worker
 from .life import Item, Life
 from .log_tail import Piece
 from .opening import Directory, recovered
-from .ports import ReplicaPorts
+from .ports import Progress, ReplicaPorts
+from .repair import Repair
 from .shipper import Shipper
 from .writes import WaitingWrites
 
@@ -71,7 +73,15 @@ class Shell:
         self._timings = timings
         self._ports = ports
         self._ack_timeout_s = ack_timeout_s
-        self._shipper = Shipper(timings.window_bytes, lambda: self.store, self._send, ports.congested, self.handle)
+        self._shipper = Shipper(
+            timings.window_bytes,
+            lambda: self.store,
+            self._send,
+            ports.congested,
+            self.handle,
+            lambda error: self._storage_failed(error),
+        )
+        self.repair = Repair(self.shard, self.node, lambda: self._view, self._gather, self._begin_anew)
         self._life: Life | None = None
         self._record: ReplicaRecord | None = None
         self._view: ControlView | None = None
@@ -89,9 +99,9 @@ class Shell:
 
     # Life and death
 
-    async def open(self, *, damaged: bool) -> None:
-        """Raises what ``ShardStore.open`` raises, except for damage."""
-        opening = asyncio.ensure_future(asyncio.to_thread(self._directory.open, damaged=damaged))
+    async def open(self, *, damaged: bool, anew: bool = False) -> None:
+        """``anew``: with nothing but what was fetched. Raises what ``ShardStore.open`` raises, except for damage."""
+        opening = asyncio.ensure_future(asyncio.to_thread(self._directory.open, damaged=damaged, anew=anew))
         try:
             store, found = await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -102,10 +112,11 @@ class Shell:
             await asyncio.to_thread(store.close)
             return
         self._leads = False
+        self.repair.found, self.failure, self.stopped = (), None, None
         self._life = Life(self._directory, store, self._delivered)
         self.store = store
         self._begin(found)
-        self._timer = asyncio.get_running_loop().call_later(self._timings.heartbeat_s / 2, self._tick)
+        self._timer = self._next_tick()
 
     def _begin(self, found: ev.Recovered) -> None:
         """A core for the log that is there."""
@@ -142,18 +153,24 @@ class Shell:
         self._drop_core(reason)
         self.store = None
         await self._shipper.close()
+        await self.repair.give_way()
         if self._fetching is not None:
             self._fetching.cancel()
             await asyncio.wait([self._fetching])
         if life is not None:
             await asyncio.to_thread(life.close)
 
-    async def _reopen(self, reason: str) -> None:
+    def _begin_anew(self, reason: str) -> None:
+        if self._life is not None and not self._closed and (self._reopening is None or self._reopening.done()):
+            self._drop_core(reason)
+            self._reopening = self._start(self._reopen(reason, anew=True))
+
+    async def _reopen(self, reason: str, *, anew: bool = False) -> None:
         _log.error("replica_reopens", shard=self.shard, reason=reason)
         await self._end(reason)
         await asyncio.sleep(_REOPEN_DELAY_S)
         try:
-            await self.open(damaged=True)
+            await self.open(damaged=True, anew=anew)
         except LsmqError as error:
             self._give_up(error.message)
 
@@ -174,6 +191,12 @@ class Shell:
         self._fail_writes(reason)
         self._noticed()
 
+    def _next_tick(self) -> asyncio.TimerHandle:
+        """All replicas of a node tick in the same turn of the loop, so that their messages to a peer go together."""
+        loop = asyncio.get_running_loop()
+        period = self._timings.heartbeat_s / 2
+        return loop.call_at((loop.time() // period + 1) * period, self._tick)
+
     def _tick(self) -> None:
         loop = asyncio.get_running_loop()
         assert self._timer is not None
@@ -181,7 +204,7 @@ class Shell:
             # The loop stood still. What has come meanwhile is to be read before anybody is taken for silent.
             self._timer = loop.call_later(0.001, self._tick)
             return
-        self._timer = loop.call_later(self._timings.heartbeat_s / 2, self._tick)
+        self._timer = self._next_tick()
         now = time.monotonic()
         self.handle(ev.Tick())
         self._shipper.resume()
@@ -189,6 +212,7 @@ class Shell:
         if now - self._looked_at >= _LOOK_AROUND_S and self._life is not None:
             self._looked_at = now
             self._life.disk.put(worker.LookAround())
+            self.repair.look()
             if not self._leads and self.core is not None:
                 self._keep_log(self.core, self.core.log.high_watermark)
 
@@ -355,6 +379,9 @@ class Shell:
                 if lsn > self._log_start_lsn:
                     self._log_start_lsn = lsn
                     self.handle(ev.LogTrimmed(lsn))
+            case worker.Damaged(found):
+                self.repair.note(*found)
+                self._noticed()
             case worker.Failed(error):
                 self._storage_failed(error)
             case _:
@@ -375,6 +402,8 @@ class Shell:
             self._ports.touched(topic_id, pieces)
 
     def _storage_failed(self, error: LsmqError) -> None:
+        if isinstance(error, CorruptFile):
+            self.repair.note(error.message)
         self.stopped = self.stopped or error
         self.writes.fail(error)
         if self.core is not None:
@@ -394,24 +423,36 @@ class Shell:
 
     async def _fetch(self, core: ReplicaCore, life: Life, peer: str) -> None:
         """Fetch with the store open; the disk thread swaps it then."""
-
-        def progress(done: int, total: int) -> None:
-            self.fetched = done, total
-
         try:
+            await self.repair.give_way()
             await asyncio.to_thread(life.applier.drain)  # What was shown must be in the snapshot.
-            install = await self._ports.fetch_snapshot(self.shard, peer, self._directory.path, progress)
+            with self._reporting() as progress:
+                install = await self._ports.fetch_snapshot(self.shard, peer, self._directory.path, progress)
         except Exception as error:
             _log.warning("snapshot_not_fetched", shard=self.shard, peer=peer, error=str(error))
             await asyncio.sleep(_SNAPSHOT_RETRY_S)
             if core is self.core:
                 self.handle(ev.SnapshotFailed())
             return
-        finally:
-            self.fetched = None
         if core is self.core:
             self.store = None  # Whatever it showed is about to be replaced.
             life.disk.put(worker.Swap(install))
+
+    async def _gather(self, peer: str) -> None:
+        with self._reporting() as progress:
+            await self._ports.gather_snapshot(self.shard, peer, self._directory.path, progress)
+
+    @contextmanager
+    def _reporting(self) -> Iterator[Progress]:
+        """Show the progress of a snapshot."""
+
+        def progress(done: int, total: int) -> None:
+            self.fetched = done, total
+
+        try:
+            yield progress
+        finally:
+            self.fetched = None
 
     def _swapped(self, store: ShardStore, error: Exception | None, log_start_lsn: int) -> None:
         self.store = store
@@ -476,7 +517,7 @@ class Shell:
     def _noticed(self) -> None:
         core = self.core
         led = (core.epoch, core.leader) if core is not None else (0, None)
-        shown = (self.role, *led, self.serving, self.failure)
+        shown = (self.role, *led, self.serving, self.failure, self.repair.found)
         if shown != self._shown:
             self._shown = shown
             self._ports.changed(self.shard)

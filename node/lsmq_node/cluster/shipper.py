@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from lsmq.errors import CorruptFile, LogTrimmed, LsmqError
 from lsmq_node.replication.actions import Ship
-from lsmq_node.replication.events import Event, Shipped, StorageFailed
+from lsmq_node.replication.events import Event, Shipped
 from lsmq_node.replication.events import LogTrimmed as LogTrimmedEvent
 from lsmq_node.replication.messages import Frame
 from lsmq_node.storage import ShardStore
@@ -34,11 +34,14 @@ class Shipper:
         send: SendFrame,
         congested: Callable[[str], bool],
         handle: Callable[[Event], None],
+        failed: Callable[[LsmqError], None],
     ) -> None:
+        """``failed``: the log cannot be read."""
         self._store = store
         self._send = send
         self._congested = congested
         self._handle = handle
+        self._failed = failed
         self._tail = LogTail(window_bytes)
         self._deferred: list[Ship] = []
         self._retry: asyncio.TimerHandle | None = None
@@ -114,7 +117,7 @@ class Shipper:
             case CorruptFile() if action.lsn < flushed_lsn:
                 self._handle(LogTrimmedEvent(flushed_lsn))  # What it said is in the tables as well.
             case _:
-                self._handle(StorageFailed(error.message))
+                self._failed(error)
 
     async def close(self) -> None:
         if self._retry is not None:

@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from lsmq.errors import InvalidRequest, LsmqError, TopicExists, Unavailable, UnknownTopic
 from lsmq_coordinator.control import ControlClient
 from lsmq_coordinator.state import ClusterState
 from lsmq_coordinator.state import Topic as AgreedTopic
+from lsmq_node.broker.catalog import can_only_grow
 from lsmq_node.broker.topology import Ack
 from lsmq_node.storage import Topic, TopicOptions, check_topic_name
 
@@ -49,6 +51,12 @@ class ClusterTopics:
 
     def all(self) -> Sequence[Topic]:
         return [topic for _, topic in self._current().values()]
+
+    async def newest(self) -> Sequence[Topic]:
+        """All there are now: this node may have been away. What it knows, while the control plane cannot be asked."""
+        with suppress(LsmqError):
+            await self._catch_up()
+        return self.all()
 
     async def by_name(self, name: str) -> Topic:
         """Raises ``UnknownTopic``, after asking the control plane whether it is new."""
@@ -88,8 +96,25 @@ class ClusterTopics:
         result = await self._submit(command)
         return await self.by_name(name), bool(result["created"])
 
+    async def grow(self, name: str, queues: int) -> Topic:
+        """Raises ``UnknownTopic``, ``InvalidRequest`` where it has more queues, ``Unavailable``, ``TimedOut``."""
+        topic = await self.by_name(name)
+        while topic.queues < queues:
+            command = {"op": "grow_topic", "name": name, "topic_id": topic.id}
+            try:
+                await self._submit({**command, "queues": queues, "expected_queues": topic.queues})
+            except InvalidRequest:
+                await self._catch_up()
+                if (await self.by_name(name)).queues == topic.queues:
+                    raise
+            await self._catch_up()
+            topic = await self.by_name(name)
+        if topic.queues > queues:
+            raise can_only_grow(topic, queues)
+        return topic
+
     async def delete(self, name: str) -> Topic:
-        """Raises ``UnknownTopic``, ``Unavailable``, ``TimedOut``."""
+        """Raises ``UnknownTopic``, ``Unavailable, ``TimedOut``."""
         topic = await self.by_name(name)
         await self._submit({"op": "delete_topic", "name": name, "topic_id": topic.id})
         return topic
@@ -107,7 +132,9 @@ class ClusterTopics:
 
 
 def _topic(agreed: AgreedTopic) -> Topic:
-    return Topic(agreed.id, agreed.name, agreed.queues, TopicOptions.from_dict(agreed.options), agreed.created_ms)
+    ranges = tuple((run.first, run.end, run.shard) for run in agreed.ranges)
+    options = TopicOptions.from_dict(agreed.options)
+    return Topic(agreed.id, agreed.name, agreed.queues, options, agreed.created_ms, ranges)
 
 
 class ShardTopics:
@@ -120,13 +147,12 @@ class ShardTopics:
 
     async def prepare(self, topic: Topic) -> None:
         """Return when the store knows the topic. Raises ``NotLeader``, ``NotEnoughReplicas`` and the like."""
-        if self._replica.store.has_topic(topic.id):
-            return
-        task = self._preparing.get(topic.id)
-        if task is None:
-            task = self._preparing[topic.id] = asyncio.create_task(self._put(topic))
-            task.add_done_callback(lambda done: self._done(topic.id, done))
-        await asyncio.shield(task)
+        while not self._replica.store.knows(topic):
+            task = self._preparing.get(topic.id)
+            if task is None:
+                task = self._preparing[topic.id] = asyncio.create_task(self._put(topic))
+                task.add_done_callback(lambda done: self._done(topic.id, done))
+            await asyncio.shield(task)
 
     def _done(self, topic_id: int, task: asyncio.Task[None]) -> None:
         del self._preparing[topic_id]
@@ -138,9 +164,9 @@ class ShardTopics:
         agreed = self._control.state.topics.get(topic.name)
         if agreed is None or agreed.id != topic.id:
             raise UnknownTopic(f"topic {topic.name!r} was deleted", topic=topic.name)
-        first, end = next((run.first, run.end) for run in agreed.ranges if run.shard == replica.shard)
+        mine = [run for run in agreed.ranges if run.shard == replica.shard]
         replica.check_writable(Ack.QUORUM)
-        await replica.wait(replica.store.put_topic(topic, first, end), Ack.QUORUM)
+        await replica.wait(replica.store.put_topic(_topic(agreed), mine[0].first, mine[-1].end), Ack.QUORUM)
 
     async def forget_deleted(self, state: ClusterState) -> None:
         """Write down that topics are gone which the control plane has deleted.

@@ -34,6 +34,7 @@ from lsmq.errors import Unavailable
 from lsmq_coordinator.auth import ClusterSecret
 from lsmq_coordinator.names import Names
 from lsmq_node.storage import ShardStore
+from lsmq_node.storage.snapshot import SnapshotManifest
 from lsmq_node.storage.snapshot_install import install
 
 from .transfer_client import Download, Progress, SignedRequests
@@ -97,12 +98,29 @@ class Snapshots:
     async def fetch(self, shard: int, peer: str, path: Path, progress: Progress) -> Callable[[], None]:
         """Download a snapshot of a shard from ``peer`` into the directory ``path`` of its replica, which may be open.
 
-        ``progress(done, total)``, in bytes, is called in the loop. Returns what puts the snapshot in the store's place:
-        a blocking function, to be called in a thread when the store is closed (see ``storage.snapshot_install``).
+        Returns what puts the snapshot in the store's place: a blocking function, to be called in a thread when the
+        store is closed (see ``storage.snapshot_install``). Raises as :meth:`gather`, and ``Unavailable`` when the
+        snapshot lacks what was applied here.
+        """
+        snapshot = await self.gather(shard, peer, path, progress)
+        applied_lsn = self._applied_lsn(shard)
+        if snapshot.applied_lsn < applied_lsn:
+            raise Unavailable(
+                f"the snapshot of {peer!r} is of LSN {snapshot.applied_lsn}; {applied_lsn} is applied here"
+            )
 
-        Raises ``Unavailable`` or ``ConnectionFailed`` when nothing has moved for too long, or when the snapshot lacks
-        what was applied here; ``CorruptFile`` when files of the source are damaged; ``DiskFull``, ``StorageError``,
-        ``OSError`` for the disk here. May be cancelled.
+        def put_in_place() -> None:
+            install(path)
+
+        return put_in_place
+
+    async def gather(self, shard: int, peer: str, path: Path, progress: Progress) -> SnapshotManifest:
+        """The download alone. What has come is kept: the next download, from whomever, fetches what differs.
+
+        ``progress(done, total)``, in bytes, is called in the loop. May be cancelled.
+
+        Raises ``Unavailable`` or ``ConnectionFailed`` when nothing has moved for too long; ``CorruptFile`` when files
+        of the source are damaged; ``DiskFull``, ``StorageError``, ``OSError`` for the disk here.
         """
         assert self._session is not None, "not entered"
         url = self._address(peer)
@@ -120,17 +138,7 @@ class Snapshots:
                 min_free_bytes=self._min_free_bytes,
                 progress=progress,
             )
-            snapshot = await download.run(lambda: self._applied_lsn(shard), self._patience_s)
-        applied_lsn = self._applied_lsn(shard)
-        if snapshot.applied_lsn < applied_lsn:
-            raise Unavailable(
-                f"the snapshot of {peer!r} is of LSN {snapshot.applied_lsn}; {applied_lsn} is applied here"
-            )
-
-        def put_in_place() -> None:
-            install(path)
-
-        return put_in_place
+            return await download.run(lambda: self._applied_lsn(shard), self._patience_s)
 
     def _applied_lsn(self, shard: int) -> int:
         store = self._store(shard)

@@ -10,12 +10,25 @@ from lsmq import Client
 from lsmq.errors import LsmqError
 from lsmq_node.local_cluster import ClusterStatus
 
+from .flood import nobody_takes
 from .harness import Drill, Run, led_by
 
 #: By name, in the order of the help.
 DRILLS: dict[str, Drill] = {}
 
 _MOVE_TIMEOUT_S = 120.0
+_MEMBERS = 4
+_STORM_MEMBERS = 20
+_STORM_STEPS = 40
+_STORM_PAUSE_S = 0.1
+_PRODUCERS = 3
+_WORKERS = 4
+_EACH_ACKNOWLEDGES = 50
+_MAX_HANDLER_MS = 1_500
+_PATIENT_SESSION_MS = 4_000  # Only who is stopped is to lose its place, however busy the machine is.
+_CRAWL_S = 0.2
+_BLOCK_S = 3.0
+_OTHERS_HANDLE = 500
 
 
 def _drill(name: str, summary: str, **shape: Any) -> Callable[[Callable[[Run], Awaitable[None]]], None]:
@@ -252,3 +265,131 @@ async def _drain_node(run: Run) -> None:
         await run.administer("POST", f"/v1/cluster/nodes/{node}/drain")
         await run.until(lambda status: not _replicas_on(status, node), f"{node} is drained", _MOVE_TIMEOUT_S)
     await run.administer("DELETE", f"/v1/cluster/nodes/{node}/drain")
+
+
+@_drill("kill-consumer", "SIGKILL to a member of a consumer group at work; the others take over its queues")
+async def _kill_consumer(run: Run) -> None:
+    group = run.work.share()
+    while len(group.members) < _MEMBERS:
+        await group.start(own_process=True)
+    await group.until_shared()
+    await run.steady()
+    victim = run.random.choice(list(group.members))
+    run.tell(f"killing member {victim} of {len(group.members)}")
+    await group.kill(victim)
+    run.shared_s.append(await group.until_shared())
+    await run.steady()
+
+
+@_drill(
+    "slow-consumer",
+    "members that crawl, hang or are stopped, during traffic; the others go on, and nodes hold nothing for the slow",
+    settings={"cache_bytes": 8 * 1024 * 1024},
+)
+async def _slow_consumer(run: Run) -> None:
+    group = run.work.share()
+    while len(group.members) < _MEMBERS:
+        await group.start(own_process=True, session_ms=_PATIENT_SESSION_MS, max_handler_ms=_MAX_HANDLER_MS)
+    await group.until_shared()
+    run.tell("filling a topic that nobody takes from")
+    grown = await nobody_takes(run.faults.urls, run.round)
+    run.notes.append(str(grown))
+    assert grown.is_bounded, str(grown)
+    crawling, hanging, stopped = run.random.sample(list(group.members), 3)
+    run.tell(f"of {len(group.members)} members {crawling} crawls, {hanging} hangs")
+    group.slow_down(crawling, _CRAWL_S, block=False)
+    group.slow_down(hanging, _BLOCK_S, block=True)
+    await group.until_stalled([hanging])
+    await group.until_handled(_OTHERS_HANDLE)
+    run.tell(f"stopping {stopped}")
+    group.pause(stopped)
+    await group.until_shared()
+    await group.until_handled(_OTHERS_HANDLE)
+    group.resume(stopped)
+    run.shared_s.append(await group.until_shared())
+    group.speed_up(crawling)
+    group.speed_up(hanging)
+    await group.until_stalled([])
+    await run.steady()
+
+
+@_drill("rebalance-storm", "20 members join a consumer group, come and go at random, and leave, during traffic")
+async def _rebalance_storm(run: Run) -> None:
+    group = run.work.share()
+    run.tell(f"{_STORM_MEMBERS} members join")
+    while len(group.members) < _STORM_MEMBERS:
+        await group.start()
+    run.shared_s.append(await group.until_shared())
+    leaving: list[asyncio.Task[None]] = []
+    for _ in range(_STORM_STEPS):
+        run.tell(f"members come and go: {len(group.members)}")
+        if len(group.members) > 1 and (run.random.random() < 0.5 or len(group.members) == _STORM_MEMBERS):
+            leaving.append(asyncio.create_task(group.stop(run.random.choice(list(group.members)))))
+            await asyncio.sleep(0)
+        else:
+            await group.start()
+        await asyncio.sleep(run.random.uniform(0, _STORM_PAUSE_S))
+    await asyncio.gather(*leaving)
+    run.shared_s.append(await group.until_shared())
+    run.tell("all but one leave at once")
+    await asyncio.gather(*(group.stop(name) for name in list(group.members)[1:]))
+    run.shared_s.append(await group.until_shared())
+    await run.steady()
+
+
+@_drill(
+    "kill-producer-in-transaction",
+    "SIGKILL to producers in the middle of transactions, and to the node that coordinates them",
+)
+async def _kill_producer_in_transaction(run: Run) -> None:
+    work = run.work.transact()
+    while len(work.producers) < _PRODUCERS:
+        await work.start()
+    await work.until_working()
+    for _ in range(_PRODUCERS - 1):
+        victim = run.random.choice(list(work.producers))
+        run.tell(f"killing producer {victim} of {len(work.producers)}")
+        await work.kill(victim)
+        await run.steady(run.random.uniform(0, 0.5))
+    run.tell("waiting until others have finished what was begun")
+    await work.until_decided()
+    while len(work.producers) < _PRODUCERS:
+        await work.start()
+    await work.until_working()
+    shard = await work.coordinator()
+    status = await run.status()
+    node = status.shards[shard].leader
+    assert node is not None, "every shard has a leader while nothing is broken"
+    shards = led_by(status, node)
+    victim = run.random.choice(list(work.producers))
+    run.tell(f"killing {node}, which coordinates and leads shards {shards}, and producer {victim}")
+    async with run.outage(shards, of=node):
+        await asyncio.gather(run.faults.kill([node]), work.kill(victim))
+    await work.until_working()
+    async with run.mending():
+        await run.faults.start([node])
+
+
+@_drill("kill-worker", "SIGKILL to consumers of a work queue at work, and to the leader of a shard it works on")
+async def _kill_worker(run: Run) -> None:
+    work = run.work.compete()
+    while len(work.workers) < _WORKERS:
+        await work.start()
+    await work.until_acknowledged(_EACH_ACKNOWLEDGES)
+    for _ in range(_WORKERS - 2):
+        victim = run.random.choice(list(work.workers))
+        run.tell(f"killing consumer {victim} of {len(work.workers)}")
+        await work.kill(victim)
+        await work.until_acknowledged(_EACH_ACKNOWLEDGES)
+    while len(work.workers) < _WORKERS:
+        await work.start()
+    await work.until_acknowledged(_EACH_ACKNOWLEDGES)
+    node, shards = await run.any_leader()
+    victim = run.random.choice(list(work.workers))
+    run.tell(f"killing {node}, which leads shards {shards}, and consumer {victim}")
+    async with run.outage(shards, of=node):
+        await asyncio.gather(run.faults.kill([node]), work.kill(victim))
+    await work.until_acknowledged(_EACH_ACKNOWLEDGES)
+    async with run.mending():
+        await run.faults.start([node])
+    await work.until_acknowledged(_EACH_ACKNOWLEDGES)

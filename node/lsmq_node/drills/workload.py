@@ -22,6 +22,10 @@ from lsmq.record_batch import Message
 from lsmq.topics import Topic
 from lsmq_node.history import History, Verdict
 
+from .group_work import GroupWork
+from .task_work import TaskWork
+from .transaction_work import TransactionWork
+
 QUEUES_PER_SHARD = 4
 
 _TICK_S = 0.025
@@ -98,6 +102,12 @@ class Workload:
         self._latest: dict[int, int] | None = None
         self.offsets_that_went_back = 0
         self.topic: Topic
+        #: A consumer group that shares the queues, where the drill is about one.
+        self.shared: GroupWork | None = None
+        #: Transactional producers, where the drill is about them.
+        self.transactions: TransactionWork | None = None
+        #: A work queue on the topic, where the drill is about one.
+        self.tasks: TaskWork | None = None
 
     async def __aenter__(self) -> Workload:
         async with self._client() as client:
@@ -120,6 +130,30 @@ class Workload:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self.shared is not None:
+            await self.shared.close()
+        if self.transactions is not None:
+            await self.transactions.close()
+        if self.tasks is not None:
+            await self.tasks.close()
+
+    def share(self) -> GroupWork:
+        """The group that shares the queues; without members yet when this is the first call."""
+        if self.shared is None:
+            self.shared = GroupWork(self._urls, self._topic, self._queues)
+        return self.shared
+
+    def transact(self) -> TransactionWork:
+        """Transactional producers, on topics of their own; none yet when this is the first call."""
+        if self.transactions is None:
+            self.transactions = TransactionWork(self._urls, self._topic, self._queues)
+        return self.transactions
+
+    def compete(self) -> TaskWork:
+        """The work queue on the topic; without consumers yet when this is the first call."""
+        if self.tasks is None:
+            self.tasks = TaskWork(self._urls, self._topic)
+        return self.tasks
 
     def _client(self) -> Client:
         return Client(self._urls, deadline_ms=_DEADLINE_MS)
@@ -166,6 +200,12 @@ class Workload:
             self._latest = dict(zip(offsets.queues, offsets.latest, strict=True))
             self._drained.set()
             await asyncio.gather(*others)
+            if self.shared is not None:
+                await self.shared.finish(self._latest)
+            if self.transactions is not None:
+                await self.transactions.finish()
+            if self.tasks is not None:
+                await self.tasks.finish(self._latest)
             await self._read_again(client)
 
     async def _read_again(self, client: Client) -> None:
@@ -176,6 +216,31 @@ class Workload:
 
     def verdict(self) -> Verdict:
         """What was acknowledged against what each reader got. After :meth:`finish`."""
+        history = self._history()
+        for receipts in self._readings:
+            history.reading(receipts.name).received(
+                receipts.queues, receipts.offsets, receipts.keys, receipts.sequences, digests=receipts.digests
+            )
+        return history.check()
+
+    def verdict_on_group(self) -> Verdict | None:
+        """The same for the group that shares the queues. What it handled twice is up to :meth:`GroupWork.conduct`."""
+        if self.shared is None:
+            return None
+        history = self._history()
+        self.shared.tell(history.reading("group"))
+        return history.check(redelivery=True)
+
+    def verdict_on_tasks(self) -> Verdict | None:
+        """The same for the work queue: what was handled, and its dead letters."""
+        if self.tasks is None:
+            return None
+        history = self._history()
+        self.tasks.tell(history.reading("work queue"))
+        return history.check(redelivery=True)
+
+    def _history(self) -> History:
+        """All that was sent."""
         history = History()
         for sends in self._sends:
             known = [place for place, offset in enumerate(sends.offsets) if offset >= 0]
@@ -192,11 +257,7 @@ class Workload:
                 [sends.sequences[place] for place in unknown],
                 digests=[sends.digests[place] for place in unknown],
             )
-        for receipts in self._readings:
-            history.reading(receipts.name).received(
-                receipts.queues, receipts.offsets, receipts.keys, receipts.sequences, digests=receipts.digests
-            )
-        return history.check()
+        return history
 
     @property
     def errors(self) -> list[str]:
@@ -253,12 +314,16 @@ class Workload:
         return receipts
 
     async def _consume(self, number: int) -> None:
-        """One consumer of all queues with a group of its own, which commits what it was handed."""
+        """One consumer of all queues with a group of its own, which commits what it was handed.
+
+        The first reads alone, the others are the only members of their groups: a failover must not cost them that.
+        """
         receipts = self._reading(f"consumer {number}")
         group = self._group(number)
+        queues = range(self._queues) if number == 0 else None
         async with (
             self._client() as client,
-            Consumer(client, self._topic, group=group, uncommitted="earliest", wait_ms=_WAIT_MS) as consumer,
+            Consumer(client, self._topic, queues=queues, group=group, wait_ms=_WAIT_MS) as consumer,
         ):
             await self._read_to_the_end(consumer, receipts, commit=True)
             handed = dict(consumer.positions)
@@ -286,19 +351,20 @@ class Workload:
     def _is_at_end(self, consumer: Consumer) -> bool:
         assert self._latest is not None
         positions = consumer.positions
-        return all(positions[queue] >= latest for queue, latest in self._latest.items())
+        return all(positions.get(queue, -1) >= latest for queue, latest in self._latest.items())
 
     async def _watch_commits(self) -> None:
         """Ask again and again what is committed: it must never go back."""
-        known: dict[tuple[int, int], int] = {}
+        known: dict[tuple[str, int], int] = {}
         async with self._client() as client:
             while not self._drained.is_set():
-                for number in range(self._consumers):
-                    committed = await client.committed_offsets(self._group(number), self._topic)
+                groups = [self._group(number) for number in range(self._consumers)]
+                for group in groups if self.shared is None else [*groups, self.shared.name]:
+                    committed = await client.committed_offsets(group, self._topic)
                     for queue, offset in committed.items():
-                        if offset < known.get((number, queue), 0):
+                        if offset < known.get((group, queue), 0):
                             self.offsets_that_went_back += 1
-                        known[number, queue] = offset
+                        known[group, queue] = offset
                 await asyncio.sleep(_WATCH_S)
 
     def _group(self, number: int) -> str:

@@ -43,9 +43,9 @@ def assign(topics: Mapping[str, Demand], previous: Mapping[str, Shares]) -> dict
     quotas = _quotas(topics, held)
     shares: dict[str, dict[str, Ranges]] = {}
     for name, demand in topics.items():
-        found = _share(demand, held[name], quotas[name])
+        found = share_out(demand, held[name], quotas[name])
         if sum(len(ranges) for ranges in found.values()) > max_pieces(len(demand.members)):
-            found = _share(demand, {}, quotas[name])
+            found = share_out(demand, {}, quotas[name])
         shares[name] = found
     return shares
 
@@ -108,7 +108,7 @@ def _balance(topics: Mapping[str, Demand], odd: dict[str, set[str]], totals: dic
             return
 
 
-def _share(demand: Demand, held: Shares, quotas: Mapping[str, int]) -> dict[str, Ranges]:
+def share_out(demand: Demand, held: Shares, quotas: Mapping[str, int]) -> dict[str, Ranges]:
     """Take what is over the quotas from those who hold it, and give it, and what nobody holds, to the others."""
     if not demand.members:
         return {}

@@ -1,52 +1,28 @@
 """Coordinating the groups of one shard while this node leads it: the shell around :class:`.group.Group`.
 
-What is in memory was built from the documents of one round of the store (:attr:`ShardStore.round`). When a round ends,
-what was in line may be dropped: because the disk is full, or because leadership is over. So memory of a round that has
-ended is not used again; whoever waits is told to come again, and the next one builds it anew. In between members keep
-their queues.
-
-Time for sessions is counted only while this node was awake and could serve: a stopped process or a lost lease costs
-nobody his membership.
+While what is in memory is built anew, members keep their queues. Time for sessions is counted only while this node was
+awake and could serve: a stopped process or a lost lease costs nobody his membership.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
 
 import structlog
 
-from lsmq.errors import LsmqError, ShuttingDown, StaleGeneration, Unavailable, UnknownGroup, UnknownMember
-from lsmq_node.broker import Ack, ShardPort
-from lsmq_node.storage import Appended, ShardStore
+from lsmq.errors import LsmqError, ShuttingDown, StaleGeneration, UnknownGroup, UnknownMember
+from lsmq_node.broker import Ack, ShardCoordinator, ShardPort, Start
 
 from .group import Answer, Beat, Catalog, Group
 from .plan import KEY_PREFIX, Mode, Plan, group_key
 
 _log = structlog.get_logger("lsmq.groups")
 
-TICK_S = 0.25
 _LOAD_AT_ONCE = 200
 FENCE_PREFIX = "fence/"
-
-
-class AwakeClock:
-    """Seconds during which the loop ran and the shard was served. Ask ``now``; call ``advance`` each tick."""
-
-    def __init__(self, time: float) -> None:
-        self._seen = time
-        self._awake = 0.0
-
-    def advance(self, time: float, *, serving: bool) -> None:
-        if serving:
-            self._awake += min(time - self._seen, 2 * TICK_S)
-        self._seen = time
-
-    def now(self, time: float) -> float:
-        return self._awake + min(time - self._seen, 2 * TICK_S)
+_LOOK_EACH = 4  # ticks: how often it is asked whether topics have changed
 
 
 @dataclass(slots=True)
@@ -59,36 +35,25 @@ class Counts:
     refused: int = 0
 
 
-class ShardGroups:
+class ShardGroups(ShardCoordinator):
     """Groups and fences of one shard in one round of its store. Loop thread only."""
 
-    def __init__(
-        self, port: ShardPort, catalog: Catalog, start: Callable[[Coroutine[Any, Any, None]], object], counts: Counts
-    ) -> None:
-        """``start`` runs a coroutine as a task that somebody looks after."""
-        self.port = port
-        self.store: ShardStore = port.store
-        self.round = self.store.round
+    subject = "groups"
+
+    def __init__(self, port: ShardPort, start: Start, catalog: Catalog, counts: Counts) -> None:
+        super().__init__(port, start)
         self.groups: dict[str, Group] = {}
         self.fences: dict[str, int] = {}
         self.counts = counts
         self.last_commit: dict[tuple[str, int], float] = {}
         self._catalog = catalog
-        self._start = start
-        self._loop = asyncio.get_running_loop()
-        self._clock = AwakeClock(self._loop.time())
-        self._broken: LsmqError | None = None
-        self._closing = False
-        self.held = 0  # requests that wait
+        self._ticks = 0
         self._waiting: dict[str, dict[str, set[asyncio.Future[None]]]] = {}  # by group and member
         self._owed: dict[str, set[asyncio.Future[None]]] = {}  # by group: those that wait for its next plan
         self._fencing: dict[str, asyncio.Future[None]] = {}
 
     async def load(self) -> None:
-        """Build what the documents say, when all that was in line before is committed."""
-        barrier = self.store.barrier()
-        if barrier is not None and (future := self.port.wait(barrier, Ack.QUORUM)) is not None:
-            await future
+        await self.barrier()
         now = self.now
         for at, (key, body) in enumerate(self.store.documents(KEY_PREFIX)):
             name = key.removeprefix(KEY_PREFIX)
@@ -98,22 +63,8 @@ class ShardGroups:
         for key, body in self.store.documents(FENCE_PREFIX):
             self.fences[key.removeprefix(FENCE_PREFIX)] = int(body)
 
-    @property
-    def now(self) -> float:
-        return self._clock.now(self._loop.time())
-
-    @property
-    def is_current(self) -> bool:
-        """Whether memory still is what the documents say."""
-        return self._broken is None and self.port.store is self.store and self.store.round == self.round
-
-    def check(self) -> None:
-        """Raises ``NotLeader`` where this node does not serve the shard, ``Unavailable`` for a moment after changes."""
-        self.port.check_readable()
-        if not self.is_current:
-            raise Unavailable(
-                f"what shard {self.port.number} knows of groups is being read again; try again", shard=self.port.number
-            ) from self._broken
+    def built(self) -> None:
+        _log.info("groups_loaded", shard=self.port.number, groups=len(self.groups), round=self.round)
 
     # Members
 
@@ -196,24 +147,16 @@ class ShardGroups:
     async def forget(self, name: str) -> None:
         """The group is gone, with its members. Durable on return."""
         self.check()
-        self.port.check_writable(Ack.QUORUM)
-        future = self.port.wait(self.store.put_documents({group_key(name): None}), Ack.QUORUM)
+        future = self.put({group_key(name): None})
         self.groups.pop(name, None)
         self.wake(name)
-        await self._durable(future)
+        await self.durable(future)
 
     # Time
 
-    def tick(self, *, look: bool) -> None:
-        """To be called each ``TICK_S``: sessions end, topics change, leadership ends."""
-        time = self._loop.time()
-        try:
-            self.check()
-        except LsmqError:
-            self._clock.advance(time, serving=False)
-            self.wake_all()
-            return
-        self._clock.advance(time, serving=True)
+    def look(self) -> None:
+        """Sessions end, topics change."""
+        self._ticks += 1
         now = self.now
         for name, group in list(self.groups.items()):
             if not (group.members or group.dirty):
@@ -222,7 +165,7 @@ class ShardGroups:
             if gone:
                 self.counts.expired += len(gone)
                 _log.info("members_expired", group=name, members=gone)
-            if look:
+            if self._ticks % _LOOK_EACH == 0:
                 group.look(self._catalog)
             self._store(name, group)
             for member in gone:
@@ -236,8 +179,8 @@ class ShardGroups:
             return
         try:
             self.port.check_writable(Ack.QUORUM)
-            plan = group.stage(self._catalog)
-            future = self.port.wait(self.store.put_documents({group_key(name): plan.encode()}), Ack.QUORUM)
+            self.port.check_writable(Ack.QUORUM)  # before there is much to count
+            future = self.put({group_key(name): group.stage(self._catalog).encode()})
         except LsmqError as error:
             group.give_up_staged()
             _log.info("group_not_stored", group=name, code=error.code, message=error.message)
@@ -247,7 +190,7 @@ class ShardGroups:
 
     async def _publish(self, name: str, group: Group, future: asyncio.Future[None] | None) -> None:
         try:
-            await self._durable(future)
+            await self.durable(future)
         except LsmqError as error:
             _log.info("group_not_stored", group=name, code=error.code, message=error.message)
             return
@@ -259,16 +202,6 @@ class ShardGroups:
         self.wake(name)
         self._store(name, group)
 
-    async def _durable(self, future: asyncio.Future[None] | None) -> None:
-        """Await a write of documents. Whatever its failure: what is in memory cannot be trusted then."""
-        try:
-            if future is not None:
-                await asyncio.shield(future)
-        except LsmqError as error:
-            self._broken = error
-            self.wake_all()
-            raise
-
     # Waiting
 
     async def _wait(self, name: str, member: str, deadline: float | None) -> None:
@@ -278,14 +211,9 @@ class ShardGroups:
         members.setdefault(member, set()).add(future)
         owed = self._owed.setdefault(name, set()) if deadline is None else set()
         owed.add(future)
-        self.held += 1
         try:
-            async with asyncio.timeout_at(deadline):
-                await future
-        except TimeoutError:
-            pass
+            await self._hold(future, deadline)
         finally:
-            self.held -= 1
             futures = members[member]
             futures.discard(future)
             if not futures:
@@ -311,11 +239,10 @@ class ShardGroups:
                 future.set_exception(error)
 
     def close(self) -> None:
-        """The node stops: nobody is held any more, and no plan will come."""
-        self._closing = True
+        """No plan will come, either."""
         for name in list(self._owed):
             self._fail(name, ShuttingDown("the node is stopping; another one coordinates the group soon"))
-        self.wake_all()
+        super().close()
 
     def wake_all(self) -> None:
         for name in list(self._waiting):
@@ -341,16 +268,14 @@ class ShardGroups:
         self.check()
         self.check_commit(group, epoch)
         if epoch > self.fences.get(group, 0):
-            self.port.check_writable(Ack.QUORUM)
-            appended: Appended = self.store.put_documents({FENCE_PREFIX + group: b"%d" % epoch})
-            future = self.port.wait(appended, Ack.QUORUM)
+            future = self.put({FENCE_PREFIX + group: b"%d" % epoch})
             self.fences[group] = epoch
             if future is not None:
                 self._fencing[group] = future
         pending = self._fencing.get(group)
         if pending is not None:
             try:
-                await self._durable(pending)
+                await self.durable(pending)
             finally:
                 if self._fencing.get(group) is pending and pending.done():
                     del self._fencing[group]
@@ -361,9 +286,9 @@ class ShardGroups:
         self.check()
         self.port.check_writable(Ack.QUORUM)
         self.store.forget_group(group)
-        future = self.port.wait(self.store.put_documents({FENCE_PREFIX + group: None}), Ack.QUORUM)
+        future = self.put({FENCE_PREFIX + group: None})
         self.fences.pop(group, None)
-        await self._durable(future)
+        await self.durable(future)
 
 
 def _first_version() -> int:

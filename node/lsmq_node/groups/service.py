@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
 import numpy as np
-import structlog
 from numpy.typing import NDArray
 
-from lsmq.errors import GroupHasMembers, InvalidRequest, LsmqError, Unavailable, UnknownGroup
+from lsmq.errors import GroupHasMembers, InvalidRequest, NotLeader, Unavailable, UnknownGroup, from_dict
 from lsmq.messages import key_hash
-from lsmq_node.broker import Broker, Leadership, ShardPort
+from lsmq_node.broker import Broker, Leadership, LedShards, ShardPort
 from lsmq_node.broker.placement import split_by_shard
 from lsmq_node.storage import Topic
 
-from .coordinator import TICK_S, Counts, ShardGroups
+from .coordinator import Counts, ShardGroups
 from .group import Answer, Beat, Group
 from .lag import Lag, add, count_lag
 from .plan import Mode
 from .ranges import Ranges, count, intersect
 
-_log = structlog.get_logger("lsmq.groups")
-
-_LOOK_EACH = 4  # ticks: how often it is asked whether topics have changed
 _CATALOG_AGE_S = 0.05
 _ASK_TIMEOUT_S = 2.0
 _REMEMBERED_COMMITS = 100_000
+_SHOWN_STALLED = 10
 
 
 class GroupService:
@@ -37,96 +34,50 @@ class GroupService:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._shards: dict[int, ShardGroups] = {}
-        self._loading: dict[int, asyncio.Task[ShardGroups]] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._topics: dict[str, tuple[int, int]] = {}
         self._topics_at = float("-inf")
         self._counts = Counts()
+        self._shards = LedShards(
+            "groups", broker, lambda port, start: ShardGroups(port, start, self.catalog, self._counts)
+        )
         self._session: aiohttp.ClientSession | None = None
-        self._stopping = False
 
     def start(self) -> None:
-        self._start(self._tick())
+        self._shards.start()
 
     def begin_stop(self) -> None:
         """Answer held heartbeats at once, now and from here on."""
-        self._stopping = True
-        for shard in self._shards.values():
-            shard.close()
+        self._shards.close()
 
     async def stop(self) -> None:
         """No request may be in progress."""
-        self.begin_stop()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._shards.stop()
         if self._session is not None:
             await self._session.close()
-
-    def _start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, LsmqError):
-            _log.error("groups_failed", exc_info=error)
 
     # Shards
 
     def shards(self) -> Sequence[ShardGroups]:
         """What is known of the shards led here, by number."""
-        return [known for _, known in sorted(self._shards.items()) if known.is_current]
+        return self._shards.current()
+
+    def stalled(self) -> list[str]:
+        """A line for each group of this node, up to a few, that has members whose handlers do not come back."""
+        lines = []
+        for shard in self.shards():
+            for name, group in shard.groups.items():
+                names = [member.spec.static_id or id for id, member in group.members.items() if member.stalled]
+                if names:
+                    shown = ", ".join(names[:_SHOWN_STALLED])
+                    lines.append(f"group {name}: {len(names)} of {len(group.members)} members are stalled: {shown}")
+        return lines[:_SHOWN_STALLED]
 
     def counts(self) -> Counts:
         return self._counts
 
     async def shard(self, number: int) -> ShardGroups:
         """Groups of a shard that this node leads. Raises ``NotLeader``, and what reading it may raise."""
-        port = self._broker.topology.port(number)
-        port.check_readable()
-        known = self._shards.get(number)
-        if known is not None and known.port is port and known.is_current:
-            return known
-        task = self._loading.get(number)
-        if task is None:
-            task = self._loading[number] = self._start(self._load(number, port))
-        return await asyncio.shield(task)
-
-    async def _load(self, number: int, port: ShardPort) -> ShardGroups:
-        try:
-            found = ShardGroups(port, self.catalog, self._start, self._counts)
-            await found.load()
-            found.check()
-            former = self._shards.get(number)
-            self._shards[number] = found
-            if former is not None:
-                former.wake_all()
-            _log.info("groups_loaded", shard=number, groups=len(found.groups), round=found.round)
-            return found
-        finally:
-            self._loading.pop(number, None)
-
-    async def _tick(self) -> None:
-        loop = asyncio.get_running_loop()
-        ticks = 0
-        while True:
-            await asyncio.sleep(TICK_S)
-            ticks += 1
-            for port in self._broker.topology.ports():
-                known = self._shards.get(port.number)
-                if known is not None and known.port is port and known.is_current:
-                    continue
-                if self._broker.topology.leadership(port.number).here and port.number not in self._loading:
-                    self._loading[port.number] = self._start(self._load(port.number, port))
-            for known in list(self._shards.values()):
-                began = loop.time()
-                known.tick(look=ticks % _LOOK_EACH == 0)
-                if loop.time() - began > TICK_S:
-                    _log.warning("groups_tick_slow", shard=known.port.number, seconds=round(loop.time() - began, 3))
+        return await self._shards.get(number)
 
     def catalog(self, name: str) -> tuple[int, int] | None:
         """Id and number of queues of a topic, as known a moment ago."""
@@ -155,15 +106,28 @@ class GroupService:
                 if self.catalog(topic) is None:
                     self._topics[topic] = (found.id, found.queues)
             shard = await self.shard(shard.port.number)
-        if self._stopping or sum(known.held for known in self._shards.values()) >= self._broker.config.max_waiters:
-            wait_ms = 0
-        return await shard.heartbeat(name, beat, wait_ms / 1000)
+        return await shard.heartbeat(name, beat, self._shards.hold_s(wait_ms))
 
     async def leave(self, name: str, beat: Beat) -> None:
         await (await self.shard(self.shard_of(name))).leave(name, beat)
 
     async def declare(self, name: str, mode: Mode) -> Group:
         return await (await self.shard(self.shard_of(name))).declare(name, mode)
+
+    async def declare_anywhere(self, name: str, mode: Mode) -> None:
+        """:meth:`declare` at the coordinator, wherever that is. Raises ``GroupModeMismatch``, ``Unavailable``."""
+        number, leads = self.coordinator(name)
+        if leads.here:
+            try:
+                await self.declare(name, mode)
+            except NotLeader as error:
+                raise Unavailable(
+                    f"the coordinator of group {name!r} has just changed; try again", sent=False
+                ) from error
+            return
+        status, document = await self._ask(number, leads, "PUT", name, {"mode": mode.value})
+        if status != 200:
+            raise from_dict(document["error"])
 
     async def group(self, name: str) -> tuple[ShardGroups, Group]:
         """Raises ``UnknownGroup``, ``NotLeader``."""
@@ -185,18 +149,27 @@ class GroupService:
                 return len((await self.group(group))[1].members)
             except UnknownGroup:
                 return 0
+        status, document = await self._ask(number, leads, "GET", group)
+        if status == UnknownGroup.status:
+            return 0
+        if status != 200:
+            raise from_dict(document["error"])
+        return len(document["members"])
+
+    async def _ask(
+        self, number: int, leads: Leadership, method: str, group: str, value: Any = None
+    ) -> tuple[int, dict[str, Any]]:
+        """Ask the coordinator about the group: status and answer. Raises ``Unavailable``."""
         if leads.url is None:
             raise Unavailable(f"shard {number}, which coordinates group {group!r}, has no leader now", shard=number)
         if self._session is None:
             self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ASK_TIMEOUT_S))
         try:
-            async with self._session.get(f"{leads.url}/v1/groups/{group}") as response:
-                if response.status == UnknownGroup.status:
-                    return 0
-                if response.status == 200:
-                    return len((await response.json())["members"])
+            async with self._session.request(method, f"{leads.url}/v1/groups/{group}", json=value) as response:
+                if response.status < 500 and response.status != NotLeader.status:
+                    return response.status, await response.json()
                 reason = f"it answered {response.status}"
-        except (aiohttp.ClientError, TimeoutError, ValueError, KeyError) as error:
+        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
             reason = f"{type(error).__name__}"
         raise Unavailable(f"{leads.url}, which coordinates group {group!r}, cannot be asked: {reason}", sent=False)
 
@@ -216,16 +189,14 @@ class GroupService:
         """Commit offsets, if whoever does may. Raises ``StaleGeneration``, ``GroupHasMembers``, and as the broker."""
         broker = self._broker
         broker.check_queues(topic, queues)
-        shards = [
-            await self.shard(number) for number, _ in split_by_shard(queues, topic.queues, broker.topology.shard_count)
-        ]
+        shards = [await self.shard(number) for number, _ in split_by_shard(queues, topic, broker.topology.shard_count)]
         if member is None and not reset and any(group in shard.fences for shard in shards):
             members = await self.live_members(group)
             if members:
                 raise _has_members(group, members, "let them commit, or say reset")
 
         def allow(port: ShardPort) -> None:
-            shard = self._shards.get(port.number)
+            shard = self._shards.find(port.number)
             if shard is None or shard.port is not port:
                 raise Unavailable(f"shard {port.number} has just changed its leader; try again", sent=False)
             shard.check()
@@ -269,13 +240,14 @@ class GroupService:
         self._check_ranges(topic, ranges, limited=False)
         lags: list[Lag] = []
         committed_at: float | None = None
+        spans = self._broker.spans(topic)
         for part in self._broker.ranges(topic):
             own = intersect(ranges, ((part.first, part.end),))
             if not own:
                 continue
             shard = await self.shard(part.shard)
             await shard.port.prepare(topic)
-            store, first = shard.store, part.first
+            store, first = shard.store, spans[part.shard].first
 
             def read(store: Any = store, first: int = first, own: Ranges = own) -> Lag:
                 earliest, latest = store.earliest_offsets(topic.id), store.latest_offsets(topic.id)

@@ -200,8 +200,8 @@ def found_plan(
     voters = max(count for count in (1, 3, 5) if count <= nodes)
     if replicas > voters:
         raise InvalidRequest(
-            f"replicas is {replicas}, and a cluster of {nodes} nodes is founded on {voters}; ask for fewer replicas, "
-            "or for more nodes"
+            f"replicas is {replicas}, and a cluster of {nodes} nodes is founded on {voters} of them, which vote; "
+            f"{_remedy(replicas)}"
         )
     kind = zookeeper if zookeeper in ("local", "none") else "hosts"
     zookeeper_ports = 3 if kind == "local" else 0
@@ -224,6 +224,12 @@ def found_plan(
         last_number=nodes,
         settings=dict(settings or {}),
     )
+
+
+def _remedy(replicas: int) -> str:
+    """For more replicas than voters: nodes that join later can only be given replicas when they are there."""
+    nodes = "three" if replicas <= 3 else "five"
+    return f"found it on {nodes} nodes, or with fewer replicas and add others by 'lsmq shard move'"
 
 
 def plan_node(id: str, ports: list[int], *, voter: bool, proxied: bool) -> NodePlan:

@@ -211,6 +211,14 @@ class ReplicaCore:
             return part.puller.fresh(now, self._state.timings.replica_timeout_s)
         return self.may_answer(now)
 
+    def may_show(self, now: float, *, found: bool) -> bool:
+        """Whether a reader that is content with a follower may be shown what was read below the high watermark.
+
+        Records that were ``found`` there are committed, and stay so whoever leads: a replica that lost its leader
+        goes on showing them. That there are no more only :meth:`may_read` lets it say. An old leader is silent.
+        """
+        return self.may_read(now) or (found and isinstance(self._part, Follower | Candidate))
+
     # Events.
 
     def handle(self, event: Event, now: float) -> list[Action]:

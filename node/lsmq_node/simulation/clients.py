@@ -42,6 +42,10 @@ class Clients:
             return
         cluster, world = self._cluster, self._world
         replica = cluster.replicas[world.random.choice(cluster.names)]
-        if replica.core is not None and replica.paused_until <= world.now and replica.core.may_read(world.now):
+        if (
+            replica.core is not None
+            and replica.paused_until <= world.now
+            and replica.core.may_show(world.now, found=True)
+        ):
             cluster.monitor.read(replica)
         world.after(0.05 * world.random.random(), self._read_one)

@@ -54,7 +54,7 @@ class PendingRecords:
     producer: tuple[int, int, int] | None
 
     def touched_queues(self) -> tuple[int, U32]:
-        """The topic's id and the queues that got records."""
+        """The topic's id and the queues that got records, in any order and with repeats."""
         first = np.uint32(self.state.first)
         return self.state.topic.id, self.touched + first if first else self.touched
 
@@ -103,7 +103,7 @@ class Applier:
     def prepare(self, state: TopicState, batch: RecordBatch, columns: BatchColumns, stored_ms: int) -> PendingRecords:
         """Give the records their offsets, and advance the ends of their queues."""
         index = columns.queues - np.uint32(state.first) if state.first else columns.queues
-        offsets, touched, ends = assign_offsets(index, state.next)
+        offsets, touched, ends = assign_offsets(index, state.next, state.scratch)
         producer = (batch.producer_id, batch.producer_epoch, batch.sequence) if batch.producer_id else None
         return PendingRecords(
             0,

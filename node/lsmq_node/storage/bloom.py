@@ -19,6 +19,8 @@ BITS_PER_KEY = 12
 PROBES = 5
 _MASK64 = (1 << 64) - 1
 _HALF = np.uint64(32)
+#: So many keys are looked at at a time: what is computed of them stays in the CPU's cache.
+_CHUNK_KEYS = 1 << 14
 
 Probe = tuple[int, int]
 Probes = tuple[U64, U64]
@@ -27,9 +29,10 @@ Probes = tuple[U64, U64]
 def bloom_build(keys: U64) -> tuple[U8, int]:
     """The filter's bytes, and its number of probes. ``keys`` should be distinct."""
     word_count = max(1, (len(keys) * BITS_PER_KEY + 63) // 64)
-    halves, marks = bloom_probes(keys)
     words = np.zeros(word_count, np.uint64)
-    np.bitwise_or.at(words, (halves % np.uint64(word_count)).astype(np.int64), marks)
+    for first in range(0, len(keys), _CHUNK_KEYS):
+        halves, marks = bloom_probes(keys[first : first + _CHUNK_KEYS])
+        np.bitwise_or.at(words, (halves % np.uint64(word_count)).astype(np.int64), marks)
     return words.astype("<u8").view(np.uint8), PROBES
 
 

@@ -44,17 +44,17 @@ class Catalog:
             self._wait(appended)
             return self.state_of(name).topic
 
-    def grow(self, name: str, queues: int) -> Topic:
-        """Give a topic more queues at its end. Durable on return; no effect when it has that many."""
+    def grow(self, name: str, queues: int, end: int | None = None) -> Topic:
+        """Give a topic more queues at its end, up to ``end`` here. Durable on return; no effect when it has those."""
         _check_queues(name, queues)
         with self._lock:
             with self._line.lock:
                 state = self.state_of(name)
-                if queues <= state.end:
-                    return state.topic
-                old = state.topic
-                topic = Topic(old.id, old.name, queues, old.options, old.created_ms)
-                appended = self._append(topic, state.first, queues)
+                old, end = state.topic, queues if end is None else max(end, state.end)
+                if queues <= old.queues and end <= state.end:
+                    return old
+                topic = Topic(old.id, old.name, max(queues, old.queues), old.options, old.created_ms)
+                appended = self._append(topic, state.first, end)
             self._wait(appended)
             return self.state_of(name).topic
 

@@ -27,14 +27,16 @@ import zstandard
 
 from lsmq.errors import CorruptFile, UnsupportedFormat
 
-from .columns import I64
+from .columns import I64, WIDTH_DTYPES, width_of
 from .disk import Disk, replace_file
 from .documents import Documents
 from .state import Producers, ShardState, Topic, TopicOptions
 
 MAGIC = b"LSMQCKP1"
-VERSION = 2
+VERSION = 3
+_PLAIN_ARRAYS_VERSION = 2
 HEAD = struct.Struct("<8sIIQ")
+_ARRAY = struct.Struct("<Bq")
 
 
 def checkpoint_name(number: int) -> str:
@@ -173,16 +175,17 @@ def load_checkpoint(disk: Disk, path: Path) -> tuple[int, ShardState]:
             "Start the release that wrote it, or a newer one."
         )
     values = msgpack.unpackb(body)
+    unpack = _unpack_plain if version <= _PLAIN_ARRAYS_VERSION else _unpack
     state = ShardState()
-    for topic_id, name, queues, options, created_ms, first, end, deletes, version, ends, starts in values["topics"]:
+    for topic_id, name, queues, options, created_ms, first, end, deletes, changes, ends, starts in values["topics"]:
         topic = Topic(topic_id, name, queues, TopicOptions.from_dict(options), created_ms)
         state.put_topic(topic, first, end)
         item = state.topics[topic_id]
-        item.restore(_unpack(ends), _unpack(starts))
-        item.deletes, item.version = deletes, version
+        item.restore(unpack(ends), unpack(starts))
+        item.deletes, item.version = deletes, changes
     state.next_topic_id = values["next_topic_id"]
     for group, topic_id, packed in values["offsets"]:
-        state.offsets[group, topic_id] = _unpack(packed)
+        state.offsets[group, topic_id] = unpack(packed)
         state.offsets_version[group, topic_id] = 0
     state.producers = Producers.load(values["producers"])
     state.epochs = [(epoch, lsn) for epoch, lsn in values["epochs"]]
@@ -191,10 +194,21 @@ def load_checkpoint(disk: Disk, path: Path) -> tuple[int, ShardState]:
 
 
 def _pack(values: I64 | bytes) -> bytes:
+    """Most offsets are small, or near one another: few bytes each, before zstd sees them."""
     if isinstance(values, bytes):
         return values
-    return zstandard.compress(values.tobytes(), 1)
+    low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+    width = width_of(high - low)
+    return _ARRAY.pack(width, low) + zstandard.compress((values - low).astype(WIDTH_DTYPES[width]).tobytes(), 1)
 
 
 def _unpack(packed: bytes) -> I64:
+    width, low = _ARRAY.unpack_from(packed)
+    values = np.frombuffer(zstandard.decompress(memoryview(packed)[_ARRAY.size :]), WIDTH_DTYPES[width])
+    widened: I64 = values.astype(np.int64)
+    widened += low
+    return widened
+
+
+def _unpack_plain(packed: bytes) -> I64:
     return np.frombuffer(zstandard.decompress(packed), np.int64).copy()

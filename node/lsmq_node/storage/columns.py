@@ -57,7 +57,7 @@ OPTIONAL = (
     Column.TRANSACTION,
 )
 
-_WIDTH_DTYPES: dict[int, np.dtype[Any]] = {
+WIDTH_DTYPES: dict[int, np.dtype[Any]] = {
     1: np.dtype("<u1"),
     2: np.dtype("<u2"),
     4: np.dtype("<u4"),
@@ -67,6 +67,7 @@ _MASK64 = (1 << 64) - 1
 _ROW_LIMIT_BYTES = 4096
 _FEW = 8
 _FEW_KEYS = 512
+_SPARSE = 8
 
 
 def queue_key(topic_id: int, queue: int) -> int:
@@ -88,7 +89,7 @@ def decode_column(
     position, width, base = entry
     if width == 0:
         return np.full(count, np.uint64(base).astype(dtype), dtype)
-    deltas: NDArray[Any] = np.frombuffer(buffer, _WIDTH_DTYPES[width], count, position)
+    deltas: NDArray[Any] = np.frombuffer(buffer, WIDTH_DTYPES[width], count, position)
     values: NDArray[Any] = deltas.astype(dtype)
     if base:
         values += np.uint64(base).astype(dtype)
@@ -172,14 +173,16 @@ def spread(starts: I64, counts: I64) -> I64:
     return numbers
 
 
-def assign_offsets(queues: U32, next_offset: I64) -> tuple[I64, U32, I64]:
+def assign_offsets(queues: U32, next_offset: I64, scratch: I64) -> tuple[I64, U32, I64]:
     """Give each record of a batch the next offset of its queue, and advance ``next_offset`` in place.
 
     Args:
         queues: index into ``next_offset`` for each record, in arrival order.
+        scratch: as long as ``next_offset``; what is in it means nothing.
 
     Returns:
-        The offsets, the distinct queues, sorted, and the next offset of each of those.
+        The offsets, the queues met, and the next offset of each of those. A queue may be there more than once, with
+        the same next offset.
     """
     count = len(queues)
     if count == 1:
@@ -187,6 +190,30 @@ def assign_offsets(queues: U32, next_offset: I64) -> tuple[I64, U32, I64]:
         offset = int(next_offset[queue])
         next_offset[queue] = offset + 1
         return np.array((offset,), np.int64), queues, np.array((offset + 1,), np.int64)
+    lost = np.empty(0, np.int64)
+    if not (queues[1:] > queues[:-1]).all():
+        if int(queues.max()) - int(queues.min()) < _SPARSE * count:
+            return _assign_sorted(queues, next_offset)
+        # So many queues that hardly any is met twice: sorting all of them to find those few is a waste.
+        positions = np.arange(count)
+        scratch[queues] = positions
+        lost = np.flatnonzero(scratch[queues] != positions)
+        if len(lost) * 4 > count:
+            return _assign_sorted(queues, next_offset)
+    offsets: I64 = next_offset[queues]
+    ends = offsets + 1
+    if len(lost):
+        scratch[queues[lost]] = -1
+        several = np.flatnonzero(scratch[queues] < 0)
+        offsets[several], of_several, their_ends = _assign_sorted(queues[several], next_offset)
+        ends[several] = their_ends[of_several.searchsorted(queues[several])]
+    next_offset[queues] = ends
+    return offsets, queues, ends
+
+
+def _assign_sorted(queues: U32, next_offset: I64) -> tuple[I64, U32, I64]:
+    """:func:`assign_offsets` by sorting; the queues it returns are sorted and distinct."""
+    count = len(queues)
     order = stable_order(queues)
     ordered = queues[order]
     starts = group_starts(ordered)
@@ -200,7 +227,7 @@ def assign_offsets(queues: U32, next_offset: I64) -> tuple[I64, U32, I64]:
     return offsets, touched, ends
 
 
-def _width(span: int) -> int:
+def width_of(span: int) -> int:
     """Bytes that the deltas of a column need, whose largest is ``span``."""
     return 1 if span < 1 << 8 else 2 if span < 1 << 16 else 4 if span < 1 << 32 else 8
 
@@ -218,9 +245,9 @@ def encode_columns(record_count: int, columns: Mapping[int, NDArray[Any] | int])
         if low == high or isinstance(values, int):
             directory.append(COLUMN.pack(column, 0, low))
             continue
-        width = _width(high - low)
+        width = width_of(high - low)
         directory.append(COLUMN.pack(column, width, low))
-        deltas.append((values - values.dtype.type(low)).astype(_WIDTH_DTYPES[width]).tobytes())
+        deltas.append((values - values.dtype.type(low)).astype(WIDTH_DTYPES[width]).tobytes())
     rest = b"".join((*directory, *deltas))
     total = HEADER_BYTES + len(rest)
     head = HEADER.pack(0, total, VERSION, Codec.NONE, len(directory), record_count, 0, 0, 0, 0, 0)[4:]
@@ -263,9 +290,9 @@ def encode_batches(columns: Mapping[int, NDArray[Any]], payload: U8, cuts: I64, 
             if span == 0:
                 directory.append(COLUMN.pack(column, 0, bases[index]))
                 continue
-            width = _width(span)
+            width = width_of(span)
             directory.append(COLUMN.pack(column, width, bases[index]))
-            deltas.append((values[first:end] - lows[index]).astype(_WIDTH_DTYPES[width]).tobytes())
+            deltas.append((values[first:end] - lows[index]).astype(WIDTH_DTYPES[width]).tobytes())
         raw_from, raw_to = byte_cuts[index], byte_cuts[index + 1]
         body: bytes | memoryview = whole[raw_from:raw_to]
         used = Codec.NONE

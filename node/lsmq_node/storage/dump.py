@@ -8,6 +8,7 @@ Not supported: following an entry into the next segment file; one that goes on t
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -58,12 +59,11 @@ def _segment(raw: bytes, path: Path) -> tuple[int, int]:
         magic, _, segment_bytes, lsn = SEGMENT_HEADER.unpack_from(raw, FRAGMENT_BYTES)
         if magic == MAGIC and segment_bytes:
             return lsn, segment_bytes
-    try:
+    if re.fullmatch("[0-9a-f]{16}", path.stem):
         return int(path.stem, 16), len(raw)
-    except ValueError:
-        raise CorruptFile(
-            f"{path}: neither its header nor its name says which part of a log it is", file=str(path), position=0
-        ) from None
+    raise CorruptFile(
+        f"{path}: neither its header nor its name says which part of a log it is", file=str(path), position=0
+    )
 
 
 def _entry(entry: Entry, source: str) -> dict[str, Any]:

@@ -26,6 +26,8 @@ from .tables import Closing, TableSet
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _TICK_SECONDS = 1.0
+#: Memory that no memtable has wanted for so long goes back to the system.
+_TRIM_SECONDS = 2.0
 #: So many attempts that find the disk full are waited for: the first may have begun before the caller came.
 _ATTEMPTS = 2
 
@@ -181,6 +183,7 @@ class Maintenance:
             self._options.flush_interval_ms / 1000 if self._options.flush_mode is FlushMode.ASYNC else _TICK_SECONDS
         )
         next_retention = 0.0
+        next_trim = self._clock.monotonic() + _TRIM_SECONDS
         while not self._tables.closing:
             self._check_space()
             if self._options.flush_mode is FlushMode.ASYNC and self._unsynced_bytes:
@@ -188,6 +191,9 @@ class Maintenance:
             if self._clock.monotonic() >= next_retention:
                 self._retry_when_full(self._retain)  # a full disk is when dropping tables is wanted most
                 next_retention = self._clock.monotonic() + self._options.retention_interval_ms / 1000
+            if self._clock.monotonic() >= next_trim:
+                self._tables.slabs.trim()
+                next_trim = self._clock.monotonic() + _TRIM_SECONDS
             with self._tables.changed:
                 if not self._tables.closing:
                     self._tables.changed.wait(min(interval, _TICK_SECONDS))

@@ -30,6 +30,7 @@ from sortedcontainers import SortedDict
 from lsmq.record_batch import Column
 
 from .columns import DTYPES, I64, U8, U64, Columns, gather, spread, stable_order
+from .slabs import Slabs
 
 #: So many unsorted records make a chunk when a reader comes.
 CHUNK_RECORDS = 16_384
@@ -39,9 +40,11 @@ CHUNK_LIMIT = 8
 PIECE_BYTES = 4 << 20
 TOMBSTONE_TOPIC = 1 << 31
 _TOMBSTONE_KEYS = np.uint64(TOMBSTONE_TOPIC << 32)
-_FIRST_CAPACITY = 4_096
 #: Bytes of the columns that every record has: key 8, offset 8, start 8, length 4, stored_ms 8.
 RECORD_COLUMN_BYTES = 8 + 8 + 8 + 4 + 8
+#: Columns begin with so many bytes of ordinary pages: a memtable of few records takes no huge page for each.
+SMALL_PAGES_BYTES = 512 << 10
+_ALIGNMENT_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,24 +79,21 @@ class Memtable:
     arrays are replaced by longer ones, never changed where they are in use.
     """
 
-    def __init__(self, first_lsn: int, capacity_bytes: int, expected_records: int = _FIRST_CAPACITY) -> None:
-        """``expected_records`` saves growing the arrays; more may come."""
+    def __init__(self, first_lsn: int, capacity_bytes: int, slabs: Slabs | None = None) -> None:
+        """``slabs``, of :func:`slabs_for` that capacity, lend the memory."""
         self.first_lsn = first_lsn
         self.end_lsn = first_lsn
         self.capacity_bytes = capacity_bytes
         self.record_count = 0
         self.tombstone_count = 0
-        self.arena: U8 = np.empty(capacity_bytes, np.uint8)
+        slab = (slabs or slabs_for(capacity_bytes)).take()
+        self.arena: U8 = slab[:capacity_bytes]
         self._view = self.arena.data
         self.arena_used = 0
-        capacity = max(expected_records, _FIRST_CAPACITY)
-        self._keys: U64 = np.empty(capacity, np.uint64)
-        self._starts: I64 = np.empty(capacity, np.int64)
-        self._columns: Columns = {
-            Column.OFFSET: np.empty(capacity, np.int64),
-            Column.LENGTH: np.empty(capacity, np.uint32),
-            Column.STORED_MS: np.empty(capacity, np.int64),
-        }
+        columns = _carve(slab, capacity_bytes)
+        self._keys: U64 = next(columns)
+        self._starts: I64 = next(columns)
+        self._columns: Columns = dict(zip((Column.OFFSET, Column.LENGTH, Column.STORED_MS), columns, strict=True))
         self._entry_lsns = array("q")  # the LSN after each entry applied
         self._entry_records = array("q")  # and the records there were then
         self._chunks: SortedDict[int, _Chunk] = SortedDict()
@@ -293,6 +293,22 @@ class Memtable:
         by_queue = stable_order(owner.astype(np.uint64))
         return found[by_queue], owner[by_queue]
 
+    def first_offsets(self, keys: U64, otherwise: I64) -> I64:
+        """The least offset here of each of the sorted, distinct ``keys``, or what ``otherwise`` says. No tombstones."""
+        chunks, covered, end = self._sorted_chunks()
+        parts = [(chunk.keys, chunk.order) for chunk in chunks]
+        if covered < end:
+            order = stable_order(self._keys[covered:end]) + covered
+            parts.append((self._keys[order], order))
+        firsts = otherwise.copy()
+        for part_keys, order in parts:
+            lefts = part_keys.searchsorted(keys)
+            here = np.flatnonzero(lefts < len(part_keys))
+            here = here[part_keys[lefts[here]] == keys[here]]
+            begins = self._columns[Column.OFFSET][order[lefts[here]]]
+            firsts[here] = np.minimum(firsts[here], begins)
+        return firsts
+
     def offsets_at(self, positions: I64) -> I64:
         return self._columns[Column.OFFSET][positions]
 
@@ -316,6 +332,39 @@ class Memtable:
         pieces = -(-self.size_bytes // PIECE_BYTES)
         step = -(-len(order) // pieces)
         return (self.records(order[first : first + step]) for first in range(0, len(order), step))
+
+
+def slabs_for(capacity_bytes: int) -> Slabs:
+    """Memory for memtables of a capacity: one part for records' bytes, one for columns, whatever their ratio."""
+    places = _column_places(capacity_bytes)
+    begins = (_aligned(capacity_bytes), *(end for _, end in places))
+    columns = [(begin + SMALL_PAGES_BYTES, end) for begin, (_, end) in zip(begins, places, strict=False)]
+    return Slabs(places[-1][1], [(0, capacity_bytes), *columns])
+
+
+def _column_places(capacity_bytes: int) -> list[tuple[np.dtype[Any], int]]:
+    """dtype of each column that every record has, and where in the slab it ends."""
+    records = capacity_bytes // RECORD_COLUMN_BYTES + 1
+    places: list[tuple[np.dtype[Any], int]] = []
+    end = _aligned(capacity_bytes)
+    for name in ("u8", "i8", "i8", "u4", "i8"):  # keys, starts, offsets, lengths, stored_ms
+        dtype = np.dtype(name)
+        end += _aligned(records * dtype.itemsize)
+        places.append((dtype, end))
+    return places
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+
+def _carve(slab: U8, capacity_bytes: int) -> Iterator[NDArray[Any]]:
+    """The columns behind the arena of ``capacity_bytes``."""
+    records = capacity_bytes // RECORD_COLUMN_BYTES + 1
+    begin = _aligned(capacity_bytes)
+    for dtype, end in _column_places(capacity_bytes):
+        yield slab[begin : begin + records * dtype.itemsize].view(dtype)
+        begin = end
 
 
 def _widen(values: NDArray[Any], used: int, capacity: int) -> NDArray[Any]:

@@ -8,7 +8,8 @@ import numpy as np
 
 from lsmq.errors import CorruptFile, OffsetOutOfRange, UnknownQueue, UnknownTopic
 
-from .columns import I64, U32, queue_key
+from .backlog import first_in_memory, record_bytes
+from .columns import I64, U32, queue_key, queue_keys
 from .many_reads import Answer, ManyRead
 from .point_reads import NotFound, Places, read_point
 from .ranges import Part, RangeReader
@@ -29,6 +30,7 @@ class Queries:
         self._tables = tables
         self._counters = counters
         self._places = Places()
+        self._record_sizes: tuple[tuple[int, ...], dict[int, float]] = ((), {})  # by topic, for these tables
 
     def topic_state(self, topic_id: int) -> TopicState:
         """Raises ``UnknownTopic``."""
@@ -62,6 +64,10 @@ class Queries:
     def values(self, state: TopicState, values: I64, queues: U32 | None) -> I64:
         if queues is None:
             return values[: state.end - state.first].copy()
+        return values[self.rows(state, queues)]
+
+    def rows(self, state: TopicState, queues: U32) -> I64:
+        """Where the queues stand in the topic's arrays. Raises ``UnknownQueue``."""
         wanted = np.asarray(queues, np.int64)
         if len(wanted) and not (state.first <= wanted.min() and wanted.max() < state.end):
             raise UnknownQueue(
@@ -70,7 +76,7 @@ class Queries:
                 topic=state.topic.name,
                 queues=state.topic.queues,
             )
-        return values[wanted - state.first]
+        return wanted - state.first
 
     def read(
         self, topic_id: int, queue: int, offset: int, *, max_records: int = 1000, max_bytes: int = 1 << 20
@@ -111,6 +117,40 @@ class Queries:
         many = ManyRead(self, topic_id, queues[active], starts[active], latest[active], answer)
         many.read(together=not state.deletes)
         return answer.slice()
+
+    def lag(self, topic_id: int, queues: U32, offsets: I64) -> tuple[I64, float]:
+        """Records there are of each queue from its offset on, and what one of the topic takes, about, in bytes.
+
+        The records are below 0 for an offset beyond the end. Costs no reading but of a table's index.
+        """
+        state = self.topic_state(topic_id)
+        lags = self.values(state, state.committed, queues) - np.maximum(
+            offsets, self.values(state, state.start, queues)
+        )
+        return lags, self._record_bytes(topic_id)
+
+    def _record_bytes(self, topic_id: int) -> float:
+        version = self._tables.version
+        tables = tuple(run.tables[0].meta.number for run in version.runs() if run.tables)
+        known_of, sizes = self._record_sizes
+        if known_of != tables or not tables:
+            sizes = {}
+            self._record_sizes = (tables, sizes)
+        if topic_id not in sizes:
+            sizes[topic_id] = record_bytes(version, topic_id)
+        return sizes[topic_id]
+
+    def lag_in_tables(self, topic_id: int, queues: U32, offsets: I64) -> I64:
+        """Records of each of the sorted, distinct queues from its offset on that no memtable has."""
+        state = self.topic_state(topic_id)
+        ends = self.values(state, state.committed, queues)
+        starts = np.maximum(offsets, self.values(state, state.start, queues))
+        counts = np.zeros(len(queues), np.int64)
+        active = np.flatnonzero(starts < ends)
+        keys = queue_keys(topic_id, queues[active])
+        firsts = first_in_memory(self._tables.version, keys, ends[active])
+        counts[active] = np.maximum(firsts - starts[active], 0)
+        return counts
 
     def read_records(
         self, topic_id: int, queue: int, offset: int, end: int, max_records: int, max_bytes: int
@@ -201,13 +241,19 @@ class Queries:
         """A group's committed offsets; -1 where it has none."""
         state = self.topic_state(topic_id)
         values = self._state.offsets.get((group, topic_id))
+        if values is None:
+            values = np.zeros(0, np.int64)
         count = state.end - state.first
-        whole = np.zeros(count, np.int64)
-        if values is not None:
+        if queues is None:
+            whole = np.zeros(count, np.int64)
             known = min(count, len(values))
             whole[:known] = values[:known]
-        whole -= 1
-        return whole if queues is None else self.values(state, whole, queues)
+            return whole - 1
+        rows = self.rows(state, queues)
+        found = np.zeros(len(rows), np.int64)
+        some = rows < len(values)
+        found[some] = values[rows[some]]
+        return found - 1
 
     def groups(self) -> list[str]:
         """Names of the groups that have committed offsets here."""

@@ -12,7 +12,7 @@ An open-addressing hash table leads to them; a slot is one integer::
 A batch of names is one array of bytes: it is hashed, looked up and compared by a few numpy operations, whose cache
 misses overlap, where a dict takes one miss after another. A name is compared byte by byte before it is believed.
 
-Memory: 16 to 32 bytes for slots (at a load between a quarter and a half), 16 for the head, and the tail with 8 for
+Memory: 16 to 64 bytes for slots (at a load between an eighth and a half), 16 for the head, and the tail with 8 for
 its place.
 """
 
@@ -30,6 +30,7 @@ from .columns import I64, U8, U64, gather, group_starts, windows
 Number = TypeVar("Number", bound=np.generic)
 
 _FIRST_SLOTS = 1 << 12
+_GROWTH = 4  # by twos, every name would be put in its place twice
 _NUMBER_BITS = 24
 _NUMBER_MASK = (1 << _NUMBER_BITS) - 1
 HASH_BITS = 63 - _NUMBER_BITS
@@ -49,11 +50,17 @@ _MARKS: U64 = np.array((*range(_HEAD_BYTES), _LONG), np.uint64) << np.uint64(56)
 class NameBatch:
     """Names as bytes: where each begins and how long it is, its head as two integers, and its hash."""
 
-    __slots__ = ("hashes", "heads", "lengths", "starts", "text")
+    __slots__ = ("_separated", "hashes", "heads", "lengths", "starts", "text")
 
-    def __init__(self, text: U8, starts: I64, lengths: I64, hash_bits: int = HASH_BITS) -> None:
-        """``text`` goes on for at least 16 bytes behind the last name."""
+    def __init__(
+        self, text: U8, starts: I64, lengths: I64, hash_bits: int = HASH_BITS, separated: bytes | None = None
+    ) -> None:
+        """``text`` goes on for at least 16 bytes behind the last name.
+
+        ``separated``: the names with separators between them, where none has one in it.
+        """
         self.text = text
+        self._separated = separated
         self.starts = starts
         self.lengths = lengths
         sizes = np.minimum(lengths, _HEAD_BYTES)
@@ -71,22 +78,28 @@ class NameBatch:
 
     def joined(self) -> U8:
         """The names' bytes one after another, with nothing between them."""
+        if self._separated is not None:
+            return np.frombuffer(self._separated.replace(_SEPARATOR.encode(), b""), np.uint8)
         return gather(self.text, self.starts, self.lengths)
 
     def take(self, which: I64) -> NameBatch:
-        """Some of the names."""
+        """Some of the names, in order, each at most once."""
+        if len(which) == len(self):
+            return self
         taken = NameBatch.__new__(NameBatch)
         taken.text, taken.starts, taken.lengths = self.text, self.starts[which], self.lengths[which]
         taken.heads, taken.hashes = self.heads[which], self.hashes[which]
+        taken._separated = None
         return taken
 
     def distinct(self) -> tuple[I64, I64]:
         """Where each name is met first, ascending; and for every name, which of those it equals."""
         count = len(self)
-        order = np.argsort(self.hashes)
-        groups = group_starts(self.hashes[order])
-        if len(groups) == count:
+        ordered = np.sort(self.hashes)
+        if count == 1 or not (ordered[1:] == ordered[:-1]).any():
             return np.arange(count), np.arange(count)
+        order = np.argsort(self.hashes)
+        groups = group_starts(ordered)
         first = np.minimum.reduceat(order, groups)
         leaders = np.empty(count, np.int64)
         leaders[order] = np.repeat(first, np.diff(groups, append=count))
@@ -147,11 +160,13 @@ class QueueNames:
         joined = _SEPARATOR.join(names).encode()
         text = np.frombuffer(joined + bytes(_HEAD_BYTES), np.uint8)
         ends = np.append(np.flatnonzero(text[: len(joined)] == 0), len(joined))
+        separated: bytes | None = joined
         if len(ends) != len(names):  # a name has the separator in it
+            separated = None
             ends = np.cumsum(np.fromiter((len(name.encode()) + 1 for name in names), np.int64, len(names))) - 1
         starts = np.zeros(len(names), np.int64)
         starts[1:] = ends[:-1] + 1
-        return NameBatch(text, starts, ends - starts, self._hash_bits)
+        return NameBatch(text, starts, ends - starts, self._hash_bits, separated)
 
     def load(self, text: U8, lengths: I64) -> None:
         """:meth:`add` names that lie one after another in ``text``."""
@@ -221,7 +236,7 @@ class QueueNames:
         self.count = end
         size = len(self._slots)
         while size < 2 * end:
-            size *= 2
+            size *= _GROWTH
         if size > len(self._slots):
             self._rebuild(size, first)
         self._insert(names.hashes << _NUMBER_BITS | np.arange(first + 1, end + 1))

@@ -62,7 +62,12 @@ class QueueStore:
         ``InvalidRequest`` for an unknown or impossible option.
         """
         if "flush_mode" in options:
-            options["flush_mode"] = FlushMode(options["flush_mode"])
+            try:
+                options["flush_mode"] = FlushMode(options["flush_mode"])
+            except ValueError:
+                raise InvalidRequest(
+                    f"option flush_mode is {options['flush_mode']!r}; it must be sync or async"
+                ) from None
         try:
             settings = StoreOptions(**options)
         except TypeError as error:

@@ -41,21 +41,33 @@ class MissingRecords(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
-    """Whole blocks of one queue in a table file, to be sent as they are. Each is a record batch."""
+    """Whole blocks of one queue in a table file, to be sent as they are. Each is a record batch.
+
+    ``table`` remembers damage that is found in them.
+    """
 
     file: BinaryIO
     position: int
     length: int
     path: str
+    table: Table
 
     def load(self) -> bytes:
         """Read them. Raises ``CorruptFile`` when a checksum does not match."""
         raw = os.pread(self.file.fileno(), self.length, self.position)
         if len(raw) != self.length:
-            raise CorruptFile(f"{self.path}: cut off at byte {self.position}", file=self.path, position=self.position)
-        for _ in split_batches(raw, source=self.path):
-            pass
+            raise self._damaged(f"cut off at byte {self.position}", self.position)
+        try:
+            for _ in split_batches(raw, source=self.path):
+                pass
+        except CorruptFile as damage:
+            position = self.position + int(damage.details["position"])
+            raise self._damaged(f"the block at byte {position} is damaged", position) from damage
         return raw
+
+    def _damaged(self, what: str, position: int) -> CorruptFile:
+        self.table.damage = damage = CorruptFile(f"{self.path}: {what}", file=self.path, position=position)
+        return damage
 
 
 @dataclass(slots=True)
@@ -337,7 +349,7 @@ def _take_whole_blocks(
     first_offset = max(int(columns[IndexColumn.FIRST_OFFSET][number]), result.next_offset)
     position = int(columns[IndexColumn.POSITION][number])
     length = int(sizes[count - 1])
-    result.parts.append(FileRange(table.stream(), position, length, str(table.path)))
+    result.parts.append(FileRange(table.stream(), position, length, str(table.path), table))
     result.next_offset = int(last_offsets[count - 1]) + 1
     result.record_count += result.next_offset - first_offset
     result.size_bytes += length

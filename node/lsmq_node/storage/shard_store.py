@@ -30,6 +30,7 @@ from .catalog import Catalog
 from .columns import I64, U32, encode_columns
 from .disk import Clock, Disk, OsDisk, SystemClock
 from .documents import Changes, encode_changes
+from .gauges import measure
 from .line import Appended, Line
 from .log_writer import Committed, LogWriter
 from .maintenance import Maintenance
@@ -46,6 +47,8 @@ from .stats import Counters, StoreStats
 from .tables import TableSet
 from .wal import Appender, Entry, EntryKind
 from .wal_reader import LogFloor
+
+_NONE: Changes = {}
 
 
 class ShardStore:
@@ -207,9 +210,12 @@ class ShardStore:
         """
         return self._catalog.create(name, queues, options or TopicOptions(), topic_id, first, end)
 
-    def grow_topic(self, name: str, queues: int) -> Topic:
-        """Give a topic more queues at its end. Durable on return; no effect when it has that many."""
-        return self._catalog.grow(name, queues)
+    def grow_topic(self, name: str, queues: int, end: int | None = None) -> Topic:
+        """Give a topic more queues at its end. Durable on return; no effect when it has that many.
+
+        Of those, this shard holds some below ``end``; by default all.
+        """
+        return self._catalog.grow(name, queues, end)
 
     def delete_topic(self, name: str) -> None:
         """Delete a topic and its messages; their space comes back with the next merges. Durable on return."""
@@ -226,9 +232,15 @@ class ShardStore:
         """Put in line that the topic is gone; not waited for."""
         return self._catalog.drop(topic_id)
 
-    def has_topic(self, topic_id: int) -> bool:
-        """Whether the topic is there, as readers see it."""
-        return topic_id in self._state.topics
+    def has_topic(self, topic_id: int, queue: int = -1) -> bool:
+        """Whether the topic is there, as readers see it; up to ``queue``, where it has grown."""
+        state = self._state.topics.get(topic_id)
+        return state is not None and queue < state.end
+
+    def knows(self, topic: Topic) -> bool:
+        """Whether the topic is there with all queues that ``topic`` has."""
+        state = self._state.topics.get(topic.id)
+        return state is not None and topic.queues <= state.topic.queues
 
     def topic(self, name: str) -> Topic:
         """Raises ``UnknownTopic``."""
@@ -273,6 +285,10 @@ class ShardStore:
         """
         return self._line.append_records((), documents=self._documents_body(changes))[0]
 
+    def producer_epoch(self, producer_id: int) -> int | None:
+        """The latest epoch of an idempotent producer's committed batches; None where it is not remembered."""
+        return self._state.producers.epoch(producer_id)
+
     def barrier(self) -> Appended | None:
         """What to wait for until all that is in line by now is committed; None when it is already."""
         with self._line.lock:
@@ -301,13 +317,20 @@ class ShardStore:
             self._line.check_waiting(len(batch))
             return self._line.append_entry(kind, topic_id, len(queues), batch)
 
-    def commit_offsets(self, group: str, topic_id: int, queues: U32, offsets: I64, *, reset: bool = False) -> Appended:
-        """Set a group's committed offsets. Without ``reset`` an offset never goes back."""
+    def commit_offsets(
+        self, group: str, topic_id: int, queues: U32, offsets: I64, *, reset: bool = False, documents: Changes = _NONE
+    ) -> Appended:
+        """Set a group's committed offsets; without ``reset`` none goes back.
+
+        ``documents`` are put with them, as in :meth:`append_many`.
+        """
         batch = self._positions_batch(topic_id, queues, offsets)
         body = msgpack.packb([group, batch, reset])
+        changes = self._documents_body(documents) if documents else b""
         with self._line.lock:
-            self._line.check_room(len(body))
-            return self._line.append_entry(EntryKind.OFFSETS, topic_id, len(queues), body)
+            self._line.check_room(len(body) + len(changes))
+            appended = self._line.append_entry(EntryKind.OFFSETS, topic_id, len(queues), body)
+            return self._line.append_entry(EntryKind.DOCUMENT, 0, 0, changes) if changes else appended
 
     def forget_group(self, group: str) -> Appended:
         """Drop all committed offsets of a group."""
@@ -407,6 +430,14 @@ class ShardStore:
         An offset below the earliest starts at the earliest; one at or beyond the latest finds nothing.
         """
         return self._queries.read_many(topic_id, queues, offsets, max_records=max_records, max_bytes=max_bytes)
+
+    def lag(self, topic_id: int, queues: U32, offsets: I64) -> tuple[I64, float]:
+        """Records there are of each queue from its offset on, and what one of the topic takes, about, in bytes."""
+        return self._queries.lag(topic_id, queues, offsets)
+
+    def lag_in_tables(self, topic_id: int, queues: U32, offsets: I64) -> I64:
+        """Records of each of the sorted, distinct queues from its offset on that are not in memory any more."""
+        return self._queries.lag_in_tables(topic_id, queues, offsets)
 
     def offset_for_time(self, topic_id: int, queue: int, time_ms: int) -> int:
         """First offset of the queue stored at or after ``time_ms``; the latest offset when there is none."""
@@ -509,50 +540,14 @@ class ShardStore:
 
     def stats(self) -> StoreStats:
         """Counters and gauges for ``/metrics``."""
-        counters, tables, version = self._counters, self._tables, self._tables.version
-        runs = version.runs()
-        states = list(self._state.topics.values())
-        return StoreStats(
-            commits_total=counters.commits,
-            committed_entries_total=counters.committed_entries,
-            records_written_total=counters.records_written,
-            bytes_written_total=counters.bytes_written,
-            records_read_total=counters.records_read,
-            flushes_total=counters.flushes,
-            flushed_bytes_total=counters.flushed_bytes,
-            flush_seconds=counters.flush_seconds,
-            merges_total=counters.merges,
-            merged_bytes_total=counters.merged_bytes,
-            merge_seconds=counters.merge_seconds,
-            dropped_tables_total=counters.dropped_tables,
-            rebuilt_indexes_total=counters.rebuilt_indexes,
-            recovered_entries=counters.recovered_entries,
-            recovery_seconds=counters.recovery_seconds,
-            fsyncs_total=self._segments.fsync_count,
-            wal_bytes_total=self._segments.written_bytes,
-            cache_hits_total=tables.cache.hits,
-            cache_misses_total=tables.cache.misses,
-            cache_bytes=tables.cache.used_bytes,
-            committed_lsn=self._writer.committed_lsn,
-            durable_lsn=self._writer.durable_lsn,
-            flushed_lsn=tables.manifest.flushed_lsn,
-            memtable_bytes=sum(memtable.size_bytes for memtable in version.memtables),
-            frozen_memtables=len(tables.frozen),
-            level0_tables=len(version.level0),
-            generations=len(version.generations),
-            tables=sum(len(run.tables) for run in runs),
-            damaged_tables=len(tables.damaged()),
-            table_bytes=sum(run.size_bytes for run in runs),
-            topics=len(states),
-            queues=sum(item.end - item.first for item in states),
-            producers=len(self._state.producers),
-            documents=len(self._state.documents),
-            documents_bytes=self._state.documents.size_bytes,
-            waiting_bytes=self._line.waiting_bytes,
-            disk_free_bytes=self._maintenance.disk_free_bytes,
-            disk_full=int(self._maintenance.disk_full),
-            pressure=("ok", "slow", "refuse").index(self.pressure),
-            stopped=int(self._writer.stopped),
+        return measure(
+            self._counters,
+            self._state,
+            self._tables,
+            self._segments,
+            self._line,
+            self._writer,
+            self._maintenance,
         )
 
     def close(self) -> None:

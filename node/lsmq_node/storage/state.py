@@ -49,12 +49,15 @@ class TopicOptions:
         retention_bytes: drop the oldest beyond this many bytes of the topic on a shard; None keeps them.
         ack: ``quorum`` or ``leader``: when a write is acknowledged, unless the request says otherwise.
         max_message_bytes: refuse larger messages; None takes the node's limit.
+        key_queues: spread keys over this many queues, the first, for ever: strict order, whatever the topic grows to.
+            None spreads them over all there are.
     """
 
     retention_ms: int | None = None
     retention_bytes: int | None = None
     ack: str = "quorum"
     max_message_bytes: int | None = None
+    key_queues: int | None = None
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TopicOptions:
@@ -63,7 +66,7 @@ class TopicOptions:
         for name in values:
             if name not in known:
                 raise InvalidRequest(f"unknown topic option {name!r}; there are: {', '.join(known)}", option=name)
-        for name in ("retention_ms", "retention_bytes", "max_message_bytes"):
+        for name in ("retention_ms", "retention_bytes", "max_message_bytes", "key_queues"):
             value = values.get(name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise InvalidRequest(f"topic option {name} must be a whole number above 0, not {value!r}", option=name)
@@ -73,27 +76,42 @@ class TopicOptions:
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        values = asdict(self)
+        if self.key_queues is None:
+            del values["key_queues"]  # As topics of earlier releases are written down.
+        return values
 
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """A topic: ``queues`` logical queues in the cluster, of which a shard holds a range."""
+    """A topic: ``queues`` logical queues in the cluster, of which a shard holds some.
+
+    ``ranges`` are ``(first, end, shard)``, half-open and in order, once the topic has grown: a queue stays where it is.
+    Empty, they are cut evenly. A store knows nothing of them.
+    """
 
     id: int
     name: str
     queues: int
     options: TopicOptions = field(default_factory=TopicOptions)
     created_ms: int = 0
+    ranges: tuple[tuple[int, int, int], ...] = field(default=(), compare=False)
+
+    @property
+    def key_queues(self) -> int:
+        """How many queues the hash of a key chooses from."""
+        return self.options.key_queues or self.queues
 
 
 class TopicState:
     """A topic's queues ``[first, end)`` on this shard. Arrays are indexed by ``queue - first``.
 
+    Once a topic has grown, queues in between may be other shards': nothing is ever stored in those rows.
+
     The three numbers of a queue lie side by side, so that an append and its commit touch one cache line of it.
     """
 
-    __slots__ = ("_rows", "committed", "deletes", "end", "first", "next", "start", "topic", "version")
+    __slots__ = ("_rows", "committed", "deletes", "end", "first", "next", "scratch", "start", "topic", "version")
 
     def __init__(self, topic: Topic, first: int, end: int) -> None:
         self.topic = topic
@@ -102,13 +120,14 @@ class TopicState:
         self.next: I64
         self.committed: I64
         self.start: I64
+        self.scratch: I64  # of whoever advances ``next``
         self._use(np.zeros((end - first, 4), np.int64))
         self.deletes = 0  # tombstones ever applied
         self.version = 0  # raised by every change; a checkpoint packs what changed
 
     def _use(self, rows: NDArray[np.int64]) -> None:
         self._rows = rows
-        self.next, self.committed, self.start = rows[:, 0], rows[:, 1], rows[:, 2]
+        self.next, self.committed, self.start, self.scratch = rows.T
 
     def restore(self, committed: I64, start: I64) -> None:
         """Take over what a checkpoint holds: the ends and the log starts of all queues."""
@@ -196,6 +215,11 @@ class Producers:
                 sequence=sequence,
             )
         raise out_of_order(producer_id, sequence, producer.next_sequence)
+
+    def epoch(self, producer_id: int) -> int | None:
+        """The latest epoch that a producer came with."""
+        producer = self._known.get(producer_id)
+        return None if producer is None else producer.epoch
 
     def record(self, producer_id: int, epoch: int, stored: Stored) -> None:
         """Remember a batch and its answer."""

@@ -24,7 +24,7 @@ from .columns import I64, U64
 from .compaction import choose_runs, merge
 from .disk import Clock, Disk
 from .manifest import TABLE_DIRECTORY, Manifest, store_manifest
-from .memtable import Memtable
+from .memtable import Memtable, slabs_for
 from .options import StoreOptions
 from .recovery import Opened
 from .snapshot_pins import PinnedFiles
@@ -71,7 +71,8 @@ class TableSet:
         self._checkpointer = Checkpointer()
         self.frozen: deque[tuple[Memtable, Snapshot]] = deque()
         self.applied_lsn = self.manifest.flushed_lsn
-        self.memtable = Memtable(self.applied_lsn, options.memtable_bytes)
+        self.slabs = slabs_for(options.memtable_bytes)
+        self.memtable = Memtable(self.applied_lsn, options.memtable_bytes, self.slabs)
         self.version = Version(
             (self.memtable,),
             tuple(self._run((meta,)) for meta in reversed(self.manifest.level0)),
@@ -100,7 +101,7 @@ class TableSet:
         if self.applied_lsn == self.memtable.first_lsn:
             return
         snapshot = self._checkpointer.take(self._state, self.applied_lsn)
-        fresh = Memtable(self.applied_lsn, self._options.memtable_bytes, self.memtable.record_count * 5 // 4)
+        fresh = Memtable(self.applied_lsn, self._options.memtable_bytes, self.slabs)
         with self.changed:
             self.frozen.append((self.memtable, snapshot))
             self.memtable = fresh

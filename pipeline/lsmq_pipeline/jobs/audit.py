@@ -47,15 +47,14 @@ def audit(
     with Cluster(options.connection) as cluster:
         topic = cluster.topic(topic_name)
         bounds = cluster.bounds(topic)
-        replicas = _replicas(cluster, topic)
-        all_replicas = cluster.offers_follower_reads()
+        replicas, problems = _replicas(cluster, topic)
+        all_replicas = cluster.offers_follower_reads() and not problems
     span = {
         "startingOffsets": as_offsets(to_document({topic.name: TopicOffsets(topic.name, topic.id, bounds.earliest)})),
         "endingOffsets": as_offsets(to_document({topic.name: TopicOffsets(topic.name, topic.id, bounds.latest)})),
     }
     sums: dict[str, DataFrame] = {}
     rows: list[tuple[Any, ...]] = []
-    problems: list[str] = []
     for replica in replicas:
         more = {"readFrom": "leader", "queues": replica.queues or None}
         if replica.node is not None:
@@ -79,23 +78,29 @@ def audit(
         "offsets": expected,
         "deleted": expected - rows[0][1],
         "replicas_read": len(replicas),
-        "all_replicas": all_replicas or len(replicas) > 1,
+        "all_replicas": all_replicas,
     }
     return Report("audit", facts, Sheet(("replica", "messages", "queues", "bytes", "checksum"), rows), problems)
 
 
-def _replicas(cluster: Cluster, topic: Topic) -> list[_Replica]:
-    """The leaders as one, and each node with what it has, where nodes let others than the leader be read."""
+def _replicas(cluster: Cluster, topic: Topic) -> tuple[list[_Replica], list[str]]:
+    """The leaders as one, and each node with what it has, where nodes let others than the leader be read.
+
+    Nodes that are down cannot be read, which is a problem: what they hold is not proven.
+    """
     found = [_Replica("leaders", None, "")]
+    problems: list[str] = []
     if not cluster.offers_follower_reads():
-        return found
+        return found, problems
     info = ClusterInfo.from_dict(cluster.ask("/v1/cluster"))
     for node in info.nodes:
         held = {shard.id for shard in info.replicas_on(node.id)}
         ranges = [f"{route.first}-{route.end - 1}" for route in topic.routes if route.shard in held]
-        if ranges:
+        if ranges and node.alive is False:
+            problems.append(f"{node.id}: was not read, since it is down")
+        elif ranges:
             found.append(_Replica(node.id, node.url, ",".join(ranges)))
-    return found
+    return found, problems
 
 
 def _sums(frame: DataFrame) -> DataFrame:

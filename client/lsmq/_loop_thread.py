@@ -16,9 +16,9 @@ T = TypeVar("T")
 class LoopThread:
     """An event loop in a daemon thread, for as long as a client lives."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str = "lsmq") -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="lsmq", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
@@ -38,15 +38,19 @@ class LoopThread:
 
     def call(self, work: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
         """Run ``work`` in the loop and wait for it. An interrupt or a timeout cancels it."""
-        if self._loop.is_closed():
-            work.close()
-            raise ClientClosed("this client is closed; make a new one")
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        future = self.submit(work)
         try:
             return future.result(timeout_s)
         except (KeyboardInterrupt, concurrent.futures.TimeoutError):
             future.cancel()
             raise
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Run ``work`` in the loop."""
+        if self._loop.is_closed():
+            work.close()
+            raise ClientClosed("this client is closed; make a new one")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def stop(self) -> None:
         if not self._loop.is_closed():

@@ -1,0 +1,421 @@
+"""Handing messages to a handler: in order where order is promised, many at a time where it is not.
+
+Messages go through *lanes*. A lane is worked on by one worker at a time and in order; there is one for each queue, for
+each key, or for each message. Messages are taken from the reader up to a window. When the window is full of messages
+that all wait behind others, the waiting ones are put back and their queues paused, so that a handler that does not come
+back holds up its own lane and no other.
+
+What may be committed of a queue is everything before its first message that is not handled: a gap is never committed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import inspect
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping
+from typing import Any, Literal, Protocol
+
+from lsmq._hands import Hands
+from lsmq._ranges import contains
+from lsmq.errors import InvalidRequest
+from lsmq.group_values import Ranges
+from lsmq.record_batch import Message
+
+Handler = Callable[[Message], Awaitable[None] | None]
+Order = Literal["queue", "key", "none"]
+Place = tuple[str, int]
+
+ORDERS = ("queue", "key", "none")
+_WINDOW_A_WORKER = 16
+_MIN_WINDOW = 100
+_TURN = 64  # messages of a lane before another lane gets its turn
+
+
+class Queues(Protocol):
+    """Where messages of one topic come from."""
+
+    @property
+    def positions(self) -> Mapping[int, int]:
+        """The next offset to hand out of each queue."""
+
+    def hand_back(self, offsets: Mapping[int, int]) -> None:
+        """Hand out again what follows these offsets."""
+
+    def pause(self, ranges: Ranges) -> None: ...
+
+    def resume(self, ranges: Ranges) -> None: ...
+
+
+class Wakeable(Protocol):
+    def wake(self) -> None:
+        """Have who waits look again."""
+
+
+class Source(Protocol):
+    """Where messages come from: a :class:`lsmq._reader.Reader`, or what the broker pushes."""
+
+    @property
+    def loops(self) -> Mapping[str, Queues]: ...
+
+    @property
+    def buffer(self) -> Wakeable: ...
+
+    def take(self, max_messages: int) -> list[Message]: ...
+
+    async def ready(self) -> None: ...
+
+
+class Lane:
+    """Messages that must be handled one after the other."""
+
+    __slots__ = ("running", "waiting")
+
+    def __init__(self) -> None:
+        self.waiting: deque[Message] = deque()
+        self.running = False
+
+
+class Progress:
+    """Of one queue: what was taken and is not behind us."""
+
+    __slots__ = ("_handled", "_owed", "_taken", "_taken_to")
+
+    def __init__(self) -> None:
+        self._taken: list[int] = []  # a heap, as the next
+        self._owed: list[int] = []  # of those taken: put back, to come again
+        self._handled: set[int] = set()
+        self._taken_to = 0
+
+    def take(self, offset: int) -> bool:
+        """A message comes; false when it has come before and was not put back. They come in order."""
+        while self._owed and self._owed[0] < offset:
+            self.handle(heapq.heappop(self._owed))  # It is gone: retention was faster.
+        if self._owed and self._owed[0] == offset:
+            heapq.heappop(self._owed)
+            return True
+        if offset < self._taken_to:
+            return False
+        heapq.heappush(self._taken, offset)
+        self._taken_to = offset + 1
+        return True
+
+    def handle(self, offset: int) -> None:
+        self._handled.add(offset)
+        while self._taken and self._taken[0] in self._handled:
+            self._handled.discard(heapq.heappop(self._taken))
+
+    def put_back(self, offset: int) -> None:
+        heapq.heappush(self._owed, offset)
+
+    @property
+    def first(self) -> int | None:
+        """The first offset that is not handled; ``None`` when all that was taken is."""
+        return self._taken[0] if self._taken else None
+
+
+class Worker:
+    """One of those that call the handler. ``dropped``: what it does counts no more."""
+
+    __slots__ = ("dropped", "message", "task")
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.message: Message | None = None
+        self.dropped = False
+
+
+class Handling:
+    """One :meth:`lsmq.Consumer.run`. ``look`` is called before each message; it may call :meth:`forget`."""
+
+    def __init__(
+        self,
+        reader: Source,
+        hands: Hands,
+        handler: Handler,
+        *,
+        concurrency: int,
+        order: Order,
+        look: Callable[[], None],
+        cancel: bool = True,
+    ) -> None:
+        if concurrency < 1 or order not in ORDERS:
+            raise InvalidRequest(
+                f"concurrency is {concurrency} and order {order!r}; they must be 1 or more, and one of {ORDERS}"
+            )
+        self.handled = asyncio.Event()
+        self.stopping = self.closed_inside = False
+        self._reader = reader
+        self._hands = hands
+        self._handler = handler
+        self._order: Order = order
+        self._look = look
+        self._cancel = cancel
+        self._window = max(_MIN_WINDOW, _WINDOW_A_WORKER * concurrency)
+        self._open = 0  # messages taken and not handled
+        self._lanes: dict[Hashable, Lane] = {}
+        self._ready: deque[Hashable] = deque()
+        self._progress: dict[Place, Progress] = {}
+        self._paused: dict[Place, set[Hashable]] = {}  # and behind which lanes
+        self._workers = [Worker() for _ in range(concurrency)]
+        self._idle = 0
+        self._work = asyncio.Event()
+        self._room = asyncio.Event()
+        self._letting_go: list[tuple[str, Ranges, asyncio.Future[None]]] = []
+        self._abandoned: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def run(self, beside: Coroutine[Any, Any, None] | None) -> None:
+        """Until :meth:`stop`, or until the handler, reading or what runs ``beside`` raises.
+
+        What is not handled then was put back.
+        """
+        for worker in self._workers:
+            worker.task = asyncio.create_task(self._serve(worker), name="lsmq handler")
+        feeding = asyncio.create_task(self._feed(), name="lsmq feed")
+        going_on: set[asyncio.Future[None]] = {
+            self._abandoned,
+            feeding,
+            *(worker.task for worker in self._workers if worker.task is not None),
+        }
+        if beside is not None:
+            going_on.add(asyncio.create_task(beside, name="lsmq commit"))
+        failure: BaseException | None = None
+        try:
+            while going_on - {self._abandoned} and failure is None and not self._abandoned.done():
+                done, going_on = await asyncio.wait(going_on, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    failure = asyncio.CancelledError() if task.cancelled() else task.exception() or failure
+        finally:
+            for task in going_on:
+                task.cancel()
+            await asyncio.gather(*going_on, return_exceptions=True)
+            self._put_back(None)
+            self._wake_those_who_wait()
+        if failure is not None:
+            raise failure
+
+    def abandon(self) -> None:
+        """Have :meth:`run` return whatever the handlers do."""
+        if not self._abandoned.done():
+            self._abandoned.set_result(None)
+
+    def is_inside(self) -> bool:
+        """Whether it is a handler that asks."""
+        return asyncio.current_task() in {worker.task for worker in self._workers}
+
+    def stop(self) -> None:
+        """Begin nothing more; :meth:`run` returns when the handlers have."""
+        self.stopping = True
+        self.handled.set()
+        self._work.set()
+        self._room.set()
+        self._reader.buffer.wake()
+
+    # Taking
+
+    async def _feed(self) -> None:
+        while not self.stopping:
+            room = self._window - self._open
+            if room <= 0:
+                if not (self._idle and self._shed()):
+                    self._room.clear()
+                    await self._room.wait()
+                continue
+            messages = self._reader.take(room)
+            if messages:
+                self._sort(messages)
+                await asyncio.sleep(0)
+            else:
+                await self._reader.ready()
+
+    def _sort(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            place = (message.topic, message.queue)
+            progress = self._progress.get(place)
+            if progress is None:
+                progress = self._progress[place] = Progress()
+            if not progress.take(message.offset):
+                continue
+            self._open += 1
+            name = self._lane_of(message)
+            lane = self._lanes.get(name)
+            if lane is None:
+                lane = self._lanes[name] = Lane()
+            lane.waiting.append(message)
+            if not lane.running and len(lane.waiting) == 1:
+                self._ready.append(name)
+        self._work.set()
+
+    def _lane_of(self, message: Message) -> Hashable:
+        if self._order == "none":
+            return (message.topic, message.queue, message.offset)
+        if self._order == "key" and message.key is not None:
+            return (message.topic, message.key)
+        return (message.topic, message.queue)
+
+    def _shed(self) -> bool:
+        """Somebody is idle although the window is full: all that waits, waits behind what is being handled.
+
+        Whether that made room.
+        """
+        if self._ready:
+            return False
+        back = self._put_back(None)
+        for (topic, queue), lanes in back.items():
+            self._reader.loops[topic].pause((range(queue, queue + 1),))
+            self._paused.setdefault((topic, queue), set()).update(lanes)
+        return bool(back)
+
+    def _put_back(self, ranges: tuple[str, Ranges] | None) -> dict[Place, set[Hashable]]:
+        """Let what has not begun come again later: of these queues, or all; which queues waited in which lanes."""
+        back: dict[Place, set[Hashable]] = {}
+        first: dict[Place, int] = {}
+        for name, lane in list(self._lanes.items()):
+            kept: deque[Message] = deque()
+            for message in lane.waiting:
+                if ranges is None or (message.topic == ranges[0] and contains(ranges[1], message.queue)):
+                    place = (message.topic, message.queue)
+                    back.setdefault(place, set()).add(name)
+                    first[place] = min(first.get(place, message.offset), message.offset)
+                    self._progress[place].put_back(message.offset)
+                    self._open -= 1
+                else:
+                    kept.append(message)
+            lane.waiting = kept
+            if not kept and not lane.running:
+                del self._lanes[name]
+        self._ready = deque(name for name in self._ready if name in self._lanes)
+        for (topic, queue), offset in first.items():
+            self._hand_back(topic, queue, offset)
+        self._room.set()
+        return back
+
+    def _hand_back(self, topic: str, queue: int, offset: int) -> None:
+        """Have the reader hand out again what follows the offset, unless it does anyway."""
+        positions = self._reader.loops[topic].positions
+        if queue in positions and offset < positions[queue]:
+            self._reader.loops[topic].hand_back({queue: offset})
+
+    # Handling
+
+    async def _serve(self, worker: Worker) -> None:
+        while not self.stopping:
+            if not self._ready:
+                self._work.clear()
+                self._idle += 1
+                self._room.set()
+                try:
+                    await self._work.wait()
+                finally:
+                    self._idle -= 1
+                continue
+            name = self._ready.popleft()
+            lane = self._lanes[name]
+            lane.running = True
+            try:
+                await self._work_on(worker, name, lane)
+            finally:
+                lane.running = False
+                if lane.waiting:
+                    self._ready.append(name)
+                    self._work.set()
+                else:
+                    del self._lanes[name]
+
+    async def _work_on(self, worker: Worker, name: Hashable, lane: Lane) -> None:
+        for _ in range(_TURN):
+            self._look()
+            if self.stopping or not lane.waiting:
+                return
+            message = worker.message = lane.waiting.popleft()
+            place = (message.topic, message.queue)
+            progress = self._progress[place]
+            worker.dropped = False
+            self._hands.take(worker)
+            try:
+                pending = self._handler(message)
+                if inspect.isawaitable(pending):
+                    await pending
+                if not worker.dropped:
+                    progress.handle(message.offset)
+                    if progress.first is None:
+                        del self._progress[place]  # Idle queues cost nothing.
+                    self.handled.set()
+            except BaseException as error:
+                if not worker.dropped:
+                    progress.put_back(message.offset)
+                    self._hand_back(*place, message.offset)
+                    raise
+                if isinstance(error, asyncio.CancelledError):
+                    assert worker.task is not None
+                    worker.task.uncancel()
+            finally:
+                worker.message = None
+                self._hands.put_down(worker)
+                self._open -= 1
+                self._room.set()
+                if self._paused:
+                    self._resume_behind(name)
+                if self._letting_go:
+                    self._wake_those_who_wait()
+
+    def _resume_behind(self, lane: Hashable) -> None:
+        """A message of this lane is done with: others that waited may come again."""
+        for (topic, queue), lanes in list(self._paused.items()):
+            lanes.discard(lane)
+            if not lanes:
+                del self._paused[topic, queue]
+                self._reader.loops[topic].resume((range(queue, queue + 1),))
+
+    # Giving up queues
+
+    def unfinished(self, topic: str) -> dict[int, int]:
+        """The first offset of each queue that is not handled, where there is one."""
+        return {
+            queue: first
+            for (name, queue), progress in self._progress.items()
+            if name == topic and (first := progress.first) is not None
+        }
+
+    async def let_go(self, topic: str, ranges: Ranges) -> None:
+        """Begin nothing more of these queues, and return when nothing of them is being handled."""
+        self._put_back((topic, ranges))
+        self._stay_paused(topic, ranges)
+        done = asyncio.get_running_loop().create_future()
+        self._letting_go.append((topic, ranges, done))
+        self._wake_those_who_wait()
+        await done
+
+    def _wake_those_who_wait(self) -> None:
+        left = []
+        for topic, ranges, done in self._letting_go:
+            if any(
+                worker.message is not None
+                and not worker.dropped
+                and worker.message.topic == topic
+                and contains(ranges, worker.message.queue)
+                for worker in self._workers
+            ):
+                left.append((topic, ranges, done))
+            elif not done.done():
+                done.set_result(None)
+        self._letting_go = left
+
+    def _stay_paused(self, topic: str, ranges: Ranges) -> None:
+        for place in [place for place in self._paused if place[0] == topic and contains(ranges, place[1])]:
+            del self._paused[place]
+
+    def forget(self, topic: str, ranges: Ranges, *, cancel: bool = True) -> None:
+        """What is handled of these queues counts no more, and is cancelled where it can be."""
+        self._put_back((topic, ranges))
+        self._stay_paused(topic, ranges)
+        for worker in self._workers:
+            message = worker.message
+            if message is not None and message.topic == topic and contains(ranges, message.queue):
+                worker.dropped = True
+                if cancel and self._cancel and worker.task is not None and worker.task is not asyncio.current_task():
+                    worker.task.cancel()
+        for place in [place for place in self._progress if place[0] == topic and contains(ranges, place[1])]:
+            del self._progress[place]
+        self._wake_those_who_wait()

@@ -1,0 +1,239 @@
+"""Heartbeats of group members, in a thread of their own: an application that keeps its event loop busy keeps its place.
+
+A handler that blocks the event loop (or computes for a minute) would hold up heartbeats that ran beside it, the group
+would take its member for dead, and its work would be done twice. So each client has one thread with an event loop and
+connections of its own, in which all its consumers' members heartbeat for as long as the process lives. The thread also
+keeps the time: it says when a handler has not come back in time (*stalled*), and gives up queues that the event loop
+should have given up and did not.
+
+It goes on until the member leaves or its event loop is closed. What stops it: a stopped process, and code that holds
+the interpreter's lock for longer than a session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, ClassVar, TypeVar
+from weakref import WeakKeyDictionary
+
+from lsmq._hands import Hands
+from lsmq._loop_thread import LoopThread
+from lsmq._member import Change, Member
+from lsmq._retry import Backoff
+from lsmq.client import Client
+from lsmq.errors import (
+    ClientClosed,
+    GroupModeMismatch,
+    InvalidRequest,
+    LsmqError,
+    StaleGeneration,
+    TooManyMembers,
+    UnknownMember,
+    UnknownTopic,
+)
+from lsmq.groups import Group
+
+T = TypeVar("T")
+
+_FINAL = (StaleGeneration, GroupModeMismatch, TooManyMembers, UnknownTopic, InvalidRequest, ClientClosed)
+_LEAVE_DEADLINE_MS = 5_000
+_MAX_TICK_S = 0.5
+_TOO_SOON_S = 0.02
+_log = logging.getLogger("lsmq")
+
+
+class _NobodyThere(Exception):
+    """The consumer's event loop is closed."""
+
+
+class HeartbeatThread:
+    """The thread of one client, with a client of its own, for as long as somebody uses it."""
+
+    _threads: ClassVar[WeakKeyDictionary[Client, HeartbeatThread]] = WeakKeyDictionary()
+
+    def __init__(self, client: Client) -> None:
+        self.client = client._twin()
+        self._thread = LoopThread("lsmq heartbeats")
+        self._users = 0
+
+    @classmethod
+    def of(cls, client: Client) -> HeartbeatThread:
+        """The client's thread, started where it is not; to be given back with :meth:`release`."""
+        found = cls._threads.get(client)
+        if found is None:
+            found = cls._threads[client] = cls(client)
+        found._users += 1
+        return found
+
+    async def release(self, client: Client) -> None:
+        self._users -= 1
+        if not self._users:
+            self._threads.pop(client, None)
+            await self.call(self.client.close())
+            await asyncio.to_thread(self._thread.stop)
+
+    async def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run ``work`` in the thread, from another event loop."""
+        return await asyncio.wrap_future(self._thread.submit(work))
+
+
+class Heart:
+    """Keeps one member in its group. ``tell`` is called in the thread with each change, or with what ended it all."""
+
+    def __init__(
+        self,
+        thread: HeartbeatThread,
+        group: str,
+        member: Member,
+        hands: Hands,
+        max_handler_s: float | None,
+        tell: Callable[[Change | LsmqError], None],
+    ) -> None:
+        self._thread = thread
+        self._group = Group(thread.client, group)
+        self._member = member
+        self._hands = hands
+        self._max_handler_s = max_handler_s
+        self._tell = tell
+        self._inner: asyncio.AbstractEventLoop | None = None
+        self._nudged = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._is_known = False  # to the group, perhaps
+
+    # From the consumer's event loop
+
+    async def start(self) -> None:
+        await self._thread.call(self._start())
+
+    def nudge(self) -> None:
+        """Say at once what is new. From any thread."""
+        if self._inner is not None:
+            with suppress(RuntimeError):  # It is closed.
+                self._inner.call_soon_threadsafe(self._nudged.set)
+
+    async def stop(self, *, leave: bool) -> None:
+        """Heartbeat no more; tell the group where that means that the member goes for good."""
+        await self._thread.call(self._stop(leave))
+
+    # In the thread
+
+    async def _start(self) -> None:
+        self._inner = asyncio.get_running_loop()
+        self._tasks = [
+            asyncio.create_task(self._beat_for_ever(), name="lsmq heartbeats"),
+            asyncio.create_task(self._keep_time(), name="lsmq stalled handlers"),
+        ]
+
+    async def _stop(self, leave: bool) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if leave and self._is_known:
+            try:
+                await self._group.leave(self._member.beat(), deadline_ms=_LEAVE_DEADLINE_MS)
+            except LsmqError as error:
+                _log.warning("member could not leave, its session will end: group=%s error=%s", self._group.name, error)
+
+    async def _beat_for_ever(self) -> None:
+        backoff = Backoff()
+        loop = asyncio.get_running_loop()
+        in_doubt = False
+        try:
+            while True:
+                asked_at, version = loop.time(), self._member.version
+                try:
+                    change = await self._beat()
+                except UnknownMember:
+                    if not in_doubt and self._member.beat().static_id is not None:
+                        # Joining again would take the place from whoever has the static id now, if somebody has: that
+                        # is what the group says to the same heartbeat, sent anew.
+                        in_doubt = True
+                        continue
+                    _log.warning("member lost its place: group=%s member=%s", self._group.name, self._member.id)
+                    self._say(self._member.lose())
+                    await backoff.pause()
+                    continue
+                except LsmqError as error:
+                    if isinstance(error, _FINAL):
+                        self._is_known = False
+                        lost = self._member.lose()
+                        self._say(error)
+                        self._say(lost)
+                        return
+                    _log.warning("no heartbeat: group=%s error=%s", self._group.name, error)
+                    await backoff.pause()
+                    continue
+                if change is not None:
+                    backoff.reset()
+                    in_doubt = False
+                    self._say(change)
+                    if version == self._member.version and loop.time() - asked_at < _TOO_SOON_S:
+                        await self._rest()
+        except _NobodyThere:
+            return
+        except Exception as error:
+            _log.exception("heartbeats ended: group=%s member=%s", self._group.name, self._member.id)
+            lost = self._member.lose()
+            self._say(LsmqError(f"heartbeats of group {self._group.name!r} ended: {type(error).__name__}: {error}"))
+            self._say(lost)
+
+    def _say(self, news: Change | LsmqError) -> None:
+        try:
+            self._tell(news)
+        except RuntimeError as error:
+            raise _NobodyThere from error
+
+    async def _beat(self) -> Change | None:
+        """One heartbeat, held until something is new; ``None`` when there is something to say before."""
+        self._nudged.clear()
+        self._is_known = True
+        member = self._member
+        work = asyncio.create_task(self._group.heartbeat(member.beat(), wait_ms=member.heartbeat_ms))
+        nudge = asyncio.create_task(self._nudged.wait())
+        try:
+            await asyncio.wait((work, nudge), return_when=asyncio.FIRST_COMPLETED)
+            return member.hear(work.result()) if work.done() else None
+        finally:
+            nudge.cancel()
+            work.cancel()
+            await asyncio.gather(work, nudge, return_exceptions=True)
+
+    async def _rest(self) -> None:
+        """The node does not hold heartbeats now."""
+        try:
+            async with asyncio.timeout(self._member.heartbeat_ms / 2000):
+                await self._nudged.wait()
+        except TimeoutError:
+            return
+
+    async def _keep_time(self) -> None:
+        """Notice handlers and give-ups that take too long."""
+        limit_s = self._max_handler_s
+        if limit_s is None:
+            return
+        try:
+            while True:
+                await asyncio.sleep(min(_MAX_TICK_S, limit_s / 4))
+                stalled = self._hands.longest_s() > limit_s
+                if self._member.stall(stalled):
+                    _log.log(
+                        logging.WARNING if stalled else logging.INFO,
+                        "%s: group=%s member=%s max_handler_s=%s",
+                        "a handler has not come back" if stalled else "handlers come back again",
+                        self._group.name,
+                        self._member.id,
+                        limit_s,
+                    )
+                    self._nudged.set()
+                overdue = self._member.overdue()
+                if overdue.lost:
+                    _log.warning(
+                        "queues given up while they were worked on: group=%s queues=%s", self._group.name, overdue.lost
+                    )
+                    self._say(overdue)
+                    self._nudged.set()
+        except _NobodyThere:
+            return

@@ -1,0 +1,56 @@
+"""What is closed at the end of a ``with`` block, and what is iterated over until it is closed."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Generic, Self, TypeVar
+
+from lsmq.errors import ClientClosed
+
+T = TypeVar("T")
+
+
+class Closing(ABC):
+    """``async with`` closes it."""
+
+    @abstractmethod
+    async def close(self) -> None: ...
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        await self.close()
+
+
+class Starting(Closing):
+    """``async with`` starts it, too."""
+
+    @abstractmethod
+    async def start(self) -> None: ...
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+
+class Iterated(Closing, Generic[T]):
+    """``async for`` takes one after another."""
+
+    _closed: bool
+
+    @abstractmethod
+    async def _next(self) -> T:
+        """Raises ``ClientClosed`` when it is closed."""
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        """The next one; waits for it. The iteration ends when this is closed."""
+        try:
+            return await self._next()
+        except ClientClosed:
+            if self._closed:
+                raise StopAsyncIteration from None
+            raise

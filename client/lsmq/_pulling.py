@@ -1,0 +1,147 @@
+"""Getting tasks of a work queue: one held pop at each node that leads shards of the topic."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from lsmq._retry import Backoff, Deadline, give_up
+from lsmq._router import POLL_SILENCE_S
+from lsmq.errors import LsmqError, Unavailable
+from lsmq.topics import Topic
+
+if TYPE_CHECKING:
+    from lsmq.client import Client
+
+_log = logging.getLogger("lsmq")
+
+Found = Callable[[Topic, Mapping[str, Any], float], None]
+
+
+class Puller:
+    """Pops as long as something is wanted, and gives what comes to ``found``."""
+
+    def __init__(
+        self,
+        client: Client,
+        topic: str,
+        group: str,
+        *,
+        wanted: Callable[[], int],
+        found: Found,
+        visibility_ms: int | None,
+        wait_ms: int,
+        deadline_ms: int,
+    ) -> None:
+        """``wanted``: how many more there may be now. ``found`` gets topic, message and when it was asked for."""
+        self._client = client
+        self._topic = topic
+        self._path = f"/v1/groups/{quote(group, safe='')}/pop"
+        self._wanted = wanted
+        self._found = found
+        self._visibility_ms = visibility_ms
+        self._wait_ms = wait_ms
+        self._deadline_ms = deadline_ms
+        self._room = asyncio.Event()
+        self._failing: Deadline | None = None
+        self._backoffs: dict[str | None, Backoff] = {}
+
+    def look(self) -> None:
+        """More may be wanted now."""
+        self._room.set()
+
+    async def run(self) -> None:
+        """Pop until cancelled. Raises what does not pass, and what has not passed in ``deadline_ms``."""
+        router = self._client._router
+        router.follow(self._topic)
+        pops: dict[str | None, asyncio.Task[None]] = {}
+        room: asyncio.Task[Any] | None = None
+        try:
+            topic = await router.known(self._topic, Deadline(self._deadline_ms))
+            while True:
+                topic = await router.current(topic, Deadline(self._deadline_ms))
+                if self._wanted() > 0:
+                    for url, shards in _by_leader(topic).items():
+                        if url not in pops:
+                            pops[url] = asyncio.create_task(self._pop(topic, url, shards))
+                if room is None:
+                    self._room.clear()
+                    room = asyncio.create_task(self._room.wait())
+                done, _ = await asyncio.wait({room, *pops.values()}, return_when=asyncio.FIRST_COMPLETED)
+                if room in done:
+                    room = None
+                for url in [url for url, pop in pops.items() if pop in done]:
+                    pops.pop(url).result()
+        finally:
+            left = [*pops.values(), *([] if room is None else [room])]
+            for task in left:
+                task.cancel()
+            await asyncio.gather(*left, return_exceptions=True)
+            router.unfollow(self._topic)
+
+    async def _pop(self, topic: Topic, url: str | None, shards: tuple[int, ...]) -> None:
+        router = self._client._router
+        backoff = self._backoffs.setdefault(url, Backoff())
+        try:
+            if url is None:
+                raise Unavailable(f"shard {shards[0]} of topic {topic.name!r} has no leader now", sent=False)
+            asked_at = asyncio.get_running_loop().time()
+            value: dict[str, Any] = {
+                "topic": topic.name,
+                "shards": list(shards),
+                "max": max(1, self._wanted()),
+                "wait_ms": self._wait_ms,
+            }
+            if self._visibility_ms is not None:
+                value["visibility_ms"] = self._visibility_ms
+            timeout_s = router.request_timeout_s + self._wait_ms / 1000
+            answer = await router.attempt(
+                topic, url, shards, "POST", self._path, timeout_s=timeout_s, silence_s=POLL_SILENCE_S, value=value
+            )
+        except LsmqError as error:
+            if not router.worth_retrying(error):
+                raise
+            if self._failing is None:
+                self._failing = Deadline(self._deadline_ms)
+            if self._failing.passed:
+                raise give_up(error, "POST", self._path, self._failing) from error
+            _log.debug("request failed, trying again: POST %s%s: %s", url, self._path, error)
+            await router.recover(topic, shards, url, error, backoff, self._failing)
+            return
+        self._failing = None
+        backoff.reset()
+        for message in answer.value()["messages"]:
+            self._found(topic, message, asked_at)
+
+
+class Waiting:
+    """Those who wait for something to change, all of whom look again when it does."""
+
+    __slots__ = ("_futures",)
+
+    def __init__(self) -> None:
+        self._futures: set[asyncio.Future[None]] = set()
+
+    def wake(self) -> None:
+        for future in self._futures:
+            if not future.done():
+                future.set_result(None)
+
+    async def wait(self) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._futures.add(future)
+        try:
+            await future
+        finally:
+            self._futures.discard(future)
+
+
+def _by_leader(topic: Topic) -> dict[str | None, tuple[int, ...]]:
+    """Shards by the node that leads them; None for those that nobody does."""
+    found: dict[str | None, list[int]] = {}
+    for route in topic.routes:
+        found.setdefault(route.leader, []).append(route.shard)
+    return {url: tuple(shards) for url, shards in found.items()}

@@ -1,0 +1,133 @@
+"""What a consumer reads: a fetch loop for each of its topics, and one buffer between them and the application."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Container, Iterable, Iterator
+
+from lsmq._fetch import FetchOptions, OutOfRange, Prefetch
+from lsmq._fetch_loop import FetchLoop
+from lsmq._positions import QueuePositions
+from lsmq.client import Client
+from lsmq.errors import LsmqError
+from lsmq.record_batch import Message
+from lsmq.topics import Topic
+
+
+class Reader:
+    """Topics are added and begun; then messages are taken. ``broken`` is raised by every read from then on."""
+
+    def __init__(self, client: Client, options: FetchOptions, policy: OutOfRange, *, track_changes: bool) -> None:
+        self.client = client
+        self.loops: dict[str, FetchLoop] = {}
+        self.buffer = Prefetch(options.prefetch_bytes)
+        self.policy: OutOfRange = policy
+        self.broken: LsmqError | None = None
+        self._options = options
+        self._track_changes = track_changes
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._messages: Iterator[Message] = iter(())
+
+    # Topics
+
+    def add(self, topic: Topic, queues: Iterable[int] | None) -> FetchLoop:
+        """A topic that is read from now on, once it is begun. ``None``: all its queues, and those it grows by."""
+        whole = queues is None
+        owned = range(topic.queues) if queues is None else queues
+        positions = QueuePositions(owned, track_changes=self._track_changes)
+        loop = FetchLoop(self.client, topic, self._options, positions, self.policy, self.buffer, whole=whole)
+        self.loops[topic.name] = loop
+        return loop
+
+    def begin(self, topic: str) -> None:
+        if topic not in self._tasks:
+            self.client._router.follow(topic)
+            self._tasks[topic] = asyncio.create_task(self.loops[topic].run(), name=f"lsmq consumer {topic}")
+
+    async def stop(self) -> None:
+        """Fetch no more, and drop what is buffered. Positions stay."""
+        tasks, self._tasks = self._tasks, {}
+        for topic, task in tasks.items():
+            self.client._router.unfollow(topic)
+            task.cancel()
+        await asyncio.gather(*tasks.values(), return_exceptions=True)
+        self.buffer.chunks.clear()
+        self.buffer.current = None
+        self._messages = iter(())
+        self.buffer.wake()
+
+    async def edge_offsets(
+        self, topic: Topic, queues: Iterable[int], edge: str, *, besides: Container[int] = ()
+    ) -> dict[int, int]:
+        """Where queues begin that are to be read from their ``earliest`` or ``latest`` message on.
+
+        Empty when 0 does as well: reading begins at the earliest there is.
+        """
+        if edge == "earliest" and self.policy == "earliest":
+            return {}
+        wanted = [queue for queue in queues if queue not in besides] if besides else queues
+        bounds = await self.client._offsets(topic, wanted if isinstance(wanted, range) else list(wanted), None)
+        return dict(zip(bounds.queues, bounds.earliest if edge == "earliest" else bounds.latest, strict=True))
+
+    # Messages
+
+    async def ready(self) -> None:
+        """Wait until messages may be there. Raises the error that stopped fetching."""
+        if self.broken is not None:
+            raise self.broken
+        await self.buffer.ready()
+
+    def check(self) -> None:
+        """Raises what the next read would raise."""
+        if self.broken is not None:
+            raise self.broken
+        self.buffer.check()
+
+    def take(self, max_messages: int) -> list[Message]:
+        """Up to ``max_messages`` from the buffer, handed out as of now."""
+        taken: list[Message] = []
+        while True:
+            chunk = self.buffer.current
+            if chunk is not None:
+                positions = self.loops[chunk.topic.name].positions
+                last: Message | None = None
+                try:
+                    try:
+                        for message in self._messages:
+                            if last is not None and last.queue != message.queue:
+                                positions.hand_out(last.queue, last.offset + 1)
+                            last = message
+                            taken.append(message)
+                            if len(taken) >= max_messages:
+                                return taken
+                    finally:
+                        if last is not None:
+                            positions.hand_out(last.queue, last.offset + 1)
+                except LsmqError:
+                    self.rewind()
+                    if taken:
+                        return taken  # The next read comes upon the same record, and raises.
+                    raise
+                self._finish(positions)
+            if not self.buffer.chunks:
+                return taken
+            self.buffer.current = self.buffer.chunks.popleft()
+            self._messages = self.buffer.current.messages()
+
+    def _finish(self, positions: QueuePositions) -> None:
+        """All messages of the chunk are handed out: its queues stand at its ends."""
+        chunk, self.buffer.current = self.buffer.current, None
+        assert chunk is not None
+        for queue, (_, next_offset) in chunk.spans.items():
+            if positions[queue] < next_offset:
+                positions.hand_out(queue, next_offset)
+        self.buffer.release(chunk)
+
+    def rewind(self) -> None:
+        """Drop everything buffered and fetch again from what was handed out."""
+        for chunk in self.buffer.all_chunks():
+            self.loops[chunk.topic.name].fetch_again(chunk)
+            self.buffer.release(chunk)
+        self.buffer.chunks.clear()
+        self.buffer.current = None
+        self._messages = iter(())

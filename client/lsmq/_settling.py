@@ -1,0 +1,78 @@
+"""Settling tasks of a work queue: what is acknowledged at about the same time shares a request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from lsmq._retry import Deadline
+from lsmq.errors import LsmqError, from_dict
+from lsmq.topics import Topic
+
+if TYPE_CHECKING:
+    from lsmq.client import Client
+
+_MAX_RECEIPTS = 1_000
+
+
+class Settler:
+    """One for each work queue. A shard has one request under way; what is acknowledged meanwhile is the next."""
+
+    def __init__(self, client: Client, group: str, deadline_ms: int) -> None:
+        self._client = client
+        self._path = f"/v1/groups/{quote(group, safe='')}"
+        self._deadline_ms = deadline_ms
+        self._pending: dict[int, list[tuple[Topic, str, asyncio.Future[None]]]] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    async def ack(self, topic: Topic, shard: int, receipt: str) -> None:
+        """Durable on return. Raises ``ReceiptExpired``, ``UnknownReceipt``, and what a request raises."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._pending.setdefault(shard, []).append((topic, receipt, future))
+        if shard not in self._tasks:
+            self._tasks[shard] = asyncio.create_task(self._send(shard))
+        await future
+
+    async def _send(self, shard: int) -> None:
+        try:
+            while pending := self._pending.get(shard):
+                part, self._pending[shard] = pending[:_MAX_RECEIPTS], pending[_MAX_RECEIPTS:]
+                try:
+                    outcome: Sequence[LsmqError | None] = await self.settle(
+                        "ack", part[0][0], shard, [receipt for _, receipt, _ in part]
+                    )
+                except LsmqError as error:
+                    outcome = [error] * len(part)
+                for (_, _, future), failed in zip(part, outcome, strict=True):
+                    if future.done():
+                        continue
+                    if failed is None:
+                        future.set_result(None)
+                    else:
+                        future.set_exception(failed)
+            self._pending.pop(shard, None)
+        finally:
+            del self._tasks[shard]
+            for _, _, future in self._pending.pop(shard, []):
+                future.cancel()
+
+    async def settle(
+        self, how: str, topic: Topic, shard: int, receipts: Sequence[str], deadline_ms: int | None = None, **more: Any
+    ) -> list[LsmqError | None]:
+        """``ack``, ``nack`` or ``extend`` deliveries of one shard; why each was refused, or None."""
+        deadline = Deadline(self._deadline_ms if deadline_ms is None else deadline_ms)
+        value = {"topic": topic.name, "receipts": list(receipts), **more}
+        answer = await self._client._router.ask_leader(
+            topic, shard, "POST", f"{self._path}/{how}", value=value, deadline=deadline
+        )
+        outcome: list[LsmqError | None] = [None] * len(receipts)
+        for refused in answer.value()["refused"]:
+            outcome[refused.pop("index")] = from_dict(refused)
+        return outcome
+
+    async def close(self) -> None:
+        """Let what is under way come to its end."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks.values()))

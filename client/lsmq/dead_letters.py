@@ -1,0 +1,208 @@
+"""Dead letters: messages of a work queue that failed for the last time. To look at, send again, and delete.
+
+They are messages like others, of the topic ``<topic>.dlq`` unless the work queue says otherwise, with properties that
+say where they come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lsmq._keeper import topic_path
+from lsmq._values import little_endian, message_from_dict
+from lsmq.client import Client, _of_each_shard, _together
+from lsmq.producer import Producer
+from lsmq.record_batch import Message
+from lsmq.topics import Route, Topic
+
+SUFFIX = ".dlq"
+PROPERTY_PREFIX = "lsmq-dlq-"
+_PAGE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """``message`` is the letter; the rest is where it comes from and why. What it does not say is empty, or -1."""
+
+    message: Message
+
+    def _of(self, name: str) -> str:
+        return self.message.properties.get(PROPERTY_PREFIX + name, "")
+
+    def _number(self, name: str) -> int:
+        text = self._of(name)
+        return int(text) if text.isdecimal() else -1
+
+    @property
+    def topic(self) -> str:
+        """Where it was sent to."""
+        return self._of("topic")
+
+    @property
+    def queue(self) -> int:
+        return self._number("queue")
+
+    @property
+    def offset(self) -> int:
+        return self._number("offset")
+
+    @property
+    def source_id(self) -> str:
+        """Of the message it was."""
+        return self._of("id")
+
+    @property
+    def group(self) -> str:
+        """Whose consumers failed."""
+        return self._of("group")
+
+    @property
+    def deliveries(self) -> int:
+        return self._number("deliveries")
+
+    @property
+    def reason(self) -> str:
+        return self._of("reason")
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the body lost its end, since it did not fit with all this."""
+        return bool(self._of("cut"))
+
+    def to_dict(self) -> dict[str, Any]:
+        message = self.message
+        return {
+            "id": message.id,
+            "topic": self.topic,
+            "queue": self.queue,
+            "offset": self.offset,
+            "source_id": self.source_id,
+            "group": self.group,
+            "deliveries": self.deliveries,
+            "reason": self.reason,
+            "cut": self.is_cut,
+            "dead_since_ms": message.stored_ms,
+            "key": message.key,
+            "tag": message.tag,
+            "properties": own_properties(message),
+            "body": message.body,
+        }
+
+
+def own_properties(message: Message) -> dict[str, str]:
+    """Those that the message had before it was a dead letter."""
+    return {name: text for name, text in message.properties.items() if not name.startswith(PROPERTY_PREFIX)}
+
+
+class DeadLetters:
+    """The dead letters in one topic. Raises ``UnknownTopic`` where there never were any."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        """``name``: of the topic of dead letters."""
+        self.client = client
+        self.name = name
+
+    async def read(self) -> AsyncIterator[DeadLetter]:
+        """All there are by now, by queue and age."""
+        topic = await self.client.topic(self.name)
+        bounds = await self.client.offsets(self.name)
+        for queue, earliest, latest in bounds.rows():
+            offset = earliest
+            while offset < latest:
+                answer = await self.client._router.ask_leader(
+                    topic,
+                    topic.route(queue).shard,
+                    "GET",
+                    f"{topic_path(self.name)}/queues/{queue}/messages",
+                    params={"offset": str(offset), "max": str(min(_PAGE, latest - offset))},
+                    deadline=self.client._deadline(),
+                )
+                page = answer.value()
+                for fields in page["messages"]:
+                    yield DeadLetter(message_from_dict({**fields, "topic": self.name}))
+                if page["next_offset"] <= offset:
+                    break
+                offset = page["next_offset"]
+
+    async def replay(self, letters: Sequence[DeadLetter]) -> None:
+        """Send them again to where they come from, as they were, and delete them here.
+
+        Durable on return. If it fails midway, some may be in both places: replayed again, they come twice.
+        """
+        by_topic: dict[str, list[DeadLetter]] = {}
+        for letter in letters:
+            by_topic.setdefault(letter.topic, []).append(letter)
+        for name, some in by_topic.items():
+            async with Producer(self.client, name) as producer:
+                receipts = [
+                    await producer.send(
+                        letter.message.body,
+                        key=letter.message.key,
+                        tag=letter.message.tag,
+                        queue=letter.queue if letter.queue >= 0 else None,
+                        properties=own_properties(letter.message),
+                        priority=letter.message.priority,
+                    )
+                    for letter in some
+                ]
+                for receipt in receipts:
+                    await receipt
+            await self.delete(some)
+
+    async def delete(self, letters: Iterable[DeadLetter]) -> None:
+        """Delete these. Durable on return."""
+        by_queue: dict[int, list[int]] = {}
+        for letter in letters:
+            by_queue.setdefault(letter.message.queue, []).append(letter.message.offset)
+        topic = await self.client.topic(self.name)
+
+        async def delete(route: Route, owned: Sequence[int]) -> None:
+            places = [(queue, offset) for queue in owned for offset in by_queue[queue]]
+            for start in range(0, len(places), _PAGE):
+                part = places[start : start + _PAGE]
+                queues, offsets = [queue for queue, _ in part], [offset for _, offset in part]
+                await self._delete(topic, route.shard, queues, offsets, before=False)
+
+        await _of_each_shard(topic, sorted(by_queue), delete)
+
+    async def purge(self) -> int:
+        """Delete all there are by now; how many. Durable on return."""
+        topic = await self.client.topic(self.name)
+        count = 0
+        async for _ in self.read():
+            count += 1
+        bounds = await self.client.offsets(self.name)
+        ends = {queue: latest for queue, earliest, latest in bounds.rows() if latest > earliest}
+        await _together(
+            self._delete(topic, topic.route(queue).shard, [queue], [end], before=True) for queue, end in ends.items()
+        )
+        return count
+
+    async def _delete(
+        self, topic: Topic, shard: int, queues: Sequence[int], offsets: Sequence[int], *, before: bool
+    ) -> None:
+        await self.client._router.ask_leader(
+            topic,
+            shard,
+            "POST",
+            f"{topic_path(self.name)}/delete",
+            value={"queues": little_endian("I", queues), "offsets": little_endian("q", offsets), "before": before},
+            deadline=self.client._deadline(),
+        )
+
+
+Choice = Callable[[DeadLetter], bool]
+
+
+def choice(group: str | None, ids: Sequence[str]) -> Choice:
+    """Letters of a group's consumers, or with these ids; all, where neither is given."""
+    wanted = set(ids)
+
+    def chosen(letter: DeadLetter) -> bool:
+        return (group is None or letter.group == group) and (
+            not wanted or letter.message.id in wanted or letter.source_id in wanted
+        )
+
+    return chosen

@@ -1,0 +1,235 @@
+"""The push consumer: the broker sends, as much as there is credit for; what is handled is acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+from typing import Literal
+
+from lsmq._handling import Handler, Handling, Order
+from lsmq._hands import Hands
+from lsmq._lifecycle import Iterated, Starting
+from lsmq._push_buffer import PushBuffer
+from lsmq._push_streams import PushStreams
+from lsmq._retry import Deadline
+from lsmq._values import check_max_messages
+from lsmq.client import Client
+from lsmq.errors import ClientClosed, InvalidRequest, LsmqError
+from lsmq.group_values import Ranges
+from lsmq.record_batch import Message
+
+Mode = Literal["clustered", "broadcast"]
+
+DEFAULT_CREDIT = 1_000
+DEFAULT_CREDIT_BYTES = 1 << 20
+DEFAULT_ACK_TIMEOUT_MS = 300_000
+_MANY_QUEUES = 64  # Looking at so many after each message would take longer than the messages.
+_MANY_PAUSE_S = 0.002
+
+
+class PushConsumer(Starting, Iterated[Message]):
+    """Is sent the messages of a topic by the nodes that lead its queues, over held streams.
+
+    The nodes keep the group's offsets: messages that are acknowledged are committed, and what is not comes again after
+    a stream has ended, here or at another subscriber. With ``mode="clustered"`` the group's subscribers share the
+    queues; with ``"broadcast"`` each is sent everything, and its offsets are kept under ``subscriber``, its name, where
+    it has one. ``start`` (``"earliest"`` or ``"latest"``) is where the group begins in queues it has no offset of.
+
+    Each node sends at most ``credit`` messages and ``credit_bytes`` that are not acknowledged: that bounds memory on
+    both sides. A node ends a stream of which nothing is acknowledged for ``ack_timeout_ms`` (0: never).
+
+    Streams that end are made anew, at other nodes if need be; what does not pass, or not within ``deadline_ms``, is
+    raised by the next read. Use it as ``async with PushConsumer(client, topic, group=...) as consumer``; it belongs to
+    one event loop, which must not be blocked for long: a node that hears nothing for a minute ends the stream.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        topic: str,
+        *,
+        group: str,
+        mode: Mode = "clustered",
+        subscriber: str | None = None,
+        start: Literal["earliest", "latest"] = "earliest",
+        credit: int = DEFAULT_CREDIT,
+        credit_bytes: int = DEFAULT_CREDIT_BYTES,
+        ack_timeout_ms: int = DEFAULT_ACK_TIMEOUT_MS,
+        deadline_ms: int | None = None,
+    ) -> None:
+        if mode not in ("clustered", "broadcast") or start not in ("earliest", "latest"):
+            raise InvalidRequest("mode must be 'clustered' or 'broadcast', start 'earliest' or 'latest'")
+        if min(credit, credit_bytes) < 1:
+            raise InvalidRequest(f"credit is {credit} and credit_bytes {credit_bytes}; they must be 1 or more")
+        if subscriber is None and mode == "clustered":
+            subscriber = f"p-{secrets.token_hex(8)}"  # So that a stream that broke makes room for its successor.
+        self.subscriber = subscriber
+        self._client = client
+        self._topic = topic
+        self._group = group
+        self._deadline_ms = client.deadline_ms if deadline_ms is None else deadline_ms
+        self._params = {
+            "mode": mode,
+            "start": start,
+            "credit": str(credit),
+            "credit_bytes": str(credit_bytes),
+            "ack_timeout_ms": str(ack_timeout_ms),
+            **({} if subscriber is None else {"subscriber": subscriber}),
+        }
+        self._buffer = PushBuffer(topic, self._lost)
+        self._streams: PushStreams | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._handling: Handling | None = None
+        self._run_ended = asyncio.Event()
+        self._run_ended.set()
+        self._letting_go: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    # Life
+
+    async def start(self) -> None:
+        """Open the streams. Entering ``async with`` or the first read does it. Raises ``UnknownTopic``."""
+        if self._closed:
+            raise ClientClosed("this consumer is closed; make a new one")
+        if self._streams is None:
+            topic = await self._client._router.known(self._topic, Deadline(self._deadline_ms))
+            self._streams = PushStreams(self._client, topic, self._group, self._params, self._buffer, self._deadline_ms)
+            self._task = asyncio.create_task(self._keep(self._streams), name=f"lsmq push {self._topic}")
+
+    async def _keep(self, streams: PushStreams) -> None:
+        try:
+            await streams.run()
+        except LsmqError as error:
+            self._buffer.fail(error)
+
+    async def close(self) -> None:
+        """Take no more. What handlers have in their hands is finished; what was acknowledged is durable on return."""
+        self._closed = self._buffer.closed = True
+        self._buffer.wake()
+        if self._handling is not None:
+            if self._handling.is_inside():
+                await self._close_from_inside()
+                return
+            self._handling.stop()
+            await self._run_ended.wait()
+        await self._finish()
+
+    async def _close_from_inside(self) -> None:
+        """A handler closes the consumer: the rest is done when the handlers have returned."""
+        assert self._handling is not None
+        self._closed = self._buffer.closed = self._handling.closed_inside = True
+        self._handling.stop()
+
+    async def _finish(self) -> None:
+        task, self._task = self._task, None
+        if self._streams is not None:
+            await self._streams.close()
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, *self._letting_go, return_exceptions=True)
+
+    @property
+    def assignment(self) -> Ranges:
+        """The queues that are sent here now."""
+        return () if self._streams is None else self._streams.queues
+
+    @property
+    def reconnects(self) -> int:
+        """How often a stream was made anew."""
+        return 0 if self._streams is None else self._streams.reconnects
+
+    # Reading
+
+    async def _next(self) -> Message:
+        return (await self.poll(1))[0]
+
+    async def poll(self, max_messages: int = 1000, timeout_ms: float | None = None) -> list[Message]:
+        """Up to ``max_messages`` that are there; waits for the first one. Empty after ``timeout_ms``."""
+        check_max_messages(max_messages)
+        await self.start()
+        deadline = None if timeout_ms is None else Deadline(timeout_ms)
+        while True:
+            if self._closed:
+                raise ClientClosed("this consumer is closed; make a new one")
+            messages = self._buffer.take(max_messages)
+            if messages:
+                return messages
+            try:
+                async with asyncio.timeout(None if deadline is None else deadline.remaining_s()):
+                    await self._buffer.ready()
+            except TimeoutError:
+                return []
+
+    def ack(self, *messages: Message) -> None:
+        """These messages, and those of their queues before them, are handled; without any: all that was handed out.
+
+        It is said to the node at once and committed there within moments; :meth:`close` returns when it is. Messages
+        whose stream has ended meanwhile come again.
+        """
+        for message in messages:
+            self._buffer.acknowledge(message.queue, message.offset)
+        if not messages:
+            for queue, _, last in self._buffer.handed_out():
+                self._buffer.acknowledge(queue, last)
+
+    # Handling
+
+    async def run(self, handler: Handler, *, concurrency: int = 1, order: Order = "queue") -> None:
+        """Call ``handler(message)`` for every message, until the consumer is closed or the handler raises.
+
+        ``concurrency`` and ``order`` as with :meth:`lsmq.Consumer.run`. What was handled is acknowledged at once, of a
+        queue never anything behind a message that is not handled.
+        """
+        await self._run(handler, concurrency, order, cancel=True)
+
+    async def _run(self, handler: Handler, concurrency: int, order: Order, *, cancel: bool) -> None:
+        if self._handling is not None:
+            raise InvalidRequest("this consumer runs a handler already; make another consumer")
+        if self._closed:
+            return
+        handling = Handling(
+            self._buffer, Hands(), handler, concurrency=concurrency, order=order, look=lambda: None, cancel=cancel
+        )
+        await self.start()
+        self._handling = handling
+        self._run_ended.clear()
+        try:
+            await handling.run(self._acknowledge_while(handling))
+        except ClientClosed:
+            if not self._closed:
+                raise
+        finally:
+            self._acknowledge_handled(handling)
+            self._handling = None
+            self._run_ended.set()
+            if handling.closed_inside:
+                await self._finish()
+
+    async def _acknowledge_while(self, handling: Handling) -> None:
+        while not handling.stopping:
+            await handling.handled.wait()
+            handling.handled.clear()
+            queues = self._acknowledge_handled(handling)
+            await asyncio.sleep(_MANY_PAUSE_S if queues > _MANY_QUEUES else 0)
+
+    def _acknowledge_handled(self, handling: Handling) -> int:
+        """How many queues it has looked at."""
+        unfinished: Mapping[int, int] = handling.unfinished(self._topic)
+        queues = 0
+        for queue, first, last in self._buffer.handed_out():
+            queues += 1
+            reached = min(last, unfinished.get(queue, last + 1) - 1)
+            if reached >= first:
+                self._buffer.acknowledge(queue, reached)
+        return queues
+
+    def _lost(self, ranges: Ranges, reset: bool) -> None:
+        """What waits of these queues will come again; what is being handled goes on."""
+        if self._handling is None:
+            return
+        if reset:
+            self._handling.forget(self._topic, ranges, cancel=False)
+        task = asyncio.create_task(self._handling.let_go(self._topic, ranges), name="lsmq push let go")
+        self._letting_go.add(task)
+        task.add_done_callback(self._letting_go.discard)

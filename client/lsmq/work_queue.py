@@ -1,0 +1,405 @@
+"""Work queues: consumers of one group compete for single messages, and settle each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+from lsmq._lifecycle import Iterated
+from lsmq._pulling import Puller, Waiting
+from lsmq._settling import Settler
+from lsmq._values import check_max_messages, message_from_dict
+from lsmq.client import Client, _together
+from lsmq.errors import ClientClosed, InvalidRequest, LsmqError, ReceiptExpired
+from lsmq.record_batch import Message
+from lsmq.topics import Topic
+
+DEFAULT_MAX_MESSAGES = 10
+DEFAULT_WAIT_MS = 5_000
+DEFAULT_MAX_HANDLER_MS = 300_000
+_RELEASE_DEADLINE_MS = 2_000
+_MAX_REASON = 500
+_EXTENSIONS_PER_VISIBILITY = 3
+
+_log = logging.getLogger("lsmq")
+
+Handler = Callable[["Task"], Awaitable[object]]
+
+
+@dataclass(slots=True, eq=False)
+class Task:
+    """A message to work on, hidden from others until it is settled or its visibility ends.
+
+    Attributes:
+        message: what was sent.
+        deliveries: which delivery of it this is, from 1. Those that were under way when its shard changed its leader
+            are not counted.
+        receipt: names this delivery.
+        visibility_ms: how long it is hidden, from its delivery or from when it was extended last.
+        settled: whether it was acknowledged or given back here.
+    """
+
+    message: Message
+    deliveries: int
+    receipt: str
+    visibility_ms: int
+    settled: bool = field(default=False, init=False)
+    _queue: WorkQueue = field(repr=False)
+    _topic: Topic = field(repr=False)
+    _shard: int = field(repr=False)
+    _until: float = field(repr=False)
+    _since: float = field(repr=False)  # it came, and then: its handler began
+    _lost: bool = field(default=False, init=False, repr=False)
+
+    def text(self) -> str:
+        """The body decoded as UTF-8."""
+        return self.message.text()
+
+    @property
+    def remaining_ms(self) -> float:
+        """How long it is hidden from now on, by this machine's clock; below 0 when that is over."""
+        return 1000 * (self._until - asyncio.get_running_loop().time())
+
+    async def ack(self) -> None:
+        """It is done, and never comes again. Durable on return.
+
+        Raises ``ReceiptExpired`` when its visibility had ended before: then it comes, or came, to somebody again.
+        """
+        await self._queue._settler.ack(self._topic, self._shard, self.receipt)
+        self._settle()
+
+    async def nack(self, *, delay_ms: int | None = None, reason: str = "", dead_letter: bool = False) -> None:
+        """It failed, and comes again after ``delay_ms``: left out, a delay that doubles each time.
+
+        ``reason`` is kept with a dead letter. With ``dead_letter`` it is one now. Raises ``ReceiptExpired``.
+        """
+        more: dict[str, Any] = {"reason": reason[:_MAX_REASON], "dead_letter": dead_letter}
+        if delay_ms is not None:
+            more["delay_ms"] = delay_ms
+        await self._ask("nack", **more)
+        self._settle()
+
+    async def extend(self, visibility_ms: int | None = None) -> None:
+        """Hide it for so long from now on; as long as at first, when left out. Raises ``ReceiptExpired``."""
+        wanted_ms = self.visibility_ms if visibility_ms is None else visibility_ms
+        asked_at = asyncio.get_running_loop().time()
+        await self._ask("extend", visibility_ms=wanted_ms)
+        self._hidden(asked_at, wanted_ms)
+
+    async def _ask(self, how: str, **more: Any) -> None:
+        (error,) = await self._queue._settler.settle(how, self._topic, self._shard, [self.receipt], **more)
+        if error is not None:
+            self._lost = True
+            raise error
+
+    def _hidden(self, since: float, visibility_ms: int) -> None:
+        self.visibility_ms = visibility_ms
+        self._until = since + visibility_ms / 1000
+
+    def _settle(self) -> None:
+        self.settled = True
+        self._queue._kept.discard(self)
+
+
+class WorkQueue(Iterated[Task]):
+    """Takes messages of a topic to work on, together with all others of its ``group``.
+
+    Nobody owns queues: whoever asks gets the next messages of any. Each message is hidden from the others for
+    ``visibility_ms`` (left out: what the work queue says, 30 s) and comes again unless it is acknowledged. At least
+    once: what failed, and what nobody acknowledged in time. Order is not kept.
+
+    ``async for task in work`` gets up to ``max_messages`` ahead and keeps them hidden until they are handed out; then
+    the application settles or extends each in time. :meth:`run` does all of that.
+
+    Requests are tried again until ``deadline_ms`` is over; ``wait_ms`` is how long a pop is held when there is nothing.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        topic: str,
+        group: str,
+        *,
+        visibility_ms: int | None = None,
+        max_messages: int = DEFAULT_MAX_MESSAGES,
+        wait_ms: int = DEFAULT_WAIT_MS,
+        max_handler_ms: int | None = DEFAULT_MAX_HANDLER_MS,
+        deadline_ms: int | None = None,
+    ) -> None:
+        """``max_handler_ms``: a handler of :meth:`run` that takes longer is not covered any more: its message comes
+        to somebody else. So does one that was fetched ahead so long ago. None: no limit."""
+        if max_messages < 1 or wait_ms < 0:
+            raise InvalidRequest("max_messages must be at least 1, and wait_ms at least 0")
+        self.topic = topic
+        self.group = group
+        self._client = client
+        self._max_messages = max_messages
+        self._max_handler_ms = max_handler_ms
+        self._deadline_ms = client.deadline_ms if deadline_ms is None else deadline_ms
+        self._settler = Settler(client, group, self._deadline_ms)
+        self._puller = Puller(
+            client,
+            topic,
+            group,
+            wanted=self._wanted,
+            found=self._found,
+            visibility_ms=visibility_ms,
+            wait_ms=wait_ms,
+            deadline_ms=self._deadline_ms,
+        )
+        self._ahead: deque[Task] = deque()
+        self._kept: set[Task] = set()  # tasks whose visibility is extended here
+        self._asking = 0
+        self._hands: int | None = None  # of run: tasks that may be here at a time
+        self._changed = Waiting()
+        self._pulling: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        self._error: BaseException | None = None
+        self._closed = False
+
+    async def close(self) -> None:
+        """Stop asking, and give back what was not handed out, which does not count as delivered."""
+        if self._closed:
+            return
+        self._closed = True
+        self._changed.wake()
+        if self._pulling is not None:
+            self._pulling.cancel()
+            await asyncio.gather(self._pulling, return_exceptions=True)
+        self._end_keeping()
+        await self._release(self._ahead)
+        self._ahead.clear()
+        await self._settler.close()
+
+    async def poll(self, max_messages: int = DEFAULT_MAX_MESSAGES, timeout_ms: float | None = None) -> list[Task]:
+        """Up to ``max_messages`` tasks, waiting for the first; none after ``timeout_ms``."""
+        check_max_messages(max_messages)
+        try:
+            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                tasks = [await self._next()]
+        except TimeoutError:
+            return []
+        while len(tasks) < max_messages and (task := self._take()) is not None:
+            tasks.append(task)
+        return tasks
+
+    async def run(self, handler: Handler, *, concurrency: int = 1) -> None:
+        """Call ``handler`` with each task, ``concurrency`` at a time, until :meth:`close` or an error that stays.
+
+        A task is kept hidden while its handler runs. When that returns, the task is acknowledged, unless the handler
+        settled it; when it raises, the task is given back as failed, with the exception as the reason. A handler that
+        is cancelled gives its task back as if it had not been delivered.
+        """
+        if concurrency < 1:
+            raise InvalidRequest(f"concurrency is {concurrency}; it must be at least 1")
+        self._hands = concurrency
+        try:
+            async with asyncio.TaskGroup() as workers:
+                for _ in range(concurrency):
+                    workers.create_task(self._work(handler))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            self._hands = None
+
+    async def _work(self, handler: Handler) -> None:
+        while True:
+            try:
+                task = await self._next()
+            except ClientClosed:
+                if self._closed:
+                    return
+                raise
+            task._since = asyncio.get_running_loop().time()
+            self._kept.add(task)
+            self._asking += 1
+            try:
+                await self._handle(handler, task)
+            finally:
+                self._asking -= 1
+                self._kept.discard(task)
+                self._puller.look()
+                self._end_keeping()
+
+    async def _handle(self, handler: Handler, task: Task) -> None:
+        try:
+            try:
+                await handler(task)
+            except ReceiptExpired:
+                raise  # of this task, most likely: the handler settled it, too late
+            except Exception as error:
+                _log.warning("the handler failed with message %s: %r", task.message.id, error)
+                if not task.settled:
+                    await task.nack(reason=f"{type(error).__name__}: {error}")
+            else:
+                if not task.settled:
+                    await task.ack()
+        except ReceiptExpired as error:
+            _log.warning("message %s was handled too late and comes again: %s", task.message.id, error)
+        except asyncio.CancelledError:
+            if not task.settled:
+                await self._release([task])
+            raise
+
+    async def configure(
+        self,
+        *,
+        max_deliveries: int | None = None,
+        visibility_ms: int | None = None,
+        retry_first_ms: int | None = None,
+        retry_max_ms: int | None = None,
+        dead_letter: str | None = None,
+        delete_on_ack: bool | None = None,
+    ) -> None:
+        """Say how the work queue behaves, for all its consumers; what is left out is the default. Durable on return.
+
+        See docs/work-queues.md for what each means.
+        """
+        given = {
+            "max_deliveries": max_deliveries,
+            "visibility_ms": visibility_ms,
+            "retry_first_ms": retry_first_ms,
+            "retry_max_ms": retry_max_ms,
+            "dead_letter": dead_letter,
+            "delete_on_ack": delete_on_ack,
+        }
+        settings = {name: value for name, value in given.items() if value is not None}
+        path, deadline = f"/v1/groups/{quote(self.group, safe='')}/work-queue", self._client._deadline()
+
+        async def put(topic: Topic) -> None:
+            await _together(
+                self._client._router.ask_leader(
+                    topic,
+                    shard,
+                    "PUT",
+                    path,
+                    value={"topic": topic.name, "shards": [shard], **settings},
+                    deadline=deadline,
+                )
+                for shard in {route.shard for route in topic.routes}
+            )
+
+        await self._client._with_topic(self.topic, put)
+
+    # Within
+
+    def _wanted(self) -> int:
+        if self._hands is not None:
+            return self._hands - self._asking - len(self._ahead)
+        return self._max_messages - len(self._ahead)
+
+    def _found(self, topic: Topic, fields: Mapping[str, Any], asked_at: float) -> None:
+        visibility_ms = int(fields["visibility_ms"])
+        # The message was hidden after it was asked for: a pop that was held says nothing of when.
+        now = asyncio.get_running_loop().time()
+        until = max(asked_at, now - _MAX_TRANSIT_S) + visibility_ms / 1000
+        message = message_from_dict({**fields, "topic": topic.name})
+        deliveries, receipt, shard = int(fields["deliveries"]), str(fields["receipt"]), int(fields["shard"])
+        task = Task(message, deliveries, receipt, visibility_ms, self, topic, shard, until, now)
+        self._ahead.append(task)
+        self._kept.add(task)
+        self._changed.wake()
+
+    def _take(self) -> Task | None:
+        """The next task that is ours still."""
+        while self._ahead:
+            task = self._ahead.popleft()
+            self._kept.discard(task)
+            if not task._lost and task.remaining_ms > 0:
+                return task
+        return None
+
+    async def _next(self) -> Task:
+        while True:
+            if self._closed:
+                raise ClientClosed("this work queue is closed; make a new one")
+            if self._pulling is None:
+                self._pulling = asyncio.create_task(self._pull())
+            if self._keeping is None:
+                self._keeping = asyncio.create_task(self._keep())
+            task = self._take()
+            if task is not None:
+                self._puller.look()
+                return task
+            if self._error is not None:
+                error, self._error, self._pulling = self._error, None, None
+                raise error
+            self._puller.look()
+            await self._changed.wait()
+
+    async def _pull(self) -> None:
+        try:
+            await self._puller.run()
+        except Exception as error:
+            self._error = error
+            self._changed.wake()
+
+    def _end_keeping(self) -> None:
+        """Once it is closed, and the last handler has ended."""
+        if self._closed and not self._asking and self._keeping is not None:
+            self._keeping.cancel()
+
+    async def _keep(self) -> None:
+        """Extend what is held here, before its visibility ends."""
+        loop = asyncio.get_running_loop()
+        while True:
+            shortest_ms = min((task.visibility_ms for task in self._kept), default=1_000)
+            await asyncio.sleep(min(1.0, shortest_ms / 1000 / _EXTENSIONS_PER_VISIBILITY / 2))
+            now = loop.time()
+            due = [
+                task
+                for task in self._kept
+                if not (task.settled or task._lost)
+                and task._until - now < task.visibility_ms / 1000 * (1 - 1 / _EXTENSIONS_PER_VISIBILITY)
+                and (self._max_handler_ms is None or 1000 * (now - task._since) < self._max_handler_ms)
+            ]
+            for group in _by_shard(due):
+                await self._extend(group)
+
+    async def _extend(self, tasks: list[Task]) -> None:
+        topic, shard, visibility_ms = tasks[0]._topic, tasks[0]._shard, tasks[0].visibility_ms
+        asked_at = asyncio.get_running_loop().time()
+        try:
+            outcome = await self._settler.settle(
+                "extend",
+                topic,
+                shard,
+                [task.receipt for task in tasks],
+                deadline_ms=visibility_ms,
+                visibility_ms=visibility_ms,
+            )
+        except LsmqError as error:
+            _log.warning("%d tasks could not be kept hidden: %s", len(tasks), error)
+            return
+        for task, refused in zip(tasks, outcome, strict=True):
+            if refused is None:
+                task._hidden(asked_at, visibility_ms)
+            elif not task.settled:
+                task._lost = True
+
+    async def _release(self, tasks: Iterable[Task]) -> None:
+        for group in _by_shard(task for task in tasks if not task.settled):
+            shard = group[0]._shard
+            receipts = [task.receipt for task in group]
+            with contextlib.suppress(LsmqError):
+                await self._settler.settle(
+                    "nack", group[0]._topic, shard, receipts, deadline_ms=_RELEASE_DEADLINE_MS, release=True
+                )
+
+
+#: An answer is not longer on its way than this, mostly; if it is, the broker says so when the task is settled.
+_MAX_TRANSIT_S = 1.0
+
+
+def _by_shard(tasks: Iterable[Task]) -> Iterable[list[Task]]:
+    """Tasks of one shard and one visibility."""
+    found: dict[tuple[int, int], list[Task]] = {}
+    for task in tasks:
+        found.setdefault((task._shard, task.visibility_ms), []).append(task)
+    return found.values()

@@ -1,0 +1,329 @@
+"""Held streams: WebSocket and server-sent events. ``docs/push.md`` describes what goes over them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+from urllib.parse import urlsplit
+
+import structlog
+from aiohttp import web
+
+from lsmq.errors import (
+    GroupModeMismatch,
+    InvalidRequest,
+    LsmqError,
+    OriginNotAllowed,
+    UnknownStream,
+    UnknownTopic,
+)
+from lsmq_node.config import NodeConfig
+from lsmq_node.groups import Mode
+from lsmq_node.push import Acknowledge, Held, PushService, Start, StreamOptions
+from lsmq_node.push.options import MAX_CREDIT, MAX_CREDIT_BYTES
+
+from . import push_schemas as schemas
+from .codec import Format, answer
+from .group_schemas import MEMBER_ID
+from .push_sinks import END_S, PING_S, AnySink, EventSink, WebSocketSink, heed
+from .routing import Call, Content, Parameter, Route, path_parameters
+from .schema import Schema
+
+_log = structlog.get_logger("lsmq.push")
+
+PUSH_KEY = web.AppKey("push", PushService)
+EVENTS_TYPE = "text/event-stream"
+JSON_PROTOCOL, MSGPACK_PROTOCOL = "lsmq.json", "lsmq.msgpack"
+_MAX_FRAME_BYTES = 1024 * 1024
+_WRITE_BUFFER_BYTES = 16 * 1024
+_SEND_BUFFER_BYTES = 128 * 1024  # The system would take megabytes for a consumer that does not read.
+_RETRY_MS = 1_000
+_MODES = {"clustered": Mode.PUSH, "broadcast": Mode.BROADCAST}
+
+
+async def push(call: Call) -> web.StreamResponse:
+    """GET /v1/groups/{group}/push"""
+    request = call.request
+    allowed = _check_origin(call)
+    websocket = web.WebSocketResponse(
+        protocols=(JSON_PROTOCOL, MSGPACK_PROTOCOL),
+        autoping=False,
+        autoclose=False,
+        compress=False,
+        timeout=END_S,
+        max_msg_size=_MAX_FRAME_BYTES,
+        writer_limit=1,
+    )
+    ready = websocket.can_prepare(request)
+    if ready:
+        await websocket.prepare(request)
+        form = Format.MSGPACK if ready.protocol == MSGPACK_PROTOCOL else Format.JSON
+        sink = WebSocketSink(websocket, request, form)
+        _bound_buffer(request)
+        try:
+            stream = await _open(call, sink)
+        except LsmqError as error:
+            await sink.finish(error)
+        else:
+            await sink.finish(await _serve(call, stream, sink))
+        return websocket
+    if EVENTS_TYPE not in request.headers.get("Accept", ""):
+        raise InvalidRequest(f"this is a stream: ask for a WebSocket, or with Accept: {EVENTS_TYPE}", field="Accept")
+    response = web.StreamResponse(
+        headers={"Content-Type": EVENTS_TYPE, "Cache-Control": "no-store", "X-Accel-Buffering": "no", **allowed}
+    )
+    events = EventSink(response)
+    refused: LsmqError | None = None
+    try:
+        stream = await _open(call, events)
+    except LsmqError as error:
+        if not error.retriable:
+            raise
+        refused = error  # Browsers come again after an answer of 200, and after no other.
+    try:
+        await response.prepare(request)
+        _bound_buffer(request)
+        await response.write(b"retry: %d\n\n" % _RETRY_MS)
+    except BaseException:
+        if refused is None:
+            await call.request.app[PUSH_KEY].close(stream)
+        raise
+    await events.finish(refused or await _serve(call, stream, events))
+    return response
+
+
+def _bound_buffer(request: web.Request) -> None:
+    """Sending waits for the connection almost at once: what waits in memory is a frame, and little in the system's."""
+    if request.transport is not None:
+        request.transport.set_write_buffer_limits(high=_WRITE_BUFFER_BYTES)
+        connection = request.transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+
+
+async def _open(call: Call, sink: AnySink) -> Held:
+    """The stream that was asked for; :func:`_serve` closes it."""
+    query = call.query
+    topic = await call.topic(query["topic"])
+    options = StreamOptions(
+        _MODES[query["mode"]],
+        query["subscriber"],
+        Start(query["start"]),
+        query["credit"],
+        query["credit_bytes"],
+        Acknowledge(query["ack"]),
+        query["ack_timeout_ms"],
+        query["scope"] == "topic",
+    )
+    stream = await call.request.app[PUSH_KEY].open(call.path("group"), topic, sink, options)
+    _log.info("stream_opened", stream=stream.id, group=call.path("group"), topic=topic.name, remote=call.request.remote)
+    return stream
+
+
+async def _serve(call: Call, stream: Held, sink: AnySink) -> LsmqError | None:
+    """Serve a stream to its end; why it ended, or None when the subscriber went."""
+    reason: LsmqError | None = None
+    try:
+        await sink.send(sink.note("stream", _greeting(stream)))
+        reason = await _run(stream, sink)
+        return reason
+    except ConnectionError:
+        return None
+    finally:
+        code = None if reason is None else reason.code
+        _log.info("stream_closed", stream=stream.id, reason=code, unacknowledged=stream.ledger.open_count)
+        await call.request.app[PUSH_KEY].close(stream)
+
+
+def _greeting(stream: Held) -> dict[str, Any]:
+    topic = stream.topic
+    return {
+        "id": stream.id,
+        "group": stream.group,
+        "subscriber": stream.options.subscriber,
+        "topic": {"name": topic.name, "id": topic.id, "queues": topic.queues},
+        "credit": stream.ledger.credit,
+        "credit_bytes": stream.ledger.credit_bytes,
+    }
+
+
+async def _run(stream: Held, sink: AnySink) -> LsmqError | None:
+    """Send and hear until one of the two ends; why, or None when the subscriber went."""
+    sending = asyncio.create_task(stream.run())
+    others = [asyncio.create_task(work) for work in (sink.read(stream), _keep_alive(sink), stream.over.wait())]
+    try:
+        await asyncio.wait([sending, *others], return_when=asyncio.FIRST_COMPLETED)
+        if stream.over.is_set() and not sending.done():
+            await asyncio.wait([sending], timeout=END_S)
+        for task in (sending, *others):
+            if task.done() and isinstance(error := task.exception(), LsmqError):
+                return error
+            if task.done() and error is not None and not isinstance(error, ConnectionError):
+                raise error
+        return stream.ended
+    finally:
+        for task in (sending, *others):
+            task.cancel()
+        await asyncio.gather(sending, *others, return_exceptions=True)
+
+
+async def _keep_alive(sink: AnySink) -> None:
+    while True:
+        await asyncio.sleep(PING_S)
+        await sink.ping()
+
+
+async def acknowledge(call: Call) -> web.StreamResponse:
+    """POST /v1/groups/{group}/push/{stream}"""
+    allowed = _check_origin(call)
+    document = await call.checked_document()
+    stream = call.request.app[PUSH_KEY].stream(call.path("stream"))
+    heed(stream, document)
+    return answer(call.request, {"unacknowledged": stream.ledger.open_count}, headers=allowed)
+
+
+async def list_streams(call: Call) -> web.StreamResponse:
+    """GET /v1/groups/{group}/streams"""
+    now = asyncio.get_running_loop().time()
+    streams = [
+        {
+            "id": stream.id,
+            "subscriber": stream.options.subscriber,
+            "topic": stream.topic.name,
+            "mode": "broadcast" if stream.options.mode is Mode.BROADCAST else "clustered",
+            "queues": len(stream.feed.owned(stream.number)),
+            "unacknowledged": stream.ledger.open_count,
+            "credit": stream.ledger.credit,
+            "silent_ms": round(1000 * (now - stream.progress_at)) if stream.ledger.open_count else 0,
+        }
+        for stream in call.request.app[PUSH_KEY].streams_of(call.path("group"))
+    ]
+    return answer(call.request, {"streams": streams})
+
+
+async def preflight(call: Call) -> web.StreamResponse:
+    """OPTIONS /v1/groups/{group}/push/{stream}"""
+    allowed = _check_origin(call)
+    headers = {"Access-Control-Allow-Methods": "POST", "Access-Control-Allow-Headers": "Content-Type"}
+    return web.Response(status=204, headers={**headers, **allowed} if allowed else {})
+
+
+def _check_origin(call: Call) -> dict[str, str]:
+    """Headers that let a browser's page read the answer. Raises ``OriginNotAllowed``.
+
+    A browser lets any page open a WebSocket to any address, and says in ``Origin`` which page it is.
+    """
+    origin = call.request.headers.get("Origin")
+    if origin is None:
+        return {}
+    config = call.broker.config
+    listed = [name.strip().rstrip("/") for name in config.browser_origins.split(",")]
+    own = urlsplit(config.public_url)
+    if origin not in (*listed, f"{own.scheme}://{own.netloc}") and "*" not in listed:
+        raise OriginNotAllowed(
+            f"pages of {origin} may not use this node from a browser; name the origin in the setting browser_origins",
+            origin=origin,
+        )
+    return {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
+
+
+def _query(name: str, schema: Schema, description: str, *, required: bool = False) -> Parameter:
+    return Parameter(name, "query", schema, description, required=required)
+
+
+def routes(config: NodeConfig) -> tuple[Route, ...]:
+    """The routes of this module."""
+    credit = {"type": "integer", "minimum": 1}
+    parameters = (
+        _query("topic", {"type": "string"}, "Name of the topic.", required=True),
+        _query(
+            "mode",
+            {"enum": list(_MODES), "default": "clustered"},
+            "`clustered`: the group's subscribers share the queues. `broadcast`: each is sent everything.",
+        ),
+        _query(
+            "subscriber",
+            MEMBER_ID,
+            "Name of the subscriber: a new stream takes the place of its former one, and in a broadcast group it has "
+            "offsets of its own. Without one, a broadcast stream keeps none.",
+        ),
+        _query("start", {"enum": list(Start), "default": "earliest"}, "Where to begin when nothing is committed."),
+        _query("credit", {**credit, "maximum": MAX_CREDIT, "default": 1_000}, "Most messages not acknowledged."),
+        _query(
+            "credit_bytes",
+            {**credit, "maximum": MAX_CREDIT_BYTES, "default": 1024 * 1024},
+            "Most bytes of them; a larger message comes alone.",
+        ),
+        _query(
+            "ack",
+            {"enum": list(Acknowledge), "default": "explicit"},
+            "`sent`: messages count as handled once the connection has taken them.",
+        ),
+        _query(
+            "ack_timeout_ms",
+            {"type": "integer", "minimum": 0, "maximum": 86_400_000, "default": 300_000},
+            "End the stream when messages wait for an acknowledgement and none has come for so long. 0: never.",
+        ),
+        _query(
+            "scope",
+            {"enum": ["topic", "node"], "default": "topic"},
+            "`topic`: all queues, whichever node leads them. `node`: those that this node leads.",
+        ),
+    )
+    stream = (
+        *path_parameters("group"),
+        Parameter("stream", "path", {"type": "string", "pattern": "[0-9a-f]{32}"}, "Id of the stream."),
+    )
+    path = "/v1/groups/{group}/push"
+    return (
+        Route(
+            "GET",
+            path,
+            "push",
+            "push",
+            "Hold a stream of messages",
+            push,
+            {
+                101: Content("A WebSocket, with the subprotocol `lsmq.json` or `lsmq.msgpack`."),
+                200: Content("Server-sent events.", {"type": "string"}, (EVENTS_TYPE,)),
+            },
+            description="docs/push.md describes what goes over it. On a WebSocket errors are told in its last frame.",
+            parameters=(*path_parameters("group"), *parameters),
+            errors=(UnknownTopic, GroupModeMismatch, OriginNotAllowed),
+        ),
+        Route(
+            "POST",
+            f"{path}/{{stream}}",
+            "acknowledgePush",
+            "push",
+            "Acknowledge messages of a stream, or change its credit",
+            acknowledge,
+            {200: Content("Heard; commits follow.", schemas.ACKNOWLEDGED)},
+            description="For server-sent events; at the node that holds the stream.",
+            parameters=stream,
+            request=Content("What is handled.", schemas.ACKNOWLEDGE),
+            errors=(UnknownStream, OriginNotAllowed),
+        ),
+        Route(
+            "GET",
+            "/v1/groups/{group}/streams",
+            "listPushStreams",
+            "push",
+            "Streams of a group that this node sends to",
+            list_streams,
+            {200: Content("Each with its share of the queues led here.", schemas.STREAMS)},
+            parameters=path_parameters("group"),
+        ),
+        Route(
+            "OPTIONS",
+            f"{path}/{{stream}}",
+            "preflightPush",
+            "push",
+            "What browsers ask before they acknowledge",
+            preflight,
+            {204: Content("Headers that allow it.")},
+            parameters=stream,
+            errors=(OriginNotAllowed,),
+        ),
+    )

@@ -1,0 +1,290 @@
+"""Producer groups and transactions. docs/transactions.md describes the protocol."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from aiohttp import web
+
+from lsmq.errors import InvalidRequest, MessageTooLarge, TransactionTooLarge
+from lsmq.record_batch import Column, RecordBatch
+from lsmq_node.config import NodeConfig
+from lsmq_node.storage import Topic
+from lsmq_node.transactions import Delivery, Part, State, Transaction, TransactionService
+from lsmq_node.transactions.coordinator import ShardTransactions
+from lsmq_node.transactions.records import encode_part
+
+from .batches import _column
+from .codec import answer
+from .produce import Packer, message_limit
+from .routing import Call
+from .schema import check
+
+TRANSACTIONS_KEY = web.AppKey("transactions", TransactionService)
+
+HEARTBEATS_PER_SESSION = 3
+MAX_LISTED = 1_000
+
+
+def service(call: Call) -> TransactionService:
+    """The transactions of the node that is asked."""
+    return call.request.app[TRANSACTIONS_KEY]
+
+
+async def _coordinator(call: Call) -> tuple[ShardTransactions, str]:
+    group = call.path("group")
+    return await service(call).coordinator(group), group
+
+
+def describe(transaction: Transaction) -> dict[str, Any]:
+    return {
+        "transaction": transaction.id,
+        "group": transaction.group,
+        "state": transaction.state,
+        "delivered": transaction.is_finished,
+        "member": transaction.member,
+        "reference": transaction.reference,
+        "sequence": transaction.sequence,
+        "position": transaction.position,
+        "parts": transaction.parts,
+        "messages": dict(transaction.messages),
+        "size_bytes": transaction.size_bytes,
+        "begun_ms": transaction.begun_ms,
+        "check_after_ms": transaction.check_after_ms,
+        "check_every_ms": transaction.check_every_ms,
+        "checks": transaction.checks,
+        "max_checks": transaction.max_checks,
+        "decided_ms": transaction.decided_ms,
+        "decided_by": transaction.decided_by,
+        "waiting_shards": sorted(transaction.waiting),
+    }
+
+
+async def heartbeat(call: Call) -> web.StreamResponse:
+    """POST /v1/producer-groups/{group}/heartbeat"""
+    document = await call.checked_document()
+    shard, group = await _coordinator(call)
+    key = group, document["member"]
+    if document.get("leave", False):
+        await shard.leave(key)
+        return answer(call.request, {"member": key[1], "heartbeat_ms": 0, "checks": []})
+    session_ms = document.get("session_ms", 10_000)
+    known = shard.book.members.get(key)
+    heartbeat_ms = (session_ms if known is None else known.session_ms) // HEARTBEATS_PER_SESSION
+    given, remote = document.get("client"), call.request.remote or ""
+    asked = await shard.heartbeat(
+        key,
+        session_ms,
+        f"{given} ({remote})" if given else remote,
+        checks=document.get("checks", False),
+        join=document.get("join", False),
+        wait_s=service(call).hold_s(min(document.get("wait_ms", 0), heartbeat_ms, call.broker.config.max_wait_ms)),
+    )
+    found = {"member": key[1], "heartbeat_ms": heartbeat_ms, "checks": [describe(each) for each in asked]}
+    return answer(call.request, found)
+
+
+async def begin(call: Call) -> web.StreamResponse:
+    """POST /v1/producer-groups/{group}/transactions"""
+    document = await call.document()
+    part = await _part(call, document)
+    shard, group = await _coordinator(call)
+    _check_fits(shard, part)
+    member, number = document["member"], document["number"]
+    transaction = Transaction(
+        group,
+        f"{member}-{number}",
+        member,
+        document.get("reference", ""),
+        document.get("sequence") or "",
+        document.get("position", ""),
+        time.time_ns() // 1_000_000,
+        document.get("check_after_ms", 30_000),
+        document.get("check_every_ms", 30_000),
+        document.get("max_checks", 20),
+    )
+    return answer(
+        call.request, describe(await shard.begin(transaction, number, part, document.get("sequence_epoch", 0)))
+    )
+
+
+async def add_messages(call: Call) -> web.StreamResponse:
+    """POST /v1/producer-groups/{group}/transactions/{transaction}/messages"""
+    document = await call.document()
+    part = await _part(call, document)
+    shard, group = await _coordinator(call)
+    _check_fits(shard, part)
+    return answer(call.request, describe(await shard.add((group, call.path("transaction")), document["part"], part)))
+
+
+async def _part(call: Call, document: Any) -> Part:
+    """The messages of a request, packed by topic and shard. Raises what is wrong with them."""
+    assert call.route.request is not None and call.route.request.schema is not None
+    schema = call.route.request.schema
+    envelope = {**schema["properties"], "messages": {**schema["properties"]["messages"], "items": {"type": "object"}}}
+    check(document, {**schema, "properties": envelope}, "")
+    item = schema["properties"]["messages"]["items"]
+    own = {name: field for name, field in item["properties"].items() if name != "topic"}
+    plain = {**item, "properties": own, "required": []}
+    packers: dict[str, Packer] = {}
+    topics: dict[str, Topic] = {}
+    counts: dict[str, int] = {}
+    for index, message in enumerate(document["messages"]):
+        rest = dict(message)
+        name = rest.pop("topic", None)
+        if type(name) is not str:
+            raise InvalidRequest(
+                f"messages[{index}].topic must be the name of a topic", field=f"messages[{index}].topic"
+            )
+        if name not in packers:
+            topics[name] = await call.broker.topic(name)
+            packers[name] = Packer(call.broker, topics[name], plain)
+        packers[name].add(index, rest)
+        counts[name] = counts.get(name, 0) + 1
+    batches: list[tuple[int, int, str, bytes]] = []
+    by_shard: dict[int, int] = {}
+    for name, packer in packers.items():
+        for shard, packed in packer.parts.items():
+            batch = packed.builder.build()
+            _check_sizes(call.broker.config, topics[name], batch)
+            batches.append((shard, topics[name].id, name, batch))
+            by_shard[shard] = by_shard.get(shard, 0) + 1
+    return Part(encode_part(batches), counts, by_shard)
+
+
+def _check_sizes(config: NodeConfig, topic: Topic, batch: bytes) -> None:
+    """Refuse now what the message's shard would refuse later, when it is too late."""
+    longest, limit = int(_column(RecordBatch(batch, verify=False), Column.LENGTH).max()), message_limit(config, topic)
+    if longest > limit:
+        raise MessageTooLarge(
+            f"a message of {longest} bytes (body, key, tag and properties) is over the limit of {limit} of topic "
+            f"{topic.name!r}; send it in parts",
+            limit=limit,
+            size=longest,
+        )
+
+
+def _check_fits(shard: ShardTransactions, part: Part) -> None:
+    """Refuse what no store takes in one piece."""
+    options = shard.store.options
+    for what, count, limit in (
+        ("bytes", len(part.body), options.max_batch_bytes),
+        ("messages", sum(part.messages.values()), options.max_batch_records),
+    ):
+        if count > limit:
+            raise TransactionTooLarge(
+                f"{count} {what} in one request are over the limit of {limit}, which memtable_bytes sets; send fewer a "
+                "request",
+                limit=limit,
+            )
+
+
+async def _decide(call: Call, state: State) -> web.StreamResponse:
+    document = await call.checked_document()
+    shard, group = await _coordinator(call)
+    wait_s = service(call).hold_s(document.get("wait_ms", 0)) if state is State.COMMITTED else 0.0
+    key, by = (group, call.path("transaction")), document.get("member") or "operator"
+    return answer(call.request, describe(await shard.decide(key, state, by, wait_s)))
+
+
+async def commit(call: Call) -> web.StreamResponse:
+    """POST /v1/producer-groups/{group}/transactions/{transaction}/commit"""
+    return await _decide(call, State.COMMITTED)
+
+
+async def roll_back(call: Call) -> web.StreamResponse:
+    """POST /v1/producer-groups/{group}/transactions/{transaction}/rollback"""
+    return await _decide(call, State.ROLLED_BACK)
+
+
+async def get_transaction(call: Call) -> web.StreamResponse:
+    """GET /v1/producer-groups/{group}/transactions/{transaction}"""
+    shard, group = await _coordinator(call)
+    found = shard.transaction((group, call.path("transaction")))
+    await shard.barrier()
+    shard.check()
+    return answer(call.request, describe(found))
+
+
+async def list_transactions(call: Call) -> web.StreamResponse:
+    """GET /v1/producer-groups/{group}/transactions"""
+    shard, group = await _coordinator(call)
+    wanted = call.query["state"]
+    found = [
+        each
+        for each in shard.book.transactions.values()
+        if each.group == group and wanted in (None, each.state if each.is_finished or each.is_open else "undelivered")
+    ]
+    found.sort(key=lambda each: (each.begun_ms, each.id))
+    return answer(call.request, {"transactions": [describe(each) for each in found[:MAX_LISTED]]})
+
+
+async def list_groups(call: Call) -> web.StreamResponse:
+    """GET /v1/producer-groups"""
+    found = [
+        {
+            "group": group,
+            "shard": shard.port.number,
+            "members": len(shard.book.members_of(group)),
+            "unfinished": shard.book.unfinished(group),
+        }
+        for shard in service(call).shards()
+        for group in shard.book.groups()
+    ]
+    return answer(call.request, {"groups": sorted(found, key=lambda each: str(each["group"]))})
+
+
+async def describe_group(call: Call) -> web.StreamResponse:
+    """GET /v1/producer-groups/{group}"""
+    shard, group = await _coordinator(call)
+    book = shard.book
+    members = [(id, book.members[group, id]) for id in book.members_of(group)]
+    own = [each for each in book.transactions.values() if each.group == group]
+    return answer(
+        call.request,
+        {
+            "group": group,
+            "shard": shard.port.number,
+            "open": sum(each.is_open for each in own),
+            "undelivered": sum(not each.is_open and not each.is_finished for each in own),
+            "members": [
+                {
+                    "id": id,
+                    "client": member.client,
+                    "session_ms": member.session_ms,
+                    "checks": member.checks,
+                    "heartbeat_age_ms": round(1000 * book.age_s((group, id), shard.now)),
+                    "transactions": member.number,
+                }
+                for id, member in members
+            ],
+            "sequences": [
+                {"sequence": name, "epoch": each.epoch, "position": each.position, "member": each.member}
+                for (of, name), each in sorted(book.sequences.items())
+                if of == group
+            ],
+        },
+    )
+
+
+async def take_sequence(call: Call) -> web.StreamResponse:
+    """POST /v1/producer-groups/{group}/sequences/{sequence}"""
+    document = await call.checked_document()
+    shard, group = await _coordinator(call)
+    name = call.path("sequence")
+    taken = await shard.take(group, name, document["member"])
+    return answer(call.request, {"sequence": name, "epoch": taken.epoch, "position": taken.position})
+
+
+async def deliver(call: Call) -> web.StreamResponse:
+    """POST /v1/shards/{shard}/deliveries"""
+    document = await call.checked_document()
+    batches: list[tuple[int, int, str, bytes]] = []
+    for item in document["batches"]:
+        if not isinstance(item["batch"], bytes):
+            raise InvalidRequest("batch must be msgpack bin", field="batch")
+        RecordBatch(item["batch"], source="request")  # raises what is wrong with it
+        batches.append((item["number"], item["topic_id"], item["topic"], item["batch"]))
+    delivery = Delivery(document["coordinator"], document["limit"], batches)
+    return answer(call.request, {"dropped": await service(call).receive(call.path("shard"), delivery)})

@@ -1,0 +1,305 @@
+"""``lsmq bench backlog``: what a reader far behind costs those at the end of the log.
+
+A live producer and a consumer at the end run at a steady rate on a cluster of three nodes. Beside them a reader drains
+a backlog of the same shard over and over, at a rate of its own. Three cases take turns: no such reader; one that the
+leader sends to a follower; one that insists on the leader, as all would without the redirect.
+
+A redirect moves work from one machine to another, which cannot be seen where both are one. So cores stand in for
+machines: the leader and the live clients have one half of the cores to themselves, the followers and the reader of the
+backlog the other (``machines``). What they still share is the disk, and the memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from lsmq import Client, Consumer, Producer
+
+from ..local_cluster import LocalCluster, found_plan
+from .callable import CallableBench
+from .environment import cpu_seconds, describe, environment, pin
+from .isolate import run_case, scratch
+from .report import QUICK, BenchFailed, Option, Progress, Report, Table, percentile_ms, ratio, ratio_text, spread
+
+OPTIONS = (
+    Option("backlog_mib", 512, "Size of the backlog that is drained.", quick=24),
+    Option("backlog_message_bytes", 4_000, "Size of one of its messages.", low=64),
+    Option("drain_mib_s", 40, "The reader drains it at this rate, over and over; 0: as fast as it can.", low=0),
+    Option("live_rate", 200, "Live messages a second, each sent and received alone."),
+    Option("live_message_bytes", 200, "Size of a live message.", low=16),
+    Option("seconds", 12, "Length of each measurement.", quick=2),
+    Option("memtable_mib", 16, "Memory for messages at each node; what is older is read from files.", quick=2),
+    Option(
+        "replicas", 3, "Nodes, each with a replica; every one has a write on its disk before it is acknowledged.", low=2
+    ),
+    Option("machines", "split", "split: cores for the leader, and others for the followers; shared: all for all."),
+    Option("repeat", 3, "Repetitions; the cases take turns.", quick=1),
+    Option("directory", "", "Where to keep the files while it runs (default: where temporary files go)."),
+    QUICK,
+)
+_BACKLOG, _LIVE = "backlog", "live"
+_QUEUES = 8
+_UNDISTURBED, _REDIRECTED, _LEADER = "undisturbed", "redirect", "no redirect"
+_READ_FROM = {_REDIRECTED: "auto", _LEADER: "leader"}
+CASES = (_UNDISTURBED, _REDIRECTED, _LEADER)
+_LATENCIES = ("produce_p50_ms", "produce_p99_ms", "receive_p50_ms", "receive_p99_ms")
+_LATENCY_TITLES = ("produce p50", "produce p99", "receive p50", "receive p99")
+_CORES = ("leader_cores", "follower_cores")
+_WARM_UP_S = 1.0
+_IN_FLIGHT = 2_000
+_LOWEST_PRIORITY = 19
+_MIB = 1 << 20
+
+
+def run(values: Mapping[str, Any], progress: Progress) -> Report:
+    """Fill the backlog once, then measure every case in turn."""
+    near, far = _halves(values["machines"])
+    taken: dict[str, list[dict[str, float]]] = {case: [] for case in CASES}
+    memtable_bytes = values["memtable_mib"] * _MIB
+    settings = {
+        "memtable_bytes": memtable_bytes,
+        "max_message_bytes": min(_MIB, memtable_bytes // 4),
+        "backlog_redirect_bytes": memtable_bytes,
+    }
+    with scratch(values["directory"]) as directory:
+        facts = environment(directory)
+        progress(describe(facts))
+        plan = found_plan(nodes=values["replicas"], shards=1, replicas=values["replicas"], settings=settings)
+        cluster = LocalCluster.found(directory / "cluster", plan)
+        try:
+            urls = ",".join(node.url for node in cluster.up().nodes)
+            began = time.monotonic()
+            run_case(fill, urls=urls, size_bytes=values["backlog_mib"] * _MIB, each=values["backlog_message_bytes"])
+            progress(f"a backlog of {values['backlog_mib']} MiB after {time.monotonic() - began:.0f} s")
+            for repetition in range(values["repeat"]):
+                for case in CASES:
+                    taken[case].append(_measure(values, case, urls, cluster, near, far))
+                    p99 = taken[case][-1]["receive_p99_ms"]
+                    progress(f"{repetition + 1}/{values['repeat']}: {case}: p99 to receive {p99:.1f} ms")
+        finally:
+            cluster.down()
+    cases: list[dict[str, Any]] = [
+        {"case": case, **{name: spread([figures[name] for figures in runs]) for name in runs[0]}}
+        for case, runs in taken.items()
+    ]
+    ratios = {
+        f"{name}/{each['case']}": ratio(each[name], cases[0][name])
+        for each in cases[1:]
+        for name in (*_LATENCIES, *_CORES)
+    }
+    result = {
+        "bench": "backlog",
+        "environment": facts,
+        "options": dict(values),
+        "cases": cases,
+        "ratios": ratios,
+    }
+    return Report(result, [_table(result)], _NOTES)
+
+
+def _halves(machines: str) -> tuple[list[int], list[int]]:
+    """The cores of the leader and the live clients, and those of the followers and the reader of the backlog."""
+    cores = sorted(os.sched_getaffinity(0))
+    if machines not in ("split", "shared"):
+        raise BenchFailed(f"machines is {machines!r}; it must be split or shared")
+    if machines == "shared" or len(cores) < 2:
+        return cores, cores
+    return cores[: len(cores) // 2], cores[len(cores) // 2 :]
+
+
+def _measure(
+    values: Mapping[str, Any], case: str, urls: str, cluster: LocalCluster, near: Sequence[int], far: Sequence[int]
+) -> dict[str, float]:
+    """The live clients in one process, the reader of the backlog in another."""
+    seconds = values["seconds"]
+    status = cluster.status()
+    leader = status.shards[0].leader
+    pids = {node.id: node.pid for node in status.nodes if node.pid is not None}
+    for node, pid in pids.items():
+        pin(pid, near if node == leader else far)
+    used = {node: -cpu_seconds(pid) for node, pid in pids.items()}
+    began = time.monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        draining = None
+        if case != _UNDISTURBED:
+            rate = values["drain_mib_s"] * _MIB
+            draining = pool.submit(
+                lambda: run_case(
+                    drain,
+                    urls=urls,
+                    cores=list(far),
+                    read_from=_READ_FROM[case],
+                    rate=rate,
+                    seconds=seconds + 2 * _WARM_UP_S,
+                )
+            )
+        figures = run_case(
+            live,
+            urls=urls,
+            cores=list(near),
+            rate=values["live_rate"],
+            each=values["live_message_bytes"],
+            seconds=float(seconds),
+        )
+        drained = draining.result()["bytes_per_s"] / _MIB if draining is not None else 0.0
+    cores = {node: (used[node] + cpu_seconds(pid)) / (time.monotonic() - began) for node, pid in pids.items()}
+    led = cores.pop(str(leader), 0.0)
+    return {**figures, "drained_mib_s": drained, "leader_cores": led, "follower_cores": max(cores.values())}
+
+
+# What runs in processes of its own
+
+
+def fill(urls: str, size_bytes: int, each: int) -> dict[str, Any]:
+    """Make both topics and write the backlog."""
+
+    async def write() -> None:
+        async with Client(urls, deadline_ms=120_000) as client:
+            await client.create_topic(_LIVE)
+            await client.create_topic(_BACKLOG, queues=_QUEUES)
+            body = os.urandom(each)
+            async with Producer(client, _BACKLOG, linger_ms=1) as producer:
+                for number in range(size_bytes // each):
+                    receipt = await producer.send(body, queue=number % _QUEUES)
+                    if number % _IN_FLIGHT == 0:
+                        await receipt
+                await producer.flush()
+
+    asyncio.run(write())
+    return {}
+
+
+def live(urls: str, cores: Sequence[int], rate: int, each: int, seconds: float) -> dict[str, float]:
+    """Send one message at a time, at a rate, and receive it: how long each took from when it was due."""
+    pin(os.getpid(), cores)
+
+    async def work() -> dict[str, float]:
+        due: dict[int, float] = {}
+        produced: list[float] = []
+        received: list[float] = []
+        count = int(rate * seconds)
+        warm_up = int(rate * _WARM_UP_S)
+
+        async def send(producer: Producer, number: int) -> None:
+            await producer.send_and_wait(f"{number} ".encode().ljust(each, b"x"))
+            if number >= warm_up:
+                produced.append(time.monotonic() - due[number])
+
+        async with (
+            Client(urls) as client,
+            Producer(client, _LIVE, linger_ms=0) as producer,
+            Consumer(client, _LIVE, start="latest") as consumer,
+        ):
+
+            async def take() -> None:
+                last = -1
+                while last < count + warm_up - 1:
+                    for message in await consumer.poll():
+                        last = int(message.body.split(b" ", 1)[0])
+                        if last >= warm_up:
+                            received.append(time.monotonic() - due[last])
+
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(take())
+                began = time.monotonic()
+                for number in range(count + warm_up):
+                    due[number] = began + number / rate
+                    await asyncio.sleep(max(0.0, due[number] - time.monotonic()))
+                    tasks.create_task(send(producer, number))
+        return {
+            "produce_p50_ms": percentile_ms(produced, 0.5),
+            "produce_p99_ms": percentile_ms(produced, 0.99),
+            "receive_p50_ms": percentile_ms(received, 0.5),
+            "receive_p99_ms": percentile_ms(received, 0.99),
+        }
+
+    return asyncio.run(work())
+
+
+def drain(urls: str, cores: Sequence[int], read_from: str, rate: int, seconds: float) -> dict[str, float]:
+    """Read the backlog from its begin to its end, again and again, at ``rate`` bytes a second (0: without limit)."""
+    pin(os.getpid(), cores)
+    _only_idle_time()  # What it does with the messages is its own affair, on a machine of its own.
+
+    async def work() -> dict[str, float]:
+        taken = 0
+        began = time.monotonic()
+        async with Client(urls) as client:
+            end = sum((await client.offsets(_BACKLOG)).latest)
+            while time.monotonic() - began < seconds:
+                left = end
+                async with Consumer(client, _BACKLOG, read_from=_checked(read_from)) as consumer:
+                    while left > 0 and time.monotonic() - began < seconds:
+                        messages = await consumer.poll(256)
+                        left -= len(messages)
+                        taken += sum(len(message.body) for message in messages)
+                        if rate:
+                            await asyncio.sleep(max(0.0, began + taken / rate - time.monotonic()))
+        return {"bytes_per_s": taken / (time.monotonic() - began)}
+
+    return asyncio.run(work())
+
+
+def _only_idle_time() -> None:
+    """Run when nobody else wants to, and make way at once for whoever does."""
+    if hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    else:
+        os.nice(_LOWEST_PRIORITY)
+
+
+def _checked(read_from: str) -> Any:
+    if read_from not in _READ_FROM.values():
+        raise BenchFailed(f"a reader cannot read from {read_from!r}")
+    return read_from
+
+
+# The report
+
+
+def _table(result: dict[str, Any]) -> Table:
+    options = result["options"]
+    table = Table(
+        f"{options['live_rate']:,} live messages/s on one shard of {options['replicas']} replicas; a backlog of "
+        f"{options['backlog_mib']:,} MiB in the same shard",
+        ("backlog reader", "drained, MiB/s", *_LATENCY_TITLES, "leader's CPU", "a follower's"),
+        [],
+    )
+    for each in result["cases"]:
+        drained = each["drained_mib_s"]["median"]
+        figures = (_ms_text(each[name]) for name in _LATENCIES)
+        cores = (f"{100 * each[name]['median']:.0f} %" for name in _CORES)
+        table.rows.append((each["case"], f"{drained:.0f}" if drained else "-", *figures, *cores))
+        if each["case"] != _UNDISTURBED:
+            ratios = (ratio_text(result["ratios"][f"{name}/{each['case']}"]) for name in (*_LATENCIES, *_CORES))
+            table.rows.append((f"  {_UNDISTURBED} = 1", "", *ratios))
+    return table
+
+
+def _ms_text(figures: Mapping[str, float]) -> str:
+    return f"{figures['median']:.1f} ms ({figures['min']:.1f}-{figures['max']:.1f})"
+
+
+_NOTES = [
+    "Milliseconds from when a message was due to be sent, so that waiting counts; ack=quorum, on the disks of all "
+    "replicas.",
+    "redirect: the reader asks the leader and is sent to a follower. no redirect: it asks the leader to answer it all "
+    "(read_from='leader').",
+    "machines=split: the leader and the live clients run on one half of the cores, the followers and the reader on the "
+    "other, as on machines of their own; disk and memory they still share. machines=shared: what the follower uses is "
+    "missing elsewhere. The reader itself runs when nobody else wants to.",
+    "CPU: of the leader's process and of the busiest follower's, in hundredths of a core.",
+    "Cases take turns on the same cluster; medians (least-greatest) of the repetitions.",
+]
+
+BENCH = CallableBench(
+    name="backlog",
+    description="What a consumer far behind costs the others: sent to a follower, and reading from the leader.",
+    options=OPTIONS,
+    run=run,
+)

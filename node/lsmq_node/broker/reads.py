@@ -1,0 +1,405 @@
+"""Reading for consumers: from the shards of this node, waiting for what is not there yet.
+
+What may touch the disk runs in a pool of threads; everything else on the loop thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lsmq.errors import ReadElsewhere, Unavailable, UnknownFetchSession
+from lsmq_node.config import NodeConfig
+from lsmq_node.storage import Topic
+
+from .budget import Hold
+from .elsewhere import Elsewhere, ReadFrom, Turns, find_caught_up, find_far
+from .fetched import Fetched
+from .placement import shard_of, split_by_shard
+from .sessions import FetchSessions, Session, SessionPart
+from .topology import ShardPort, Topology
+from .waiters import WaiterTable
+
+Result = TypeVar("Result")
+
+
+class _Piece:
+    """The part of a read that lies in one shard. ``queues`` are sorted, ``starts`` their offsets."""
+
+    __slots__ = ("followers", "leads", "port", "queues", "starts")
+
+    def __init__(
+        self,
+        port: ShardPort,
+        queues: NDArray[Any],
+        starts: NDArray[np.int64],
+        *,
+        leads: bool,
+        followers: Sequence[str],
+    ) -> None:
+        self.port = port
+        self.queues = queues
+        self.starts = starts
+        self.leads = leads
+        self.followers = followers
+
+
+class Reads:
+    """Loop thread only. :meth:`close` it after the last call."""
+
+    def __init__(self, config: NodeConfig, topology: Topology, waiters: WaiterTable) -> None:
+        self.queues_sent_elsewhere = 0
+        self.as_follower = 0  # reads answered by a replica that does not lead
+        self._config = config
+        self._topology = topology
+        self._waiters = waiters
+        self._threads = ThreadPoolExecutor(config.read_threads, "lsmq-read")
+        self._slots = asyncio.Semaphore(config.read_threads)
+        self._fetches = 0
+        self._turns = Turns()
+        self.sessions = FetchSessions(config.max_fetch_session_bytes, waiters)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._threads.shutdown)
+
+    async def in_threads(self, blocking: Callable[[], Result]) -> Result:
+        """Run something that may read from disk in the read pool."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, blocking)
+
+    # One queue
+
+    async def read(
+        self,
+        topic: Topic,
+        queue: int,
+        offset: int,
+        *,
+        max_records: int,
+        max_bytes: int,
+        wait_ms: int,
+        hold: Hold,
+        source: ReadFrom,
+    ) -> Fetched:
+        """See :meth:`Broker.read`."""
+        asked = np.array((queue,), np.uint32)
+        shard = shard_of(queue, topic, self._topology.shard_count)
+        (port,) = await self.ports(topic, [shard], source)
+        (piece,) = pieces = [self._piece(port, asked, np.array((offset,), np.int64), source)]
+        if source is ReadFrom.FOLLOWER and piece.followers:
+            raise self._elsewhere(piece)
+
+        def read() -> Fetched:
+            found = Fetched()
+            store = port.store
+            if not piece.leads:
+                latest = store.bounds(topic.id, queue)[1] if store.has_topic(topic.id, queue) else 0
+                if latest < offset:
+                    raise Unavailable(f"this follower has queue {queue} up to offset {latest} so far", latest=latest)
+                if latest == offset:
+                    return found
+            elif piece.followers and find_far(store, topic.id, asked, piece.starts, self._limit_bytes)[0]:
+                found.elsewhere.append(Elsewhere(None, asked))
+                return found
+            found.add(store.read(topic.id, queue, offset, max_records=max_records, max_bytes=max_bytes))
+            if found.record_count == 0 and found.next_offsets and int(found.next_offsets[0][0]) <= offset:
+                return Fetched()
+            return found
+
+        found = await self._poll(topic, asked, pieces, read, max_bytes, wait_ms, hold, source)
+        if found.elsewhere:
+            raise self._elsewhere(piece)
+        return found
+
+    # Many queues
+
+    async def fetch(
+        self,
+        topic: Topic,
+        queues: NDArray[np.uint32],
+        offsets: NDArray[np.int64],
+        *,
+        max_records: int,
+        max_bytes: int,
+        wait_ms: int,
+        hold: Hold,
+        source: ReadFrom,
+    ) -> Fetched:
+        """See :meth:`Broker.fetch`."""
+        parts = split_by_shard(queues, topic, self._topology.shard_count)
+        ports = await self.ports(topic, [shard for shard, _ in parts], source)
+        pieces = [
+            self._piece(port, queues[places], offsets[places], source)
+            for port, (_, places) in zip(ports, parts, strict=True)
+        ]
+        if source is ReadFrom.FOLLOWER:
+            for piece in pieces:
+                if piece.followers:
+                    raise self._elsewhere(piece)
+
+        def read() -> Fetched:
+            found = self._read_pieces(topic, pieces, max_records, max_bytes, source)
+            pieces.append(pieces.pop(0))  # The next read, if this one found nothing, begins elsewhere.
+            return found
+
+        return await self._poll(topic, queues, pieces, read, max_bytes, wait_ms, hold, source)
+
+    # Many queues again and again
+
+    def open_session(
+        self, topic: Topic, queues: NDArray[np.uint32], offsets: NDArray[np.int64], found: Fetched
+    ) -> str | None:
+        """A token to go on with after an answer to :meth:`fetch`; None where the next request is to name all again.
+
+        No await may stand between the answer and this.
+        """
+        parts = None if found.elsewhere else self._session_parts(topic, queues, offsets)
+        if parts is None:
+            return None
+        for part in parts:
+            for moved, next_offsets in zip(found.queues, found.next_offsets, strict=True):
+                part.move(moved, next_offsets)
+        session = self.sessions.open(topic, parts)
+        return None if session is None else self.sessions.keep(session)
+
+    def _session_parts(
+        self, topic: Topic, queues: NDArray[np.uint32], offsets: NDArray[np.int64]
+    ) -> list[SessionPart] | None:
+        """None where this node does not lead all of it."""
+        parts: list[SessionPart] = []
+        for shard, places in split_by_shard(queues, topic, self._topology.shard_count):
+            leads = self._topology.leadership(shard)
+            if not leads.here:
+                return None
+            port = self._topology.port(shard)
+            parts.append(SessionPart(port, leads.epoch, queues[places], offsets[places].copy()))
+        return parts
+
+    def follow(self, topic: Topic, queues: NDArray[np.uint32], offsets: NDArray[np.int64]) -> Session | None:
+        """A session of the caller's own, who ends it with ``sessions.drop``; None unless this node leads all of it.
+
+        Raises ``Unavailable`` for more queues than there may be memory for.
+        """
+        parts = self._session_parts(topic, queues, offsets)
+        if parts is None:
+            return None
+        session = self.sessions.open(topic, parts)
+        if session is None:
+            limit = self._config.max_fetch_session_bytes
+            raise Unavailable(f"{len(queues)} queues take more memory than max_fetch_session_bytes ({limit}); raise it")
+        return session
+
+    async def read_on(self, session: Session, *, max_records: int, max_bytes: int, hold: Hold) -> Fetched:
+        """What has come to the queues of a session by now. Raises as :meth:`go_on` does."""
+        return await self._read_ready(session, max_records, max_bytes, hold, ReadFrom.LEADER)
+
+    async def go_on(
+        self,
+        topic: Topic,
+        token: str,
+        *,
+        max_records: int,
+        max_bytes: int,
+        wait_ms: int,
+        hold: Hold,
+        source: ReadFrom,
+    ) -> tuple[Fetched, str | None]:
+        """What has come to the queues of a session since its last answer, and the token to go on with.
+
+        Raises ``UnknownFetchSession``, ``NotLeader``, ``Unavailable``.
+        """
+        session = self.sessions.take(token, topic)
+        try:
+            found = await self._go_on(session, max_records, max_bytes, wait_ms, hold, source)
+        except BaseException:
+            self.sessions.drop(session)
+            raise
+        if found.elsewhere:
+            self.sessions.drop(session)
+            return found, None
+        return found, self.sessions.keep(session)
+
+    async def _go_on(
+        self, session: Session, max_records: int, max_bytes: int, wait_ms: int, hold: Hold, source: ReadFrom
+    ) -> Fetched:
+        topic = session.topic
+        deadline = asyncio.get_running_loop().time() + wait_ms / 1000
+        while True:
+            session.news.clear()
+            found = await self._read_ready(session, max_records, max_bytes, hold, source)
+            if found or self._waiters.closed or wait_ms == 0:
+                return found
+            try:
+                with self._waiters.held():
+                    async with asyncio.timeout_at(deadline):
+                        await session.news.wait()
+            except TimeoutError:
+                await self._check_parts(topic, session)
+                return found
+
+    async def _check_parts(self, topic: Topic, session: Session) -> None:
+        """Raises ``NotLeader``, ``UnknownTopic``, or ``UnknownFetchSession`` where a shard is led in another epoch."""
+        await self.ports(topic, [part.port.number for part in session.parts], ReadFrom.LEADER)
+        for part in session.parts:
+            leads = self._topology.leadership(part.port.number)
+            if leads.epoch != part.epoch or self._topology.port(part.port.number) is not part.port:
+                raise UnknownFetchSession(
+                    f"shard {part.port.number} is led in epoch {leads.epoch} by now; name the queues and offsets again"
+                )
+            part.port.store.topic_by_id(topic.id)
+
+    async def _read_ready(
+        self, session: Session, max_records: int, max_bytes: int, hold: Hold, source: ReadFrom
+    ) -> Fetched:
+        """Read what is ready, and move the session past what was found."""
+        topic = session.topic
+        await self._check_parts(topic, session)
+        taken = [(part, places) for part in session.parts if len(places := part.take())]
+        if not taken:
+            return Fetched()
+        pieces = [self._piece(part.port, part.queues[places], part.positions[places], source) for part, places in taken]
+        found = await self._read_held(
+            pieces, lambda: self._read_pieces(topic, pieces, max_records, max_bytes, source), max_bytes, hold, source
+        )
+        session.parts.append(session.parts.pop(0))  # The next answer begins elsewhere.
+        for part, places in taken:
+            for moved, next_offsets in zip(found.queues, found.next_offsets, strict=True):
+                part.move(moved, next_offsets)
+            part.put_back(topic.id, places)
+        return found
+
+    def _read_pieces(
+        self, topic: Topic, pieces: Sequence[_Piece], max_records: int, max_bytes: int, source: ReadFrom
+    ) -> Fetched:
+        found = Fetched()
+        self._fetches += 1
+        for piece in pieces:
+            self._read_piece(topic, piece, found, max_records, max_bytes, source)
+        return found
+
+    def _read_piece(
+        self, topic: Topic, piece: _Piece, found: Fetched, max_records: int, max_bytes: int, source: ReadFrom
+    ) -> None:
+        """Add what there is of a shard, and what of it is to be read elsewhere. In a thread of the pool."""
+        store, some, starts = piece.port.store, piece.queues, piece.starts
+        redirects = source is ReadFrom.AUTO
+        if not piece.leads and not store.has_topic(topic.id, int(some[-1])):  # It has not come here yet.
+            if redirects:
+                self._send(found, None, some)
+            return
+        if redirects and piece.followers:
+            away = find_far(store, topic.id, some, starts, self._limit_bytes)
+            if away.any():
+                self._send(found, self._turns.next(piece.followers), some[away])
+                some, starts = some[~away], starts[~away]
+        records_left, bytes_left = max_records - found.record_count, max_bytes - found.size_bytes
+        if len(some) == 0 or records_left <= 0 or bytes_left <= 0:
+            return
+        # Begin one queue further each time: busy queues that fill an answer must not starve the others.
+        turn = -(self._fetches % len(some))
+        part = store.read_many(
+            topic.id, np.roll(some, turn), np.roll(starts, turn), max_records=records_left, max_bytes=bytes_left
+        )
+        found.add(part)
+        if redirects and not piece.leads:
+            after = starts.copy()
+            after[some.searchsorted(part.positions[0])] = part.positions[1]
+            home = find_caught_up(store, topic.id, some, after, self._limit_bytes)
+            if home.any():
+                self._send(found, None, some[home])
+
+    def _send(self, found: Fetched, url: str | None, queues: NDArray[Any]) -> None:
+        found.elsewhere.append(Elsewhere(url, queues))
+        self.queues_sent_elsewhere += len(queues)
+
+    def _elsewhere(self, piece: _Piece) -> ReadElsewhere:
+        url, shard = self._turns.next(piece.followers), piece.port.number
+        self.queues_sent_elsewhere += len(piece.queues)
+        return ReadElsewhere(
+            f"read this at {url}, which follows shard {shard}; or ask with from=leader",
+            url=url,
+            shard=shard,
+            epoch=self._topology.leadership(shard).epoch,
+        )
+
+    @property
+    def _limit_bytes(self) -> int:
+        return self._config.backlog_redirect_bytes
+
+    def _piece(self, port: ShardPort, queues: NDArray[Any], starts: NDArray[np.int64], source: ReadFrom) -> _Piece:
+        leads = source is ReadFrom.LEADER or self._topology.leadership(port.number).here
+        sends = source is ReadFrom.FOLLOWER or (source is ReadFrom.AUTO and self._limit_bytes > 0)
+        followers = self._topology.followers(port.number) if leads and sends else ()
+        return _Piece(port, queues, starts, leads=leads, followers=followers)
+
+    # What both share
+
+    async def ports(self, topic: Topic, shards: Sequence[int], source: ReadFrom) -> list[ShardPort]:
+        """The shards, if they may be read here. On a follower the store may not know the topic yet.
+
+        Raises ``NotLeader``, ``Unavailable``.
+        """
+        ports = [self._topology.port(shard) for shard in shards]
+        for port in ports:
+            if source is ReadFrom.LEADER or self._topology.leadership(port.number).here:
+                port.check_readable()
+                await port.prepare(topic)
+            else:
+                port.check_readable(follower=True, found=True)
+        return ports
+
+    async def _poll(
+        self,
+        topic: Topic,
+        queues: NDArray[Any],
+        pieces: Sequence[_Piece],
+        read: Callable[[], Fetched],
+        max_bytes: int,
+        wait_ms: int,
+        hold: Hold,
+        source: ReadFrom,
+    ) -> Fetched:
+        """Read; if there is nothing, wait until something arrives and read again, until time is up.
+
+        What was read is answered only if it could be read to the last: a leader may have been deposed meanwhile.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + wait_ms / 1000
+        found = await self._read_held(pieces, read, max_bytes, hold, source)
+        if found or wait_ms == 0 or self._waiters.closed:
+            return found
+        with self._waiters.waiting(topic.id, queues) as waiter:
+            # Between the read and the registration; no await stands between these two.
+            if any(_arrived(topic, piece) for piece in pieces):
+                waiter.set()
+            while not found and await waiter.wait(deadline):
+                waiter.clear()
+                found = await self._read_held(pieces, read, max_bytes, hold, source)
+                if self._waiters.closed:
+                    break
+        return found
+
+    async def _read_held(
+        self, pieces: Sequence[_Piece], read: Callable[[], Fetched], max_bytes: int, hold: Hold, source: ReadFrom
+    ) -> Fetched:
+        """Read with memory reserved: what was asked for while reading, what was found afterwards."""
+        async with self._slots:  # So that no more reserve the most they may than can read.
+            hold.resize(max_bytes)
+            found = await self.in_threads(read)
+            for piece in pieces:
+                piece.port.check_readable(follower=source is not ReadFrom.LEADER, found=found.moved)
+            if found.moved and not all(piece.leads for piece in pieces):
+                self.as_follower += 1
+            hold.resize(found.size_bytes - found.file_bytes)
+        return found
+
+
+def _arrived(topic: Topic, piece: _Piece) -> bool:
+    store = piece.port.store
+    if not piece.leads and not store.has_topic(topic.id, int(piece.queues[-1])):
+        return False
+    return bool((store.latest_offsets(topic.id, piece.queues) > piece.starts).any())

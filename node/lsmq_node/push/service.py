@@ -1,0 +1,236 @@
+"""The held streams of a node: opens and closes them, keeps time for all of them together."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+
+import structlog
+
+from lsmq.client import Client
+from lsmq.errors import (
+    GroupHasMembers,
+    LsmqError,
+    ShuttingDown,
+    SlowConsumer,
+    TopicReplaced,
+    Unavailable,
+    UnknownStream,
+    UnknownTopic,
+)
+from lsmq_node.broker import Background, Broker, ByteBudget
+from lsmq_node.groups import GroupService, Mode
+from lsmq_node.storage import Topic
+
+from .feed import Feed
+from .options import StreamOptions
+from .relay import Relay
+from .stream import Counts, Sink, Stream
+
+_log = structlog.get_logger("lsmq.push")
+
+TICK_S = 0.25
+_STOP_S = 2.0
+_DECLARED_S = 60.0
+_REMEMBERED_GROUPS = 10_000
+
+Key = tuple[str, int]
+Held = Stream | Relay
+
+
+class PushService:
+    """One for each node. Loop thread only; ``start`` before anything else, ``stop`` at the end."""
+
+    def __init__(self, broker: Broker, groups: GroupService) -> None:
+        self.counts = Counts()
+        self.budget = ByteBudget(broker.config.max_push_bytes)
+        self.streams: dict[str, Held] = {}
+        self.stopping = False
+        self._broker = broker
+        self._groups = groups
+        self._feeds: dict[Key, Feed] = {}
+        self._background = Background("push")
+        self._declared: dict[tuple[str, Mode], float] = {}
+        self._client: Client | None = None
+        self._empty = asyncio.Event()
+
+    def start(self) -> None:
+        self._broker.before_retiring.append(self.begin_stop)
+        self._background.start(self._tick())
+
+    async def begin_stop(self) -> None:
+        """End all streams, and wait a moment until what they acknowledged is committed. No others are opened."""
+        self.stopping = True
+        for stream in self.streams.values():
+            stream.end(ShuttingDown("the node is stopping; come again, here or elsewhere"))
+        try:
+            async with asyncio.timeout(_STOP_S):
+                while self.streams:
+                    self._empty.clear()
+                    await self._empty.wait()
+        except TimeoutError:
+            _log.warning("streams_not_ended", count=len(self.streams))
+
+    async def stop(self) -> None:
+        self.stopping = True
+        await self._background.stop()
+        if self._client is not None:
+            await self._client.close()
+
+    # Streams
+
+    async def open(self, group: str, topic: Topic, sink: Sink, options: StreamOptions) -> Held:
+        """A stream that sends once it is run; :meth:`close` it in any case.
+
+        Raises ``GroupModeMismatch``, ``ShuttingDown``, and ``Unavailable`` when there are too many.
+        """
+        self.check_room()
+        await self._declare(group, options.mode)
+        self.check_room()
+        nodes = {self._broker.topology.leadership(part.shard).url for part in self._broker.ranges(topic)}
+        here = all(self._broker.topology.leadership(part.shard).here for part in self._broker.ranges(topic))
+        stream: Held
+        if options.whole and not here:
+            limits = (self.budget, group, topic, len(nodes))
+            stream = Relay(self._own_client(), *limits, sink, options, self.counts)
+            self.streams[stream.id] = stream
+        else:
+            stream = self._open_here(group, topic, sink, options)
+        self.counts.opened += 1
+        return stream
+
+    def _open_here(self, group: str, topic: Topic, sink: Sink, options: StreamOptions) -> Stream:
+        shared = options.mode is Mode.PUSH
+        name = group if shared else f"{group}/{options.subscriber or ''}"
+        kept = shared or options.subscriber is not None
+        key = (name if kept else f"{name}{secrets.token_hex(8)}", topic.id)
+        feed = self._feeds.get(key)
+        if feed is None or feed.closed:
+            feed = self._feeds[key] = Feed(
+                self._broker, key, name, topic, options.start, self._background.start, kept=kept
+            )
+        stream = Stream(self._broker, self.budget, feed, sink, options, self.counts)
+        self.streams[stream.id] = stream
+        feed.attach(stream)
+        return stream
+
+    def _own_client(self) -> Client:
+        """Finds leaders from this node on."""
+        if self._client is None:
+            self._client = Client(self._broker.config.public_url)
+        return self._client
+
+    def check_room(self) -> None:
+        """Raises ``ShuttingDown``, ``Unavailable``."""
+        limit = self._broker.config.max_push_streams
+        if self.stopping:
+            raise ShuttingDown("the node is stopping; come again, here or elsewhere")
+        if len(self.streams) >= limit:
+            raise Unavailable(
+                f"{limit} streams are held already, which is the limit (max_push_streams); come again later, or to "
+                "another node",
+                limit=limit,
+            )
+
+    async def close(self, stream: Held) -> None:
+        """The stream is over. Returns when what it acknowledged is committed, or that takes too long."""
+        try:
+            await stream.close()
+        finally:
+            self.streams.pop(stream.id, None)
+            self._empty.set()
+            feed = stream.feed if isinstance(stream, Stream) else None
+            if feed is not None and not feed.streams and self._feeds.get(feed.key) is feed:
+                del self._feeds[feed.key]
+
+    def stream(self, id: str) -> Held:
+        """Raises ``UnknownStream``."""
+        found = self.streams.get(id)
+        if found is None:
+            raise UnknownStream(f"no stream {id!r} is held here; it has ended, or another node holds it")
+        return found
+
+    def streams_of(self, group: str) -> list[Stream]:
+        """Streams that are sent the queues of this node. One that is passed on is found where its queues are led."""
+        return [
+            stream
+            for stream in self.streams.values()
+            if isinstance(stream, Stream)
+            and (stream.group.partition("/")[0] if stream.options.mode is Mode.BROADCAST else stream.group) == group
+        ]
+
+    # What others do with the group
+
+    def committing(self, group: str, topic: Topic, *, reset: bool) -> None:
+        """Somebody else commits for the group. Raises ``GroupHasMembers`` where streams do, unless it is a reset."""
+        feed = self._feeds.get((group, topic.id))
+        if feed is None or not feed.streams:
+            return
+        if not reset:
+            raise GroupHasMembers(
+                f"group {group!r} has {len(feed.streams)} streams, which commit for themselves: let them, or say reset",
+                group=group,
+                members=len(feed.streams),
+            )
+        self._forget(feed, "offsets of the group were reset; come again")
+
+    def forgetting(self, group: str) -> None:
+        """The offsets of the group are being deleted."""
+        for (name, _), feed in list(self._feeds.items()):
+            if name == group:
+                self._forget(feed, "offsets of the group were deleted; come again")
+
+    def _forget(self, feed: Feed, why: str) -> None:
+        feed.end_all(Unavailable(why, reset=True))
+
+    async def _declare(self, group: str, mode: Mode) -> None:
+        """See that nobody shares the group in another way. Raises ``GroupModeMismatch``."""
+        now = asyncio.get_running_loop().time()
+        if now - self._declared.get((group, mode), float("-inf")) < _DECLARED_S:
+            return
+        await self._groups.declare_anywhere(group, mode)
+        if len(self._declared) >= _REMEMBERED_GROUPS:
+            self._declared.clear()
+        self._declared[group, mode] = now
+
+    # Time
+
+    async def _tick(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(TICK_S)
+            for feed in list(self._feeds.values()):
+                error = self._changed(feed.topic)
+                if error is not None:
+                    feed.end_all(error)
+                else:
+                    feed.refresh()
+            now = loop.time()
+            for stream in list(self.streams.values()):
+                timeout_ms = stream.options.ack_timeout_ms
+                if (
+                    isinstance(stream, Stream)
+                    and timeout_ms
+                    and stream.ledger.open_count
+                    and now - stream.progress_at > timeout_ms / 1000
+                ):
+                    self.counts.slow += 1
+                    stream.end(
+                        SlowConsumer(
+                            f"nothing of {stream.ledger.open_count} messages was acknowledged for {timeout_ms} ms "
+                            "(ack_timeout_ms); they go to others, or come again"
+                        )
+                    )
+
+    def _changed(self, topic: Topic) -> LsmqError | None:
+        found = self._groups.catalog(topic.name)
+        if found is None:
+            return UnknownTopic(f"topic {topic.name!r} was deleted", topic=topic.name)
+        id, queues = found
+        if id != topic.id:
+            return TopicReplaced(
+                f"topic {topic.name!r} was deleted and made anew", topic=topic.name, expected_id=topic.id, id=id
+            )
+        if queues != topic.queues:
+            return Unavailable(f"topic {topic.name!r} has {queues} queues now; come again")
+        return None

@@ -1,0 +1,64 @@
+"""How far readers are behind, at a cost that follows neither the backlog nor idle queues.
+
+A record is *in memory* while a memtable has it; everything older is read from tables. Two numbers say how far behind
+a reader is: records, which offsets tell exactly, and bytes a record, which is a mean over the newest tables that have
+the topic, counted by their index: whole blocks, without reading one.
+
+The mean is of the topic, not of the queue: a queue whose messages are ten times as large as its topic's others counts
+a tenth of what it is.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from lsmq.errors import CorruptFile
+
+from .columns import I64, U64
+from .sstable import IndexColumn
+from .table import Table
+from .version import Version
+
+#: Tables of a topic that are looked at for the mean size of its records.
+SAMPLE_TABLES = 4
+
+
+def first_in_memory(version: Version, keys: U64, ends: I64) -> I64:
+    """The least offset that a memtable has of each of the sorted, distinct ``keys``; its end where there is none."""
+    firsts = ends.copy()
+    for memtable in version.memtables:
+        if memtable.record_count:
+            np.minimum(firsts, memtable.first_offsets(keys, ends), out=firsts)
+    return firsts
+
+
+def record_bytes(version: Version, topic_id: int) -> float:
+    """What a record of the topic takes in tables, about; in memory while there are no tables of it."""
+    size_bytes = record_count = looked_at = 0
+    for run in version.runs():
+        for table in run.tables:
+            if topic_id in table.meta.topics:
+                size, count = _share(table, topic_id)
+                size_bytes, record_count, looked_at = size_bytes + size, record_count + count, looked_at + 1
+                if looked_at == SAMPLE_TABLES:
+                    return size_bytes / max(record_count, 1)
+    if record_count == 0:
+        size_bytes = sum(memtable.size_bytes for memtable in version.memtables)
+        record_count = sum(memtable.record_count for memtable in version.memtables)
+    return size_bytes / max(record_count, 1)
+
+
+def _share(table: Table, topic_id: int) -> tuple[int, int]:
+    """Bytes and records of the blocks that have records of the topic. Those at both ends may have others as well."""
+    meta = table.meta
+    if len(meta.topics) > 1:
+        try:
+            columns = table.index().columns
+        except (CorruptFile, FileNotFoundError):  # damaged, or merged away meanwhile: all of it is near enough
+            return meta.size_bytes, meta.record_count
+        low, high = np.array((topic_id << 32, topic_id + 1 << 32), np.uint64)
+        first = int(columns[IndexColumn.LAST_KEY].searchsorted(low))
+        end = int(columns[IndexColumn.FIRST_KEY].searchsorted(high))
+        if first < end:
+            return int(columns[IndexColumn.SIZE][first:end].sum()), int(columns[IndexColumn.RECORDS][first:end].sum())
+    return meta.size_bytes, meta.record_count

@@ -1,0 +1,68 @@
+"""What a store measures of itself: its counters, and what its parts hold at the moment."""
+
+from __future__ import annotations
+
+from .line import Line
+from .log_writer import LogWriter
+from .maintenance import Maintenance
+from .segments import SegmentFiles
+from .state import ShardState
+from .stats import Counters, StoreStats
+from .tables import TableSet
+
+
+def measure(
+    counters: Counters,
+    state: ShardState,
+    tables: TableSet,
+    segments: SegmentFiles,
+    line: Line,
+    writer: LogWriter,
+    maintenance: Maintenance,
+) -> StoreStats:
+    """Everything in one look; parts may move on while it is taken."""
+    version = tables.version
+    runs = version.runs()
+    states = list(state.topics.values())
+    return StoreStats(
+        commits_total=counters.commits,
+        committed_entries_total=counters.committed_entries,
+        records_written_total=counters.records_written,
+        bytes_written_total=counters.bytes_written,
+        records_read_total=counters.records_read,
+        flushes_total=counters.flushes,
+        flushed_bytes_total=counters.flushed_bytes,
+        flush_seconds=counters.flush_seconds,
+        merges_total=counters.merges,
+        merged_bytes_total=counters.merged_bytes,
+        merge_seconds=counters.merge_seconds,
+        dropped_tables_total=counters.dropped_tables,
+        rebuilt_indexes_total=counters.rebuilt_indexes,
+        recovered_entries=counters.recovered_entries,
+        recovery_seconds=counters.recovery_seconds,
+        fsyncs_total=segments.fsync_count,
+        wal_bytes_total=segments.written_bytes,
+        cache_hits_total=tables.cache.hits,
+        cache_misses_total=tables.cache.misses,
+        cache_bytes=tables.cache.used_bytes,
+        committed_lsn=writer.committed_lsn,
+        durable_lsn=writer.durable_lsn,
+        flushed_lsn=tables.manifest.flushed_lsn,
+        memtable_bytes=sum(memtable.size_bytes for memtable in version.memtables),
+        frozen_memtables=len(tables.frozen),
+        level0_tables=len(version.level0),
+        generations=len(version.generations),
+        tables=sum(len(run.tables) for run in runs),
+        damaged_tables=len(tables.damaged()),
+        table_bytes=sum(run.size_bytes for run in runs),
+        topics=len(states),
+        queues=sum(item.end - item.first for item in states),
+        producers=len(state.producers),
+        documents=len(state.documents),
+        documents_bytes=state.documents.size_bytes,
+        waiting_bytes=line.waiting_bytes,
+        disk_free_bytes=maintenance.disk_free_bytes,
+        disk_full=int(maintenance.disk_full),
+        pressure=("ok", "slow", "refuse").index(maintenance.pressure()),
+        stopped=int(writer.stopped),
+    )

@@ -1,0 +1,368 @@
+"""What the coordinator of a shard's producer groups knows and decides. Pure: no I/O, no clock.
+
+A call that changes something returns a :class:`Plan` and leaves the book as it is; whoever has put the plan's documents
+in line tells the book with :meth:`Memory.apply`. An empty plan says that it was done before: every step can be
+repeated.
+
+``now`` is in seconds and only has to rise; ``wall_ms`` is milliseconds since 1970.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+from lsmq.errors import (
+    DocumentsFull,
+    InvalidRequest,
+    SequenceTakenOver,
+    TooManyMembers,
+    TooManyTransactions,
+    TransactionDecided,
+    TransactionTooLarge,
+    UnknownProducerMember,
+    UnknownTransaction,
+)
+
+from .memory import Memory
+from .records import Key, Member, Part, Plan, Sequence, State, Transaction, part_key
+
+MAX_MEMBERS = 1_000  # a group
+MAX_UNFINISHED = 10_000  # transactions a group
+MAX_SEQUENCES = 1_000  # a group
+MAX_PARTS = 1_000  # a transaction
+MAX_MESSAGES = 10_000  # a transaction
+MAX_BYTES = 4 << 20  # a transaction, packed
+MAX_OPEN_MS = 24 * 3_600_000
+#: A finished transaction is remembered for so long, for requests that come again; and at most so many of a shard.
+REMEMBER_MS = 600_000
+MAX_REMEMBERED = 30_000
+
+#: A member may have so many beginnings under way that overtake one another.
+MAX_MISSING = 256
+
+#: What a finished one takes, at most, or nearly.
+_RECORD_BYTES = 1024
+
+BROKER = "broker"
+
+Name = TypeVar("Name", str, int)
+
+
+class Book(Memory):
+    """Loop thread only.
+
+    Args:
+        max_bytes: of a transaction, since a delivery of it must fit into a request.
+        max_held_bytes: of all that are not finished. Well below what the shard keeps in documents: there must be room
+            to decide them.
+    """
+
+    def __init__(self, max_bytes: int = MAX_BYTES, max_held_bytes: int = 128 << 20) -> None:
+        super().__init__()
+        self.max_bytes = min(max_bytes, MAX_BYTES)
+        self.max_held_bytes = max_held_bytes
+        self.max_remembered = min(MAX_REMEMBERED, max_held_bytes // _RECORD_BYTES // 4)
+
+    # Members
+
+    def join(self, key: Key, session_ms: int, client: str, *, checks: bool, now: float) -> Plan:
+        """A member is heard of; the plan makes it known. Raises ``TooManyMembers``."""
+        if key in self.members:
+            self._seen[key] = now
+            return Plan()
+        group = key[0]
+        if len(self._members_of.get(group, ())) >= MAX_MEMBERS:
+            raise TooManyMembers(
+                f"producer group {group!r} has {MAX_MEMBERS} members, the limit", group=group, limit=MAX_MEMBERS
+            )
+        return Plan(members={key: Member(0, (), session_ms, client, checks)})
+
+    def hear(self, key: Key, now: float) -> None:
+        """A member heartbeats. Raises ``UnknownProducerMember``."""
+        self._member(key)
+        self._seen[key] = now
+
+    def age_s(self, key: Key, now: float) -> float:
+        """How long a member has been silent."""
+        return max(0.0, now - self._seen[key])
+
+    def _member(self, key: Key) -> Member:
+        member = self.members.get(key)
+        if member is None:
+            raise UnknownProducerMember(
+                f"producer group {key[0]!r} does not know member {key[1]!r} (any more): its session ended. Join anew "
+                "under a new id",
+                group=key[0],
+                member=key[1],
+            )
+        return member
+
+    def leave(self, key: Key) -> Plan:
+        """What it has not decided, others are asked about at once."""
+        return Plan(members={key: None}) if key in self.members else Plan()
+
+    def expire(self, now: float) -> Plan:
+        """Members that have been silent for a whole session."""
+        gone = [key for key, member in self.members.items() if now - self._seen[key] > member.session_ms / 1000]
+        return Plan(members=dict.fromkeys(gone))
+
+    # Transactions
+
+    def begin(self, transaction: Transaction, number: int, part: Part, sequence_epoch: int = 0) -> Plan:
+        """Begin a transaction with its first messages; ``number`` counts those of its member from 1.
+
+        Raises ``UnknownProducerMember``, ``UnknownTransaction`` when it was begun before and forgotten since,
+        ``TooManyTransactions``, ``TransactionTooLarge``, ``SequenceTakenOver``.
+        """
+        key, by = transaction.key, (transaction.group, transaction.member)
+        member = self._member(by)
+        if key in self.transactions:
+            return Plan()
+        if number <= member.number and number not in member.missing:
+            raise self._unknown(key)
+        self._check_sequence(transaction, sequence_epoch)
+        count = len(self._unfinished_of.get(key[0], ()))
+        if count >= MAX_UNFINISHED:
+            raise TooManyTransactions(
+                f"producer group {key[0]!r} has {count} transactions that are open or not delivered, the limit; finish "
+                "some (lsmq transaction list shows them)",
+                group=key[0],
+                limit=MAX_UNFINISHED,
+            )
+        plan = self._with_part(transaction, part)
+        missing = {*member.missing, *range(max(member.number + 1, number - MAX_MISSING), number)} - {number}
+        plan.members[by] = replace(
+            member, number=max(member.number, number), missing=tuple(sorted(missing)[-MAX_MISSING:])
+        )
+        return plan
+
+    def _check_sequence(self, transaction: Transaction, epoch: int) -> None:
+        if not transaction.sequence:
+            return
+        known = self.sequences.get((transaction.group, transaction.sequence))
+        if known is None or known.epoch != epoch:
+            counts = 0 if known is None else known.epoch
+            raise SequenceTakenOver(
+                f"sequence {transaction.sequence!r} of producer group {transaction.group!r} is at epoch {counts}, not "
+                f"{epoch}: another member goes on with it",
+                group=transaction.group,
+                sequence=transaction.sequence,
+                epoch=counts,
+            )
+
+    def add(self, key: Key, number: int, part: Part) -> Plan:
+        """More messages. ``number`` counts the parts of the transaction; the first has come with its beginning.
+
+        Raises ``UnknownTransaction``, ``TransactionDecided``, ``TransactionTooLarge``, ``InvalidRequest`` for a part
+        that comes before the one before it.
+        """
+        transaction = self.transaction(key)
+        if number < transaction.parts:
+            return Plan()
+        if not transaction.is_open:
+            raise _decided(transaction, "more messages come too late")
+        if number > transaction.parts:
+            raise InvalidRequest(
+                f"part {number} of transaction {key[1]!r} came before part {transaction.parts}; send one at a time",
+                transaction=key[1],
+                expected=transaction.parts,
+            )
+        return self._with_part(transaction, part)
+
+    def _with_part(self, transaction: Transaction, part: Part) -> Plan:
+        messages, batches = _sum(transaction.messages, part.messages), _sum(transaction.batches, part.batches)
+        size = transaction.size_bytes + len(part.body)
+        for what, count, limit in (
+            ("bytes", size, self.max_bytes),
+            ("messages", sum(messages.values()), MAX_MESSAGES),
+            ("parts", transaction.parts + 1, MAX_PARTS),
+        ):
+            if count > limit:
+                raise TransactionTooLarge(
+                    f"transaction {transaction.id!r} would have {count} {what}, the limit is {limit}; make it smaller, "
+                    "or send more messages a request",
+                    transaction=transaction.id,
+                    limit=limit,
+                )
+        if self.held_bytes + len(part.body) > self.max_held_bytes:
+            raise DocumentsFull(
+                f"transactions that are not finished hold {self.held_bytes} bytes in this shard, and {len(part.body)} "
+                f"more are over the limit of {self.max_held_bytes} (half of max_documents_bytes); finish some, or "
+                "raise it",
+                used_bytes=self.held_bytes,
+                limit=self.max_held_bytes,
+            )
+        changed = replace(transaction, parts=transaction.parts + 1, size_bytes=size, messages=messages, batches=batches)
+        key = transaction.key
+        return Plan(transactions={key: changed}, parts={part_key(key, transaction.parts): part.body})
+
+    def transaction(self, key: Key) -> Transaction:
+        """Raises ``UnknownTransaction``."""
+        found = self.transactions.get(key)
+        if found is None:
+            raise self._unknown(key)
+        return found
+
+    def _unknown(self, key: Key) -> UnknownTransaction:
+        return UnknownTransaction(
+            f"producer group {key[0]!r} has no transaction {key[1]!r}: it was never begun, or ended more than "
+            f"{REMEMBER_MS // 60_000} minutes ago",
+            group=key[0],
+            transaction=key[1],
+        )
+
+    def decide(self, key: Key, state: State, by: str, wall_ms: int) -> Plan:
+        """Commit or roll back, once and for all. With a commit its sequence, if it has one, is at its position.
+
+        Raises ``UnknownTransaction``, and ``TransactionDecided`` when it was decided the other way.
+        """
+        transaction = self.transaction(key)
+        if transaction.state == state:
+            return Plan()
+        if not transaction.is_open:
+            raise _decided(transaction, f"it cannot be {state.value.replace('_', ' ')} any more")
+        changed = replace(transaction, state=state.value, decided_ms=wall_ms, decided_by=by)
+        if state is State.ROLLED_BACK:
+            return Plan(transactions={key: changed}, parts=_no_parts(transaction))
+        plan = Plan()
+        waiting = {}
+        for shard, count in sorted(transaction.batches.items()):
+            first = self.lanes[shard].next if shard in self.lanes else 1
+            waiting[shard], plan.lanes[shard] = first, first + count
+        plan.transactions[key] = replace(changed, waiting=waiting)
+        sequence = self.sequences.get((key[0], transaction.sequence))
+        if sequence is not None:
+            plan.sequences[key[0], transaction.sequence] = replace(sequence, position=transaction.position)
+        return plan
+
+    # Asking members
+
+    def checks(self, now: float, wall_ms: int) -> Plan:
+        """Ask about transactions that were silent for long enough, or roll them back; members to wake: ``asked``."""
+        plan = Plan()
+        for key in [key for key, at in self._due.items() if at <= now]:
+            transaction = self.transactions[key]
+            if transaction.checks >= transaction.max_checks or wall_ms - transaction.begun_ms > MAX_OPEN_MS:
+                decided = self.decide(key, State.ROLLED_BACK, BROKER, wall_ms)
+                plan.transactions |= decided.transactions
+                plan.parts |= decided.parts
+                continue
+            member = self._whom_to_ask(transaction)
+            if member is not None:
+                plan.transactions[key] = replace(transaction, checks=transaction.checks + 1)
+                self._due[key] = now + transaction.check_every_ms / 1000
+                self.asked.setdefault((key[0], member), {})[key[1]] = None
+        return plan
+
+    def _whom_to_ask(self, transaction: Transaction) -> str | None:
+        """Its own member while that lives: only that knows whether the local step is still under way."""
+        of = self._members_of.get(transaction.group, set())
+        if transaction.member in of:
+            return transaction.member
+        able = sorted(id for id in of if self.members[transaction.group, id].checks)
+        return able[transaction.checks % len(able)] if able else None
+
+    def take_asked(self, key: Key) -> list[Transaction]:
+        """The transactions a member is to be asked about; it is told of them now."""
+        found = [self.transactions.get((key[0], id)) for id in self.asked.pop(key, ())]
+        return [transaction for transaction in found if transaction is not None and transaction.is_open]
+
+    # Sequences
+
+    def take(self, group: str, name: str, member: str, wall_ms: int) -> Plan:
+        """A member goes on with a sequence: what others have open of it is rolled back, and they can commit no more.
+
+        Raises ``UnknownProducerMember``, ``TooManyTransactions``.
+        """
+        self._member((group, member))
+        known = self.sequences.get((group, name))
+        if known is None and self._sequences_of.get(group, 0) >= MAX_SEQUENCES:
+            raise TooManyTransactions(
+                f"producer group {group!r} has {MAX_SEQUENCES} sequences, the limit", group=group, limit=MAX_SEQUENCES
+            )
+        plan = Plan()
+        for key, transaction in self._open_of(group):
+            if transaction.sequence == name:
+                decided = self.decide(key, State.ROLLED_BACK, member, wall_ms)
+                plan.transactions |= decided.transactions
+                plan.parts |= decided.parts
+        epoch, position = (0, None) if known is None else (known.epoch, known.position)
+        plan.sequences[group, name] = Sequence(epoch + 1, position, member)
+        return plan
+
+    # Deliveries
+
+    def to_deliver(self, shard: int, max_batches: int, max_bytes: int) -> list[tuple[int, Transaction]]:
+        """What the shard is to get next: the number of the first batch, and the transaction; at least one."""
+        found: list[tuple[int, Transaction]] = []
+        batches = size = 0
+        for first, key in self.lanes[shard].waiting.items():
+            transaction = self.transactions[key]
+            batches += transaction.batches[shard]
+            size += transaction.size_bytes
+            if found and (batches > max_batches or size > max_bytes):
+                break
+            found.append((first, transaction))
+        return found
+
+    def delivered(self, shard: int, keys: Iterable[Key]) -> Plan:
+        """The shard has these."""
+        plan = Plan()
+        for key in keys:
+            transaction = self.transactions.get(key)
+            if transaction is None or shard not in transaction.waiting:
+                continue
+            waiting = {other: first for other, first in transaction.waiting.items() if other != shard}
+            plan.transactions[key] = replace(transaction, waiting=waiting)
+            if not waiting:
+                plan.parts |= _no_parts(transaction)
+        return plan
+
+    def renumber(self, shard: int, last: int) -> Plan:
+        """The shard has had batches up to ``last`` that this coordinator does not know of: begin above.
+
+        Only after the coordinator has lost what it had acknowledged (asynchronous flush).
+        """
+        plan = Plan()
+        number = last + 1
+        lane = self.lanes[shard]
+        lane.limit = max(lane.limit, last)
+        for key in lane.waiting.values():
+            transaction = self.transactions[key]
+            plan.transactions[key] = replace(transaction, waiting={**transaction.waiting, shard: number})
+            number += transaction.batches[shard]
+        plan.lanes[shard] = number
+        return plan
+
+    def forget(self, wall_ms: int) -> Plan:
+        """Finished transactions that nobody will ask for any more."""
+        old: list[Key] = []
+        surplus = len(self._finished) - self.max_remembered
+        for key in self._finished:
+            if len(old) >= surplus and wall_ms - self.transactions[key].decided_ms < REMEMBER_MS:
+                break
+            old.append(key)
+        return Plan(transactions=dict.fromkeys(old))
+
+
+def _sum(one: Mapping[Name, int], other: Mapping[Name, int]) -> dict[Name, int]:
+    found = dict(one)
+    for name, count in other.items():
+        found[name] = found.get(name, 0) + count
+    return found
+
+
+def _no_parts(transaction: Transaction) -> dict[str, bytes | None]:
+    return {part_key(transaction.key, number): None for number in range(transaction.parts)}
+
+
+def _decided(transaction: Transaction, what: str) -> TransactionDecided:
+    return TransactionDecided(
+        f"transaction {transaction.id!r} was {transaction.state.replace('_', ' ')} by {transaction.decided_by}; {what}",
+        group=transaction.group,
+        transaction=transaction.id,
+        state=transaction.state,
+        decided_by=transaction.decided_by,
+    )

@@ -1,0 +1,314 @@
+"""The producer groups and transactions of one shard while this node leads it: the shell around :class:`.book.Book`.
+
+Nothing is answered, and nothing is delivered, before it is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import structlog
+
+from lsmq.errors import DeliveriesAhead, LsmqError, Unavailable
+from lsmq_node.broker import ShardCoordinator, ShardPort, Start
+
+from .book import BROKER, Book
+from .counts import Counts
+from .delivery import Delivery, Send, may_be_stored
+from .lanes import LANE, last_numbers
+from .records import (
+    LANES,
+    MEMBERS,
+    SEQUENCES,
+    TRANSACTIONS,
+    Key,
+    Part,
+    Plan,
+    Sequence,
+    State,
+    Transaction,
+    decode_part,
+    part_key,
+)
+
+_log = structlog.get_logger("lsmq.transactions")
+
+_LOAD_AT_ONCE = 500
+_DELIVERED_BATCHES = 200
+_DELIVERED_BYTES = 1 << 20
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+
+
+class ShardTransactions(ShardCoordinator):
+    """Transactions that a shard coordinates, and what it has had from other coordinators, in one round of its store.
+
+    Loop thread only.
+    """
+
+    subject = "transactions"
+
+    def __init__(
+        self, port: ShardPort, start: Start, shard_count: int, max_request_bytes: int, send: Send, counts: Counts
+    ) -> None:
+        super().__init__(port, start)
+        self.book = Book(max_request_bytes // 2, self.store.options.max_documents_bytes // 2)
+        self.last: dict[int, int] = {}  # by coordinator, the number of the last batch put in line here
+        self.counts = counts
+        self._shard_count = shard_count
+        self._send = send
+        self._sending: dict[int, asyncio.Task[Any]] = {}
+        self._waiting: dict[Key, set[asyncio.Future[None]]] = {}  # for a member's checks, or a transaction's delivery
+
+    async def load(self) -> None:
+        await self.barrier()
+        store = self.store
+        documents = [item for prefix in (MEMBERS, TRANSACTIONS, SEQUENCES) for item in store.documents(prefix)]
+        lanes = store.document(LANES)
+        if lanes is not None:
+            documents.insert(0, (LANES, lanes))
+        for at in range(0, len(documents), _LOAD_AT_ONCE):
+            self.book.load(documents[at : at + _LOAD_AT_ONCE], self.now)
+            await asyncio.sleep(0)
+        self.last, behind = last_numbers(store.documents(LANE), self._shard_count, store.producer_epoch)
+        if behind:  # The rest of a unit that was cut off; the shard forgets producers in time.
+            await self.durable(self.put(behind))
+
+    def built(self) -> None:
+        number, count = self.port.number, len(self.book.transactions)
+        _log.info("transactions_loaded", shard=number, transactions=count, round=self.round)
+        self.deliver()
+
+    # Storing
+
+    def _put(self, plan: Plan) -> asyncio.Future[None] | None:
+        """Put a plan in line."""
+        lanes = {shard: lane.next for shard, lane in self.book.lanes.items()}
+        future = self.put(plan.documents(lanes))
+        self.book.apply(plan, self.now)
+        return future
+
+    async def _done(self, plan: Plan) -> None:
+        """Return when the plan is durable, or what was done before in its stead."""
+        if plan:
+            await self.durable(self._put(plan))
+        else:
+            await self.barrier()
+        self.check()
+
+    # Members
+
+    async def heartbeat(
+        self, key: Key, session_ms: int, client: str, *, checks: bool, join: bool, wait_s: float
+    ) -> list[Transaction]:
+        """Hear a member; the transactions it is asked about. Held up to ``wait_s`` while there are none.
+
+        Raises ``UnknownProducerMember`` unless it joins, ``TooManyMembers``.
+        """
+        self.check()
+        if join:
+            await self._done(self.book.join(key, session_ms, client, checks=checks, now=self.now))
+        self.book.hear(key, self.now)
+        if not self.book.asked.get(key):
+            await self._wait(key, wait_s)
+            self.check()
+            self.book.hear(key, self.now)
+        return self.book.take_asked(key)
+
+    async def leave(self, key: Key) -> None:
+        """Durable on return."""
+        self.check()
+        await self._done(self.book.leave(key))
+        self._wake(key)
+
+    # Transactions
+
+    async def begin(self, transaction: Transaction, number: int, part: Part, sequence_epoch: int) -> Transaction:
+        """See :meth:`Book.begin`. Durable on return."""
+        self.check()
+        plan = self.book.begin(transaction, number, part, sequence_epoch)
+        self.counts.begun += bool(plan)
+        await self._done(plan)
+        return self.book.transaction(transaction.key)
+
+    async def add(self, key: Key, number: int, part: Part) -> Transaction:
+        """See :meth:`Book.add`. Durable on return."""
+        self.check()
+        await self._done(self.book.add(key, number, part))
+        return self.book.transaction(key)
+
+    async def decide(self, key: Key, state: State, by: str, wait_s: float) -> Transaction:
+        """See :meth:`Book.decide`. Durable on return; and delivered, unless that takes longer than ``wait_s``."""
+        self.check()
+        plan = self.book.decide(key, state, by, _wall_ms())
+        await self._done(plan)
+        if plan:
+            self._decided(key)
+        self.deliver()
+        if wait_s > 0 and not self.book.transaction(key).is_finished:
+            await self._wait(key, wait_s)
+            self.check()
+        return self.book.transaction(key)
+
+    def _decided(self, key: Key) -> None:
+        transaction = self.book.transaction(key)
+        committed = transaction.state == State.COMMITTED
+        self.counts.committed += committed
+        self.counts.rolled_back += not committed
+        if transaction.decided_by == BROKER:
+            self.counts.given_up += 1
+            _log.warning(
+                "transaction_given_up",
+                group=key[0],
+                transaction=key[1],
+                reference=transaction.reference,
+                checks=transaction.checks,
+            )
+
+    async def take(self, group: str, name: str, member: str) -> Sequence:
+        """See :meth:`Book.take`. Durable on return."""
+        self.check()
+        plan = self.book.take(group, name, member, _wall_ms())
+        taken = plan.sequences[group, name]
+        await self._done(plan)
+        for key in plan.transactions:
+            self._decided(key)
+        assert taken is not None
+        return taken
+
+    def transaction(self, key: Key) -> Transaction:
+        """Raises ``UnknownTransaction``."""
+        self.check()
+        return self.book.transaction(key)
+
+    # Time
+
+    def look(self) -> None:
+        """Sessions end, transactions are asked about, given up and forgotten."""
+        now, wall_ms = self.now, _wall_ms()
+        for plan in (self.book.expire(now), self.book.forget(wall_ms)):
+            self._put_in_background(plan)
+        self._put_in_background(self.book.checks(now, wall_ms))
+        for key in list(self.book.asked):
+            self._wake(key)
+        self.deliver()
+
+    def _put_in_background(self, plan: Plan) -> None:
+        if not plan:
+            return
+        try:
+            future = self._put(plan)
+        except LsmqError as error:
+            _log.info("transactions_not_stored", shard=self.port.number, code=error.code, message=error.message)
+            return
+        self._start(self._publish(plan, future))
+
+    async def _publish(self, plan: Plan, future: asyncio.Future[None] | None) -> None:
+        await self.durable(future)
+        if plan.members:
+            self.counts.expired += len(plan.members)
+            _log.info("producers_expired", members=[f"{group}/{id}" for group, id in plan.members])
+        for key, transaction in plan.transactions.items():
+            if transaction is None:
+                continue
+            if transaction.is_open:
+                self.counts.checks += 1
+            elif transaction.decided_by == BROKER and transaction.state == State.ROLLED_BACK:
+                self._decided(key)
+
+    # Deliveries
+
+    def deliver(self) -> None:
+        """Send what is decided, one request a shard at a time."""
+        if self._closing:
+            return
+        for shard, lane in self.book.lanes.items():
+            if lane.waiting and shard not in self._sending:
+                self._sending[shard] = self._start(self._send_all(shard))
+
+    async def _send_all(self, shard: int) -> None:
+        pause_s = _FIRST_PAUSE_S
+        try:
+            while self.is_current and not self._closing and self.book.lanes[shard].waiting:
+                try:
+                    await self._send_some(shard)
+                    pause_s = _FIRST_PAUSE_S
+                except DeliveriesAhead as error:
+                    self.check()
+                    _log.error("deliveries_ahead", shard=shard, **error.details)
+                    await self.durable(self._put(self.book.renumber(shard, int(error.details["last"]))))
+                except LsmqError as error:
+                    self.counts.delivery_failures += 1
+                    _log.info("not_delivered", shard=shard, code=error.code, message=error.message)
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        finally:
+            del self._sending[shard]
+
+    async def _send_some(self, shard: int) -> None:
+        lane = self.book.lanes[shard]
+        work = self.book.to_deliver(shard, _DELIVERED_BATCHES, min(_DELIVERED_BYTES, self.book.max_bytes))
+        await self.barrier()  # What is decided in memory only must not be seen.
+        self.check()
+        batches = [batch for first, transaction in work for batch in self._batches(shard, first, transaction)]
+        try:
+            dropped = await self._send(shard, Delivery(self.port.number, lane.limit, batches))
+        except BaseException as error:
+            if not isinstance(error, LsmqError) or may_be_stored(error):
+                lane.limit = max(lane.limit, batches[-1][0])
+            raise
+        lane.limit = max(lane.limit, batches[-1][0])
+        self.check()
+        if dropped:
+            self.counts.dropped_batches += dropped
+            _log.warning("delivered_to_no_topic", shard=shard, batches=dropped)
+        self.counts.delivered_batches += len(batches) - dropped
+        keys = [transaction.key for _, transaction in work]
+        plan = self.book.delivered(shard, keys)
+        if plan:
+            self._start(self.durable(self._put(plan)))
+        for key in keys:
+            if self.book.transactions[key].is_finished:
+                self._wake(key)
+
+    def _batches(self, shard: int, first: int, transaction: Transaction) -> list[tuple[int, int, str, bytes]]:
+        found: list[tuple[int, int, str, bytes]] = []
+        for number in range(transaction.parts):
+            key = part_key(transaction.key, number)
+            body = self.store.document(key)
+            if body is None:
+                raise Unavailable(f"the document {key!r} is missing", shard=self.port.number)
+            for target, topic_id, topic, batch in decode_part(body):
+                if target == shard:
+                    found.append((first + len(found), topic_id, topic, batch))
+        return found
+
+    # Waiting
+
+    async def _wait(self, key: Key, wait_s: float) -> None:
+        """Until ``key`` is woken, or the time is over."""
+        if wait_s <= 0 or self._closing:
+            return
+        future: asyncio.Future[None] = self._loop.create_future()
+        futures = self._waiting.setdefault(key, set())
+        futures.add(future)
+        try:
+            await self._hold(future, self._loop.time() + wait_s)
+        finally:
+            futures.discard(future)
+            if not futures and self._waiting.get(key) is futures:
+                del self._waiting[key]
+
+    def _wake(self, key: Key) -> None:
+        for future in self._waiting.get(key, ()):
+            if not future.done():
+                future.set_result(None)
+
+    def wake_all(self) -> None:
+        for key in list(self._waiting):
+            self._wake(key)
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000

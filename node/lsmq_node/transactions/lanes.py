@@ -1,0 +1,74 @@
+"""What a shard has had from each coordinator: that is how a delivery that comes twice is stored once.
+
+A coordinator numbers the batches that a shard is to get, and sends them in order. The shard stores, behind the batches
+and in the same unit, the number of the last: the document ``transaction-lane/<shard of the coordinator>``. A crash can
+leave batches without the document (see ``ShardStore.append_many``), so each batch is also one of an idempotent
+producer: its id says the coordinator, its epoch the number. Whoever begins to lead takes the greater of the two.
+
+One document and one producer a coordinator, however many transactions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import crc32c
+
+from lsmq.errors import DeliveriesAhead
+from lsmq.record_batch import HEADER, HEADER_BYTES
+
+from .delivery import Delivery
+
+LANE = "transaction-lane/"
+_EPOCH_BITS = 32
+#: Producers of clients have ids below this.
+BROKER_PRODUCERS = 1 << 63
+
+
+def lane_key(coordinator: int) -> str:
+    return f"{LANE}{coordinator}"
+
+
+def producer_of(coordinator: int, number: int) -> tuple[int, int]:
+    """Producer id and epoch of a coordinator's batch."""
+    return BROKER_PRODUCERS | coordinator << 40 | number >> _EPOCH_BITS, number & ((1 << _EPOCH_BITS) - 1)
+
+
+def with_producer(batch: bytes, producer_id: int, epoch: int) -> bytes:
+    """A packed batch as the first of this producer."""
+    _, *fields = HEADER.unpack_from(batch)
+    fields[-3:] = (producer_id, epoch, 0)
+    head = HEADER.pack(0, *fields)[4:]
+    rest = memoryview(batch)[HEADER_BYTES:]
+    return crc32c.crc32c(rest, crc32c.crc32c(head)).to_bytes(4, "little") + head + rest
+
+
+def fresh_batches(shard: int, last: int, delivery: Delivery) -> list[tuple[int, int, str, bytes]]:
+    """Those that ``shard`` has not had, which has had all up to ``last``. Raises ``DeliveriesAhead``."""
+    if last > delivery.limit:
+        raise DeliveriesAhead(
+            f"shard {shard} has had delivery {last} of the coordinator in shard {delivery.coordinator}, which has sent "
+            f"none above {delivery.limit}: it has lost what it had decided, or another one leads by now",
+            shard=shard,
+            coordinator=delivery.coordinator,
+            last=last,
+        )
+    return [batch for batch in delivery.batches if batch[0] > last]
+
+
+def last_numbers(
+    documents: Iterable[tuple[str, bytes]], coordinators: int, producer_epoch: Callable[[int], int | None]
+) -> tuple[dict[int, int], dict[str, bytes | None]]:
+    """By coordinator, the number of the last batch that is stored; and documents that do not say so yet."""
+    last = {int(key.removeprefix(LANE)): int(body) for key, body in documents}
+    behind: dict[str, bytes | None] = {}
+    for coordinator in range(coordinators):
+        known = last.get(coordinator, 0)
+        for high in (known >> _EPOCH_BITS, (known >> _EPOCH_BITS) + 1):
+            epoch = producer_epoch(producer_of(coordinator, high << _EPOCH_BITS)[0])
+            if epoch is not None:
+                known = max(known, high << _EPOCH_BITS | epoch)
+        if known > last.get(coordinator, 0):
+            last[coordinator] = known
+            behind[lane_key(coordinator)] = b"%d" % known
+    return last, behind

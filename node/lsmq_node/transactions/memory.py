@@ -1,0 +1,147 @@
+"""What a coordinator has in memory: the documents of its producer groups, and what is found by them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgpack
+from sortedcontainers import SortedDict
+
+from .records import LANES, MEMBERS, SEQUENCES, TRANSACTIONS, Key, Member, Plan, Sequence, Transaction, split_key
+
+
+class Lane:
+    """What one shard is to get from this coordinator, in order.
+
+    ``next`` is the number of the next batch that is decided; the shard cannot have had one above ``limit``.
+    """
+
+    __slots__ = ("limit", "next", "waiting")
+
+    def __init__(self, next_: int = 1) -> None:
+        self.next = next_
+        self.limit = next_ - 1
+        self.waiting: SortedDict[int, Key] = SortedDict()  # by the number of the first batch
+
+
+class Memory:
+    """Loop thread only."""
+
+    def __init__(self) -> None:
+        self.members: dict[Key, Member] = {}
+        self.transactions: dict[Key, Transaction] = {}
+        self.sequences: dict[Key, Sequence] = {}
+        self.lanes: dict[int, Lane] = {}
+        #: By group: its members, its transactions that are not finished, its sequences.
+        self._members_of: dict[str, set[str]] = {}
+        self._unfinished_of: dict[str, set[str]] = {}
+        self._sequences_of: dict[str, int] = {}
+        self.held_bytes = 0  # of messages that are kept here, since their transactions are not finished
+        self._finished: dict[Key, None] = {}  # in the order in which they ended
+        self._seen: dict[Key, float] = {}
+        self._due: dict[Key, float] = {}  # by open transaction: when to ask about it
+        #: By member: transactions it is to be asked about, until it was told.
+        self.asked: dict[Key, dict[str, None]] = {}
+
+    def load(self, documents: Iterable[tuple[str, bytes]], now: float) -> None:
+        """Take what documents say, lanes first. Members and open transactions get all their time again."""
+        plan = Plan()
+        decided: list[Transaction] = []
+        for key, body in documents:
+            if key.startswith(MEMBERS):
+                plan.members[split_key(key, MEMBERS)] = Member.decode(body, key)
+            elif key.startswith(TRANSACTIONS):
+                transaction = Transaction.decode(body, key)
+                if transaction.is_open:
+                    plan.transactions[transaction.key] = transaction
+                else:
+                    decided.append(transaction)
+            elif key.startswith(SEQUENCES):
+                plan.sequences[split_key(key, SEQUENCES)] = Sequence.decode(body, key)
+            elif key == LANES:
+                self.lanes = {
+                    shard: Lane(next_) for shard, next_ in msgpack.unpackb(body, strict_map_key=False).items()
+                }
+        for transaction in sorted(decided, key=lambda each: each.decided_ms):
+            plan.transactions[transaction.key] = transaction
+        self.apply(plan, now)
+
+    def apply(self, plan: Plan, now: float) -> None:
+        """The plan's documents are in line."""
+        for key, member in plan.members.items():
+            if member is not None:
+                self.members[key] = member
+                self._members_of.setdefault(key[0], set()).add(key[1])
+                self._seen.setdefault(key, now)
+            else:
+                self._drop_member(key, now)
+        for number, next_ in plan.lanes.items():
+            self.lanes.setdefault(number, Lane()).next = next_
+        for key, transaction in plan.transactions.items():
+            self._apply_transaction(key, transaction, now)
+        for key, sequence in plan.sequences.items():
+            if sequence is not None:
+                if key not in self.sequences:
+                    self._sequences_of[key[0]] = self._sequences_of.get(key[0], 0) + 1
+                self.sequences[key] = sequence
+
+    def _drop_member(self, key: Key, now: float) -> None:
+        self.members.pop(key, None)
+        self._seen.pop(key, None)
+        for id in self.asked.pop(key, ()):
+            if (key[0], id) in self._due:
+                self._due[key[0], id] = now
+        of = self._members_of.get(key[0], set())
+        of.discard(key[1])
+        if not of:
+            self._members_of.pop(key[0], None)
+        for other, transaction in self._open_of(key[0]):
+            if transaction.member == key[1]:
+                self._due[other] = now
+
+    def _open_of(self, group: str) -> list[tuple[Key, Transaction]]:
+        keys = [(group, id) for id in self._unfinished_of.get(group, ())]
+        return [(key, self.transactions[key]) for key in keys if self.transactions[key].is_open]
+
+    def _apply_transaction(self, key: Key, transaction: Transaction | None, now: float) -> None:
+        former = self.transactions.get(key)
+        if former is not None:
+            for shard, first in former.waiting.items():
+                waiting = self.lanes[shard].waiting
+                # Where batches are given new numbers, the next one may have taken this one's place already.
+                if waiting.get(first) == key and (transaction is None or transaction.waiting.get(shard) != first):
+                    del waiting[first]
+        for sign, each in ((-1, former), (1, transaction)):
+            if each is not None and not each.is_finished:
+                self.held_bytes += sign * each.size_bytes
+        if transaction is None:
+            self.transactions.pop(key, None)
+            self._finished.pop(key, None)
+            return
+        self.transactions[key] = transaction
+        unfinished = self._unfinished_of.setdefault(key[0], set())
+        if transaction.is_finished:
+            unfinished.discard(key[1])
+            if not unfinished:
+                del self._unfinished_of[key[0]]
+            self._finished[key] = None
+        else:
+            unfinished.add(key[1])
+        if not transaction.is_open:
+            self._due.pop(key, None)
+        elif former is None or former.parts != transaction.parts:
+            self._due[key] = now + transaction.check_after_ms / 1000
+        for shard, first in transaction.waiting.items():
+            self.lanes.setdefault(shard, Lane()).waiting[first] = key
+
+    # Looking
+
+    def groups(self) -> list[str]:
+        """Groups with members, or with transactions that are not finished."""
+        return sorted({*self._members_of, *self._unfinished_of})
+
+    def members_of(self, group: str) -> list[str]:
+        return sorted(self._members_of.get(group, ()))
+
+    def unfinished(self, group: str) -> int:
+        return len(self._unfinished_of.get(group, ()))

@@ -1,0 +1,80 @@
+"""What of a queue's window is stored, in chunks of 1,024 offsets: a change costs what its chunk holds, not the window.
+
+Below a queue's committed offset everything is settled. Above it, a chunk's document says which offsets are settled, and
+how often unsettled ones were delivered and when they are due again. What no document speaks of was not settled, and
+its deliveries, if any, had not ended. See ``docs/formats/documents.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import msgpack
+
+from lsmq.errors import CorruptFile
+
+from .settings import VERSION, unpack_rows
+
+CHUNK_OFFSETS = 1_024
+KEY_PREFIX = "work/"
+SETTINGS = "settings"
+BURIAL = "burial"
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A message whose deliveries have ended without acknowledgement ``count`` times; due again at ``due_ms``."""
+
+    count: int
+    due_ms: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """``settled``: half-open ranges of offsets, sorted and disjoint. ``failed``: by offset."""
+
+    settled: tuple[tuple[int, int], ...] = ()
+    failed: dict[int, Failed] = field(default_factory=dict)
+
+    def encode(self, number: int) -> bytes:
+        """The document of chunk ``number``: ``[1, settled, failed]``, offsets counted from the chunk's first.
+
+        ``settled`` is flat: first, end, first, end; ``failed`` has rows ``[offset, count, due_ms, reason]``.
+        """
+        base = number * CHUNK_OFFSETS
+        flat = [offset - base for pair in self.settled for offset in pair]
+        rows = [[offset - base, failed.count, failed.due_ms, failed.reason] for offset, failed in self.failed.items()]
+        body: bytes = msgpack.packb([VERSION, flat, rows])
+        return body
+
+    @classmethod
+    def decode(cls, body: bytes, number: int, key: str) -> Chunk:
+        """Raises ``UnsupportedFormat`` for a newer one, ``CorruptFile`` for what is none."""
+        _, flat, rows = unpack_rows(body, key, 3)
+        base = number * CHUNK_OFFSETS
+        try:
+            settled = tuple((base + flat[at], base + flat[at + 1]) for at in range(0, len(flat), 2))
+            return cls(settled, {base + offset: Failed(count, due, reason) for offset, count, due, reason in rows})
+        except (TypeError, ValueError, IndexError) as error:
+            raise CorruptFile(
+                f"document {key!r} is no chunk of a work queue: {error!r}", file=key, position=0
+            ) from error
+
+
+def gaps(first: int, end: int, present: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """The ranges of ``[first, end)`` that hold none of ``present``, which is sorted and lies within."""
+    found = []
+    for offset in present:
+        if offset > first:
+            found.append((first, offset))
+        first = offset + 1
+    if first < end:
+        found.append((first, end))
+    return tuple(found)
+
+
+def prefix(group: str, topic_id: int | None = None) -> str:
+    """Where all keys of a group begin, or of a group on a topic."""
+    return f"{KEY_PREFIX}{group}/" if topic_id is None else f"{KEY_PREFIX}{group}/{topic_id}/"

@@ -1,0 +1,162 @@
+"""Reading the messages of deliveries from a store: new ones of many queues at once, and single ones again.
+
+Runs in the read pool; knows nothing of ledgers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from lsmq.errors import CorruptFile, OffsetOutOfRange
+from lsmq_node.storage import ShardStore, Slice
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A message as it lies in the store."""
+
+    queue: int
+    offset: int
+    header: bytes
+    body: bytes
+    priority: int
+    stored_ms: int
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.header) + len(self.body)
+
+
+@dataclass(slots=True)
+class Fresh:
+    """Of one queue: messages, and up to where there are no others."""
+
+    records: list[Record] = field(default_factory=list)
+    end: int = 0
+
+
+@dataclass(slots=True)
+class Found:
+    """Attributes:
+    again: the messages that were asked for by offset.
+    gone: those that are not there any more.
+    fresh: by queue. A queue that was not reached is not here.
+    damaged, damaged_queues: what the disk gave wrong, of those asked for by offset and of the queues.
+    """
+
+    again: dict[tuple[int, int], Record] = field(default_factory=dict)
+    gone: set[tuple[int, int]] = field(default_factory=set)
+    fresh: dict[int, Fresh] = field(default_factory=dict)
+    damaged: set[tuple[int, int]] = field(default_factory=set)
+    damaged_queues: set[int] = field(default_factory=set)
+    count: int = 0
+    size_bytes: int = 0
+
+
+def read_again(
+    store: ShardStore, topic_id: int, places: Iterable[tuple[int, int]], max_bytes: int, found: Found
+) -> None:
+    """Messages by queue and offset, one at least and then about ``max_bytes``."""
+    for queue, first, end in runs(places):
+        if found.size_bytes >= max_bytes:
+            return
+        try:
+            _read_run(store, topic_id, queue, first, end, max_bytes, found)
+        except OffsetOutOfRange:
+            continue  # retention moved on just now: another time
+        except CorruptFile:
+            found.damaged.update((queue, offset) for offset in range(first, end))
+
+
+def _read_run(store: ShardStore, topic_id: int, queue: int, first: int, end: int, max_bytes: int, found: Found) -> None:
+    reached = start = min(max(first, store.bounds(topic_id, queue)[0]), end)
+    if start < end:
+        room = max(1, max_bytes - found.size_bytes)
+        part = store.read(topic_id, queue, start, max_records=end - start, max_bytes=room)
+        reached = _next_offset(part, queue, start)
+        for record in _records(part):
+            if record.queue == queue and start <= record.offset < end:
+                found.again[queue, record.offset] = record
+                found.size_bytes += record.size_bytes
+                found.count += 1
+                reached = max(reached, record.offset + 1)
+    places = ((queue, offset) for offset in range(first, min(reached, end)))
+    found.gone.update(place for place in places if place not in found.again)
+
+
+def read_fresh(
+    store: ShardStore,
+    topic_id: int,
+    queues: Sequence[int],
+    starts: Sequence[int],
+    limit: int,
+    max_bytes: int,
+    found: Found,
+) -> None:
+    """Up to ``limit`` messages of these queues, in their order, each from its start on."""
+    try:
+        _read_queues(store, topic_id, queues, starts, limit, max_bytes, found)
+    except CorruptFile:
+        if len(queues) == 1:
+            found.damaged_queues.add(queues[0])
+            return
+        before = found.count
+        for queue, start in zip(queues, starts, strict=True):
+            room = limit - (found.count - before)
+            if room > 0:
+                read_fresh(store, topic_id, (queue,), (start,), room, max_bytes, found)
+
+
+def _read_queues(
+    store: ShardStore,
+    topic_id: int,
+    queues: Sequence[int],
+    starts: Sequence[int],
+    limit: int,
+    max_bytes: int,
+    found: Found,
+) -> None:
+    part = store.read_many(
+        topic_id, np.array(queues, np.uint32), np.array(starts, np.int64), max_records=limit, max_bytes=max_bytes
+    )
+    records = list(_records(part))  # before anything is noted: what is damaged shows here
+    first = dict(zip(queues, starts, strict=True))
+    for queue, end in zip(*part.positions, strict=True):
+        found.fresh[int(queue)] = Fresh(end=int(end))
+    for record in records:
+        fresh = found.fresh.get(record.queue)
+        if fresh is None or not first[record.queue] <= record.offset < fresh.end:
+            continue
+        if limit <= 0:
+            fresh.end = record.offset
+            continue
+        limit -= 1
+        fresh.records.append(record)
+        found.size_bytes += record.size_bytes
+        found.count += 1
+
+
+def runs(places: Iterable[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """Queue, first offset and end of each run of neighbours."""
+    ordered = sorted(set(places))
+    cuts = [0] + [at for at, (a, b) in enumerate(pairwise(ordered), 1) if b != (a[0], a[1] + 1)] + [len(ordered)]
+    return [(ordered[low][0], ordered[low][1], ordered[high - 1][1] + 1) for low, high in pairwise(cuts) if low < high]
+
+
+def _next_offset(part: Slice, queue: int, start: int) -> int:
+    for moved, position in zip(*part.positions, strict=True):
+        if int(moved) == queue:
+            return int(position)
+    return start
+
+
+def _records(part: Slice) -> Iterable[Record]:
+    for batch in part.batches():
+        payload = batch.payload
+        for _, queue, offset, start, body_at, end, stored_ms, priority in batch.rows():
+            header, body = payload[start:body_at].tobytes(), payload[body_at:end].tobytes()
+            yield Record(queue, offset, header, body, priority, stored_ms)

@@ -1,0 +1,137 @@
+"""Work queues in a node of the test's own process: what cannot be seen from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from pathlib import Path
+from typing import Any
+from unittest.mock import PropertyMock, patch
+
+import numpy as np
+
+from lsmq.errors import Unavailable
+from lsmq_node.api.work_queues import WORK_KEY
+from lsmq_node.broker import Broker
+from lsmq_node.storage.segments import SegmentFiles
+from lsmq_node.workqueue import WorkService, service
+from lsmq_node.workqueue.shard_work import ShardWork
+from support.waiting import comes_true
+
+from .in_process import Session, with_node
+
+
+async def pop(session: Session, **document: Any) -> list[dict[str, Any]]:
+    answer = await session.post("/v1/groups/g/pop", json={"topic": "t", **document})
+    assert answer.status == 200, await answer.text()
+    found: list[dict[str, Any]] = (await answer.json())["messages"]
+    return found
+
+
+async def settle(session: Session, what: str, messages: list[dict[str, Any]]) -> int:
+    receipts = [message["receipt"] for message in messages]
+    answer = await session.post(f"/v1/groups/g/{what}", json={"topic": "t", "receipts": receipts})
+    return answer.status
+
+
+async def send(session: Session, *bodies: str) -> None:
+    messages = [{"queue": 0, "body": body} for body in bodies]
+    assert (await session.post("/v1/topics/t/messages", json={"messages": messages})).status == 200
+
+
+def work_service(session: Session) -> WorkService:
+    assert session.app is not None
+    return session.app[WORK_KEY]
+
+
+def test_a_work_queue_nobody_uses_is_forgotten_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    async def test(session: Session, broker: Broker) -> None:
+        await send(session, "0", "1", "2", "3")
+        first, second, third, _ = await pop(session, visibility_ms=100)
+        assert await settle(session, "ack", [first, third]) == 200
+        assert await settle(session, "nack", [second]) == 200
+        known = work_service(session)
+        with patch.object(service, "_IDLE_S", 0.0):
+            await comes_true(lambda: not known.works(), "it is forgotten")
+        assert not broker.waiters._topics, "commits are not followed for it any more"
+        await send(session, "4")
+        found = [message["body"] for message in await pop(session)]
+        assert sorted(found) == ["3", "4"], "what rests still rests, what was done is done"
+
+    with_node(tmp_path, test)
+
+
+def test_while_its_replica_is_opened_again_a_work_queue_is_dropped_and_then_goes_on(tmp_path: Path) -> None:
+    async def test(session: Session, broker: Broker) -> None:
+        await send(session, "0")
+        assert await settle(session, "ack", await pop(session)) == 200
+        known, port = work_service(session), type(broker.topology.port(0))
+        opening = Unavailable("the replica is being opened")
+        with (
+            patch.object(port, "store", PropertyMock(side_effect=opening), create=True),
+            patch.object(port, "check_readable", side_effect=opening),
+        ):
+            await comes_true(lambda: not known._works, "it is dropped")
+            assert known.works() == []
+        await send(session, "1")
+        assert [message["body"] for message in await pop(session)] == ["1"]
+
+    with_node(tmp_path, test)
+
+
+def test_all_queues_are_looked_at_once_and_then_only_those_with_messages(tmp_path: Path) -> None:
+    looks = 0
+    find = ShardWork._find_waiting
+
+    def counted(self: ShardWork) -> np.ndarray[Any, np.dtype[np.int64]]:
+        nonlocal looks
+        looks += 1
+        return find(self)
+
+    async def test(session: Session, broker: Broker) -> None:
+        with patch.object(ShardWork, "_find_waiting", counted):
+            for number in range(20):
+                await send(session, f"{number}")
+                (message,) = await pop(session)
+                assert message["body"] == f"{number}"
+                assert await settle(session, "ack", [message]) == 200
+        assert looks == 1
+
+    with_node(tmp_path, test)
+
+
+def test_an_acknowledgement_that_cannot_be_stored_is_refused_and_counts_when_it_can(tmp_path: Path) -> None:
+    full = OSError(errno.ENOSPC, "no space left")
+
+    async def test(session: Session, broker: Broker) -> None:
+        await send(session, "0", "1")
+        messages = await pop(session)
+        with patch.object(SegmentFiles, "prepare_all", side_effect=full):
+            assert await settle(session, "ack", messages[:1]) == 507
+        await comes_true(lambda: not broker.topology.ports()[0].store.disk_full, "there is space")
+        # What is stored was read again; what is in flight stays hidden from others, and its receipts count.
+        assert await pop(session) == []
+        assert await settle(session, "ack", messages[:1]) == 200
+        assert await settle(session, "ack", messages[1:]) == 200
+        assert await pop(session) == []
+
+    with_node(tmp_path, test)
+
+
+def test_what_is_acknowledged_gives_its_space_back_where_that_is_asked_for(tmp_path: Path) -> None:
+    body, rounds = "x" * 100_000, 8
+
+    async def test(session: Session, broker: Broker) -> None:
+        store = broker.topology.ports()[0].store
+        settings = {"topic": "t", "delete_on_ack": True}
+        assert (await session.put("/v1/groups/g/work-queue", json=settings)).status == 200
+        for _ in range(rounds):
+            await send(session, *[body] * 8)
+            await asyncio.to_thread(store.flush)
+            assert await settle(session, "ack", await pop(session, max=100)) == 200
+        await asyncio.to_thread(store.flush)
+        written = rounds * 8 * len(body)
+        await comes_true(lambda: store.stats().table_bytes < written / 2, "merges have dropped it")
+        assert (await (await session.get("/v1/topics/t/queues/0")).json())["earliest"] == rounds * 8
+
+    with_node(tmp_path, test)

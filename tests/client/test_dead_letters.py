@@ -1,0 +1,82 @@
+"""``lsmq dlq``: dead letters are listed, sent again and deleted."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+
+from click.testing import CliRunner
+
+from lsmq import sync
+from lsmq.cli import root
+from support.node_process import NodeProcess
+
+
+def run(node: NodeProcess, *arguments: str) -> str:
+    result = CliRunner().invoke(root, ["dlq", *arguments, "--url", node.url])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def letters(node: NodeProcess, topic: str, *arguments: str) -> list[dict[str, str]]:
+    lines = run(node, "list", topic, "--json", *arguments).splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def fail(client: sync.Client, topic: str, group: str, bodies: Sequence[str]) -> None:
+    """Have the group's consumers refuse these."""
+    with sync.WorkQueue(client, topic, group) as work:
+        seen = 0
+        while seen < len(bodies):
+            for task in work.poll(100, timeout_ms=10_000):
+                seen += 1
+                task.nack(dead_letter=True, reason=f"not {task.text()}")
+
+
+def comes(node: NodeProcess, topic: str, count: int) -> list[dict[str, str]]:
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            found = letters(node, topic)
+        except AssertionError:
+            found = []  # the topic is not there yet
+        if len(found) == count:
+            return found
+        assert time.monotonic() < deadline, f"{len(found)} of {count} are dead letters"
+        time.sleep(0.05)
+
+
+def test_dead_letters_are_listed_sent_again_and_deleted(shared_node: NodeProcess) -> None:
+    node, topic, bodies = shared_node, "dlq-tools", [f"m{number}" for number in range(6)]
+    with sync.Client(node.url) as client:
+        client.create_topic(topic, queues=3)
+        with sync.Producer(client, topic) as producer:
+            producer.send_many(("key", body) for body in bodies).wait()
+        fail(client, topic, "a", bodies)
+        found = comes(node, topic, 6)
+        assert sorted(letter["body"] for letter in found) == bodies
+        first = found[0]
+        assert (first["topic"], first["group"], first["deliveries"]) == (topic, "a", 1)
+        assert first["reason"] == f"negative acknowledgement: not {first['body']}"
+        assert first["body"] in run(node, "list", topic)
+        assert letters(node, topic, "--group", "b") == []
+
+        run(node, "replay", topic, "--id", first["id"], "--yes")
+        assert len(letters(node, topic)) == 5
+        with sync.WorkQueue(client, topic, "a") as work:
+            (task,) = work.poll(timeout_ms=10_000)
+            assert task.text() == first["body"] and task.message.key == "key"
+            assert task.message.properties == {} and task.message.queue == first["queue"]
+            task.ack()
+
+        run(node, "purge", topic, "--id", found[1]["source_id"], "--yes")
+        assert len(letters(node, topic)) == 4
+        assert "4 dead letters" in run(node, "purge", topic, "--yes")
+        assert letters(node, topic) == []
+        assert client.offsets(f"{topic}.dlq").earliest == client.offsets(f"{topic}.dlq").latest
+
+
+def test_a_topic_without_dead_letters_says_so(shared_node: NodeProcess) -> None:
+    result = CliRunner().invoke(root, ["dlq", "list", "nothing-died", "--url", shared_node.url])
+    assert result.exit_code == 1 and "nothing-died.dlq" in str(result.exception)

@@ -1,0 +1,588 @@
+"""Members of consumer groups against a real node: who reads what, when it changes hands, and what is committed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+
+from lsmq import (
+    Client,
+    Consumer,
+    GroupModeMismatch,
+    InvalidRequest,
+    Message,
+    Producer,
+    StaleGeneration,
+    TopicReplaced,
+    UnknownTopic,
+)
+from lsmq.groups import Group, Ranges
+from support.node_process import NodeProcess
+from support.waiting import comes_true
+
+
+@asynccontextmanager
+async def filled(node: NodeProcess, topic: str, *, queues: int = 8, count: int = 80) -> AsyncIterator[Client]:
+    """A topic in which message ``n`` has the body ``n`` and stands in queue ``n % queues``."""
+    async with Client(node.url) as client:
+        await client.create_topic(topic, queues=queues)
+        await fill(client, topic, range(count), queues)
+        yield client
+
+
+async def fill(client: Client, topic: str, numbers: range, queues: int) -> None:
+    async with Producer(client, topic) as producer:
+        for number in numbers:
+            await producer.send(f"{number}", queue=number % queues, key=f"{number % queues}")
+
+
+def queues_of(assignment: Mapping[str, Ranges]) -> list[int]:
+    return [queue for ranges in assignment.values() for part in ranges for queue in part]
+
+
+async def take(consumer: Consumer, count: int) -> list[Message]:
+    messages: list[Message] = []
+    while len(messages) < count:
+        messages += await consumer.poll(count - len(messages))
+    return messages
+
+
+def numbers(messages: list[Message]) -> list[int]:
+    return sorted(int(message.body) for message in messages)
+
+
+class Handler:
+    """Remembers what it handled, and whether two of a queue were ever handled at a time."""
+
+    def __init__(self, pause_s: float = 0.0) -> None:
+        self.handled: list[Message] = []
+        self.begun: list[Message] = []
+        self.most = 0
+        self.together: set[int] = set()
+        self._now: list[int] = []
+        self.pause_s = pause_s
+
+    async def __call__(self, message: Message) -> None:
+        self.begun.append(message)
+        if message.queue in self._now:
+            self.together.add(message.queue)
+        self._now.append(message.queue)
+        self.most = max(self.most, len(self._now))
+        await asyncio.sleep(self.pause_s)
+        self._now.remove(message.queue)
+        self.handled.append(message)
+
+
+# Sharing
+
+
+async def test_members_share_the_queues_and_hand_them_on(shared_node: NodeProcess, topic_name: str) -> None:
+    async with filled(shared_node, topic_name) as client:
+        first = Consumer(client, topic_name, group=topic_name)
+        async with first:
+            assert queues_of(first.assignment) == list(range(8))
+            got = await take(first, 80)
+            assert numbers(got) == list(range(80))
+            await first.commit()
+            waiting = asyncio.create_task(first.poll())  # What it was handed is let go.
+            async with Consumer(client, topic_name, group=topic_name) as second:
+                await comes_true(lambda: len(queues_of(second.assignment)) == 4, "the second has its half")
+                assert len(queues_of(first.assignment)) == 4
+                assert sorted(queues_of(first.assignment) + queues_of(second.assignment)) == list(range(8))
+                assert dict(second.positions) == dict.fromkeys(queues_of(second.assignment), 10)
+                await fill(client, topic_name, range(80, 160), 8)
+                mine = await waiting
+                mine += await take(first, 40 - len(mine))
+                others = await take(second, 40)
+                assert numbers(mine + others) == list(range(80, 160))
+                assert {m.queue for m in others} == set(queues_of(second.assignment))
+                await first.commit()
+                await second.commit()
+            reading = asyncio.create_task(first.poll())
+            await comes_true(lambda: len(queues_of(first.assignment)) == 8, "the first has all again")
+            assert dict(first.positions) == dict.fromkeys(range(8), 20)
+            await fill(client, topic_name, range(160, 161), 8)
+            assert numbers(await reading) == [160]
+        assert first.member_id is not None
+        described = await Group(client, topic_name).describe()
+        assert (described.state, described.members) == ("empty", ())
+
+
+async def test_who_keeps_a_queue_goes_on_reading_it(shared_node: NodeProcess, topic_name: str) -> None:
+    """Others come and go; the queue that stays with its member is never fetched from its commit again."""
+    async with filled(shared_node, topic_name, queues=4, count=0) as client:
+        handler = Handler()
+        async with Consumer(client, topic_name, group=topic_name) as keeper:
+            running = asyncio.create_task(keeper.run(handler))
+            kept = queues_of(keeper.assignment)
+            for start in range(0, 120, 40):
+                async with Consumer(client, topic_name, group=topic_name) as guest:
+                    other = asyncio.create_task(guest.run(handler))
+                    await comes_true(lambda guest=guest: len(queues_of(guest.assignment)) == 2, "the guest has two")
+                    kept = [queue for queue in kept if queue in queues_of(keeper.assignment)]
+                    await fill(client, topic_name, range(start, start + 40), 4)
+                    await comes_true(lambda start=start: len(handler.handled) >= start + 40, "all is handled")
+                await other
+        await running
+        assert numbers(handler.handled) == list(range(120))
+        assert len(kept) == 2
+        for queue in range(4):
+            assert [m.offset for m in handler.handled if m.queue == queue] == list(range(30))
+
+
+async def test_more_members_than_queues_stand_by(shared_node: NodeProcess, topic_name: str) -> None:
+    async with filled(shared_node, topic_name, queues=1, count=1) as client:
+        first = Consumer(client, topic_name, group=topic_name)
+        await first.start()
+        async with Consumer(client, topic_name, group=topic_name) as second:
+            assert (queues_of(first.assignment), queues_of(second.assignment)) == ([0], [])
+            assert await second.poll(timeout_ms=50) == [] and dict(second.positions) == {}
+            assert numbers(await take(first, 1)) == [0]
+            await first.close()
+            assert numbers(await take(second, 1)) == [0]
+
+
+async def test_members_with_different_topics_are_served_right(shared_node: NodeProcess, topic_name: str) -> None:
+    other = f"{topic_name}-2"
+    async with filled(shared_node, topic_name, queues=2, count=20) as client, filled(shared_node, other, queues=2):
+        async with Consumer(client, [topic_name, other], group=topic_name) as both:
+            got = await take(both, 100)
+            assert {m.topic for m in got} == {topic_name, other}
+            await both.commit()
+            await both.commit({0: 3}, topic=other, reset=True)
+            with pytest.raises(InvalidRequest, match="say which topic"):
+                await both.commit({0: 3})
+            assert dict(both.positions_of(topic_name)) == {0: 10, 1: 10}
+            reading = asyncio.create_task(both.poll())
+            async with Consumer(client, other, group=topic_name) as one:
+                await comes_true(lambda: len(queues_of(one.assignment)) == 1, "the second has its share of one topic")
+                assert len(both.assignment[other][0]) == 1 and both.assignment[topic_name] == (range(2),)
+            reading.cancel()
+        assert await client.committed_offsets(topic_name, topic_name) == {0: 10, 1: 10}
+        assert await client.committed_offsets(topic_name, other) == {0: 3, 1: 40}
+
+
+async def test_several_topics_are_read_without_a_group_as_well(shared_node: NodeProcess, topic_name: str) -> None:
+    other = f"{topic_name}-2"
+    async with (
+        filled(shared_node, topic_name, count=16) as client,
+        filled(shared_node, other, count=8),
+        Consumer(client, [topic_name, other]) as consumer,
+    ):
+        assert numbers(await take(consumer, 24)) == sorted([*range(16), *range(8)])
+        consumer.seek(0, 1, topic=other)
+        consumer.seek(1, 1, topic=topic_name)
+        (again,) = await take(consumer, 1)
+        assert (again.topic, again.queue, again.offset) == (topic_name, 1, 1)
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"group": "g", "start": "earliest"},
+        {"group": "g", "mode": "shared"},
+        {"group": "g", "session_ms": 0},
+        {"static_id": "a"},
+        {"group": "g", "queues": [0], "on_revoked": print},
+        {"topic": []},
+        {"topic": ["a", "a"]},
+        {"topic": ["a", "b"], "queues": [0]},
+        {"topic": ["a", "b"], "start": {0: 1}},
+    ],
+)
+async def test_options_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        Consumer(Client(), **{"topic": "t", **options})
+
+
+async def test_what_keeps_a_member_out_is_raised_at_the_start(shared_node: NodeProcess, topic_name: str) -> None:
+    async with filled(shared_node, topic_name) as client:
+        with pytest.raises(UnknownTopic):
+            await Consumer(client, f"{topic_name}-not", group=topic_name).start()
+        async with Consumer(client, topic_name, group=topic_name):
+            with pytest.raises(GroupModeMismatch):
+                await Consumer(client, topic_name, group=topic_name, mode="broadcast").start()
+            with pytest.raises(InvalidRequest, match="session_ms"):
+                await Consumer(client, topic_name, group=topic_name, session_ms=1).start()
+
+
+# Handling
+
+
+async def test_handlers_run_in_parallel_and_never_two_of_a_queue(shared_node: NodeProcess, topic_name: str) -> None:
+    async with filled(shared_node, topic_name) as client:
+        handler = Handler(0.005)
+        async with Consumer(client, topic_name, group=topic_name) as consumer:
+            running = asyncio.create_task(consumer.run(handler, concurrency=4))
+            await comes_true(lambda: len(handler.handled) == 80, "all is handled")
+        await running
+        assert handler.most == 4 and not handler.together
+        for queue in range(8):
+            assert [m.offset for m in handler.handled if m.queue == queue] == list(range(10))
+        assert await client.committed_offsets(topic_name, topic_name) == dict.fromkeys(range(8), 10)
+
+
+@pytest.mark.parametrize(("order", "most"), [("queue", 1), ("key", 3), ("none", 5)])
+async def test_order_says_what_is_handled_at_a_time(
+    shared_node: NodeProcess, topic_name: str, order: Any, most: int
+) -> None:
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name, queues=1)
+        async with Producer(client, topic_name) as producer:
+            for number in range(60):
+                await producer.send(f"{number}", key=f"{number % 3}")
+        handled: dict[str | None, list[int]] = {}
+        now = at_most = 0
+
+        async def handle(message: Message) -> None:
+            nonlocal now, at_most
+            now += 1
+            at_most = max(at_most, now)
+            await asyncio.sleep(0.002)
+            now -= 1
+            handled.setdefault(message.key, []).append(message.offset)
+
+        async with Consumer(client, topic_name, group=topic_name) as consumer:
+            running = asyncio.create_task(consumer.run(handle, concurrency=5, order=order))
+            await comes_true(lambda: sum(map(len, handled.values())) == 60, "all is handled")
+        await running
+        assert at_most == most
+        if order != "none":
+            assert handled == {f"{key}": list(range(key, 60, 3)) for key in range(3)}
+        assert await client.committed_offsets(topic_name, topic_name) == {0: 60}
+
+
+@pytest.mark.parametrize("order", ["queue", "key", "none"])
+async def test_a_gap_is_never_committed(shared_node: NodeProcess, topic_name: str, order: Any) -> None:
+    """One message hangs. What lies behind it in its queue is not committed, however much of it is handled."""
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name, queues=2)
+        async with Producer(client, topic_name) as producer:
+            for number in range(600):
+                await producer.send(f"{number}", queue=number % 2, key=f"{number % 6}")
+        release = asyncio.Event()
+        handled: list[int] = []
+
+        async def handle(message: Message) -> None:
+            if message.body == b"100":
+                await release.wait()
+            handled.append(int(message.body))
+
+        async def committed() -> dict[int, int]:
+            return await client.committed_offsets(topic_name, topic_name)
+
+        async with Consumer(client, topic_name, group=topic_name) as consumer:
+            running = asyncio.create_task(consumer.run(handle, concurrency=3, order=order))
+            # The other queue is not held up, although messages wait that would fill the window.
+            await comes_true(lambda: len([n for n in handled if n % 2]) == 300, "the other queue is handled")
+
+            async def is_committed() -> bool:
+                return (await committed()) == {0: 50, 1: 300}
+
+            await comes_true(is_committed, "all of one queue is committed, and the other to its gap")
+            behind = [n for n in handled if n % 2 == 0 and n > 100]
+            assert (not behind) if order == "queue" else all(n % 6 != 4 for n in behind if order == "key")
+            release.set()
+            await comes_true(lambda: len(handled) == 600, "all is handled")
+        await running
+        assert sorted(handled) == list(range(600)), "each once, although some were put back"
+        if order == "queue":
+            assert [n for n in handled if n % 2 == 0] == list(range(0, 600, 2))
+        assert await committed() == {0: 300, 1: 300}
+
+
+async def test_what_a_failing_handler_left_is_not_committed(shared_node: NodeProcess, topic_name: str) -> None:
+    async with filled(shared_node, topic_name, queues=2, count=40) as client:
+        handled: list[Message] = []
+
+        def fail(message: Message) -> None:
+            if message.body == b"11":
+                raise ValueError("cannot")
+            handled.append(message)
+
+        async with Consumer(client, topic_name, group=topic_name) as consumer:
+            with pytest.raises(ValueError, match="cannot"):
+                await consumer.run(fail, concurrency=2, order="none")
+            committed = await client.committed_offsets(topic_name, topic_name)
+            assert committed[1] == 5
+            assert dict(consumer.positions)[1] == 5
+            rest = await take(consumer, 40 - sum(committed.values()))
+            assert set(numbers(handled + rest)) == set(range(40))
+
+
+async def test_a_handler_may_close_its_consumer(shared_node: NodeProcess, topic_name: str) -> None:
+    async with filled(shared_node, topic_name) as client:
+        handled: list[Message] = []
+        consumer = Consumer(client, topic_name, group=topic_name)
+
+        async def handle(message: Message) -> None:
+            handled.append(message)
+            if len(handled) == 10:
+                await consumer.close()
+
+        await consumer.run(handle)
+        assert len(handled) == 10
+        assert sum((await client.committed_offsets(topic_name, topic_name)).values()) == 10
+        assert (await Group(client, topic_name).describe()).members == ()
+
+
+# Giving up
+
+
+async def test_a_queue_changes_hands_after_its_handler_and_its_commit(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    """Two members come and go during traffic: each message is handled once, each queue in order."""
+    async with filled(shared_node, topic_name, count=0) as client:
+        handler = Handler(0.002)
+        sending = asyncio.create_task(fill(client, topic_name, range(2_000), 8))
+        async with Consumer(client, topic_name, group=topic_name) as first:
+            tasks = [asyncio.create_task(first.run(handler, concurrency=3))]
+            for _ in range(3):
+                async with (
+                    Consumer(client, topic_name, group=topic_name) as second,
+                    Consumer(client, topic_name, group=topic_name) as third,
+                ):
+                    tasks += [asyncio.create_task(one.run(handler, concurrency=3)) for one in (second, third)]
+                    await comes_true(
+                        lambda third=third: len(queues_of(third.assignment)) >= 2, "the third has its share"
+                    )
+                    await asyncio.sleep(0.1)
+            await sending
+            await comes_true(lambda: len(handler.handled) >= 2_000, "all is handled")
+        await asyncio.gather(*tasks)
+        assert numbers(handler.handled) == list(range(2_000)) and not handler.together
+        for queue in range(8):
+            assert [m.offset for m in handler.handled if m.queue == queue] == list(range(250))
+        assert await client.committed_offsets(topic_name, topic_name) == dict.fromkeys(range(8), 250)
+
+
+async def test_callbacks_come_before_reading_and_before_giving_up(shared_node: NodeProcess, topic_name: str) -> None:
+    async with filled(shared_node, topic_name, queues=2, count=20) as client:
+        told: list[tuple[str, list[int]]] = []
+
+        async def assigned(queues: Mapping[str, Ranges]) -> None:
+            told.append(("assigned", queues_of(queues)))
+            await asyncio.sleep(0.05)
+            for queue in queues_of(queues):
+                first.seek(queue, 8)
+
+        async def revoked(queues: Mapping[str, Ranges]) -> None:
+            told.append(("revoked", queues_of(queues)))
+            await first.commit()
+
+        first = Consumer(client, topic_name, group=topic_name, on_assigned=assigned, on_revoked=revoked)
+        async with first:
+            assert [m.offset for m in await take(first, 4)] == [8, 9, 8, 9]
+            assert told == [("assigned", [0, 1])]
+            async with Consumer(client, topic_name, group=topic_name) as second:
+                await asyncio.sleep(0.1)
+                assert queues_of(second.assignment) == [], "the application has not let go yet"
+                assert await first.poll(timeout_ms=0) == []
+                await comes_true(lambda: queues_of(second.assignment) != [], "the second has one")
+                (kept,), (moved,) = queues_of(first.assignment), queues_of(second.assignment)
+                assert told[1:] == [("revoked", [moved])]
+                assert dict(second.positions) == {moved: 10}, "the callback has committed"
+        assert told[-1] == ("revoked", sorted([kept, moved])) or told[-1] == ("revoked", [kept])
+
+
+async def test_a_handler_that_never_returns_is_told_and_not_waited_for(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    async with filled(shared_node, topic_name) as client:
+        group = Group(client, topic_name)
+        cancelled: list[Message] = []
+        handled: list[Message] = []
+
+        async def hang(message: Message) -> None:
+            if message.offset == 5:
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    cancelled.append(message)
+            handled.append(message)
+
+        first = Consumer(client, topic_name, group=topic_name, max_handler_ms=500)
+        async with first:
+            running = asyncio.create_task(first.run(hang, concurrency=8))
+
+            async def is_stalled() -> bool:
+                return any(member.stalled for member in (await group.describe()).members)
+
+            await comes_true(is_stalled, "the group knows of it")
+            warned = [line for line in (await client.ask("GET", "/readyz"))["warnings"] if topic_name in line]
+            assert warned == [f"group {topic_name}: 1 of 1 members are stalled: {first.member_id}"]
+            assert len(queues_of(first.assignment)) == 8, "and the member keeps its place"
+            handler = Handler()
+            async with Consumer(client, topic_name, group=topic_name) as second:
+                other = asyncio.create_task(second.run(handler))
+                await comes_true(lambda: len(queues_of(second.assignment)) == 4, "the second has its half")
+                given = set(queues_of(second.assignment))
+                await comes_true(lambda: len(handler.handled) == 20, "what hung is handled by the second")
+                assert {m.queue for m in cancelled} >= given
+                assert {m.offset for m in handler.handled} == {5, 6, 7, 8, 9}
+            await other
+        await running
+        committed = await client.committed_offsets(topic_name, topic_name)
+        assert {queue: committed[queue] for queue in given} == dict.fromkeys(given, 10)
+        assert all(committed[queue] == 5 for queue in committed if queue not in given)
+
+
+async def test_a_handler_that_blocks_the_event_loop_keeps_its_place(shared_node: NodeProcess, topic_name: str) -> None:
+    async with filled(shared_node, topic_name, queues=2, count=4) as client:
+        handled: list[int] = []
+
+        def block(message: Message) -> None:
+            if message.body == b"0":
+                time.sleep(2.5)
+            handled.append(int(message.body))
+
+        async with Consumer(client, topic_name, group=topic_name, session_ms=1_000) as consumer:
+            before = (await Group(client, topic_name).describe()).generation
+            running = asyncio.create_task(consumer.run(block))
+            await comes_true(lambda: len(handled) == 4, "all is handled")
+            described = await Group(client, topic_name).describe()
+            assert [member.id for member in described.members] == [consumer.member_id]
+            assert described.generation == before, "its session did not end"
+        await running
+        assert sorted(handled) == [0, 1, 2, 3]
+
+
+# Losing the place
+
+
+async def test_a_member_that_is_not_known_any_more_joins_again(shared_node: NodeProcess, topic_name: str) -> None:
+    async with filled(shared_node, topic_name) as client:
+        revoked: list[list[int]] = []
+        async with Consumer(
+            client, topic_name, group=topic_name, on_revoked=lambda queues: revoked.append(queues_of(queues))
+        ) as consumer:
+            await take(consumer, 80)
+            await consumer.commit()
+            await Group(client, topic_name).delete(force=True)
+            reading = asyncio.create_task(consumer.poll())
+            await comes_true(lambda: bool(revoked), "it was told that its queues are gone")
+            assert revoked == [list(range(8))]
+            await comes_true(lambda: len(queues_of(consumer.assignment)) == 8, "it has them again")
+            again = await reading
+            again += await take(consumer, 80 - len(again))
+            assert numbers(again) == list(range(80)), "the group's offsets were deleted with it"
+            await consumer.commit()
+        assert await client.committed_offsets(topic_name, topic_name) == dict.fromkeys(range(8), 10)
+
+
+async def test_a_static_id_is_one_member_at_a_time(shared_node: NodeProcess, topic_name: str) -> None:
+    async with filled(shared_node, topic_name) as client:
+        async with Consumer(client, topic_name, group=topic_name, static_id="a") as old:
+            got = await take(old, 10)
+            await old.commit()
+            async with Consumer(client, topic_name, group=topic_name, static_id="a") as new:
+                with pytest.raises(StaleGeneration, match="another process"):
+                    while True:
+                        await old.poll(timeout_ms=5_000)
+                with pytest.raises(StaleGeneration):
+                    await old.poll()
+                await old.commit({0: 10})  # Of queues that are not its own any more: nothing.
+                assert queues_of(old.assignment) == []
+                rest = await take(new, 70)
+                assert numbers(got + rest) == list(range(80))
+                await new.commit()
+        assert await client.committed_offsets(topic_name, topic_name) == dict.fromkeys(range(8), 10)
+
+
+async def test_a_static_id_comes_back_without_a_rebalance(shared_node: NodeProcess, topic_name: str) -> None:
+    async with filled(shared_node, topic_name) as client, Consumer(client, topic_name, group=topic_name) as other:
+        await take(other, 80)
+        reading = asyncio.create_task(other.poll(timeout_ms=20_000))
+        first = Consumer(client, topic_name, group=topic_name, static_id="a")
+        await first.start()
+        await comes_true(lambda: len(queues_of(first.assignment)) == 4, "it has its half")
+        mine = queues_of(first.assignment)
+        before = (await Group(client, topic_name).describe()).generation
+        await first.close()
+        async with Consumer(client, topic_name, group=topic_name, static_id="a") as again:
+            assert queues_of(again.assignment) == mine
+            assert (await Group(client, topic_name).describe()).generation == before
+            await again.close(leave=True)
+        await comes_true(lambda: len(queues_of(other.assignment)) == 8, "the other has all")
+        reading.cancel()
+
+
+async def test_a_topic_that_is_made_anew_is_told(shared_node: NodeProcess, topic_name: str) -> None:
+    async with filled(shared_node, topic_name, queues=2, count=10) as client:
+        async with Consumer(client, topic_name, group=topic_name) as consumer:
+            await take(consumer, 10)
+            await client.delete_topic(topic_name)
+            await client.create_topic(topic_name, queues=2)
+            with pytest.raises((TopicReplaced, UnknownTopic)):
+                while True:
+                    await consumer.poll()
+            with suppress(TopicReplaced):
+                await consumer.commit()
+        assert await client.committed_offsets(topic_name, topic_name) == {}
+
+
+# Broadcast, and where to begin
+
+
+async def test_a_broadcast_reaches_every_member(shared_node: NodeProcess, topic_name: str) -> None:
+    async with filled(shared_node, topic_name) as client:
+        for static_id in ("a", "b"):
+            async with Consumer(
+                client, topic_name, group=topic_name, mode="broadcast", static_id=static_id
+            ) as consumer:
+                assert numbers(await take(consumer, 80)) == list(range(80))
+                await consumer.commit()
+        async with (
+            Consumer(client, topic_name, group=topic_name, mode="broadcast", static_id="a") as kept,
+            Consumer(client, topic_name, group=topic_name, mode="broadcast", uncommitted="latest") as nameless,
+        ):
+            await fill(client, topic_name, range(80, 88), 8)
+            assert numbers(await take(kept, 8)) == list(range(80, 88))
+            assert numbers(await take(nameless, 8)) == list(range(80, 88))
+            with pytest.raises(InvalidRequest, match="static_id"):
+                await nameless.commit()
+        assert await client.committed_offsets(f"{topic_name}/a", topic_name) == dict.fromkeys(range(8), 10)
+
+
+async def test_a_new_group_that_begins_at_the_latest_misses_nothing_when_queues_move(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    async with filled(shared_node, topic_name) as client:
+        async with Consumer(client, topic_name, group=topic_name, uncommitted="latest") as first:
+            assert await first.poll(timeout_ms=50) == []
+        await fill(client, topic_name, range(80, 160), 8)
+        async with Consumer(client, topic_name, group=topic_name, uncommitted="latest") as second:
+            assert numbers(await take(second, 80)) == list(range(80, 160))
+
+
+def test_a_member_whose_event_loop_is_gone_gives_up_its_place(shared_node: NodeProcess, topic_name: str) -> None:
+    """Nobody closed it. Its thread would heartbeat for as long as the process lives."""
+
+    async def forget() -> None:
+        client = Client(shared_node.url)
+        await client.create_topic(topic_name)
+        await Consumer(client, topic_name, group=topic_name, session_ms=1_000).start()
+
+    with suppress(ResourceWarning):
+        asyncio.run(forget())
+
+    async def is_gone() -> bool:
+        return (await Group(client, topic_name).describe()).members == ()
+
+    async def look() -> None:
+        nonlocal client
+        async with Client(shared_node.url) as client:
+            assert not await is_gone()
+            await comes_true(is_gone, "its session has ended")
+
+    client: Client
+    asyncio.run(look())

@@ -1,0 +1,170 @@
+"""Work queues in the client: tasks are settled one by one, kept while they are handled, and given back at the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from lsmq import Client, InvalidRequest, Producer, ReceiptExpired, Task, WorkQueue, sync
+from support.node_process import NodeProcess
+from support.waiting import comes_true
+
+SHORT_MS = 300
+
+
+@asynccontextmanager
+async def a_topic(node: NodeProcess, name: str, count: int, queues: int = 4) -> AsyncIterator[Client]:
+    async with Client(node.url) as client:
+        await client.create_topic(name, queues=queues)
+        async with Producer(client, name) as producer:
+            await (await producer.send_many(f"{number}" for number in range(count)))
+        yield client
+
+
+async def test_tasks_are_handed_out_acknowledged_and_do_not_come_again(shared_node: NodeProcess) -> None:
+    async with a_topic(shared_node, "wq-iterate", 30) as client:
+        seen: Counter[str] = Counter()
+        async with WorkQueue(client, "wq-iterate", "g") as work:
+            async for task in work:
+                seen[task.text()] += 1
+                assert task.deliveries == 1 and task.message.topic == "wq-iterate"
+                await task.ack()
+                assert task.settled
+                if len(seen) == 30:
+                    break
+        async with WorkQueue(client, "wq-iterate", "g") as work:
+            assert await work.poll(timeout_ms=300) == []
+        assert set(seen.values()) == {1}
+
+
+async def test_what_was_not_handed_out_is_given_back_when_it_is_closed(shared_node: NodeProcess) -> None:
+    async with a_topic(shared_node, "wq-close", 10) as client:
+        async with WorkQueue(client, "wq-close", "g", visibility_ms=60_000) as work:
+            (first,) = await work.poll(1)
+        async with WorkQueue(client, "wq-close", "g") as work:
+            rest: list[Task] = []
+            while len(rest) < 9:
+                rest += await work.poll(10, timeout_ms=5_000)
+            assert all(task.deliveries == 1 for task in rest)
+            assert first.message.id not in {task.message.id for task in rest}
+            await first.ack()
+
+
+async def test_a_late_acknowledgement_is_refused_and_the_message_comes_to_another(shared_node: NodeProcess) -> None:
+    async with (
+        a_topic(shared_node, "wq-late", 1) as client,
+        WorkQueue(client, "wq-late", "g", visibility_ms=SHORT_MS) as slow,
+        WorkQueue(client, "wq-late", "g") as quick,
+    ):
+        (late,) = await slow.poll(1)
+        (again,) = await quick.poll(1, timeout_ms=10_000)
+        assert again.message.id == late.message.id and again.deliveries == 2
+        for what in (late.ack(), late.nack(), late.extend()):
+            with pytest.raises(ReceiptExpired):
+                await what
+        await again.ack()
+
+
+async def test_run_keeps_tasks_hidden_while_their_handlers_run(shared_node: NodeProcess) -> None:
+    async with a_topic(shared_node, "wq-run", 12) as client:
+        handled: Counter[str] = Counter()
+        running = 0
+        most = 0
+
+        async def handle(task: Task) -> None:
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
+            await asyncio.sleep(2 * SHORT_MS / 1000)
+            running -= 1
+            handled[task.text()] += 1
+            if len(handled) == 12:
+                asyncio.get_running_loop().call_later(0.5, lambda: asyncio.ensure_future(work.close()))
+
+        work = WorkQueue(client, "wq-run", "g", visibility_ms=SHORT_MS)
+        await work.run(handle, concurrency=4)
+        assert set(handled.values()) == {1} and len(handled) == 12
+        assert most <= 4
+
+
+async def test_a_handler_that_fails_gets_its_task_again_and_others_go_on(shared_node: NodeProcess) -> None:
+    async with a_topic(shared_node, "wq-fail", 6) as client:
+        work = WorkQueue(client, "wq-fail", "g")
+        await work.configure(max_deliveries=3, retry_first_ms=50)
+        handled: Counter[str] = Counter()
+
+        async def handle(task: Task) -> None:
+            handled[task.text()] += 1
+            if task.text() == "3":
+                raise ValueError("three is not liked")
+            if task.text() == "4" and task.deliveries == 1:
+                await task.nack(delay_ms=0)
+
+        running = asyncio.create_task(work.run(handle))
+        wanted = {"0": 1, "1": 1, "2": 1, "3": 3, "4": 2, "5": 1}
+        await comes_true(lambda: handled == wanted, "three is tried three times, four twice")
+        await client.create_topic("wq-fail.dlq")  # where it is not there yet
+        async with WorkQueue(client, "wq-fail.dlq", "readers") as dead:
+            (letter,) = await dead.poll(timeout_ms=20_000)
+        assert letter.text() == "3"
+        reason = letter.message.properties["lsmq-dlq-reason"]
+        assert reason == "negative acknowledgement: ValueError: three is not liked"
+        await work.close()
+        await running
+
+
+async def test_a_handler_over_its_time_is_not_covered_any_more(shared_node: NodeProcess) -> None:
+    async with a_topic(shared_node, "wq-stalled", 1) as client:
+        first = WorkQueue(client, "wq-stalled", "g", visibility_ms=SHORT_MS, max_handler_ms=SHORT_MS)
+        stalled = asyncio.Event()
+
+        async def stall(task: Task) -> None:
+            stalled.set()
+            await asyncio.sleep(60)
+
+        running = asyncio.create_task(first.run(stall))
+        await stalled.wait()
+        async with WorkQueue(client, "wq-stalled", "g") as second:
+            (again,) = await second.poll(timeout_ms=20_000)
+            await again.ack()
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await first.close()
+
+
+async def test_wrong_use_is_refused(shared_node: NodeProcess) -> None:
+    async with a_topic(shared_node, "wq-wrong", 0) as client:
+        with pytest.raises(InvalidRequest, match="max_messages"):
+            WorkQueue(client, "wq-wrong", "g", max_messages=0)
+        async with WorkQueue(client, "wq-wrong", "g") as work:
+            with pytest.raises(InvalidRequest, match="concurrency"):
+                await work.run(lambda task: asyncio.sleep(0), concurrency=0)
+            with pytest.raises(InvalidRequest, match="max_deliveries"):
+                await work.configure(max_deliveries=0)
+
+
+def test_the_blocking_work_queue_does_the_same(shared_node: NodeProcess) -> None:
+    with sync.Client(shared_node.url) as client:
+        client.create_topic("wq-sync", queues=2)
+        with sync.Producer(client, "wq-sync") as producer:
+            producer.send_many(f"{number}" for number in range(10)).wait()
+        with sync.WorkQueue(client, "wq-sync", "g") as work:
+            work.configure(retry_first_ms=10)
+            task = next(work)
+            task.nack(delay_ms=0)
+            (second,) = work.poll(1)
+            second.extend(60_000)
+            second.ack()
+            handled: list[str] = []
+
+            def handle(task: sync.Task) -> None:
+                handled.append(task.text())
+                if len(handled) == 9:
+                    work.close()
+
+            work.run(handle, concurrency=3)
+            assert len(set(handled)) == 9 and second.text() not in handled

@@ -1,0 +1,108 @@
+"""Consumers and leaders die in the middle of the work: nothing is lost, and what was acknowledged never comes again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from lsmq import Client, Producer, Task, WorkQueue
+from lsmq_node.local_cluster import LocalCluster
+from support.node_process import NodeProcess
+from support.waiting import comes_true
+from support.work_process import WorkerProcess
+
+QUEUES = 12
+
+
+async def test_the_tasks_of_a_killed_consumer_come_to_others(shared_node: NodeProcess) -> None:
+    topic, bodies = "wq-killed-consumer", [f"{number}" for number in range(60)]
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic, queues=QUEUES)
+        async with Producer(client, topic) as producer:
+            await (await producer.send_many(bodies))
+        options = {"handle_s": 0.05, "concurrency": 4, "visibility_ms": 1_000}
+        victim = WorkerProcess([shared_node.url], topic, topic, **options)
+        await comes_true(lambda: len(victim.ended) >= 8, "the first consumer works")
+        victim.kill9()
+        heir = WorkerProcess([shared_node.url], topic, topic, **options)
+        try:
+            await comes_true(lambda: {*victim.ended, *heir.ended} >= set(bodies), "all is done", 60)
+        finally:
+            heir.kill9()
+        assert not set(victim.ended) & set(heir.begun), "what was acknowledged came again"
+        assert max(Counter(heir.ended).values()) == 1
+
+
+@pytest.mark.slow
+async def test_leaders_die_under_a_work_queue(cluster: LocalCluster) -> None:
+    """Killed, or stopped for a while: what is acknowledged never comes again, all is done, dead letters come once."""
+    topic = "work"
+    async with Client([node.url for node in cluster.plan.nodes], deadline_ms=60_000) as client:
+        await client.create_topic(topic, queues=QUEUES)
+        acked: Counter[str] = Counter()
+        again: list[str] = []
+        sent = 0
+        stop = False
+
+        async def produce() -> None:
+            nonlocal sent
+            async with Producer(client, topic, linger_ms=1) as producer:
+                while not stop:
+                    receipts = [await producer.send(f"{sent + n}") for n in range(10)]
+                    for receipt in receipts:
+                        await receipt
+                    sent += 10
+                    await asyncio.sleep(0.01)
+
+        async def handle(task: Task) -> None:
+            body = task.text()
+            if body in acked:
+                again.append(body)
+            if int(body) % 50 == 0:
+                raise ValueError("poison")
+            if int(body) % 7 == 0 and task.deliveries == 1:
+                await task.nack(delay_ms=20)
+                return
+            await task.ack()
+            acked[body] += 1
+
+        consumers = [WorkQueue(client, topic, "g", visibility_ms=2_000) for _ in range(3)]
+        await consumers[0].configure(max_deliveries=3, retry_first_ms=20)
+
+        def done() -> set[str]:
+            return {str(number) for number in range(sent) if number % 50}
+
+        async with asyncio.TaskGroup() as tasks:
+            producing = tasks.create_task(produce())
+            for consumer in consumers:
+                tasks.create_task(consumer.run(handle, concurrency=8))
+            for stop_it, start_it in ((cluster.kill, cluster.start), (cluster.pause, cluster.resume)):
+                goal = len(acked) + 300
+                await comes_true(lambda goal=goal: len(acked) >= goal, "the work goes on", 60)  # type: ignore[misc]
+                status = cluster.status()
+                leader = next(shard.leader for shard in status.shards if shard.leader is not None)
+                stop_it(leader)
+                goal = len(acked) + 100
+                await comes_true(lambda goal=goal: len(acked) >= goal, "the work goes on without", 60)  # type: ignore[misc]
+                start_it(leader)
+            stop = True
+            await producing
+            try:
+                await comes_true(lambda: set(acked) >= done(), "all that is no poison is done", 60)
+            except AssertionError:
+                raise AssertionError(f"{sorted(done() - set(acked))} never came to their end") from None
+            poison = {str(number) for number in range(0, sent, 50)}
+            found: Counter[str] = Counter()
+            async with WorkQueue(client, f"{topic}.dlq", "reader") as letters:
+                while set(found) < poison:
+                    got = await letters.poll(100, timeout_ms=30_000)
+                    assert got, f"{poison - set(found)} are no dead letters"
+                    for task in got:
+                        found[task.text()] += 1
+                        await task.ack()
+            for consumer in consumers:
+                await consumer.close()
+        assert not again, "what was acknowledged came again"
+        assert set(found) == poison and max(found.values()) == 1

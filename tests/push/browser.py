@@ -1,0 +1,102 @@
+"""A real browser without a window, driven over its DevTools protocol."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from support.waiting import comes_true
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+START_S = 90.0
+ANSWER_S = 60.0
+
+
+def find_browser() -> str | None:
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+class Page:
+    """One page of the browser."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse, session: str) -> None:
+        self._socket = socket
+        self._session = session
+
+    async def evaluate(self, expression: str) -> Any:
+        """The value of a JavaScript expression."""
+        answer = await ask(self._socket, "Runtime.evaluate", self._session, expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    async def close(self) -> None:
+        await ask(self._socket, "Page.close", self._session)
+
+
+class Browser:
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+
+    async def open(self, url: str) -> Page:
+        target = await ask(self._socket, "Target.createTarget", url=url)
+        attached = await ask(self._socket, "Target.attachToTarget", targetId=target["targetId"], flatten=True)
+        return Page(self._socket, attached["sessionId"])
+
+
+async def ask(
+    socket: aiohttp.ClientWebSocketResponse, method: str, session: str | None = None, **params: Any
+) -> dict[str, Any]:
+    """One command, and its answer; events in between are passed over. One command at a time."""
+    command: dict[str, Any] = {"id": 1, "method": method, "params": params}
+    if session is not None:
+        command["sessionId"] = session
+    await socket.send_json(command)
+    while True:
+        found: dict[str, Any] = await socket.receive_json(timeout=ANSWER_S)
+        if found.get("id") == 1:
+            assert "error" not in found, found
+            result: dict[str, Any] = found["result"]
+            return result
+
+
+@asynccontextmanager
+async def browser(executable: str, profile: Path) -> AsyncIterator[Browser]:
+    """A browser of its own, ended with the block."""
+    options = (
+        "--headless=new",
+        "--no-sandbox",  # Tests may run as root, and open no page but their own.
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-extensions",
+        "--disable-sync",
+        "--no-first-run",
+    )
+    process = await asyncio.create_subprocess_exec(
+        executable,
+        *options,
+        "--remote-debugging-port=0",
+        f"--user-data-dir={profile}",
+        "about:blank",
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        port_file = profile / "DevToolsActivePort"
+        await comes_true(lambda: port_file.exists() and "\n" in port_file.read_text(), "the browser listens", START_S)
+        port, path = port_file.read_text().split()[:2]
+        async with (
+            aiohttp.ClientSession() as session,
+            session.ws_connect(f"http://127.0.0.1:{port}{path}", max_msg_size=0) as socket,
+        ):
+            yield Browser(socket)
+    finally:
+        process.kill()
+        await process.wait()

@@ -1,0 +1,298 @@
+"""Decisions of a coordinator, one by one; and documents, which say all of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from lsmq.errors import (
+    CorruptFile,
+    DocumentsFull,
+    SequenceTakenOver,
+    TooManyMembers,
+    TooManyTransactions,
+    TransactionDecided,
+    UnknownProducerMember,
+    UnknownTransaction,
+    UnsupportedFormat,
+)
+from lsmq.record_batch import BatchBuilder, Column, RecordBatch
+from lsmq_node.transactions import Part, State, Transaction
+from lsmq_node.transactions import book as limits
+from lsmq_node.transactions.book import Book
+from lsmq_node.transactions.lanes import last_numbers, producer_of, with_producer
+from lsmq_node.transactions.records import Plan, split_key
+
+MINUTE_MS = 60_000
+
+
+class Played:
+    """A book whose plans are all durable at once."""
+
+    def __init__(self) -> None:
+        self.documents: dict[str, bytes] = {}
+        self.book = Book()
+        self.now = 0.0
+        self.wall_ms = 1_000_000
+
+    def put(self, plan: Plan) -> Plan:
+        lanes = {shard: lane.next for shard, lane in self.book.lanes.items()}
+        for key, value in plan.documents(lanes).items():
+            if value is None:
+                self.documents.pop(key, None)
+            else:
+                self.documents[key] = value
+        self.book.apply(plan, self.now)
+        return plan
+
+    def join(self, *members: str, checks: bool = True, session_ms: int = 10_000) -> None:
+        for member in members:
+            self.put(self.book.join(("g", member), session_ms, "", checks=checks, now=self.now))
+
+    def begin(self, member: str = "m", number: int = 1, shards: tuple[int, ...] = (0,), sequence: int = 0) -> str:
+        transaction = Transaction(
+            "g", f"{member}-{number}", member, "", "s" if sequence else "", f"{number}", self.wall_ms, 30_000, 30_000, 2
+        )
+        part = Part(b"part", {"t": len(shards)}, dict.fromkeys(shards, 1))
+        self.put(self.book.begin(transaction, number, part, sequence))
+        return transaction.id
+
+    def decide(self, id: str, state: State, by: str = "m") -> None:
+        self.put(self.book.decide(("g", id), state, by, self.wall_ms))
+
+    def state(self, id: str) -> str:
+        return self.book.transactions["g", id].state
+
+    def asked(self) -> dict[str, list[str]]:
+        self.put(self.book.checks(self.now, self.wall_ms))
+        return {
+            member: [each.id for each in self.book.take_asked(("g", member))] for _, member in list(self.book.asked)
+        }
+
+    def again(self) -> Book:
+        """What another leader reads."""
+        book = Book()
+        book.load(sorted(self.documents.items()), self.now)
+        return book
+
+
+@pytest.fixture
+def played() -> Played:
+    made = Played()
+    made.join("m", "n")
+    return made
+
+
+def test_documents_say_everything(played: Played) -> None:
+    opened, committed = played.begin(), played.begin(number=2, shards=(0, 3))
+    played.decide(committed, State.COMMITTED)
+    played.put(played.book.take("g", "s", "m", 0))
+    again = played.again()
+    for name in ("transactions", "members", "sequences"):
+        assert getattr(again, name) == getattr(played.book, name)
+    assert {shard: dict(lane.waiting) for shard, lane in again.lanes.items()} == {
+        0: {1: ("g", committed)},
+        3: {1: ("g", committed)},
+    }
+    assert again.transactions["g", opened].is_open
+
+
+def test_a_damaged_document_is_named(played: Played) -> None:
+    for body, error in ((b"\x93\x02aa", UnsupportedFormat), (b"\x93\x01aa", CorruptFile), (b"\x93", CorruptFile)):
+        played.documents["transaction/g/x"] = body
+        with pytest.raises(error, match="transaction/g/x"):
+            played.again()
+    assert split_key("transaction/g/x", "transaction/") == ("g", "x")
+
+
+def test_a_plan_that_was_not_put_has_changed_nothing(played: Played) -> None:
+    id = played.begin()
+    before = played.again()
+    played.book.decide(("g", id), State.COMMITTED, "m", 0)
+    played.book.take("g", "s", "m", 0)
+    played.book.leave(("g", "m"))
+    assert played.book.transactions == before.transactions and played.book.members == before.members
+    assert played.state(id) == "open"
+
+
+def test_numbers_of_deliveries_follow_decisions(played: Played) -> None:
+    first, second = played.begin(number=1, shards=(0, 1)), played.begin(number=2, shards=(1, 2))
+    played.decide(second, State.COMMITTED)
+    played.decide(first, State.COMMITTED)
+    assert [each.id for _, each in played.book.to_deliver(1, 10, 1_000)] == [second, first]
+    played.put(played.book.delivered(1, [("g", second)]))
+    assert played.book.transactions["g", second].waiting == {2: 1}
+    assert "transaction-part/g/m-2/0" in played.documents
+    played.put(played.book.delivered(2, [("g", second)]))
+    assert played.book.transactions["g", second].is_finished
+    assert "transaction-part/g/m-2/0" not in played.documents
+    assert [first_number for first_number, _ in played.book.to_deliver(1, 10, 1_000)] == [2]
+
+
+def test_a_request_holds_what_fits_and_at_least_one(played: Played) -> None:
+    for number in range(1, 6):
+        played.decide(played.begin(number=number), State.COMMITTED)
+    assert [first for first, _ in played.book.to_deliver(0, 3, 1_000)] == [1, 2, 3]
+    assert [first for first, _ in played.book.to_deliver(0, 3, 1)] == [1]
+
+
+def test_a_rollback_drops_its_messages(played: Played) -> None:
+    id = played.begin()
+    played.decide(id, State.ROLLED_BACK)
+    assert not [key for key in played.documents if key.startswith("transaction-part/")]
+    with pytest.raises(TransactionDecided):
+        played.decide(id, State.COMMITTED)
+
+
+def test_silence_is_asked_about_and_ends(played: Played) -> None:
+    id = played.begin()
+    played.now = 29
+    assert played.asked() == {}
+    for at in (30, 60):
+        played.now = at
+        assert played.asked() == {"m": [id]}
+        assert played.asked() == {}
+    played.now = 90
+    assert played.asked() == {}
+    assert played.state(id) == "rolled_back"
+    assert played.book.transactions["g", id].decided_by == "broker"
+
+
+def test_more_messages_are_no_silence(played: Played) -> None:
+    id = played.begin()
+    played.now = 20
+    played.put(played.book.add(("g", id), 1, Part(b"", {"t": 1}, {0: 1})))
+    played.now = 40
+    assert played.asked() == {}
+
+
+def test_another_leader_gives_time_again_and_keeps_the_count(played: Played) -> None:
+    id = played.begin()
+    played.now = 30
+    played.asked()
+    played.book = played.again()
+    assert played.book.transactions["g", id].checks == 1
+    assert played.asked() == {}
+    played.now = 60
+    assert played.asked() == {"m": [id]}
+    played.now = 90
+    played.asked()
+    assert played.state(id) == "rolled_back"
+
+
+def test_whoever_is_asked_and_dies_is_followed_by_another(played: Played) -> None:
+    played.join("o")
+    id = played.begin()
+    played.put(played.book.leave(("g", "m")))
+    played.put(played.book.checks(played.now, 0))
+    (first,) = [member for _, member in played.book.asked]
+    played.put(played.book.leave(("g", first)))
+    assert played.asked() == {({"n", "o"} - {first}).pop(): [id]}
+
+
+def test_nobody_is_asked_who_cannot_tell(played: Played) -> None:
+    played.put(played.book.leave(("g", "n")))
+    played.join("blind", checks=False)
+    id = played.begin()
+    played.put(played.book.leave(("g", "m")))
+    played.now = 1_000
+    assert played.asked() == {} and played.state(id) == "open"
+    played.wall_ms += limits.MAX_OPEN_MS + 1
+    played.asked()
+    assert played.state(id) == "rolled_back", "it does not wait for ever"
+
+
+def test_a_session_ends_in_silence(played: Played) -> None:
+    played.now = 9
+    played.book.hear(("g", "n"), played.now)
+    played.now = 11
+    played.put(played.book.expire(played.now))
+    assert played.book.members_of("g") == ["n"]
+    with pytest.raises(UnknownProducerMember):
+        played.begin()
+
+
+def test_a_number_begins_once(played: Played) -> None:
+    played.decide(played.begin(number=3), State.ROLLED_BACK)
+    played.wall_ms += limits.REMEMBER_MS
+    played.put(played.book.forget(played.wall_ms))
+    with pytest.raises(UnknownTransaction):
+        played.begin(number=3)
+    played.begin(number=2)
+    played.book = played.again()
+    with pytest.raises(UnknownTransaction):
+        played.begin(number=3)
+    played.begin(number=1)
+    assert played.book.members["g", "m"].missing == ()
+
+
+def test_finished_ones_are_forgotten_in_time(played: Played) -> None:
+    ids = [played.begin(number=number) for number in range(1, 5)]
+    for id in ids[:3]:
+        played.decide(id, State.ROLLED_BACK)
+        played.wall_ms += MINUTE_MS
+    assert not played.book.forget(played.wall_ms)
+    played.put(played.book.forget(played.wall_ms + limits.REMEMBER_MS - 2 * MINUTE_MS))
+    assert {id for _, id in played.book.transactions} == {ids[2], ids[3]}
+    played.book.max_remembered = 0
+    played.put(played.book.forget(played.wall_ms))
+    assert [id for _, id in played.book.transactions] == [ids[3]]
+
+
+def test_limits(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_MEMBERS", 2)
+    with pytest.raises(TooManyMembers):
+        played.join("one more")
+    monkeypatch.setattr(limits, "MAX_UNFINISHED", 1)
+    played.begin()
+    with pytest.raises(TooManyTransactions) as raised:
+        played.begin(number=2)
+    assert raised.value.retriable
+    played.decide("m-1", State.COMMITTED)
+    with pytest.raises(TooManyTransactions):
+        played.begin(number=2)
+    played.put(played.book.delivered(0, [("g", "m-1")]))
+    played.begin(number=2)
+    assert played.book.held_bytes == played.again().held_bytes == len(b"part")
+    played.book.max_held_bytes = 7
+    with pytest.raises(DocumentsFull) as full:
+        played.book.add(("g", "m-2"), 1, Part(b"part", {"t": 1}, {0: 1}))
+    assert full.value.retriable
+    played.decide("m-2", State.ROLLED_BACK)
+    assert played.book.held_bytes == 0
+    monkeypatch.setattr(limits, "MAX_SEQUENCES", 1)
+    played.put(played.book.take("g", "one", "m", 0))
+    played.put(played.book.take("g", "one", "m", 0))
+    with pytest.raises(TooManyTransactions):
+        played.book.take("g", "two", "m", 0)
+
+
+def test_a_sequence_moves_with_commits_whoever_makes_them(played: Played) -> None:
+    played.put(played.book.take("g", "s", "m", 0))
+    id = played.begin(number=1, sequence=1)
+    played.decide(id, State.COMMITTED, by="n")
+    assert played.book.sequences["g", "s"].position == "1"
+    half = played.begin(number=2, sequence=1)
+    plan = played.put(played.book.take("g", "s", "n", 0))
+    assert plan.sequences["g", "s"] == replace(played.book.sequences["g", "s"], epoch=2, position="1", member="n")
+    assert played.state(half) == "rolled_back"
+    with pytest.raises(SequenceTakenOver):
+        played.begin(number=3, sequence=1)
+
+
+def test_a_batch_gets_a_producer_and_keeps_its_bytes() -> None:
+    builder = BatchBuilder()
+    builder.add(3, b"body", key="k", properties={"a": "b"})
+    batch = builder.build()
+    found = RecordBatch(with_producer(batch, *producer_of(5, 7)), source="test")
+    assert (found.producer_id, found.producer_epoch, found.sequence) == ((1 << 63) | (5 << 40), 7, 0)
+    assert bytes(found.payload) == bytes(RecordBatch(batch).payload) and list(found.column(Column.QUEUE)) == [3]
+
+
+def test_numbers_go_on_beyond_what_an_epoch_holds() -> None:
+    number = (1 << 32) + 5
+    assert producer_of(1, number)[0] != producer_of(1, number - 10)[0]
+    producers = dict([producer_of(1, number)])
+    last, behind = last_numbers([("transaction-lane/1", b"%d" % (number - 7))], 3, producers.get)
+    assert last == {1: number} and behind == {"transaction-lane/1": b"%d" % number}
