@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import click
 
 from lsmq.cli._node import need_node
-from lsmq.cli._options import json_option
+from lsmq.cli._options import DurationType, json_option
 from lsmq.cli._render import print_json, print_table
 from lsmq.errors import InvalidRequest, LsmqError
 
@@ -77,9 +77,16 @@ def cluster() -> None:
     metavar="NAME=VALUE",
     help="Any setting of the nodes, such as flush_mode=async or cluster.node_timeout_ms=1000; repeat it.",
 )
-@click.option("--timeout", type=float, default=60.0, show_default=True, help="Seconds to wait until all shards serve.")
+@click.option(
+    "--timeout",
+    "timeout_ms",
+    type=DurationType(),
+    default="60s",
+    show_default=True,
+    help="How long to wait until all shards serve.",
+)
 @json_option
-def up(directory: Path, settings: tuple[str, ...], timeout: float, as_json: bool, **asked: Any) -> None:
+def up(directory: Path, settings: tuple[str, ...], timeout_ms: int, as_json: bool, **asked: Any) -> None:
     """Start a cluster, or what is down of the one in --dir, and wait until every shard serves.
 
     \b
@@ -94,7 +101,7 @@ def up(directory: Path, settings: tuple[str, ...], timeout: float, as_json: bool
     except InvalidRequest as error:
         raise click.UsageError(error.message) from error
     with _bringing_up(len(found.plan.nodes), found.plan.shards) as tell:
-        status = found.up(timeout=timeout, tell=tell)
+        status = found.up(timeout=timeout_ms / 1000, tell=tell)
     if as_json:
         print_json(status.to_dict())
     else:
