@@ -129,10 +129,17 @@ class _Stay(urllib.request.HTTPRedirectHandler):
 
 
 def shard(cluster: LocalCluster) -> Any:
-    for node in cluster.plan.nodes:
-        if cluster.process(node.id).pid is not None:
-            return ask(f"{node.url}/v1/cluster")[2]["shards"][0]
-    raise AssertionError("no node runs")
+    """As a node shows it that knows the cluster."""
+    found: list[Any] = []
+
+    def known() -> bool:
+        running = [node for node in cluster.plan.nodes if cluster.process(node.id).pid is not None]
+        answers = (ask(f"{node.url}/v1/cluster") for node in running)
+        found.extend(document["shards"][0] for status, _, document in answers if status == 200)
+        return bool(found)
+
+    eventually(known, "a node knows the cluster")
+    return found[0]
 
 
 def in_sync(cluster: LocalCluster) -> None:
@@ -317,8 +324,10 @@ class Members:
         self.handled.append(message)
 
     async def go_on(self, count: int) -> None:
-        wanted = len(self.handled) + count
-        await comes_true(lambda: len(self.handled) >= wanted, f"{wanted} messages are handled", 60)
+        await self.come_to(len(self.handled) + count)
+
+    async def come_to(self, total: int) -> None:
+        await comes_true(lambda: len(self.handled) >= total, f"{total} messages are handled", 60)
 
     async def shared_by(self, *consumers: Consumer) -> None:
         def shared() -> bool:
@@ -353,7 +362,7 @@ def test_queues_change_hands_while_they_are_read_at_a_follower(cluster: LocalClu
             await members.shared_by(first, third)
             await members.go_on(200)
             assert len(members.handled) < MESSAGES, "the backlog was too small for all that"
-            await asyncio.gather(story.send(client, QUEUES), members.go_on(MESSAGES + QUEUES - len(members.handled)))
+            await asyncio.gather(story.send(client, QUEUES), members.come_to(MESSAGES + QUEUES))
             for one in (first, third):
                 await one.close()
             committed = await client.committed_offsets(story.topic, story.topic)

@@ -7,6 +7,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,7 +44,7 @@ def ask(url: str, method: str = "GET", body: Any = None) -> tuple[int, Any]:
 
 def overview(cluster: LocalCluster) -> dict[str, Any]:
     status, document = ask(f"{cluster.plan.nodes[0].url}/v1/cluster")
-    assert status == 200
+    assert status == 200, document
     found: dict[str, Any] = document
     return found
 
@@ -69,6 +70,7 @@ def settled(cluster: LocalCluster) -> None:
             for entry in found["shards"]
         )
 
+    eventually(lambda: ask(f"{cluster.plan.nodes[0].url}/v1/cluster")[0] == 200, "the cluster is known")
     eventually(well, "all is well", 60)
 
 
@@ -229,3 +231,21 @@ def test_every_node_shows_the_cluster_and_is_ready(cluster: LocalCluster) -> Non
         figures = ask(f"{node.url}/v1/status")[1]["shards"]
         assert [entry["shard"] for entry in figures] == [0, 1, 2]
         assert {entry["role"] for entry in figures} == {"leading", "following"}
+
+
+def test_a_node_that_does_not_know_the_cluster_shows_none(tmp_path: Path) -> None:
+    """One without shards would have clients delete the offsets of no shard, and find the groups of none."""
+    cluster = LocalCluster.found(tmp_path / "cluster", found_plan(nodes=3, shards=SHARDS, replicas=3))
+    first, *others = (node.id for node in cluster.plan.nodes)
+    url = f"{url_of(cluster, first)}/v1/cluster"
+    try:
+        cluster.start(first)
+        status, answer = ask(url)
+        assert (status, answer["error"]["code"], answer["error"]["retriable"]) == (503, "unavailable", True)
+        assert "majority" in answer["error"]["message"]
+        for node in others:
+            cluster.start(node)
+        eventually(lambda: ask(url)[0] == 200, "the cluster is known")
+        assert [entry["id"] for entry in ask(url)[1]["shards"]] == [0, 1, 2]
+    finally:
+        cluster.down(delete=True)

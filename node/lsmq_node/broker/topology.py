@@ -115,7 +115,10 @@ class Topology(Protocol):
         """Raises ``UnknownTopic``."""
 
     def overview(self, own_url: str) -> dict[str, Any]:
-        """Nodes and shards, as ``GET /v1/cluster`` shows them; ``own_url`` is how the caller reaches this node."""
+        """Nodes and shards, as ``GET /v1/cluster`` shows them; ``own_url`` is how the caller reaches this node.
+
+        Raises ``Unavailable`` where nothing is known of the cluster yet.
+        """
 
     async def administer(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """Carry out a command on the cluster. Raises ``InvalidRequest`` when it is refused, ``Unavailable``."""

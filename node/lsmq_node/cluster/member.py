@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 
-from lsmq.errors import InvalidRequest, LsmqError, NotLeader
+from lsmq.errors import InvalidRequest, LsmqError, NotLeader, Unavailable
 from lsmq_coordinator.control import ControlClient
 from lsmq_coordinator.election import Progress
 from lsmq_coordinator.state import ClusterState, Shard
@@ -35,6 +35,7 @@ _TIDY_S = 5.0
 _HANDOVER_S = 2.0
 _COMMAND_TIMEOUT_S = 2.0
 _STALE_TRIES = 5
+_UNKNOWN = "the control plane is not known yet: fewer than a majority of the voters can be reached"
 
 
 class ReplicatedShard:
@@ -165,6 +166,8 @@ class ClusterMember:
         return await self._topics.delete(name)
 
     def overview(self, own_url: str) -> dict[str, Any]:
+        if not self.control.state.bootstrapped:  # Without shards it would look like a cluster that has none.
+            raise Unavailable(_UNKNOWN)
         return self.control.overview()
 
     async def administer(self, command: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,7 +186,7 @@ class ClusterMember:
     def not_ready(self) -> Sequence[str]:
         state = self.control.state
         if not state.bootstrapped:
-            return ["the control plane is not known yet: fewer than a majority of the voters can be reached"]
+            return [_UNKNOWN]
         if self.settings.node not in state.nodes:
             return [f"node {self.settings.node!r} is not registered in the cluster yet"]
         reasons = [
