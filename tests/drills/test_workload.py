@@ -17,6 +17,8 @@ from lsmq.dead_letters import DeadLetter
 from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_node.drills.columns import Columns
 from lsmq_node.drills.compare import Comparison, Replica, compare
+from lsmq_node.drills.group_work import GroupWork, _Member
+from lsmq_node.drills.members import slowness
 from lsmq_node.drills.report import Report, Times, print_report, verdict_fields
 from lsmq_node.drills.task_work import conduct_of
 from lsmq_node.drills.transaction_work import TransactionWork
@@ -181,6 +183,25 @@ def test_a_store_that_cannot_be_opened_differs(pair: Pair) -> None:
     found = pair.compare(high_watermark)
     assert found.differ == 1
     assert found.findings[0].startswith("shard 7 on n2: ")
+
+
+# Groups
+
+
+def test_a_member_never_finds_its_slowness_half_written() -> None:
+    async def work() -> None:
+        group = GroupWork(["http://127.0.0.1:1"], "n", 4)
+        try:
+            group.members[1] = _Member()
+            group.slow_down(1, 0.2, block=False)
+            with slowness(group._record(1)).open() as found:
+                group.slow_down(1, 3.0, block=True)
+                assert found.read() == "crawl 0.2"
+            assert slowness(group._record(1)).read_text() == "block 3.0"
+        finally:
+            await group.close()
+
+    asyncio.run(work())
 
 
 # Transactions

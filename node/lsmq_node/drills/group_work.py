@@ -108,7 +108,9 @@ class GroupWork(SideWork):
     def slow_down(self, number: int, seconds: float, *, block: bool) -> None:
         """Each message takes it so long from now on. With ``block`` its process does nothing else meanwhile."""
         self.members[number].excused |= block
-        slowness(self._record(number)).write_text(f"{'block' if block else 'crawl'} {seconds}")
+        given = self._directory / "slowness"
+        given.write_text(f"{'block' if block else 'crawl'} {seconds}")
+        given.replace(slowness(self._record(number)))  # A member must not find it half written.
 
     def speed_up(self, number: int) -> None:
         slowness(self._record(number)).unlink(missing_ok=True)
