@@ -15,13 +15,17 @@ import pytest
 from lsmq import Message
 from lsmq.dead_letters import DeadLetter
 from lsmq.record_batch import BatchBuilder, RecordBatch
+from lsmq_node.drills.columns import Columns
 from lsmq_node.drills.compare import Comparison, Replica, compare
+from lsmq_node.drills.group_work import GroupWork, _Member
+from lsmq_node.drills.members import slowness
 from lsmq_node.drills.report import Report, Times, print_report, verdict_fields
-from lsmq_node.drills.task_work import judge
-from lsmq_node.drills.transaction_work import TransactionWork, _Seen
+from lsmq_node.drills.task_work import conduct_of
+from lsmq_node.drills.transaction_work import TransactionWork
+from lsmq_node.drills.transactors import read_ledger
 from lsmq_node.drills.workers import VISIBILITY_MS, Event
-from lsmq_node.drills.workload import Workload, _Sends
-from lsmq_node.history import Verdict
+from lsmq_node.drills.workload import Workload
+from lsmq_node.history import History, Verdict
 from lsmq_node.storage import ShardStore, StoreOptions, Topic
 from support.node_process import NodeProcess
 
@@ -76,11 +80,10 @@ def worked(*received: tuple[int, bytes]) -> Verdict:
     """The verdict of a run in which three messages were acknowledged at offsets 0 to 2 of queue 0, and one reader got
     these offsets and bodies."""
     workload = Workload([], 1)
-    sends = _Sends()
-    for offset, body in enumerate(BODIES):
-        sends.add(0, [offset], "k", [offset], [body])
-    workload._sends.append(sends)
-    workload._reading("reader").add(Message("t", 0, offset, f"id {offset}", body) for offset, body in received)
+    receipts = workload._readings["reader"] = Columns()
+    for columns, rows in ((workload._acknowledged, enumerate(BODIES)), (receipts, received)):
+        for offset, body in rows:
+            columns.add(0, offset, body)
     return workload.verdict()
 
 
@@ -182,6 +185,25 @@ def test_a_store_that_cannot_be_opened_differs(pair: Pair) -> None:
     assert found.findings[0].startswith("shard 7 on n2: ")
 
 
+# Groups
+
+
+def test_a_member_never_finds_its_slowness_half_written() -> None:
+    async def work() -> None:
+        group = GroupWork(["http://127.0.0.1:1"], "n", 4)
+        try:
+            group.members[1] = _Member()
+            group.slow_down(1, 0.2, block=False)
+            with slowness(group._record(1)).open() as found:
+                group.slow_down(1, 3.0, block=True)
+                assert found.read() == "crawl 0.2"
+            assert slowness(group._record(1)).read_text() == "block 3.0"
+        finally:
+            await group.close()
+
+    asyncio.run(work())
+
+
 # Transactions
 
 
@@ -189,26 +211,23 @@ def test_what_transactions_must_show_is_what_their_ledgers_say(tmp_path: Path) -
     async def work() -> None:
         transactions = TransactionWork(["http://127.0.0.1:1"], "n", 4)
         try:
-            ledger = transactions._directory / "1"
+            ledger = tmp_path / "1"
             ledger.write_bytes(b"a k-n-first-0 0 1 11 k-n-second-1 1 2 12\nb k-n-first-0 0 3 13\ncut off k-n-first-0")
+            transactions._entries = read_ledger(ledger)
 
             def verdict(first: list[tuple[int, int]], second: list[tuple[int, int]]) -> list[dict[str, Any]]:
                 """What the drill says when these were seen: offset and sequence, in both readings."""
                 for topic, queue, rows in (("n-first", 0, first), ("n-second", 1, second)):
-                    seen = _Seen()
+                    seen = Columns()
                     for offset, sequence in rows:
-                        seen.queues.append(queue)
-                        seen.offsets.append(offset)
-                        seen.keys.append(f"k-{topic}-{queue}")
-                        seen.sequences.append(sequence)
-                        seen.digests.append(10 + sequence)
+                        seen.add_fields(queue, offset, f"k-{topic}-{queue}", sequence, 10 + sequence)
                     transactions._live[topic] = transactions._again[topic] = seen
-                return [verdict_fields(found) for found in transactions.verdicts()]
+                return [verdict_fields(found) for found in transactions.judge(History()).verdicts]
 
             good = verdict([(0, 1), (1, 3)], [(0, 2)])
             assert [(each["lost"], each["duplicates"], each["other_anomalies"]) for each in good] == [(0, 0, 0)] * 2
             assert [each["acknowledged"] for each in good] == [2, 1]
-            assert "2 transactions" in transactions.summary(transactions.verdicts())
+            assert "2 transactions" in transactions.judge(History()).notes[0]
             assert verdict([(0, 1), (1, 3)], [])[1]["lost"] == 2, "once a reading"
             assert verdict([(0, 1), (1, 3), (2, 3)], [(0, 2)])[0]["duplicates"]
             assert verdict([(0, 1), (1, 3)], [(0, 2), (1, 4)])[1]["other_anomalies"], "never to be seen"
@@ -268,7 +287,7 @@ WORKED = {
 @pytest.mark.parametrize("name", WORKED)
 def test_the_verdict_on_a_work_queue_tells_deliveries_that_should_not_have_been(name: str) -> None:
     events, changes, finding = WORKED[name]
-    conduct = judge(events, [], changes)
+    conduct = conduct_of(events, [], changes)
     assert conduct.doubled == bool(finding) and conduct.wrong == 0
     assert finding in "".join(conduct.findings)
 
@@ -277,11 +296,11 @@ def test_dead_letters_are_poison_once_each_and_hold_nothing_up() -> None:
     failing = [begins(at, sequence=0) for at in (0.0, LATE)]
     passing = [event for offset in range(1, 60) for event in handled(1.0, offset)]
     behind = [event for offset in range(1, 60) for event in handled(LATE + 1, offset)]
-    good = judge([*failing[:1], *passing, *failing[1:]], [letter(0, 0)], [])
+    good = conduct_of([*failing[:1], *passing, *failing[1:]], [letter(0, 0)], [])
     assert (good.doubled, good.wrong, good.dead, good.handled, good.again) == (0, 0, 1, 59, 1)
-    assert judge([*failing[:1], *passing, *failing[1:]], [letter(0, 0)] * 2, []).doubled == 1
-    assert judge([*failing, *behind], [letter(0, 0)], []).wrong == 1, "held up"
-    assert judge(passing, [letter(0, 7)], []).wrong == 1, "no poison"
+    assert conduct_of([*failing[:1], *passing, *failing[1:]], [letter(0, 0)] * 2, []).doubled == 1
+    assert conduct_of([*failing, *behind], [letter(0, 0)], []).wrong == 1, "held up"
+    assert conduct_of(passing, [letter(0, 7)], []).wrong == 1, "no poison"
 
 
 # Reporting

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,10 @@ import pytest
 
 from lsmq.sync import Client
 from support.node_process import NodeProcess
+from support.spark_topic import SparkTopic, StreamFiles
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 #: Small enough for two cores that others use as well; a task that fails is tried again, which ``local[2]`` would not.
 MASTER = "local[2,4]"
@@ -50,11 +51,11 @@ def client(shared_node: NodeProcess) -> Any:
 
 
 @pytest.fixture
-def read(spark: SparkSession, shared_node: NodeProcess, topic_name: str) -> Callable[..., DataFrame]:
-    """Reads the test's topic."""
+def topic(spark: SparkSession, client: Client, shared_node: NodeProcess, topic_name: str) -> SparkTopic:
+    """A topic of the test's own, which is not made yet."""
+    return SparkTopic(spark, client, shared_node.url, topic_name)
 
-    def read(schema: str | None = None, **options: Any) -> DataFrame:
-        reader = spark.read.format("lsmq").options(url=shared_node.url, topic=topic_name, **options)
-        return (reader.schema(schema) if schema else reader).load()
 
-    return read
+@pytest.fixture
+def files(spark: SparkSession, tmp_path: Path) -> StreamFiles:
+    return StreamFiles(spark, tmp_path)

@@ -22,10 +22,11 @@ from lsmq.sync import Client, Producer
 from lsmq_node.local_cluster import LocalCluster
 from lsmq_pipeline.jobs.audit import audit
 from support.spark_standalone import SparkStandalone
+from support.spark_topic import numbers
 from support.waiting import eventually
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -72,10 +73,6 @@ def send(client: Client, topic: str, count: int, *, width: int = 0) -> None:
     with Producer(client, topic) as producer:
         for number in range(count):
             producer.send(f"{number:<{width}}", key=f"key-{number % 40}")
-
-
-def numbers(frame: DataFrame) -> list[int]:
-    return sorted(int(row.body) for row in frame.select("body").collect())
 
 
 class Pause:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from lsmq.sync import Client
-from support.node_process import NodeProcess
 from support.played_node import played_node
-from support.spark_rows import numbers, send
+from support.spark_topic import SparkTopic, numbers
 from support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -22,17 +21,15 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 
-def test_a_batch_reads_every_message_with_all_its_columns(
-    client: Client, read: Callable[..., DataFrame], topic_name: str
-) -> None:
-    send(client, topic_name, 1000)
-    rows = read(minPartitions=5).selectExpr("*", "spark_partition_id() as task").collect()
+def test_a_batch_reads_every_message_with_all_its_columns(topic: SparkTopic) -> None:
+    topic.send(1000)
+    rows = topic.read(minPartitions=5).selectExpr("*", "spark_partition_id() as task").collect()
     assert len({row.task for row in rows}) >= 5
     assert sorted(int(row.body) for row in rows) == list(range(1000))
     for row in rows[::97]:
-        message = client.message(row.id)
+        message = topic.client.message(row.id)
         assert (row.topic, row.queue, row.offset, row.key, row.tag) == (
-            topic_name,
+            topic.name,
             message.queue,
             message.offset,
             message.key,
@@ -58,66 +55,60 @@ def test_a_task_finds_everything_imported_and_spark_where_it_is_installed(spark:
     assert row is not None and row.preloaded and ".zip" not in row.place
 
 
-def test_options_narrow_a_batch_down(client: Client, read: Callable[..., DataFrame], topic_name: str) -> None:
-    send(client, topic_name, 400)
-    boundary_ms = max(row.ms for row in read().selectExpr("unix_millis(stored_time) as ms").collect()) + 1
+def test_options_narrow_a_batch_down(topic: SparkTopic) -> None:
+    topic.send(400)
+    boundary_ms = max(row.ms for row in topic.read().selectExpr("unix_millis(stored_time) as ms").collect()) + 1
     eventually(lambda: time.time() * 1000 > boundary_ms, "the clock has gone on")
-    send(client, topic_name, 40, first=400)
-    assert numbers(read(startingTimestamp=boundary_ms)) == list(range(400, 440))
-    assert numbers(read(endingTimestamp=boundary_ms)) == list(range(400))
-    everything = read("queue int, offset long, key string, tag string, body binary").collect()
+    topic.send(40, first=400)
+    assert numbers(topic.read(startingTimestamp=boundary_ms)) == list(range(400, 440))
+    assert numbers(topic.read(endingTimestamp=boundary_ms)) == list(range(400))
+    everything = topic.read("queue int, offset long, key string, tag string, body binary").collect()
 
     def of(condition: Callable[[Any], bool]) -> list[int]:
         return sorted(int(row.body) for row in everything if condition(row))
 
-    assert numbers(read(queues="0-1")) == of(lambda row: row.queue in (0, 1))
-    assert numbers(read(keys="key-3,key-5")) == of(lambda row: row.key in ("key-3", "key-5"))
-    assert numbers(read("body binary", tags="tag-2")) == of(lambda row: row.tag == "tag-2")
-    starting, ending = json.dumps({topic_name: {"0-3": 10}}), json.dumps({topic_name: {"0-3": 20}})
-    limited = read(startingOffsets=starting, endingOffsets=ending, failOnDataLoss="false")
+    assert numbers(topic.read(queues="0-1")) == of(lambda row: row.queue in (0, 1))
+    assert numbers(topic.read(keys="key-3,key-5")) == of(lambda row: row.key in ("key-3", "key-5"))
+    assert numbers(topic.read("body binary", tags="tag-2")) == of(lambda row: row.tag == "tag-2")
+    starting, ending = json.dumps({topic.name: {"0-3": 10}}), json.dumps({topic.name: {"0-3": 20}})
+    limited = topic.read(startingOffsets=starting, endingOffsets=ending, failOnDataLoss="false")
     assert numbers(limited) == of(lambda row: 10 <= row.offset < 20)
-    assert "properties" not in read(includeProperties="false").columns
-    assert numbers(read(endingTimestamp="2001-01-01T00:00:00Z")) == []
-    assert numbers(read(startingTimestamp="2001-01-01T00:00:00Z", queues="2")) == of(lambda row: row.queue == 2)
+    assert "properties" not in topic.read(includeProperties="false").columns
+    assert numbers(topic.read(endingTimestamp="2001-01-01T00:00:00Z")) == []
+    assert numbers(topic.read(startingTimestamp="2001-01-01T00:00:00Z", queues="2")) == of(lambda row: row.queue == 2)
 
 
-def test_filters_are_spark_s_own_work_unless_they_are_handed_down(
-    client: Client, read: Callable[..., DataFrame], topic_name: str
-) -> None:
-    send(client, topic_name, 400)
-    frame = read()
+def test_filters_are_spark_s_own_work_unless_they_are_handed_down(topic: SparkTopic) -> None:
+    topic.send(400)
+    frame = topic.read()
     wanted = numbers(frame.where("key = 'key-3' and offset >= 10"))
     assert wanted and len(wanted) < 60
     assert numbers(frame) == list(range(400)), "a data frame is not narrowed by what was asked of it before"
-    pushed = read(pushFilters="true").where("key = 'key-3' and offset >= 10")
+    pushed = topic.read(pushFilters="true").where("key = 'key-3' and offset >= 10")
     assert numbers(pushed) == wanted
     plan = pushed._jdf.queryExecution().optimizedPlan().toString()
     assert "key-3" not in plan and ">= 10" not in plan, plan
-    times = read(pushFilters="true").where("stored_time < timestamp'2001-01-01'")
+    times = topic.read(pushFilters="true").where("stored_time < timestamp'2001-01-01'")
     assert numbers(times) == []
 
 
-def test_a_session_that_hands_no_filters_down_reads_as_well(
-    spark: SparkSession, client: Client, read: Callable[..., DataFrame], topic_name: str
-) -> None:
-    send(client, topic_name, 20)
+def test_a_session_that_hands_no_filters_down_reads_as_well(topic: SparkTopic) -> None:
+    topic.send(20)
     name = "spark.sql.python.filterPushdown.enabled"
-    before = spark.conf.get(name)
-    spark.conf.set(name, "false")
+    settings = topic.spark.conf
+    before = settings.get(name)
+    settings.set(name, "false")
     try:
-        assert numbers(read(pushFilters="true").where("queue >= 0")) == list(range(20))
+        assert numbers(topic.read(pushFilters="true").where("queue >= 0")) == list(range(20))
     finally:
-        spark.conf.set(name, before or "true")
+        settings.set(name, before or "true")
 
 
-def test_a_pattern_reads_all_topics_it_matches(
-    spark: SparkSession, client: Client, shared_node: NodeProcess, topic_name: str
-) -> None:
-    for part in ("a", "b"):
-        send(client, f"{topic_name}-{part}", 10)
-    send(client, f"{topic_name}-other", 10)
-    frame = spark.read.format("lsmq").options(url=shared_node.url, topicPattern=f"{topic_name}-.").load()
-    assert {row.topic for row in frame.select("topic").collect()} == {f"{topic_name}-a", f"{topic_name}-b"}
+def test_a_pattern_reads_all_topics_it_matches(topic: SparkTopic) -> None:
+    for part in ("a", "b", "other"):
+        replace(topic, name=f"{topic.name}-{part}").send(10)
+    frame = topic.read(topic="", topicPattern="{topic}-.")
+    assert {row.topic for row in frame.select("topic").collect()} == {f"{topic.name}-a", f"{topic.name}-b"}
 
 
 @pytest.mark.parametrize(
@@ -125,56 +116,43 @@ def test_a_pattern_reads_all_topics_it_matches(
     [
         ({"topic": "not-there"}, "UnknownTopic.*not-there"),
         ({"topic": "", "topicPattern": "not-[a-z]*"}, "no topic matches the pattern 'not-"),
-        ({"topic": "{topic}", "startingOffset": "latest"}, "there is no option startingoffset"),
-        ({"topic": "{topic}", "startingOffsets": '{{"{topic}": {{"0": 99}}}}'}, "failOnDataLoss"),
-        ({"topic": "{topic}", "deadlineMs": "500", "url": "http://127.0.0.1:9"}, "no connection to http://127.0.0.1:9"),
+        ({"startingOffset": "latest"}, "there is no option startingoffset"),
+        ({"startingOffsets": '{"{topic}": {"0": 99}}'}, "failOnDataLoss"),
+        ({"deadlineMs": "500", "url": "http://127.0.0.1:9"}, "no connection to http://127.0.0.1:9"),
     ],
 )
-def test_a_read_that_cannot_be_says_why(
-    spark: SparkSession,
-    client: Client,
-    shared_node: NodeProcess,
-    topic_name: str,
-    options: dict[str, str],
-    text: str,
-) -> None:
-    send(client, topic_name, 10)
-    given = {"url": shared_node.url} | {name: value.format(topic=topic_name) for name, value in options.items()}
+def test_a_read_that_cannot_be_says_why(topic: SparkTopic, options: dict[str, str], text: str) -> None:
+    topic.send(10)
     with pytest.raises(Exception, match=text):
-        spark.read.format("lsmq").options(**given).load().count()
+        topic.read(**options).count()
 
 
 @pytest.mark.parametrize("status", [401, 403])
-def test_missing_credentials_are_told_to_who_reads_and_to_who_writes(spark: SparkSession, status: int) -> None:
+def test_missing_credentials_are_told_to_who_reads_and_to_who_writes(topic: SparkTopic, status: int) -> None:
     with played_node(lambda method, path: (status, b"credentials, please")) as url:
-        options = {"url": url, "topic": "t"}
         with pytest.raises(Exception, match=f"answered {status}: credentials, please"):
-            spark.read.format("lsmq").options(**options).load().count()
+            topic.read(url=url).count()
         with pytest.raises(Exception, match=f"answered {status}: credentials, please"):
-            spark.sql("select 'x' body").write.format("lsmq").options(**options).mode("append").save()
+            topic.write(topic.spark.sql("select 'x' body"), url=url)
 
 
-def test_out_of_range_offsets_are_moved_inside_when_loss_is_allowed(
-    client: Client, read: Callable[..., DataFrame], topic_name: str
-) -> None:
-    send(client, topic_name, 40)
-    frame = read(startingOffsets=json.dumps({topic_name: {"0": 9999}}), failOnDataLoss="false")
+def test_out_of_range_offsets_are_moved_inside_when_loss_is_allowed(topic: SparkTopic) -> None:
+    topic.send(40)
+    frame = topic.read(startingOffsets=json.dumps({topic.name: {"0": 9999}}), failOnDataLoss="false")
     assert {row.queue for row in frame.select("queue").collect()} == {1, 2, 3}
 
 
 # Writing
 
 
-def test_rows_are_written_with_key_tag_priority_and_properties(
-    spark: SparkSession, client: Client, shared_node: NodeProcess, read: Callable[..., DataFrame], topic_name: str
-) -> None:
-    client.create_topic(topic_name, queues=4)
+def test_rows_are_written_with_key_tag_priority_and_properties(spark: SparkSession, topic: SparkTopic) -> None:
+    topic.create()
     rows = spark.sql(
         "select cast(id as string) body, concat('k', id % 5) key, if(id % 2 = 0, 'even', null) tag,"
         " cast(id % 4 as int) queue, 7 priority, map('n', cast(id as string)) properties from range(1000)"
     )
-    rows.write.format("lsmq").options(url=shared_node.url, topic=topic_name, batchMessages=64).mode("append").save()
-    found = {int(row.body): row for row in read().collect()}
+    topic.write(rows, batchMessages=64)
+    found = {int(row.body): row for row in topic.read().collect()}
     assert sorted(found) == list(range(1000))
     for number in (0, 501, 999):
         row = found[number]
@@ -182,33 +160,25 @@ def test_rows_are_written_with_key_tag_priority_and_properties(
         assert row.tag == ("even" if number % 2 == 0 else None) and row.properties == {"n": str(number)}
 
 
-def test_a_write_that_is_repeated_stores_nothing_twice(
-    spark: SparkSession, client: Client, shared_node: NodeProcess, read: Callable[..., DataFrame], topic_name: str
-) -> None:
-    client.create_topic(topic_name, queues=4)
+def test_a_write_that_is_repeated_stores_nothing_twice(spark: SparkSession, topic: SparkTopic) -> None:
+    topic.create()
     rows = spark.range(3000, numPartitions=3).selectExpr("cast(id as string) body", "concat('k', id % 50) key")
 
     def write(frame: DataFrame) -> None:
-        options = {"url": shared_node.url, "topic": topic_name, "queryId": "load-7", "batchMessages": "100"}
-        frame.write.format("lsmq").options(**options).mode("append").save()
+        topic.write(frame, queryId="load-7", batchMessages=100)
 
     write(rows)
     write(rows)
-    assert numbers(read()) == list(range(3000))
+    assert numbers(topic.read()) == list(range(3000))
     with pytest.raises(Exception, match="same order each time"):
         write(rows.sortWithinPartitions("body"))
-    assert numbers(read()) == list(range(3000)), "another order is found out before it does harm"
+    assert numbers(topic.read()) == list(range(3000)), "another order is found out before it does harm"
 
 
 def test_a_task_that_dies_is_tried_again_and_stores_nothing_twice(
-    spark: SparkSession,
-    client: Client,
-    shared_node: NodeProcess,
-    read: Callable[..., DataFrame],
-    topic_name: str,
-    tmp_path: Path,
+    spark: SparkSession, topic: SparkTopic, tmp_path: Path
 ) -> None:
-    client.create_topic(topic_name, queues=4)
+    topic.create()
     marker = str(tmp_path / "died")
 
     def dying(batches: Any) -> Any:
@@ -224,35 +194,25 @@ def test_a_task_that_dies_is_tried_again_and_stores_nothing_twice(
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "200")
     try:
         rows = spark.range(3000, numPartitions=2).mapInArrow(dying, "id long").selectExpr("cast(id as string) body")
-        options = {"url": shared_node.url, "topic": topic_name, "batchMessages": "150"}
-        rows.write.format("lsmq").options(**options).mode("append").save()
+        topic.write(rows, batchMessages=150)
     finally:
         spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
     assert Path(marker).exists()
-    assert numbers(read()) == list(range(3000))
+    assert numbers(topic.read()) == list(range(3000))
 
 
 @pytest.mark.parametrize(
     ("select", "options", "text"),
     [
-        ("select 'x' text", {"topic": "t"}, "no column 'text'"),
-        ("select 1 body", {"topic": "t"}, "column 'body' is int"),
-        ("select 'x' body", {}, "option topic, or a column 'topic'"),
+        ("select 'x' text", {}, "no column 'text'"),
+        ("select 1 body", {}, "column 'body' is int"),
+        ("select 'x' body", {"topic": ""}, "option topic, or a column 'topic'"),
         ("select 'x' body", {"topic": "not-there"}, "not-there"),
-        ("select cast(null as string) body", {"topic": "{topic}"}, "a message needs a body"),
-        ("select 'x' body, 99 queue", {"topic": "{topic}"}, "queues 0 to 3, not 99"),
+        ("select cast(null as string) body", {}, "a message needs a body"),
+        ("select 'x' body, 99 queue", {}, "queues 0 to 3, not 99"),
     ],
 )
-def test_rows_that_do_not_fit_are_refused(
-    spark: SparkSession,
-    client: Client,
-    shared_node: NodeProcess,
-    topic_name: str,
-    select: str,
-    options: dict[str, str],
-    text: str,
-) -> None:
-    client.create_topic(topic_name, queues=4)
-    given = {"url": shared_node.url} | {name: value.format(topic=topic_name) for name, value in options.items()}
+def test_rows_that_do_not_fit_are_refused(topic: SparkTopic, select: str, options: dict[str, str], text: str) -> None:
+    topic.create()
     with pytest.raises(Exception, match=text):
-        spark.sql(select).write.format("lsmq").options(**given).mode("append").save()
+        topic.write(topic.spark.sql(select), **options)

@@ -24,7 +24,7 @@ from ..local_cluster import LocalCluster, found_plan
 from .callable import CallableBench
 from .environment import cpu_seconds, describe, environment, pin
 from .isolate import run_case, scratch
-from .report import QUICK, BenchFailed, Option, Progress, Report, Table, percentile_ms, ratio, ratio_text, spread
+from .report import QUICK, BenchFailed, Option, Progress, Report, Table, percentile_ms, ratio, ratio_text, spreads
 
 OPTIONS = (
     Option("backlog_mib", 512, "Size of the backlog that is drained.", quick=24),
@@ -83,10 +83,7 @@ def run(values: Mapping[str, Any], progress: Progress) -> Report:
                     progress(f"{repetition + 1}/{values['repeat']}: {case}: p99 to receive {p99:.1f} ms")
         finally:
             cluster.down()
-    cases: list[dict[str, Any]] = [
-        {"case": case, **{name: spread([figures[name] for figures in runs]) for name in runs[0]}}
-        for case, runs in taken.items()
-    ]
+    cases: list[dict[str, Any]] = [{"case": case, **spreads(runs)} for case, runs in taken.items()]
     ratios = {
         f"{name}/{each['case']}": ratio(each[name], cases[0][name])
         for each in cases[1:]

@@ -32,7 +32,7 @@ from lsmq_node.benchmarks.report import (
     rate_text,
     ratio,
     ratio_text,
-    spread,
+    spreads,
 )
 from lsmq_node.local_cluster import LocalCluster, found_plan
 
@@ -84,12 +84,7 @@ def run(values: Mapping[str, Any], progress: Progress) -> Report:
                 with scratch(str(directory)) as place, _running(case, place / "servers") as servers:
                     taken[case].append(_measure(values, case, servers))
     cases: list[dict[str, Any]] = [
-        {
-            "nodes": case.nodes,
-            "ack": case.ack,
-            **{name: spread([figures[name] for figures in runs]) for name in runs[0]},
-        }
-        for case, runs in taken.items()
+        {"nodes": case.nodes, "ack": case.ack, **spreads(runs)} for case, runs in taken.items()
     ]
     alone = cases[0]
     ratios = {

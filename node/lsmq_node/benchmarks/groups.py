@@ -8,11 +8,9 @@ what a heartbeat costs that has nothing to say, in a group of many members.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from lsmq.client import Client
@@ -20,6 +18,7 @@ from lsmq.groups import Group, Heartbeat, Ranges, new_member_id
 
 from .callable import CallableBench
 from .environment import describe, environment, resident_bytes
+from .isolate import scratch
 from .node_servers import LSMQ, Server, Setup, running
 from .report import QUICK, Option, Progress, Report, Table, spread
 
@@ -135,9 +134,9 @@ async def _idle(server: Server, values: Mapping[str, Any], progress: Progress) -
 
 
 def _run(values: Mapping[str, Any], progress: Progress) -> Report:
-    with tempfile.TemporaryDirectory(dir=values["directory"] or None) as directory:
-        facts = environment(Path(directory))
-        with running(Setup(LSMQ, "sync"), Path(directory) / "node") as server:
+    with scratch(values["directory"]) as directory:
+        facts = environment(directory)
+        with running(Setup(LSMQ, "sync"), directory / "node") as server:
             rebalance = asyncio.run(_rebalances(server, values, progress))
             idle = asyncio.run(_idle(server, values, progress))
     figures = {"environment": facts, "rebalance": rebalance, "idle": idle, **{key: values[key] for key in _SIZES}}

@@ -19,7 +19,7 @@ from ..local_cluster import LocalCluster, found_plan
 from .callable import CallableBench
 from .environment import cpu_seconds, describe, environment
 from .isolate import run_case, scratch
-from .report import QUICK, Option, Progress, Report, Table, percentile_ms, spread
+from .report import QUICK, Option, Progress, Report, Table, percentile_ms, spreads
 
 OPTIONS = (
     Option("rate", 200, "Messages a second."),
@@ -76,13 +76,7 @@ def run(values: Mapping[str, Any], progress: Progress) -> Report:
         "environment": facts,
         "options": dict(values),
         "cases": [
-            {
-                "face": face,
-                "queues": queues,
-                "ack": ack,
-                **{name: spread([figures[name] for figures in runs]) for name in runs[0]},
-            }
-            for (face, queues, ack), runs in taken.items()
+            {"face": face, "queues": queues, "ack": ack, **spreads(runs)} for (face, queues, ack), runs in taken.items()
         ],
     }
     return Report(result, [_table(result)], [describe(facts), *_NOTES])

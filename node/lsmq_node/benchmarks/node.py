@@ -34,7 +34,7 @@ from lsmq_node.benchmarks.report import (
     rate_text,
     ratio,
     ratio_text,
-    spread,
+    spreads,
 )
 
 OPTIONS = (
@@ -66,12 +66,7 @@ def run(values: Mapping[str, Any], progress: Progress) -> Report:
                 with scratch(str(directory)) as place:
                     taken[setup].append(_measure(values, setup, place / "server"))
     servers = [
-        {
-            "server": setup.server,
-            "durability": setup.durability,
-            **{name: spread([figures[name] for figures in runs]) for name in runs[0]},
-        }
-        for setup, runs in taken.items()
+        {"server": setup.server, "durability": setup.durability, **spreads(runs)} for setup, runs in taken.items()
     ]
     result: dict[str, Any] = {
         "bench": "node",

@@ -86,6 +86,11 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"min": min(values), "median": statistics.median(values), "max": max(values)}
 
 
+def spreads(runs: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """The spread of each figure of the repetitions."""
+    return {name: spread([figures[name] for figures in runs]) for name in runs[0]}
+
+
 def percentile_ms(seconds: Sequence[float], part: float) -> float:
     """The least of the times, in ms, that this part of them does not exceed."""
     ordered = sorted(seconds)

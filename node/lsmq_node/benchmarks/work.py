@@ -11,12 +11,12 @@ import asyncio
 import importlib
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
-from lsmq import Client, Consumer, Producer, WorkQueue
+from lsmq import Client, Consumer, Message, Producer, WorkQueue
 
 from .callable import CallableBench
 from .environment import describe, environment, resident_bytes
@@ -34,6 +34,7 @@ from .report import (
     ratio,
     ratio_text,
     spread,
+    spreads,
 )
 
 WORK, PLAIN, STREAM = "work queue", "plain consumer", "redis stream"
@@ -98,10 +99,7 @@ def run(values: Mapping[str, Any], progress: Progress) -> Report:
         {"face": face, "queues": queues, "consumers": count, "messages_per_s": spread(rates)}
         for (face, queues, count), rates in drained.items()
     ]
-    latencies = [
-        {"face": face, "queues": queues, **{name: spread([found[name] for found in runs]) for name in runs[0]}}
-        for (face, queues), runs in waited.items()
-    ]
+    latencies = [{"face": face, "queues": queues, **spreads(runs)} for (face, queues), runs in waited.items()]
     result = {
         "bench": "work",
         "environment": facts,
@@ -259,23 +257,23 @@ def measure(address: str, face: str, queues: int, each: int, rate: int, seconds:
     topic = f"{_topic(queues)}-slow"
     choose = random.Random(queues)
 
+    async def settle(messages: Iterable[Message], how: Iterable[Awaitable[None]]) -> None:
+        times = [due[int(message.body.split(b" ", 1)[0])] for message in messages]
+        received.extend(time.monotonic() - began for began in times)
+        await asyncio.gather(*how)
+        settled.extend(time.monotonic() - began for began in times)
+
     async def take(client: Client) -> None:
         if face == WORK:
             async with WorkQueue(client, topic, "waits") as queue:
                 while len(settled) < count:
                     tasks = await queue.poll(100, timeout_ms=_IDLE_MS)
-                    times = [due[int(task.message.body.split(b" ", 1)[0])] for task in tasks]
-                    received.extend(time.monotonic() - began for began in times)
-                    await asyncio.gather(*(task.ack() for task in tasks))
-                    settled.extend(time.monotonic() - began for began in times)
+                    await settle([task.message for task in tasks], [task.ack() for task in tasks])
             return
         async with Consumer(client, topic, start="latest", group="plain", queues=range(queues)) as consumer:
             while len(settled) < count:
                 messages = await consumer.poll(100, timeout_ms=_IDLE_MS)
-                times = [due[int(message.body.split(b" ", 1)[0])] for message in messages]
-                received.extend(time.monotonic() - began for began in times)
-                await consumer.commit()
-                settled.extend(time.monotonic() - began for began in times)
+                await settle(messages, [consumer.commit()])
 
     async def work() -> None:
         async with Client(address) as client:

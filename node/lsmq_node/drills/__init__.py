@@ -1,7 +1,8 @@
 """Drills: a cluster is hurt while producers and consumers work on it, and then everything is checked.
 
 ``lsmq drill NAME`` runs one. ``catalogue`` holds the drills, ``harness`` what they share, ``faults`` what can be done
-to a cluster, ``workload`` who works meanwhile, ``compare`` looks whether replicas are equal in the end.
+to a cluster, ``workload`` who works meanwhile, ``side_work`` who works beside it where a drill is about groups or
+transactions, ``compare`` looks whether replicas are equal in the end.
 """
 
 from __future__ import annotations

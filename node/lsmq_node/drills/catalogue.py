@@ -11,7 +11,10 @@ from lsmq.errors import LsmqError
 from lsmq_node.local_cluster import ClusterStatus
 
 from .flood import nobody_takes
+from .group_work import GroupWork
 from .harness import Drill, Run, led_by
+from .task_work import TaskWork
+from .transaction_work import TransactionWork
 
 #: By name, in the order of the help.
 DRILLS: dict[str, Drill] = {}
@@ -269,7 +272,7 @@ async def _drain_node(run: Run) -> None:
 
 @_drill("kill-consumer", "SIGKILL to a member of a consumer group at work; the others take over its queues")
 async def _kill_consumer(run: Run) -> None:
-    group = run.work.share()
+    group = run.work.beside(GroupWork)
     while len(group.members) < _MEMBERS:
         await group.start(own_process=True)
     await group.until_shared()
@@ -277,7 +280,7 @@ async def _kill_consumer(run: Run) -> None:
     victim = run.random.choice(list(group.members))
     run.tell(f"killing member {victim} of {len(group.members)}")
     await group.kill(victim)
-    run.shared_s.append(await group.until_shared())
+    group.shared_s.append(await group.until_shared())
     await run.steady()
 
 
@@ -287,7 +290,7 @@ async def _kill_consumer(run: Run) -> None:
     settings={"cache_bytes": 8 * 1024 * 1024},
 )
 async def _slow_consumer(run: Run) -> None:
-    group = run.work.share()
+    group = run.work.beside(GroupWork)
     while len(group.members) < _MEMBERS:
         await group.start(own_process=True, session_ms=_PATIENT_SESSION_MS, max_handler_ms=_MAX_HANDLER_MS)
     await group.until_shared()
@@ -306,7 +309,7 @@ async def _slow_consumer(run: Run) -> None:
     await group.until_shared()
     await group.until_handled(_OTHERS_HANDLE)
     group.resume(stopped)
-    run.shared_s.append(await group.until_shared())
+    group.shared_s.append(await group.until_shared())
     group.speed_up(crawling)
     group.speed_up(hanging)
     await group.until_stalled([])
@@ -315,11 +318,11 @@ async def _slow_consumer(run: Run) -> None:
 
 @_drill("rebalance-storm", "20 members join a consumer group, come and go at random, and leave, during traffic")
 async def _rebalance_storm(run: Run) -> None:
-    group = run.work.share()
+    group = run.work.beside(GroupWork)
     run.tell(f"{_STORM_MEMBERS} members join")
     while len(group.members) < _STORM_MEMBERS:
         await group.start()
-    run.shared_s.append(await group.until_shared())
+    group.shared_s.append(await group.until_shared())
     leaving: list[asyncio.Task[None]] = []
     for _ in range(_STORM_STEPS):
         run.tell(f"members come and go: {len(group.members)}")
@@ -330,10 +333,10 @@ async def _rebalance_storm(run: Run) -> None:
             await group.start()
         await asyncio.sleep(run.random.uniform(0, _STORM_PAUSE_S))
     await asyncio.gather(*leaving)
-    run.shared_s.append(await group.until_shared())
+    group.shared_s.append(await group.until_shared())
     run.tell("all but one leave at once")
     await asyncio.gather(*(group.stop(name) for name in list(group.members)[1:]))
-    run.shared_s.append(await group.until_shared())
+    group.shared_s.append(await group.until_shared())
     await run.steady()
 
 
@@ -342,18 +345,18 @@ async def _rebalance_storm(run: Run) -> None:
     "SIGKILL to producers in the middle of transactions, and to the node that coordinates them",
 )
 async def _kill_producer_in_transaction(run: Run) -> None:
-    work = run.work.transact()
-    while len(work.producers) < _PRODUCERS:
+    work = run.work.beside(TransactionWork)
+    while len(work.processes) < _PRODUCERS:
         await work.start()
     await work.until_working()
     for _ in range(_PRODUCERS - 1):
-        victim = run.random.choice(list(work.producers))
-        run.tell(f"killing producer {victim} of {len(work.producers)}")
+        victim = run.random.choice(list(work.processes))
+        run.tell(f"killing producer {victim} of {len(work.processes)}")
         await work.kill(victim)
         await run.steady(run.random.uniform(0, 0.5))
     run.tell("waiting until others have finished what was begun")
     await work.until_decided()
-    while len(work.producers) < _PRODUCERS:
+    while len(work.processes) < _PRODUCERS:
         await work.start()
     await work.until_working()
     shard = await work.coordinator()
@@ -361,7 +364,7 @@ async def _kill_producer_in_transaction(run: Run) -> None:
     node = status.shards[shard].leader
     assert node is not None, "every shard has a leader while nothing is broken"
     shards = led_by(status, node)
-    victim = run.random.choice(list(work.producers))
+    victim = run.random.choice(list(work.processes))
     run.tell(f"killing {node}, which coordinates and leads shards {shards}, and producer {victim}")
     async with run.outage(shards, of=node):
         await asyncio.gather(run.faults.kill([node]), work.kill(victim))
@@ -372,20 +375,20 @@ async def _kill_producer_in_transaction(run: Run) -> None:
 
 @_drill("kill-worker", "SIGKILL to consumers of a work queue at work, and to the leader of a shard it works on")
 async def _kill_worker(run: Run) -> None:
-    work = run.work.compete()
-    while len(work.workers) < _WORKERS:
+    work = run.work.beside(TaskWork)
+    while len(work.processes) < _WORKERS:
         await work.start()
     await work.until_acknowledged(_EACH_ACKNOWLEDGES)
     for _ in range(_WORKERS - 2):
-        victim = run.random.choice(list(work.workers))
-        run.tell(f"killing consumer {victim} of {len(work.workers)}")
+        victim = run.random.choice(list(work.processes))
+        run.tell(f"killing consumer {victim} of {len(work.processes)}")
         await work.kill(victim)
         await work.until_acknowledged(_EACH_ACKNOWLEDGES)
-    while len(work.workers) < _WORKERS:
+    while len(work.processes) < _WORKERS:
         await work.start()
     await work.until_acknowledged(_EACH_ACKNOWLEDGES)
     node, shards = await run.any_leader()
-    victim = run.random.choice(list(work.workers))
+    victim = run.random.choice(list(work.processes))
     run.tell(f"killing {node}, which leads shards {shards}, and consumer {victim}")
     async with run.outage(shards, of=node):
         await asyncio.gather(run.faults.kill([node]), work.kill(victim))

@@ -10,82 +10,54 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
-import shutil
 import signal
-import subprocess
-import sys
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
 from lsmq import Client
 from lsmq._membership import DEFAULT_MAX_HANDLER_MS
 from lsmq.errors import LsmqError, TimedOut
 from lsmq.groups import Group
-from lsmq_node.history import Reading
+from lsmq_node.history import History
 
 from .members import Tenure, main, read_record, slowness, take_part
+from .report import Times
+from .side_work import SETTLE_TIMEOUT_S, Judgement, SideWork
 
 SESSION_MS = 1_000
 
 _POLL_S = 0.05
-_SHARE_TIMEOUT_S = 60.0
-_DRAIN_TIMEOUT_S = 120.0
-_END_TIMEOUT_S = 30.0
+_EXAMPLES = 10
 
 
 @dataclass(slots=True)
 class _Member:
-    record: Path
-    process: subprocess.Popen[bytes] | None = None
+    #: What it does, and what ends that, where it is of this process.
     task: asyncio.Task[None] | None = None
-    stopping: asyncio.Event | None = None
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
     paused: bool = False
     #: What it had in hand when its queues went may be handled again: it was killed, paused or blocked.
     excused: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Conduct:
-    """How the members did. ``doubled`` and ``disordered`` must be 0."""
+class GroupWork(SideWork):
+    """One group on the topic of a workload. ``members`` are those that live, by number."""
 
-    repeated: int
-    doubled: int
-    disordered: int
-    findings: tuple[str, ...]
-
-
-class GroupWork:
-    """One group on the topic of a workload. ``members`` are those that live, by name."""
+    suffix = "shared"
+    noun = "member"
+    is_watched = True
 
     def __init__(self, urls: Sequence[str], topic: str, queues: int) -> None:
-        self.name = f"{topic}-shared"
-        self.members: dict[str, _Member] = {}
-        self._urls = list(urls)
-        self._topic = topic
-        self._queues = queues
-        self._gone: dict[str, _Member] = {}
-        self._tenures: list[Tenure] = []
-        self._numbers = itertools.count()
-        self._directory = Path(tempfile.mkdtemp(prefix="lsmq-members-"))
-        self._client = Client(self._urls, deadline_ms=120_000)
+        super().__init__(urls, topic, queues)
+        self.members: dict[int, _Member] = {}
+        #: Seconds that it took until the members had all queues, where a drill wants them told.
+        self.shared_s: list[float] = []
         self._group = Group(self._client, self.name)
-
-    async def close(self) -> None:
-        for member in self.members.values():
-            if member.process is not None:
-                member.process.kill()  # Even one that is paused.
-                member.process.wait()
-            if member.task is not None:
-                member.task.cancel()
-                await asyncio.gather(member.task, return_exceptions=True)
-        await self._client.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._known: dict[int, _Member] = {}
+        self._tenures: list[Tenure] = []
 
     # Members
 
@@ -95,63 +67,60 @@ class GroupWork:
         own_process: bool = False,
         session_ms: int = SESSION_MS,
         max_handler_ms: int = DEFAULT_MAX_HANDLER_MS,
-    ) -> str:
-        """One more member; its name."""
-        name = f"m{next(self._numbers)}"
-        member = self.members[name] = _Member(self._directory / name)
+    ) -> None:
+        """One more member."""
+        number = next(self._numbers)
+        member = self.members[number] = self._known[number] = _Member()
+        record = self._record(number)
         if own_process:
-            options = {
-                "urls": self._urls,
-                "topic": self._topic,
-                "group": self.name,
-                "record": str(member.record),
-                "session_ms": session_ms,
-                "max_handler_ms": max_handler_ms,
-            }
-            command = [sys.executable, "-c", f"from {main.__module__} import main; main()", json.dumps(options)]
-            member.process = await asyncio.to_thread(subprocess.Popen[bytes], command, stdin=subprocess.DEVNULL)
+            times = {"session_ms": session_ms, "max_handler_ms": max_handler_ms}
+            await self._spawn(number, main, topic=self._topic, record=str(record), **times)
         else:
-            member.stopping = asyncio.Event()
-            work = take_part(
-                self._client, self._topic, self.name, member.record, member.stopping, session_ms=10 * SESSION_MS
-            )
-            member.task = asyncio.create_task(work, name=f"member {name}")
-        return name
+            work = take_part(self._client, self._topic, self.name, record, member.stopping, session_ms=10 * SESSION_MS)
+            member.task = asyncio.create_task(work, name=f"member {number}")
+            self._tasks.append(member.task)
 
-    async def kill(self, name: str) -> None:
-        """SIGKILL."""
-        member = self._gone[name] = self.members.pop(name)
-        assert member.process is not None
-        member.excused = True
-        member.process.kill()
-        await asyncio.to_thread(member.process.wait)
+    async def kill(self, number: int) -> None:
+        self.members.pop(number).excused = True
+        await super().kill(number)
 
-    def pause(self, name: str) -> None:
+    async def stop(self, number: int) -> None:
+        """Have it leave. Raises what went wrong with it."""
+        member = self.members.pop(number)
+        if member.task is None:
+            await self._end(number)
+        else:
+            member.stopping.set()
+            await member.task
+
+    def pause(self, number: int) -> None:
         """SIGSTOP: its session will end."""
-        self._signal(name, signal.SIGSTOP, paused=True)
+        self._signal(number, signal.SIGSTOP, paused=True)
 
-    def resume(self, name: str) -> None:
-        self._signal(name, signal.SIGCONT, paused=False)
+    def resume(self, number: int) -> None:
+        self._signal(number, signal.SIGCONT, paused=False)
 
-    def _signal(self, name: str, number: signal.Signals, *, paused: bool) -> None:
-        member = self.members[name]
-        assert member.process is not None
+    def _signal(self, number: int, sent: signal.Signals, *, paused: bool) -> None:
+        member = self.members[number]
         member.excused, member.paused = True, paused
-        member.process.send_signal(number)
+        self.processes[number].send_signal(sent)
 
-    def slow_down(self, name: str, seconds: float, *, block: bool) -> None:
+    def slow_down(self, number: int, seconds: float, *, block: bool) -> None:
         """Each message takes it so long from now on. With ``block`` its process does nothing else meanwhile."""
-        member = self.members[name]
-        member.excused = member.excused or block
-        slowness(member.record).write_text(f"{'block' if block else 'crawl'} {seconds}")
+        self.members[number].excused |= block
+        given = self._directory / "slowness"
+        given.write_text(f"{'block' if block else 'crawl'} {seconds}")
+        given.replace(slowness(self._record(number)))  # A member must not find it half written.
 
-    def speed_up(self, name: str) -> None:
-        slowness(self.members[name].record).unlink(missing_ok=True)
+    def speed_up(self, number: int) -> None:
+        slowness(self._record(number)).unlink(missing_ok=True)
 
-    async def until_stalled(self, names: Sequence[str]) -> None:
+    # Waiting
+
+    async def until_stalled(self, numbers: Sequence[int]) -> None:
         """Return when the group, and the health of a node, say so of these members and no others."""
-        wanted = {str(member.process.pid) for name in names if (member := self.members[name]).process is not None}
-        async with asyncio.timeout(_SHARE_TIMEOUT_S):
+        wanted = {str(self.processes[number].pid) for number in numbers}
+        async with asyncio.timeout(SETTLE_TIMEOUT_S):
             while True:
                 with suppress(LsmqError):
                     found = await self._group.describe()
@@ -170,7 +139,7 @@ class GroupWork:
     async def until_handled(self, count: int) -> None:
         """Return when the group is done with so many messages more."""
         wanted = await self._committed() + count
-        async with asyncio.timeout(_SHARE_TIMEOUT_S):
+        async with asyncio.timeout(SETTLE_TIMEOUT_S):
             while True:
                 if await self._committed() >= wanted:
                     return
@@ -178,17 +147,6 @@ class GroupWork:
 
     async def _committed(self) -> int:
         return sum((await self._client.committed_offsets(self.name, self._topic)).values())
-
-    async def stop(self, name: str) -> None:
-        """Have it leave. Raises what went wrong with it."""
-        member = self._gone[name] = self.members.pop(name)
-        if member.process is not None:
-            member.process.terminate()
-            code = await asyncio.to_thread(member.process.wait, _END_TIMEOUT_S)
-            assert code == 0, f"member {name} ended with {code}"
-        if member.task is not None and member.stopping is not None:
-            member.stopping.set()
-            await member.task
 
     async def until_shared(self) -> float:
         """Return when the living members, and no others, have all queues; the seconds it took."""
@@ -202,47 +160,26 @@ class GroupWork:
                     return time.monotonic() - began
             except LsmqError as error:
                 found = error  # type: ignore[assignment]
-            if time.monotonic() - began > _SHARE_TIMEOUT_S:
-                raise TimedOut(f"in {_SHARE_TIMEOUT_S:.0f} s the queues were not shared by all members: {found}")
+            if time.monotonic() - began > SETTLE_TIMEOUT_S:
+                raise TimedOut(f"in {SETTLE_TIMEOUT_S:.0f} s the queues were not shared by all members: {found}")
             await asyncio.sleep(_POLL_S)
+
+    # The end
 
     async def finish(self, latest: Mapping[int, int]) -> None:
-        """Return when all is handled and committed, and everybody has left."""
-        began = time.monotonic()
-        while True:
-            committed = await self._client.committed_offsets(self.name, self._topic)
-            if all(committed.get(queue, 0) >= offset for queue, offset in latest.items()):
-                break
-            if time.monotonic() - began > _DRAIN_TIMEOUT_S:
-                break  # What is missing will be called lost.
-            await asyncio.sleep(_POLL_S)
-        for name in list(self.members):
-            await self.stop(name)
+        await self._until_committed(latest)  # What is missing will be called lost.
+        for number in list(self.members):
+            await self.stop(number)
+        records = ((number, self._record(number)) for number in self._known)
         self._tenures = [
-            tenure
-            for name, member in self._gone.items()
-            if member.record.exists()
-            for tenure in read_record(name, member.record)
+            tenure for number, record in records if record.exists() for tenure in read_record(number, record)
         ]
 
-    # The verdict, after the end
-
-    def tell(self, reading: Reading) -> None:
-        """What was handled, for a check that allows redelivery."""
-        for number, tenure in enumerate(self._tenures):
-            reading.received(
-                [tenure.queue] * len(tenure.offsets),
-                tenure.offsets,
-                tenure.keys,
-                tenure.sequences,
-                digests=tenure.digests,
-                consumer=number,
-            )
-
-    def conduct(self) -> Conduct:
-        """Whether members kept to the rules."""
+    def judge(self, sent: History) -> Judgement:
+        reading = sent.reading("group")
         by_queue: dict[int, list[Tenure]] = defaultdict(list)
-        for tenure in self._tenures:
+        for place, tenure in enumerate(self._tenures):
+            tenure.handled.hand_to(reading.received, consumer=place)
             if tenure.offsets:
                 by_queue[tenure.queue].append(tenure)
         repeated = doubled = disordered = 0
@@ -253,12 +190,27 @@ class GroupWork:
                 wrong = sum(later != offset + 1 for offset, later in itertools.pairwise(tenure.offsets))
                 if wrong:
                     disordered += wrong
-                    findings.append(f"group: {tenure.member} handled queue {queue} out of order, {wrong} times")
+                    findings.append(f"group: member {tenure.member} handled queue {queue} out of order, {wrong} times")
             for before, tenure in itertools.pairwise(tenures):
                 again = before.offsets[-1] + 1 - tenure.offsets[0]
-                if again > 0 and self._gone[before.member].excused:
+                if again > 0 and self._known[before.member].excused:
                     repeated += again
                 elif again > 0:
                     doubled += again
-                    findings.append(f"group: {tenure.member} handled {again} messages of queue {queue} once more")
-        return Conduct(repeated, doubled, disordered, tuple(findings[:10]))
+                    findings.append(
+                        f"group: member {tenure.member} handled {again} messages of queue {queue} once more"
+                    )
+        verdict = sent.check(redelivery=True)
+        notes = [
+            f"the group handled {verdict.received['group']:,} messages, {repeated:,} of them for the second time "
+            "after their member was killed, stopped or hung"
+        ]
+        if self.shared_s:
+            notes.append(f"until the living had all queues: {Times.of(self.shared_s)}")
+        return Judgement(
+            verdicts=[verdict],
+            notes=tuple(notes),
+            duplicates=doubled,
+            order_violations=disordered,
+            findings=tuple(findings[:_EXAMPLES]),
+        )

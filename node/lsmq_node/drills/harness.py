@@ -9,13 +9,12 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from lsmq import Client
 from lsmq.errors import InvalidRequest, LsmqError, TimedOut
-from lsmq_node.history import Verdict
 from lsmq_node.local_cluster import ClusterStatus, LocalCluster, NodeState, ShardStatus, found_plan
 from lsmq_node.local_cluster.status import ask
 from lsmq_node.storage import StoreOptions
@@ -24,6 +23,7 @@ from .compare import Comparison, compare
 from .faults import Faults, LocalFaults, mount_small_disk, unmount
 from .network import FaultNetwork
 from .report import Report, Times, verdict_fields
+from .side_work import Judgement
 from .workload import Workload
 
 SETTLE_TIMEOUT_S = 60.0
@@ -79,8 +79,6 @@ class Run:
         self.refused_s: list[float] = []
         self.mended_s: list[float] = []
         self.notes: list[str] = []
-        #: How long it took until the members of a group had all its queues.
-        self.shared_s: list[float] = []
 
     # Choosing
 
@@ -285,15 +283,11 @@ async def _run(drill: Drill, faults: Faults, rounds: int, seed: int, progress: P
             await run.settled()
             progress(done, "reading everything")
             await work.finish()
-            verdicts = [] if work.transactions is None else work.transactions.verdicts()
-            if work.transactions is not None:
-                run.notes.append(work.transactions.summary(verdicts))
         fields = verdict_fields(work.verdict())
         fields["offsets_went_back"] += work.offsets_that_went_back
-        _add_group(fields, work, run)
-        _add_tasks(fields, work, run)
-        for verdict in verdicts:
-            _add(fields, verdict)
+        for judgement in work.judgements():
+            _add(fields, judgement)
+            run.notes += judgement.notes
         failures += work.errors
         progress(done, "comparing replicas")
         comparison = await _compare(run)
@@ -307,45 +301,11 @@ async def _run(drill: Drill, faults: Faults, rounds: int, seed: int, progress: P
     return {**shape, **fields, "rounds_done": done, "failures": tuple(failures)}
 
 
-def _add_group(fields: dict[str, Any], work: Workload, run: Run) -> None:
-    """Count what a consumer group did wrong, where the drill had one."""
-    verdict = work.verdict_on_group()
-    if verdict is None or work.shared is None:
-        return
-    conduct = work.shared.conduct()
-    _add(fields, verdict)
-    fields["duplicates"] += conduct.doubled
-    fields["order_violations"] += conduct.disordered
-    fields["findings"] += conduct.findings
-    run.notes.append(
-        f"the group handled {verdict.received['group']:,} messages, {conduct.repeated:,} of them for the second time "
-        "after their member was killed, stopped or hung"
-    )
-    if run.shared_s:
-        run.notes.append(f"until the living had all queues: {Times.of(run.shared_s)}")
-
-
-def _add_tasks(fields: dict[str, Any], work: Workload, run: Run) -> None:
-    """Count what a work queue did wrong, where the drill had one."""
-    verdict = work.verdict_on_tasks()
-    if verdict is None or work.tasks is None:
-        return
-    conduct = work.tasks.conduct()
-    _add(fields, verdict)
-    fields["duplicates"] += conduct.doubled
-    fields["other_anomalies"] += conduct.wrong
-    fields["findings"] += conduct.findings
-    run.notes.append(
-        f"the work queue handled {conduct.handled:,} messages, {conduct.dead:,} became dead letters, "
-        f"{conduct.again:,} deliveries were not the first; {work.tasks.killed} consumers were killed"
-    )
-
-
-def _add(fields: dict[str, Any], verdict: Verdict) -> None:
-    """Count what one more verdict found."""
-    for name, count in verdict_fields(verdict).items():
-        if name in ("lost", "duplicates", "order_violations", "other_anomalies", "findings"):
-            fields[name] += count
+def _add(fields: dict[str, Any], judgement: Judgement) -> None:
+    """Count what a side work did wrong."""
+    for found in (*map(verdict_fields, judgement.verdicts), asdict(judgement)):
+        for name in ("lost", "duplicates", "order_violations", "other_anomalies", "findings"):
+            fields[name] += found.get(name, 0)
 
 
 async def _compare(run: Run) -> Comparison:

@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from lsmq import Client, Consumer
 from lsmq.groups import Ranges
 from lsmq.record_batch import Message
+
+from .columns import Columns, fields_of
 
 _DEADLINE_MS = 120_000
 _WAIT_MS = 1_000
@@ -50,10 +50,9 @@ class Recorder:
         os.write(self._file, "".join(lines).encode())
 
     async def handled(self, message: Message) -> None:
-        sequence, key = message.body.split(b" ", 2)[:2]
-        digest = xxhash.xxh64_intdigest(message.body)
         await self._take_time()
-        os.write(self._file, b"H %d %d %s %s %d\n" % (message.queue, message.offset, key, sequence, digest))
+        line = ("H", message.queue, message.offset, *fields_of(message.body))
+        os.write(self._file, (" ".join(map(str, line)) + "\n").encode())
 
     async def _take_time(self) -> None:
         try:
@@ -73,16 +72,18 @@ class Recorder:
 class Tenure:
     """What one member handled of one queue between being given it and giving it up."""
 
-    member: str
+    member: int
     queue: int
     began_at: float
-    offsets: list[int] = field(default_factory=list)
-    keys: list[str] = field(default_factory=list)
-    sequences: list[int] = field(default_factory=list)
-    digests: list[int] = field(default_factory=list)
+    handled: Columns = field(default_factory=Columns)
+
+    @property
+    def offsets(self) -> list[int]:
+        """Of what was handled, in order."""
+        return self.handled.offsets
 
 
-def read_record(member: str, path: Path) -> list[Tenure]:
+def read_record(member: int, path: Path) -> list[Tenure]:
     """The tenures of a record, in order. A line that was cut off is passed over: that message was not handled."""
     tenures: list[Tenure] = []
     current: dict[int, Tenure] = {}
@@ -93,11 +94,8 @@ def read_record(member: str, path: Path) -> list[Tenure]:
                 current[queue] = Tenure(member, queue, float(at))
                 tenures.append(current[queue])
             case ["H", number, offset, key, sequence, digest]:
-                tenure = current[int(number)]
-                tenure.offsets.append(int(offset))
-                tenure.keys.append(key)
-                tenure.sequences.append(int(sequence))
-                tenure.digests.append(int(digest))
+                queue = int(number)
+                current[queue].handled.add_fields(queue, int(offset), key, int(sequence), int(digest))
     return tenures
 
 

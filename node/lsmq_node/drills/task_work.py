@@ -10,32 +10,22 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import json
-import shutil
-import subprocess
-import sys
-import tempfile
 import time
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
-import xxhash
-
-from lsmq import Client, WorkQueue
+from lsmq import WorkQueue
 from lsmq.dead_letters import SUFFIX, DeadLetter, DeadLetters
 from lsmq.errors import TimedOut, UnknownTopic
-from lsmq_node.history import Reading
+from lsmq_node.history import History
 
+from .columns import Columns
+from .side_work import DRAIN_TIMEOUT_S, POLL_S, Judgement, SideWork
 from .workers import MAX_DELIVERIES, RETRY_FIRST_MS, VISIBILITY_MS, Event, is_poison, main, read_events
 
-_POLL_S = 0.1
-_SETTLE_TIMEOUT_S = 60.0
-_DRAIN_TIMEOUT_S = 120.0
-_END_TIMEOUT_S = 30.0
 _EXAMPLES = 10
 #: A message is delivered by the node before its consumer looks at the clock; a busy machine may take so long for it.
 _TRANSIT_S = 1.0
@@ -48,7 +38,7 @@ Place = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class WorkConduct:
+class Conduct:
     """How a work queue did. ``doubled`` and ``wrong`` must be 0; ``again`` counts deliveries after the first."""
 
     handled: int
@@ -59,45 +49,28 @@ class WorkConduct:
     findings: tuple[str, ...]
 
 
-class TaskWork:
-    """One work queue on the topic of a workload. ``workers`` are those that live, by name."""
+class TaskWork(SideWork):
+    """One work queue on the topic of a workload."""
 
-    def __init__(self, urls: Sequence[str], topic: str) -> None:
-        self.name = f"{topic}-work"
-        self.workers: dict[str, subprocess.Popen[bytes]] = {}
-        self.killed = 0
-        self._urls = list(urls)
-        self._topic = topic
-        self._numbers = itertools.count()
-        self._directory = Path(tempfile.mkdtemp(prefix="lsmq-workers-"))
-        self._client = Client(self._urls, deadline_ms=120_000)
-        self._watching: asyncio.Task[None] | None = None
+    suffix = "work"
+    noun = "consumer"
+
+    def __init__(self, urls: Sequence[str], topic: str, queues: int) -> None:
+        super().__init__(urls, topic, queues)
         self._changes: list[tuple[float, float]] = []
         self._letters: list[DeadLetter] = []
         self._events: list[Event] = []
 
-    async def start(self) -> str:
-        """One more consumer; its name."""
-        number = next(self._numbers)
-        if number == 0:
-            self._watching = asyncio.create_task(self._watch(), name="watch leaders")
+    async def start(self) -> None:
+        """One more consumer."""
+        if not self._tasks:
+            self._tasks.append(asyncio.create_task(self._watch(), name="watch leaders"))
             work = WorkQueue(self._client, self._topic, self.name)
             await work.configure(
                 max_deliveries=MAX_DELIVERIES, visibility_ms=VISIBILITY_MS, retry_first_ms=RETRY_FIRST_MS
             )
-        name = f"w{number}"
-        record = str(self._directory / name)
-        options = {"urls": self._urls, "topic": self._topic, "group": self.name, "record": record}
-        command = [sys.executable, "-c", f"from {main.__module__} import main; main()", json.dumps(options)]
-        self.workers[name] = await asyncio.to_thread(subprocess.Popen[bytes], command, stdin=subprocess.DEVNULL)
-        return name
-
-    async def kill(self, name: str) -> None:
-        """SIGKILL, with whatever it has in its hands."""
-        process = self.workers.pop(name)
-        process.kill()
-        await asyncio.to_thread(process.wait)
-        self.killed += 1
+        number = next(self._numbers)
+        await self._spawn(number, main, topic=self._topic, record=str(self._record(number)))
 
     async def _watch(self) -> None:
         """Note when leaders change, whoever makes them: busy machines do."""
@@ -109,94 +82,54 @@ class TaskWork:
             if known and epochs != known:
                 self._changes.append((seen_at - _STALE_S, now + _STALE_S))
             known, seen_at = epochs, now
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(POLL_S)
 
     async def until_acknowledged(self, count: int) -> None:
         """Return when each living consumer has had so many acknowledgements more."""
-        before = {name: self._acknowledged(name) for name in self.workers}
-        began = time.monotonic()
-        while any(self._acknowledged(name) < done + count for name, done in before.items()):
-            for name in before:
-                assert self.workers[name].poll() is None, f"consumer {name} has ended"
-            if time.monotonic() - began > _SETTLE_TIMEOUT_S:
-                raise TimedOut(f"in {_SETTLE_TIMEOUT_S:.0f} s not every consumer acknowledged {count} messages")
-            await asyncio.sleep(_POLL_S)
+        await self._until_each(b"\nA ", count, f"acknowledged {count} messages")
 
-    def _acknowledged(self, name: str) -> int:
-        record = self._directory / name
-        return record.read_bytes().count(b"\nA ") if record.exists() else 0
+    # The end
 
     async def finish(self, latest: Mapping[int, int]) -> None:
-        """Return when all is settled, everybody has left, and the dead letters are read."""
-        began = time.monotonic()
-        while True:
-            settled = await self._client.committed_offsets(self.name, self._topic)
-            if all(settled.get(queue, 0) >= offset for queue, offset in latest.items()):
-                break
-            if time.monotonic() - began > _DRAIN_TIMEOUT_S:
-                raise TimedOut(
-                    f"in {_DRAIN_TIMEOUT_S:.0f} s the work queue did not come to its end: {settled} of {latest}"
-                )
-            await asyncio.sleep(_POLL_S)
-        for name, process in list(self.workers.items()):
-            process.terminate()
-            code = await asyncio.to_thread(process.wait, _END_TIMEOUT_S)
-            assert code == 0, f"consumer {name} ended with {code}"
-            del self.workers[name]
-        try:
+        """Besides, the dead letters are read."""
+        if behind := await self._until_committed(latest):
+            raise TimedOut(f"in {DRAIN_TIMEOUT_S:.0f} s the work queue did not come to its end: {behind} of {latest}")
+        await self._end_all()
+        with suppress(UnknownTopic):
             self._letters = [letter async for letter in DeadLetters(self._client, self._topic + SUFFIX).read()]
-        except UnknownTopic:
-            self._letters = []
         events = [event for path in self._directory.iterdir() for event in read_events(path.name, path)]
         self._events = sorted(events, key=lambda event: event.at)
 
-    async def close(self) -> None:
-        for process in self.workers.values():
-            process.kill()
-            process.wait()
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
-        await self._client.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
-
-    # The verdict, after the end
-
-    def tell(self, reading: Reading) -> None:
-        """What was handled, or is a dead letter, for a check that allows redelivery."""
+    def judge(self, sent: History) -> Judgement:
+        done = Columns()
         begun: dict[tuple[str, Place], Event] = {}
-        handled: list[Event] = []
         for event in self._events:
-            place = (event.queue, event.offset)
+            delivery = (event.worker, (event.queue, event.offset))
             if event.kind == "B":
-                begun[event.worker, place] = event
+                begun[delivery] = event
             elif event.kind == "H":
-                handled.append(begun[event.worker, place])
-        reading.received(
-            [event.queue for event in handled],
-            [event.offset for event in handled],
-            [event.key for event in handled],
-            [event.sequence for event in handled],
-            digests=[event.digest for event in handled],
+                first = begun[delivery]
+                done.add_fields(event.queue, event.offset, first.key, first.sequence, first.digest)
+        for letter in self._letters:
+            done.add(letter.queue, letter.offset, letter.message.body)
+        done.hand_to(sent.reading("work queue").received)
+        conduct = conduct_of(self._events, self._letters, self._changes)
+        return Judgement(
+            verdicts=[sent.check(redelivery=True)],
+            notes=(
+                f"the work queue handled {conduct.handled:,} messages, {conduct.dead:,} became dead letters, "
+                f"{conduct.again:,} deliveries were not the first; {self.killed} consumers were killed",
+            ),
+            duplicates=conduct.doubled,
+            other_anomalies=conduct.wrong,
+            findings=conduct.findings,
         )
-        bodies = [letter.message.body for letter in self._letters]
-        reading.received(
-            [letter.queue for letter in self._letters],
-            [letter.offset for letter in self._letters],
-            [body.split(b" ", 2)[1].decode() for body in bodies],
-            [int(body.split(b" ", 1)[0]) for body in bodies],
-            digests=[xxhash.xxh64_intdigest(body) for body in bodies],
-        )
-
-    def conduct(self) -> WorkConduct:
-        """Whether the work queue kept to the rules."""
-        return judge(self._events, self._letters, self._changes)
 
 
-def judge(
+def conduct_of(
     events: Sequence[Event], letters: Iterable[DeadLetter], changes: Sequence[tuple[float, float]]
-) -> WorkConduct:
-    """The verdict on ``events``, by time; ``changes``: from when to when leaders changed."""
+) -> Conduct:
+    """How a work queue did by its ``events``, sorted by time; ``changes``: from when to when leaders changed."""
     by_place: dict[Place, list[Event]] = defaultdict(list)
     for event in events:
         by_place[event.queue, event.offset].append(event)
@@ -212,7 +145,7 @@ def judge(
     ]
     wrong += _held_up(by_place, dead)
     deliveries = sum(event.kind == "B" for event in events)
-    return WorkConduct(
+    return Conduct(
         handled=len({(event.queue, event.offset) for event in events if event.kind == "H"}),
         again=deliveries - len(by_place),
         dead=len(dead),

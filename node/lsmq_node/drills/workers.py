@@ -24,10 +24,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import xxhash
-
 from lsmq import Client, Task, WorkQueue
 from lsmq.errors import ReceiptExpired
+
+from .columns import fields_of
 
 VISIBILITY_MS = 4_000
 #: Longer than messages are hidden while they are worked on: that must not make them come twice.
@@ -96,9 +96,8 @@ class _Worker:
         os.write(self._file, (" ".join(map(str, fields)) + "\n").encode())
 
     async def handle(self, task: Task) -> None:
-        text, key = task.message.body.split(b" ", 2)[:2]
-        sequence, digest = int(text), xxhash.xxh64_intdigest(task.message.body)
-        self._write("B", task, time.monotonic() + task.remaining_ms / 1000, key.decode(), sequence, digest)
+        key, sequence, digest = fields_of(task.message.body)
+        self._write("B", task, time.monotonic() + task.remaining_ms / 1000, key, sequence, digest)
         await asyncio.sleep(self._rng.uniform(0, _HANDLE_S))
         if is_poison(sequence):
             self._write("F", task)
