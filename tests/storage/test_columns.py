@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from lsmq_node.storage.columns import (
     gather,
     group_starts,
     queue_keys,
-    stable_order,
+    stable_sort,
     wrap64,
 )
 from lsmq_node.storage.memtable import Memtable
@@ -58,18 +59,26 @@ def test_gather_is_slicing(sizes: list[int], order: object, repeat: bool) -> Non
 @profile(150)
 @given(keys=st.one_of(st.lists(u64, min_size=1), st.lists(st.integers(5, 9), min_size=1, max_size=300)))
 @example(keys=[0, 2**64 - 1, 0])
-def test_stable_order_is_a_stable_sort(keys: list[int]) -> None:
+def test_stable_sort_is_one(keys: list[int]) -> None:
     expected = sorted(range(len(keys)), key=lambda at: keys[at])
-    assert stable_order(np.array(keys, np.uint64)).tolist() == expected
+    order, ordered = stable_sort(np.array(keys, np.uint64))
+    assert (order.tolist(), ordered.tolist()) == (expected, sorted(keys))
 
 
-@pytest.mark.parametrize("bits", [1, 16, 17, 33, 48, 64])
+@pytest.mark.parametrize("dtype", [np.uint64, np.uint32, np.int64])
+@pytest.mark.parametrize("bits", [1, 16, 17, 31, 33, 48, 54, 55, 64])
 @pytest.mark.parametrize("count", [511, 512, 3_000])
-def test_stable_order_of_many_keys(bits: int, count: int) -> None:
+def test_stable_sort_of_many_keys(bits: int, count: int, dtype: type[Any]) -> None:
+    """Both sides of each limit: few keys, sixteen bits, and no room for the position."""
     random = np.random.default_rng(bits)
-    keys = (random.integers(0, 1 << 63, count, np.uint64) << np.uint64(1)) >> np.uint64(64 - bits)
-    for some in (keys, keys | np.uint64(1 << 63), keys[random.integers(0, 9, count)]):
-        assert stable_order(some).tolist() == np.argsort(some, kind="stable").tolist()
+    size = np.dtype(dtype).itemsize * 8 - (dtype is np.int64)
+    wide = (random.integers(0, 1 << 63, count, np.uint64) << np.uint64(1)) >> np.uint64(64 - min(bits, size))
+    keys = wide.astype(dtype)
+    for some in (keys, keys | dtype(1 << (size - 1)), keys[random.integers(0, 9, count)], np.sort(keys)):
+        order, ordered = stable_sort(some)
+        assert order.tolist() == np.argsort(some, kind="stable").tolist()
+        assert ordered.dtype == some.dtype and ordered.tolist() == sorted(some.tolist())
+        assert not np.shares_memory(ordered, some)
 
 
 @given(values=st.lists(st.integers(0, 6), min_size=1))
@@ -190,7 +199,7 @@ def test_wrap64_is_modulo_two_to_the_64(value: int) -> None:
 @profile(100)
 @given(st.lists(u64, min_size=1, max_size=300, unique=True))
 def test_a_bloom_filter_knows_all_that_it_was_built_from(keys: list[int]) -> None:
-    bits, probes = bloom_build(np.array(keys, np.uint64))
+    bits, probes = bloom_build([np.array(keys, np.uint64)])
     words = bits.view(np.dtype("<u8"))
     assert probes == PROBES
     index = TableIndex({column: np.zeros(1, dtype) for column, dtype in INDEX_DTYPES.items()}, words, probes)
@@ -198,8 +207,20 @@ def test_a_bloom_filter_knows_all_that_it_was_built_from(keys: list[int]) -> Non
     assert index.may_have_many(bloom_probes(np.array(keys, np.uint64))).all()
 
 
+@profile(50)
+@given(keys=st.lists(u64, min_size=1, max_size=50, unique=True), data=st.data())
+def test_a_bloom_filter_is_the_same_in_parts(keys: list[int], data: st.DataObject) -> None:
+    """A queue that goes on in the next part counts once."""
+    whole = np.array(sorted(keys), np.uint64)
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(keys)), max_size=4)) | {len(keys)})
+    again = data.draw(st.lists(st.booleans(), min_size=len(cuts), max_size=len(cuts)))
+    firsts = [0, *(cut - repeat for cut, repeat in zip(cuts[:-1], again, strict=False))]
+    parts = [whole[first:end] for first, end in zip(firsts, cuts, strict=True)]
+    assert bloom_build(parts)[0].tobytes() == bloom_build([whole])[0].tobytes()
+
+
 def test_a_bloom_filter_errs_seldom() -> None:
-    bits, probes = bloom_build(queue_keys(7, np.arange(0, 20_000, 2)))
+    bits, probes = bloom_build([queue_keys(7, np.arange(0, 20_000, 2))])
     words = bits.view(np.dtype("<u8"))
     others = queue_keys(7, np.arange(1, 20_000, 2))
     assert np.count_nonzero(bloom_has_many(words, bloom_probes(others))) < 10_000 * 0.04
@@ -208,7 +229,7 @@ def test_a_bloom_filter_errs_seldom() -> None:
 
 
 def test_a_filter_of_another_number_of_probes_passes_nothing_over() -> None:
-    bits, probes = bloom_build(queue_keys(7, np.arange(10)))
+    bits, probes = bloom_build([queue_keys(7, np.arange(10))])
     columns = {column: np.zeros(1, dtype) for column, dtype in INDEX_DTYPES.items()}
     index = TableIndex(columns, bits.view(np.dtype("<u8")), probes + 1)
     assert all(index.may_contain(7 << 32 | queue) for queue in range(1_000))

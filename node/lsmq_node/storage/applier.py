@@ -190,6 +190,7 @@ class Applier:
                     queues, offsets = _positions(entry.body)
                     index = queues - np.uint32(item.first)
                     np.maximum.at(item.start, index, np.minimum(offsets, item.committed[index]))
+                    item.trims += 1
                     item.version += 1
             case EntryKind.DELETE:
                 item = state.topics.get(entry.topic_id)

@@ -10,6 +10,9 @@ A reader asks many tables about one key, or one table about many keys: what depe
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,14 +29,19 @@ Probe = tuple[int, int]
 Probes = tuple[U64, U64]
 
 
-def bloom_build(keys: U64) -> tuple[U8, int]:
-    """The filter's bytes, and its number of probes. ``keys`` should be distinct."""
-    word_count = max(1, (len(keys) * BITS_PER_KEY + 63) // 64)
+def bloom_build(parts: Sequence[U64]) -> tuple[U8, int]:
+    """The filter's bytes, and its number of probes.
+
+    The keys come in parts, in order, distinct in each; one part may begin with the key that the one before ends with.
+    """
+    count = sum(map(len, parts)) - sum(int(after[0] == before[-1]) for before, after in pairwise(parts))
+    word_count = max(1, (count * BITS_PER_KEY + 63) // 64)
     words = np.zeros(word_count, np.uint64)
-    for first in range(0, len(keys), _CHUNK_KEYS):
-        halves, marks = bloom_probes(keys[first : first + _CHUNK_KEYS])
-        np.bitwise_or.at(words, (halves % np.uint64(word_count)).astype(np.int64), marks)
-    return words.astype("<u8").view(np.uint8), PROBES
+    for keys in parts:
+        for first in range(0, len(keys), _CHUNK_KEYS):
+            halves, marks = bloom_probes(keys[first : first + _CHUNK_KEYS])
+            np.bitwise_or.at(words, (halves % np.uint64(word_count)).astype(np.int64), marks)
+    return words.astype("<u8", copy=False).view(np.uint8), PROBES
 
 
 def bloom_probe(key: int, probes: int = PROBES) -> Probe:

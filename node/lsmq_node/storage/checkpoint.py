@@ -46,8 +46,19 @@ def checkpoint_name(number: int) -> str:
 @dataclass(slots=True)
 class _TopicPart:
     header: list[Any]
+    starts: tuple[int, int]  # what ``start`` follows from: trims, and the number of queues
     next: I64 | bytes
     start: I64 | bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """Arrays of a topic as they were at a version of it."""
+
+    version: int
+    starts: tuple[int, int]
+    next: bytes
+    start: bytes
 
 
 @dataclass(slots=True)
@@ -64,10 +75,14 @@ class Snapshot:
 
 
 class Checkpointer:
-    """Takes snapshots of a state and writes them; keeps packed arrays by the version they were packed at."""
+    """Takes snapshots of a state and writes them; keeps packed arrays by the version they were packed at.
+
+    One thread takes while another may write.
+    """
 
     def __init__(self) -> None:
-        self._topics: dict[int, tuple[int, bytes, bytes]] = {}
+        self._topics: dict[int, _Packed] = {}
+        self._spare: I64 = np.empty(0, np.int64)  # the longest array that was copied to: fresh memory costs more
         self._offsets: dict[tuple[str, int], tuple[int, bytes]] = {}
         self._versions: list[tuple[Any, int]] = []
 
@@ -88,11 +103,15 @@ class Checkpointer:
                 item.version,
             ]
             packed = self._topics.get(topic_id)
-            if packed is not None and packed[0] == item.version:
-                topics.append(_TopicPart(header, packed[1], packed[2]))
+            count = item.end - item.first
+            starts = (item.trims, count)
+            if packed is not None and packed.version == item.version:
+                topics.append(_TopicPart(header, starts, packed.next, packed.start))
+            elif packed is not None and packed.starts == starts:
+                topics.append(_TopicPart(header, starts, self._copy(item.committed[:count]), packed.start))
             else:
-                count = item.end - item.first
-                topics.append(_TopicPart(header, item.committed[:count].copy(), item.start[:count].copy()))
+                start = item.start[:count].copy()
+                topics.append(_TopicPart(header, starts, self._copy(item.committed[:count]), start))
         for gone in self._offsets.keys() - state.offsets.keys():
             del self._offsets[gone]
         offsets: list[tuple[str, int, I64 | bytes]] = []
@@ -115,13 +134,26 @@ class Checkpointer:
             state.documents.items(),
         )
 
+    def _copy(self, values: I64) -> I64:
+        spare, self._spare = self._spare, np.empty(0, np.int64)
+        if len(spare) < len(values):
+            spare = np.empty(len(values), np.int64)
+        np.copyto(spare[: len(values)], values)
+        return spare[: len(values)]
+
+    def done(self, snapshot: Snapshot) -> None:
+        """The snapshot will not be written again: its memory is used for another."""
+        for part in snapshot.topics:
+            if isinstance(part.next, np.ndarray) and isinstance(part.next.base, np.ndarray):
+                self._spare = max(self._spare, part.next.base, key=len)
+
     def write(self, disk: Disk, directory: Path, number: int, snapshot: Snapshot) -> int:
         """Write a checkpoint file; durable on return. Returns its size in bytes."""
         topics = []
         for part in snapshot.topics:
             topic_id, version = part.header[0], part.header[8]
             packed_next, packed_start = _pack(part.next), _pack(part.start)
-            self._topics[topic_id] = (version, packed_next, packed_start)
+            self._topics[topic_id] = _Packed(version, part.starts, packed_next, packed_start)
             topics.append([*part.header, packed_next, packed_start])
         live = {part.header[0] for part in snapshot.topics}
         for topic_id in [topic_id for topic_id in self._topics if topic_id not in live]:
@@ -199,7 +231,9 @@ def _pack(values: I64 | bytes) -> bytes:
         return values
     low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
     width = width_of(high - low)
-    return _ARRAY.pack(width, low) + zstandard.compress((values - low).astype(WIDTH_DTYPES[width]).tobytes(), 1)
+    narrow = np.empty(len(values), WIDTH_DTYPES[width])
+    np.subtract(values, low, out=narrow, casting="unsafe")
+    return _ARRAY.pack(width, low) + zstandard.compress(narrow.data, 1)
 
 
 def _unpack(packed: bytes) -> I64:

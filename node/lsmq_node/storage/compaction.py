@@ -22,7 +22,7 @@ import numpy as np
 from lsmq.record_batch import Column
 
 from .block import Block
-from .columns import I64, U64, gather, group_starts
+from .columns import I64, U64, gather, group_starts, stable_sort
 from .memtable import TOMBSTONE_TOPIC, SortedRecords
 from .options import StoreOptions
 from .reader import concatenate, select
@@ -171,12 +171,11 @@ def _blocks(table: Table, first: int, end: int) -> Iterator[Block]:
 def _sort(parts: list[SortedRecords]) -> SortedRecords:
     """Records of several runs, oldest first, in key order."""
     records = concatenate(parts)
-    order = np.argsort(records.keys, kind="stable")  # which finds the runs and merges them
-    keys = records.keys[order]
+    order, keys = stable_sort(records.keys)
     tail = int(keys.searchsorted(_SHADOW))
     if tail < len(order):
         shadow = order[tail:]
-        order[tail:] = shadow[np.lexsort((records.columns[Column.OFFSET][shadow], records.keys[shadow]))]
+        order[tail:] = shadow[np.lexsort((records.columns[Column.OFFSET][shadow], keys[tail:]))]
     lengths = records.columns[Column.LENGTH]
     starts = np.cumsum(lengths, dtype=np.int64) - lengths
     columns = {column: values[order] for column, values in records.columns.items()}

@@ -9,7 +9,7 @@ import numpy as np
 
 from lsmq.record_batch import Column
 
-from .columns import I64, U32, queue_keys, stable_order
+from .columns import I64, U32, queue_keys, stable_sort
 from .memtable import SortedRecords
 from .ranges import Part, RangeReader, TooMuch
 from .reader import RECORD_OVERHEAD_BYTES, FileRange, QueueRead, Slice, concatenate, encode_records, select
@@ -171,8 +171,8 @@ class ManyRead:
 
 def _by_rank(records: SortedRecords, ranks: I64) -> Part:
     if (ranks[1:] < ranks[:-1]).any():
-        order = stable_order(ranks.astype(np.uint64))
-        return select(records, order), ranks[order]
+        order, ranks = stable_sort(ranks)
+        return select(records, order), ranks
     return records, ranks
 
 

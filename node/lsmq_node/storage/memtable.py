@@ -29,7 +29,7 @@ from sortedcontainers import SortedDict
 
 from lsmq.record_batch import Column
 
-from .columns import DTYPES, I64, U8, U64, Columns, gather, spread, stable_order
+from .columns import DTYPES, I64, U8, U64, Columns, gather, spread, stable_sort
 from .slabs import Slabs
 
 #: So many unsorted records make a chunk when a reader comes.
@@ -178,8 +178,8 @@ class Memtable:
         if len(self._chunks) >= CHUNK_LIMIT:
             self._chunks.clear()
             first = 0
-        order = stable_order(self._keys[first:end]) + first
-        self._chunks[self._lsn_at(first)] = _Chunk(first, end, self._keys[order], order)
+        order, keys = stable_sort(self._keys[first:end])
+        self._chunks[self._lsn_at(first)] = _Chunk(first, end, keys, order + first)
         self._ordered = tuple(self._chunks.values())
         return self._ordered
 
@@ -266,8 +266,8 @@ class Memtable:
         chunks, covered, end = self._sorted_chunks()
         parts = [(chunk.keys, chunk.order) for chunk in chunks]
         if covered < end:
-            order = stable_order(self._keys[covered:end]) + covered
-            parts.append((self._keys[order], order))
+            order, rest = stable_sort(self._keys[covered:end])
+            parts.append((rest, order + covered))
         positions: list[I64] = []
         owners: list[I64] = []
         for part_keys, order in parts:
@@ -290,16 +290,16 @@ class Memtable:
         if len(positions) == 1:
             return positions[0], owners[0]
         found, owner = np.concatenate(positions), np.concatenate(owners)
-        by_queue = stable_order(owner.astype(np.uint64))
-        return found[by_queue], owner[by_queue]
+        by_queue, owner = stable_sort(owner)
+        return found[by_queue], owner
 
     def first_offsets(self, keys: U64, otherwise: I64) -> I64:
         """The least offset here of each of the sorted, distinct ``keys``, or what ``otherwise`` says. No tombstones."""
         chunks, covered, end = self._sorted_chunks()
         parts = [(chunk.keys, chunk.order) for chunk in chunks]
         if covered < end:
-            order = stable_order(self._keys[covered:end]) + covered
-            parts.append((self._keys[order], order))
+            order, rest = stable_sort(self._keys[covered:end])
+            parts.append((rest, order + covered))
         firsts = otherwise.copy()
         for part_keys, order in parts:
             lefts = part_keys.searchsorted(keys)
@@ -317,21 +317,24 @@ class Memtable:
 
     def records(self, positions: I64) -> SortedRecords:
         """Copy out the records at ``positions``, in that order."""
+        return self._records(self._keys[positions], positions)
+
+    def _records(self, keys: U64, positions: I64) -> SortedRecords:
         columns = {column: values[positions] for column, values in self._columns.items()}
         payload = gather(self.arena, self._starts[positions], columns[Column.LENGTH])
-        return SortedRecords(self._keys[positions], columns, payload)
+        return SortedRecords(keys, columns, payload)
 
     def sorted(self) -> Iterator[SortedRecords]:
         """All records sorted by (key, offset), in pieces of about ``PIECE_BYTES``: what a flush writes."""
-        order = stable_order(self._keys[: self.record_count])
+        order, keys = stable_sort(self._keys[: self.record_count])
         if self.tombstone_count:
-            keys = self._keys[order]
             tail = int(keys.searchsorted(_TOMBSTONE_KEYS))
             shadow = order[tail:]
-            order[tail:] = shadow[np.lexsort((self._columns[Column.OFFSET][shadow], self._keys[shadow]))]
+            order[tail:] = shadow[np.lexsort((self._columns[Column.OFFSET][shadow], keys[tail:]))]
         pieces = -(-self.size_bytes // PIECE_BYTES)
         step = -(-len(order) // pieces)
-        return (self.records(order[first : first + step]) for first in range(0, len(order), step))
+        firsts = range(0, len(order), step)
+        return (self._records(keys[first : first + step], order[first : first + step]) for first in firsts)
 
 
 def slabs_for(capacity_bytes: int) -> Slabs:

@@ -30,7 +30,8 @@ from .columns import I64, U8, U64, gather, group_starts, windows
 Number = TypeVar("Number", bound=np.generic)
 
 _FIRST_SLOTS = 1 << 12
-_GROWTH = 4  # by twos, every name would be put in its place twice
+#: By twos, every name would be put in its place twice. Memory that is not used yet is not taken.
+_GROWTH = 4
 _NUMBER_BITS = 24
 _NUMBER_MASK = (1 << _NUMBER_BITS) - 1
 HASH_BITS = 63 - _NUMBER_BITS
@@ -223,14 +224,14 @@ class QueueNames:
         if end > _NUMBER_MASK:
             raise ValueError(f"there is no room for more than {_NUMBER_MASK} names")
         if end >= len(self._starts):
-            self._heads = _longer(self._heads, first, 2 * end)
-            self._starts = _longer(self._starts, first + 1, 2 * end + 1)
+            self._heads = _longer(self._heads, first, _GROWTH * end)
+            self._starts = _longer(self._starts, first + 1, _GROWTH * end + 1)
         self._heads[first:end] = names.heads
         used = int(self._starts[first])
         sizes = np.maximum(names.lengths - _SHORT, 0)
         tails = gather(names.text, names.starts + _SHORT, sizes)
         if used + len(tails) > len(self._arena):
-            self._arena = _longer(self._arena, used, 2 * (used + len(tails)))
+            self._arena = _longer(self._arena, used, _GROWTH * (used + len(tails)))
         self._arena[used : used + len(tails)] = tails
         self._starts[first + 1 : end + 1] = used + np.cumsum(sizes)
         self.count = end

@@ -20,7 +20,7 @@ from lsmq.record_batch import Column
 
 from .block import Block
 from .bloom import bloom_probes
-from .columns import I64, U64, group_starts, spread, stable_order
+from .columns import I64, U64, group_starts, spread, stable_sort
 from .cuts import Cuts
 from .memtable import Memtable, SortedRecords
 from .reader import concatenate, select
@@ -184,7 +184,7 @@ class RangeReader:
         owners = np.concatenate([owners for _, owners in self._found])
         steps = records.columns[Column.OFFSET] - self._starts[owners]
         bits = int((self._wanted_ends - self._starts).max()).bit_length()
-        order = stable_order((owners << bits | steps).astype(np.uint64))
+        order, _ = stable_sort(owners << bits | steps)
         order = order[~self.apart[owners[order]]]
         if len(order) == 0:
             return None

@@ -176,8 +176,7 @@ class TableWriter:
         blocks = len(index[IndexColumn.SIZE])
         nothing = np.zeros(blocks, np.uint32)
         index_block = encode_one({Column.LENGTH: nothing, **index}, np.empty(0, np.uint8))
-        keys = np.concatenate(self._keys)
-        bits, probes = bloom_build(keys[group_starts(keys)])
+        bits, probes = bloom_build(self._keys)
         filter_body = FILTER_HEAD.pack(0, probes, len(bits) * 8)[4:] + bits.tobytes()
         filter_block = crc32c.crc32c(filter_body).to_bytes(4, "little") + filter_body
         index_position = self.size_bytes

@@ -111,7 +111,19 @@ class TopicState:
     The three numbers of a queue lie side by side, so that an append and its commit touch one cache line of it.
     """
 
-    __slots__ = ("_rows", "committed", "deletes", "end", "first", "next", "scratch", "start", "topic", "version")
+    __slots__ = (
+        "_rows",
+        "committed",
+        "deletes",
+        "end",
+        "first",
+        "next",
+        "scratch",
+        "start",
+        "topic",
+        "trims",
+        "version",
+    )
 
     def __init__(self, topic: Topic, first: int, end: int) -> None:
         self.topic = topic
@@ -123,6 +135,7 @@ class TopicState:
         self.scratch: I64  # of whoever advances ``next``
         self._use(np.zeros((end - first, 4), np.int64))
         self.deletes = 0  # tombstones ever applied
+        self.trims = 0  # raised by every change of ``start``
         self.version = 0  # raised by every change; a checkpoint packs what changed
 
     def _use(self, rows: NDArray[np.int64]) -> None:

@@ -119,8 +119,7 @@ class TableIndex:
             column: np.array([row[at] for row in rows], dtype)
             for at, (column, dtype) in enumerate(INDEX_DTYPES.items())
         }
-        keys = np.concatenate(distinct)
-        bits, probes = bloom_build(keys[group_starts(keys)])
+        bits, probes = bloom_build(distinct)
         return cls(columns, bits.view(np.dtype("<u8")), probes)
 
     def may_contain(self, key: int) -> bool:

@@ -136,6 +136,7 @@ class TableSet:
         except OSError as error:
             self._discard(names, error)
             raise
+        self._checkpointer.done(snapshot)
         if old.checkpoint:
             self._files.remove(checkpoint_name(old.checkpoint))
         self._segments.release(min(snapshot.lsn, self.keep_lsn()))
