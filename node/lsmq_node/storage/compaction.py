@@ -187,9 +187,11 @@ def _drop_unreadable(
 ) -> SortedRecords:
     keys, offsets = records.keys, records.columns[Column.OFFSET]
     starts = group_starts(keys)
-    counts = np.diff(starts, append=len(keys))
-    distinct = keys[starts] & ~_SHADOW
-    keep = offsets >= np.repeat(log_starts(distinct), counts)
+    kept_from = log_starts(keys[starts] & ~_SHADOW)
+    if (offsets[starts] >= kept_from).all():  # as those of most queues, and then so are the offsets behind
+        keep = np.ones(len(keys), np.bool_)
+    else:
+        keep = offsets >= np.repeat(kept_from, np.diff(starts, append=len(keys)))
     shadow_from = int(keys.searchsorted(_SHADOW))
     if shadow_from < len(keys):
         fresh = np.ones(len(keys), np.bool_)
