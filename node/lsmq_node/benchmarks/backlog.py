@@ -33,6 +33,7 @@ OPTIONS = (
     Option("live_rate", 200, "Live messages a second, each sent and received alone."),
     Option("live_message_bytes", 200, "Size of a live message.", low=16),
     Option("seconds", 12, "Length of each measurement.", quick=2),
+    Option("rest_seconds", 8, "Rest after the backlog is written: what it has to be merged is over then.", quick=1),
     Option("memtable_mib", 16, "Memory for messages at each node; what is older is read from files.", quick=2),
     Option(
         "replicas", 3, "Nodes, each with a replica; every one has a write on its disk before it is acknowledged.", low=2
@@ -44,6 +45,7 @@ OPTIONS = (
 )
 _BACKLOG, _LIVE = "backlog", "live"
 _QUEUES = 8
+_NODES = 3  # that vote, at least
 _UNDISTURBED, _REDIRECTED, _LEADER = "undisturbed", "redirect", "no redirect"
 _READ_FROM = {_REDIRECTED: "auto", _LEADER: "leader"}
 CASES = (_UNDISTURBED, _REDIRECTED, _LEADER)
@@ -52,6 +54,8 @@ _LATENCY_TITLES = ("produce p50", "produce p99", "receive p50", "receive p99")
 _CORES = ("leader_cores", "follower_cores")
 _WARM_UP_S = 1.0
 _IN_FLIGHT = 2_000
+#: So few messages at once that the reader's pace is even: it shares a core with the followers.
+_AT_ONCE = 32
 _LOWEST_PRIORITY = 19
 _MIB = 1 << 20
 
@@ -69,13 +73,16 @@ def run(values: Mapping[str, Any], progress: Progress) -> Report:
     with scratch(values["directory"]) as directory:
         facts = environment(directory)
         progress(describe(facts))
-        plan = found_plan(nodes=values["replicas"], shards=1, replicas=values["replicas"], settings=settings)
+        plan = found_plan(
+            nodes=max(_NODES, values["replicas"]), shards=1, replicas=values["replicas"], settings=settings
+        )
         cluster = LocalCluster.found(directory / "cluster", plan)
         try:
             urls = ",".join(node.url for node in cluster.up().nodes)
             began = time.monotonic()
             run_case(fill, urls=urls, size_bytes=values["backlog_mib"] * _MIB, each=values["backlog_message_bytes"])
             progress(f"a backlog of {values['backlog_mib']} MiB after {time.monotonic() - began:.0f} s")
+            time.sleep(values["rest_seconds"])
             for repetition in range(values["repeat"]):
                 for case in CASES:
                     taken[case].append(_measure(values, case, urls, cluster, near, far))
@@ -232,7 +239,7 @@ def drain(urls: str, cores: Sequence[int], read_from: str, rate: int, seconds: f
                 left = end
                 async with Consumer(client, _BACKLOG, read_from=_checked(read_from)) as consumer:
                     while left > 0 and time.monotonic() - began < seconds:
-                        messages = await consumer.poll(256)
+                        messages = await consumer.poll(_AT_ONCE)
                         left -= len(messages)
                         taken += sum(len(message.body) for message in messages)
                         if rate:
