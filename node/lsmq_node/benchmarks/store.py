@@ -32,7 +32,7 @@ OPTIONS = (
     Option("message_bytes", 58, "Size of a message.", low=16),
     Option("repeat", 3, "Repetitions of each write; cases take turns.", quick=1),
     Option("read_seconds", 5, "Longest time of each kind of reading.", quick=1),
-    Option("rest_seconds", 5, "From opening a store to looking at its memory, and reading.", low=0, quick=0),
+    Option("rest_seconds", 25, "From opening a store to looking at its memory, and reading.", low=0, quick=0),
     Option("directory", "", "Where to keep the files while it runs (default: where temporary files go)."),
     QUICK,
 )

@@ -27,7 +27,7 @@ from .tables import Closing, TableSet
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _TICK_SECONDS = 1.0
 #: Memory that no memtable has wanted for so long goes back to the system.
-_TRIM_SECONDS = 2.0
+_TRIM_SECONDS = 10.0
 #: So many attempts that find the disk full are waited for: the first may have begun before the caller came.
 _ATTEMPTS = 2
 
