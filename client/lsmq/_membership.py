@@ -150,10 +150,12 @@ class Membership:
         )
         try:
             await self._heart.start()
-            while not self._joined or self._tasks:
+            while True:
+                self._reader.check()  # It may have been refused before the heart's start was over.
+                if self._joined and not self._tasks:
+                    return
                 self._news.clear()
                 await self._news.wait()
-                self._reader.check()
         except BaseException:
             await self.leave(for_good=True)
             raise

@@ -21,6 +21,7 @@ from lsmq import (
     TopicReplaced,
     UnknownTopic,
 )
+from lsmq._heartbeats import Heart
 from lsmq.groups import Group, Ranges
 from support.node_process import NodeProcess
 from support.waiting import comes_true
@@ -212,6 +213,23 @@ async def test_what_keeps_a_member_out_is_raised_at_the_start(shared_node: NodeP
                 await Consumer(client, topic_name, group=topic_name, mode="broadcast").start()
             with pytest.raises(InvalidRequest, match="session_ms"):
                 await Consumer(client, topic_name, group=topic_name, session_ms=1).start()
+
+
+async def test_a_member_that_is_refused_at_once_is_told_so(
+    shared_node: NodeProcess, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refusal may come from the thread of the heartbeats before its start is known here."""
+    start = Heart.start
+
+    async def start_and_dawdle(heart: Heart) -> None:
+        await start(heart)
+        await comes_true(lambda: not heart._is_known and heart._tasks[0].done(), "the member is refused")
+        await asyncio.sleep(0.05)
+
+    monkeypatch.setattr(Heart, "start", start_and_dawdle)
+    async with filled(shared_node, topic_name) as client:
+        with pytest.raises(UnknownTopic):
+            await Consumer(client, f"{topic_name}-not", group=topic_name).start()
 
 
 # Handling
