@@ -23,5 +23,5 @@ def test_an_example_runs(shared_node: NodeProcess, example: Path) -> None:
         text=True,
         timeout=60,
     )
-    assert ran.returncode == 0, ran.stderr
+    assert ran.returncode == 0, ran.stdout + ran.stderr
     assert ran.stdout.strip() and not ran.stderr
