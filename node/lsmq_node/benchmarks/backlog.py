@@ -76,7 +76,7 @@ def run(values: Mapping[str, Any], progress: Progress) -> Report:
         plan = found_plan(
             nodes=max(_NODES, values["replicas"]), shards=1, replicas=values["replicas"], settings=settings
         )
-        cluster = LocalCluster.found(directory / "cluster", plan)
+        cluster = LocalCluster.found(directory / "cluster", plan, detached=False)
         try:
             urls = ",".join(node.url for node in cluster.up().nodes)
             began = time.monotonic()

@@ -108,7 +108,7 @@ def _running(case: _Case, directory: Path) -> Iterator[_Servers]:
         with running(Setup(LSMQ, "sync"), directory) as server:
             yield _Servers(server.address, (server.pid,), directory)
         return
-    cluster = LocalCluster.found(directory, found_plan(nodes=case.nodes, shards=SHARDS, replicas=3))
+    cluster = LocalCluster.found(directory, found_plan(nodes=case.nodes, shards=SHARDS, replicas=3), detached=False)
     try:
         status = cluster.up()
         pids = tuple(node.pid for node in status.nodes if node.pid is not None)

@@ -49,7 +49,7 @@ def run(values: Mapping[str, Any], progress: Progress) -> Report:
         facts = environment(directory)
         progress(describe(facts))
         plan = found_plan(nodes=values["nodes"], shards=1, replicas=values["nodes"])
-        cluster = LocalCluster.found(directory / "cluster", plan)
+        cluster = LocalCluster.found(directory / "cluster", plan, detached=False)
         try:
             urls = ",".join(node.url for node in cluster.up().nodes)
             for repetition in range(values["repeat"]):

@@ -43,8 +43,12 @@ class LocalCluster:
     What changes the cluster as a whole (up, down, add) excludes itself by a lock in the directory. All methods block.
     """
 
-    def __init__(self, directory: Path) -> None:
-        """Raises ``ClusterNotFound``."""
+    def __init__(self, directory: Path, *, detached: bool = True) -> None:
+        """``detached``: nodes are started in sessions of their own, which outlive the terminal. Otherwise they stay
+        in this process's, and share its processor time as equals: Linux may give every session an equal part
+        (``sched_autogroup_enabled``), which distorts what is measured. Raises ``ClusterNotFound``.
+        """
+        self._detached = detached
         self.directory = directory.resolve()
         self.plan = ClusterPlan.read(self.directory)
         plan = self.plan.zookeeper
@@ -54,7 +58,7 @@ class LocalCluster:
         )
 
     @classmethod
-    def found(cls, directory: Path, plan: ClusterPlan) -> LocalCluster:
+    def found(cls, directory: Path, plan: ClusterPlan, *, detached: bool = True) -> LocalCluster:
         """Write the files of a new cluster; nothing is started.
 
         Raises ``InvalidConfig`` before anything is written, and ``InvalidRequest`` for a directory with other things
@@ -68,7 +72,7 @@ class LocalCluster:
         directory.mkdir(parents=True, exist_ok=True)
         ClusterSecret.create(directory / "secret")
         plan.write(directory)
-        return cls(directory)
+        return cls(directory, detached=detached)
 
     # All of it
 
@@ -225,7 +229,8 @@ class LocalCluster:
         environment = {name: text for name, text in os.environ.items() if not name.startswith("LSMQ_")}
         for name, value in (settings or {}).items():
             environment[f"LSMQ_{name.upper().replace('.', '_')}"] = str(value)
-        self.process(node.id).start([sys.executable, "-m", "lsmq", "serve", "--config", str(file)], environment)
+        command = [sys.executable, "-m", "lsmq", "serve", "--config", str(file)]
+        self.process(node.id).start(command, environment, detached=self._detached)
 
     def _send(self, node: str, number: signal.Signals) -> int:
         pid = self.process(node).send(number)

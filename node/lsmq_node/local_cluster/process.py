@@ -41,8 +41,11 @@ class OwnProcess:
         self.log = directory / log_name
         self._pid_file = directory / "pid"
 
-    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> int:
-        """Start it in a session of its own, with its output at the end of the log. The pid; see ``state``."""
+    def start(self, command: Sequence[str], environment: Mapping[str, str], *, detached: bool = True) -> int:
+        """Start it with its output at the end of the log, in a session of its own if ``detached``.
+
+        The pid; see ``state``.
+        """
         assert self.pid is None, f"{self.directory.name} runs already"
         self.directory.mkdir(parents=True, exist_ok=True)
         log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
@@ -56,7 +59,7 @@ class OwnProcess:
                     (os.POSIX_SPAWN_DUP2, log, 1),
                     (os.POSIX_SPAWN_DUP2, log, 2),
                 ],
-                setsid=True,
+                setsid=detached,
             )
         finally:
             os.close(log)
