@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping
 from operator import index as whole
@@ -28,7 +29,7 @@ from lsmq.record_batch import BatchBuilder, Codec
 from lsmq.topics import Topic
 
 DEFAULT_LINGER_MS = 5
-DEFAULT_BATCH_BYTES = 256 << 10
+DEFAULT_BATCH_BYTES = 1 << 20
 DEFAULT_MAX_BUFFER_BYTES = 32 << 20
 MAX_BATCH_BYTES = 4 << 20
 MAX_BATCH_MESSAGES = 10_000
@@ -101,7 +102,8 @@ class Producer:
         self._queues = self._key_queues = 0
         self._next_queue = 0
         self._lanes: dict[int, Lane] = {}
-        self._only_lane: Lane | None = None
+        self._range_firsts: list[int] = []
+        self._range_lanes: list[Lane | None] = []  # of the ranges that begin there, once there was something to send
         self._tasks: list[asyncio.Task[None]] = []
         self._buffered_bytes = 0
         self._space = asyncio.Event()
@@ -130,7 +132,8 @@ class Producer:
         """The topic is so large from now on."""
         self._topic = topic
         self._queues, self._key_queues = topic.queues, topic.key_queues
-        self._only_lane = self._lane(0) if len({route.shard for route in topic.routes}) == 1 else None
+        self._range_firsts = [route.first for route in topic.routes]
+        self._range_lanes = [None] * (len(topic.routes) or 1)
 
     def _notice(self) -> None:
         known = self._client._router.table.topic(self._name)
@@ -369,7 +372,7 @@ class Producer:
         else:
             queue = self._next_queue
             in_turn = True
-        lane = self._only_lane or self._lane(queue)
+        lane = self._range_lanes[bisect_right(self._range_firsts, queue) - 1] or self._lane(queue)
         batch = lane.open
         if batch is None:
             batch = lane.start_batch()
@@ -389,13 +392,15 @@ class Producer:
 
     def _lane(self, queue: int) -> Lane:
         assert self._topic is not None
-        shard = self._topic.route(queue).shard
+        route = self._topic.route(queue)
+        shard = route.shard
         lane = self._lanes.get(shard)
         if lane is None:
             lane = self._lanes[shard] = Lane(
                 self._client._router, self._topic, shard, self._options, self._on_closed, self._on_settled
             )
             self._tasks.append(asyncio.create_task(lane.run(), name=f"lsmq producer {self._name} shard {shard}"))
+        self._range_lanes[self._topic.routes.index(route)] = lane
         return lane
 
     def _on_settled(self, batch: PendingBatch) -> None:

@@ -25,9 +25,9 @@ QUEUES = st.integers(1, 50)
 SHARDS = st.integers(1, 9)
 
 
-@given(QUEUES, SHARDS, st.lists(QUEUES, max_size=3))
+@given(QUEUES, SHARDS, st.lists(QUEUES, max_size=3), st.data())
 def test_ranges_cover_every_queue_once_and_shard_of_is_their_inverse(
-    queues: int, shards: int, growth: list[int]
+    queues: int, shards: int, growth: list[int], data: st.DataObject
 ) -> None:
     topic = Topic(1, "t", queues)
     for more in growth:
@@ -39,10 +39,15 @@ def test_ranges_cover_every_queue_once_and_shard_of_is_their_inverse(
     owners = [part.shard for part in found for _ in range(part.first, part.end)]
     assert [queue for part in found for queue in range(part.first, part.end)] == list(range(topic.queues))
     assert owners == [shard_of(queue, topic, shards) for queue in range(topic.queues)]
+    first = data.draw(st.integers(0, topic.queues - 1))
+    end = data.draw(st.integers(first + 1, topic.queues))
+    for selected in (range(topic.queues), range(first, end), data.draw(st.permutations(range(first, end)))):
+        split = split_by_shard(np.array(selected, np.int64), topic, shards)
+        met = [owners[queue] for queue in selected]
+        assert {shard: places.tolist() for shard, places in split} == {
+            shard: [place for place, owner in enumerate(met) if owner == shard] for shard in set(met)
+        }
     split = split_by_shard(np.arange(topic.queues), topic, shards)
-    assert {shard: places.tolist() for shard, places in split} == {
-        shard: [queue for queue, owner in enumerate(owners) if owner == shard] for shard in set(owners)
-    }
     assert sorted(shard for shard, _ in split) == [shard for shard, _ in split]
 
 

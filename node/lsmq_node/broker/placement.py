@@ -54,17 +54,36 @@ def grown_ranges(topic: Topic, queues: int, shards: int) -> tuple[tuple[int, int
 def shard_of(queue: int, topic: Topic, shards: int) -> int:
     """The shard that holds ``queue``: the inverse of :func:`queue_ranges`."""
     if topic.ranges:
-        return topic.ranges[bisect_right(topic.ranges, queue, key=lambda found: found[0]) - 1][2]
+        return _range_of(queue, topic)[2]
     return 0 if shards == 1 else ((queue + 1) * shards - 1) // topic.queues
+
+
+def _range_of(queue: int, topic: Topic) -> tuple[int, int, int]:
+    return topic.ranges[bisect_right(topic.ranges, queue, key=lambda found: found[0]) - 1]
 
 
 def split_by_shard(selected: NDArray[Any], topic: Topic, shards: int) -> list[tuple[int, NDArray[np.int64]]]:
     """Positions in ``selected`` (queue numbers in any order) by the shard that holds them, in shard order."""
-    if shards == 1:
-        return [(0, np.arange(len(selected)))]
+    only = _only_shard(selected, topic, shards)
+    if only is not None:
+        return [(only, np.arange(len(selected)))]
     if topic.ranges:
         ends, holders = (np.array([found[at] for found in topic.ranges], np.int64) for at in (1, 2))
         owners = holders[ends.searchsorted(selected, "right")]
     else:
         owners = ((selected.astype(np.int64) + 1) * shards - 1) // topic.queues
     return [(int(shard), np.flatnonzero(owners == shard)) for shard in np.unique(owners)]
+
+
+def _only_shard(selected: NDArray[Any], topic: Topic, shards: int) -> int | None:
+    """The shard of them all, where the least and the greatest tell: what lies between them is in the same range."""
+    if shards == 1:
+        return 0
+    if not len(selected):
+        return None
+    first, last = int(selected.min()), int(selected.max())
+    if topic.ranges:
+        _, end, shard = _range_of(first, topic)
+        return shard if last < end else None
+    shard = shard_of(first, topic, shards)
+    return shard if shard == shard_of(last, topic, shards) else None

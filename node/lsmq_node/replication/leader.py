@@ -164,9 +164,6 @@ class Leader:
         if not self.serving and state.log.high_watermark >= self.begun_lsn:
             self.serving = True
             state.emit(Serve(self.epoch))
-        for peer in self._peers.values():
-            if peer.stream is not None and not peer.stream.pump(state):
-                peer.stream.beat(state)
 
     def _review(self, state: ReplicaState) -> None:
         """Propose the in-sync set as it should be; again, until the control plane has moved on."""

@@ -12,10 +12,11 @@ class OutgoingStream:
     """Ships the log to a peer whose log was found to be a prefix of this one.
 
     Frames leave as soon as bytes are written, before they are synced here (pipelined), one ``Ship`` at a time, and
-    at most ``window_bytes`` ahead of what the peer reported durable.
+    at most ``window_bytes`` ahead of what the peer reported durable. The high watermark goes with them, or at the
+    next tick: nobody waits for a follower to apply, and a frame for it alone would cost as much as one with bytes.
     """
 
-    __slots__ = ("_in_flight", "_sent_at", "epoch", "next_lsn", "peer", "reported_lsn", "session")
+    __slots__ = ("_in_flight", "_sent_at", "_told_lsn", "epoch", "next_lsn", "peer", "reported_lsn", "session")
 
     def __init__(self, peer: str, session: Session, epoch: int, lsn: int) -> None:
         self.peer = peer
@@ -25,6 +26,7 @@ class OutgoingStream:
         self.reported_lsn = lsn
         self._in_flight = False
         self._sent_at = float("-inf")
+        self._told_lsn = -1
 
     def pump(self, state: ReplicaState) -> bool:
         """Ship what there is, if the window allows; whether something is under way."""
@@ -43,7 +45,10 @@ class OutgoingStream:
             self._ship(state, self.next_lsn)
 
     def tick(self, state: ReplicaState) -> None:
-        if not self.pump(state) and state.now - self._sent_at >= state.timings.heartbeat_s * 0.5:
+        if self.pump(state):
+            return
+        quiet = state.now - self._sent_at >= state.timings.heartbeat_s * 0.5
+        if quiet or self._told_lsn < state.log.high_watermark:
             self.beat(state)
 
     def shipped(self, session: Session, end_lsn: int, state: ReplicaState) -> None:
@@ -59,6 +64,7 @@ class OutgoingStream:
 
     def _ship(self, state: ReplicaState, limit_lsn: int) -> None:
         self._sent_at = state.now
+        self._told_lsn = state.log.high_watermark
         state.emit(Ship(self.peer, self.session, self.epoch, self.next_lsn, limit_lsn, state.log.high_watermark))
 
 
