@@ -39,8 +39,8 @@ class FailingDisk(OsDisk):
     def create(self, path: Path) -> File:
         return FailingFile(super().create(path), self)  # type: ignore[return-value]
 
-    def open(self, path: Path, *, write: bool = False) -> File:
-        return FailingFile(super().open(path, write=write), self)  # type: ignore[return-value]
+    def open(self, path: Path, *, write: bool = False, random: bool = False) -> File:
+        return FailingFile(super().open(path, write=write, random=random), self)  # type: ignore[return-value]
 
 
 async def send(client: Session, body: str = "x") -> tuple[int, dict[str, Any], Any]:

@@ -344,7 +344,7 @@ class SimDisk:
                 raise error
             return SimFile(self, path, inode)
 
-    def open(self, path: Path, *, write: bool = False) -> SimFile:
+    def open(self, path: Path, *, write: bool = False, random: bool = False) -> SimFile:
         with self.lock:
             self._names(path.parent)
             return SimFile(self, path, self._inode(path))

@@ -39,7 +39,7 @@ OPTIONS = (
         "replicas", 3, "Nodes, each with a replica; every one has a write on its disk before it is acknowledged.", low=2
     ),
     Option("machines", "split", "split: cores for the leader, and others for the followers; shared: all for all."),
-    Option("repeat", 3, "Repetitions; the cases take turns.", quick=1),
+    Option("repeat", 5, "Repetitions; the cases take turns.", quick=1),
     Option("directory", "", "Where to keep the files while it runs (default: where temporary files go)."),
     QUICK,
 )
@@ -54,8 +54,6 @@ _LATENCY_TITLES = ("produce p50", "produce p99", "receive p50", "receive p99")
 _CORES = ("leader_cores", "follower_cores")
 _WARM_UP_S = 1.0
 _IN_FLIGHT = 2_000
-#: So few messages at once that the reader's pace is even: it shares a core with the followers.
-_AT_ONCE = 32
 _LOWEST_PRIORITY = 19
 _MIB = 1 << 20
 
@@ -239,7 +237,7 @@ def drain(urls: str, cores: Sequence[int], read_from: str, rate: int, seconds: f
                 left = end
                 async with Consumer(client, _BACKLOG, read_from=_checked(read_from)) as consumer:
                     while left > 0 and time.monotonic() - began < seconds:
-                        messages = await consumer.poll(_AT_ONCE)
+                        messages = await consumer.poll()
                         left -= len(messages)
                         taken += sum(len(message.body) for message in messages)
                         if rate:

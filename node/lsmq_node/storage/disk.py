@@ -76,8 +76,8 @@ class Disk(Protocol):
     def create(self, path: Path) -> File:
         """A new, empty file, replacing one of that name."""
 
-    def open(self, path: Path, *, write: bool = False) -> File:
-        """An existing file. Raises ``FileNotFoundError``."""
+    def open(self, path: Path, *, write: bool = False, random: bool = False) -> File:
+        """An existing file. ``random``: nothing but what is asked for is to be read. Raises ``FileNotFoundError``."""
 
     def read_all(self, path: Path) -> bytes: ...
 
@@ -166,8 +166,11 @@ class OsDisk:
     def create(self, path: Path) -> File:
         return OsFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644), write=True)
 
-    def open(self, path: Path, *, write: bool = False) -> File:
-        return OsFile(os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC), write=write)
+    def open(self, path: Path, *, write: bool = False, random: bool = False) -> File:
+        fd = os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC)
+        if random and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        return OsFile(fd, write=write)
 
     def read_all(self, path: Path) -> bytes:
         return path.read_bytes()

@@ -29,6 +29,8 @@ MIN_FILE_RANGE_BYTES = 64 * 1024
 
 #: What a record counts for beside its bytes, where bytes are limited.
 RECORD_OVERHEAD_BYTES = 16
+#: What is far behind is read from the disk in pieces, between which the log's fsyncs have their turn.
+_PIECE_BYTES = 128 << 10
 
 
 class MissingRecords(Exception):
@@ -54,7 +56,9 @@ class FileRange:
 
     def load(self) -> bytes:
         """Read them. Raises ``CorruptFile`` when a checksum does not match."""
-        raw = os.pread(self.file.fileno(), self.length, self.position)
+        fd, end = self.file.fileno(), self.position + self.length
+        pieces = range(self.position, end, _PIECE_BYTES)
+        raw = b"".join(os.pread(fd, min(_PIECE_BYTES, end - position), position) for position in pieces)
         if len(raw) != self.length:
             raise self._damaged(f"cut off at byte {self.position}", self.position)
         try:

@@ -189,7 +189,8 @@ class Table:
         if file is None:
             with self._lock:
                 if self._file is None:
-                    self._file = self._disk.open(self.path)
+                    # What is read ahead of a block makes fsyncs of the log wait, by megabytes on some systems.
+                    self._file = self._disk.open(self.path, random=True)
                 file = self._file
         return file
 
