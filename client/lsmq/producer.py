@@ -29,7 +29,7 @@ from lsmq.record_batch import BatchBuilder, Codec
 from lsmq.topics import Topic
 
 DEFAULT_LINGER_MS = 5
-DEFAULT_BATCH_BYTES = 1 << 20
+DEFAULT_BATCH_BYTES = 256 << 10
 DEFAULT_MAX_BUFFER_BYTES = 32 << 20
 MAX_BATCH_BYTES = 4 << 20
 MAX_BATCH_MESSAGES = 10_000
