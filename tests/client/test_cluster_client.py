@@ -55,7 +55,7 @@ class Traffic:
         self._sending = sending
         self._reading = reading
         self._progress = asyncio.Condition()
-        self._stop = False
+        self._stop = self._sent_all = False
         self._committed: dict[int, int] = {}
 
     async def run(self, group: asyncio.TaskGroup) -> None:
@@ -71,11 +71,12 @@ class Traffic:
                     self.receipts.append(await receipt)
                 async with self._progress:
                     self._progress.notify_all()
+        self._sent_all = True
         assert (producer.stats.failed, producer.stats.lost_state) == (0, 0)
 
     async def _consume(self) -> None:
         async with Consumer(self._reading, self.topic, group="readers") as consumer:
-            while not self._stop or len(self.messages) < len(self.receipts):
+            while not self._sent_all or len(self.messages) < len(self.receipts):
                 self.messages += await consumer.poll(timeout_ms=100)
                 await consumer.commit()
                 committed = await self._reading.committed_offsets("readers", self.topic)
