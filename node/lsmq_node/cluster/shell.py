@@ -50,6 +50,8 @@ _log = structlog.get_logger("lsmq.cluster")
 
 #: So much of the log is kept after it is flushed, within the store's ``wal_keep_bytes``.
 KEEP_BYTES = 64 * 1024 * 1024
+#: A follower applies so much at once; less waits for the next tick, out of the way of what is to be acknowledged.
+_APPLY_BYTES = 256 * 1024
 _LOOK_AROUND_S = 1.0
 _REOPEN_DELAY_S = 0.1
 _SNAPSHOT_RETRY_S = 1.0
@@ -94,6 +96,7 @@ class Shell:
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._looked_at = 0.0
+        self._applies_to = 0
         self._fetching: asyncio.Task[None] | None = None
         self._reopening: asyncio.Task[None] | None = None
 
@@ -122,6 +125,7 @@ class Shell:
         """A core for the log that is there."""
         self._record = found.record
         self._log_start_lsn = found.log_start_lsn
+        self._applies_to = 0
         self.core = core = ReplicaCore(self.node, found, self._timings)
         _log.info(
             "replica_opened",
@@ -209,6 +213,8 @@ class Shell:
         self.handle(ev.Tick())
         self._shipper.resume()
         self.writes.expire(now, self._too_late)
+        if self._life is not None and self.core is not None and self.core.log.high_watermark > self._applies_to:
+            self._apply(self._life, self.core.log.high_watermark)
         if now - self._looked_at >= _LOOK_AROUND_S and self._life is not None:
             self._looked_at = now
             self._life.disk.put(worker.LookAround())
@@ -272,7 +278,8 @@ class Shell:
             case act.AppendFrame(lsn, end_lsn):
                 life.disk.put(worker.Append(lsn, end_lsn, self._payload))
             case act.AdvanceHighWatermark(lsn):
-                life.applier.advance(lsn, leads=self._leads)
+                if self._leads or lsn - self._applies_to >= _APPLY_BYTES:
+                    self._apply(life, lsn)
             case act.Persist(record):
                 life.disk.put(worker.Keep(record))
             case act.TruncateLog(lsn):
@@ -309,6 +316,10 @@ class Shell:
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         return asyncio.get_running_loop().create_task(work, name=f"replica of shard {self.shard}")
+
+    def _apply(self, life: Life, lsn: int) -> None:
+        self._applies_to = lsn
+        life.applier.advance(lsn, leads=self._leads)
 
     def _send(self, peer: str, message: Message, payload: bytes | memoryview) -> None:
         self._ports.send(peer, self.shard, message, payload)

@@ -164,11 +164,6 @@ class Leader:
         if not self.serving and state.log.high_watermark >= self.begun_lsn:
             self.serving = True
             state.emit(Serve(self.epoch))
-        if state.log.high_watermark == state.log.end_lsn:  # else it goes with what is under way, or at the next tick
-            for peer in self._peers.values():
-                if peer.stream is not None:
-                    peer.stream.beat(state)
-
     def _review(self, state: ReplicaState) -> None:
         """Propose the in-sync set as it should be; again, until the control plane has moved on."""
         view = state.view

@@ -12,8 +12,8 @@ class OutgoingStream:
     """Ships the log to a peer whose log was found to be a prefix of this one.
 
     Frames leave as soon as bytes are written, before they are synced here (pipelined), one ``Ship`` at a time, and
-    at most ``window_bytes`` ahead of what the peer reported durable. The high watermark goes with them. A
-    frame for it alone costs as much as one with bytes: it is sent when all is committed, and at ticks.
+    at most ``window_bytes`` ahead of what the peer reported durable. The high watermark goes with them, or
+    at the next tick: nobody waits for a follower to apply, and a frame for it alone costs as much as one with bytes.
     """
 
     __slots__ = ("_in_flight", "_sent_at", "_told_lsn", "epoch", "next_lsn", "peer", "reported_lsn", "session")
