@@ -86,15 +86,16 @@ class TopicDocument:
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"not a topic document: {error!r}") from error
 
-    def with_leaders(self, leaders: Mapping[int, Leadership], *, max_message_bytes: int | None) -> Topic:
-        """The topic with its routes. ``max_message_bytes`` is the nodes' limit where that is known."""
-        limit = self.options.get("max_message_bytes") or max_message_bytes or DEFAULT_MAX_MESSAGE_BYTES
+    def with_leaders(self, leaders: Mapping[int, Leadership], known: Topic | None) -> Topic:
+        """The topic with its routes. ``known`` is what a node has said of it before, with the nodes' limits."""
+        of_nodes = (None, None) if known is None else (known.max_message_bytes, known.max_batch_bytes)
+        limit = self.options.get("max_message_bytes") or of_nodes[0] or DEFAULT_MAX_MESSAGE_BYTES
         routes = tuple(
             Route(first, end, shard, led.url, led.epoch, led.followers or ())
             for first, end, shard in sorted(self.ranges)
             for led in (leaders.get(shard, Leadership(None, 0)),)
         )
-        return Topic(self.name, self.id, self.queues, self.options, self.created_ms, routes, limit)
+        return Topic(self.name, self.id, self.queues, self.options, self.created_ms, routes, limit, of_nodes[1])
 
 
 @dataclass(frozen=True, slots=True)

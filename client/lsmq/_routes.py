@@ -102,8 +102,8 @@ class RouteTable:
             known = self._topics.get(document.name)
             if known is not None and documents.hint:
                 continue
-            limit = known.max_message_bytes if known is not None and known.id == document.id else None
-            self._take_topic(document.with_leaders(leaders, max_message_bytes=limit))
+            same = known if known is not None and known.id == document.id else None
+            self._take_topic(document.with_leaders(leaders, same))
         for shard, leadership in leaders.items():
             self._take_leader(shard, leadership)
         self._tell(before)

@@ -29,7 +29,7 @@ from lsmq.record_batch import BatchBuilder, Codec
 from lsmq.topics import Topic
 
 DEFAULT_LINGER_MS = 5
-DEFAULT_BATCH_BYTES = 256 << 10
+DEFAULT_BATCH_BYTES = 1 << 20
 DEFAULT_MAX_BUFFER_BYTES = 32 << 20
 MAX_BATCH_BYTES = 4 << 20
 MAX_BATCH_MESSAGES = 10_000
@@ -132,6 +132,7 @@ class Producer:
         """The topic is so large from now on."""
         self._topic = topic
         self._queues, self._key_queues = topic.queues, topic.key_queues
+        self._batch_bytes = min(self._batch_bytes, topic.max_batch_bytes or self._batch_bytes)
         self._range_firsts = [route.first for route in topic.routes]
         self._range_lanes = [None] * (len(topic.routes) or 1)
 

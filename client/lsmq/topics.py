@@ -37,7 +37,8 @@ class Topic:
     """A topic as its node described it. ``routes`` are sorted and cover ``[0, queues)``.
 
     ``max_message_bytes`` is the limit in force: the topic's own, else the node's where it says so, else
-    the default of 1 MiB. It counts key, tag and properties along with the body.
+    the default of 1 MiB. It counts key, tag and properties along with the body. ``max_batch_bytes`` is what the
+    messages of one batch may have together, where the node says so.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Topic:
     created_ms: int
     routes: tuple[Route, ...]
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
+    max_batch_bytes: int | None = None
     _firsts: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -82,6 +84,7 @@ class Topic:
                 int(fields["created_ms"]),
                 routes,
                 int(limit or DEFAULT_MAX_MESSAGE_BYTES),
+                fields.get("max_batch_bytes"),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise LsmqError(f"the node's answer is not a topic: {error!r} in {fields!r}") from error

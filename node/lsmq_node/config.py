@@ -335,6 +335,11 @@ class NodeConfig:
             )
 
     @property
+    def max_batch_bytes(self) -> int:
+        """What the messages of one batch may have together: a memtable holds two, a request one."""
+        return min(self.memtable_bytes // 2, self.max_request_bytes)
+
+    @property
     def public_url(self) -> str:
         """How clients reach this node."""
         if self.advertised_url is not None:

@@ -137,6 +137,15 @@ async def test_a_batch_never_holds_more_than_its_limit() -> None:
     assert [[len(m.body) for m in batch.messages("t")] for batch in node.stored] == [[400, 400], [400], [5000], [10]]
 
 
+async def test_a_batch_stays_below_what_the_node_takes() -> None:
+    node = PlayedNode()
+    node.described = replace(node.described, max_batch_bytes=1000)
+    async with Producer(node, "t") as producer:
+        for size in (400, 400, 400):
+            await producer.send(b"x" * size)
+    assert [[len(m.body) for m in batch.messages("t")] for batch in node.stored] == [[400, 400], [400]]
+
+
 async def test_messages_without_a_key_change_queue_with_the_batch() -> None:
     node = PlayedNode(queues=4)
     async with Producer(node, "t", batch_bytes=500) as producer:

@@ -148,13 +148,14 @@ def test_documents_join_topics_with_leaders_and_older_ones_are_passed_over() -> 
     assert len(calls) == 2
 
 
-def test_the_nodes_limit_of_message_size_is_kept_where_documents_do_not_say_it() -> None:
+def test_the_nodes_limits_are_kept_where_documents_do_not_say_it() -> None:
     table = RouteTable()
-    described = Topic.from_dict({**topic(("http://a:1", 1)).to_dict(), "max_message_bytes": 5_000_000})
+    limits = {"max_message_bytes": 5_000_000, "max_batch_bytes": 7_000_000}
+    described = Topic.from_dict({**topic(("http://a:1", 1)).to_dict(), **limits})
     table.learn_topic(described)
     table.learn_documents(documents(cluster(1, s0=("n1", 2), s1=("n1", 2)), topic_document()))
     known = table.topic("t")
-    assert known is not None and known.max_message_bytes == 5_000_000
+    assert known is not None and known.max_message_bytes == 5_000_000 and known.max_batch_bytes == 7_000_000
 
 
 def test_a_hint_gives_way_to_anything_that_was_heard() -> None:

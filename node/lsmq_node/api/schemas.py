@@ -109,6 +109,10 @@ TOPIC: Schema = _object(
             "type": "integer",
             "description": "The limit in force: the topic's own, else the node's. Key, tag and properties count.",
         },
+        "max_batch_bytes": {
+            "type": "integer",
+            "description": "Bytes that the messages of one batch may have together.",
+        },
         "routes": _list(ROUTE),
     }
 )

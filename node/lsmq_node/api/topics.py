@@ -37,6 +37,7 @@ def topic_object(call: Call, topic: Topic) -> dict[str, Any]:
         "options": topic.options.to_dict(),
         "created_ms": topic.created_ms,
         "max_message_bytes": message_limit(call.broker.config, topic),
+        "max_batch_bytes": call.broker.config.max_batch_bytes,
         "routes": [
             {
                 "first": part.first,
