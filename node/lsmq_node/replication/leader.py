@@ -164,6 +164,7 @@ class Leader:
         if not self.serving and state.log.high_watermark >= self.begun_lsn:
             self.serving = True
             state.emit(Serve(self.epoch))
+
     def _review(self, state: ReplicaState) -> None:
         """Propose the in-sync set as it should be; again, until the control plane has moved on."""
         view = state.view
