@@ -88,14 +88,15 @@ class TopicDocument:
 
     def with_leaders(self, leaders: Mapping[int, Leadership], known: Topic | None) -> Topic:
         """The topic with its routes. ``known`` is what a node has said of it before, with the nodes' limits."""
-        of_nodes = (None, None) if known is None else (known.max_message_bytes, known.max_batch_bytes)
-        limit = self.options.get("max_message_bytes") or of_nodes[0] or DEFAULT_MAX_MESSAGE_BYTES
+        message_limit = DEFAULT_MAX_MESSAGE_BYTES if known is None else known.max_message_bytes
+        message_limit = self.options.get("max_message_bytes") or message_limit
+        batch_limit = None if known is None else known.max_batch_bytes
         routes = tuple(
             Route(first, end, shard, led.url, led.epoch, led.followers or ())
             for first, end, shard in sorted(self.ranges)
             for led in (leaders.get(shard, Leadership(None, 0)),)
         )
-        return Topic(self.name, self.id, self.queues, self.options, self.created_ms, routes, limit, of_nodes[1])
+        return Topic(self.name, self.id, self.queues, self.options, self.created_ms, routes, message_limit, batch_limit)
 
 
 @dataclass(frozen=True, slots=True)

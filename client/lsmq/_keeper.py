@@ -19,6 +19,8 @@ from lsmq.topics import Topic
 
 _ROUTE_TIMEOUT_S = 1.0
 _NODES_PER_LOOK = 4
+#: Its own: it draws in threads beside programs that count on the sequence of the module's.
+_random = random.Random()
 _log = logging.getLogger("lsmq")
 
 
@@ -134,7 +136,7 @@ class RouteKeeper:
     def _ask_some(self, name: str, urls: Sequence[str], count: int) -> None:
         """Ask some of ``urls`` that are not being asked already: of those, some may never answer."""
         idle = [url for url in urls if (name, url) not in self._asking]
-        for url in random.sample(idle, min(count, len(idle))):
+        for url in _random.sample(idle, min(count, len(idle))):
             if not self._closed:
                 self._asking.add((name, url))
                 self.spawn(self._ask_routes(name, url), f"lsmq look for {name}")
@@ -150,7 +152,7 @@ class RouteKeeper:
 
     async def _refresh_for_ever(self) -> None:
         while True:
-            await asyncio.sleep(self._refresh_s * random.uniform(0.9, 1.1))
+            await asyncio.sleep(self._refresh_s * _random.uniform(0.9, 1.1))
             for name in list(self._followed):
                 if self.urls:
-                    await self._ask_routes(name, random.choice(self.urls))
+                    await self._ask_routes(name, _random.choice(self.urls))

@@ -62,6 +62,8 @@ _READS_PER_EVENT = 64
 _MAX_UNKNOWN_CONNECTIONS = 64
 _UNKNOWN_CONNECTION_S = 5.0
 _NEVER_S = 1e9
+#: Its own: it draws in a thread beside programs that count on the sequence of the module's.
+_random = random.Random()
 _REGULAR = b"\x00"
 
 
@@ -366,7 +368,7 @@ class Raft(SyncObj):  # type: ignore[misc]
         voters = sorted(
             {self.selfNode.address, *(node.address for node in self.otherNodes)} - {self._getLeader().address}
         )
-        turn = (voters.index(self.selfNode.address) + random.uniform(0.1, 0.6)) / max(2, len(voters))
+        turn = (voters.index(self.selfNode.address) + _random.uniform(0.1, 0.6)) / max(2, len(voters))
         soon = time.monotonic() + turn * self._election_min_s * 0.7
         self._SyncObj__raftElectionDeadline = min(self._SyncObj__raftElectionDeadline, soon)
 

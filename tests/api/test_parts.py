@@ -47,8 +47,7 @@ def test_ranges_cover_every_queue_once_and_shard_of_is_their_inverse(
         assert {shard: places.tolist() for shard, places in split} == {
             shard: [place for place, owner in enumerate(met) if owner == shard] for shard in set(met)
         }
-    split = split_by_shard(np.arange(topic.queues), topic, shards)
-    assert sorted(shard for shard, _ in split) == [shard for shard, _ in split]
+        assert sorted(shard for shard, _ in split) == [shard for shard, _ in split]
 
 
 SETS = st.sets(st.integers(0, 60), min_size=1)

@@ -168,7 +168,7 @@ class OsDisk:
 
     def open(self, path: Path, *, write: bool = False, random: bool = False) -> File:
         fd = os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC)
-        if random and hasattr(os, "posix_fadvise"):
+        if random:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         return OsFile(fd, write=write)
 
