@@ -26,7 +26,7 @@ def main() -> None:
         "spark.sql.shuffle.partitions": "2",
     }
     spark = spark_session("copy", master=given["master"], settings=settings)
-    spark.sparkContext.setLogLevel("OFF")
+    spark.sparkContext.setLogLevel("ERROR")
     options = {
         "url": given["url"],
         "topic": given["source"],
