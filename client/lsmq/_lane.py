@@ -252,7 +252,7 @@ class Lane:
             (self.shard,),
             "POST",
             f"{topic_path(self._topic.name)}/batches{query}",
-            timeout_s=max(0.05, min(deadline.remaining_s(), options.request_timeout_ms / 1000)),
+            timeout_s=deadline.attempt_s(options.request_timeout_ms / 1000),
             body=packed,
             content_type=BATCH,
             accept=BATCH,

@@ -19,6 +19,9 @@ LONGEST_PAUSE_MS = 1_000
 GROWTH = 1.5
 MAX_SKIPS = 8
 
+#: What an attempt gets that begins as the deadline passes: a busy machine answers within it, too.
+LEAST_ATTEMPT_S = 0.25
+
 
 class Deadline:
     """A moment by which something must have happened; handed down to every step towards it."""
@@ -33,6 +36,10 @@ class Deadline:
     def remaining_s(self) -> float:
         """Seconds left, never negative."""
         return max(0.0, self.at_s - time.monotonic())
+
+    def attempt_s(self, timeout_s: float) -> float:
+        """Seconds for an attempt that may take ``timeout_s``: what is left of them, and a little for the last one."""
+        return min(timeout_s, max(self.remaining_s(), LEAST_ATTEMPT_S))
 
     @property
     def passed(self) -> bool:

@@ -112,7 +112,7 @@ class Router:
                 url = await self._next_node(asked_in_round, deadline)
                 if url is not None:
                     asked_in_round.add(url)
-                    timeout_s = min(self.request_timeout_s, max(deadline.remaining_s(), 0.05))
+                    timeout_s = deadline.attempt_s(self.request_timeout_s)
                     work = self._transport.request(method, url + path, timeout_s=timeout_s, **request)
                     under_way[asyncio.create_task(work)] = url
                 patience_s = hedge_s if any(other not in asked_in_round for other in self.urls) else None
@@ -174,7 +174,7 @@ class Router:
             url: str | None = None
             try:
                 url = self.leader(await self.current(topic, deadline), shard)
-                timeout_s = min(self.request_timeout_s, max(deadline.remaining_s(), 0.05))
+                timeout_s = deadline.attempt_s(self.request_timeout_s)
                 return await self.attempt(topic, url, (shard,), method, path, timeout_s=timeout_s, **request)
             except LsmqError as error:
                 if not self.worth_retrying(error):

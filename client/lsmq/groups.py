@@ -310,7 +310,7 @@ class Group:
                 url = self._router.table.leadership(number).url
                 if url is None:
                     raise Unavailable(f"shard {number} has no leader now", shard=number, sent=False)
-                timeout_s = min(self._router.request_timeout_s, max(deadline.remaining_s(), 0.05)) + held_ms / 1000
+                timeout_s = deadline.attempt_s(self._router.request_timeout_s) + held_ms / 1000
                 return await self._attempt(number, url, method, path, timeout_s, held_ms > 0, request)
             except LsmqError as error:
                 if not self._router.worth_retrying(error):
