@@ -10,7 +10,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,9 @@ _DEFAULTS_AT_START = {
     "spark.ui.showConsoleProgress": "false",
     "spark.python.daemon.module": "lsmq_pipeline.daemon",
 }
+# What the start of a stream writes into the environment of its data source's function, which all streams of a session
+# share (PythonStreamingSourceRunner.init of Spark 4.3, without a lock).
+_SET_BY_STREAMS = ("SPARK_LOCAL_DIRS", "SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE", "SPARK_PYTHON_RUNTIME")
 _WRAPPER = """#!/bin/sh
 # Runs a Java that was built without the incubator modules Spark asks for.
 for argument do
@@ -43,11 +47,29 @@ def register(spark: SparkSession) -> None:
     """Make ``lsmq`` known to a session, and let Spark hand filters down to reads that ask for it.
 
     Spark also finds the data source by itself, where the driver's Python has this package; then it says in a warning
-    that this one takes its place.
+    that this one takes its place. Call it before several streams start at the same moment: of the one that Spark finds
+    they may spoil the environment that they share, and all their batches fail with "Task not serializable".
     """
     source = _need_spark("lsmq_pipeline.source")
-    spark.dataSource.register(source.LsmqDataSource)
+    with _environment_of_streams(spark):
+        spark.dataSource.register(source.LsmqDataSource)
     spark.conf.set(_PUSHDOWN, "true")
+
+
+@contextmanager
+def _environment_of_streams(spark: SparkSession) -> Iterator[None]:
+    """Functions made meanwhile have all that streams set: writing over what is there is safe, adding to it is not."""
+    context = getattr(spark, "sparkContext", None)
+    if context is None:  # Functions of Spark Connect are made on the server.
+        yield
+        return
+    added = {name: "" for name in _SET_BY_STREAMS if name not in context.environment}
+    context.environment.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del context.environment[name]
 
 
 def spark_session(

@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from lsmq_pipeline import spark_session
+from lsmq_pipeline import register, spark_session
 
 
 def main() -> None:
@@ -27,6 +27,7 @@ def main() -> None:
     }
     spark = spark_session("copy", master=given["master"], settings=settings)
     spark.sparkContext.setLogLevel("ERROR")
+    register(spark)  # Two streams start at the same moment below.
     options = {
         "url": given["url"],
         "topic": given["source"],

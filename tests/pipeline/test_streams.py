@@ -65,6 +65,21 @@ def test_a_stream_from_topic_to_topic_is_exact_over_a_replay(topic: SparkTopic, 
     assert numbers(topic.read()) == list(range(300))
 
 
+def test_the_start_of_a_stream_adds_nothing_to_what_all_streams_share(
+    spark: SparkSession, topic: SparkTopic, files: StreamFiles
+) -> None:
+    """Spark adds to it without a lock, and two streams that start at once would spoil it."""
+    sources = spark._jsparkSession.sessionState().dataSourceManager()
+    shared = sources.lookupDataSource("lsmq").dataSourceCls().envVars()
+    topic.send(20)
+    before = {str(name): str(value) for name, value in shared.items()}
+    files.take(topic.stream(startingOffsets="earliest"))
+    after = {str(name): str(value) for name, value in shared.items()}
+    assert after.keys() == before.keys()
+    assert after["SPARK_PYTHON_RUNTIME"], "a stream has set it"
+    assert "SPARK_PYTHON_RUNTIME" not in spark.sparkContext.environment
+
+
 def test_a_stream_whose_topic_was_made_anew_says_so(topic: SparkTopic, files: StreamFiles) -> None:
     topic.send(20)
     files.take(topic.stream(startingOffsets="earliest"))
