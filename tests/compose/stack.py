@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 import urllib.request
 import uuid
@@ -145,6 +146,12 @@ class Stack:
             self.docker("exec", self.container(node), "python", "-c", _PUBLISHED, hosts, "/lsmq/lsmq/cluster")
         )
         return found
+
+    def drill(self, name: str) -> dict[str, Any]:
+        """The report of one round of ``lsmq drill`` on these containers; its nodes are stopped in the end."""
+        words = ["drill", name, "--rounds", "1", "--seed", "1", "--json", "--compose", "docker-compose.yml"]
+        report: dict[str, Any] = json.loads(self._run([sys.executable, "-m", "lsmq", *words], check=False))
+        return report
 
     def leftovers(self) -> str:
         """Containers, volumes and networks of the project that are still there."""

@@ -178,3 +178,15 @@ def test_containers_are_killed_and_come_back_and_nothing_is_lost(stack: Stack) -
         shown = stack.compose("run", "--rm", "-T", "cli", "topic", "list")
         assert TOPIC in shown
     assert stack.leftovers() == ""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_drills_on_containers_lose_nothing(stack: Stack) -> None:
+    with stack.up():
+        for name in ("kill-leader", "partition-leader"):
+            report = stack.drill(name)
+            assert report["ok"], report
+            assert report["acknowledged"] > 0 and report["replicas_compared"] == 9
+            print(f"{name} on containers: {report}")
+    assert stack.leftovers() == ""
