@@ -153,6 +153,16 @@ def test_what_no_cluster_can_be_is_wrong_usage(tmp_path: Path) -> None:
     assert not (tmp_path / "c").exists()
 
 
+def test_what_no_zookeeper_means_is_said_and_why_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("PATH", "ZOOKEEPER_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    cannot_start = ("up", "--dir", tmp_path / "c", "--nodes", "0")
+    assert "no ZooKeeper is started: " in run(*cannot_start, code=2)
+    wanted = run(*cannot_start, "--zookeeper", "none", code=2)
+    assert "without ZooKeeper: clients get routes from the nodes alone" in wanted
+    assert "no ZooKeeper is started" not in wanted
+
+
 def test_a_directory_without_a_cluster_says_what_to_do(tmp_path: Path) -> None:
     assert "lsmq cluster up --dir" in run("status", "--dir", tmp_path, code=1)
 

@@ -123,7 +123,8 @@ def _existing(local: Any, directory: Path, settings: tuple[str, ...], asked: dic
 
 def _new_plan(local: Any, settings: tuple[str, ...], asked: dict[str, Any]) -> Any:
     given = {name: value for name, value in asked.items() if value is not None}
-    given.setdefault("zookeeper", _default_zookeeper())
+    if "zookeeper" not in given:
+        given["zookeeper"] = _default_zookeeper()
     if given["zookeeper"] == "none":
         click.echo(_NO_ZOOKEEPER, err=True)
     wrong = [text for text in settings if "=" not in text]
