@@ -121,8 +121,8 @@ def produce(
         rate = summary.messages / max(summary.seconds, 0.001)
         skipped = f", {summary.empty_skipped} empty lines skipped" if summary.empty_skipped else ""
         click.echo(
-            f"{summary.messages} messages, {size_text(summary.bytes)}, {summary.seconds:.1f} s,"
-            f" {rate:.0f} messages/s{skipped}",
+            f"{summary.messages} message{'s' * (summary.messages != 1)}, {size_text(summary.bytes)},"
+            f" {summary.seconds:.1f} s, {rate:.0f} messages/s{skipped}",
             err=True,
         )
 
