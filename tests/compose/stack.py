@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,14 @@ ZOOKEEPERS = ("zk1", "zk2", "zk3")
 #: The image of the tested tree. It keeps its name, so that the next run builds on its layers.
 IMAGE = "lsmq-tested:latest"
 
+_DIAL = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], 7601), 2).close()
+    print("reached")
+except OSError as error:
+    print(error)
+"""
 _PUBLISHED = """
 import sys
 from kazoo.client import KazooClient
@@ -40,16 +50,25 @@ class CannotRunDocker(Exception):
 
 @contextmanager
 def docker_daemon() -> Iterator[None]:
-    """Have a Docker daemon answer. One that had to be started for it is ended. Raises ``CannotRunDocker``."""
+    """Have a Docker daemon answer. One that had to be started for tests is ended by the last of them, whichever process
+    that is in. Raises ``CannotRunDocker``."""
     script = COMPOSE_DIRECTORY / "local-docker"
-    started = subprocess.run([script, "start"], capture_output=True, text=True, check=False)
-    if started.returncode:
-        raise CannotRunDocker(" ".join(started.stderr.split()))
-    try:
-        yield
-    finally:
-        if started.stdout:
-            subprocess.run([script, "stop"], check=True)
+    with open(Path(tempfile.gettempdir()) / "lsmq-tests-docker", "a+") as users:
+        fcntl.flock(users, fcntl.LOCK_SH)
+        started = subprocess.run([script, "start"], capture_output=True, text=True, check=False)
+        if started.returncode:
+            raise CannotRunDocker(" ".join(started.stderr.split()))
+        users.write(started.stdout)
+        users.flush()
+        try:
+            yield
+        finally:
+            with suppress(BlockingIOError):
+                fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                users.seek(0)
+                if users.read():
+                    users.truncate(0)
+                    subprocess.run([script, "stop"], check=True)
 
 
 def make_local_images() -> bool:
@@ -146,6 +165,27 @@ class Stack:
             self.docker("exec", self.container(node), "python", "-c", _PUBLISHED, hosts, "/lsmq/lsmq/cluster")
         )
         return found
+
+    def address(self, node: str) -> str:
+        """Of a node in the private network."""
+        networks = json.loads(
+            self.docker("inspect", "--format", "{{json .NetworkSettings.Networks}}", self.container(node))
+        )
+        return str(networks[f"{self.project}_inside"]["IPAddress"])
+
+    def dial(self, node: str, address: str) -> str:
+        """``reached`` where a node reaches the port for nodes at an address, else why not."""
+        return self.docker("exec", self.container(node), "python", "-c", _DIAL, address).strip()
+
+    @contextmanager
+    def cut_off(self, node: str) -> Iterator[None]:
+        """Without the private network, as README.md takes it from a node."""
+        network = f"{self.project}_inside"
+        self.docker("network", "disconnect", network, self.container(node))
+        try:
+            yield
+        finally:
+            self.docker("network", "connect", "--alias", f"{node}-inside", network, self.container(node))
 
     def drill(self, name: str) -> dict[str, Any]:
         """The report of one round of ``lsmq drill`` on these containers; its nodes are stopped in the end."""

@@ -184,6 +184,11 @@ def test_containers_are_killed_and_come_back_and_nothing_is_lost(stack: Stack) -
 @pytest.mark.timeout(900)
 def test_drills_on_containers_lose_nothing(stack: Stack) -> None:
     with stack.up():
+        until(lambda: all(map(stack.ready, NODES)), "all nodes are ready", 120)
+        address = stack.address("n2")
+        assert stack.dial("n1", address) == "reached"
+        with stack.cut_off("n1"):
+            assert stack.dial("n1", address) != "reached", "the host carries packets from one network to the other"
         for name in ("kill-leader", "partition-leader"):
             report = stack.drill(name)
             assert report["ok"], report
