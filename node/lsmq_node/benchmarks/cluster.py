@@ -11,17 +11,12 @@ from typing import Any
 
 from lsmq import Client
 from lsmq_node.benchmarks.callable import CallableBench
-from lsmq_node.benchmarks.environment import (
-    WARM_NOTE,
-    describe,
-    disk_bytes,
-    environment,
-    peak_resident_bytes,
-    warm_memory,
-)
+from lsmq_node.benchmarks.environment import describe, disk_bytes, environment, peak_resident_bytes
 from lsmq_node.benchmarks.isolate import scratch
 from lsmq_node.benchmarks.node_clients import TOPIC, Share, rate_of, run_shares
 from lsmq_node.benchmarks.node_servers import LSMQ, Setup, running
+from lsmq_node.benchmarks.page_cache import NOTE as PAGE_CACHE_NOTE
+from lsmq_node.benchmarks.page_cache import PageCache, page_cache
 from lsmq_node.benchmarks.report import (
     QUICK,
     Option,
@@ -49,7 +44,8 @@ OPTIONS = (
 )
 NODES = 3
 SHARDS = 3
-_WARM_BYTES = 2048  # of each message
+#: Fewer messages fit into memory that is free anywhere.
+_FILL_FROM_MESSAGES = 100_000
 _FIGURES = ("write_1", "write_n", "read_n")
 
 
@@ -75,14 +71,14 @@ class _Servers:
 def run(values: Mapping[str, Any], progress: Progress) -> Report:
     """Write with one client, write with several, read with several: each case on fresh files."""
     taken: dict[_Case, list[dict[str, float]]] = {case: [] for case in CASES}
-    with scratch(values["directory"]) as directory:
+    with scratch(values["directory"]) as directory, page_cache(directory) as cache:
         facts = environment(directory)
         progress(describe(facts))
         for repetition in range(values["repeat"]):
             for case in CASES:
                 progress(f"{repetition + 1}/{values['repeat']}: {case}")
                 with scratch(str(directory)) as place, _running(case, place / "servers") as servers:
-                    taken[case].append(_measure(values, case, servers))
+                    taken[case].append(_measure(values, case, servers, cache))
     cases: list[dict[str, Any]] = [
         {"nodes": case.nodes, "ack": case.ack, **spreads(runs)} for case, runs in taken.items()
     ]
@@ -117,7 +113,7 @@ def _running(case: _Case, directory: Path) -> Iterator[_Servers]:
         cluster.down()
 
 
-def _measure(values: Mapping[str, Any], case: _Case, servers: _Servers) -> dict[str, float]:
+def _measure(values: Mapping[str, Any], case: _Case, servers: _Servers, cache: PageCache) -> dict[str, float]:
     asyncio.run(_create_topic(servers.urls, values["queues"], case.ack))
     every = tuple(range(values["queues"]))
 
@@ -126,12 +122,17 @@ def _measure(values: Mapping[str, Any], case: _Case, servers: _Servers) -> dict[
         return Share(LSMQ, servers.urls, writes, queues, messages, *sizes)
 
     total, writers, readers = values["messages"], values["writers"], values["readers"]
-    warm_memory(total * _WARM_BYTES)
+    filled = total >= _FILL_FROM_MESSAGES
+    if filled:
+        cache.fill()
     one = run_shares([share(True, every, total)])
-    warm_memory(total * _WARM_BYTES)
+    if filled:
+        cache.fill()
     several = run_shares([share(True, every, total // writers) for _ in range(writers)])
     written = sum(each.messages for each in (*one, *several))
     parts = [every[part * len(every) // readers : (part + 1) * len(every) // readers] for part in range(readers)]
+    if filled:
+        cache.fill()
     # What was written lies evenly in the queues, but for the rounding of each writer's share.
     read = run_shares([share(False, part, written // readers - (writers + 1) * len(part)) for part in parts])
     return {
@@ -179,7 +180,7 @@ _NOTES = [
     "Clients are Python processes, one Producer each, a message a send; readers commit their offsets after each poll.",
     "ack=quorum: on the disk of every replica in sync. ack=leader: on the leader's.",
     "Cases take turns on fresh files; medians (least-greatest).",
-    WARM_NOTE,
+    PAGE_CACHE_NOTE,
 ]
 
 BENCH = CallableBench(
