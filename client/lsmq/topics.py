@@ -76,6 +76,7 @@ class Topic:
             )
             options = dict(fields.get("options") or {})
             limit = options.get("max_message_bytes") or fields.get("max_message_bytes")
+            batch_limit = fields.get("max_batch_bytes")
             return cls(
                 str(fields["name"]),
                 int(fields["id"]),
@@ -84,7 +85,7 @@ class Topic:
                 int(fields["created_ms"]),
                 routes,
                 int(limit or DEFAULT_MAX_MESSAGE_BYTES),
-                fields.get("max_batch_bytes"),
+                None if batch_limit is None else int(batch_limit),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise LsmqError(f"the node's answer is not a topic: {error!r} in {fields!r}") from error

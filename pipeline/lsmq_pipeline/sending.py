@@ -155,14 +155,16 @@ class TopicWriter:
             self._keyless[topic.name] = seen + len(keyless)
 
     def _cut(self, lane: _Lane, *, last: bool) -> None:
-        """Send full batches. Where one ends depends on its rows alone."""
-        options = self._options
-        while lane.waiting_count >= options.batch_messages or lane.waiting_bytes >= options.batch_bytes or last:
+        """Send full batches. Where one ends depends on its rows and the settings of all nodes alone."""
+        most_messages, most_bytes = self._options.batch_messages, self._options.batch_bytes
+        if lane.topic.max_batch_bytes is not None:
+            most_bytes = min(most_bytes, lane.topic.max_batch_bytes)
+        while lane.waiting_count >= most_messages or lane.waiting_bytes >= most_bytes or last:
             if lane.waiting_count == 0:
                 return
             rows = joined(lane.waiting)
-            ends = np.cumsum(rows.lengths[: options.batch_messages])
-            count = min(len(ends), int(np.searchsorted(ends, options.batch_bytes)) + 1)
+            ends = np.cumsum(rows.lengths[:most_messages])
+            count = max(1, int(np.searchsorted(ends, most_bytes, side="right")))
             head, rest = (rows, None) if count == len(rows) else (rows.slice(0, count), rows.slice(count, len(rows)))
             lane.waiting = [] if rest is None else [rest]
             lane.waiting_count -= len(head)
