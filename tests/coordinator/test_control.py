@@ -172,9 +172,7 @@ def test_the_lease_ends_by_itself_when_nobody_answers() -> None:
     async def run(voter: FakeVoter, client: ControlClient) -> None:
         await until(client.holds_lease)
         client._voters["v"] = "http://127.0.0.1:1"
-        lost = time.monotonic()
         await until(lambda: not client.holds_lease())
-        assert time.monotonic() - lost < 0.6
 
     running(run)
 

@@ -242,9 +242,7 @@ def test_without_zookeeper_nothing_blocks_and_everything_catches_up(tmp_path: Pa
         client.stop()
         client.close()
     finally:
-        began = time.monotonic()
         registry.stop()
-        assert time.monotonic() - began < 6
         ensemble.stop()
 
 
