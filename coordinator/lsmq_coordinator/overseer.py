@@ -7,6 +7,7 @@ overseers that both believe to lead cannot do harm: only one of them can commit.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ class OverseerTiming:
     #: An election that replicas ask for is held at most so often for one shard.
     ask_interval_s: float = 0.1
     #: The control plane's leader resigns when too few nodes could call it for so long.
-    resign_s: float = 0.5
+    resign_s: float = 1.0
     #: Commands that changed nothing are not repeated sooner: each costs an entry of the log.
     repeat_s: float = 1.0
     command_timeout_s: float = 2.0
@@ -243,6 +244,7 @@ class Overseer:
             return True
         if now - self._reached_at > self._timing.resign_s:
             self._reached_at = now
+            logging.getLogger(__name__).warning("the control plane's leader resigns: of %s it heard %s", voters, heard)
             self._raft.resign()
         return False
 

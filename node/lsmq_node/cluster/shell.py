@@ -306,7 +306,7 @@ class Shell:
             case act.AskElection(above_epoch, elsewhere):
                 if elsewhere and above_epoch != self._deaf_epoch:
                     self._deaf_epoch = above_epoch
-                    _log.warning("leader_hears_nobody", shard=self.shard, epoch=above_epoch)
+                    _log.warning("leader_hears_too_few", shard=self.shard, epoch=above_epoch)
                 self._ports.ask_election(self.shard, above_epoch, elsewhere)
             case act.Suspect(peer):
                 self._ports.suspect(peer)
