@@ -16,7 +16,7 @@ from typing import NamedTuple
 from .election import Progress, choose_successor
 from .state import ClusterState, Shard
 
-#: So long after another could lead a leader must still ask. Less than it takes to ask again.
+#: So long after another could lead a leader must still ask. Less than the half second after which it asks again.
 _SURE_S = 0.4
 #: A leader that does not ask again within this time hears the others again.
 _FRESH_S = 1.5

@@ -231,20 +231,22 @@ class Overseer:
         await self._submit(commands)
 
     def _is_reached(self, state: ClusterState, alive: Set[str], now: float) -> bool:
-        """Whether a majority of the voters was heard; else nothing is judged, and another one is to lead soon.
+        """Whether enough of the voters were heard; else nothing is judged, and another one is to lead soon.
 
         Raft reaches them, or this voter would not lead: they live, and cannot call it. A leader cut off from them in
         both directions ends by itself.
         """
-        members = _members(state)
-        voters = [voter for voter in self._raft.config.voters if voter in members]
-        heard = [voter for voter in voters if voter in alive or voter == self._raft.config.node]
-        if not voters or 2 * len(heard) > len(voters):
+        config = self._raft.config
+        voters = set(config.voters) & set(_members(state))
+        unheard = voters - alive - {config.node}
+        if 2 * len(unheard) < len(config.voters):
             self._reached_at = now
             return True
         if now - self._reached_at > self._timing.resign_s:
             self._reached_at = now
-            logging.getLogger(__name__).warning("the control plane's leader resigns: of %s it heard %s", voters, heard)
+            logging.getLogger(__name__).warning(
+                "the control plane's leader resigns: it does not hear %s", sorted(unheard)
+            )
             self._raft.resign()
         return False
 

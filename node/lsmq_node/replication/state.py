@@ -9,6 +9,9 @@ from .control import UNCLAIMED, ControlView, Member, ReplicaRecord, Timings
 from .history import EpochHistory, LogPosition
 from .messages import Message, Session
 
+#: How often a leader that hears too few of the others says so: the control plane counts on being told again.
+_ASK_ELSEWHERE_S = 0.5
+
 
 class LogState:
     """The ends of the replica's log, in rising order: start, high watermark, durable, end.
@@ -135,7 +138,7 @@ class ReplicaState:
 
     def ask_elsewhere(self, epoch: int) -> None:
         """Ask for another leader than this replica, which hears too few of the others to lead ``epoch``."""
-        if self.due("elsewhere", self.timings.replica_timeout_s):
+        if self.due("elsewhere", _ASK_ELSEWHERE_S):
             self.emit(AskElection(epoch, elsewhere=True))
 
     # The log.
