@@ -140,6 +140,11 @@ class ControlClient:
         return self._raft.leader if self._raft is not None else self._leader
 
     @property
+    def _whom_to_tell(self) -> str | None:
+        """A voter that Raft does not reach may know from its heartbeats who leads."""
+        return self.leader or self._leader
+
+    @property
     def lease(self) -> float:
         """See the module's text."""
         return self._lease.moment
@@ -303,19 +308,22 @@ class ControlClient:
         else:
             await self._report("suspect", {"node": node})
 
-    async def ask_election(self, shard: int, above_epoch: int) -> None:
+    async def ask_election(self, shard: int, above_epoch: int, *, elsewhere: bool = False) -> None:
         """Ask for an election of the shard: epochs up to ``above_epoch`` cannot be led, by nobody or not by this node.
 
-        Best effort: never raises. Repeat it while the shard's epoch is not above; nothing happens once it is.
+        ``elsewhere``: this node, which leads that epoch, is not to be elected again; if no other can be, nothing
+        happens. Best effort: never raises. Repeat it while the shard's epoch is not above; nothing happens once it is.
         """
+        besides = self.node if elsewhere else None
         if self._overseer is not None and self.leader == self.node:
             with contextlib.suppress(LsmqError):
-                self._overseer.ask_election(shard, above_epoch)
+                self._overseer.ask_election(shard, above_epoch, besides)
         else:
-            await self._report("ask_election", {"shard": shard, "above_epoch": above_epoch})
+            body: dict[str, Any] = {"shard": shard, "above_epoch": above_epoch}
+            await self._report("ask_election", body if besides is None else {**body, "besides": besides})
 
     async def _report(self, what: str, body: dict[str, Any]) -> None:
-        leader = self.leader
+        leader = self._whom_to_tell
         if leader is not None:
             with contextlib.suppress(LsmqError):
                 await self._http.call(self._url(leader), "POST", f"/internal/control/{what}", body, _REPORT_TIMEOUT_S)
@@ -374,7 +382,7 @@ class ControlClient:
             await asyncio.sleep(max(0.005, self._timing.heartbeat_s - (time.monotonic() - began)))
 
     async def _heartbeat(self, sent: float) -> None:
-        leader = self.leader or self._next_voter()
+        leader = self._whom_to_tell or self._next_voter()
         told_progress = self._progress()
         progress = None if told_progress is None else {id: Progress(*held) for id, held in told_progress.items()}
         if self._overseer is not None and leader == self.node:

@@ -137,7 +137,10 @@ class _Handlers:
 
     async def ask_election(self, request: web.Request) -> dict[str, Any]:
         body = await _body(request)
-        self._overseer.ask_election(int(body["shard"]), int(body["above_epoch"]))
+        besides = body.get("besides")
+        self._overseer.ask_election(
+            int(body["shard"]), int(body["above_epoch"]), None if besides is None else str(besides)
+        )
         return {}
 
     async def version(self, request: web.Request) -> dict[str, Any]:

@@ -59,6 +59,21 @@ def choose_candidate(
     return max(eligible, key=rank, default=None)
 
 
+def choose_successor(
+    shard: Shard,
+    alive: Set[str],
+    progress: Mapping[str, Progress],
+    min_in_sync: int,
+) -> str | None:
+    """The node to elect in place of a leader that hears too few, or None when that would win nothing.
+
+    ``alive`` without the leader, and without others that heard too few. Who reports no replica does not work and does
+    not count; and unless as many count as a write needs, nobody could acknowledge more than the leader there is.
+    """
+    working = {node for node in shard.replicas if node in alive and node in progress and node not in shard.adding}
+    return choose_candidate(shard, working, progress) if len(working) >= min_in_sync else None
+
+
 def may_lead(shard: Shard, node: str, report: Progress | None) -> bool:
     """Whether the in-sync set lists the node, and under the incarnation it reports, as far as both are known."""
     listed = shard.listed(node)

@@ -7,14 +7,16 @@ overseers that both believe to lead cannot do harm: only one of them can commit.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
 from lsmq.errors import LsmqError
 
+from .deaf_leaders import DeafLeaders
 from .election import Progress, choose_candidate, leader_counts, may_lead, spread_leaders
 from .errors import NoControlLeader, NotControlLeader
 from .liveness import FailureDetector, LivenessTiming
@@ -41,6 +43,8 @@ class OverseerTiming:
     probe_timeout_s: float = 0.25
     #: An election that replicas ask for is held at most so often for one shard.
     ask_interval_s: float = 0.1
+    #: The control plane's leader resigns when too few nodes could call it for so long.
+    resign_s: float = 1.0
     #: Commands that changed nothing are not repeated sooner: each costs an entry of the log.
     repeat_s: float = 1.0
     command_timeout_s: float = 2.0
@@ -77,6 +81,8 @@ class Overseer:
         #: Shards whose epochs up to the one given cannot be led, and when each was last helped.
         self._asked: dict[int, int] = {}
         self._helped: dict[int, float] = {}
+        self._deaf = DeafLeaders()
+        self._reached_at = clock()
         self._submitted: tuple[int, list[dict[str, Any]], float] = (-1, [], 0.0)
         self._term = -1
         self._changed_at = clock()
@@ -108,14 +114,19 @@ class Overseer:
         if self._detector.suspect(node, self._clock()):
             self._start_probe(node)
 
-    def ask_election(self, shard: int, above_epoch: int) -> None:
+    def ask_election(self, shard: int, above_epoch: int, besides: str | None = None) -> None:
         """A replica says that epochs up to ``above_epoch`` cannot be led. Raises when this voter does not lead.
 
-        Asking again, or when the shard has a higher epoch by now, does nothing.
+        ``besides`` leads that epoch, hears too few of the others, and is to be replaced if another can lead. Asking
+        again, or when the shard has a higher epoch by now, does nothing.
         """
         self._require_leader()
         known = self._raft.state.shards.get(shard)
-        if known is not None and known.epoch <= above_epoch < MAX_EPOCH:
+        if besides is not None:
+            if known is not None and (known.leader, known.epoch) == (besides, above_epoch):
+                self._deaf.say(shard, besides, above_epoch, self._clock())
+                self._wake.set()
+        elif known is not None and known.epoch <= above_epoch < MAX_EPOCH:
             self._asked[shard] = max(above_epoch, self._asked.get(shard, 0))
             self._wake.set()
 
@@ -181,7 +192,8 @@ class Overseer:
         term = self._raft.status.term
         if term != self._term:
             self._term = term
-            self._reports, self._asked = {}, {}
+            self._reports, self._asked, self._deaf = {}, {}, DeafLeaders()
+            self._reached_at = self._clock()
             self._submitted = (-1, [], 0.0)
             self._changed_at = self._clock()
             self._detector.begin(_members(self._raft.state), self._clock())
@@ -203,7 +215,10 @@ class Overseer:
         if epochs != self._epochs:  # a node may have handed its shards over: nothing is taken back at once
             self._epochs, self._changed_at = epochs, now
         alive = self._detector.alive
-        commands = failovers(state, alive, self._reports, self._due(state, now)) + departures(state, alive)
+        if not self._is_reached(state, alive, now):
+            return
+        successors = self._deaf.successors(state, alive, self._reports, now)
+        commands = failovers(state, alive, self._reports, self._due(state, now), successors) + departures(state, alive)
         if not commands:
             commands = next_steps(state, alive)
         if not commands and self._spread and now - self._changed_at >= self._timing.settle_s:
@@ -214,6 +229,26 @@ class Overseer:
         self._submitted = (state.version, commands, now)
         self._changed_at = now
         await self._submit(commands)
+
+    def _is_reached(self, state: ClusterState, alive: Set[str], now: float) -> bool:
+        """Whether enough of the voters were heard; else nothing is judged, and another one is to lead soon.
+
+        Raft reaches them, or this voter would not lead: they live, and cannot call it. A leader cut off from them in
+        both directions ends by itself.
+        """
+        config = self._raft.config
+        voters = set(config.voters) & set(_members(state))
+        unheard = voters - alive - {config.node}
+        if 2 * len(unheard) < len(config.voters):
+            self._reached_at = now
+            return True
+        if now - self._reached_at > self._timing.resign_s:
+            self._reached_at = now
+            logging.getLogger(__name__).warning(
+                "the control plane's leader resigns: it does not hear %s", sorted(unheard)
+            )
+            self._raft.resign()
+        return False
 
     def _due(self, state: ClusterState, now: float) -> dict[int, int]:
         """Elections that were asked for and may be held now."""
@@ -264,25 +299,31 @@ def departures(state: ClusterState, alive: frozenset[str]) -> list[dict[str, Any
 
 
 def failovers(
-    state: ClusterState, alive: frozenset[str], reports: Reports, asked: Mapping[int, int] | None = None
+    state: ClusterState,
+    alive: frozenset[str],
+    reports: Reports,
+    asked: Mapping[int, int] | None = None,
+    successors: Mapping[int, str] | None = None,
 ) -> list[dict[str, Any]]:
     """An ``elect`` for every shard whose leader is not alive and that has somebody in sync who is.
 
     The dead are suspects: they leave the in-sync set with it, see :func:`~.shard_commands.elect`. ``asked`` are shards
     whose epochs up to the one given cannot be led, whoever leads them; the same node may be elected again.
+    ``successors`` are to lead the shards whose leader lives and hears too few.
     """
     loads = leader_counts(state, alive)
     commands = []
     for id in sorted(state.shards):
         shard, above = state.shards[id], (asked or {}).get(id, 0)
-        if shard.leader in alive and above < shard.epoch:
-            continue
         known = {node: shards[id] for node, shards in reports.items() if id in shards}
-        if shard.leader in loads:
-            loads[shard.leader] -= 1
-        candidate = choose_candidate(shard, alive, known, loads=loads)
+        if shard.leader not in alive or above >= shard.epoch:
+            candidate = choose_candidate(shard, alive, known, loads=_without_one(loads, shard.leader))
+        else:
+            candidate = (successors or {}).get(id)
         if candidate is None:
             continue
+        if shard.leader in loads:
+            loads[shard.leader] -= 1
         loads[candidate] += 1
         command = handover(shard, candidate)
         command["suspects"] = [node for node in shard.in_sync_nodes if node not in alive]
@@ -292,14 +333,20 @@ def failovers(
     return commands
 
 
+def _without_one(loads: Mapping[str, int], leader: str | None) -> dict[str, int]:
+    return {node: load - (node == leader) for node, load in loads.items()}
+
+
 def transfers(state: ClusterState, alive: frozenset[str], reports: Reports | None = None) -> list[dict[str, Any]]:
     """The next step towards leaders where they should be, as an ``elect``; empty when there is none to take.
 
-    Nobody is given a shard that it does not report: its replica does not work.
+    Nobody is given a shard that it does not report: its replica does not work. Nor one of whose epoch it has nothing
+    yet: perhaps nobody can call it, and then it could not lead.
     """
     unfit = set()
     for node, shards in (reports or {}).items():
         for shard in state.replicas_on(node):
-            if shard.id not in shards or not may_lead(shard, node, shards[shard.id]):
+            report = shards.get(shard.id)
+            if report is None or report.epoch < shard.epoch or not may_lead(shard, node, report):
                 unfit.add((shard.id, node))
     return [handover(state.shards[step.shard], step.target) for step in spread_leaders(state, alive, unfit)]

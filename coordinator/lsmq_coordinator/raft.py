@@ -65,6 +65,8 @@ _NEVER_S = 1e9
 #: Its own: it draws in a thread beside programs that count on the sequence of the module's.
 _random = random.Random()
 _REGULAR = b"\x00"
+#: By pysyncobj's numbers.
+_ROLES = (Role.FOLLOWER, Role.CANDIDATE, Role.LEADER)
 
 
 def _journal(given: Any) -> Any:
@@ -361,7 +363,7 @@ class Raft(SyncObj):  # type: ignore[misc]
 
     @property
     def role(self) -> Role:
-        return (Role.FOLLOWER, Role.CANDIDATE, Role.LEADER)[self._SyncObj__raftState]
+        return _ROLES[self._SyncObj__raftState]
 
     def leader_lost(self) -> None:
         """The leader's connection broke, as it does when its process dies: call an election soon, one after another."""
@@ -371,6 +373,13 @@ class Raft(SyncObj):  # type: ignore[misc]
         turn = (voters.index(self.selfNode.address) + _random.uniform(0.1, 0.6)) / max(2, len(voters))
         soon = time.monotonic() + turn * self._election_min_s * 0.7
         self._SyncObj__raftElectionDeadline = min(self._SyncObj__raftElectionDeadline, soon)
+
+    def resign(self, aside_s: float) -> None:
+        """From a leader become a follower that calls no election for ``aside_s`` seconds."""
+        if self.role is Role.LEADER:
+            self._SyncObj__setState(_ROLES.index(Role.FOLLOWER))
+            self._SyncObj__raftLeader = None
+            self._SyncObj__raftElectionDeadline = time.monotonic() + aside_s
 
     def propose(self, command: bytes, callback: Callable[[Any, int], None]) -> None:
         self._applyCommand(_REGULAR + command, callback)

@@ -189,6 +189,11 @@ class RaftControl:
             await asyncio.sleep(_LOOK_S)
         raise self._no_leader()
 
+    def resign(self) -> None:
+        """Cease to lead, if this voter does, and leave the next election to the others. Takes a moment."""
+        if self._voter is not None:
+            self._voter.resign()
+
     def _no_leader(self) -> Unavailable:
         leader = self.leader
         if leader is None or leader == self.config.node:

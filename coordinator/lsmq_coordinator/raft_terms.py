@@ -32,3 +32,5 @@ class RaftTiming:
     #: A leader that hears no majority for so long stops being one.
     fallback_s: float = 0.5
     reconnect_s: float = 0.2
+    #: A leader that resigned calls no election for so long: longer than the others need for one.
+    aside_s: float = 2.0

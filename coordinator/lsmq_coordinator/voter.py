@@ -71,7 +71,7 @@ class Voter:
         """Listens at ``bind``, else at its own address. Raises ``AddressInUse``. Owns the journal from here on."""
         self._journal, self._listener, self._timing = journal, listener, timing
         self._count = len(voters)
-        self._stopping = threading.Event()
+        self._stopping, self._resigning = threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self._closed = False
         self._failure: BaseException | None = None
@@ -95,6 +95,10 @@ class Voter:
         """Blocks until the thread has ended and files and ports are closed."""
         self._stopping.set()
         self._thread.join()
+
+    def resign(self) -> None:
+        """Cease to lead, soon: the voter's thread does it."""
+        self._resigning.set()
 
     def propose(self, command: bytes, callback: Callback) -> None:
         """Append a command if this voter leads. ``callback`` runs in the voter's thread, perhaps never."""
@@ -127,6 +131,9 @@ class Voter:
                     self._raft._poller.poll(0)
                 last = time.monotonic()
                 self._tick()
+                if self._resigning.is_set():
+                    self._resigning.clear()
+                    self._raft.resign(self._timing.aside_s)
                 self._publish()
         except BaseException as error:
             self._failure = error

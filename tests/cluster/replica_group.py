@@ -180,7 +180,7 @@ class Group:
             suspect=self.suspected.append,
             propose_in_sync=lambda shard, action: self.propose(action),
             propose_leave=lambda shard, action: self.propose_leave(action),
-            ask_election=lambda shard, above: self.asked.append(above),
+            ask_election=lambda shard, above, elsewhere: self.asked.append(above),
             fetch_snapshot=fetch,
             gather_snapshot=snapshots.gather,
             congested=links.congested,

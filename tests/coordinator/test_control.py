@@ -308,6 +308,8 @@ def test_an_election_is_asked_for_at_the_leader() -> None:
         await until(lambda: client.leader)
         await client.ask_election(2, 17)
         assert voter.asked == [{"shard": 2, "above_epoch": 17}]
+        await client.ask_election(2, 17, elsewhere=True)
+        assert voter.asked[1:] == [{"shard": 2, "above_epoch": 17, "besides": "n4"}]
         client._voters["v"] = "http://127.0.0.1:1"
         await client.ask_election(2, 17)
 

@@ -8,10 +8,12 @@ from dataclasses import replace
 from itertools import product
 from types import MappingProxyType
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lsmq_coordinator.commands import apply
+from lsmq_coordinator.deaf_leaders import DeafLeaders
 from lsmq_coordinator.election import (
     Progress,
     choose_candidate,
@@ -186,6 +188,95 @@ def test_an_election_that_is_asked_for_lifts_the_epoch_and_may_choose_the_same_l
     [command] = failovers(state, everybody, reports, {0: 3})
     assert command["candidate"] == "b"
     assert command["suspects"] == []
+
+
+LED_BY_A = cluster([SHARD], ["a", "b", "c"])
+LED_BY_B = cluster([replace(SHARD, leader="b", epoch=4)], ["a", "b", "c"])
+
+
+def working(nodes: str, epoch: int = 3) -> dict[str, dict[int, Progress]]:
+    """What nodes report whose replicas' logs end in an epoch."""
+    return {node: {0: Progress(epoch, 100, 7)} for node in nodes}
+
+
+def asking(
+    state: ClusterState, times: Iterable[float], reports: dict[str, dict[int, Progress]], alive: str = "abc"
+) -> list[dict[int, str]]:
+    """Who is to lead at each of the times, when the leader says each time that it hears too few."""
+    deaf, shard = DeafLeaders(), state.shards[0]
+    found = []
+    for now in times:
+        deaf.say(0, str(shard.leader), shard.epoch, now)
+        found.append(deaf.successors(state, set(alive), reports, now))
+    return found
+
+
+def test_a_leader_that_hears_too_few_is_replaced_by_another_and_stays_in_the_set_for_now() -> None:
+    reports = working("abc")
+    reports["a"][0] = Progress(3, 900, 7)
+    assert asking(LED_BY_A, (10.0, 10.5), reports) == [{}, {0: "b"}]
+    [command] = failovers(LED_BY_A, frozenset("abc"), reports, {}, {0: "b"})
+    after, result = apply(LED_BY_A, {**command, "request_id": "deaf"})
+    assert result["ok"]
+    assert (after.shards[0].leader, after.shards[0].epoch, after.shards[0].in_sync) == ("b", 4, SHARD.in_sync)
+
+
+@pytest.mark.parametrize(
+    ("alive", "reporting", "in_sync"),
+    [("a", "abc", "abc"), ("ab", "abc", "abc"), ("abc", "ab", "abc"), ("abc", "abc", "a")],
+)
+def test_a_leader_that_hears_too_few_stays_where_no_other_could_acknowledge_anything(
+    alive: str, reporting: str, in_sync: str
+) -> None:
+    state = cluster([replace(SHARD, in_sync=listed(in_sync))], ["a", "b", "c"])
+    assert asking(state, (10.0, 10.5, 11.0, 11.5), working(reporting), alive) == [{}, {}, {}, {}]
+
+
+def test_a_leader_whose_followers_come_back_must_ask_again_after_that() -> None:
+    deaf, reports, alive = DeafLeaders(), working("abc"), set("abc")
+    for now in (10.0, 10.5, 11.0):
+        deaf.say(0, "a", 3, now)
+        assert deaf.successors(LED_BY_A, {"a"}, reports, now) == {}
+    for now in (11.1, 11.5, 12.4, 13.0):
+        assert deaf.successors(LED_BY_A, alive, reports, now) == {}, "it has heard them meanwhile"
+    for now, expected in ((20.0, {}), (20.5, {0: "b"})):
+        deaf.say(0, "a", 3, now)
+        assert deaf.successors(LED_BY_A, alive, reports, now) == expected
+
+
+def test_what_is_said_of_another_epoch_or_by_another_node_is_not_heeded() -> None:
+    for node, epoch in (("a", 2), ("b", 3)):
+        deaf = DeafLeaders()
+        for now in (10.0, 10.5, 11.0):
+            deaf.say(0, node, epoch, now)
+            assert deaf.successors(LED_BY_A, set("abc"), {}, now) == {}
+
+
+@pytest.mark.parametrize(
+    ("began", "reports", "expected"),
+    [
+        (12.0, working("abc"), {}),
+        (12.0, {**working("bc"), **working("a", epoch=4)}, {0: "a"}),
+        (41.0, working("abc"), {0: "a"}),
+    ],
+)
+def test_who_heard_too_few_is_not_elected_in_turn_before_a_later_leader_reached_it_or_long_after(
+    began: float, reports: dict[str, dict[int, Progress]], expected: dict[int, str]
+) -> None:
+    deaf = DeafLeaders()
+    deaf.say(0, "a", 3, 10.0)
+    for now in (began, began + 0.5):
+        deaf.say(0, "b", 4, now)
+        found = deaf.successors(LED_BY_B, set("abc"), reports, now)
+    assert found == expected
+
+
+def test_leadership_returns_to_the_preferred_only_when_the_leaders_epoch_has_come_there() -> None:
+    """A node that nobody can call may stay listed, where too few others are."""
+    state = cluster([replace(SHARD, leader="b", epoch=4)], ["a", "b", "c"])
+    everybody = frozenset("abc")
+    assert transfers(state, everybody, working("abc")) == []
+    assert [command["candidate"] for command in transfers(state, everybody, working("abc", epoch=4))] == ["a"]
 
 
 def test_leadership_returns_to_the_preferred_only_when_its_replica_works() -> None:

@@ -29,9 +29,10 @@ class FakeRaft:
         self.is_leader = True
         self.leader = "n0"
         self.status = SimpleNamespace(term=1)
-        self.config = SimpleNamespace(node="n0")
+        self.config = SimpleNamespace(node="n0", voters=dict.fromkeys(NODES[:3], "address"))
         self.batches: list[list[dict[str, Any]]] = []
         self.refuse = False
+        self.resigned = 0
 
     @property
     def lease(self) -> float:
@@ -39,6 +40,10 @@ class FakeRaft:
 
     def on_status(self, callback: Any) -> Callable[[], None]:
         return lambda: None
+
+    def resign(self) -> None:
+        self.resigned += 1
+        self.is_leader, self.leader = False, None
 
     async def submit(self, command: Mapping[str, Any], timeout: float = 5.0) -> dict[str, Any]:
         self.batches.append(list(command["commands"]))
@@ -106,6 +111,57 @@ def test_elections_of_one_shard_asked_for_again_and_again_keep_an_interval() -> 
     running(run, ask_interval_s=0.2)
 
 
+def test_a_leader_that_hears_too_few_is_replaced_once_however_often_it_asks() -> None:
+    async def run(raft: FakeRaft, overseer: Overseer) -> None:
+        former = raft.state.shards[1]
+        deaf = str(former.leader)
+        for node in NODES:
+            overseer.heartbeat(node, "one", {1: Progress(former.epoch, 9)})
+        for _ in range(60):
+            overseer.ask_election(1, former.epoch, deaf)
+            overseer.ask_election(77, former.epoch, deaf)
+            await asyncio.sleep(0.01)
+        after = raft.state.shards[1]
+        assert after.epoch == former.epoch + 1
+        assert after.leader in former.in_sync_nodes and after.leader != deaf
+        assert after.in_sync == former.in_sync, "its lease may still hold: the new leader has to wait for it"
+
+    running(run)
+
+
+def test_a_leader_that_hears_too_few_stays_where_no_other_works() -> None:
+    async def run(raft: FakeRaft, overseer: Overseer) -> None:
+        former = raft.state.shards[1]
+        deaf = str(former.leader)
+        overseer.heartbeat(deaf, "one", {1: Progress(former.epoch, 9)})
+        for node in former.replicas:
+            if node != deaf:
+                overseer.heartbeat(node, "one", {})
+        for _ in range(60):
+            overseer.ask_election(1, former.epoch, deaf)
+            await asyncio.sleep(0.01)
+        assert raft.state.shards[1] == former
+
+    running(run)
+
+
+def test_a_control_leader_that_a_majority_of_the_voters_cannot_call_resigns_and_condemns_nobody() -> None:
+    async def run(raft: FakeRaft, overseer: Overseer) -> None:
+        await until(lambda: not raft.is_leader)
+        assert raft.resigned == 1
+        assert [shard.epoch for shard in raft.state.shards.values()] == [1] * len(raft.state.shards)
+
+    running(run, beating=(), resign_s=0.2)
+
+
+def test_a_control_leader_that_hears_a_majority_of_the_voters_leads_on() -> None:
+    async def run(raft: FakeRaft, overseer: Overseer) -> None:
+        await asyncio.sleep(0.8)
+        assert raft.resigned == 0
+
+    running(run, beating=("n1",), resign_s=0.1)
+
+
 def test_who_does_not_lead_takes_no_reports() -> None:
     async def run(raft: FakeRaft, overseer: Overseer) -> None:
         raft.is_leader, raft.leader = False, "n2"
@@ -156,6 +212,9 @@ def test_leadership_is_not_returned_to_a_node_whose_replica_does_not_work() -> N
         await asyncio.sleep(0.2)
         assert raft.state.shards[0].leader == other
         overseer.heartbeat(preferred, "one", {id: Progress(1, 0) for id in raft.state.shards})
+        await asyncio.sleep(0.2)
+        assert raft.state.shards[0].leader == other, "the leader's epoch has not come there yet"
+        overseer.heartbeat(preferred, "one", {id: Progress(2, 9) for id in raft.state.shards})
         await until(lambda: raft.state.shards[0].leader == preferred)
 
     running(run, settle_s=0.05)

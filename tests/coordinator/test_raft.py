@@ -70,6 +70,31 @@ def test_a_single_voter_keeps_its_state_over_restarts(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+def test_a_leader_that_resigns_is_followed_by_another_and_goes_on_as_a_follower(tmp_path: Path) -> None:
+    async def run() -> None:
+        addresses = config(tmp_path, voters=3).voters
+        voters = {node: RaftControl(RaftConfig(node, addresses, tmp_path / node, SECRET)) for node in addresses}
+
+        def leader() -> str | None:
+            return next((node for node, voter in voters.items() if voter.is_leader), None)
+
+        for voter in voters.values():
+            await voter.start()
+        former = str(await until(leader))
+        await voters[former].submit(bootstrap())
+        voters[former].resign()
+        await until(lambda: leader() not in (former, None))
+        later = leader()
+        voters[former].resign()
+        await voters[str(later)].submit({"op": "no such command"})
+        await until(lambda: voters[former].leader == later and voters[former].state.version == 1)
+        assert leader() == later
+        for voter in voters.values():
+            await voter.stop()
+
+    asyncio.run(run())
+
+
 def test_commands_that_cannot_be_are_refused_before_they_reach_the_log(tmp_path: Path) -> None:
     async def run() -> None:
         control = await leading(RaftControl(config(tmp_path)))

@@ -15,6 +15,7 @@ DRILLS_BY_NAME = (
     "kill-follower",
     "pause-leader",
     "partition-leader",
+    "deafen-leader",
     "isolate-minority",
     "rolling-restart",
     "kill-all-power",

@@ -115,6 +115,22 @@ def test_nodes_on_the_same_side_reach_each_other(
     steadily(listener.lines)
 
 
+def test_nobody_dials_a_deaf_node_and_what_it_dialled_works(
+    network: FaultNetwork, counter: OwnProcess, listener: Listener
+) -> None:
+    network.deafen("n1")
+    steadily(listener.lines)
+    network.deafen("n2")
+    settled = threading.Event()
+    settled.wait(0.1)
+    count = len(listener.lines)
+    settled.wait(0.2)
+    assert len(listener.lines) == count
+    network.heal()
+    steadily(listener.lines)
+    assert listener.lines == [b"%d\n" % number for number in range(len(listener.lines))]
+
+
 def test_who_is_no_node_is_not_let_through(network: FaultNetwork, cluster: LocalCluster, listener: Listener) -> None:
     port = cluster.plan.node("n2").internal_proxy_port
     with socket.create_connection(("127.0.0.1", port)) as stranger:

@@ -22,7 +22,7 @@ from lsmq_node.replication import (
 )
 from lsmq_node.replication import actions as act
 from lsmq_node.replication import events as ev
-from lsmq_node.replication.insync import Peer, desired_in_sync
+from lsmq_node.replication.insync import Peer, desired_in_sync, hears_enough
 from lsmq_node.replication.messages import Hello, Promise, PromiseRefusal, PromiseRequest, Welcome
 
 VIEW = ControlView(
@@ -78,7 +78,9 @@ def test_a_replica_that_is_being_added_is_no_voter_until_it_is_in_sync() -> None
     assert replace(view, in_sync=view.in_sync | {Member("d", 4)}).voters == frozenset("abcd")
 
 
-@pytest.mark.parametrize("wrong", [{"heartbeat_s": 0.0}, {"replica_timeout_s": 0.15}, {"replica_lag_s": 0.4}])
+@pytest.mark.parametrize(
+    "wrong", [{"heartbeat_s": 0.0}, {"replica_timeout_s": 0.15}, {"replica_lag_s": 0.4}, {"deaf_s": 0.9}]
+)
 def test_timings_that_do_not_fit_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(InvalidRequest, match=next(iter(wrong))):
         Timings(**wrong).validate()  # type: ignore[arg-type]
@@ -108,6 +110,67 @@ def test_a_leader_that_slept_gives_its_followers_time() -> None:
     assert follower.is_late(8.0, Timings())
     follower.slept(3.0)
     assert not follower.is_late(8.0, Timings())
+
+
+# Ears.
+
+
+def test_a_leader_hears_enough_while_it_heard_min_in_sync_members_lately() -> None:
+    own, timings = Member("a", 1), Timings()
+    silent, heard = peer(2, 100, heard_at=7.9), peer(3, 100, heard_at=8.1)
+    assert hears_enough(VIEW, own, {"b": silent, "c": heard}, 10.0, timings)
+    assert not hears_enough(VIEW, own, {"b": silent, "c": silent}, 10.0, timings)
+    assert not hears_enough(replace(VIEW, min_in_sync=3), own, {"b": silent, "c": heard}, 10.0, timings)
+    without_c = replace(VIEW, in_sync=VIEW.in_sync - {Member("c", 3)})
+    assert not hears_enough(without_c, own, {"b": silent, "c": heard}, 10.0, timings)
+    assert hears_enough(replace(VIEW, in_sync=frozenset({own})), own, {"b": silent, "c": silent}, 10.0, timings)
+
+
+def ticked(core: ReplicaCore, first: int, last: int) -> list[tuple[float, act.AskElection]]:
+    """The elections asked for in ticks of 50 ms, from the first to the last, each with the time."""
+    asked = []
+    for number in range(first, last):
+        for action in core.handle(ev.Tick(), number * 0.05):
+            if isinstance(action, act.AskElection):
+                asked.append((number * 0.05, action))
+    return asked
+
+
+def deaf_leader() -> ReplicaCore:
+    """It led epoch 2 of three replicas when it heard nobody any more, at 0 s."""
+    core = opened(record=ReplicaRecord(incarnation=2, epoch=1, leader="a"))
+    view = replace(VIEW, epoch=2, version=4, leader="b")
+    persist(core, core.handle(ev.ControlViewed(view), 0.0))
+    core.handle(ev.Received("c", Promise(2, 3, HISTORY.position(100))), 0.0)
+    core.handle(ev.EpochBegun(2, 100, 105), 0.0)
+    assert core.role is Role.LEADING
+    return core
+
+
+def test_a_leader_that_hears_nobody_asks_for_another_after_a_while_and_now_and_then() -> None:
+    asked = ticked(deaf_leader(), 1, 70)
+    assert {action for _, action in asked} == {act.AskElection(2, elsewhere=True)}
+    assert [round(at, 2) for at, _ in asked] == [2.05, 2.55, 3.05]
+
+
+def test_a_leader_that_hears_again_or_slept_itself_asks_for_nobody() -> None:
+    core = deaf_leader()
+    assert ticked(core, 1, 30) == []
+    assert ticked(core, 80, 90) == [], "from 1.5 s to 4 s it stood still"
+    core = deaf_leader()
+    assert ticked(core, 1, 40) == []
+    core.handle(ev.Received("c", Hello(Session(1, 1), 2, 3, HISTORY, 100, borrows=False)), 2.0)
+    assert ticked(core, 41, 79) == []
+    assert ticked(core, 81, 82) != []
+
+
+def test_a_candidate_that_hears_no_promise_asks_for_another_after_a_while() -> None:
+    core = opened(record=ReplicaRecord(incarnation=2, epoch=1, leader="a"))
+    persist(core, core.handle(ev.ControlViewed(replace(VIEW, epoch=2, version=4, leader="b")), 0.0))
+    asked = ticked(core, 1, 60)
+    assert core.role is Role.TAKING_OVER
+    assert {action for _, action in asked} == {act.AskElection(2, elsewhere=True)}
+    assert [round(at, 2) for at, _ in asked] == [2.05, 2.55]
 
 
 # Promises.

@@ -311,6 +311,7 @@ class ClusterConfig:
             retry_s=self.heartbeat_ms / 1000,
             replica_timeout_s=self.replica_timeout_ms / 1000,
             replica_lag_s=self.replica_lag_ms / 1000,
+            deaf_s=4 * self.replica_timeout_ms / 1000,
             window_bytes=self.window_bytes,
         ).validate()
 

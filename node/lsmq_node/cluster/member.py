@@ -232,8 +232,8 @@ class ClusterMember:
         fields = {"node": node, "incarnation": incarnation, "expected_version": action.expected_version}
         self._submit("leave_in_sync", shard, fields)
 
-    def ask_election(self, shard: int, above_epoch: int) -> None:
-        self._start("ask_election", shard, self.control.ask_election(shard, above_epoch))
+    def ask_election(self, shard: int, above_epoch: int, elsewhere: bool = False) -> None:
+        self._start("ask_election", shard, self.control.ask_election(shard, above_epoch, elsewhere=elsewhere))
 
     def suspect(self, node: str) -> None:
         self._start(f"suspect {node}", -1, self.control.suspect(node))

@@ -25,7 +25,7 @@ class ReplicaPorts:
         suspect: ``(peer)``: the stream of a shard's leader broke.
         propose_in_sync: ``(shard, action)``: submit ``set_in_sync``, once: the replica repeats itself.
         propose_leave: ``(shard, action)``: submit ``leave_in_sync``, once.
-        ask_election: ``(shard, above_epoch)``.
+        ask_election: ``(shard, above_epoch, elsewhere)``.
         fetch_snapshot: ``(shard, peer, path, progress)``: fetch a snapshot from ``peer`` into the shard's directory
             ``path``, while the store there is open. Returns what installs it: a blocking function, to be called in a
             thread when the store is closed, which leaves the file ``REPLICA`` alone. Raises any ``Exception`` when the
@@ -41,7 +41,7 @@ class ReplicaPorts:
     suspect: Callable[[str], None]
     propose_in_sync: Callable[[int, ProposeInSync], None]
     propose_leave: Callable[[int, ProposeLeave], None]
-    ask_election: Callable[[int, int], None]
+    ask_election: Callable[[int, int, bool], None]
     fetch_snapshot: Callable[[int, str, Path, Progress], Awaitable[Callable[[], None]]]
     gather_snapshot: Callable[[int, str, Path, Progress], Awaitable[object]]
     client_url: Callable[[str | None], str | None] = lambda node: node

@@ -96,6 +96,7 @@ class Shell:
         self._closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._looked_at = 0.0
+        self._deaf_epoch = 0  # the last one of which it was logged
         self._applies_to = 0
         self._fetching: asyncio.Task[None] | None = None
         self._reopening: asyncio.Task[None] | None = None
@@ -302,8 +303,11 @@ class Shell:
                 self._ports.propose_in_sync(self.shard, action)
             case act.ProposeLeave():
                 self._ports.propose_leave(self.shard, action)
-            case act.AskElection(above_epoch):
-                self._ports.ask_election(self.shard, above_epoch)
+            case act.AskElection(above_epoch, elsewhere):
+                if elsewhere and above_epoch != self._deaf_epoch:
+                    self._deaf_epoch = above_epoch
+                    _log.warning("leader_hears_too_few", shard=self.shard, epoch=above_epoch)
+                self._ports.ask_election(self.shard, above_epoch, elsewhere)
             case act.Suspect(peer):
                 self._ports.suspect(peer)
             case act.Reopen(reason):

@@ -32,6 +32,7 @@ _PATIENT_SESSION_MS = 4_000  # Only who is stopped is to lose its place, however
 _CRAWL_S = 0.2
 _BLOCK_S = 3.0
 _OTHERS_HANDLE = 500
+_SPREAD_S = 5.0  # Longer than it is quiet before leaders are given back.
 
 
 def _drill(name: str, summary: str, **shape: Any) -> Callable[[Callable[[Run], Awaitable[None]]], None]:
@@ -85,6 +86,21 @@ async def _partition_leader(run: Run) -> None:
     async with run.outage(shards, of=node):
         await run.faults.isolate([node])
     await _refuses(run, node, shards[0])
+    async with run.mending():
+        await run.faults.heal()
+
+
+@_drill("deafen-leader", "a node that leads can call the others, and none of them can call it", proxied=True)
+async def _deafen_leader(run: Run) -> None:
+    node, shards = await run.any_leader()
+    run.tell(f"deafening {node}, which leads shards {shards}")
+    async with run.outage(shards, of=node):
+        await run.faults.deafen(node)
+    await _refuses(run, node, shards[0])
+    run.tell(f"waiting whether {node} is given shards back while it is deaf")
+    await run.steady(_SPREAD_S)
+    led = led_by(await run.status(), node)
+    assert not led, f"{node} is deaf and leads shards {led} again"
     async with run.mending():
         await run.faults.heal()
 

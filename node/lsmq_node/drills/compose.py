@@ -3,7 +3,8 @@
 Nodes are the containers whose environment names ``LSMQ_CLUSTER_NODE``; they are reached at the port of this machine
 that their port 7600 is published on. The network they are cut off from is the one that has no way out (``internal``).
 
-Not supported: filling a disk, since a container's volume is the host's.
+Not supported: filling a disk, since a container's volume is the host's; and deafening a node, since a network has a
+container or has it not.
 """
 
 from __future__ import annotations
@@ -148,6 +149,9 @@ class ComposeFaults:
         for node in nodes:
             await self._run("docker", "network", "disconnect", self._network, self._id(node))
             self._isolated.add(node)
+
+    async def deafen(self, node: str) -> None:
+        raise InvalidRequest("a container cannot be made deaf alone: its network connects it in both directions or not")
 
     async def heal(self) -> None:
         for node in sorted(self._isolated):

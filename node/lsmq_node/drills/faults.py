@@ -62,8 +62,11 @@ class Faults(Protocol):
     async def isolate(self, nodes: Iterable[str]) -> None:
         """Cut nodes off from all others. Clients still reach both sides."""
 
+    async def deafen(self, node: str) -> None:
+        """Let no other node dial one; what it dials itself works, both ways. Clients still reach it."""
+
     async def heal(self) -> None:
-        """Undo ``isolate``."""
+        """Undo ``isolate`` and ``deafen``."""
 
     async def zookeeper_down(self) -> None: ...
 
@@ -139,6 +142,10 @@ class LocalFaults:
     async def isolate(self, nodes: Iterable[str]) -> None:
         assert self._network is not None, "the drill must ask for a proxied cluster"
         self._network.isolate(nodes)
+
+    async def deafen(self, node: str) -> None:
+        assert self._network is not None, "the drill must ask for a proxied cluster"
+        self._network.deafen(node)
 
     async def heal(self) -> None:
         assert self._network is not None

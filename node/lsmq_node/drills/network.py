@@ -3,11 +3,15 @@
 Nodes dial each other's proxies. Who dials, the kernel tells (:mod:`.connections`), so the nodes know nothing of it and
 all have the same addresses. A cut network is silent, as a
 broken switch is: connections stay open, new ones are taken, and nothing arrives until it is healed. What was under
-way then arrives late; connections that were given up meanwhile never come about.
+way then arrives late; connections that were given up meanwhile never come about. A node can also be made deaf: then
+those connections are silent that others dialled to it, while those that it dialled work.
 
 The proxies run in a process of their own, so that a busy drill does not slow the nodes::
 
-    python -m lsmq_node.drills.proxies DIR     # reads "cut n1 n2" (from all others) or "heal" a line, answers "done"
+    python -m lsmq_node.drills.proxies DIR     # reads a line, answers "done":
+    cut n1 n2                                  # from all others, in both directions
+    deafen n1                                  # nobody can dial it
+    heal
 
 Not supported: loss of single packets (TCP hides it), and delays other than that.
 """
@@ -47,6 +51,10 @@ class FaultNetwork:
     def isolate(self, group: Iterable[str]) -> None:
         """Cut ``group`` off from all other nodes, in both directions; the nodes in it still reach each other."""
         self._tell(f"cut {' '.join(group)}")
+
+    def deafen(self, node: str) -> None:
+        """Silence what others dialled to ``node``, in both directions, and what they will; what it dials works."""
+        self._tell(f"deafen {node}")
 
     def heal(self) -> None:
         self._tell("heal")

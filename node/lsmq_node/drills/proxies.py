@@ -27,6 +27,7 @@ class Proxies:
         self._plan = plan
         self._pids = pids
         self._cut: frozenset[tuple[str, str]] = frozenset()
+        self._deaf: frozenset[str] = frozenset()
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._servers: list[asyncio.Server] = []
@@ -35,13 +36,16 @@ class Proxies:
         inside = set(group)
         outside = {node.id for node in self._plan.nodes} - inside
         cut = {(a, b) for a in inside for b in outside}
-        self._set(frozenset(cut | {(b, a) for a, b in cut}))
+        self._set(cut=frozenset(cut | {(b, a) for a, b in cut}))
+
+    def deafen(self, nodes: Iterable[str]) -> None:
+        self._set(deaf=frozenset(nodes))
 
     def heal(self) -> None:
-        self._set(frozenset())
+        self._set()
 
-    def _set(self, cut: frozenset[tuple[str, str]]) -> None:
-        self._cut = cut
+    def _set(self, *, cut: frozenset[tuple[str, str]] = frozenset(), deaf: frozenset[str] = frozenset()) -> None:
+        self._cut, self._deaf = cut, deaf
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -80,14 +84,14 @@ class Proxies:
         try:
             if source is None:
                 return
-            if (source, target) in self._cut:
-                await self._passable(source, target)
+            if self._is_silent(source, target, target):
+                await self._passable(source, target, target)
                 if self._who_dialled(port, outer) != source:
                     return  # It gave up.
             answers, upstream = await asyncio.open_connection(HOST, inner, limit=_CHUNK_BYTES)
             async with asyncio.TaskGroup() as both:
-                both.create_task(self._pump(source, target, reader, upstream))
-                both.create_task(self._pump(target, source, answers, writer))
+                both.create_task(self._pump(source, target, target, reader, upstream))
+                both.create_task(self._pump(target, source, target, answers, writer))
         except* OSError:
             pass
         finally:
@@ -95,11 +99,14 @@ class Proxies:
                 if side is not None:
                     side.transport.abort()
 
-    async def _pump(self, source: str, target: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self, sender: str, receiver: str, dialled: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """One direction of a connection that was dialled to ``dialled``."""
         while True:
-            await self._passable(source, target)
+            await self._passable(sender, receiver, dialled)
             chunk = await reader.read(_CHUNK_BYTES)
-            await self._passable(source, target)
+            await self._passable(sender, receiver, dialled)
             if not chunk:
                 with contextlib.suppress(OSError, NotImplementedError):
                     writer.write_eof()
@@ -107,8 +114,11 @@ class Proxies:
             writer.write(chunk)
             await writer.drain()
 
-    async def _passable(self, source: str, target: str) -> None:
-        while (source, target) in self._cut:
+    def _is_silent(self, sender: str, receiver: str, dialled: str) -> bool:
+        return (sender, receiver) in self._cut or dialled in self._deaf
+
+    async def _passable(self, sender: str, receiver: str, dialled: str) -> None:
+        while self._is_silent(sender, receiver, dialled):
             await self._changed.wait()
 
     def _who_dialled(self, source_port: int, proxy_port: int) -> str | None:
@@ -130,6 +140,8 @@ async def _main(directory: Path) -> None:
         match line:
             case ["cut", *nodes]:
                 proxies.isolate(nodes)
+            case ["deafen", *nodes]:
+                proxies.deafen(nodes)
             case _:
                 proxies.heal()
         print(DONE, flush=True)

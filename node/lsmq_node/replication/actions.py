@@ -116,9 +116,13 @@ class ProposeLeave:
 
 @dataclass(frozen=True, slots=True)
 class AskElection:
-    """Ask for an election with an epoch above this one: the epoch at hand cannot be led."""
+    """Ask for an election with an epoch above this one: the epoch at hand cannot be led.
+
+    ``elsewhere``: not by this replica, which hears too few of the others; so of another one that works, or none.
+    """
 
     above_epoch: int
+    elsewhere: bool = False
 
 
 @dataclass(frozen=True, slots=True)

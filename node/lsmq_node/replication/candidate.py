@@ -18,7 +18,7 @@ from .state import ReplicaState
 class Candidate:
     """Collects promises for ``epoch`` until the EPOCH entry may be appended."""
 
-    __slots__ = ("_begun", "_promises", "epoch", "hellos", "puller")
+    __slots__ = ("_begun", "_promises", "_since", "_ticked_at", "epoch", "hellos", "puller")
 
     def __init__(self, state: ReplicaState, epoch: int, hellos: dict[str, Hello]) -> None:
         assert state.bound, "an epoch is persisted before anything is asked for it"
@@ -27,6 +27,7 @@ class Candidate:
         self.puller: Puller | None = None
         self._promises: dict[str, Promise] = {}
         self._begun = False
+        self._since = self._ticked_at = state.now
         self._ask(state)
         self.proceed(state)
 
@@ -99,6 +100,10 @@ class Candidate:
             self.proceed(state)
 
     def tick(self, state: ReplicaState) -> None:
+        slept = state.now - self._ticked_at
+        self._ticked_at = state.now
+        if slept > state.timings.replica_timeout_s / 2:
+            self._since += slept
         if self._begun:
             return
         self._ask(state)
@@ -107,3 +112,12 @@ class Candidate:
             if self.puller.silent(state):
                 self.broken(state, self.puller.source)
         self.proceed(state)
+        self._give_up(state)
+
+    def _give_up(self, state: ReplicaState) -> None:
+        """Whoever promises may not be heard here: then another may lead."""
+        view = state.view
+        if self._begun or view is None or state.now - self._since <= state.timings.deaf_s:
+            return
+        if len(self.counted(state, view)) < view.promises_needed:
+            state.ask_elsewhere(self.epoch)

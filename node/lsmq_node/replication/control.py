@@ -97,6 +97,9 @@ class Timings:
                         pause of the garbage collector or of a virtual machine shrinks the set; too long, and quorum
                         writes wait that long when a follower dies. Longer than the control lease.
     replica_lag_s       So is a follower that has not caught up with the leader's end for this long.
+    deaf_s              A leader that for this long has heard of too few members of the in-sync set to acknowledge
+                        anything asks for another leader: they may hear it, and it not them. Writes wait that long
+                        then. Too short, and what mends by itself (an election, a follower found dead) costs an epoch.
     window_bytes        Bytes shipped to a follower and not yet reported durable. Bounds memory of both.
     """
 
@@ -104,6 +107,7 @@ class Timings:
     retry_s: float = 0.1
     replica_timeout_s: float = 0.5
     replica_lag_s: float = 1.0
+    deaf_s: float = 2.0
     window_bytes: int = 8 * 1024 * 1024
 
     def validate(self) -> Timings:
@@ -119,5 +123,10 @@ class Timings:
             raise InvalidRequest(
                 f"replica_lag_s is {self.replica_lag_s}; it must not be below replica_timeout_s, "
                 f"which is {self.replica_timeout_s}"
+            )
+        if self.deaf_s < 2 * self.replica_timeout_s:
+            raise InvalidRequest(
+                f"deaf_s is {self.deaf_s}; it must be at least twice replica_timeout_s ({self.replica_timeout_s}), "
+                "or a leader would give up before silent followers have left the in-sync set"
             )
         return self

@@ -31,7 +31,7 @@ event                  when                                  what comes of it
 ``Shipped``            ``Ship`` is done                      ``Ship`` what came since
 ``StorageFailed``      the disk failed                       ``StopServing``, ``Halt``
 ``Tick``               every half ``heartbeat_s``            heartbeats, whatever is repeated,
-                                                             ``ProposeInSync``, ``KeepLog``
+                                                             ``ProposeInSync``, ``KeepLog``, ``AskElection``
 =====================  ====================================  =================================================
 
 The roles are values of ``role``; each is a small state machine in a module of its own::

@@ -45,6 +45,14 @@ class Peer:
         return now - self.heard_at > timings.replica_timeout_s or now - self.caught_up_at > timings.replica_lag_s
 
 
+def hears_enough(view: ControlView, own: Member, peers: dict[str, Peer], now: float, timings: Timings) -> bool:
+    """Whether of the in-sync set so many were heard within ``deaf_s``, the leader itself included, that they could
+    acknowledge something. A set of too few is no reason to doubt one's ears."""
+    heard = {own.node} | {node for node, peer in peers.items() if now - peer.heard_at <= timings.deaf_s}
+    count = sum(member.node in heard for member in view.in_sync)
+    return count >= min(view.min_in_sync, len(view.in_sync))
+
+
 def desired_in_sync(
     view: ControlView, own: Member, peers: dict[str, Peer], joined_lsn: int, now: float, timings: Timings
 ) -> frozenset[Member]:

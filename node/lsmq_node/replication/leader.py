@@ -7,13 +7,16 @@ only while the set has ``min_in_sync`` members. Two rules make a change of the s
   so it cannot acknowledge anything without the replicas that know of its successor;
 - *who joins counts from the moment it is proposed*: the proposal may be committed long before this leader hears of
   it, and then the newcomer may be elected (KIP-497).
+
+Connections have one direction each, so a leader may be heard by all and hear nobody. It acknowledges nothing then, and
+asks for another one.
 """
 
 from __future__ import annotations
 
 from .actions import AdvanceHighWatermark, KeepLog, ProposeInSync, Serve
 from .control import Member
-from .insync import Peer, desired_in_sync
+from .insync import Peer, desired_in_sync, hears_enough
 from .messages import Hello, Progress, Rejoin, Session, Stale, TakeNewIncarnation
 from .shipping import answer_hello
 from .state import ReplicaState
@@ -134,6 +137,10 @@ class Leader:
                 peer.stream.tick(state)
         self._review(state)
         self._keep_log(state)
+        view = state.view
+        assert view is not None
+        if not hears_enough(view, state.member, self._peers, state.now, state.timings):
+            state.ask_elsewhere(self.epoch)
 
     # Rules.
 

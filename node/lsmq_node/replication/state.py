@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .actions import Action, Persist, ProposeLeave, Send, TruncateLog
+from .actions import Action, AskElection, Persist, ProposeLeave, Send, TruncateLog
 from .control import UNCLAIMED, ControlView, Member, ReplicaRecord, Timings
 from .history import EpochHistory, LogPosition
 from .messages import Message, Session
+
+#: How often a leader that hears too few of the others says so: the control plane counts on being told again.
+_ASK_ELSEWHERE_S = 0.5
 
 
 class LogState:
@@ -101,10 +104,10 @@ class ReplicaState:
     def send(self, peer: str, message: Message) -> None:
         self.outbox.append(Send(peer, message))
 
-    def due(self, what: object) -> bool:
-        """Whether to do now what is done again each ``retry_s`` until it has an effect."""
+    def due(self, what: object, every_s: float | None = None) -> bool:
+        """Whether to do now what is done again each ``every_s``, or ``retry_s``, until it has an effect."""
         last = self._last_done.get(what)
-        if last is not None and self.now - last < self.timings.retry_s:
+        if last is not None and self.now - last < (every_s or self.timings.retry_s):
             return False
         self._last_done[what] = self.now
         return True
@@ -132,6 +135,11 @@ class ReplicaState:
     def persist(self, record: ReplicaRecord) -> None:
         self.record = record
         self.emit(Persist(record))
+
+    def ask_elsewhere(self, epoch: int) -> None:
+        """Ask for another leader than this replica, which hears too few of the others to lead ``epoch``."""
+        if self.due("elsewhere", _ASK_ELSEWHERE_S):
+            self.emit(AskElection(epoch, elsewhere=True))
 
     # The log.
 

@@ -12,6 +12,9 @@ from dataclasses import dataclass, replace
 from ..replication import UNCLAIMED, ControlView, Member
 from .world import Options, World
 
+#: So long after another could lead a leader must still ask for it.
+SURE_S = 0.4
+
 
 @dataclass(slots=True)
 class Heartbeat:
@@ -35,6 +38,7 @@ class ControlPlane:
         self.past: list[ControlView] = [self.view]
         self.away = False
         self._heartbeats: dict[str, Heartbeat] = {}
+        self._replaceable = 0, 0.0, 0.0  # an epoch, and when its leader first and last asked for another
         self.published: Callable[[ControlView], None] = lambda view: None
         self.process_is_down: Callable[[str], bool] = lambda node: False
 
@@ -125,6 +129,19 @@ class ControlPlane:
         """A replica says that epochs up to this one cannot be led."""
         if not self.away and self.view.epoch <= above_epoch:
             self._elect_somebody(above_epoch)
+
+    def asked_elsewhere(self, node: str, epoch: int) -> None:
+        """The leader of the epoch hears too few of the others: replaced where enough live that could acknowledge, when
+        it asks again after that was so."""
+        view, now = self.view, self._world.now
+        living = [replica for replica in view.replicas - view.adding - {node} if self.is_alive(replica)]
+        if self.away or (view.leader, view.epoch) != (node, epoch) or len(living) < view.min_in_sync:
+            return
+        if self._replaceable[0] != epoch or now - self._replaceable[2] > 2 * SURE_S:
+            self._replaceable = epoch, now, now
+        self._replaceable = epoch, self._replaceable[1], now
+        if now - self._replaceable[1] >= SURE_S:
+            self._elect_somebody(epoch, other_than=node)
 
     def transfer(self) -> None:
         """Hand the leadership over, though the leader is well."""

@@ -33,6 +33,7 @@ class Faults:
             self._pause_leader,
             self._cut_link,
             self._isolate,
+            self._deafen,
             self._control_away,
             self._transfer,
             self._all_power,
@@ -155,6 +156,15 @@ class Faults:
         for end in ends:
             self._break(alone, end, seconds)
             self._break(end, alone, seconds)
+
+    def _deafen(self) -> None:
+        """One node hears no other, all of them hear it: for long enough, sometimes, that a leader gives up."""
+        deaf = self._leader().name
+        seconds = 5.0 * self._world.random.random()
+        self._world.note("network", f"DEAFEN {deaf} for {seconds:.3f} s")
+        for name in self._cluster.names:
+            if name != deaf:
+                self._break(name, deaf, seconds)
 
     # Disks.
 

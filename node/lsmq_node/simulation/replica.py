@@ -228,6 +228,8 @@ class SimReplica:
                 cluster.command(self.name, partial(cluster.control.set_in_sync, self.name, epoch, version, members))
             case ProposeLeave(member, version):
                 cluster.command(self.name, partial(cluster.control.leave_in_sync, member, version))
+            case AskElection(epoch, elsewhere=True):
+                cluster.command(self.name, partial(cluster.control.asked_elsewhere, self.name, epoch))
             case AskElection(above_epoch):
                 cluster.command(self.name, partial(cluster.control.asked, above_epoch))
             case Suspect(peer):
