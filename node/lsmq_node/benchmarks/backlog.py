@@ -1,8 +1,9 @@
 """``lsmq bench backlog``: what a reader far behind costs those at the end of the log.
 
 A live producer and a consumer at the end run at a steady rate on a cluster of three nodes. Beside them a reader drains
-a backlog of the same shard over and over, at a rate of its own. Three cases take turns: no such reader; one that the
-leader sends to a follower; one that insists on the leader, as all would without the redirect.
+a backlog of the same shard over and over, at a rate of its own. Four cases take turns: no such reader; one that the
+leader sends to a follower; in its place a process that needs as much processor time and reads nothing, which shows what
+this machine makes of a busy neighbour; and a reader that insists on the leader, as all would without the redirect.
 
 A redirect moves work from one machine to another, which cannot be seen where both are one. So cores stand in for
 machines: the leader and the live clients have one half of the cores to themselves, the followers and the reader of the
@@ -46,15 +47,16 @@ OPTIONS = (
 _BACKLOG, _LIVE = "backlog", "live"
 _QUEUES = 8
 _NODES = 3  # that vote, at least
-_UNDISTURBED, _REDIRECTED, _LEADER = "undisturbed", "redirect", "no redirect"
+_UNDISTURBED, _REDIRECTED, _NEIGHBOUR, _LEADER = "undisturbed", "redirect", "busy neighbour", "no redirect"
 _READ_FROM = {_REDIRECTED: "auto", _LEADER: "leader"}
-CASES = (_UNDISTURBED, _REDIRECTED, _LEADER)
+CASES = (_UNDISTURBED, _REDIRECTED, _NEIGHBOUR, _LEADER)
 _LATENCIES = ("produce_p50_ms", "produce_p99_ms", "receive_p50_ms", "receive_p99_ms")
 _LATENCY_TITLES = ("produce p50", "produce p99", "receive p50", "receive p99")
 _CORES = ("leader_cores", "follower_cores")
 _WARM_UP_S = 1.0
 _IN_FLIGHT = 2_000
 _LOWEST_PRIORITY = 19
+_BUSY_S = 0.002
 _MIB = 1 << 20
 
 
@@ -83,7 +85,8 @@ def run(values: Mapping[str, Any], progress: Progress) -> Report:
             time.sleep(values["rest_seconds"])
             for repetition in range(values["repeat"]):
                 for case in CASES:
-                    taken[case].append(_measure(values, case, urls, cluster, near, far))
+                    share = taken[_REDIRECTED][-1]["reader_cores"] if taken[_REDIRECTED] else 0.0
+                    taken[case].append(_measure(values, case, urls, cluster, near, far, share))
                     p99 = taken[case][-1]["receive_p99_ms"]
                     progress(f"{repetition + 1}/{values['repeat']}: {case}: p99 to receive {p99:.1f} ms")
         finally:
@@ -115,9 +118,15 @@ def _halves(machines: str) -> tuple[list[int], list[int]]:
 
 
 def _measure(
-    values: Mapping[str, Any], case: str, urls: str, cluster: LocalCluster, near: Sequence[int], far: Sequence[int]
+    values: Mapping[str, Any],
+    case: str,
+    urls: str,
+    cluster: LocalCluster,
+    near: Sequence[int],
+    far: Sequence[int],
+    share: float,
 ) -> dict[str, float]:
-    """The live clients in one process, the reader of the backlog in another."""
+    """The live clients in one process, the reader of the backlog in another; or what needs this share of a core."""
     seconds = values["seconds"]
     status = cluster.status()
     leader = status.shards[0].leader
@@ -127,18 +136,15 @@ def _measure(
     used = {node: -cpu_seconds(pid) for node, pid in pids.items()}
     began = time.monotonic()
     with ThreadPoolExecutor(1) as pool:
-        draining = None
-        if case != _UNDISTURBED:
+        beside = None
+        lasting = seconds + 2 * _WARM_UP_S
+        if case == _NEIGHBOUR:
+            beside = pool.submit(lambda: run_case(burn, cores=list(far), share=share, seconds=lasting))
+        elif case != _UNDISTURBED:
             rate = values["drain_mib_s"] * _MIB
-            draining = pool.submit(
-                lambda: run_case(
-                    drain,
-                    urls=urls,
-                    cores=list(far),
-                    read_from=_READ_FROM[case],
-                    rate=rate,
-                    seconds=seconds + 2 * _WARM_UP_S,
-                )
+            where = _READ_FROM[case]
+            beside = pool.submit(
+                lambda: run_case(drain, urls=urls, cores=list(far), read_from=where, rate=rate, seconds=lasting)
             )
         figures = run_case(
             live,
@@ -148,10 +154,16 @@ def _measure(
             each=values["live_message_bytes"],
             seconds=float(seconds),
         )
-        drained = draining.result()["bytes_per_s"] / _MIB if draining is not None else 0.0
+        reader = {"bytes_per_s": 0.0, "cores": 0.0} if beside is None else beside.result()
     cores = {node: (used[node] + cpu_seconds(pid)) / (time.monotonic() - began) for node, pid in pids.items()}
     led = cores.pop(str(leader), 0.0)
-    return {**figures, "drained_mib_s": drained, "leader_cores": led, "follower_cores": max(cores.values())}
+    return {
+        **figures,
+        "drained_mib_s": reader["bytes_per_s"] / _MIB,
+        "reader_cores": reader["cores"],
+        "leader_cores": led,
+        "follower_cores": max(cores.values()),
+    }
 
 
 # What runs in processes of its own
@@ -230,7 +242,7 @@ def drain(urls: str, cores: Sequence[int], read_from: str, rate: int, seconds: f
 
     async def work() -> dict[str, float]:
         taken = 0
-        began = time.monotonic()
+        began, used = time.monotonic(), time.process_time()
         async with Client(urls) as client:
             end = sum((await client.offsets(_BACKLOG)).latest)
             while time.monotonic() - began < seconds:
@@ -242,9 +254,25 @@ def drain(urls: str, cores: Sequence[int], read_from: str, rate: int, seconds: f
                         taken += sum(len(message.body) for message in messages)
                         if rate:
                             await asyncio.sleep(max(0.0, began + taken / rate - time.monotonic()))
-        return {"bytes_per_s": taken / (time.monotonic() - began)}
+        took = time.monotonic() - began
+        return {"bytes_per_s": taken / took, "cores": (time.process_time() - used) / took}
 
     return asyncio.run(work())
+
+
+def burn(cores: Sequence[int], share: float, seconds: float) -> dict[str, float]:
+    """Need this share of a core, as a reader of the backlog does, for nothing."""
+    pin(os.getpid(), cores)
+    _only_idle_time()
+    began, used = time.monotonic(), time.process_time()
+    while (past := time.monotonic() - began) < seconds:
+        if time.process_time() - used < share * past:
+            until = time.process_time() + _BUSY_S
+            while time.process_time() < until:
+                pass
+        else:
+            time.sleep(_BUSY_S)
+    return {"bytes_per_s": 0.0, "cores": (time.process_time() - used) / past}
 
 
 def _only_idle_time() -> None:
@@ -291,7 +319,8 @@ _NOTES = [
     "Milliseconds from when a message was due to be sent, so that waiting counts; ack=quorum, on the disks of all "
     "replicas.",
     "redirect: the reader asks the leader and is sent to a follower. no redirect: it asks the leader to answer it all "
-    "(read_from='leader').",
+    "(read_from='leader'). busy neighbour: in the reader's place a process that needs as much processor time and reads "
+    "nothing; what that costs is the machine's doing.",
     "machines=split: the leader and the live clients run on one half of the cores, the followers and the reader on the "
     "other, as on machines of their own; disk and memory they still share. machines=shared: what the follower uses is "
     "missing elsewhere. The reader itself runs when nobody else wants to.",
