@@ -28,6 +28,7 @@ from lsmq import (
 )
 from lsmq.record_batch import Column, encode_batch
 from support.fault_proxy import FaultProxy
+from support.group_topic import numbers, take
 from support.node_process import NodeProcess
 
 
@@ -43,18 +44,6 @@ async def filled(
                 await producer.send(f"{number}", queue=number % queues)
             await producer.flush()
             yield client, producer
-
-
-async def take(consumer: Consumer, count: int) -> list[Message]:
-    """Exactly ``count`` messages."""
-    messages: list[Message] = []
-    while len(messages) < count:
-        messages += await consumer.poll(count - len(messages))
-    return messages
-
-
-def numbers(messages: list[Message]) -> list[int]:
-    return sorted(int(message.body) for message in messages)
 
 
 async def nothing_more(consumer: Consumer) -> bool:

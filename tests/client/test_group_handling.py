@@ -45,24 +45,15 @@ async def test_order_says_what_is_handled_at_a_time(
         async with Producer(client, topic_name) as producer:
             for number in range(60):
                 await producer.send(f"{number}", key=f"{number % 3}")
-        handled: dict[str | None, list[int]] = {}
-        now = at_most = 0
-
-        async def handle(message: Message) -> None:
-            nonlocal now, at_most
-            now += 1
-            at_most = max(at_most, now)
-            await asyncio.sleep(0.002)
-            now -= 1
-            handled.setdefault(message.key, []).append(message.offset)
-
+        handler = Handler(0.002)
         async with Consumer(client, topic_name, group=topic_name) as consumer:
-            running = asyncio.create_task(consumer.run(handle, concurrency=5, order=order))
-            await comes_true(lambda: sum(map(len, handled.values())) == 60, "all is handled")
+            running = asyncio.create_task(consumer.run(handler, concurrency=5, order=order))
+            await comes_true(lambda: len(handler.handled) == 60, "all is handled")
         await running
-        assert at_most == most
+        assert handler.most == most
         if order != "none":
-            assert handled == {f"{key}": list(range(key, 60, 3)) for key in range(3)}
+            for key in range(3):
+                assert [m.offset for m in handler.handled if m.key == f"{key}"] == list(range(key, 60, 3))
         assert await client.committed_offsets(topic_name, topic_name) == {0: 60}
 
 

@@ -1,4 +1,4 @@
-"""A topic for members of consumer groups, and what tests of them do all the time."""
+"""A topic for members of consumer groups, and what tests of consumers do all the time."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def queues_of(assignment: Mapping[str, Ranges]) -> list[int]:
 
 
 async def take(consumer: Consumer, count: int) -> list[Message]:
+    """Exactly ``count`` messages."""
     messages: list[Message] = []
     while len(messages) < count:
         messages += await consumer.poll(count - len(messages))
