@@ -65,6 +65,7 @@ __all__ = [
     "parse_message_id",
     "split_batches",
     "tag_hash",
+    "verify_batches",
 ]
 
 _NOT_A_MESSAGE = Flag.TOMBSTONE | Flag.POSITION | Flag.ELSEWHERE
@@ -251,3 +252,22 @@ def split_batches(buffer: bytes | memoryview, *, source: str = "answer", verify:
             raise CorruptFile(f"{error.message} (at byte {position})", file=source, position=position) from error
         yield batch
         position += batch.total_bytes
+
+
+def verify_batches(buffer: bytes | memoryview, *, source: str) -> int:
+    """Bytes of the whole batches that ``buffer`` begins with; what is left is part of another.
+
+    Looks at their lengths and checksums alone. Raises ``CorruptFile`` as :func:`split_batches` does.
+    """
+    view = memoryview(buffer)
+    position = 0
+    while len(view) - position >= HEADER_BYTES:
+        crc, total, *_ = HEADER.unpack_from(view, position)
+        if total >= HEADER_BYTES and position + total > len(view):
+            break
+        if total < HEADER_BYTES or crc32c.crc32c(view[position + 4 : position + total]) != crc:
+            raise CorruptFile(
+                f"{source}: the batch at byte {position} does not match its checksum", file=source, position=position
+            )
+        position += total
+    return position

@@ -28,7 +28,7 @@ async def a_topic(node: NodeProcess, name: str, count: int, queues: int = 4) -> 
 async def test_tasks_are_handed_out_acknowledged_and_do_not_come_again(shared_node: NodeProcess) -> None:
     async with a_topic(shared_node, "wq-iterate", 30) as client:
         seen: Counter[str] = Counter()
-        async with WorkQueue(client, "wq-iterate", "g") as work:
+        async with WorkQueue(client, "wq-iterate", "workers") as work:
             async for task in work:
                 seen[task.text()] += 1
                 assert task.deliveries == 1 and task.message.topic == "wq-iterate"
@@ -36,16 +36,16 @@ async def test_tasks_are_handed_out_acknowledged_and_do_not_come_again(shared_no
                 assert task.settled
                 if len(seen) == 30:
                     break
-        async with WorkQueue(client, "wq-iterate", "g") as work:
+        async with WorkQueue(client, "wq-iterate", "workers") as work:
             assert await work.poll(timeout_ms=300) == []
         assert set(seen.values()) == {1}
 
 
 async def test_what_was_not_handed_out_is_given_back_when_it_is_closed(shared_node: NodeProcess) -> None:
     async with a_topic(shared_node, "wq-close", 10) as client:
-        async with WorkQueue(client, "wq-close", "g", visibility_ms=60_000) as work:
+        async with WorkQueue(client, "wq-close", "workers", visibility_ms=60_000) as work:
             (first,) = await work.poll(1)
-        async with WorkQueue(client, "wq-close", "g") as work:
+        async with WorkQueue(client, "wq-close", "workers") as work:
             rest: list[Task] = []
             while len(rest) < 9:
                 rest += await work.poll(10, timeout_ms=5_000)
@@ -57,8 +57,8 @@ async def test_what_was_not_handed_out_is_given_back_when_it_is_closed(shared_no
 async def test_a_late_acknowledgement_is_refused_and_the_message_comes_to_another(shared_node: NodeProcess) -> None:
     async with (
         a_topic(shared_node, "wq-late", 1) as client,
-        WorkQueue(client, "wq-late", "g", visibility_ms=SHORT_MS) as slow,
-        WorkQueue(client, "wq-late", "g") as quick,
+        WorkQueue(client, "wq-late", "workers", visibility_ms=SHORT_MS) as slow,
+        WorkQueue(client, "wq-late", "workers") as quick,
     ):
         (late,) = await slow.poll(1)
         (again,) = await quick.poll(1, timeout_ms=10_000)
@@ -85,7 +85,7 @@ async def test_run_keeps_tasks_hidden_while_their_handlers_run(shared_node: Node
             if len(handled) == 12:
                 asyncio.get_running_loop().call_later(0.5, lambda: asyncio.ensure_future(work.close()))
 
-        work = WorkQueue(client, "wq-run", "g", visibility_ms=SHORT_MS)
+        work = WorkQueue(client, "wq-run", "workers", visibility_ms=SHORT_MS)
         await work.run(handle, concurrency=4)
         assert set(handled.values()) == {1} and len(handled) == 12
         assert most <= 4
@@ -93,7 +93,7 @@ async def test_run_keeps_tasks_hidden_while_their_handlers_run(shared_node: Node
 
 async def test_a_handler_that_fails_gets_its_task_again_and_others_go_on(shared_node: NodeProcess) -> None:
     async with a_topic(shared_node, "wq-fail", 6) as client:
-        work = WorkQueue(client, "wq-fail", "g")
+        work = WorkQueue(client, "wq-fail", "workers")
         await work.configure(max_deliveries=3, retry_first_ms=50)
         handled: Counter[str] = Counter()
 
@@ -119,7 +119,7 @@ async def test_a_handler_that_fails_gets_its_task_again_and_others_go_on(shared_
 
 async def test_a_handler_over_its_time_is_not_covered_any_more(shared_node: NodeProcess) -> None:
     async with a_topic(shared_node, "wq-stalled", 1) as client:
-        first = WorkQueue(client, "wq-stalled", "g", visibility_ms=SHORT_MS, max_handler_ms=SHORT_MS)
+        first = WorkQueue(client, "wq-stalled", "workers", visibility_ms=SHORT_MS, max_handler_ms=SHORT_MS)
         stalled = asyncio.Event()
 
         async def stall(task: Task) -> None:
@@ -128,7 +128,7 @@ async def test_a_handler_over_its_time_is_not_covered_any_more(shared_node: Node
 
         running = asyncio.create_task(first.run(stall))
         await stalled.wait()
-        async with WorkQueue(client, "wq-stalled", "g") as second:
+        async with WorkQueue(client, "wq-stalled", "workers") as second:
             (again,) = await second.poll(timeout_ms=20_000)
             await again.ack()
         running.cancel()
@@ -139,8 +139,8 @@ async def test_a_handler_over_its_time_is_not_covered_any_more(shared_node: Node
 async def test_wrong_use_is_refused(shared_node: NodeProcess) -> None:
     async with a_topic(shared_node, "wq-wrong", 0) as client:
         with pytest.raises(InvalidRequest, match="max_messages"):
-            WorkQueue(client, "wq-wrong", "g", max_messages=0)
-        async with WorkQueue(client, "wq-wrong", "g") as work:
+            WorkQueue(client, "wq-wrong", "workers", max_messages=0)
+        async with WorkQueue(client, "wq-wrong", "workers") as work:
             with pytest.raises(InvalidRequest, match="concurrency"):
                 await work.run(lambda task: asyncio.sleep(0), concurrency=0)
             with pytest.raises(InvalidRequest, match="max_deliveries"):
@@ -152,7 +152,7 @@ def test_the_blocking_work_queue_does_the_same(shared_node: NodeProcess) -> None
         client.create_topic("wq-sync", queues=2)
         with sync.Producer(client, "wq-sync") as producer:
             producer.send_many(f"{number}" for number in range(10)).wait()
-        with sync.WorkQueue(client, "wq-sync", "g") as work:
+        with sync.WorkQueue(client, "wq-sync", "workers") as work:
             work.configure(retry_first_ms=10)
             task = next(work)
             task.nack(delay_ms=0)

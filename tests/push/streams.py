@@ -80,7 +80,7 @@ class HeldStream:
 
 @asynccontextmanager
 async def held(
-    url: str, topic: str, group: str = "g", *, protocol: str = "lsmq.json", origin: str | None = None, **query: Any
+    url: str, topic: str, group: str = "pushed", *, protocol: str = "lsmq.json", origin: str | None = None, **query: Any
 ) -> AsyncIterator[HeldStream]:
     async with aiohttp.ClientSession() as session:
         params = {"topic": topic, **{name: str(value) for name, value in query.items()}}

@@ -152,7 +152,7 @@ async def test_any_node_gives_all_queues_over_one_stream(cluster: LocalCluster) 
             await stream.owns([0, QUEUES])
             await takes(stream, await send(60))
         await asyncio.to_thread(cluster.start, other.id)
-        committed = await client.committed_offsets("g", topic)
+        committed = await client.committed_offsets("pushed", topic)
         assert committed == dict.fromkeys(range(QUEUES), 20)
         # A subscriber that comes to another node with the same name takes its place.
         async with held(url, topic, subscriber="page") as former, held(other.url, topic, subscriber="page") as stream:

@@ -165,7 +165,8 @@ async def test_more_subscribers_than_queues_stand_by(api: Api, shared_node: Node
                 held_by[name] = stream
                 while not stop.is_set():
                     with suppress(TimeoutError):
-                        await stream.frame(0.05)
+                        kind, code = await stream.frame(0.05)
+                        assert kind != "closed", (name, code, stream.end)
 
         for name in "abcdef":
             tasks.create_task(hold(name))
@@ -225,7 +226,7 @@ async def test_sent_messages_count_as_handled_where_that_is_asked_for(
     send(api, topic_name, 40)
     async with held(shared_node.url, topic_name, ack="sent", credit=2) as stream:
         assert len(await stream.messages(40, ack=False)) == 40
-    assert sum(committed(api, topic_name, "g").values()) == 40
+    assert sum(committed(api, topic_name, "pushed").values()) == 40
 
 
 async def test_a_group_shares_in_one_way(api: Api, shared_node: NodeProcess, topic_name: str) -> None:
@@ -266,17 +267,17 @@ async def test_acknowledging_what_was_not_sent_changes_nothing(
         await stream.say(ack=[[other, 1_000_000] for other in range(4) if other != queue])
         await stream.say(ack=[[queue, 1_000_000]])
         assert len(await stream.messages(7)) == 7
-    assert sum(committed(api, topic_name, "g").values()) == 8
+    assert sum(committed(api, topic_name, "pushed").values()) == 8
 
 
 async def test_errors_of_opening(api: Api, shared_node: NodeProcess, topic_name: str) -> None:
-    path = f"/v1/groups/g/push?topic={topic_name}"
+    path = f"/v1/groups/pushed/push?topic={topic_name}"
     assert api.get(path, status=400).error["field"] == "Accept"
-    assert api.get("/v1/groups/g/push", status=400).code == "invalid_request"
+    assert api.get("/v1/groups/pushed/push", status=400).code == "invalid_request"
     assert api.get(f"{path}&credit=0", status=400).error["field"] == "credit"
     events = {"Accept": "text/event-stream"}
-    assert api.get("/v1/groups/g/push?topic=nothing", status=404, headers=events).code == "unknown_topic"
-    assert api.call("POST", f"/v1/groups/g/push/{'0' * 32}", {"ack": []}, status=404).code == "unknown_stream"
+    assert api.get("/v1/groups/pushed/push?topic=nothing", status=404, headers=events).code == "unknown_topic"
+    assert api.call("POST", f"/v1/groups/pushed/push/{'0' * 32}", {"ack": []}, status=404).code == "unknown_stream"
     async with held(shared_node.url, "nothing") as stream:
         assert (await stream.until("end"))["code"] == "unknown_topic"
 
@@ -285,7 +286,7 @@ async def test_server_sent_events_with_acknowledgements_by_request(
     api: Api, shared_node: NodeProcess, topic_name: str
 ) -> None:
     send(api, topic_name, 8)
-    path = f"{shared_node.url}/v1/groups/g/push"
+    path = f"{shared_node.url}/v1/groups/pushed/push"
     async with aiohttp.ClientSession() as session:
         headers = {"Accept": "text/event-stream"}
         async with session.get(path, params={"topic": topic_name, "credit": "4"}, headers=headers) as response:
@@ -300,7 +301,7 @@ async def test_server_sent_events_with_acknowledgements_by_request(
                 async with session.post(f"{path}/{stream['id']}", json=acks) as answer:
                     assert await answer.json() == {"unacknowledged": 0}
     assert len(found) == 8
-    await comes_true(lambda: sum(committed(api, topic_name, "g").values()) == 8, "all of it is committed")
+    await comes_true(lambda: sum(committed(api, topic_name, "pushed").values()) == 8, "all of it is committed")
 
 
 class _Events:
@@ -359,7 +360,7 @@ async def test_a_subscriber_that_acknowledges_nothing_loses_its_stream(
 
 async def test_pages_of_other_origins_are_refused(api: Api, shared_node: NodeProcess, topic_name: str) -> None:
     headers = {"Origin": "https://elsewhere.example", "Accept": "text/event-stream"}
-    refused = api.get(f"/v1/groups/g/push?topic={topic_name}", status=403, headers=headers)
+    refused = api.get(f"/v1/groups/pushed/push?topic={topic_name}", status=403, headers=headers)
     assert refused.code == "origin_not_allowed" and "browser_origins" in refused.error["message"]
     with pytest.raises(aiohttp.WSServerHandshakeError, match="403"):
         async with held(shared_node.url, topic_name, origin="https://elsewhere.example"):
@@ -372,7 +373,7 @@ async def test_pages_of_named_origins_may(make_node: Callable[..., NodeProcess])
     node = make_node(browser_origins="https://shop.example, null").start()
     api = Api(node.url)
     api.create("t")
-    path, origin = f"/v1/groups/g/push/{'0' * 32}", {"Origin": "https://shop.example"}
+    path, origin = f"/v1/groups/pushed/push/{'0' * 32}", {"Origin": "https://shop.example"}
     answer = api.call("OPTIONS", path, headers=origin, status=204)
     assert answer.headers["Access-Control-Allow-Origin"] == "https://shop.example"
     assert answer.headers["Access-Control-Allow-Methods"] == "POST"
@@ -399,7 +400,7 @@ async def test_a_node_that_stops_says_so_and_commits_what_was_acknowledged(
         assert await stream.frame() == ("closed", 1001)
         assert await stopping == 0
     node.start()
-    assert committed(Api(node.url), "t", "g") == {0: 10, 1: 10, 2: 10}
+    assert committed(Api(node.url), "t", "pushed") == {0: 10, 1: 10, 2: 10}
     async with held(node.url, "t") as stream:
         assert offsets(await stream.messages(10)) == [(3, offset) for offset in range(10)]
         await stream.nothing()

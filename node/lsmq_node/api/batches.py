@@ -234,13 +234,7 @@ async def fetch(call: Call) -> web.StreamResponse:
         found = await broker.fetch(topic, queues, offsets, **limits)
         token = broker.reads.open_session(topic, queues, offsets, found) if document.get("keep") else None
     headers = {FETCH_SESSION_HEADER: token} if token else {}
-    parts = found.parts
-    if 0 < found.file_bytes < config.sendfile_min_bytes:
-        call.hold.resize(found.size_bytes)
-        parts = [await broker.in_readers(found.load)]
-    elif found.file_bytes:
-        await broker.in_readers(found.warm)  # A disk that is slow must not hold up the loop.
-    batches = [*elsewhere_batches(found), positions_batch(found), *parts]
+    batches = [*elsewhere_batches(found), positions_batch(found), *found.parts]
     return await send_parts(call, batches, {"Content-Type": BATCHES_TYPE, **headers})
 
 

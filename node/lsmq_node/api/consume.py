@@ -52,7 +52,6 @@ async def read_queue(call: Call) -> web.StreamResponse:
     messages: list[dict[str, Any]] = []
     next_offset = offset
     if found:
-        call.hold.resize(found.size_bytes)
         form = answer_format(call.request)
         messages, next_offset = await broker.in_readers(lambda: render(found, topic.id, queue, offset, limit, form))
     return answer(call.request, {"messages": messages, "next_offset": next_offset})
@@ -77,7 +76,6 @@ async def get_message(call: Call) -> web.StreamResponse:
             f"{error.details.get('latest')}, the last not included",
             id=identity,
         ) from error
-    call.hold.resize(found.size_bytes)
     form = answer_format(call.request)
     messages, _ = await broker.in_readers(lambda: render(found, topic.id, queue, offset, 1, form))
     if not messages or messages[0]["offset"] != offset:

@@ -24,7 +24,6 @@ class Fetched:
     next_offsets: list[NDArray[Any]] = field(default_factory=list)
     record_count: int = 0
     size_bytes: int = 0
-    slices: list[Slice] = field(default_factory=list)
     elsewhere: list[Elsewhere] = field(default_factory=list)
 
     def __bool__(self) -> bool:
@@ -36,7 +35,6 @@ class Fetched:
         return bool(self.queues) or self.record_count > 0
 
     def add(self, piece: Slice) -> None:
-        self.slices.append(piece)
         self.parts.extend(piece.parts)
         queues, next_offsets = piece.positions
         if len(queues):
@@ -49,15 +47,19 @@ class Fetched:
     def file_bytes(self) -> int:
         return sum(part.length for part in self.parts if isinstance(part, FileRange))
 
-    def warm(self) -> None:
-        """Have the operating system read what is in files, so that sending it waits for no disk, and verify it.
+    def take_in(self, sendfile_min_bytes: int | None) -> None:
+        """Read what is in files; or verify it there, if that are so many bytes that they are to leave by sendfile.
 
-        Blocking. Raises ``CorruptFile``.
+        Neither the one who sends it nor the one who looks into it waits for the disk then. Blocking. Raises
+        ``CorruptFile``.
         """
+        if sendfile_min_bytes is None or self.file_bytes < sendfile_min_bytes:
+            self.parts = [part if isinstance(part, bytes) else part.load() for part in self.parts]
+            return
         for part in self.parts:
             if isinstance(part, FileRange):
-                part.load()
+                part.verify()
 
     def load(self) -> bytes:
-        """All parts in memory, checksums verified. Blocking."""
-        return b"".join(piece.load() for piece in self.slices)
+        """All parts, one after another."""
+        return b"".join(part if isinstance(part, bytes) else part.load() for part in self.parts)

@@ -106,6 +106,7 @@ class Reads:
                 found.elsewhere.append(Elsewhere(None, asked))
                 return found
             found.add(store.read(topic.id, queue, offset, max_records=max_records, max_bytes=max_bytes))
+            found.take_in(None)
             if found.record_count == 0 and found.next_offsets and int(found.next_offsets[0][0]) <= offset:
                 return Fetched()
             return found
@@ -143,6 +144,7 @@ class Reads:
 
         def read() -> Fetched:
             found = self._read_pieces(topic, pieces, max_records, max_bytes, source)
+            found.take_in(self._config.sendfile_min_bytes)
             pieces.append(pieces.pop(0))  # The next read, if this one found nothing, begins elsewhere.
             return found
 
@@ -195,7 +197,7 @@ class Reads:
 
     async def read_on(self, session: Session, *, max_records: int, max_bytes: int, hold: Hold) -> Fetched:
         """What has come to the queues of a session by now. Raises as :meth:`go_on` does."""
-        return await self._read_ready(session, max_records, max_bytes, hold, ReadFrom.LEADER)
+        return await self._read_ready(session, max_records, max_bytes, hold, ReadFrom.LEADER, None)
 
     async def go_on(
         self,
@@ -230,7 +232,9 @@ class Reads:
         deadline = asyncio.get_running_loop().time() + wait_ms / 1000
         while True:
             session.news.clear()
-            found = await self._read_ready(session, max_records, max_bytes, hold, source)
+            found = await self._read_ready(
+                session, max_records, max_bytes, hold, source, self._config.sendfile_min_bytes
+            )
             if found or self._waiters.closed or wait_ms == 0:
                 return found
             try:
@@ -253,7 +257,13 @@ class Reads:
             part.port.store.topic_by_id(topic.id)
 
     async def _read_ready(
-        self, session: Session, max_records: int, max_bytes: int, hold: Hold, source: ReadFrom
+        self,
+        session: Session,
+        max_records: int,
+        max_bytes: int,
+        hold: Hold,
+        source: ReadFrom,
+        sendfile_min_bytes: int | None,
     ) -> Fetched:
         """Read what is ready, and move the session past what was found."""
         topic = session.topic
@@ -262,9 +272,13 @@ class Reads:
         if not taken:
             return Fetched()
         pieces = [self._piece(part.port, part.queues[places], part.positions[places], source) for part, places in taken]
-        found = await self._read_held(
-            pieces, lambda: self._read_pieces(topic, pieces, max_records, max_bytes, source), max_bytes, hold, source
-        )
+
+        def read() -> Fetched:
+            found = self._read_pieces(topic, pieces, max_records, max_bytes, source)
+            found.take_in(sendfile_min_bytes)
+            return found
+
+        found = await self._read_held(pieces, read, max_bytes, hold, source)
         session.parts.append(session.parts.pop(0))  # The next answer begins elsewhere.
         for part, places in taken:
             for moved, next_offsets in zip(found.queues, found.next_offsets, strict=True):
@@ -300,10 +314,9 @@ class Reads:
         if len(some) == 0 or records_left <= 0 or bytes_left <= 0:
             return
         # Begin one queue further each time: busy queues that fill an answer must not starve the others.
-        turn = -(self._fetches % len(some))
-        part = store.read_many(
-            topic.id, np.roll(some, turn), np.roll(starts, turn), max_records=records_left, max_bytes=bytes_left
-        )
+        first = self._fetches % len(some)
+        queues, offsets = (np.concatenate((each[first:], each[:first])) for each in (some, starts))
+        part = store.read_many(topic.id, queues, offsets, max_records=records_left, max_bytes=bytes_left)
         found.add(part)
         if redirects and not piece.leads:
             after = starts.copy()

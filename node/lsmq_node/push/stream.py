@@ -199,7 +199,6 @@ class Stream:
                 if not found.queues:
                     return False
                 moved, ends, spans = _spans(found, self.feed)
-                hold.resize(found.size_bytes)
                 packed = await self._broker.in_readers(lambda: self.sink.pack(found, topic.id, spans))
                 self.feed.check_leads()
             except (NotLeader, UnknownFetchSession):

@@ -55,6 +55,8 @@ class Answer:
         self._parts += found.parts
         self._moved(np.array((queue,), np.uint32), np.array((found.next_offset,), np.int64))
         self._count(found.record_count, found.size_bytes)
+        if found.full:
+            self.bytes_left = 0
 
     def add_records(self, records: SortedRecords, ranks: I64, queues: U32) -> None:
         """Add records of many queues; ``ranks`` says of each which of ``queues`` it belongs to, ascending."""

@@ -16,7 +16,7 @@ from typing import BinaryIO
 import numpy as np
 
 from lsmq.errors import CorruptFile
-from lsmq.record_batch import Column, RecordBatch, split_batches
+from lsmq.record_batch import Column, RecordBatch, split_batches, verify_batches
 
 from .columns import DTYPES, I64, U32, Columns, encode_one, gather
 from .memtable import TOMBSTONE_TOPIC, Memtable, SortedRecords
@@ -56,18 +56,42 @@ class FileRange:
 
     def load(self) -> bytes:
         """Read them. Raises ``CorruptFile`` when a checksum does not match."""
-        fd, end = self.file.fileno(), self.position + self.length
-        pieces = range(self.position, end, _PIECE_BYTES)
-        raw = b"".join(os.pread(fd, min(_PIECE_BYTES, end - position), position) for position in pieces)
-        if len(raw) != self.length:
+        raw = bytearray(self.length)
+        view = memoryview(raw)
+        for at in range(0, self.length, _PIECE_BYTES):
+            self._read(view[at : at + _PIECE_BYTES], self.position + at)
+        if self._verified(view, self.position) != self.length:
             raise self._damaged(f"cut off at byte {self.position}", self.position)
+        return bytes(raw)
+
+    def verify(self) -> None:
+        """Verify their checksums, which has the operating system read what is not in its memory.
+
+        Takes the memory of a piece, or of the largest block. Raises ``CorruptFile``.
+        """
+        position, end = self.position, self.position + self.length
+        piece = memoryview(bytearray(min(_PIECE_BYTES, self.length)))
+        while position < end:
+            view = piece[: end - position]
+            self._read(view, position)
+            verified = self._verified(view, position)
+            position += verified
+            if verified == 0:  # A block that is larger than a piece.
+                if len(view) == end - position:
+                    raise self._damaged(f"cut off at byte {position}", position)
+                piece = memoryview(bytearray(min(2 * len(piece), end - position)))
+
+    def _read(self, into: memoryview, position: int) -> None:
+        if os.preadv(self.file.fileno(), [into], position) != len(into):
+            raise self._damaged(f"cut off at byte {position}", position)
+
+    def _verified(self, view: memoryview, position: int) -> int:
+        """Bytes of the whole blocks that ``view``, which stands at ``position``, begins with."""
         try:
-            for _ in split_batches(raw, source=self.path):
-                pass
+            return verify_batches(view, source=self.path)
         except CorruptFile as damage:
-            position = self.position + int(damage.details["position"])
+            position += int(damage.details["position"])
             raise self._damaged(f"the block at byte {position} is damaged", position) from damage
-        return raw
 
     def _damaged(self, what: str, position: int) -> CorruptFile:
         self.table.damage = damage = CorruptFile(f"{self.path}: {what}", file=self.path, position=position)
@@ -313,6 +337,8 @@ def _from_run(
                 else _take_whole_blocks(result, table, number, key, end, max_records, max_bytes)
             )
             if taken:
+                if result.full:
+                    return
                 number += taken
                 continue
             block = table.block(number)
@@ -337,7 +363,11 @@ def _from_run(
 def _take_whole_blocks(
     result: QueueRead, table: Table, number: int, key: int, end: int, max_records: int, max_bytes: int
 ) -> int:
-    """Add blocks that hold nothing but the queue as one file range; returns how many."""
+    """Add blocks that hold nothing but the queue as one file range; returns how many.
+
+    The result is full when the bytes left are too few for the next block: half of it would have to be decoded, and all
+    of it again by the next read.
+    """
     columns = table.index().columns
     firsts = columns[IndexColumn.FIRST_KEY][number : number + 256]
     lasts = columns[IndexColumn.LAST_KEY][number : number + 256]
@@ -353,6 +383,7 @@ def _take_whole_blocks(
     first_offset = max(int(columns[IndexColumn.FIRST_OFFSET][number]), result.next_offset)
     position = int(columns[IndexColumn.POSITION][number])
     length = int(sizes[count - 1])
+    result.full = count < len(sizes) and int(sizes[count]) + result.size_bytes > max_bytes
     result.parts.append(FileRange(table.stream(), position, length, str(table.path), table))
     result.next_offset = int(last_offsets[count - 1]) + 1
     result.record_count += result.next_offset - first_offset
