@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -206,7 +207,10 @@ def fill(urls: str, size_bytes: int, each: int) -> dict[str, Any]:
 
 
 def live(urls: str, cores: Sequence[int], turns: Sequence[Any], rate: int, each: int) -> dict[str, Any]:
-    """Send one message at a time, at a rate, and receive it: how long each took from when it was due, by case."""
+    """Send one message at a time, at a rate, and receive it: how long each took from when it was due, by case.
+
+    Each is due at a moment of its own slot: at even distances they could keep step with the reader's requests.
+    """
     pin(os.getpid(), cores)
     schedule = [Turn(*turn) for turn in turns]
 
@@ -215,9 +219,11 @@ def live(urls: str, cores: Sequence[int], turns: Sequence[Any], rate: int, each:
         produced: dict[str, list[float]] = {case: [] for case in CASES}
         received: dict[str, list[float]] = {case: [] for case in CASES}
         each_s = schedule[0].end - begin
+        moments = random.Random(count)
+        due_at = [begin + (number + moments.random()) / rate for number in range(count)]
 
         def add(to: dict[str, list[float]], number: int) -> None:
-            due = begin + number / rate
+            due = due_at[number]
             turn = schedule[min(int((due - begin) / each_s), len(schedule) - 1)]
             if due >= turn.begin + _SETTLE_S:
                 to[turn.case].append(time.monotonic() - due)
@@ -241,8 +247,8 @@ def live(urls: str, cores: Sequence[int], turns: Sequence[Any], rate: int, each:
 
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(take())
-                for number in range(count):
-                    await asyncio.sleep(max(0.0, begin + number / rate - time.monotonic()))
+                for number, due in enumerate(due_at):
+                    await asyncio.sleep(max(0.0, due - time.monotonic()))
                     tasks.create_task(send(producer, number))
         return {
             case: {
