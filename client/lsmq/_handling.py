@@ -251,7 +251,8 @@ class Handling:
         if self._order == "none":
             return (message.topic, message.queue, message.offset)
         if self._order == "key" and message.key is not None:
-            return (message.topic, message.key)
+            key = message.key
+            return (message.topic, key.encode() if isinstance(key, str) else key)
         return (message.topic, message.queue)
 
     def _shed(self) -> bool:

@@ -8,7 +8,8 @@ from enum import StrEnum
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from lsmq.errors import EmptyBody, InvalidRequest, LsmqError
+from lsmq.errors import InvalidRequest, LsmqError
+from lsmq.messages import Key, check_delete, check_headers
 from lsmq.producer import Body
 from lsmq.producer_groups import SequencePosition, TransactionInfo
 
@@ -57,19 +58,33 @@ class Transaction:
         topic: str,
         body: Body,
         *,
-        key: str | None = None,
+        key: Key | None = None,
         tag: str | None = None,
         queue: int | None = None,
         properties: Mapping[str, str] | None = None,
+        headers: Iterable[tuple[str, bytes]] = (),
         priority: int = 0,
+        delete: bool = False,
     ) -> None:
         """Store one message, not to be seen. Costs a request; :meth:`send_many` sends many in one."""
-        await self._send([_message(topic, body, key, tag, queue, properties, priority)])
+        if delete:
+            check_delete(key, body)
+        optional = {
+            "tag": tag,
+            "queue": queue,
+            "properties": properties and dict(properties),
+            "headers": [{"name": name, "value": value} for name, value in check_headers(headers)] or None,
+            "priority": priority or None,
+            "delete": delete or None,
+        }
+        fields = _message(topic, body, key)
+        fields.update((name, value) for name, value in optional.items() if value is not None)
+        await self._send([fields])
 
-    async def send_many(self, topic: str, messages: Iterable[Body | tuple[str | None, Body]]) -> None:
+    async def send_many(self, topic: str, messages: Iterable[Body | tuple[Key | None, Body]]) -> None:
         """Store many messages, each a body or a pair of key and body, in one request."""
         pairs = (message if isinstance(message, tuple) else (None, message) for message in messages)
-        await self._send([_message(topic, body, key, None, None, None, 0) for key, body in pairs])
+        await self._send([_message(topic, body, key) for key, body in pairs])
 
     async def _send(self, messages: list[dict[str, Any]]) -> None:
         if not messages:
@@ -170,20 +185,8 @@ class _SequenceTransaction(Transaction):
         self._sequence.position = self.position
 
 
-def _message(
-    topic: str,
-    body: Body,
-    key: str | None,
-    tag: str | None,
-    queue: int | None,
-    properties: Mapping[str, str] | None,
-    priority: int,
-) -> dict[str, Any]:
-    if not body:
-        raise EmptyBody("the body is empty; a message must have at least one byte")
+def _message(topic: str, body: Body, key: Key | None) -> dict[str, Any]:
     fields: dict[str, Any] = {"topic": topic, "body": body.encode() if isinstance(body, str) else bytes(body)}
-    optional = {"key": key, "tag": tag, "queue": queue, "properties": properties and dict(properties)}
-    fields.update((name, value) for name, value in optional.items() if value is not None)
-    if priority:
-        fields["priority"] = priority
+    if key is not None:
+        fields["key"] = key
     return fields

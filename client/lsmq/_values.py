@@ -70,6 +70,8 @@ def message_from_dict(fields: Mapping[str, Any]) -> Message:
         priority=int(fields.get("priority") or 0),
         properties=fields.get("properties") or {},
         stored_ms=int(fields.get("stored_ms") or 0),
+        headers=tuple((str(each["name"]), bytes(each["value"])) for each in fields.get("headers") or ()),
+        delete=bool(fields.get("delete")),
     )
 
 

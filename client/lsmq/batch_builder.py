@@ -23,9 +23,9 @@ All integers are little-endian::
     ..     ..    payload            the records' bytes one after another
 
 The value of record ``i`` in a column is ``base + delta[i]`` modulo 2**64. A column that is absent is all
-zeros. A record's bytes are its *header* (``HEADER_LENGTH`` bytes, a msgpack array ``[key, tag, properties]``
-with trailing nils dropped; no bytes at all when all three are absent) and then its body; ``LENGTH`` counts
-both. Brokers read columns and never look into a record's bytes.
+zeros. A record's bytes are its *header* (``HEADER_LENGTH`` bytes, a msgpack array ``[key, tag, properties,
+headers]`` with trailing nils dropped; no bytes at all when all four are absent) and then its body; ``LENGTH``
+counts both. Brokers read columns and never look into a record's bytes.
 
 Not supported: records of more than one topic in a batch that a producer sends; nested batches.
 """
@@ -41,7 +41,7 @@ from enum import IntEnum
 import crc32c
 import zstandard
 
-from lsmq.messages import encode_header, key_hash, tag_hash
+from lsmq.messages import Headers, Key, encode_header, key_hash, tag_hash
 
 VERSION = 1
 HEADER = struct.Struct("<IIBBHIIIQII")
@@ -86,6 +86,7 @@ class Flag(IntEnum):
     TOMBSTONE = 1  # the record's message was deleted
     POSITION = 2  # no message: OFFSET is the next offset to ask for in QUEUE
     ELSEWHERE = 4  # no message: QUEUE is to be read at the node that the batch's payload names
+    DELETE = 8  # the message says that its key is gone, and has no body; the one flag that a producer may set
 
 
 def encode_column(column: int, values: Sequence[int] | int) -> tuple[bytes, bytes]:
@@ -151,6 +152,7 @@ class BatchBuilder:
         "_bodies",
         "_due",
         "_expires",
+        "_flags",
         "_header_lengths",
         "_key_hashes",
         "_lengths",
@@ -171,6 +173,7 @@ class BatchBuilder:
         self._priorities: list[int] = []
         self._due: list[int] = []
         self._expires: list[int] = []
+        self._flags: list[int] = []
         self._bodies: list[bytes] = []
         self.size_bytes = HEADER_BYTES
 
@@ -186,16 +189,18 @@ class BatchBuilder:
         queue: int,
         body: bytes,
         *,
-        key: str | None = None,
+        key: Key | None = None,
         tag: str | None = None,
         priority: int = 0,
         properties: Mapping[str, str] | None = None,
+        headers: Headers | None = None,
+        delete: bool = False,
         due_ms: int = 0,
         expires_ms: int = 0,
         key_hash_hint: int | None = None,
     ) -> None:
         """Append one record. ``key_hash_hint`` is :func:`key_hash` of ``key`` where the caller has it."""
-        header = encode_header(key, tag, properties)
+        header = encode_header(key, tag, properties, headers)
         length = len(header) + len(body)
         self._queues.append(queue)
         self._lengths.append(length)
@@ -208,6 +213,7 @@ class BatchBuilder:
         self._priorities.append(priority)
         self._due.append(due_ms)
         self._expires.append(expires_ms)
+        self._flags.append(Flag.DELETE if delete else 0)
         if header:
             self._bodies.append(header)
         self._bodies.append(body)
@@ -225,6 +231,7 @@ class BatchBuilder:
             (Column.PRIORITY, self._priorities),
             (Column.DUE_MS, self._due),
             (Column.EXPIRES_MS, self._expires),
+            (Column.FLAGS, self._flags),
         )
         columns.update((column, values) for column, values in optional if any(values))
         return encode_batch(

@@ -143,7 +143,9 @@ class DeadLetters:
                         tag=letter.message.tag,
                         queue=letter.queue if letter.queue >= 0 else None,
                         properties=own_properties(letter.message),
+                        headers=letter.message.headers,
                         priority=letter.message.priority,
+                        delete=letter.message.delete,
                     )
                     for letter in some
                 ]

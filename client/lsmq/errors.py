@@ -52,10 +52,6 @@ class InvalidBatch(InvalidRequest):
     code = "invalid_batch"
 
 
-class EmptyBody(InvalidRequest):
-    code = "empty_body"
-
-
 class MessageTooLarge(InvalidRequest):
     code = "message_too_large"
     status = 413

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgpack
 import xxhash
@@ -12,10 +13,16 @@ from lsmq.errors import InvalidBatch, InvalidRequest
 
 MAX_PRIORITY = 255
 
+Key = str | bytes
+"""Text stands for its UTF-8 bytes: ``"k"`` and ``b"k"`` are one key."""
 
-def key_hash(key: str) -> int:
-    """64-bit hash of a message key: XXH3 of its UTF-8 bytes. Decides the queue and sits in ``KEY_HASH``."""
-    return xxhash.xxh3_64_intdigest(key.encode())
+Headers = tuple[tuple[str, bytes], ...]
+"""Names and values in order; a name may come more than once."""
+
+
+def key_hash(key: Key) -> int:
+    """64-bit hash of a message key: XXH3 of its bytes, UTF-8 of text. Decides the queue and sits in ``KEY_HASH``."""
+    return xxhash.xxh3_64_intdigest(key.encode() if isinstance(key, str) else key)
 
 
 def tag_hash(tag: str) -> int:
@@ -44,7 +51,8 @@ class Message:
     """A message as a consumer gets it.
 
     ``offset`` counts from 0 in its queue without gaps. ``stored_ms`` is the broker's clock, milliseconds
-    since 1970. ``properties`` maps strings to strings.
+    since 1970. ``properties`` maps strings to strings; ``headers`` are names and bytes, in order. ``delete``: the
+    message says that its key is gone; its body is empty.
     """
 
     topic: str
@@ -52,11 +60,13 @@ class Message:
     offset: int
     id: str
     body: bytes
-    key: str | None = None
+    key: Key | None = None
     tag: str | None = None
     priority: int = 0
     properties: Mapping[str, str] = field(default_factory=dict)
     stored_ms: int = 0
+    headers: Headers = ()
+    delete: bool = False
 
     def text(self) -> str:
         """The body decoded as UTF-8."""
@@ -72,8 +82,46 @@ def check_extras(properties: Mapping[str, str] | None, priority: int) -> None:
             raise InvalidRequest(f"the property {name!r} is {value!r}; names and values of properties must be text")
 
 
-def encode_header(key: str | None, tag: str | None, properties: Mapping[str, str] | None) -> bytes:
+def check_headers(headers: Iterable[tuple[str, bytes]]) -> Headers:
+    """``headers`` as a record holds them. Raises ``InvalidRequest`` for what is no pair of text and bytes."""
+    found = []
+    for pair in headers:
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], str):
+            raise InvalidRequest(f"the header {pair!r} is not a pair of a name and bytes")
+        name, value = pair
+        if not isinstance(value, bytes):
+            raise InvalidRequest(f"the header {name!r} is {value!r}; values of headers must be bytes")
+        found.append((name, value))
+    return tuple(found)
+
+
+def check_delete(key: Key | None, body: bytes | str) -> None:
+    """Raises ``InvalidRequest`` for a deletion that names no key, or has a body."""
+    if key is None:
+        raise InvalidRequest("a message with delete says that its key is gone, and it has no key; give it one")
+    if body:
+        raise InvalidRequest(f"a message with delete has no body, and this one has one of {len(body)}; send it without")
+
+
+class RecordHeader(NamedTuple):
+    """What stands before a record's body."""
+
+    key: Key | None = None
+    tag: str | None = None
+    properties: dict[str, str] = {}  # noqa: RUF012  # Nobody changes what was decoded.
+    headers: Headers = ()
+
+
+_NO_HEADER = RecordHeader()
+
+
+def encode_header(
+    key: Key | None, tag: str | None, properties: Mapping[str, str] | None, headers: Headers | None = None
+) -> bytes:
     """A record's header bytes; empty when there is nothing to say."""
+    if headers:
+        flat = [part for pair in headers for part in pair]
+        return msgpack.packb([key, tag, dict(properties or {}), flat])  # type: ignore[no-any-return]
     if properties:
         return msgpack.packb([key, tag, dict(properties)])  # type: ignore[no-any-return]
     if tag is not None:
@@ -83,26 +131,35 @@ def encode_header(key: str | None, tag: str | None, properties: Mapping[str, str
     return b""
 
 
-def header_bound(key: str | None, tag: str | None) -> int:
+def header_bound(key: Key | None, tag: str | None) -> int:
     """No less than the length of the packed header of a key and a tag, without packing it."""
     return 11 + (len(key) * 3 if key is not None else 0) + (len(tag) * 3 if tag is not None else 0)
 
 
-def decode_header(header: bytes | memoryview) -> tuple[str | None, str | None, dict[str, str]]:
-    """Key, tag and properties of a record's header bytes. Raises ``InvalidBatch`` on anything else."""
+def decode_header(header: bytes | memoryview) -> RecordHeader:
+    """The fields of a record's header bytes. Raises ``InvalidBatch`` on anything else."""
     if not header:
-        return None, None, {}
+        return _NO_HEADER
     try:
         fields = msgpack.unpackb(header)
     except (ValueError, TypeError, msgpack.UnpackException) as error:
         raise InvalidBatch(f"a record's header of {len(header)} bytes is not msgpack") from error
     if not isinstance(fields, list):
         raise InvalidBatch(f"a record's header of {len(header)} bytes is not a msgpack array")
-    key, tag, properties = (*fields, None, None, None)[:3]
-    for value, kind in ((key, str), (tag, str), (properties, dict)):
+    key, tag, properties, flat = (*fields, None, None, None, None)[:4]
+    for value, kind in ((key, str | bytes), (tag, str), (properties, dict), (flat, list)):
         if value is not None and not isinstance(value, kind):
-            raise InvalidBatch("a record's header is not an array of key, tag and properties")
-    return key, tag, properties or {}
+            raise InvalidBatch("a record's header is not an array of key, tag, properties and headers")
+    return RecordHeader(key, tag, properties or {}, _pairs(flat) if flat else ())
+
+
+def _pairs(flat: list[object]) -> Headers:
+    names, values = flat[0::2], flat[1::2]
+    if len(names) != len(values) or not (
+        all(isinstance(name, str) for name in names) and all(isinstance(value, bytes) for value in values)
+    ):
+        raise InvalidBatch("a record's headers are not names and bytes in turn")
+    return tuple(zip(names, values, strict=True))  # type: ignore[arg-type]  # Checked above.
 
 
 def unreadable(error: InvalidBatch, topic: str, queue: int, offset: int) -> InvalidBatch:

@@ -14,16 +14,16 @@ import random
 from collections.abc import Callable
 from itertools import cycle
 
-from lsmq.record_batch import key_hash
+from lsmq.messages import Key, key_hash
 
-Partitioner = Callable[[str | None, bytes, int], int]
+Partitioner = Callable[[Key | None, bytes, int], int]
 
 
 def round_robin(first: int | None = None) -> Partitioner:
     """Every message to the next queue, keys or not; from a random queue unless ``first`` is given."""
     turn = -1 if first is None else first - 1
 
-    def choose(key: str | None, body: bytes, queues: int) -> int:
+    def choose(key: Key | None, body: bytes, queues: int) -> int:
         nonlocal turn
         if turn < 0 and first is None:
             turn = random.randrange(queues)
@@ -33,7 +33,7 @@ def round_robin(first: int | None = None) -> Partitioner:
     return choose
 
 
-def by_key(key: str | None, body: bytes, queues: int) -> int:
+def by_key(key: Key | None, body: bytes, queues: int) -> int:
     """By hash of the key; messages without one all go to queue 0, so that they keep their order as well."""
     return 0 if key is None else key_hash(key) % queues
 
@@ -42,7 +42,7 @@ def among(queues: list[int]) -> Partitioner:
     """Every message to the next of these queues in turn."""
     turns = cycle(queues)
 
-    def choose(key: str | None, body: bytes, queues: int) -> int:
+    def choose(key: Key | None, body: bytes, queues: int) -> int:
         return next(turns)
 
     return choose

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from operator import index as whole
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 from lsmq._lane import Lane, LaneOptions, ProducerStats
 from lsmq._outbox import PendingBatch, Receipt, Receipts, Sent
@@ -17,13 +17,21 @@ from lsmq.client import Client
 from lsmq.errors import (
     BufferFull,
     ClientClosed,
-    EmptyBody,
     InvalidRequest,
     LsmqError,
     MessageTooLarge,
     TopicReplaced,
 )
-from lsmq.messages import check_extras, encode_header, header_bound, key_hash
+from lsmq.messages import (
+    Headers,
+    Key,
+    check_delete,
+    check_extras,
+    check_headers,
+    encode_header,
+    header_bound,
+    key_hash,
+)
 from lsmq.partitioners import Partitioner
 from lsmq.record_batch import BatchBuilder, Codec
 from lsmq.topics import Topic
@@ -38,6 +46,36 @@ _OVERHEAD_BYTES = BatchBuilder.RECORD_OVERHEAD_BYTES
 _REMEMBERED_FAILURES = 1024
 
 Body = bytes | str
+
+
+class Extras(NamedTuple):
+    """What few messages have, checked."""
+
+    properties: Mapping[str, str] | None = None
+    headers: Headers = ()
+    priority: int = 0
+    delete: bool = False
+
+
+_NO_EXTRAS = Extras()
+
+
+def _extras(
+    key: Key | None,
+    body: Body,
+    properties: Mapping[str, str] | None,
+    headers: Iterable[tuple[str, bytes]],
+    priority: int,
+    *,
+    delete: bool,
+) -> Extras | None:
+    """``None`` where a message has none of it. Raises ``InvalidRequest`` for what no record can hold."""
+    if not (properties or headers or delete) and type(priority) is int and priority == 0:
+        return None
+    check_extras(properties, priority)
+    if delete:
+        check_delete(key, body)
+    return Extras(properties, check_headers(headers), priority, delete)
 
 
 class Producer:
@@ -220,24 +258,26 @@ class Producer:
         self,
         body: Body,
         *,
-        key: str | None = None,
+        key: Key | None = None,
         tag: str | None = None,
         queue: int | None = None,
         properties: Mapping[str, str] | None = None,
+        headers: Iterable[tuple[str, bytes]] = (),
         priority: int = 0,
+        delete: bool = False,
     ) -> Receipt:
         """Accept one message; waits only while the buffer is full. Await the receipt for its offset.
 
-        Text is sent as UTF-8. ``queue`` is chosen by ``key``, or in turn, when left out.
-        Raises ``EmptyBody``, ``MessageTooLarge``, ``UnknownQueue`` and ``ClientClosed`` at once.
+        Text is sent as UTF-8. ``queue`` is chosen by ``key``, or in turn, when left out. ``delete`` says that the key
+        is gone: the message has no body. Raises ``InvalidRequest``, ``MessageTooLarge``, ``UnknownQueue`` and
+        ``ClientClosed`` at once.
         """
         if self._topic is None:
             await self.start()
+        extras = _extras(key, body, properties, headers, priority, delete=delete)
         if not self._space_turn.locked():
             try:
-                receipt = self.send_nowait(
-                    body, key=key, tag=tag, queue=queue, properties=properties, priority=priority
-                )
+                receipt = self._receipt(self._add(body, key, tag, queue, extras))
             except BufferFull:
                 pass
             else:
@@ -248,9 +288,7 @@ class Producer:
             while True:
                 self._space.clear()
                 try:
-                    return self.send_nowait(
-                        body, key=key, tag=tag, queue=queue, properties=properties, priority=priority
-                    )
+                    return self._receipt(self._add(body, key, tag, queue, extras))
                 except BufferFull:
                     await self._space.wait()
 
@@ -258,33 +296,51 @@ class Producer:
         self,
         body: Body,
         *,
-        key: str | None = None,
+        key: Key | None = None,
         tag: str | None = None,
         queue: int | None = None,
         properties: Mapping[str, str] | None = None,
+        headers: Iterable[tuple[str, bytes]] = (),
         priority: int = 0,
+        delete: bool = False,
     ) -> Sent:
         """Send one message and return where it was stored."""
-        return await (await self.send(body, key=key, tag=tag, queue=queue, properties=properties, priority=priority))
+        receipt = await self.send(
+            body,
+            key=key,
+            tag=tag,
+            queue=queue,
+            properties=properties,
+            headers=headers,
+            priority=priority,
+            delete=delete,
+        )
+        return await receipt
 
     def send_nowait(
         self,
         body: Body,
         *,
-        key: str | None = None,
+        key: Key | None = None,
         tag: str | None = None,
         queue: int | None = None,
         properties: Mapping[str, str] | None = None,
+        headers: Iterable[tuple[str, bytes]] = (),
         priority: int = 0,
+        delete: bool = False,
     ) -> Receipt:
         """Like :meth:`send`, but raises ``BufferFull`` where that would wait. Must be started."""
-        batch = self._add(body, key, tag, queue, properties, priority)
+        extras = _extras(key, body, properties, headers, priority, delete=delete)
+        return self._receipt(self._add(body, key, tag, queue, extras))
+
+    def _receipt(self, batch: PendingBatch) -> Receipt:
+        """Of the last message of ``batch``."""
         assert self._topic is not None
         return Receipt(batch, len(batch.queues) - 1, self._topic.id)
 
     async def send_many(
         self,
-        messages: Iterable[Body | tuple[str | None, Body]],
+        messages: Iterable[Body | tuple[Key | None, Body]],
         *,
         tag: str | None = None,
         queue: int | None = None,
@@ -305,7 +361,7 @@ class Producer:
             for message in messages:
                 key, body = message if isinstance(message, tuple) else (None, message)
                 try:
-                    batch = add(body, key, tag, queue, None, 0)
+                    batch = add(body, key, tag, queue, None)
                 except BufferFull:
                     # The receipt must not hold a run that another task adds to meanwhile.
                     batch = (await self.send(body, key=key, tag=tag, queue=queue))._batch
@@ -326,11 +382,10 @@ class Producer:
     def _add(
         self,
         body: Body,
-        key: str | None,
+        key: Key | None,
         tag: str | None,
         queue: int | None,
-        properties: Mapping[str, str] | None,
-        priority: int,
+        extras: Extras | None,
     ) -> PendingBatch:
         """Put a message into the open batch of its shard; the batch it is now the last of."""
         if self._topic is None or self._closed or self._replaced is not None:
@@ -338,16 +393,13 @@ class Producer:
         if isinstance(body, str):
             body = body.encode()
         size_bytes = len(body)
-        if not size_bytes:
-            raise EmptyBody("the body is empty; a message must have at least one byte")
-        if priority or properties:
-            check_extras(properties, priority)
-        if properties:
-            size_bytes += len(encode_header(key, tag, properties))
+        properties, headers, priority, delete = _NO_EXTRAS if extras is None else extras
+        if properties or headers:
+            size_bytes += len(encode_header(key, tag, properties, headers))
         elif key is not None or tag is not None:
             size_bytes += header_bound(key, tag)
         if size_bytes > self._max_message_bytes:
-            size_bytes = len(body) + len(encode_header(key, tag, properties))
+            size_bytes = len(body) + len(encode_header(key, tag, properties, headers))
             if size_bytes > self._max_message_bytes:
                 raise self._too_large(size_bytes, "max_message_bytes", self._max_message_bytes)
         size_bytes += _OVERHEAD_BYTES
@@ -380,10 +432,20 @@ class Producer:
         elif batch.reserved_bytes + size_bytes > self._batch_bytes or len(batch.queues) >= MAX_BATCH_MESSAGES:
             lane.close_batch()
             if in_turn:
-                return self._add(body, key, tag, None, properties, priority)  # It is the next queue's turn.
+                return self._add(body, key, tag, None, extras)  # It is the next queue's turn.
             batch = lane.start_batch()
         assert batch.builder is not None
-        batch.builder.add(queue, body, key=key, tag=tag, priority=priority, properties=properties, key_hash_hint=hashed)
+        batch.builder.add(
+            queue,
+            body,
+            key=key,
+            tag=tag,
+            priority=priority,
+            properties=properties,
+            headers=headers,
+            delete=delete,
+            key_hash_hint=hashed,
+        )
         batch.reserved_bytes += size_bytes
         self._buffered_bytes += size_bytes
         return batch

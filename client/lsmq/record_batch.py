@@ -168,8 +168,9 @@ class RecordBatch:
         if Column.HEADER_LENGTH in self.directory and any(map(gt, header_lengths, lengths)):
             raise InvalidBatch("a record's header is longer than the record")
 
-    def rows(self, topic_id: int = 0) -> Iterator[tuple[int, int, int, int, int, int, int, int]]:
-        """Of each message, in batch order: topic id, queue, offset, start, body's start, end, stored_ms, priority.
+    def rows(self, topic_id: int = 0) -> Iterator[tuple[int, int, int, int, int, int, int, int, int]]:
+        """Of each message, in batch order: topic id, queue, offset, start, body's start, end, stored_ms, priority,
+        flags.
 
         Its bytes are ``payload[start:end]``, header first. ``topic_id`` stands for a topic that the batch does not
         say. Tombstones and positions are passed over. Raises ``InvalidBatch`` as :meth:`check_lengths`.
@@ -186,18 +187,19 @@ class RecordBatch:
             ends,
             self.column(Column.STORED_MS),
             self.column(Column.PRIORITY),
+            flags := self.column(Column.FLAGS),
             strict=True,
         )
         if Column.FLAGS not in self.directory:
             return rows
-        return compress(rows, [not flags & _NOT_A_MESSAGE for flags in self.column(Column.FLAGS)])
+        return compress(rows, [not bits & _NOT_A_MESSAGE for bits in flags])
 
     def messages(
         self, topic: str, topic_id: int = 0, spans: Mapping[int, tuple[int, int]] | None = None
     ) -> Iterator[Message]:
         """The messages, in batch order; with ``spans`` those of topic ``topic_id`` in these offsets of the queues."""
         payload = self.payload
-        for owner, queue, offset, start, body_at, end, stored_ms, priority in self.rows(topic_id):
+        for owner, queue, offset, start, body_at, end, stored_ms, priority, flags in self.rows(topic_id):
             if spans is not None:
                 span = spans.get(queue)
                 if span is None or not span[0] <= offset < span[1] or owner != topic_id:
@@ -206,12 +208,16 @@ class RecordBatch:
             body = payload[body_at:end].tobytes()
             if body_at > start:
                 try:
-                    key, tag, properties = decode_header(payload[start:body_at])
+                    key, tag, properties, headers = decode_header(payload[start:body_at])
                 except InvalidBatch as error:
                     raise unreadable(error, topic, queue, offset) from error
-                yield Message(topic, queue, offset, identity, body, key, tag, priority, properties, stored_ms)
+                delete = bool(flags & Flag.DELETE)
+                yield Message(
+                    topic, queue, offset, identity, body, key, tag, priority, properties, stored_ms, headers, delete
+                )
             else:
-                yield Message(topic, queue, offset, identity, body, None, None, priority, {}, stored_ms)
+                delete = bool(flags & Flag.DELETE)
+                yield Message(topic, queue, offset, identity, body, None, None, priority, {}, stored_ms, (), delete)
 
 
 class _Constant(Sequence[int]):

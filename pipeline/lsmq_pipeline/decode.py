@@ -18,7 +18,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from lsmq.errors import InvalidBatch
-from lsmq.messages import decode_header
+from lsmq.messages import Key, decode_header
 from lsmq.record_batch import Column, Flag, RecordBatch
 from lsmq.topics import Topic
 
@@ -243,7 +243,9 @@ class _Parsed:
         records, chosen = self._records, np.flatnonzero(self._has_properties)
         at, lengths = records.at[chosen].tolist(), records.columns[Column.HEADER_LENGTH][chosen].tolist()
         view = memoryview(records.payload)  # type: ignore[arg-type]  # numpy arrays have the buffer protocol
-        found = [decode_header(view[start : start + length])[2] for start, length in zip(at, lengths, strict=True)]
+        found = [
+            decode_header(view[start : start + length]).properties for start, length in zip(at, lengths, strict=True)
+        ]
         return _properties(found, len(records), self._has_properties)
 
 
@@ -269,10 +271,20 @@ def _slow_headers(records: Records) -> Headers:
         raise InvalidBatch("a record's header is not msgpack") from error
     everywhere = np.ones(len(records), np.bool_)
     return Headers(
-        pa.array([key for key, _, _ in found], pa.string()),
-        pa.array([tag for _, tag, _ in found], pa.string()),
-        lambda: _properties([properties for _, _, properties in found], len(records), everywhere),
+        pa.array([_text(header.key) for header in found], pa.string()),
+        pa.array([header.tag for header in found], pa.string()),
+        lambda: _properties([header.properties for header in found], len(records), everywhere),
     )
+
+
+def _text(key: Key | None) -> str | None:
+    """A key as the text that the column holds. Raises ``InvalidBatch`` for bytes that are none."""
+    if not isinstance(key, bytes):
+        return key
+    try:
+        return key.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidBatch(f"the key {key!r} is not text; column 'key' holds text") from error
 
 
 def bodies(records: Records) -> Any:

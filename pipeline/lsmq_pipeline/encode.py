@@ -20,7 +20,7 @@ import zstandard
 from numpy.typing import NDArray
 
 from lsmq.batch_builder import COLUMN, HEADER, HEADER_BYTES, VERSION, Codec, Column
-from lsmq.errors import EmptyBody, InvalidRequest, MessageTooLarge
+from lsmq.errors import InvalidRequest, MessageTooLarge
 from lsmq.messages import key_hash, tag_hash
 from lsmq_pipeline.errors import SchemaMismatch
 
@@ -86,7 +86,7 @@ def joined(parts: list[Rows]) -> Rows:
 
 
 def to_rows(batch: Any, *, max_message_bytes: int) -> Rows:
-    """An Arrow batch of Spark's as rows. Raises ``SchemaMismatch``, ``EmptyBody``, ``MessageTooLarge`` naming a row."""
+    """An Arrow batch of Spark's as rows. Raises ``SchemaMismatch``, ``MessageTooLarge`` naming a row."""
     count = batch.num_rows
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     body = columns["body"].cast(pa.binary())
@@ -100,7 +100,7 @@ def to_rows(batch: Any, *, max_message_bytes: int) -> Rows:
         header_lengths = _lengths(header)
         record = pc.binary_join_element_wise(header, body, pa.scalar(b"", pa.binary()))
     lengths = _lengths(record)
-    _check(lengths, header_lengths, max_message_bytes)
+    _check(lengths, max_message_bytes)
     return Rows(
         queues=_queues(columns.get("queue"), count),
         header_lengths=header_lengths,
@@ -112,10 +112,7 @@ def to_rows(batch: Any, *, max_message_bytes: int) -> Rows:
     )
 
 
-def _check(lengths: I64, header_lengths: I64, limit: int) -> None:
-    empty = lengths == header_lengths
-    if empty.any():
-        raise EmptyBody(f"row {int(np.argmax(empty))} of an Arrow batch has an empty body; a message needs one byte")
+def _check(lengths: I64, limit: int) -> None:
     if int(lengths.max(initial=0)) > limit:
         row = int(np.argmax(lengths))
         raise MessageTooLarge(

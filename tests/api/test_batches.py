@@ -216,7 +216,12 @@ BAD_BATCHES: dict[str, tuple[bytes, str, str]] = {
     "flags": (
         encode_batch(1, {Column.QUEUE: 0, Column.LENGTH: 1, Column.FLAGS: 1}, b"x"),
         "invalid_batch",
-        "column 13",
+        "other flags set than delete",
+    ),
+    "a deletion with a body": (
+        encode_batch(2, {Column.QUEUE: 0, Column.LENGTH: [1, 0], Column.FLAGS: 8}, b"x"),
+        "invalid_batch",
+        "a deletion has none",
     ),
     "lengths beyond its payload": (
         encode_batch(2, {Column.QUEUE: 0, Column.LENGTH: 9}, b"x"),
@@ -227,12 +232,6 @@ BAD_BATCHES: dict[str, tuple[bytes, str, str]] = {
         encode_batch(1, {Column.QUEUE: 0, Column.LENGTH: 1, Column.HEADER_LENGTH: 2}, b"x"),
         "invalid_batch",
         "header is longer",
-    ),
-    "an empty body": (encode_batch(2, {Column.LENGTH: [1, 0]}, b"x"), "empty_body", "record 1"),
-    "only a header": (
-        encode_batch(1, {Column.LENGTH: 3, Column.HEADER_LENGTH: 3}, b"\x91\xa1k"),
-        "empty_body",
-        "record 0",
     ),
     "a priority beyond a byte": (
         encode_batch(2, {Column.LENGTH: 1, Column.PRIORITY: [0, 300]}, b"xy"),
@@ -272,11 +271,17 @@ def test_ack_of_a_batch_is_quorum_or_leader(api: Api, topic_name: str) -> None:
 
 def test_a_header_that_is_not_msgpack_does_not_hide_the_message(api: Api, topic_name: str) -> None:
     api.create(topic_name, 1)
-    for header in (b"\xc1\xc1\xc1", b"\x91\xc4\x01a", b"\x93\xc0\xc0\x91\x01", b"\x01\x01\x01"):
+    for header in (
+        b"\xc1\xc1\xc1",
+        b"\x92\xc0\xc4\x01a",
+        b"\x93\xc0\xc0\x91\x01",
+        b"\x94\xc0\xc0\xc0\x91\xa1a",
+        b"\x01\x01\x01",
+    ):
         columns = {Column.LENGTH: len(header) + 4, Column.HEADER_LENGTH: len(header)}
         api.send_batch(topic_name, encode_batch(1, columns, header + b"body"))
     messages = api.read(topic_name, 0).json()["messages"]
-    assert [message["body"] for message in messages] == ["body"] * 4
+    assert [message["body"] for message in messages] == ["body"] * 5
     assert all("header_b64" in message and message["key"] is None for message in messages)
 
 

@@ -132,9 +132,20 @@ def test_an_id_beyond_the_end_of_its_queue_is_404(api: Api, topic_name: str) -> 
 @pytest.mark.parametrize(
     ("document", "code", "message"),
     [
-        ({"messages": [{"body": ""}]}, "empty_body", "messages[0] has an empty body"),
-        ({"messages": [{"body": "x"}, {}]}, "empty_body", "messages[1] has an empty body"),
-        ({"messages": [{"body_b64": ""}]}, "empty_body", "messages[0]"),
+        ({"messages": [{"body": "x"}, {}]}, "invalid_request", "messages[1] has neither body nor body_b64"),
+        ({"messages": [{"key": "k", "delete": "yes"}]}, "invalid_request", "messages[0].delete is text"),
+        ({"messages": [{"delete": True}]}, "invalid_request", "messages[0].delete says that a key is gone"),
+        ({"messages": [{"key": "k", "delete": True, "body": "x"}]}, "invalid_request", "a deletion has no body"),
+        ({"messages": [{"body": "x", "key": "k", "key_b64": "aw=="}]}, "invalid_request", "send one of the two"),
+        ({"messages": [{"body": "x", "key_b64": "?"}]}, "invalid_request", "messages[0].key_b64 is not valid base64"),
+        ({"messages": [{"body": "x", "headers": {"a": "b"}}]}, "invalid_request", "messages[0].headers is an object"),
+        ({"messages": [{"body": "x", "headers": [{"name": "a"}]}]}, "invalid_request", "headers[0] has neither value"),
+        (
+            {"messages": [{"body": "x", "headers": [{"name": "a", "value_b64": "?"}]}]},
+            "invalid_request",
+            "messages[0].headers[0].value_b64 is not valid base64",
+        ),
+        ({"messages": [{"body": "x", "headers": [{"value": "a"}]}]}, "invalid_request", "headers[0].name is missing"),
         ({"messages": []}, "invalid_request", "messages has 0 items; it needs at least 1"),
         ({}, "invalid_request", "messages is missing"),
         ({"messages": {}}, "invalid_request", "messages is an object; it must be an array"),

@@ -14,7 +14,6 @@ from lsmq import (
     Client,
     ClientClosed,
     ConnectionFailed,
-    EmptyBody,
     InvalidRequest,
     LsmqError,
     MessageTooLarge,
@@ -237,12 +236,23 @@ async def _result(receipt: Any) -> Any:
     return await receipt
 
 
+REFUSED_EXTRAS: list[tuple[dict[str, Any], str]] = [
+    ({"delete": True}, "it has no key"),
+    ({"delete": True, "key": "k"}, "has no body"),
+    ({"headers": [("a", "text")]}, "values of headers must be bytes"),
+    ({"headers": [("a",)]}, "not a pair"),
+    ({"headers": [(1, b"x")]}, "not a pair"),
+    ({"properties": {"a": b"x"}}, "must be text"),
+    ({"priority": 256}, "0 to 255"),
+]
+
+
 async def test_what_can_never_be_sent_is_refused_at_once() -> None:
     node = PlayedNode()
     async with Producer(node, "t", max_message_bytes=100, batch_bytes=100, max_buffer_bytes=100) as producer:
-        for body in ("", b""):
-            with pytest.raises(EmptyBody):
-                await producer.send(body)
+        for wrong, message in REFUSED_EXTRAS:
+            with pytest.raises(InvalidRequest, match=message):
+                await producer.send(b"x", **wrong)
         with pytest.raises(MessageTooLarge, match=r"needs 101 bytes.*allows 100"):
             await producer.send(b"x" * 101)
         with pytest.raises(MessageTooLarge, match="key, tag and properties"):

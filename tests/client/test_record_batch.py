@@ -7,12 +7,14 @@ import struct
 from pathlib import Path
 
 import crc32c
+import msgpack
 import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lsmq.errors import CorruptFile, InvalidBatch
+from lsmq.messages import header_bound
 from lsmq.record_batch import (
     COLUMN,
     HEADER_BYTES,
@@ -171,9 +173,26 @@ def test_batches_that_follow_one_another_are_split_and_damage_is_placed() -> Non
     assert caught.value.details == {"file": "table 7", "position": len(first)}
 
 
-@given(names, names, properties)
-def test_headers_come_out_as_they_went_in(key: str | None, tag: str | None, props: dict[str, str]) -> None:
-    assert decode_header(encode_header(key, tag, props)) == (key, tag, props)
+@given(names | st.binary(), names, properties, st.lists(st.tuples(st.text(), st.binary())).map(tuple))
+def test_headers_come_out_as_they_went_in(
+    key: str | bytes | None, tag: str | None, props: dict[str, str], pairs: tuple[tuple[str, bytes], ...]
+) -> None:
+    packed = encode_header(key, tag, props, pairs)
+    assert decode_header(packed) == (key, tag, props, pairs)
+    assert len(encode_header(key, tag, None)) <= header_bound(key, tag)
+
+
+@pytest.mark.parametrize(
+    "header", [["k", "t", {}, {}], ["k", "t", {}, ["a"]], ["k", "t", {}, ["a", "b"]], ["k", "t", {}, [b"a", b"b"]], [1]]
+)
+def test_a_header_with_fields_of_other_kinds_is_refused(header: list[object]) -> None:
+    with pytest.raises(InvalidBatch, match="a record's header"):
+        decode_header(msgpack.packb(header))
+
+
+def test_a_key_of_bytes_is_the_key_of_its_text() -> None:
+    assert key_hash("Straße") == key_hash("Straße".encode())
+    assert key_hash(b"\xff\x00") == key_hash(b"\xff\x00") != key_hash("")
 
 
 @given(st.binary(min_size=1, max_size=20))

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lsmq.batch_builder import BatchBuilder, Codec, Column, Flag, encode_batch
-from lsmq.errors import EmptyBody, MessageTooLarge
+from lsmq.errors import MessageTooLarge
 from lsmq.record_batch import Message, RecordBatch
 from lsmq.topics import Route, Topic
 from lsmq_pipeline.decode import Span, positions, select, to_arrow
@@ -146,7 +146,6 @@ def test_positions_are_told_from_messages() -> None:
     ("columns", "error"),
     [
         ({"body": pa.array([b"x", None], pa.binary())}, SchemaMismatch),
-        ({"body": pa.array([b"x", b""], pa.binary())}, EmptyBody),
         ({"body": pa.array([b"x", b"y" * 101], pa.binary())}, MessageTooLarge),
         ({"body": pa.array(["x", "y"]), "queue": pa.array([0, -3])}, SchemaMismatch),
         ({"body": pa.array(["x", "y"]), "priority": pa.array([0, 256])}, SchemaMismatch),

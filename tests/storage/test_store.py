@@ -144,7 +144,7 @@ def test_a_tiny_batch_of_very_many_records_is_refused_before_it_takes_memory(tmp
     abandon(store)
 
 
-@pytest.mark.parametrize("flags", [1, 2, 3])
+@pytest.mark.parametrize("flags", [1, 2, 3, 4, 9, 16])
 def test_a_producer_cannot_set_the_brokers_flags(tmp_path: Path, disk: SimDisk, flags: int) -> None:
     store = open_stepped(tmp_path / "s", tiny(), disk)
     topic = store.create_topic("t", 1)

@@ -168,7 +168,7 @@ def test_a_late_beginning_of_a_forgotten_number_begins_nothing(api: Api, topic_n
         ({"messages": []}, 400, "invalid_request", "messages has 0 items"),
         ({"messages": [{"body": "x"}]}, 400, "invalid_request", "messages[0].topic must be"),
         ({"messages": [{"topic": "nowhere", "body": "x"}]}, 404, "unknown_topic", "'nowhere'"),
-        ({"messages": [{"topic": "T", "body": ""}]}, 400, "empty_body", "messages[0] has an empty body"),
+        ({"messages": [{"topic": "T"}]}, 400, "invalid_request", "messages[0] has neither body nor body_b64"),
         ({"messages": [{"topic": "T", "body": "x", "queue": 9}]}, 404, "unknown_queue", "no queue 9"),
         ({"messages": [{"topic": "T", "body": "x", "colour": 1}]}, 400, "invalid_request", "colour is not known"),
         ({"messages": [{"topic": "T", "body": "x" * 101}]}, 413, "message_too_large", "limit is 100"),

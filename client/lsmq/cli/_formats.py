@@ -22,7 +22,7 @@ _FIELDS: dict[str, Formatter] = {
     "t": lambda message: message.topic.encode(),
     "q": lambda message: b"%d" % message.queue,
     "o": lambda message: b"%d" % message.offset,
-    "k": lambda message: (message.key or "").encode(),
+    "k": lambda message: message.key if isinstance(message.key, bytes) else (message.key or "").encode(),
     "g": lambda message: (message.tag or "").encode(),
     "b": lambda message: message.body,
     "i": lambda message: message.id.encode(),
@@ -58,17 +58,28 @@ def to_dict(message: Message) -> dict[str, Any]:
         "queue": message.queue,
         "offset": message.offset,
         "id": message.id,
-        "key": message.key,
+        **({"key_b64": _base64(message.key)} if isinstance(message.key, bytes) else {"key": message.key}),
         "tag": message.tag,
         "priority": message.priority,
         "properties": dict(message.properties),
         "stored_ms": message.stored_ms,
     }
+    if message.headers:
+        fields["headers"] = [{"name": name, **_text_or_base64("value", value)} for name, value in message.headers]
+    if message.delete:
+        fields["delete"] = True
+    return {**fields, **_text_or_base64("body", message.body)}
+
+
+def _text_or_base64(name: str, value: bytes) -> dict[str, str]:
     try:
-        fields["body"] = message.text()
+        return {name: value.decode()}
     except UnicodeDecodeError:
-        fields["body_b64"] = base64.b64encode(message.body).decode()
-    return fields
+        return {f"{name}_b64": _base64(value)}
+
+
+def _base64(value: bytes) -> str:
+    return base64.b64encode(value).decode()
 
 
 def _template(text: str) -> Formatter:

@@ -13,14 +13,25 @@ from pathlib import Path
 from typing import Any
 
 from lsmq.errors import InvalidRequest, MessageTooLarge
-from lsmq.messages import MAX_PRIORITY
+from lsmq.messages import MAX_PRIORITY, Headers, Key
 
 BLOCK_BYTES = 256 << 10
 MAX_LINE_BYTES = 64 << 20
 _BLOCKS_AHEAD = 2
 STDIN = "-"
 
-_FIELDS = {"body", "body_b64", "key", "tag", "queue", "priority", "properties"}
+_FIELDS = {
+    "body",
+    "body_b64",
+    "key",
+    "key_b64",
+    "tag",
+    "queue",
+    "priority",
+    "properties",
+    "headers",
+    "delete",
+}
 
 
 @dataclass(slots=True)
@@ -28,11 +39,13 @@ class Outgoing:
     """A message to send, and where it came from, for error messages."""
 
     body: bytes
-    key: str | None = None
+    key: Key | None = None
     tag: str | None = None
     queue: int | None = None
     priority: int = 0
     properties: dict[str, str] = field(default_factory=dict)
+    headers: Headers = ()
+    delete: bool = False
     source: str = ""
 
 
@@ -107,19 +120,23 @@ def from_json_line(line: bytes, *, source: str) -> Outgoing:
         fields: Any = json.loads(line)
     except ValueError as error:
         raise InvalidRequest(f"{source}: not JSON: {error}") from error
-    if not isinstance(fields, dict) or ("body" in fields) == ("body_b64" in fields):
-        raise InvalidRequest(f"{source}: must be an object with either body or body_b64")
+    if not isinstance(fields, dict) or not isinstance(fields.get("delete", False), bool):
+        raise InvalidRequest(f"{source}: must be an object, its delete true or false")
+    delete: bool = fields.get("delete", False)
+    if ("body" in fields) + ("body_b64" in fields) != 1 and not delete:
+        raise InvalidRequest(f"{source}: must be an object with either body or body_b64, or with delete")
     if unknown := fields.keys() - _FIELDS:
         raise InvalidRequest(f"{source}: unknown field {min(unknown)!r}; there are {', '.join(sorted(_FIELDS))}")
-    key, tag, queue = fields.get("key"), fields.get("tag"), fields.get("queue")
+    key, tag, queue = _either(fields, "key", source), fields.get("tag"), fields.get("queue")
     properties, priority = fields.get("properties") or {}, fields.get("priority") or 0
-    if not (_is_text(key) and _is_text(tag) and (queue is None or type(queue) is int)):
+    if not (_is_text(fields.get("key")) and _is_text(tag) and (queue is None or type(queue) is int)):
         raise InvalidRequest(f"{source}: key and tag must be text, and queue a number")
     if type(priority) is not int or not 0 <= priority <= MAX_PRIORITY:
         raise InvalidRequest(f"{source}: priority must be a number from 0 to {MAX_PRIORITY}")
     if not isinstance(properties, dict) or not all(isinstance(value, str) for value in properties.values()):
         raise InvalidRequest(f"{source}: properties must be an object of texts")
-    return Outgoing(_json_body(fields, source), key, tag, queue, priority, properties, source)
+    body = b"" if delete and fields.get("body") is None else _json_body(fields, source)
+    return Outgoing(body, key, tag, queue, priority, properties, _headers(fields, source), delete, source)
 
 
 def from_file(path: Path) -> Outgoing:
@@ -130,15 +147,35 @@ def from_file(path: Path) -> Outgoing:
 
 
 def _json_body(fields: dict[str, Any], source: str) -> bytes:
-    if "body_b64" in fields:
-        try:
-            return base64.b64decode(fields["body_b64"], validate=True)
-        except (ValueError, TypeError) as error:
-            raise InvalidRequest(f"{source}: body_b64 is not base64: {error}") from error
-    body = fields["body"]
+    body = _either(fields, "body", source)
+    if isinstance(body, bytes):
+        return body
     if isinstance(body, str):
         return body.encode()
     return json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _either(fields: dict[str, Any], name: str, source: str) -> Any:
+    """What field ``name`` says, or the bytes of ``name_b64``."""
+    encoded = fields.get(f"{name}_b64")
+    if encoded is None:
+        return fields.get(name)
+    if fields.get(name) is not None:
+        raise InvalidRequest(f"{source}: {name}_b64 is given beside {name}; give one of the two")
+    try:
+        return base64.b64decode(encoded, validate=True)
+    except (ValueError, TypeError) as error:
+        raise InvalidRequest(f"{source}: {name}_b64 is not base64: {error}") from error
+
+
+def _headers(fields: dict[str, Any], source: str) -> Headers:
+    found = []
+    for header in fields.get("headers") or []:
+        value = _either(header, "value", source) if isinstance(header, dict) else None
+        if not isinstance(value, str | bytes) or not isinstance(header.get("name"), str):
+            raise InvalidRequest(f"{source}: headers must be objects with name, and value or value_b64")
+        found.append((header["name"], value.encode() if isinstance(value, str) else value))
+    return tuple(found)
 
 
 def _is_text(value: Any) -> bool:

@@ -54,6 +54,8 @@ def get(id: str, format_text: str | None, as_json: bool, url: str, deadline_ms: 
             ("tag", found.tag),
             ("priority", found.priority),
             ("properties", dict(found.properties)),
+            *([("headers", dict(found.headers))] if found.headers else []),
+            *([("delete", True)] if found.delete else []),
             ("stored", time_text(found.stored_ms)),
             ("bytes", len(found.body)),
             ("body", found.body),

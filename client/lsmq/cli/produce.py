@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from lsmq import Client, Codec, EmptyBody, MessageTooLarge, Producer, Receipt
+from lsmq import Client, Codec, InvalidRequest, Producer, Receipt
 from lsmq.cli._input import STDIN, Outgoing, from_file, from_json_line, from_line, lines, name_of
 from lsmq.cli._options import DURATION, TOPIC, json_option, url_option, with_client
 from lsmq.cli._render import Progress, print_json, progress, size_text
@@ -76,8 +76,9 @@ def produce(
     """Send messages to TOPIC: one a line of FILES, or of standard input.
 
     Lines go without their line end, empty ones are skipped. With --json-lines a line is an object with
-    "body" (text; any other JSON is sent as JSON) or "body_b64", and optionally "key", "tag", "queue",
-    "priority" and "properties". It returns once every message is stored, and fails if one is not; a message
+    "body" (text; any other JSON is sent as JSON) or "body_b64", and optionally "key" or "key_b64", "tag", "queue",
+    "priority", "properties" and "headers" ([{"name": .., "value": ..}]); with "delete" it says that its key is gone,
+    and has no body. It returns once every message is stored, and fails if one is not; a message
     whose answer got lost is sent again and stored once. A line that is wrong ends it; the lines before it
     are stored.
 
@@ -133,10 +134,11 @@ async def _send_all(
     async for portion in _portions(options):
         receipts: list[Receipt] = []
         for outgoing in portion:
-            shown.advance(len(outgoing.body) + 1)
-            if not outgoing.body and not options.whole_files:
+            if outgoing is None:
+                shown.advance(1)
                 summary.empty_skipped += 1
                 continue
+            shown.advance(len(outgoing.body) + 1)
             receipts.append(await _send(producer, outgoing, options))
             summary.messages += 1
             summary.bytes += len(outgoing.body)
@@ -157,14 +159,16 @@ async def _send(producer: Producer, outgoing: Outgoing, options: InputOptions) -
             tag=outgoing.tag if outgoing.tag is not None else options.tag,
             queue=outgoing.queue if outgoing.queue is not None else options.queue,
             properties=outgoing.properties,
+            headers=outgoing.headers,
             priority=outgoing.priority,
+            delete=outgoing.delete,
         )
-    except (EmptyBody, MessageTooLarge) as error:
+    except InvalidRequest as error:
         raise type(error)(f"{outgoing.source}: {error.message}", **error.details) from error
 
 
-async def _portions(options: InputOptions) -> AsyncIterator[Iterable[Outgoing]]:
-    """The messages of all inputs, as many at a time as are there, each made when it is its turn."""
+async def _portions(options: InputOptions) -> AsyncIterator[Iterable[Outgoing | None]]:
+    """The messages of all inputs, each made when it is its turn; ``None`` for an empty line."""
     for path in options.files:
         if options.whole_files:
             yield [from_file(Path(path))]
@@ -173,13 +177,10 @@ async def _portions(options: InputOptions) -> AsyncIterator[Iterable[Outgoing]]:
             yield (_from_line(line, number, path, options) for number, line in numbered)
 
 
-def _from_line(line: bytes, number: int, path: str, options: InputOptions) -> Outgoing:
+def _from_line(line: bytes, number: int, path: str, options: InputOptions) -> Outgoing | None:
     source = f"{name_of(path)}, line {number}"
-    if not options.json_lines:
-        return from_line(line, key_separator=options.key_separator, source=source)
-    if not line.strip():
-        return Outgoing(b"")
-    outgoing = from_json_line(line, source=source)
-    if not outgoing.body:
-        raise EmptyBody(f"{source}: the body is empty")
-    return outgoing
+    if not (line.strip() if options.json_lines else line):
+        return None
+    if options.json_lines:
+        return from_json_line(line, source=source)
+    return from_line(line, key_separator=options.key_separator, source=source)

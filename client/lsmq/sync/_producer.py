@@ -12,6 +12,7 @@ from lsmq import producer as asynchronous
 from lsmq._lane import ProducerStats
 from lsmq._loop_thread import LoopThread, wait_for
 from lsmq._outbox import Sent
+from lsmq.messages import Key
 from lsmq.partitioners import Partitioner
 from lsmq.producer import Body
 from lsmq.record_batch import Codec
@@ -137,31 +138,51 @@ class Producer:
         self,
         body: Body,
         *,
-        key: str | None = None,
+        key: Key | None = None,
         tag: str | None = None,
         queue: int | None = None,
         properties: Mapping[str, str] | None = None,
+        headers: Iterable[tuple[str, bytes]] = (),
         priority: int = 0,
+        delete: bool = False,
     ) -> Receipt:
         """Accept one message; waits only while the buffer is full. See :meth:`lsmq.Producer.send`."""
-        work = self._async.send(body, key=key, tag=tag, queue=queue, properties=properties, priority=priority)
+        work = self._async.send(
+            body,
+            key=key,
+            tag=tag,
+            queue=queue,
+            properties=properties,
+            headers=headers,
+            priority=priority,
+            delete=delete,
+        )
         return Receipt(self._thread, self._thread.call(work))
 
     def send_nowait(
         self,
         body: Body,
         *,
-        key: str | None = None,
+        key: Key | None = None,
         tag: str | None = None,
         queue: int | None = None,
         properties: Mapping[str, str] | None = None,
+        headers: Iterable[tuple[str, bytes]] = (),
         priority: int = 0,
+        delete: bool = False,
     ) -> Receipt:
         """Like :meth:`send`, but raises ``BufferFull`` where that would wait."""
 
         async def send() -> _outbox.Receipt:
             return self._async.send_nowait(
-                body, key=key, tag=tag, queue=queue, properties=properties, priority=priority
+                body,
+                key=key,
+                tag=tag,
+                queue=queue,
+                properties=properties,
+                headers=headers,
+                priority=priority,
+                delete=delete,
             )
 
         return Receipt(self._thread, self._thread.call(send()))
@@ -170,20 +191,31 @@ class Producer:
         self,
         body: Body,
         *,
-        key: str | None = None,
+        key: Key | None = None,
         tag: str | None = None,
         queue: int | None = None,
         properties: Mapping[str, str] | None = None,
+        headers: Iterable[tuple[str, bytes]] = (),
         priority: int = 0,
+        delete: bool = False,
     ) -> Sent:
         """Send one message and return where it was stored."""
         return self._thread.call(
-            self._async.send_and_wait(body, key=key, tag=tag, queue=queue, properties=properties, priority=priority)
+            self._async.send_and_wait(
+                body,
+                key=key,
+                tag=tag,
+                queue=queue,
+                properties=properties,
+                headers=headers,
+                priority=priority,
+                delete=delete,
+            )
         )
 
     def send_many(
         self,
-        messages: Iterable[Body | tuple[str | None, Body]],
+        messages: Iterable[Body | tuple[Key | None, Body]],
         *,
         tag: str | None = None,
         queue: int | None = None,

@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from lsmq import transactions as asynchronous
+from lsmq.messages import Key
 from lsmq.producer import Body
 from lsmq.producer_groups import TransactionInfo
 from lsmq.sync._client import Client
@@ -108,18 +109,30 @@ class Transaction:
         topic: str,
         body: Body,
         *,
-        key: str | None = None,
+        key: Key | None = None,
         tag: str | None = None,
         queue: int | None = None,
         properties: Mapping[str, str] | None = None,
+        headers: Iterable[tuple[str, bytes]] = (),
         priority: int = 0,
+        delete: bool = False,
     ) -> None:
         """See :meth:`lsmq.Transaction.send`."""
         self._thread.call(
-            self._async.send(topic, body, key=key, tag=tag, queue=queue, properties=properties, priority=priority)
+            self._async.send(
+                topic,
+                body,
+                key=key,
+                tag=tag,
+                queue=queue,
+                properties=properties,
+                headers=headers,
+                priority=priority,
+                delete=delete,
+            )
         )
 
-    def send_many(self, topic: str, messages: Iterable[Body | tuple[str | None, Body]]) -> None:
+    def send_many(self, topic: str, messages: Iterable[Body | tuple[Key | None, Body]]) -> None:
         """See :meth:`lsmq.Transaction.send_many`."""
         self._thread.call(self._async.send_many(topic, messages))
 

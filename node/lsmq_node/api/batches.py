@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from lsmq.errors import (
     DiskFull,
-    EmptyBody,
     InvalidBatch,
     InvalidRequest,
     MessageTooLarge,
@@ -59,6 +58,7 @@ _SENT_COLUMNS = frozenset(
         Column.PRIORITY,
         Column.DUE_MS,
         Column.EXPIRES_MS,
+        Column.FLAGS,
     }
 )
 _MOST: dict[int, int] = {
@@ -126,17 +126,6 @@ def _frame_bytes(payload: bytes) -> int:
     return size
 
 
-def check_bodies(batch: RecordBatch) -> None:
-    """Raises :class:`EmptyBody` naming the first record without a body."""
-    lengths, headers = _column(batch, Column.LENGTH), _column(batch, Column.HEADER_LENGTH)
-    if bool((lengths == headers).any()):
-        record = int(np.argmax(lengths == headers))
-        raise EmptyBody(
-            f"record {record} of the batch has an empty body; a message needs at least one byte",
-            record=record,
-        )
-
-
 def _column(batch: RecordBatch, column: Column) -> NDArray[Any]:
     return decode_column(batch.buffer, batch.directory.get(column), batch.record_count, DTYPES[column])
 
@@ -166,7 +155,6 @@ async def send_batch(call: Call) -> web.StreamResponse:
     batch = decode_sent_batch(body, broker.config)
     if len(batch.payload) > call.hold.held_bytes:
         call.hold.resize(len(body) + len(batch.payload))
-    check_bodies(batch)
     ack = call.query["ack"]
     parts = [(_only_shard(broker, topic, batch), batch)]
     (appended,) = await broker.append(topic, parts, None if ack is None else Ack(ack))
@@ -264,7 +252,6 @@ def routes(config: NodeConfig) -> tuple[Route, ...]:
                 UnknownTopic,
                 UnknownQueue,
                 InvalidBatch,
-                EmptyBody,
                 MessageTooLarge,
                 TooManyMessages,
                 OutOfOrderSequence,

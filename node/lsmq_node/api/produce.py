@@ -15,7 +15,6 @@ from aiohttp import web
 
 from lsmq.errors import (
     DiskFull,
-    EmptyBody,
     InvalidRequest,
     MessageTooLarge,
     NotEnoughReplicas,
@@ -26,6 +25,7 @@ from lsmq.errors import (
     UnknownQueue,
     UnknownTopic,
 )
+from lsmq.messages import Headers, Key
 from lsmq.record_batch import BatchBuilder, RecordBatch, key_hash, message_id
 from lsmq_node.broker import Ack, Broker
 from lsmq_node.config import NodeConfig
@@ -36,7 +36,21 @@ from .codec import answer
 from .routing import Call, Content, Route, path_parameters
 from .schema import Schema, check
 
-_FIELDS = frozenset({"queue", "key", "tag", "priority", "delay_ms", "properties", "body", "body_b64"})
+_FIELDS = frozenset(
+    {
+        "queue",
+        "key",
+        "key_b64",
+        "tag",
+        "priority",
+        "delay_ms",
+        "properties",
+        "headers",
+        "delete",
+        "body",
+        "body_b64",
+    }
+)
 _ENVELOPE = frozenset({"messages", "ack", "producer"})
 
 
@@ -64,20 +78,19 @@ class Packer:
         """Pack one message. Raises an :class:`InvalidRequest` whose field begins ``messages[index]``."""
         if type(message) is not dict or not message.keys() <= _FIELDS:
             self._explain(index, message)
-        queue, key, tag = message.get("queue"), message.get("key"), message.get("tag")
+        queue, tag = message.get("queue"), message.get("tag")
         priority, properties = message.get("priority", 0), message.get("properties")
-        body = self._body(index, message)
-        key_digest = None
-        if key is not None:
-            if type(key) is not str:
-                self._explain(index, message)
-            key_digest = self._digest(index, message, key)
+        key = self._bytes(index, message, "key")
+        delete = "delete" in message and self._delete(index, message, key)
+        body = b"" if delete else self._body(index, message)
+        key_digest = None if key is None else key_hash(key)
         if tag is not None and type(tag) is not str:
             self._explain(index, message)
         if type(priority) is not int or not 0 <= priority <= 255 or message.get("delay_ms", 0) != 0:
             self._explain(index, message)
         if properties is not None:
             check(properties, self._schema["properties"]["properties"], f"messages[{index}].properties")
+        headers = self._headers(index, message) if "headers" in message else None
         topic = self._topic
         if queue is None:
             queue = self._broker.next_queue(topic) if key_digest is None else key_digest % topic.key_queues
@@ -95,37 +108,22 @@ class Packer:
                 tag=tag,
                 priority=priority,
                 properties=properties,
+                headers=headers,
+                delete=delete,
                 key_hash_hint=key_digest,
             )
         except UnicodeEncodeError:
             self._explain(index, message)
 
     def _body(self, index: int, message: dict[str, Any]) -> bytes:
-        body = message.get("body")
-        encoded = message.get("body_b64")
-        if encoded is None:
-            if type(body) is str:
-                try:
-                    body = body.encode()
-                except UnicodeEncodeError:
-                    self._explain(index, message)
-            elif type(body) is not bytes:
-                if body is None:
-                    raise EmptyBody(_EMPTY.format(index=index), field=f"messages[{index}].body")
-                self._explain(index, message)
-        else:
-            path = f"messages[{index}].body_b64"
-            if body is not None:
-                raise InvalidRequest(f"{path} is given beside body; send one of the two", field=path)
-            if type(encoded) is not str:
-                self._explain(index, message)
-            try:
-                body = base64.b64decode(encoded, validate=True)
-            except (binascii.Error, ValueError) as error:
-                raise InvalidRequest(f"{path} is not valid base64: {error}", field=path) from error
-        assert isinstance(body, bytes)
-        if not body:
-            raise EmptyBody(_EMPTY.format(index=index), field=f"messages[{index}].body")
+        body = self._bytes(index, message, "body")
+        if body is None:
+            raise InvalidRequest(
+                f"messages[{index}] has neither body nor body_b64; send one of the two, or delete with a key",
+                field=f"messages[{index}].body",
+            )
+        if isinstance(body, str):
+            body = body.encode()
         if len(body) > self._limit:
             raise MessageTooLarge(
                 f"messages[{index}] has a body of {len(body)} bytes, the limit is {self._limit} "
@@ -136,12 +134,51 @@ class Packer:
             )
         return body
 
-    def _digest(self, index: int, message: dict[str, Any], key: str) -> int:
-        try:
-            return key_hash(key)
-        except UnicodeEncodeError:
+    def _bytes(self, index: int, message: dict[str, Any], name: str, at: str = "") -> str | bytes | None:
+        """Field ``name`` as text or bytes, or ``name_b64`` decoded; ``None`` where there is neither."""
+        plain, encoded = message.get(name), message.get(f"{name}_b64")
+        if encoded is None:
+            if type(plain) is str and not plain.isascii():
+                try:
+                    plain.encode()
+                except UnicodeEncodeError:
+                    self._explain(index, message)
+            elif plain is not None and type(plain) is not str and type(plain) is not bytes:
+                self._explain(index, message)
+            return plain
+        path = f"messages[{index}]{at}.{name}_b64"
+        if plain is not None:
+            raise InvalidRequest(f"{path} is given beside {name}; send one of the two", field=path)
+        if type(encoded) is not str:
             self._explain(index, message)
-            raise
+        try:
+            return base64.b64decode(encoded, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise InvalidRequest(f"{path} is not valid base64: {error}", field=path) from error
+
+    def _headers(self, index: int, message: dict[str, Any]) -> Headers:
+        check(message["headers"], self._schema["properties"]["headers"], f"messages[{index}].headers")
+        found = []
+        for place, header in enumerate(message["headers"]):
+            value = self._bytes(index, header, "value", f".headers[{place}]")
+            if value is None:
+                path = f"messages[{index}].headers[{place}]"
+                raise InvalidRequest(f"{path} has neither value nor value_b64; send one of the two", field=path)
+            found.append((header["name"], value.encode() if isinstance(value, str) else value))
+        return tuple(found)
+
+    def _delete(self, index: int, message: dict[str, Any], key: Key | None) -> bool:
+        if type(message["delete"]) is not bool:
+            self._explain(index, message)
+        if not message["delete"]:
+            return False
+        if key is None:
+            path = f"messages[{index}].delete"
+            raise InvalidRequest(f"{path} says that a key is gone, and there is no key; give one", field=path)
+        if message.get("body") or message.get("body_b64"):
+            path = f"messages[{index}].body"
+            raise InvalidRequest(f"{path} is given beside delete; a deletion has no body", field=path)
+        return True
 
     def _refuse_queue(self, index: int, message: dict[str, Any], queue: Any) -> None:
         check(message, self._schema, f"messages[{index}]")
@@ -151,9 +188,6 @@ class Packer:
         """Say by the schema what the quick check did not like."""
         check(message, self._schema, f"messages[{index}]")
         raise InvalidRequest(f"messages[{index}] is not a message", field=f"messages[{index}]")
-
-
-_EMPTY = "messages[{index}] has an empty body; a message needs at least one byte in body or body_b64"
 
 
 def message_limit(config: NodeConfig, topic: Topic) -> int:
@@ -239,7 +273,6 @@ def routes(config: NodeConfig) -> tuple[Route, ...]:
             errors=(
                 UnknownTopic,
                 UnknownQueue,
-                EmptyBody,
                 MessageTooLarge,
                 TooManyMessages,
                 NotLeader,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lsmq.errors import InvalidBatch
-from lsmq.record_batch import RecordBatch, decode_header, message_id, split_batches
+from lsmq.record_batch import Flag, RecordBatch, decode_header, message_id, split_batches
 from lsmq_node.broker import Fetched
 
 from .codec import Format
@@ -44,11 +44,11 @@ def _render_batch(
     batch: RecordBatch, topic_id: int, spans: Mapping[int, tuple[int, int]], form: Format
 ) -> Iterator[tuple[dict[str, Any], int]]:
     payload = batch.payload
-    for owner, queue, offset, start, body_at, end, stored_ms, priority in batch.rows(topic_id):
+    for owner, queue, offset, start, body_at, end, stored_ms, priority, flags in batch.rows(topic_id):
         span = spans.get(queue)
         if span is not None and span[0] <= offset < span[1] and owner == topic_id:
             header, body = payload[start:body_at], payload[body_at:end].tobytes()
-            yield render_message(topic_id, queue, offset, header, body, priority, stored_ms, form), end - start
+            yield render_message(topic_id, queue, offset, header, body, priority, stored_ms, flags, form), end - start
 
 
 def render_message(
@@ -59,6 +59,7 @@ def render_message(
     body: bytes,
     priority: int,
     stored_ms: int,
+    flags: int,
     form: Format,
 ) -> dict[str, Any]:
     """One message, given the bytes of its record."""
@@ -66,6 +67,8 @@ def render_message(
     message.update(_header(header, form))
     message["priority"] = priority
     message["stored_ms"] = stored_ms
+    if flags & Flag.DELETE:
+        message["delete"] = True
     if form is Format.MSGPACK:
         message["body"] = body
     else:
@@ -77,24 +80,28 @@ def render_message(
 
 
 def _header(header: memoryview | bytes, form: Format) -> dict[str, Any]:
-    """Key, tag and properties; or the raw bytes, since brokers store headers without looking into them."""
-    if header:
-        try:
-            key, tag, properties = decode_header(header)
-            if _is_text(key) and _is_text(tag) and _is_text_map(properties):
-                return {"key": key, "tag": tag, "properties": properties}
-        except InvalidBatch:
-            pass
+    """Key, tag, properties and headers; or the raw bytes, since brokers store headers without looking into them."""
+    if not header:
+        return {"key": None, "tag": None, "properties": {}}
+    try:
+        key, tag, properties, pairs = decode_header(header)
+        if not all(isinstance(part, str) for pair in properties.items() for part in pair):
+            raise InvalidBatch("a property is not text")
+    except InvalidBatch:
         raw = base64.b64encode(header).decode()
         return {"key": None, "tag": None, "properties": {}, "header_b64": raw}
-    return {"key": None, "tag": None, "properties": {}}
+    fields: dict[str, Any] = {"key": key, "tag": tag, "properties": properties}
+    if isinstance(key, bytes) and form is Format.JSON:
+        fields["key"], fields["key_b64"] = None, base64.b64encode(key).decode()
+    if pairs:
+        fields["headers"] = [{"name": name, **_value(value, form)} for name, value in pairs]
+    return fields
 
 
-def _is_text(value: Any) -> bool:
-    return value is None or isinstance(value, str)
-
-
-def _is_text_map(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(name, str) and isinstance(text, str) for name, text in value.items()
-    )
+def _value(value: bytes, form: Format) -> dict[str, Any]:
+    if form is Format.MSGPACK:
+        return {"value": value}
+    try:
+        return {"value": value.decode()}
+    except UnicodeDecodeError:
+        return {"value_b64": base64.b64encode(value).decode()}

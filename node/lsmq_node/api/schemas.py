@@ -144,19 +144,40 @@ _BODY = {
     "body": {"type": "string", BIN: True, "description": "The body as text; in msgpack also as bin."},
     "body_b64": {"type": "string", "description": "The body in base64, for bytes that are not text."},
 }
-_KEY = {"type": ["string", "null"], "description": "Messages of one key go to one queue, in order."}
+_KEY = {
+    "key": {
+        "type": ["string", "null"],
+        BIN: True,
+        "description": "Messages of one key go to one queue, in order. In msgpack also as bin.",
+    },
+    "key_b64": {"type": "string", "description": "The key in base64, for bytes that are not text."},
+}
 _TAG = {"type": ["string", "null"], "description": "A label consumers can filter by."}
 _PROPERTIES = {"type": ["object", "null"], "additionalProperties": {"type": "string"}}
+HEADER: Schema = _object(
+    {
+        "name": TEXT,
+        "value": {"type": "string", BIN: True, "description": "The value as text; in msgpack also as bin."},
+        "value_b64": {"type": "string", "description": "The value in base64, for bytes that are not text."},
+    },
+    required=("name",),
+    description="One of `value` and `value_b64`.",
+)
+_HEADERS = _list(HEADER, description="Names and bytes in order; a name may come more than once.")
+_DELETE = {"type": "boolean", "description": "The message says that its key is gone; it has no body."}
 
 MESSAGE: Schema = _object(
     {
         "queue": QUEUE,
         "offset": OFFSET,
         "id": TEXT,
-        "key": {"type": ["string", "null"]},
+        "key": {"type": ["string", "null"], BIN: True},
+        "key_b64": {"type": "string", "description": "The key in base64, where it is not text."},
         "tag": {"type": ["string", "null"]},
         "priority": COUNT,
         "properties": {"type": "object", "additionalProperties": {"type": "string"}},
+        "headers": _HEADERS,
+        "delete": _DELETE,
         "stored_ms": TIME_MS,
         **_BODY,
         "header_b64": {
@@ -276,7 +297,7 @@ def message_to_send(config: NodeConfig) -> Schema:
                 "type": ["integer", "null"],
                 "description": "Without it the key's hash decides.",
             },
-            "key": _KEY,
+            **_KEY,
             "tag": _TAG,
             "priority": {"type": "integer", "minimum": 0, "maximum": 255, "default": 0},
             "delay_ms": {
@@ -287,10 +308,12 @@ def message_to_send(config: NodeConfig) -> Schema:
                 "description": "Reserved: this release delivers at once.",
             },
             "properties": _PROPERTIES,
+            "headers": _HEADERS,
+            "delete": {**_DELETE, "default": False},
             **_BODY,
         },
         required=(),
-        description=f"One of `body` and `body_b64`, not empty; up to {config.max_message_bytes} bytes.",
+        description=f"One of `body` and `body_b64`, or `delete` with a key; up to {config.max_message_bytes} bytes.",
     )
 
 

@@ -8,7 +8,6 @@ from lsmq.errors import (
     DeliveriesAhead,
     DiskFull,
     DocumentsFull,
-    EmptyBody,
     InvalidBatch,
     MessageTooLarge,
     NotEnoughReplicas,
@@ -44,7 +43,7 @@ def routes(config: NodeConfig) -> tuple[Route, ...]:
     decided = {200: Content("Decided, durably; `delivered` says whether consumers see all of it.", schemas.TRANSACTION)}
     stored = {200: Content("Stored, durably, and not to be seen.", schemas.TRANSACTION)}
     known = {200: Content("As its coordinator knows it.", schemas.TRANSACTION)}
-    message_errors = (UnknownTopic, UnknownQueue, EmptyBody, MessageTooLarge, TransactionTooLarge, DocumentsFull)
+    message_errors = (UnknownTopic, UnknownQueue, MessageTooLarge, TransactionTooLarge, DocumentsFull)
     here = "Only at the group's coordinator (`GET /v1/groups/{group}/coordinator`)."
 
     def route(method: str, path: str, operation: str, summary: str, handler: Any, responses: Any, **rest: Any) -> Route:

@@ -64,7 +64,15 @@ async def pop(call: Call) -> web.StreamResponse:
 def _message(topic: Topic, owner: int, delivery: Delivery, form: Format) -> dict[str, Any]:
     record, receipt = delivery.record, delivery.receipt
     message = render_message(
-        topic.id, record.queue, record.offset, record.header, record.body, record.priority, record.stored_ms, form
+        topic.id,
+        record.queue,
+        record.offset,
+        record.header,
+        record.body,
+        record.priority,
+        record.stored_ms,
+        record.flags,
+        form,
     )
     message["shard"] = delivery.shard
     message["receipt"] = encode_receipt(receipt, owner, topic.id)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from lsmq.errors import InvalidBatch, MessageTooLarge, TooManyMessages, UnknownQueue
-from lsmq.record_batch import Column, RecordBatch
+from lsmq.record_batch import Column, Flag, RecordBatch
 
 from .applier import BatchColumns
 from .options import StoreOptions
@@ -43,8 +45,8 @@ def check_batch(state: TopicState, batch: RecordBatch, columns: BatchColumns, op
     if headers is not None and (headers > lengths).any():
         raise InvalidBatch("a record's header is longer than the record")
     flags = columns.optional.get(Column.FLAGS)
-    if flags is not None and flags.any():
-        raise InvalidBatch("a producer's record has flags set, which are the broker's to set")
+    if flags is not None:
+        _check_flags(flags, lengths, headers)
     limit = options.max_message_bytes
     if topic.options.max_message_bytes is not None:
         limit = min(limit, topic.options.max_message_bytes)
@@ -63,3 +65,11 @@ def check_batch(state: TopicState, batch: RecordBatch, columns: BatchColumns, op
             limit=options.max_batch_bytes,
             size=total,
         )
+
+
+def _check_flags(flags: Any, lengths: Any, headers: Any) -> None:
+    if (flags & ~np.uint8(Flag.DELETE)).any():
+        raise InvalidBatch("a producer's record has other flags set than delete; they are the broker's to set")
+    bodies = lengths if headers is None else lengths - headers
+    if bodies[flags != 0].any():
+        raise InvalidBatch("a record with the flag delete has a body; a deletion has none")

@@ -142,7 +142,7 @@ def _records(block: Block) -> Iterator[dict[str, Any]]:
         fields = {"topic_id": topic & ~TOMBSTONE_TOPIC, **fields, "tombstone": bool(topic & TOMBSTONE_TOPIC)}
         header_end = position + fields.get("header_length", 0)
         if header_end > position:
-            fields["key"], fields["tag"], fields["properties"] = decode_header(batch.payload[position:header_end])
+            fields.update(decode_header(batch.payload[position:header_end])._asdict())
         yield fields
         position += fields.get("length", 0)
 

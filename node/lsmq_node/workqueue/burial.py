@@ -17,7 +17,8 @@ import msgpack
 import structlog
 
 from lsmq.errors import CorruptFile, InvalidRequest, LsmqError, UnknownTopic
-from lsmq.record_batch import BatchBuilder, RecordBatch, decode_header, message_id
+from lsmq.messages import RecordHeader
+from lsmq.record_batch import BatchBuilder, Flag, RecordBatch, decode_header, message_id
 from lsmq_node.broker import Ack, Broker, Start
 from lsmq_node.storage import Topic, TopicOptions
 
@@ -186,13 +187,14 @@ class Undertaker:
     def _add(self, builder: BatchBuilder, queue: int, record: Record, count: int, reason: str, limit: int) -> None:
         """The message with its key, tag and properties, and where it comes from.
 
-        One that is too large with that goes without its own properties; and then cut, which ``lsmq-dlq-cut`` says.
+        One that is too large with that goes without its own properties and headers; and then cut, which
+        ``lsmq-dlq-cut`` says.
         """
         work = self._work
         try:
-            key, tag, properties = decode_header(record.header)
+            header = decode_header(record.header)
         except LsmqError:
-            key, tag, properties = None, None, {}
+            header = RecordHeader()
         own = {
             f"{PROPERTY_PREFIX}{name}": str(value)
             for name, value in (
@@ -206,17 +208,27 @@ class Undertaker:
             )
         }
         body = record.body
-        for extra in (properties, {}):
+        for kept in (header, header._replace(properties={}, headers=())):
             packed = BatchBuilder()
-            packed.add(queue, body, key=key, tag=tag, properties={**extra, **own})
+            packed.add(
+                queue, body, key=kept.key, tag=kept.tag, properties={**kept.properties, **own}, headers=kept.headers
+            )
             over = packed.size_bytes - limit
             if over <= 0:
                 break
         else:
             own[f"{PROPERTY_PREFIX}cut"] = str(len(body))
             body = body[: max(1, len(body) - over - len(f"{PROPERTY_PREFIX}cut") - 24)]
-            extra = {}
-        builder.add(queue, body, key=key, tag=tag, priority=record.priority, properties={**extra, **own})
+        builder.add(
+            queue,
+            body,
+            key=kept.key,
+            tag=kept.tag,
+            priority=record.priority,
+            properties={**kept.properties, **own},
+            headers=kept.headers,
+            delete=bool(record.flags & Flag.DELETE),
+        )
 
 
 def too_few_queues(topic: Topic, shards: int) -> InvalidRequest:

@@ -25,6 +25,7 @@ class Record:
     body: bytes
     priority: int
     stored_ms: int
+    flags: int
 
     @property
     def size_bytes(self) -> int:
@@ -157,6 +158,6 @@ def _next_offset(part: Slice, queue: int, start: int) -> int:
 def _records(part: Slice) -> Iterable[Record]:
     for batch in part.batches():
         payload = batch.payload
-        for _, queue, offset, start, body_at, end, stored_ms, priority in batch.rows():
+        for _, queue, offset, start, body_at, end, stored_ms, priority, flags in batch.rows():
             header, body = payload[start:body_at].tobytes(), payload[body_at:end].tobytes()
-            yield Record(queue, offset, header, body, priority, stored_ms)
+            yield Record(queue, offset, header, body, priority, stored_ms, flags)
