@@ -232,7 +232,7 @@ def assert_no_orphans(store: ShardStore, disk: Disk, path: Path) -> None:
     tables = disk.list(path / "tables")
     assert {int(name.split(".")[0]) for name in tables} == numbers, (tables, numbers)
     assert all(name.endswith((".tbl", ".ckp")) for name in tables)
-    assert set(disk.list(path)) - {"LOCK"} == {"MANIFEST", "tables", "wal"}
+    assert set(disk.list(path)) - {"LOCK"} == {"LOG_MARK", "MANIFEST", "tables", "wal"}
     assert all(name.endswith((".wal", ".spare")) for name in disk.list(path / "wal"))
 
 

@@ -92,6 +92,7 @@ def test_a_crash_at_any_operation_loses_nothing_acknowledged(tmp_path: Path, gro
         point = work.disk.at(nth)
         with contextlib.suppress(PowerCut, LsmqError):
             work.run()
+            work.store.close()
         assert point.hits == 1, (nth, log[nth - 1])
         if work.opened is not None:
             abandon(work.opened)

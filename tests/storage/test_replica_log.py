@@ -20,7 +20,7 @@ from lsmq_node.storage.wal_reader import LogFloor
 from support.sim_disk import SimDisk
 from support.waiting import eventually
 
-from .harness import bodies, body, profile, tiny
+from .harness import abandon, bodies, body, profile, tiny
 
 QUEUES = 3
 
@@ -329,14 +329,20 @@ def test_damage_in_the_middle_ends_the_log_and_what_lies_behind_stays_until_it_i
         assert store.replica.end_lsn == lsn
 
 
-def test_damage_where_nothing_was_known_to_be_durable_is_a_torn_end(tmp_path: Path) -> None:
-    with ShardStore.open(tmp_path / "a", tiny(), replicated=True) as store:
-        lead(store, 1)
-        make_topic(store)
-        ends = [put(store, 0, body(number, 3_000)) for number in range(6)]
+@pytest.mark.parametrize("closed", [True, False])
+def test_damage_where_nothing_was_known_to_be_durable_is_a_torn_end(tmp_path: Path, closed: bool) -> None:
+    store = ShardStore.open(tmp_path / "a", tiny(), replicated=True)
+    lead(store, 1)
+    make_topic(store)
+    ends = [put(store, 0, body(number, 3_000)) for number in range(6)]
+    if closed:
+        store.close()
+    else:
+        abandon(store)
     damage(tmp_path / "a", ends[3] + 100)
     with ShardStore.open(tmp_path / "a", tiny(), replicated=True) as store:
-        assert (store.replica.damage, store.replica.end_lsn) == (None, ends[3])
+        assert (store.replica.damage is not None, store.replica.end_lsn) == (closed, ends[3])
+        assert not closed or f"up to LSN {ends[5]}" in str(store.replica.damage)
 
 
 def test_a_former_leader_takes_no_writes_and_says_so_to_who_waits(stores: tuple[ShardStore, ShardStore]) -> None:

@@ -19,7 +19,7 @@ _ROWS_AT_A_TIME = 1000
 
 @click.group()
 def dump() -> None:
-    """Look into a node's files: WAL, SSTable, manifest, snapshot.
+    """Look into a node's files: WAL and its mark, SSTable, manifest, snapshot.
 
     Reads the file and nothing else; the node may be running. Damage is reported by name, as an error.
     """
@@ -56,6 +56,14 @@ def manifest(file: Path, as_json: bool) -> None:
 def snapshot(file: Path, as_json: bool) -> None:
     """Print what a downloaded snapshot of a shard is made of."""
     _print(_dumper("dump_snapshot")(file), as_json)
+
+
+@dump.command()
+@click.argument("file", type=_FILE)
+@json_option
+def mark(file: Path, as_json: bool) -> None:
+    """Print what is noted of a log's end (LOG_MARK)."""
+    _print(_dumper("dump_log_mark")(file), as_json)
 
 
 def _dumper(name: str) -> Any:

@@ -19,6 +19,7 @@ from lsmq.record_batch import Column, decode_header
 
 from .block import Block
 from .disk import OsDisk
+from .log_mark import decode_log_mark
 from .manifest import NAME as MANIFEST
 from .manifest import Manifest, decode_manifest
 from .memtable import TOMBSTONE_TOPIC
@@ -162,6 +163,11 @@ def dump_snapshot(path: Path) -> Iterator[dict[str, Any]]:
         "epochs": [list(epoch) for epoch in snapshot.epochs],
     }
     yield from _manifest(snapshot.manifest)
+
+
+def dump_log_mark(path: Path) -> Iterator[dict[str, Any]]:
+    """One dict: how far the log was on the disk, where its segments ended, whether it was closed."""
+    yield asdict(decode_log_mark(OsDisk().read_all(path), str(path)))
 
 
 def _manifest(manifest: Manifest) -> Iterator[dict[str, Any]]:

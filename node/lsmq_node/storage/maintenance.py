@@ -25,6 +25,7 @@ from .segments import SegmentFiles
 from .tables import Closing, TableSet
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_AHEAD_FROM = 4  # the next segment is allocated when this part, one in so many, of the present one is used
 _TICK_SECONDS = 1.0
 #: Memory that no memtable has wanted for so long goes back to the system.
 _TRIM_SECONDS = 10.0
@@ -199,10 +200,12 @@ class Maintenance:
                     self._tables.changed.wait(min(interval, _TICK_SECONDS))
 
     def _check_space(self) -> None:
-        """Have the next segment ready, and see whether the disk takes writes."""
+        """Have the segment ready, the next one too once a part of it is used, and see whether the disk takes writes."""
         ready = True
         try:
-            self._segments.prepare(self._end_lsn + self._segment_bytes)
+            self._segments.prepare(self._end_lsn)
+            if self._end_lsn % self._segment_bytes >= self._segment_bytes // _AHEAD_FROM:
+                self._segments.prepare(self._end_lsn + self._segment_bytes)
         except OSError as error:
             if error.errno not in _FULL:
                 raise

@@ -11,8 +11,10 @@ from pathlib import Path
 from lsmq.errors import CorruptFile, DataDirectoryUnusable
 
 from .checkpoint import checkpoint_name, load_checkpoint
-from .disk import Disk
+from .disk import Disk, replace_file
 from .lock import DirectoryLock
+from .log_mark import NAME as LOG_MARK
+from .log_mark import load_log_mark
 from .manifest import TABLE_DIRECTORY, WAL_DIRECTORY, Manifest, load_manifest, store_manifest
 from .options import StoreOptions
 from .segments import SegmentFiles
@@ -23,6 +25,8 @@ from .wal import Entry, segment_name
 from .wal_reader import LogFloor, LogReader
 
 _log = logging.getLogger("lsmq.storage")
+
+TORN = ".torn"  #: ends the names of segments whose end was cut off as torn
 
 
 @dataclass(slots=True)
@@ -78,8 +82,8 @@ def unusable(path: Path, error: OSError) -> DataDirectoryUnusable:
 
 def _new_shard(path: Path, options: StoreOptions, disk: Disk) -> Manifest:
     """Raises ``CorruptFile`` when there is data but no manifest: making a new one would hide it."""
-    leftovers = [*disk.list(path / TABLE_DIRECTORY), *disk.list(path / WAL_DIRECTORY)]
-    kept = [name for name in leftovers if name.endswith((".tbl", ".ckp", ".wal"))]
+    leftovers = [*disk.list(path / TABLE_DIRECTORY), *disk.list(path / WAL_DIRECTORY), *disk.list(path)]
+    kept = [name for name in leftovers if name.endswith((".tbl", ".ckp", ".wal")) or name == LOG_MARK]
     if kept:
         raise CorruptFile(
             f"{path}: the manifest is missing, but there are {len(kept)} data files. Restore the manifest or the "
@@ -141,7 +145,10 @@ class Replay:
         self._segment_bytes = opened.manifest.segment_bytes
         self._starts = [start for start in self._segments.start_lsns() if start + self._segment_bytes > self._first_lsn]
         self._read_segment = _segment_source(self._directory, disk)
-        self._reader = LogReader(self._read_segment, self._starts, self._segment_bytes, str(self._directory), floor)
+        mark = load_log_mark(disk, path)
+        self._reader = LogReader(
+            self._read_segment, self._starts, self._segment_bytes, str(self._directory), floor, mark
+        )
         self.end_lsn = self._first_lsn
         self.entries = 0
         self.reason = ""
@@ -176,6 +183,7 @@ class Replay:
             )
         _clean(self._path, self._manifest, self._disk)
         self._segments.sync_existing(start for start in self._starts if start < end)
+        self._keep_aside()
         for start in self._starts:
             if start > last_start or start == end:
                 self._disk.remove(self._directory / segment_name(start))
@@ -184,6 +192,38 @@ class Replay:
         if last_start in self._starts and last_start != end:
             rest = self._read_segment(last_start)[end - last_start :].rstrip(b"\0")
             self._segments.erase(end, end + len(rest))
+        self._segments.begin(end)
+
+    def _keep_aside(self) -> None:
+        """Keep what is about to be erased though it has whole entries: a write that was cut short, or a damaged one.
+
+        Nobody was told that they are stored, as far as the log says; ``lsmq dump wal`` shows them. One log's end is
+        kept, until there is another one.
+        """
+        if self.reason in LogReader.CLEAN_ENDS or not self._reader.has_entries_beyond(self.end_lsn):
+            return
+        for name in self._disk.list(self._directory):
+            if name.endswith(TORN):
+                self._disk.remove(self._directory / name)
+        kept = [start for start in self._starts if start + self._segment_bytes > self.end_lsn]
+        try:
+            for start in kept:
+                replace_file(
+                    self._disk,
+                    self._directory / segment_name(start).replace(".wal", TORN),
+                    self._read_segment(start).rstrip(b"\0"),
+                )
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            kept = []
+        _log.warning(
+            "%s: behind the log's end at LSN %d (%s) stand whole entries of a write that was cut short; %s",
+            self._directory,
+            self.end_lsn,
+            self.reason,
+            f"kept as *{TORN}" if kept else "there was no space to keep them",
+        )
 
 
 def _segment_source(directory: Path, disk: Disk) -> Callable[[int], bytes]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from .disk import Buffer, Disk, File
+from .log_mark import LogMark, store_log_mark
 from .wal import segment_name
 
 _SEGMENT_NAME = re.compile(r"[0-9a-f]{16}\.wal")
@@ -27,8 +29,34 @@ class SegmentFiles:
         self._unsynced: set[int] = set()
         self._names_lock = threading.Lock()  # preparing, recycling
         self._unsynced_lock = threading.Lock()
+        self._mark: LogMark | None = None
+        self._mark_lock = threading.Lock()
+        #: How far the log is on the disk and will not be cut off again.
+        self.final_lsn: Callable[[], int] = lambda: 0
         self.fsync_count = 0
         self.written_bytes = 0
+
+    def begin(self, lsn: int) -> None:
+        """The log was read back and ends at ``lsn``, durably: from here on it is written. Raises ``OSError``."""
+        with self._mark_lock:
+            self._store_mark(LogMark(lsn, max(self.start_lsns(), default=-self.segment_bytes) + self.segment_bytes))
+
+    def note(self, durable_lsn: int | None = None, segments_end_lsn: int = 0, *, closed: bool = False) -> None:
+        """Note how far the log is durable, :attr:`final_lsn` unless said, and where its segments end.
+
+        Durable on return. Nothing noted goes back but by :meth:`erase` and :meth:`begin`. Raises ``OSError``.
+        """
+        with self._mark_lock:
+            mark, lsn = self._mark, self.final_lsn() if durable_lsn is None else durable_lsn
+            if mark is None:
+                return  # what is there was not read back yet
+            wanted = LogMark(max(mark.durable_lsn, lsn), max(mark.segments_end_lsn, segments_end_lsn), closed)
+            if wanted != mark:
+                self._store_mark(wanted)
+
+    def _store_mark(self, mark: LogMark) -> None:
+        store_log_mark(self._disk, self._directory.parent, mark)
+        self._mark = mark
 
     def start_lsns(self) -> list[int]:
         """First LSN of each segment on disk, ascending. Files of other names are not ours."""
@@ -44,7 +72,13 @@ class SegmentFiles:
         if start not in self._open:
             with self._names_lock:
                 if start not in self._open:
-                    self._open[start] = self._allocate(start)
+                    file = self._allocate(start)
+                    try:
+                        self.note(segments_end_lsn=start + self.segment_bytes)
+                    except OSError:
+                        file.close()
+                        raise
+                    self._open[start] = file
 
     def prepare_all(self, lsn: int, end_lsn: int) -> None:
         """:meth:`prepare` all that ``[lsn, end_lsn]`` spans, so that a write there finds its space."""
@@ -135,6 +169,9 @@ class SegmentFiles:
 
     def erase(self, start: int, end: int) -> None:
         """Overwrite ``[start, end)`` with zeros and make that durable: what lay there was never accepted."""
+        with self._mark_lock:
+            if self._mark is not None and start < self._mark.durable_lsn:
+                self._store_mark(LogMark(start, self._mark.segments_end_lsn))
         zeros = bytes(1 << 20)
         while start < end:
             piece = min(end - start, len(zeros))
@@ -143,7 +180,12 @@ class SegmentFiles:
         self.sync()
 
     def release(self, before_lsn: int, keep_spares: int = 2) -> None:
-        """Recycle or delete the segments that end at or below ``before_lsn``."""
+        """Recycle or delete the segments that end at or below ``before_lsn``, and note how far the log is by now."""
+        try:
+            self.note()
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
         with self._names_lock:
             self._release(before_lsn, keep_spares)
 

@@ -8,6 +8,7 @@ Not supported: two processes on one directory (see :mod:`.lock`).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -48,6 +49,7 @@ from .tables import TableSet
 from .wal import Appender, Entry, EntryKind
 from .wal_reader import LogFloor
 
+_log = logging.getLogger("lsmq.storage")
 _NONE: Changes = {}
 
 
@@ -97,6 +99,7 @@ class ShardStore:
             epochs=epochs,
         )
         self._writer: LogWriter = writer
+        self._segments.final_lsn = lambda: min(writer.committed_lsn, writer.durable_lsn)
         self._exports = Exports(path, disk, self._tables, self._writer)
         self._replica: ReplicaLog | None = None
         if isinstance(writer, ReplicaWriter):
@@ -563,6 +566,14 @@ class ShardStore:
             try:
                 if not self._writer.stopped:
                     self._segments.sync()
+                    self._note_end()
             finally:
                 self._segments.close()
                 self._lock_file.release()
+
+    def _note_end(self) -> None:
+        """Note where the log ends: if something is missing when it is opened again, it is named."""
+        try:
+            self._segments.note(self._writer.written_lsn, closed=True)
+        except OSError as error:
+            _log.warning("%s: the end of the log could not be noted: %s", self.path, error)

@@ -3,8 +3,8 @@
 The files of the snapshot get new numbers, which the old store does not use, and second names (hard links) among its
 tables. What counts is one replacement of the manifest: before it the old store is there, untouched; after it the
 new one. The new manifest says ``installing``, and that means: of what else is there nothing belongs to it, neither
-the log nor the note of the high watermark. Whoever meets it, the installer itself or the next start, removes those
-and then takes the word out (``settle``); nothing is read or written before that.
+the log nor its mark, nor the note of the high watermark. Whoever meets it, the installer itself or the next start,
+removes those and then takes the word out (``settle``); nothing is read or written before that.
 
 The log of the new store is empty and begins at the snapshot's LSN (``log_start_lsn``), as a rule in the middle of a
 segment: what lies before it in the first segment file was never written here.
@@ -21,6 +21,7 @@ from lsmq.errors import CorruptFile, InvalidRequest, UnsupportedFormat
 from .checkpoint import checkpoint_name
 from .disk import Disk, OsDisk
 from .lock import DirectoryLock
+from .log_mark import NAME as LOG_MARK
 from .manifest import (
     HIGH_WATERMARK,
     TABLE_DIRECTORY,
@@ -74,7 +75,8 @@ def settle(disk: Disk, path: Path, manifest: Manifest) -> Manifest:
             for name in disk.list(directory):
                 disk.remove(directory / name)
             disk.sync_directory(directory)
-    disk.remove(path / HIGH_WATERMARK)
+    for name in (HIGH_WATERMARK, LOG_MARK):
+        disk.remove(path / name)
     disk.sync_directory(path)
     extra = {name: value for name, value in manifest.extra.items() if name != "installing"}
     manifest = manifest.with_changes(extra=extra)

@@ -9,6 +9,7 @@ import crc32c
 
 from lsmq.errors import CorruptFile, UnsupportedFormat
 
+from .log_mark import LogMark
 from .wal import (
     BLOCK_BYTES,
     ENTRY,
@@ -26,6 +27,7 @@ from .wal import (
 )
 
 _NO_SEGMENT = "end of the last segment"
+_SHORT = "segment file is short"
 _NOTHING = "nothing written from here"
 
 
@@ -62,6 +64,7 @@ class LogReader:
         segments: first LSN of each segment there is.
         source: what to call the log in errors.
         floor: of a replica's log. Then damage is no error: it is put into ``damage``, and the log ends before it.
+        mark: what was noted beside the log of its end, where that is known.
     """
 
     CLEAN_ENDS = (_NO_SEGMENT, _NOTHING)  #: reasons to end that are no sign of a torn write
@@ -73,6 +76,7 @@ class LogReader:
         segment_bytes: int,
         source: str,
         floor: LogFloor | None = None,
+        mark: LogMark | None = None,
     ) -> None:
         self._read_segment = read_segment
         self._segments = sorted(segments)
@@ -81,6 +85,7 @@ class LogReader:
         self._segment_lsn = -1
         self._segment = b""
         self._floor = floor
+        self._mark = mark
         self.end = LogEnd(0, "not read yet")
         self.damage: CorruptFile | None = None
 
@@ -125,6 +130,10 @@ class LogReader:
                 begin = lsn
         return begin
 
+    def has_entries_beyond(self, lsn: int) -> bool:
+        """Whether whole fragments that begin an entry stand behind ``lsn``: in a block after it, of this log."""
+        return any(True for _ in self._entries_beyond(lsn))
+
     def _load(self, lsn: int) -> int | None:
         start = lsn - lsn % self._segment_bytes
         if start != self._segment_lsn:
@@ -142,7 +151,7 @@ class LogReader:
             return _NO_SEGMENT
         position = lsn - start
         if position + FRAGMENT_BYTES > len(self._segment):
-            return "segment file is short"
+            return _SHORT
         crc, length, kind = FRAGMENT.unpack_from(self._segment, position)
         if kind == 0 and crc == 0 and length == 0:
             return _NOTHING
@@ -152,7 +161,7 @@ class LogReader:
             return f"a fragment of {length} bytes does not fit its block"
         first = position + FRAGMENT_BYTES
         if first + length > len(self._segment):
-            return "segment file is short"
+            return _SHORT
         payload = memoryview(self._segment)[first : first + length]
         if crc32c.crc32c(payload, crc32c.crc32c(bytes((kind,)), segment_seed(start))) != crc:
             return "checksum does not match"
@@ -180,25 +189,35 @@ class LogReader:
             )
 
     def _refuse_damage(self, entry_lsn: int, bad_lsn: int, reason: str) -> None:
-        """Look behind the bad fragment for an entry that knew it to be durable."""
-        if self._floor is not None and entry_lsn < self._floor.lsn:
-            known: int | None = self._floor.lsn
-        else:
-            known = self._durable_in_block(bad_lsn) or self._durable_beyond(bad_lsn)
+        """Refuse a log of which something acknowledged is missing: by what was noted, or by what stands behind."""
+        room = BLOCK_BYTES - bad_lsn % BLOCK_BYTES
+        at = bad_lsn + room if room < FRAGMENT_BYTES else bad_lsn
+        start = at - at % self._segment_bytes
+        known = self._known_durable(entry_lsn, bad_lsn, start, reason)
         if known is None:
             return
-        start = bad_lsn - bad_lsn % self._segment_bytes
         name = f"{self._source}/{segment_name(start)}"
+        if reason == _NO_SEGMENT:
+            reason = "the file is missing, and the log would go on in it"
         error = CorruptFile(
-            f"{name}: {reason} at byte {bad_lsn - start} (LSN {bad_lsn}), in the middle of the log, which was known to "
-            f"be durable up to LSN {known}. The entry from LSN {entry_lsn} on is lost. Restore this directory from a "
-            "replica or a backup; nothing was changed.",
+            f"{name}: {reason} at byte {at - start} (LSN {bad_lsn}); the log was on the disk up to LSN "
+            f"{known} at least. What was written from LSN {entry_lsn} on is lost or cannot be told. Restore this "
+            "directory from a replica or a backup, or save what is whole with 'lsmq repair'; nothing was changed.",
             file=name,
-            position=bad_lsn - start,
+            position=at - start,
         )
         if self._floor is None:
             raise error
         self.damage = error
+
+    def _known_durable(self, entry_lsn: int, bad_lsn: int, start: int, reason: str) -> int | None:
+        """How far the log was on the disk, if it was beyond where it ends now, as far as anything tells."""
+        noted = max(self._floor.lsn if self._floor else 0, self._mark.durable_lsn if self._mark else 0)
+        if entry_lsn < noted:
+            return noted
+        if self._mark is not None and reason in (_NO_SEGMENT, _SHORT) and start < self._mark.segments_end_lsn:
+            return bad_lsn
+        return self._durable_in_block(bad_lsn) or self._durable_beyond(bad_lsn)
 
     def _proves(self, payload: memoryview) -> int:
         """How far the log was durable, as the entry with this payload proves it."""
@@ -236,6 +255,10 @@ class LogReader:
         return durable_lsn if bad_lsn < durable_lsn <= lsn else None
 
     def _durable_beyond(self, bad_lsn: int) -> int | None:
+        return next((known for _, known in self._entries_beyond(bad_lsn) if known > bad_lsn), None)
+
+    def _entries_beyond(self, bad_lsn: int) -> Iterator[tuple[int, int]]:
+        """LSN of each entry that begins in a block behind ``bad_lsn``, and how far it proves the log was durable."""
         block = bad_lsn - bad_lsn % BLOCK_BYTES + BLOCK_BYTES
         for lsn in self._blocks_from(block):
             block = lsn + BLOCK_BYTES
@@ -243,9 +266,7 @@ class LogReader:
                 fragment = self._fragment(lsn)
                 if isinstance(fragment, str):
                     break
-                kind, payload, lsn = fragment
+                kind, payload, end_lsn = fragment
                 if kind in (Fragment.FULL, Fragment.FIRST) and len(payload) >= ENTRY_BYTES:
-                    durable_lsn = self._proves(payload)
-                    if durable_lsn > bad_lsn:
-                        return durable_lsn
-        return None
+                    yield lsn, self._proves(payload)
+                lsn = end_lsn
