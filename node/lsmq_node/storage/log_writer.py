@@ -26,6 +26,7 @@ from lsmq.errors import (
 
 from .applier import Applier, PendingEntry, PendingRecords
 from .columns import U32
+from .disk import Buffer
 from .line import Appended, Line, Pending
 from .options import FlushMode, StoreOptions
 from .segments import SegmentFiles
@@ -210,7 +211,7 @@ class LogWriter:
         if not pending:
             return
         end_lsn = lsn + len(buffer)
-        self._write(lsn, end_lsn, buffer)
+        self._write(lsn, buffer, lsn)
         if self.replicated:
             # Others may have it from here on, so a failed sync does not take it back: it stops the shard.
             self.on_written(lsn, end_lsn, buffer, [end_of(item) for item in pending])
@@ -226,16 +227,20 @@ class LogWriter:
         self.after_write(end_lsn, len(buffer))
         self.on_durable(self.promised_lsn)
 
-    def _write(self, lsn: int, end_lsn: int, buffer: bytearray) -> None:
-        """A full disk is survived only where nothing of the write can stay behind."""
+    def _write(self, lsn: int, buffer: Buffer, kept_lsn: int) -> None:
+        """Put bytes at their place. When that fails the log ends at ``kept_lsn``.
+
+        A full disk is survived only where nothing of the write can stay behind.
+        """
+        end_lsn = lsn + len(buffer)
         try:
             self._segments.prepare_all(lsn, end_lsn)
         except OSError as error:
-            raise self._write_failed(error, lsn, survivable=True) from error
+            raise self._write_failed(error, kept_lsn, survivable=True) from error
         try:
             self._segments.write(lsn, buffer)
         except OSError as error:
-            raise self._write_failed(error, lsn, survivable=self._taken_back(error, lsn, end_lsn)) from error
+            raise self._write_failed(error, kept_lsn, survivable=self._taken_back(error, lsn, end_lsn)) from error
 
     def _sync(self, lsn: int) -> None:
         """Make the log durable up to ``lsn``, if the flush mode promises it."""

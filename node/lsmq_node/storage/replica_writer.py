@@ -40,7 +40,7 @@ class ReplicaWriter(LogWriter):
             except CorruptFile:
                 self._stream = None
                 raise
-            self._put(at, end_lsn, fresh)
+            self._put(at, fresh)
             for entry in entries:
                 self._note_epoch(entry)
             with self.line.lock:
@@ -52,15 +52,12 @@ class ReplicaWriter(LogWriter):
             self.after_write(stream.lsn, len(fresh))
             return stream.lsn
 
-    def _put(self, lsn: int, end_lsn: int, piece: memoryview) -> None:
+    def _put(self, lsn: int, piece: memoryview) -> None:
         try:
-            self._segments.prepare_all(lsn, end_lsn)
-            self._segments.write(lsn, piece)
-        except OSError as error:
+            self._write(lsn, piece, self.written_lsn)
+        except LsmqError:
             self._stream = None
-            raise self._write_failed(
-                error, self.written_lsn, survivable=self._taken_back(error, lsn, end_lsn)
-            ) from error
+            raise
 
     def sync(self) -> int:
         """Make what was received durable, as the flush mode promises; returns how far it is."""
