@@ -8,6 +8,7 @@ remedy; ``details`` holds the same facts for programs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 
@@ -430,3 +431,16 @@ def from_dict(body: dict[str, Any]) -> LsmqError:
         unknown.retriable = retriable
         return unknown
     return kind(message, **fields)
+
+
+def differences(there: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
+    """In words: what of a topic is not as it was asked for, such as ``queues is 8, not 4``."""
+    return "; ".join(
+        f"{name} is {_or(there.get(name), 'not set')}, not {_or(asked.get(name), 'left out')}"
+        for name in sorted(there.keys() | asked.keys())
+        if there.get(name) != asked.get(name)
+    )
+
+
+def _or(value: object, missing: str) -> object:
+    return missing if value is None else value

@@ -85,7 +85,7 @@ class GroupLag:
         uncommitted: queues that nothing is committed for.
         largest: the most of one queue.
         by_part: the lag of each part asked for.
-        last_commit_ms: age of the last commit; ``None``: none that the leaders know of.
+        last_commit_age_ms: age of the last commit; ``None``: none that the leaders know of.
     """
 
     topic: str
@@ -95,7 +95,7 @@ class GroupLag:
     uncommitted: int
     largest: int
     by_part: tuple[int, ...]
-    last_commit_ms: int | None
+    last_commit_age_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)

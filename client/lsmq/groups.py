@@ -256,11 +256,11 @@ class Group:
                     )
                 for (_, _, at), lag in zip(some, fields["by_range"], strict=True):
                     by_part[at] += lag
-                if fields["last_commit_ms"] is not None:
-                    ages.append(fields["last_commit_ms"])
+                if fields["last_commit_age_ms"] is not None:
+                    ages.append(fields["last_commit_age_ms"])
 
         await _together(count(route) for route in known.routes)
-        return GroupLag(topic, **columns, by_part=tuple(by_part), last_commit_ms=min(ages, default=None))
+        return GroupLag(topic, **columns, by_part=tuple(by_part), last_commit_age_ms=min(ages, default=None))
 
     async def _where_they_are(
         self, name: str, ranges: Ranges, ask: Callable[[Topic, Route, Ranges], Awaitable[T]]

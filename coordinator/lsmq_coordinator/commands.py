@@ -18,6 +18,8 @@ from typing import Any
 
 import msgpack
 
+from lsmq.errors import differences
+
 from . import election, shard_commands
 from .command_fields import (
     Command,
@@ -165,10 +167,12 @@ def _create_topic(state: ClusterState, command: Command) -> Outcome:
         raise Refused("limit_reached", f"the options of a topic take at most {MAX_OPTIONS_BYTES} bytes")
     known = state.topics.get(name)
     if known is not None:
-        if known.queues != queues or known.options != options:
+        different = differences({"queues": known.queues, **known.options}, {"queues": queues, **options})
+        if different:
             raise Refused(
                 "topic_exists",
-                f"topic {name!r} exists with {known.queues} queues and options {dict(known.options)}",
+                f"topic {name!r} exists, and is another one than asked for: {different}. Delete it first, or create it "
+                "with the same options",
             )
         return state, {"topic_id": known.id, "created": False}
     if len(state.topics) >= MAX_TOPICS:

@@ -237,7 +237,8 @@ def test_a_reader_that_has_had_enough_is_no_error(shared_node: NodeProcess, lsmq
 def test_status_describes_the_node(lsmq: Run) -> None:
     found = json.loads(lsmq("status", "--json").stdout)
     assert found["uptime_s"] > 0 and len(found["shards"]) == 1
-    assert b"shard 0" in lsmq("status").stdout
+    assert b"shard 0" in lsmq("status", "--verbose").stdout
+    assert b"records written" in lsmq("status").stdout
 
 
 async def test_a_lost_answer_is_not_a_doubled_line(shared_node: NodeProcess, lsmq: Run, topic: str) -> None:

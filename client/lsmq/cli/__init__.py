@@ -6,6 +6,7 @@ standard error as ``error: code: message``. Subcommands are imported when they a
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -40,6 +41,10 @@ def _run(arguments: Sequence[str] | None) -> int:
         if isinstance(error, ConnectionFailed):
             click.echo("is a node running there? --url or LSMQ_URL says where; lsmq serve starts one", err=True)
         return 1
+    except BrokenPipeError:
+        # Whoever reads the output has seen enough. What is left in the buffer must not complain when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except OSError as error:
         click.echo(f"error: system: {error}", err=True)
         return 1

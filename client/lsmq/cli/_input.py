@@ -32,6 +32,7 @@ _FIELDS = {
     "headers",
     "delete",
 }
+_FROM_CONSUME = {"topic", "offset", "id", "stored_ms"}  # in what consume prints; given anew when it is sent
 
 
 @dataclass(slots=True)
@@ -125,7 +126,7 @@ def from_json_line(line: bytes, *, source: str) -> Outgoing:
     delete: bool = fields.get("delete", False)
     if ("body" in fields) + ("body_b64" in fields) != 1 and not delete:
         raise InvalidRequest(f"{source}: must be an object with either body or body_b64, or with delete")
-    if unknown := fields.keys() - _FIELDS:
+    if unknown := fields.keys() - _FIELDS - _FROM_CONSUME:
         raise InvalidRequest(f"{source}: unknown field {min(unknown)!r}; there are {', '.join(sorted(_FIELDS))}")
     key, tag, queue = _either(fields, "key", source), fields.get("tag"), fields.get("queue")
     properties, priority = fields.get("properties") or {}, fields.get("priority") or 0

@@ -25,7 +25,7 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 MAX_LISTED_QUEUES = 1_000_000
 
-_SHIFTS = {None: 0, "k": 10, "m": 20, "g": 30, "t": 40}
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 
@@ -125,17 +125,18 @@ class DurationType(click.ParamType):
 
 
 class SizeType(click.ParamType):
-    """A number of bytes such as ``4096``, ``64KiB``, ``10GiB`` (powers of 1024)."""
+    """A number of bytes such as ``4096``, ``64KiB`` or ``64K`` (powers of 1024), ``10GB`` (powers of 1000)."""
 
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
             return value
-        match = re.fullmatch(r"(\d+)\s*(?:([kmgt])(?:i?b)?|b)?", str(value).strip().lower())
-        if match is None:
+        match = re.fullmatch(r"(\d+)\s*([kmgt]?)(i?b)?", str(value).strip().lower())
+        if match is None or (match[3] == "ib" and not match[2]):
             self.fail(f"{value!r} is not a size; write a number of bytes, or 64KiB, 10MiB, 2GiB", param, ctx)
-        return int(match[1]) << _SHIFTS[match[2]]
+        base = 1000 if match[3] == "b" else 1024
+        return int(match[1]) * int(base ** _POWERS[match[2]])
 
 
 class TimeType(click.ParamType):

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 import click
 
+_WHOLE_COLUMNS = ("id", "offset", "queue", "transaction")
+
 
 def print_json(value: Any) -> None:
     """One line of JSON on standard output."""
@@ -30,7 +32,10 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title:
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for place, column in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[place], int | float) for row in rows)
-        table.add_column(column, justify="right" if numeric else "left", overflow="fold")
+        # An id that is split over lines cannot be copied.
+        table.add_column(
+            column, justify="right" if numeric else "left", overflow="fold", no_wrap=column in _WHOLE_COLUMNS
+        )
     for row in rows:
         table.add_row(*(_cell(value) for value in row))
     terminal = sys.stdout.isatty()
@@ -43,6 +48,11 @@ def print_fields(pairs: Iterable[tuple[str, Any]]) -> None:
     width = max(len(name) for name, _ in pairs)
     for name, value in pairs:
         click.echo(f"{name:<{width}}  {_cell(value)}")
+
+
+def counted(count: int, noun: str) -> str:
+    """``1 queue``, ``2 queues``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def time_text(time_ms: int) -> str:
@@ -71,9 +81,12 @@ class _Silent:
 
 
 @contextmanager
-def progress(label: str, total: int | None, *, of_bytes: bool = False) -> Iterator[Progress]:
-    """A progress bar on standard error if that is a terminal, and nothing otherwise."""
-    if not sys.stderr.isatty():
+def progress(label: str, total: int | None, *, of_bytes: bool = False, beside: bool = False) -> Iterator[Progress]:
+    """A progress bar on standard error if that is a terminal, and nothing otherwise.
+
+    Nothing either where something else is typed or printed there meanwhile (``beside``).
+    """
+    if beside or not sys.stderr.isatty():
         yield _Silent()
         return
     from rich import progress as bars

@@ -53,6 +53,7 @@ def bench(context: click.Context, name: str | None, arguments: tuple[str, ...], 
         return
     if name not in benches:
         raise click.UsageError(f"there is no benchmark {name!r}; there are: {', '.join(benches) or 'none'}")
-    result = benches[name](["--help"] if show_help else list(arguments), as_json=as_json)
+    with need_node(f"lsmq bench {name}"):
+        result = benches[name](["--help"] if show_help else list(arguments), as_json=as_json)
     if as_json and result is not None:
         print_json(result)

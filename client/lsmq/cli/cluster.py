@@ -223,10 +223,13 @@ def resume(node: str, directory: Path) -> None:
 
 @cluster.command()
 @dir_option
-def add(directory: Path) -> None:
+@click.option(
+    "--base-port", type=int, help="First of its ten ports.  [default: behind those of the others, where they are free]"
+)
+def add(directory: Path, base_port: int | None) -> None:
     """Start one more node. It takes replicas and leaders; it does not vote on who leads."""
     found = _open(directory)
-    node = found.add_node()
+    node = found.add_node(base_port)
     click.echo(f"{node.id} started (pid {found.start(node.id)}) at {node.url}")
 
 

@@ -32,7 +32,10 @@ _COMMIT_EVERY_S = 1.0
 @click.option("--static-id", help="With --group: come back as the member of that name, whose queues are kept for it.")
 @click.option("--follow", "-f", is_flag=True, help="Go on with what comes, until Ctrl-C.")
 @click.option("--max", "max_messages", type=click.IntRange(min=1), help="Stop after this many messages.")
+@click.option("--key", help="Only messages with this key.")
+@click.option("--tag", help="Only messages with this tag.")
 @click.option("--format", "format_text", default="text", show_default=True, help="text, json, raw or a template.")
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @url_option
 def consume(
     topic: str,
@@ -43,7 +46,10 @@ def consume(
     static_id: str | None,
     follow: bool,
     max_messages: int | None,
+    key: str | None,
+    tag: str | None,
     format_text: str,
+    as_json: bool,
     url: str,
     deadline_ms: int,
 ) -> None:
@@ -55,12 +61,16 @@ def consume(
     With --group the queues are shared with whoever else is a member, and handed on when one goes. With --queue as
     well it reads and commits just these, as no member, which works while the group has none.
 
+    --key and --tag pass over other messages; with --group those count as handled, too. What --json prints can be
+    sent with 'lsmq produce --json-lines'.
+
     \b
       lsmq consume orders --follow
       lsmq consume orders --queue 0-9,42 --from-time -15m --format json
       lsmq consume orders --queue 3 --offset 1200 --max 1 --format raw > body
       lsmq consume orders --group kitchen --format '%q %o %k %b\\n'
       lsmq consume orders --group kitchen --static-id $HOSTNAME --follow
+      lsmq consume orders --json --key 'table 7' | lsmq produce copies --json-lines
     """
     if offset is not None and from_time is not None:
         raise click.UsageError("--offset and --from-time both say where to start: give one")
@@ -70,7 +80,7 @@ def consume(
     if static_id is not None and not is_member:
         raise click.UsageError("--static-id is of a member: give --group, and no --queue")
     try:
-        form = formatter(format_text)
+        form = formatter("json" if as_json else format_text)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--format") from error
 
@@ -81,7 +91,7 @@ def consume(
             start = dict.fromkeys(owned, offset)
         elif offset is not None:
             start = "earliest" if offset == "earliest" else "latest"
-        job = _Job(client, topic, form, committing=group is not None, limit=max_messages)
+        job = _Job(client, topic, form, key=key, tag=tag, committing=group is not None, limit=max_messages)
         consumer = Consumer(
             client,
             topic,
@@ -112,6 +122,8 @@ class _Job:
         topic: str,
         form: Formatter,
         *,
+        key: str | None,
+        tag: str | None,
         committing: bool,
         limit: int | None,
     ) -> None:
@@ -119,6 +131,8 @@ class _Job:
         self._topic = topic
         self._consumer: Consumer
         self._form = form
+        self._key = None if key is None else key.encode()
+        self._tag = tag
         self._committing = committing
         self._left = limit
         self._printed: dict[int, int] = {}
@@ -148,10 +162,10 @@ class _Job:
         ends: dict[int, int] = {}
         left = await self._find_ends(ends, consumer.positions)
         self._gained.clear()
-        visible = not sys.stdout.isatty()
-        with progress("reading", left if self._left is None else min(left, self._left)) as bar:
+        total = left if self._left is None else min(left, self._left)
+        with progress("reading", total, beside=sys.stdout.isatty()) as bar:
             while (ends or consumer.waiting_for) and (self._left is None or self._left > 0):
-                await self._print_some(ends, bar if visible else None)
+                await self._print_some(ends, bar)
                 gained, self._gained = self._gained, set()
                 await self._find_ends(ends, gained)
         await self._commit(now=True)
@@ -168,19 +182,28 @@ class _Job:
         return left
 
     async def _print_some(self, ends: dict[int, int] | None, bar: Progress | None = None) -> None:
-        count = _POLL_MESSAGES if self._left is None else min(self._left, _POLL_MESSAGES)
+        picky = self._key is not None or self._tag is not None
+        count = _POLL_MESSAGES if self._left is None or picky else min(self._left, _POLL_MESSAGES)
         messages = await self._consumer.poll(count, _POLL_MS)
         if ends is not None:
             messages = self._before(ends, messages)
-        if messages:
-            sys.stdout.buffer.write(b"".join([self._form(message) for message in messages]))
+        wanted = [message for message in messages if self._wants(message)] if picky else messages
+        if self._left is not None:
+            if len(wanted) > self._left:
+                messages = messages[: messages.index(wanted[self._left])]
+                del wanted[self._left :]
+            self._left -= len(wanted)
+        if wanted:
+            sys.stdout.buffer.write(b"".join([self._form(message) for message in wanted]))
             sys.stdout.buffer.flush()
-            self._printed.update((message.queue, message.offset + 1) for message in messages)
+        self._printed.update((message.queue, message.offset + 1) for message in messages)
         if bar is not None:
             bar.advance(len(messages))
-        if self._left is not None:
-            self._left -= len(messages)
         await self._commit()
+
+    def _wants(self, message: Message) -> bool:
+        key = message.key.encode() if isinstance(message.key, str) else message.key
+        return self._key in (None, key) and self._tag in (None, message.tag)
 
     def _before(self, ends: dict[int, int], messages: list[Message]) -> list[Message]:
         """The messages that lie before their queue's end. Removes the queues that have reached it."""

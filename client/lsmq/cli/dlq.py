@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import click
 
 from lsmq import Client
 from lsmq.cli._options import TOPIC, json_option, url_option, with_client
-from lsmq.cli._render import print_json, print_table
+from lsmq.cli._render import counted, print_json, print_table
 from lsmq.dead_letters import SUFFIX, DeadLetter, DeadLetters, choice
+from lsmq.errors import UnknownTopic
 
 _BATCH = 500
 _SHOWN_BODY = 60
@@ -50,7 +51,7 @@ def list_letters(
     async def work(client: Client) -> list[DeadLetter]:
         found: list[DeadLetter] = []
         chosen = choice(group, ())
-        async for letter in DeadLetters(client, dead_letter or topic + SUFFIX).read():
+        async for letter in _read(DeadLetters(client, dead_letter or topic + SUFFIX), topic):
             if chosen(letter):
                 found.append(letter)
                 if len(found) > limit:
@@ -59,6 +60,9 @@ def list_letters(
 
     letters = with_client(url, deadline_ms, work)
     more, letters = len(letters) > limit, letters[:limit]
+    if not letters:
+        click.echo(f"no dead letters in {dead_letter or topic + SUFFIX}", err=True)
+        return
     if as_json:
         for letter in letters:
             print_json(letter.to_dict())
@@ -66,6 +70,17 @@ def list_letters(
         _show(letters)
     if more:
         click.echo(f"there are more than {limit}; --limit shows more", err=True)
+
+
+async def _read(letters: DeadLetters, topic: str) -> AsyncIterator[DeadLetter]:
+    """All of them; none where the topic for those of ``topic`` is not there, since there never were any."""
+    try:
+        async for letter in letters.read():
+            yield letter
+    except UnknownTopic:
+        if letters.name != topic + SUFFIX:
+            raise
+        await letters.client.topic(topic)
 
 
 def _show(letters: Sequence[DeadLetter]) -> None:
@@ -117,7 +132,7 @@ def replay(
     async def work(client: Client) -> tuple[int, int]:
         letters, batch, sent, left = DeadLetters(client, name), list[DeadLetter](), 0, 0
         chosen = choice(group, ids)
-        async for letter in letters.read():
+        async for letter in _read(letters, topic):
             if not chosen(letter):
                 continue
             if letter.is_cut or not letter.topic:
@@ -131,7 +146,7 @@ def replay(
         return sent + len(batch), left
 
     sent, left = with_client(url, deadline_ms, work)
-    click.echo(f"{sent} dead letters of {name} sent again", err=True)
+    click.echo(f"{counted(sent, 'dead letter')} of {name} sent again", err=True)
     if left:
         click.echo(f"{left} were left: they were cut, or do not say where they come from", err=True)
 
@@ -154,9 +169,13 @@ def purge(
     async def work(client: Client) -> int:
         letters = DeadLetters(client, name)
         if group is None and not ids:
-            return await letters.purge()
+            try:
+                return await letters.purge()
+            except UnknownTopic:
+                await client.topic(topic if dead_letter is None else name)
+                return 0
         chosen, batch, count = choice(group, ids), list[DeadLetter](), 0
-        async for letter in letters.read():
+        async for letter in _read(letters, topic):
             if chosen(letter):
                 batch.append(letter)
                 if len(batch) == _BATCH:
@@ -166,11 +185,11 @@ def purge(
         return count + len(batch)
 
     count = with_client(url, deadline_ms, work)
-    click.echo(f"{count} dead letters of {name} deleted", err=True)
+    click.echo(f"{counted(count, 'dead letter')} of {name} deleted", err=True)
 
 
 def _which(group: str | None, ids: Sequence[str]) -> str:
     """In words."""
     if ids:
-        return f"{len(ids)} dead letters"
+        return counted(len(ids), "dead letter")
     return "all dead letters" if group is None else f"the dead letters of group {group}"

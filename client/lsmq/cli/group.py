@@ -11,7 +11,7 @@ import click
 
 from lsmq import Client
 from lsmq.cli._options import QUEUES, TIME, TOPIC, json_option, url_option, with_client
-from lsmq.cli._render import print_fields, print_json, print_table
+from lsmq.cli._render import counted, print_fields, print_json, print_table
 from lsmq.cli._reset import Move, Target, plan
 from lsmq.errors import GroupHasMembers, UnknownGroup
 from lsmq.groups import Group, GroupDescription, GroupLag, GroupMember, GroupStream, GroupSummary, Ranges, list_groups
@@ -100,7 +100,7 @@ def describe(name: str, topic: str | None, as_json: bool, url: str, deadline_ms:
     print_table(
         ["topic", "queues", "lag", "behind", "uncommitted", "largest", "last commit"],
         [
-            [lag.topic, lag.queues, lag.lag, lag.behind, lag.uncommitted, lag.largest, _age(lag.last_commit_ms)]
+            [lag.topic, lag.queues, lag.lag, lag.behind, lag.uncommitted, lag.largest, _age(lag.last_commit_age_ms)]
             for lag in lags.values()
         ],
     )
@@ -114,9 +114,7 @@ async def _describe(client: Client, name: str, topic: str | None) -> tuple[Group
         found = await asked.describe()
         topics = topics or list(found.topics)
     except UnknownGroup:  # there never were members: it has offsets, or nothing
-        summary = next((known for known in await list_groups(client) if known.group == name), None)
-        if summary is None:
-            raise
+        summary = await _known(client, name)
         found = GroupDescription(name, summary.mode, "empty", 0, (await asked.coordinator()).shard, (), ())
     if not topics:
         names = [known.name for known in await client.topics()]
@@ -190,6 +188,7 @@ def offsets(name: str, topic: str | None, as_json: bool, url: str, deadline_ms: 
     """
 
     async def work(client: Client) -> list[QueueLag]:
+        await _known(client, name)
         topics = [topic] if topic is not None else [found.name for found in await client.topics()]
         return [row for each in topics for row in await _lags(client, name, each)]
 
@@ -201,7 +200,19 @@ def offsets(name: str, topic: str | None, as_json: bool, url: str, deadline_ms: 
         ["topic", "queue", "committed", "latest", "lag"],
         [[row.topic, row.queue, row.committed, row.latest, row.lag] for row in rows],
     )
-    click.echo(f"{len(rows)} queues, lag {sum(row.lag for row in rows)} messages", err=True)
+    lag = sum(row.lag for row in rows)
+    click.echo(f"{counted(len(rows), 'queue')}, lag {counted(lag, 'message')}", err=True)
+
+
+async def _known(client: Client, name: str) -> GroupSummary:
+    """The group, which has members, offsets, or had members. Raises ``UnknownGroup``."""
+    found = next((known for known in await list_groups(client) if known.group == name), None)
+    if found is None:
+        raise UnknownGroup(
+            f"there is no group {name!r}: it has no member and no offset. 'lsmq group list' shows those there are",
+            group=name,
+        )
+    return found
 
 
 async def _lags(client: Client, group: str, topic: str) -> list[QueueLag]:
@@ -221,10 +232,11 @@ async def _lags(client: Client, group: str, topic: str) -> list[QueueLag]:
 @click.option("--queues", type=QUEUES, help="Only these, such as 0-99,200.")
 @click.option("--to-offset", type=click.IntRange(min=0), help="To this offset of every queue.")
 @click.option("--to-time", type=TIME, help="To the first message stored then or later: 2026-03-01T12:00, or -15m.")
-@click.option("--to-earliest", "end", flag_value="earliest", help="To the first message that is kept.")
-@click.option("--to-latest", "end", flag_value="latest", help="Behind the last message.")
+@click.option("--to-earliest", is_flag=True, help="To the first message that is kept.")
+@click.option("--to-latest", is_flag=True, help="Behind the last message.")
 @click.option("--shift", type=int, help="So many messages on, or back: --shift=-100.")
 @click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
+@click.option("--new", is_flag=True, help="Though there is no such group yet: it begins there.")
 @click.option("--force", is_flag=True, help="Though members live: they go on from where they are until restarted.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @json_option
@@ -235,9 +247,11 @@ def reset(
     queues: Sequence[int] | None,
     to_offset: int | None,
     to_time: datetime | None,
-    end: str | None,
+    to_earliest: bool,
+    to_latest: bool,
     shift: int | None,
     dry_run: bool,
+    new: bool,
     force: bool,
     yes: bool,
     as_json: bool,
@@ -250,14 +264,13 @@ def reset(
       lsmq group reset kitchen --topic orders --to-time -1h --dry-run
       lsmq group reset kitchen --topic orders --shift=-100 --queues 0-15
     """
-    target = Target(to_offset, to_time, end, shift)
+    if to_earliest and to_latest:
+        raise click.UsageError("--to-earliest and --to-latest: say one of the two")
+    target = Target(to_offset, to_time, "earliest" if to_earliest else "latest" if to_latest else None, shift)
 
     async def look(client: Client) -> tuple[list[Move], int]:
-        try:
-            members = len((await Group(client, name).describe()).members)
-        except UnknownGroup:
-            members = 0
-        return await plan(client, name, topic, queues, target), members
+        found = None if new else await _known(client, name)
+        return await plan(client, name, topic, queues, target), found.members if found else 0
 
     moves, members = with_client(url, deadline_ms, look)
     if as_json:
@@ -274,13 +287,13 @@ def reset(
             members=members,
         )
     if not yes:
-        click.confirm(f"Set {len(moves)} offsets of group {name}?", abort=True, err=True)
+        click.confirm(f"Set {counted(len(moves), 'offset')} of group {name}?", abort=True, err=True)
 
     async def work(client: Client) -> None:
         await client.commit_offsets(name, topic, {move.queue: move.to for move in moves}, reset=True)
 
     with_client(url, deadline_ms, work)
-    click.echo(f"{len(moves)} offsets of group {name} set", err=True)
+    click.echo(f"{counted(len(moves), 'offset')} of group {name} set", err=True)
 
 
 def _show_moves(moves: Sequence[Move]) -> None:
@@ -293,21 +306,30 @@ def _show_moves(moves: Sequence[Move]) -> None:
     )
     if len(moves) > _SHOWN_ROWS:
         click.echo(f"... and {len(moves) - _SHOWN_ROWS} more queues; --json prints all")
-    click.echo(f"{len(moves)} queues change, lag {sum(move.lag_change for move in moves):+d} messages", err=True)
+    changes = "1 queue changes" if len(moves) == 1 else f"{len(moves)} queues change"
+    click.echo(f"{changes}, lag {sum(move.lag_change for move in moves):+d} messages", err=True)
 
 
 @group.command()
 @click.argument("name")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--force", is_flag=True, help="Though members live: they join again.")
+@click.option("--missing-ok", is_flag=True, help="Succeed if there is no such group.")
 @url_option
-def delete(name: str, yes: bool, force: bool, url: str, deadline_ms: int) -> None:
+def delete(name: str, yes: bool, force: bool, missing_ok: bool, url: str, deadline_ms: int) -> None:
     """Forget group NAME: its committed offsets, its members and its generation."""
     if not yes:
         click.confirm(f"Delete group {name} and all its offsets?", abort=True, err=True)
 
-    async def work(client: Client) -> None:
+    async def work(client: Client) -> bool:
+        try:
+            await _known(client, name)
+        except UnknownGroup:
+            if missing_ok:
+                return False
+            raise
         await Group(client, name).delete(force=force)
+        return True
 
-    with_client(url, deadline_ms, work)
-    click.echo(f"group {name} deleted", err=True)
+    deleted = with_client(url, deadline_ms, work)
+    click.echo(f"group {name} deleted" if deleted else f"there was no group {name}", err=True)

@@ -37,7 +37,7 @@ def get(id: str, format_text: str | None, as_json: bool, url: str, deadline_ms: 
         raise click.BadParameter(str(error), param_hint="--format") from error
 
     async def work(client: Client) -> Message:
-        return await client.message(id)
+        return await client.message(id.lower())
 
     found = with_client(url, deadline_ms, work)
     if form is not None:

@@ -27,18 +27,20 @@ def list_nodes(as_json: bool, url: str, deadline_ms: int) -> None:
 
     info = with_client(url, deadline_ms, work)
     rows = [
-        [found.id, found.url, _alive(found.alive), found.state, found.voter, found.shards_led, found.replicas]
+        [found.id, found.url, found.alive, found.state, found.voter, found.shards_led, found.replicas]
         for found in info.nodes
     ]
     names = ["node", "url", "alive", "state", "voter", "leads", "replicas"]
     if as_json:
         print_json([dict(zip(names, row, strict=True)) for row in rows])
     else:
-        print_table(names, rows)
+        print_table(names, [[_text(value) for value in row] for row in rows])
 
 
-def _alive(alive: bool | None) -> str:
-    return {True: "yes", False: "no", None: "unknown"}[alive]
+def _text(value: object) -> object:
+    if value is None:
+        return "unknown"
+    return ("yes" if value else "no") if isinstance(value, bool) else value
 
 
 @node.command()

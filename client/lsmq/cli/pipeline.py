@@ -41,7 +41,17 @@ class _Jobs(click.Group):
     """A group whose commands are another package's."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_commands())
+        try:
+            return list(_commands())
+        except PipelineNotInstalled:
+            return []
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        try:
+            _commands()
+        except PipelineNotInstalled as error:
+            with formatter.section("Jobs"):
+                formatter.write_text(f"{error.message}; then they are listed here")
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         return _commands().get(cmd_name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import asdict, dataclass
@@ -89,6 +90,8 @@ def produce(
       lsmq produce orders --json-lines <<< '{"key": "table 7", "body": {"pizzas": 1}}'
       lsmq produce images --file cat.jpg dog.jpg
     """
+    if key is not None and key_separator is not None:
+        raise click.UsageError("--key gives all messages one key, --key-separator each its own: give one of the two")
     if whole_files and (json_lines or key_separator is not None):
         raise click.UsageError("--file takes files as they are: leave out --json-lines and --key-separator")
     if json_lines and key_separator is not None:
@@ -107,7 +110,7 @@ def produce(
             linger_ms=linger_ms,
             codec=Codec.ZSTD if compress else Codec.NONE,
         )
-        with progress("sending", total, of_bytes=True) as shown:
+        with progress("sending", total, of_bytes=True, beside=STDIN in options.files and sys.stdin.isatty()) as shown:
             async with producer:
                 await _send_all(producer, options, summary, shown, print_receipts=receipts)
 
@@ -133,22 +136,23 @@ async def _send_all(
 ) -> None:
     async for portion in _portions(options):
         receipts: list[Receipt] = []
-        for outgoing in portion:
-            if outgoing is None:
-                shown.advance(1)
-                summary.empty_skipped += 1
-                continue
-            shown.advance(len(outgoing.body) + 1)
-            receipts.append(await _send(producer, outgoing, options))
-            summary.messages += 1
-            summary.bytes += len(outgoing.body)
-        if print_receipts:
-            for receipt in receipts:
-                click.echo(json.dumps((await receipt)._asdict()))
-        else:
-            for receipt in receipts[-1:]:
-                if receipt.done():
-                    receipt.result()  # A producer that fails should not read on to the end.
+        try:
+            for outgoing in portion:
+                if outgoing is None:
+                    shown.advance(1)
+                    summary.empty_skipped += 1
+                    continue
+                shown.advance(len(outgoing.body) + 1)
+                receipts.append(await _send(producer, outgoing, options))
+                summary.messages += 1
+                summary.bytes += len(outgoing.body)
+        finally:  # A line that is wrong does not hide where those before it are.
+            if print_receipts:
+                for receipt in receipts:
+                    click.echo(json.dumps((await receipt)._asdict()))
+        for receipt in receipts[-1:]:
+            if receipt.done():
+                receipt.result()  # A producer that fails should not read on to the end.
 
 
 async def _send(producer: Producer, outgoing: Outgoing, options: InputOptions) -> Receipt:

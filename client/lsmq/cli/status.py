@@ -8,13 +8,16 @@ import click
 
 from lsmq import Client
 from lsmq.cli._options import json_option, url_option, with_client
-from lsmq.cli._render import print_fields, print_json
+from lsmq.cli._render import print_fields, print_json, print_table
+
+_SHOWN = ("role", "leader", "epoch", "state", "topics", "queues", "records_written_total", "pressure", "damage")
 
 
 @click.command()
+@click.option("--verbose", "-v", is_flag=True, help="Every figure of every shard, and the configuration.")
 @json_option
 @url_option
-def status(as_json: bool, url: str, deadline_ms: int) -> None:
+def status(verbose: bool, as_json: bool, url: str, deadline_ms: int) -> None:
     """Show version, uptime and the state of every shard of a node."""
 
     async def work(client: Client) -> dict[str, Any]:
@@ -25,7 +28,14 @@ def status(as_json: bool, url: str, deadline_ms: int) -> None:
         print_json(found)
         return
     shards = found.pop("shards", [])
+    if not verbose:
+        found.pop("config", None)
     print_fields([(name.replace("_", " "), value) for name, value in found.items()])
+    if not verbose:
+        names = [name for name in _SHOWN if any(name in shard for shard in shards)]
+        rows = [[shard.get("shard"), *(shard.get(name) or "-" for name in names)] for shard in shards]
+        print_table(["shard", *(name.removesuffix("_total").replace("_", " ") for name in names)], rows)
+        return
     for place, shard in enumerate(shards):
         number = shard.pop("shard", shard.pop("id", place))
         click.echo(f"\nshard {number}")

@@ -8,7 +8,7 @@ import click
 
 from lsmq import Client, Offsets, Topic
 from lsmq.cli._options import DURATION, SIZE, TOPIC, json_option, url_option, with_client
-from lsmq.cli._render import print_fields, print_json, print_table, time_text
+from lsmq.cli._render import counted, print_fields, print_json, print_table, time_text
 
 _SHOWN_QUEUES = 100
 
@@ -67,7 +67,7 @@ def create(
     if as_json:
         print_json(created.to_dict())
     else:
-        click.echo(f"topic {created.name}: {created.queues} queues")
+        click.echo(f"topic {created.name}: {counted(created.queues, 'queue')}")
 
 
 @topic.command()
@@ -92,7 +92,7 @@ def grow(name: str, queues: int, as_json: bool, url: str, deadline_ms: int) -> N
     if as_json:
         print_json(grown.to_dict())
     else:
-        click.echo(f"topic {grown.name}: {grown.queues} queues")
+        click.echo(f"topic {grown.name}: {counted(grown.queues, 'queue')}")
 
 
 @topic.command("list")

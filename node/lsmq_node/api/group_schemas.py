@@ -165,7 +165,7 @@ LAG: Schema = _object(
         "uncommitted": {**COUNT, "description": "Queues that nothing is committed for; all that is kept there waits."},
         "largest": {**COUNT, "description": "The most of one queue."},
         "by_range": _list(COUNT, description="Of each range, cut where shards begin."),
-        "last_commit_ms": {
+        "last_commit_age_ms": {
             "type": ["integer", "null"],
             "description": "Age of the last commit for the topic here; null: none since this node leads.",
         },

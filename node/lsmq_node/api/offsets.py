@@ -119,7 +119,7 @@ async def get_lag(call: Call) -> web.StreamResponse:
             "uncommitted": lag.uncommitted,
             "largest": lag.largest,
             "by_range": list(lag.by_range),
-            "last_commit_ms": None if committed_at is None else max(0, round(1000 * (time.time() - committed_at))),
+            "last_commit_age_ms": None if committed_at is None else max(0, round(1000 * (time.time() - committed_at))),
         },
     )
 

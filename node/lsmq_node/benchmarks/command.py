@@ -66,14 +66,14 @@ def show(report: Report) -> None:
             drawn.add_row(*row)
         console.print(drawn)
     for note in report.notes:
-        console.print(f"- {note}", soft_wrap=True)
+        console.print(f"- {note}", soft_wrap=True, markup=False)
 
 
 def _run(benchmark: Bench, given: dict[str, Any]) -> Report:
     console = Console(stderr=True, highlight=False)
 
     def progress(line: str) -> None:
-        console.print(f"  {line}", style="dim", soft_wrap=True)
+        console.print(f"  {line}", style="dim", soft_wrap=True, markup=False)
 
     try:
         return benchmark.run(benchmark.values(given), progress)

@@ -194,7 +194,7 @@ class Replica:
             "epoch": self.epoch,
             "leader": self.leader,
             "serving": self.serving,
-            "enough_in_sync": self.enough_in_sync,
+            "enough_in_sync": self.enough_in_sync if self.serving else None,
             "failure": self.failure,
             "incarnation": self.incarnation,
             "high_watermark": self.high_watermark,

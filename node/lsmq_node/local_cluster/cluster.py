@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lsmq.errors import InvalidRequest
+from lsmq.errors import AddressInUse, InvalidRequest
 from lsmq_coordinator.auth import ClusterSecret
 from lsmq_coordinator.zookeeper_server import Peer, ZooKeeperServer
 from lsmq_node import config_file
@@ -188,10 +188,21 @@ class LocalCluster:
         """SIGCONT. Its pid. Raises ``NodeNotRunning``."""
         return self._send(node, signal.SIGCONT)
 
-    def add_node(self) -> NodePlan:
-        """Plan one more node, which does not vote. :meth:`start` starts it."""
+    def add_node(self, base_port: int | None = None) -> NodePlan:
+        """Plan one more node, which does not vote. :meth:`start` starts it.
+
+        On ports from ``base_port`` on, or else those behind the others' where these are free. Raises ``AddressInUse``.
+        """
         with self._locked():
-            self.plan = ClusterPlan.read(self.directory).with_new_node(choose_ports(PORTS_PER_NODE))
+            self.plan = ClusterPlan.read(self.directory)
+            if base_port is None:
+                try:
+                    ports = choose_ports(PORTS_PER_NODE, max(node.port for node in self.plan.nodes) + PORTS_PER_NODE)
+                except AddressInUse:
+                    ports = choose_ports(PORTS_PER_NODE)
+            else:
+                ports = choose_ports(PORTS_PER_NODE, base_port)
+            self.plan = self.plan.with_new_node(ports)
             self.plan.write(self.directory)
             return self.plan.nodes[-1]
 

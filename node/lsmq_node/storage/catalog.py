@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import msgpack
 
-from lsmq.errors import InvalidRequest, TopicExists, UnknownTopic
+from lsmq.errors import InvalidRequest, TopicExists, UnknownTopic, differences
 
 from .disk import Clock
 from .line import Appended, Line
@@ -100,10 +100,13 @@ def _check_queues(name: str, queues: int) -> None:
 
 
 def _same(topic: Topic, queues: int, options: TopicOptions) -> Topic:
-    if topic.queues != queues or topic.options != options:
+    different = differences(
+        {"queues": topic.queues, **topic.options.to_dict()}, {"queues": queues, **options.to_dict()}
+    )
+    if different:
         raise TopicExists(
-            f"topic {topic.name!r} exists with {topic.queues} queues and {topic.options.to_dict()}; delete it "
-            "first, or create it with the same options",
+            f"topic {topic.name!r} exists, and is another one than asked for: {different}. Delete it first, or create "
+            "it with the same options",
             topic=topic.name,
             queues=topic.queues,
             options=topic.options.to_dict(),

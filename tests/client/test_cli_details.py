@@ -1,0 +1,192 @@
+"""What people stumble over in the command: combinations of options, missing things, pipes, sizes, words."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from api.calls import Api
+from lsmq.cli import root
+from lsmq.cli._options import SIZE
+from lsmq.cli._render import counted, print_table, progress
+from support.node_process import NodeProcess
+
+
+def run(node: NodeProcess, *arguments: str, stdin: str = "") -> Result:
+    return CliRunner().invoke(root, [*arguments, "--url", node.url], input=stdin)
+
+
+def ok(node: NodeProcess, *arguments: str, stdin: str = "") -> str:
+    result = run(node, *arguments, stdin=stdin)
+    assert result.exit_code == 0, (result.output, result.exception)
+    return result.stdout
+
+
+def send(node: NodeProcess, *arguments: str, stdin: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """A process of its own, since it reads the real standard input."""
+    command = [sys.executable, "-m", "lsmq", "produce", *arguments, "--url", node.url]
+    ran = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60)
+    assert ran.returncode == code, (ran.stdout, ran.stderr)
+    return ran
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("4096", 4096), ("64KiB", 65536), ("64K", 65536), ("2g", 2 << 30), ("10GB", 10**10), ("1 kB", 1000), ("7B", 7)],
+)
+def test_sizes_mean_what_they_say(text: str, size: int) -> None:
+    assert SIZE.convert(text, None, None) == size
+
+
+@pytest.mark.parametrize("text", ["10iB", "GB", "1.5G", "10GBps", "-1"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="64KiB"):
+        SIZE.convert(text, None, None)
+
+
+def test_one_is_not_in_the_plural() -> None:
+    assert [counted(count, "queue") for count in (0, 1, 2)] == ["0 queues", "1 queue", "2 queues"]
+
+
+def test_a_bar_is_not_drawn_into_what_is_typed_or_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    with progress("reading", 3, beside=True) as shown:
+        assert type(shown).__name__ == "_Silent"
+
+
+def test_ids_stay_on_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "60")
+    identity = "0123456789abcdef" * 2
+    print_table(["id", "reason"], [[identity, "a reason that is much longer than what is left of the line"]])
+    assert identity in capsys.readouterr().out
+
+
+def test_what_consume_prints_as_json_can_be_sent(shared_node: NodeProcess, topic_name: str) -> None:
+    copy = f"{topic_name}-copy"
+    for name in (topic_name, copy):
+        ok(shared_node, "topic", "create", name, "--queues", "4")
+    send(shared_node, topic_name, "--tag", "t", "--key", "k", stdin="one\ntwo\n")
+    printed = ok(shared_node, "consume", topic_name, "--json")
+    assert printed == ok(shared_node, "consume", topic_name, "--format", "json")
+    send(shared_node, copy, "--json-lines", stdin=printed)
+    copied = [json.loads(line) for line in ok(shared_node, "consume", copy, "--json").splitlines()]
+    assert [(each["body"], each["key"], each["tag"]) for each in copied] == [("one", "k", "t"), ("two", "k", "t")]
+
+
+def test_consume_picks_by_key_and_tag(shared_node: NodeProcess, topic_name: str) -> None:
+    ok(shared_node, "topic", "create", topic_name, "--queues", "2")
+    for number in range(6):
+        line = json.dumps({"body": f"m{number}", "key": f"k{number % 2}", "tag": f"t{number % 3}", "queue": 0})
+        send(shared_node, topic_name, "--json-lines", stdin=line)
+    assert ok(shared_node, "consume", topic_name, "--key", "k1") == "m1\nm3\nm5\n"
+    assert ok(shared_node, "consume", topic_name, "--tag", "t0", "--max", "1") == "m0\n"
+    assert ok(shared_node, "consume", topic_name, "--key", "k1", "--tag", "t0") == "m3\n"
+    group = f"{topic_name}-g"
+    ok(shared_node, "consume", topic_name, "--queue", "0", "--group", group, "--key", "k1", "--max", "2")
+    (row,) = json.loads(ok(shared_node, "group", "offsets", group, "--json"))
+    assert row["committed"] == 5, "behind m4, which was passed over; before m5, which was too many"
+
+
+def test_a_wrong_line_does_not_hide_where_those_before_it_are(shared_node: NodeProcess, topic_name: str) -> None:
+    ok(shared_node, "topic", "create", topic_name)
+    lines = '{"body": "a"}\n{"body": "b"}\n{"wrong": 1}\n'
+    result = send(shared_node, topic_name, "--json-lines", "--receipts", stdin=lines, code=1)
+    assert "line 3" in result.stderr
+    assert [json.loads(line)["offset"] for line in result.stdout.splitlines()] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("produce", "t", "--key", "a", "--key-separator", ":"), "give one of the two"),
+        (("group", "reset", "g", "--topic", "t", "--to-earliest", "--to-latest"), "say one of the two"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(
+    shared_node: NodeProcess, arguments: tuple[str, ...], message: str
+) -> None:
+    result = run(shared_node, *arguments)
+    assert result.exit_code == 2 and message in result.output
+
+
+def test_a_group_that_is_not_there_is_the_same_error_everywhere(shared_node: NodeProcess, topic_name: str) -> None:
+    ok(shared_node, "topic", "create", topic_name)
+    send(shared_node, topic_name, stdin="x\n")
+    for arguments in (
+        ("group", "describe", "nobody"),
+        ("group", "offsets", "nobody"),
+        ("group", "delete", "nobody", "--yes"),
+        ("group", "reset", "nobody", "--topic", topic_name, "--to-latest", "--yes"),
+    ):
+        result = run(shared_node, *arguments)
+        assert result.exit_code == 1 and "there is no group 'nobody'" in str(result.exception), arguments
+    ok(shared_node, "group", "delete", "nobody", "--yes", "--missing-ok")
+    name = f"{topic_name}-new"
+    ok(shared_node, "group", "reset", name, "--topic", topic_name, "--to-latest", "--yes", "--new")
+    assert json.loads(ok(shared_node, "group", "offsets", name, "--json"))[0]["committed"] == 1
+
+
+def test_no_dead_letters_is_no_error(shared_node: NodeProcess, topic_name: str) -> None:
+    ok(shared_node, "topic", "create", topic_name)
+    assert ok(shared_node, "dlq", "list", topic_name) == ""
+    ok(shared_node, "dlq", "purge", topic_name, "--yes")
+    ok(shared_node, "dlq", "replay", topic_name, "--yes")
+    assert run(shared_node, "dlq", "list", f"{topic_name}-not-there").exit_code == 1
+    assert run(shared_node, "dlq", "list", topic_name, "--dead-letter", "not-there").exit_code == 1
+
+
+def test_an_id_may_be_in_capitals(shared_node: NodeProcess, topic_name: str) -> None:
+    ok(shared_node, "topic", "create", topic_name)
+    send(shared_node, topic_name, stdin="x\n")
+    found = json.loads(ok(shared_node, "consume", topic_name, "--json"))
+    assert ok(shared_node, "message", "get", found["id"].upper(), "--format", "raw") == "x"
+
+
+def test_another_topic_under_a_name_says_what_differs(shared_node: NodeProcess, topic_name: str) -> None:
+    ok(shared_node, "topic", "create", topic_name, "--queues", "4", "--retention", "7d")
+    ok(shared_node, "topic", "create", topic_name, "--queues", "4", "--retention", "7d")
+    result = run(shared_node, "topic", "create", topic_name, "--queues", "5")
+    assert "queues is 4, not 5; retention_ms is 604800000, not left out" in str(result.exception)
+    assert "{" not in str(result.exception)
+
+
+def test_who_reads_the_output_may_have_seen_enough(shared_node: NodeProcess, topic_name: str) -> None:
+    Api(shared_node.url).create(topic_name, queues=1)
+    send(shared_node, topic_name, stdin="x\n" * 50_000)
+    command = [sys.executable, "-m", "lsmq", "consume", topic_name, "--url", shared_node.url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reading:
+        assert reading.stdout is not None and reading.stderr is not None
+        assert reading.stdout.readline() == b"x\n"
+        reading.stdout.close()
+        assert reading.stderr.read() == b""
+        assert reading.wait(30) == 0
+
+
+def test_status_has_a_line_for_each_shard(shared_node: NodeProcess) -> None:
+    short, long = ok(shared_node, "status"), ok(shared_node, "status", "--verbose")
+    assert len(short.splitlines()) < 20 < len(long.splitlines())
+    assert "shard" in short and "config" not in short
+
+
+def test_help_needs_no_spark(tmp_path: Path) -> None:
+    """Where Spark is not installed the help says what to install."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import importlib.util as u\nfind = u.find_spec\n"
+        "u.find_spec = lambda name, *rest: None if name == 'pyarrow' else find(name, *rest)\n"
+    )
+    command = [sys.executable, "-m", "lsmq", "pipeline"]
+    shown = subprocess.run(
+        [*command, "--help"], env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=60
+    )
+    assert shown.returncode == 0 and 'pip install "lsmq[spark]"' in " ".join(shown.stdout.split())
+    refused = subprocess.run(
+        [*command, "audit", "x"], env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=60
+    )
+    assert refused.returncode == 1 and 'pip install "lsmq[spark]"' in refused.stderr
