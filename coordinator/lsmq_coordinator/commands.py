@@ -143,7 +143,7 @@ def _bootstrap(state: ClusterState, command: Command) -> Outcome:
 
 
 def _register_node(state: ClusterState, command: Command) -> Outcome:
-    """``node``, ``url``, ``internal_url``: a node makes itself known, or its new addresses."""
+    """``node``, ``url``, ``internal_url``, ``life``: a start of a node makes itself known, with its addresses."""
     id = text(command["node"], "node", MAX_NAME_BYTES)
     known = state.nodes.get(id)
     if known is not None and known.state is NodeState.REMOVED:
@@ -151,6 +151,7 @@ def _register_node(state: ClusterState, command: Command) -> Outcome:
     if known is None and len(state.nodes) >= MAX_NODES:
         raise Refused("limit_reached", f"the cluster has {MAX_NODES} nodes, the most it can have")
     node = _node(id, command, known.voter if known else False)
+    node = replace(node, life=text(command["life"], "life", MAX_NAME_BYTES))
     if known is not None:
         node = replace(node, state=known.state)
     if node == known:

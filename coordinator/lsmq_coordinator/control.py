@@ -21,7 +21,7 @@ import contextlib
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import quote
@@ -29,12 +29,15 @@ from urllib.parse import quote
 from lsmq.errors import InvalidRequest, LsmqError, TimedOut, Unavailable
 
 from .auth import ClusterSecret
+from .clocks import ClockOffset
 from .control_http import ControlHttp, Unreachable
 from .election import Progress
 from .errors import ControlStopped, NoControlLeader
+from .heartbeats import Heartbeat, HeartbeatAnswer, told
 from .lease import Lease
 from .overseer import Overseer
 from .overview import overview
+from .parts import Parts, kept
 from .raft_control import RaftControl, StateCallback, _registered, pack_command
 from .shared_question import SharedQuestion
 from .state import EMPTY, ClusterState
@@ -78,19 +81,24 @@ class ControlClient:
         overseer: Overseer | None = None,
         timing: ControlTiming = ControlTiming(),
         progress: Callable[[], Mapping[int, Progress] | None] = lambda: None,
+        problems: Callable[[], Sequence[str]] = lambda: (),
+        parts: Parts | None = None,
     ) -> None:
         if not voters or (raft is None) != (overseer is None):
             raise InvalidRequest("a node needs the voters' addresses, and a voter both its raft and its overseer")
         self.node, self._voters, self._timing = node, dict(voters), timing
         self._raft, self._overseer, self._progress = raft, overseer, progress
+        self._problems, self._parts = problems, parts or Parts()
         self._http = ControlHttp(secret)
-        #: New with each start of the process, so that an old process is not taken for the new one.
-        self.instance = uuid.uuid4().hex
+        #: New with each start of the process, and registered by it, so that one is never taken for another.
+        self.life = uuid.uuid4().hex
         self._state = EMPTY
         self._leader: str | None = None
         self._lease = Lease()
-        self._living: frozenset[str] = frozenset()
-        self._living_told = float("-inf")
+        self._unleased_since = time.monotonic()
+        self._clock_offset = ClockOffset()
+        self._told: HeartbeatAnswer | None = None
+        self._told_at = float("-inf")
         self._question = SharedQuestion(self._ask_version)
         self._on_change: list[StateCallback] = []
         self._on_lease: list[LeaseCallback] = []
@@ -102,21 +110,17 @@ class ControlClient:
 
     async def __aenter__(self) -> Self:
         await self._http.start()
+        self._unleased_since = time.monotonic()
         if self._raft is not None:
             self._ends.append(self._raft.on_change(self._take))
             self._take(self._raft.state)
         else:
-            self._tasks.append(asyncio.create_task(self._follow(), name="control-state"))
-        self._tasks.append(asyncio.create_task(self._beat(), name="control-heartbeat"))
+            self._keep("control-state", self._follow)
+        self._keep("control-heartbeat", self._beat)
         return self
 
-    async def watch(self) -> None:
-        """Raises what ended one of the tasks here, which never happens but by a mistake. A task of the daemon's group:
-        without heartbeats a node must not go on."""
-        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            if not task.cancelled():
-                task.result()
+    def _keep(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        self._tasks.append(asyncio.create_task(kept(self._parts.part(name), work), name=name))
 
     async def __aexit__(self, *failure: object) -> None:
         for end in self._ends:
@@ -137,7 +141,7 @@ class ControlClient:
     @property
     def leader(self) -> str | None:
         """Node id of the leader of the control plane, as far as known."""
-        return self._raft.leader if self._raft is not None else self._leader
+        return self._raft.leader if self._raft is not None and self._raft.failure is None else self._leader
 
     @property
     def _whom_to_tell(self) -> str | None:
@@ -152,11 +156,22 @@ class ControlClient:
     @property
     def alive(self) -> frozenset[str] | None:
         """The nodes that the control leader holds alive; None when it did not say lately."""
-        return self._living if time.monotonic() - self._living_told < _MAX_STALE_S else None
+        answer = self.told
+        return None if answer is None else answer.living
+
+    @property
+    def told(self) -> HeartbeatAnswer | None:
+        """What the control leader said lately; None when it did not."""
+        return self._told if time.monotonic() - self._told_at < _MAX_STALE_S else None
+
+    @property
+    def unleased_s(self) -> float:
+        """For how long this node has held no lease; 0 while it holds one."""
+        return 0.0 if self.holds_lease() else time.monotonic() - self._unleased_since
 
     def overview(self) -> dict[str, Any]:
         """The cluster as people see it, see :func:`~.overview.overview`."""
-        return overview(self._state, self.alive, self.leader)
+        return overview(self._state, self.told, self.leader)
 
     def holds_lease(self) -> bool:
         """Whether this node may still act as leader of its shards on its own authority. Ask after the work."""
@@ -300,14 +315,6 @@ class ControlClient:
 
     # Reports
 
-    async def suspect(self, node: str) -> None:
-        """Tell the leader that the connection to ``node`` broke. Best effort: never raises."""
-        if self._overseer is not None and self.leader == self.node:
-            with contextlib.suppress(LsmqError):
-                self._overseer.suspect(node)
-        else:
-            await self._report("suspect", {"node": node})
-
     async def ask_election(self, shard: int, above_epoch: int, *, elsewhere: bool = False) -> None:
         """Ask for an election of the shard: epochs up to ``above_epoch`` cannot be led, by nobody or not by this node.
 
@@ -383,23 +390,33 @@ class ControlClient:
 
     async def _heartbeat(self, sent: float) -> None:
         leader = self._whom_to_tell or self._next_voter()
-        told_progress = self._progress()
-        progress = None if told_progress is None else {id: Progress(*held) for id, held in told_progress.items()}
+        progress = self._progress()
+        if self.holds_lease():
+            self._unleased_since = sent
+        beat = Heartbeat(
+            self.node,
+            self.life,
+            None if progress is None else {id: Progress(*held) for id, held in progress.items()},
+            well=self._raft is None or self._raft.failure is None,
+            leased=self.holds_lease(),
+            clock_ms=0.0 if leader == self.node else self._clock_offset.ms,
+            problems=told(tuple(self._problems())),
+        )
         if self._overseer is not None and leader == self.node:
-            answer = self._overseer.heartbeat(self.node, self.instance, progress)
-            version, age_s, alive, living = answer.version, answer.lease_age_s, answer.alive, answer.living
+            answer = self._overseer.heartbeat(beat)
         else:
-            body = {"node": self.node, "instance": self.instance, "progress": progress}
-            timeout = self._timing.heartbeat_timeout_s
-            told = await self._http.call(self._url(leader), "POST", "/internal/control/heartbeat", body, timeout)
-            version, age_s, alive = told["version"], told["lease_age_ms"] / 1000, told["alive"]
-            living = frozenset(told["living"])
+            timeout, sent_ms = self._timing.heartbeat_timeout_s, time.time() * 1000
+            path = "/internal/control/heartbeat"
+            answer = HeartbeatAnswer.from_dict(
+                await self._http.call(self._url(leader), "POST", path, beat.to_dict(), timeout)
+            )
+            self._clock_offset.measured(leader, sent_ms, time.time() * 1000, answer.now_ms)
         self._leader = leader
-        if age_s < _MAX_STALE_S:
-            self._living, self._living_told = living, sent
-        self._heard_of(version)
-        if alive:
-            self._lease.promise(version, sent - age_s)
+        if answer.lease_age_s < _MAX_STALE_S:
+            self._told, self._told_at = answer, sent
+        self._heard_of(answer.version)
+        if answer.alive:
+            self._lease.promise(answer.version, sent - answer.lease_age_s)
             self._claim_lease()
 
     def _claim_lease(self) -> None:

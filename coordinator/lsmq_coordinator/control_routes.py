@@ -4,12 +4,14 @@
   ``V`` or the leader is not ``ID``, without its topics when their version is ``T``; else held, and after ``wait_ms``
   answered without a state.
 - ``POST /internal/control/command``: carry out a command; only by the leader.
-- ``POST /internal/control/heartbeat``, ``/internal/control/suspect`` and ``/internal/control/ask_election``: what nodes
-  report; only to the leader.
+- ``POST /internal/control/heartbeat`` and ``/internal/control/ask_election``: what nodes report; only to the leader.
 - ``GET /internal/control/version``: a version that holds all that was committed before; only from the leader.
 
-Mount them behind :func:`lsmq_coordinator.auth.auth_middleware`: they check nothing themselves. Errors are those of
-``lsmq.errors`` as msgpack, ``not_control_leader`` (421) naming the ``leader``.
+- ``POST /death``: a node's process has ended (:mod:`~.death`); to any voter.
+
+Mount them behind :func:`lsmq_coordinator.auth.auth_middleware`: they check nothing themselves, but for the last, whose
+proof is in the notice, since nobody is left who could sign a request. Errors are those of ``lsmq.errors`` as msgpack,
+``not_control_leader`` (421) naming the ``leader``.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ from aiohttp import web
 
 from lsmq.errors import InvalidRequest, LsmqError, Unavailable
 
-from .election import Progress
+from . import death
+from .auth import ClusterSecret
+from .heartbeats import Heartbeat
 from .overseer import Overseer
 from .raft_control import RaftControl
 from .state import ClusterState
@@ -35,16 +39,16 @@ MAX_WAITERS = 1_000
 MAX_TIMEOUT_MS = 30_000
 
 
-def control_routes(raft: RaftControl, overseer: Overseer) -> list[web.RouteDef]:
+def control_routes(raft: RaftControl, overseer: Overseer, secret: ClusterSecret) -> list[web.RouteDef]:
     """The routes of one voter."""
-    handlers = _Handlers(raft, overseer)
+    handlers = _Handlers(raft, overseer, secret)
     return [
         web.get("/internal/control/state", _answering(handlers.state)),
         web.post("/internal/control/command", _answering(handlers.command)),
         web.post("/internal/control/heartbeat", _answering(handlers.heartbeat)),
-        web.post("/internal/control/suspect", _answering(handlers.suspect)),
         web.post("/internal/control/ask_election", _answering(handlers.ask_election)),
         web.get("/internal/control/version", _answering(handlers.version)),
+        web.post(death.PATH, _answering(handlers.died)),
     ]
 
 
@@ -68,8 +72,8 @@ def _packed(content: dict[str, Any], status: int = 200) -> web.Response:
 
 
 class _Handlers:
-    def __init__(self, raft: RaftControl, overseer: Overseer) -> None:
-        self._raft, self._overseer = raft, overseer
+    def __init__(self, raft: RaftControl, overseer: Overseer, secret: ClusterSecret) -> None:
+        self._raft, self._overseer, self._secret = raft, overseer, secret
         self._waiters: set[asyncio.Event] = set()
         self._packed: dict[bool, tuple[ClusterState, bytes]] = {}
         raft.on_change(lambda _: self._wake())
@@ -118,21 +122,12 @@ class _Handlers:
         return {"result": await self._raft.submit(body["command"], timeout_ms / 1000)}
 
     async def heartbeat(self, request: web.Request) -> dict[str, Any]:
-        body = await _body(request)
-        progress = body["progress"]
-        if progress is not None:
-            progress = {int(shard): Progress(*map(int, report)) for shard, report in progress.items()}
-        answer = self._overseer.heartbeat(str(body["node"]), str(body["instance"]), progress)
-        return {
-            "version": answer.version,
-            "lease_age_ms": min(answer.lease_age_s, 1e6) * 1000,
-            "alive": answer.alive,
-            "living": sorted(answer.living),
-        }
+        return self._overseer.heartbeat(Heartbeat.from_dict(await _body(request))).to_dict()
 
-    async def suspect(self, request: web.Request) -> dict[str, Any]:
-        body = await _body(request)
-        self._overseer.suspect(str(body["node"]))
+    async def died(self, request: web.Request) -> dict[str, Any]:
+        content = await request.content.read(death.MAX_NOTICE_BYTES)
+        notice = death.DeathNotice.verified(content, request.headers.get(death.HEADER), self._secret)
+        self._overseer.died(notice.node, notice.life)
         return {}
 
     async def ask_election(self, request: web.Request) -> dict[str, Any]:

@@ -33,6 +33,6 @@ def founding_command(
     }
 
 
-def register_command(node: str, url: str, internal_url: str) -> dict[str, Any]:
-    """The command by which a node makes itself or its new addresses known."""
-    return {"op": "register_node", "node": node, "url": url, "internal_url": internal_url}
+def register_command(node: str, url: str, internal_url: str, life: str) -> dict[str, Any]:
+    """The command by which each start of a node makes itself and its addresses known."""
+    return {"op": "register_node", "node": node, "url": url, "internal_url": internal_url, "life": life}

@@ -29,6 +29,7 @@ Not supported: compaction. A command takes some hundred bytes; the log keeps all
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -55,8 +56,28 @@ class JournalFailed(Exception):
     """A write or sync failed. What the disk holds cannot be known: the voter must stop."""
 
 
+class JournalFull(JournalFailed):
+    """There is no room for a write, of which nothing counts: what was durable is as good as before."""
+
+
+#: What passes by itself: a full disk or quota, too many open files.
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE})
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[None]:
+    """Around what counts as a whole or not at all."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            raise JournalFull(f"{path}: {error.strerror}; the voter stops until there is room") from error
+        raise JournalFailed(f"{path}: {error.strerror or error}; the voter stops") from error
+
+
 @contextmanager
 def _final(path: Path) -> Iterator[None]:
+    """Around a sync of what is in place already."""
     try:
         yield
     except OSError as error:
@@ -119,7 +140,7 @@ class Journal:
             raise ValueError(f"entry {index} does not follow entry {self._entries[-1][1]}")
         body = _FIELDS.pack(self._durable, index, term) + command
         record = _HEADER.pack(MARKER, len(command), crc32c.crc32c(body)) + body
-        with _final(self._path):
+        with _whole(self._path):
             _write(self._fd, record, self._end)
         self._entries.append((bytes(command), index, term))
         self._positions.append(self._end)
@@ -226,7 +247,7 @@ class Journal:
     def _save_vote(self) -> None:
         text = json.dumps(self._vote, sort_keys=True).encode()
         temporary = self._vote_path.with_suffix(".tmp")
-        with _final(self._vote_path):
+        with _whole(self._vote_path):
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             try:
                 _write(fd, b"%08x %s\n" % (crc32c.crc32c(text), text), 0)

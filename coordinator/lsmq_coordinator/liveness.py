@@ -1,8 +1,9 @@
 """Who is alive: a failure detector without clock or sockets. Times are seconds on a monotonic clock, passed in.
 
-The leader of the control plane feeds it. A node is dead when it was not heard for ``node_timeout_s``, or at once
-when a probe finds its port closed: then the process is gone. A suspicion alone condemns nobody; it asks for a
-probe. A wrong verdict costs an election, never data.
+The leader of the control plane feeds it. A node is dead when it was not heard for ``node_timeout_s``, which is longer
+than any lease it may still hold; or at once when its death is *proven* (:mod:`~.death`): a process that has ended holds
+no lease. Nothing else counts. That nobody listens at its port proves nothing: a firewall answers so, a moved address, a
+service without endpoints, while the node goes on.
 
 A detector that was not ticked for a while was paused together with its process, and heard nobody because of
 that: it gives all nodes a new start.
@@ -19,39 +20,34 @@ class LivenessTiming:
     """Seconds."""
 
     node_timeout_s: float = 0.5
-    #: A node not heard for so long is probed; a process that died is found so before its time is over.
-    quiet_s: float = 0.2
-    #: A node is probed at most so often.
-    probe_interval_s: float = 0.1
-    #: Heartbeats of a process found gone are not believed for so long: they may have been under way.
-    distrust_s: float = 0.3
     #: Not ticked for so long means paused.
     pause_s: float = 0.3
+    #: Who died is given no leadership back before it has lived for so long; twice as long each time it dies again
+    #: within ``calm_s`` of its return.
+    steady_s: float = 2.0
+    longest_steady_s: float = 300.0
+    calm_s: float = 600.0
 
 
 @dataclass(slots=True)
 class _Node:
     heard: float
-    instance: str | None = None
     alive: bool = True
-    probed: float = float("-inf")
-    #: The process found gone, and until when its heartbeats are not believed.
-    gone_instance: str | None = None
-    distrusted_until: float = float("-inf")
+    returned: float = float("-inf")
+    steady_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """What a tick changed, and which nodes to probe now."""
+    """What changed since the last tick."""
 
     died: frozenset[str] = frozenset()
     returned: frozenset[str] = frozenset()
-    probe: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True)
 class FailureDetector:
-    """Begin it with each leadership; then feed heartbeats, suspicions and probe results, and tick it often."""
+    """Begin it with each leadership; then feed heartbeats and proven deaths, and tick it often."""
 
     timing: LivenessTiming = LivenessTiming()
     _nodes: dict[str, _Node] = field(default_factory=dict)
@@ -77,32 +73,29 @@ class FailureDetector:
     def alive(self) -> frozenset[str]:
         return frozenset(node for node, seen in self._nodes.items() if seen.alive)
 
-    def heartbeat(self, node: str, instance: str, now: float) -> bool:
-        """A node was heard; ``instance`` is new with each start of its process. Whether it counts as alive."""
+    def heartbeat(self, node: str, now: float) -> bool:
+        """The life of a node that the cluster knows was heard. Whether it counts as alive."""
         seen = self._nodes.get(node)
-        if seen is None or (instance == seen.gone_instance and now < seen.distrusted_until):
+        if seen is None:
             return False
-        seen.heard, seen.instance = now, instance
+        seen.heard = now
         if not seen.alive:
-            seen.alive = True
+            seen.alive, seen.returned = True, now
             self._returned.add(node)
         return True
 
-    def suspect(self, node: str, now: float) -> bool:
-        """Somebody lost a connection to the node. Whether to probe it now."""
-        seen = self._nodes.get(node)
-        if seen is None or not seen.alive or now - seen.probed < self.timing.probe_interval_s:
-            return False
-        seen.probed = now
-        return True
+    def died(self, node: str) -> None:
+        """The death of that life is proven. Its heartbeats, which may have been under way, must not be fed any more."""
+        seen, timing = self._nodes.get(node), self.timing
+        if seen is not None and seen.alive:
+            restless = self._ticked - seen.returned < timing.calm_s
+            wanted_s = 2 * seen.steady_s if restless else timing.steady_s
+            seen.alive, seen.steady_s = False, min(max(wanted_s, timing.steady_s), timing.longest_steady_s)
+            self._died.add(node)
 
-    def probed(self, node: str, refused: bool, now: float) -> None:
-        """A probe came back. Refused means that nobody listens: the process is gone."""
-        seen = self._nodes.get(node)
-        if seen is None or not refused:
-            return
-        seen.gone_instance, seen.distrusted_until = seen.instance, now + self.timing.distrust_s
-        self._condemn(node, seen)
+    def restless(self, now: float) -> frozenset[str]:
+        """Nodes that returned too short a time ago to be given leadership back, for how often they died lately."""
+        return frozenset(node for node, seen in self._nodes.items() if now - seen.returned < seen.steady_s)
 
     def tick(self, now: float) -> Verdicts:
         """Let time pass. Gives each change once."""
@@ -112,15 +105,8 @@ class FailureDetector:
                     seen.heard = now
         self._ticked = now
         for node, seen in self._nodes.items():
-            if seen.alive and now - seen.heard > self.timing.node_timeout_s:
-                self._condemn(node, seen)
-        quiet = {node for node, seen in self._nodes.items() if now - seen.heard > self.timing.quiet_s}
-        probe = frozenset(node for node in sorted(quiet) if self.suspect(node, now))
-        verdicts = Verdicts(frozenset(self._died), frozenset(self._returned), probe)
+            if now - seen.heard > self.timing.node_timeout_s:
+                self.died(node)
+        verdicts = Verdicts(frozenset(self._died), frozenset(self._returned))
         self._died, self._returned = set(), set()
         return verdicts
-
-    def _condemn(self, node: str, seen: _Node) -> None:
-        if seen.alive:
-            seen.alive = False
-            self._died.add(node)

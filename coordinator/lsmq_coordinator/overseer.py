@@ -9,25 +9,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from lsmq.errors import LsmqError
 
 from .deaf_leaders import DeafLeaders
 from .election import Progress, choose_candidate, leader_counts, may_lead, spread_leaders
 from .errors import NoControlLeader, NotControlLeader
+from .heartbeats import Heartbeat, HeartbeatAnswer, Told
 from .liveness import FailureDetector, LivenessTiming
-from .names import Names
 from .raft_control import RaftControl
 from .reassignment import handover, next_steps
 from .shard_commands import MAX_EPOCH
 from .state import ClusterState, NodeState
 
-#: Whether nobody listens at an address: True, False, or None when that could not be found out.
-Probe = Callable[[str], Awaitable[bool | None]]
 #: What each node reported last of its replicas, by shard.
 Reports = Mapping[str, Mapping[int, Progress]]
 
@@ -40,25 +37,15 @@ class OverseerTiming:
     liveness: LivenessTiming = LivenessTiming()  # noqa: RUF009
     #: Leaders are spread only when nothing changed for so long, one shard at a time.
     settle_s: float = 2.0
-    probe_timeout_s: float = 0.25
     #: An election that replicas ask for is held at most so often for one shard.
     ask_interval_s: float = 0.1
     #: The control plane's leader resigns when too few nodes could call it for so long.
     resign_s: float = 1.0
+    #: The shards of a node that lives and has held no lease for so long are led by others.
+    unleased_s: float = 1.0
     #: Commands that changed nothing are not repeated sooner: each costs an entry of the log.
     repeat_s: float = 1.0
     command_timeout_s: float = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class HeartbeatAnswer:
-    """What the leader tells a node it heard. ``lease_age_s``: how long ago a majority is known to have followed
-    it. ``alive`` is False for a node that was just found gone; ``living`` are all nodes held alive."""
-
-    version: int
-    lease_age_s: float
-    alive: bool
-    living: frozenset[str]
 
 
 class Overseer:
@@ -69,26 +56,26 @@ class Overseer:
         raft: RaftControl,
         *,
         timing: OverseerTiming = OverseerTiming(),
-        probe: Probe | None = None,
         spread: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._raft, self._timing, self._clock, self._spread = raft, timing, clock, spread
-        self._probe = probe or self._connect
-        self._names = Names()
         self._detector = FailureDetector(timing.liveness)
+        #: The life of each node that is known to have ended last, whoever leads: the next leader may need it at once.
+        self._ended: dict[str, str] = {}
         self._reports: dict[str, Mapping[int, Progress]] = {}
         #: Shards whose epochs up to the one given cannot be led, and when each was last helped.
         self._asked: dict[int, int] = {}
         self._helped: dict[int, float] = {}
         self._deaf = DeafLeaders()
+        self._told = Told()
+        self._unleased_since: dict[str, float] = {}
         self._reached_at = clock()
         self._submitted: tuple[int, list[dict[str, Any]], float] = (-1, [], 0.0)
         self._term = -1
         self._changed_at = clock()
         self._epochs: dict[int, int] = {}
         self._wake = asyncio.Event()
-        self._probes: set[asyncio.Task[None]] = set()
         #: Elections committed since the start, for metrics.
         self.elections = 0
 
@@ -99,20 +86,47 @@ class Overseer:
 
     # What nodes report
 
-    def heartbeat(self, node: str, instance: str, progress: Mapping[int, Progress] | None) -> HeartbeatAnswer:
-        """A node says that it runs, and what its replicas hold (None: unknown). Raises when not the leader."""
-        self._require_leader()
-        alive = self._detector.heartbeat(node, instance, self._clock())
-        if alive and progress is not None:
-            self._reports[node] = dict(progress)
-        age_s = max(0.0, time.monotonic() - self._raft.lease)
-        return HeartbeatAnswer(self._raft.state.version, age_s, alive, self._detector.alive)
+    def heartbeat(self, beat: Heartbeat) -> HeartbeatAnswer:
+        """A node says that it runs, and how. Raises when not the leader.
 
-    def suspect(self, node: str) -> None:
-        """A node lost its connection to ``node``. Raises when this voter does not lead."""
+        Only the life that the cluster has agreed on is heard, and given a lease: else a leader of the control plane
+        that never heard it could not tell whose death a notice proves.
+        """
         self._require_leader()
-        if self._detector.suspect(node, self._clock()):
-            self._start_probe(node)
+        node, now = beat.node, self._clock()
+        known = self._raft.state.nodes.get(node)
+        agreed = known is not None and known.life == beat.life and self._ended.get(node) != beat.life
+        if agreed:
+            self._told.heard(beat)
+        alive = agreed and beat.well and self._detector.heartbeat(node, now)
+        if alive and beat.progress is not None:
+            self._reports[node] = dict(beat.progress)
+        if alive and not beat.leased:
+            self._unleased(node, now)
+        else:
+            self._unleased_since.pop(node, None)
+        return HeartbeatAnswer(
+            version=self._raft.state.version,
+            lease_age_s=max(0.0, time.monotonic() - self._raft.lease),
+            alive=alive,
+            living=self._detector.alive,
+            problems=self._told.problems,
+            clocks_ms=self._told.clocks_ms,
+            now_ms=time.time() * 1000,
+        )
+
+    def _unleased(self, node: str, now: float) -> None:
+        """The node lives, is given leases, and holds none: what it leads, it cannot serve."""
+        since = self._unleased_since.setdefault(node, now)
+        for shard in self._raft.state.shards.values():
+            if shard.leader == node and now - since > self._timing.unleased_s:
+                self._deaf.say(shard.id, node, shard.epoch, now)
+
+    def died(self, node: str, life: str) -> None:
+        """It is proven that a life of a node has ended. Taken by every voter, whether or not it leads."""
+        if node in self._raft.state.nodes:
+            self._ended[node] = life
+            self._wake.set()
 
     def ask_election(self, shard: int, above_epoch: int, besides: str | None = None) -> None:
         """A replica says that epochs up to ``above_epoch`` cannot be led. Raises when this voter does not lead.
@@ -130,14 +144,6 @@ class Overseer:
             self._asked[shard] = max(above_epoch, self._asked.get(shard, 0))
             self._wake.set()
 
-    def _start_probe(self, node: str) -> None:
-        known = self._raft.state.nodes.get(node)
-        if known is None:
-            return
-        task = asyncio.create_task(self._examine(node, known.internal_url))
-        self._probes.add(task)
-        task.add_done_callback(self._probes.discard)
-
     def _require_leader(self) -> None:
         raft = self._raft
         if not raft.is_leader:
@@ -146,25 +152,6 @@ class Overseer:
                 raise NoControlLeader("no leader of the control plane is ready")
             raise NotControlLeader(f"node {leader!r} leads the control plane", leader=leader)
         self._begin_leadership()
-
-    async def _examine(self, node: str, url: str) -> None:
-        refused = await self._probe(url)
-        self._detector.probed(node, refused is True, self._clock())
-        self._wake.set()
-
-    async def _connect(self, url: str) -> bool | None:
-        address = urlsplit(url)
-        try:
-            async with asyncio.timeout(self._timing.probe_timeout_s):
-                _, writer = await asyncio.open_connection(
-                    await self._names.address(address.hostname or ""), address.port
-                )
-        except ConnectionRefusedError:
-            return True
-        except (OSError, TimeoutError):
-            return None
-        writer.close()
-        return False
 
     # What is done about it
 
@@ -185,30 +172,27 @@ class Overseer:
                 self._wake.clear()
         finally:
             end()
-            for task in self._probes:
-                task.cancel()
 
     def _begin_leadership(self) -> None:
         term = self._raft.status.term
         if term != self._term:
             self._term = term
-            self._reports, self._asked, self._deaf = {}, {}, DeafLeaders()
+            self._reports, self._asked, self._deaf, self._told = {}, {}, DeafLeaders(), Told()
+            self._unleased_since = {}
             self._reached_at = self._clock()
             self._submitted = (-1, [], 0.0)
             self._changed_at = self._clock()
             self._detector.begin(_members(self._raft.state), self._clock())
-            # Who died together with the former leader need not be waited for.
-            for node in sorted(self._detector.alive):
-                if self._detector.suspect(node, self._clock()):
-                    self._start_probe(node)
 
     async def _oversee(self) -> None:
         self._begin_leadership()
         state, now = self._raft.state, self._clock()
         self._detector.set_nodes(_members(state), now)
+        self._told.set_nodes(state.nodes.keys())
+        ended = {node for node, life in self._ended.items() if node in state.nodes and state.nodes[node].life == life}
+        for node in ended:
+            self._detector.died(node)
         verdicts = self._detector.tick(now)
-        for node in verdicts.probe:
-            self._start_probe(node)
         if verdicts.died or verdicts.returned:
             self._changed_at = now
         epochs = {id: shard.epoch for id, shard in state.shards.items()}
@@ -218,11 +202,13 @@ class Overseer:
         if not self._is_reached(state, alive, now):
             return
         successors = self._deaf.successors(state, alive, self._reports, now)
-        commands = failovers(state, alive, self._reports, self._due(state, now), successors) + departures(state, alive)
+        commands = failovers(state, alive, self._reports, self._due(state, now), successors) + departures(
+            state, alive, ended
+        )
         if not commands:
             commands = next_steps(state, alive)
         if not commands and self._spread and now - self._changed_at >= self._timing.settle_s:
-            commands = transfers(state, alive, self._reports)
+            commands = transfers(state, alive, self._reports, self._detector.restless(now))
         version, former, at = self._submitted
         if not commands or ((version, former) == (state.version, commands) and now - at < self._timing.repeat_s):
             return
@@ -276,13 +262,17 @@ def _members(state: ClusterState) -> list[str]:
     return [node.id for node in state.nodes.values() if node.state is not NodeState.REMOVED]
 
 
-def departures(state: ClusterState, alive: frozenset[str]) -> list[dict[str, Any]]:
-    """A ``leave_in_sync`` for every dead member of a set whose leader lives, where enough stay: quorum writes need not
-    wait until the leader itself has missed it for long enough."""
+def departures(state: ClusterState, alive: Set[str], ended: Set[str]) -> list[dict[str, Any]]:
+    """A ``leave_in_sync`` for every member whose process is proven to have ended, of a set whose leader lives, where
+    enough stay: quorum writes need not wait until the leader itself has missed it for long enough.
+
+    The set is its leader's otherwise, which proposes who leaves and who joins by what it hears itself: that somebody is
+    not heard *here* says nothing of the connections between the two. No leader can take in again who has ended.
+    """
     commands = []
     for id in sorted(state.shards):
         shard = state.shards[id]
-        dead = [member for member in shard.in_sync if member.node not in alive]
+        dead = [member for member in shard.in_sync if member.node in ended]
         if shard.leader not in alive or len(shard.in_sync) - len(dead) < state.settings.min_in_sync:
             continue
         commands += [
@@ -337,13 +327,15 @@ def _without_one(loads: Mapping[str, int], leader: str | None) -> dict[str, int]
     return {node: load - (node == leader) for node, load in loads.items()}
 
 
-def transfers(state: ClusterState, alive: frozenset[str], reports: Reports | None = None) -> list[dict[str, Any]]:
+def transfers(
+    state: ClusterState, alive: frozenset[str], reports: Reports | None = None, restless: Set[str] = frozenset()
+) -> list[dict[str, Any]]:
     """The next step towards leaders where they should be, as an ``elect``; empty when there is none to take.
 
     Nobody is given a shard that it does not report: its replica does not work. Nor one of whose epoch it has nothing
-    yet: perhaps nobody can call it, and then it could not lead.
+    yet: perhaps nobody can call it, and then it could not lead. Nor one that comes and goes.
     """
-    unfit = set()
+    unfit = {(shard.id, node) for node in restless for shard in state.replicas_on(node)}
     for node, shards in (reports or {}).items():
         for shard in state.replicas_on(node):
             report = shards.get(shard.id)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
 from typing import Any
 
 from .election import leader_counts
+from .heartbeats import HeartbeatAnswer
 from .state import ClusterState, Node
 
 
-def overview(state: ClusterState, alive: Set[str] | None = None, control_leader: str | None = None) -> dict[str, Any]:
-    """``alive`` is None where it is not known, and then so is each node's; ``control_leader`` is a node id or None.
+def overview(
+    state: ClusterState, told: HeartbeatAnswer | None = None, control_leader: str | None = None
+) -> dict[str, Any]:
+    """``told`` is what the leader of the control plane said lately of who lives and how; None where it did not, and
+    then that is not known of any node. ``control_leader`` is a node id or None.
 
     A node is drained when it is ``draining`` and has no ``replicas``. A shard moves while it has a ``target``; of
     that, ``adding`` are still to catch up.
@@ -28,7 +31,9 @@ def overview(state: ClusterState, alive: Set[str] | None = None, control_leader:
             "internal_url": node.internal_url,
             "voter": node.voter,
             "state": node.state.value,
-            "alive": None if alive is None else node.id in alive,
+            "alive": None if told is None else node.id in told.living,
+            "problems": [] if told is None else list(told.problems.get(node.id, ())),
+            "clock_ms": None if told is None or (ms := told.clocks_ms.get(node.id)) is None else round(ms, 1),
             "shards_led": led[node.id],
             "replicas": held[node.id],
         }

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -22,7 +24,8 @@ from lsmq.errors import InvalidRequest, TimedOut, Unavailable
 from .auth import ClusterSecret
 from .commands import apply
 from .errors import ControlStopped, NoControlLeader, NotControlLeader
-from .journal import Journal
+from .journal import FULL, Journal, JournalFull
+from .parts import Part
 from .raft_terms import Outcome, RaftTiming, Role
 from .state import EMPTY, ClusterState
 from .voter import MAX_COMMAND_BYTES, RaftStatus, Voter
@@ -31,6 +34,11 @@ StateCallback = Callable[[ClusterState], None]
 StatusCallback = Callable[[RaftStatus], None]
 MAX_PENDING = 512
 _LOOK_S = 0.01
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
+_STEADY_S = 30.0
+#: A voter that stopped for want of room begins again when its directory takes this.
+_ROOM_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +75,7 @@ class RaftControl:
         self._voter: Voter | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure: BaseException | None = None
+        self._failed = asyncio.Event()
         self._on_change: list[StateCallback] = []
         self._on_status: list[StatusCallback] = []
         self._announced = EMPTY
@@ -90,6 +99,44 @@ class RaftControl:
             config.timing,
             bind=config.bind,
         )
+
+    async def keep(self, part: Part) -> None:
+        """Have the voter run, until cancelled: where it stopped for what passes, such as a full disk, it is opened
+        again, with what is durable of it, once its directory takes writes again. Else it has stopped for good.
+
+        While it is stopped the node follows no decision, and its heartbeats say so.
+        """
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            self._failed.clear()
+            began = time.monotonic()
+            while (failure := self._failure) is None:
+                part.running()
+                await self._failed.wait()
+                self._failed.clear()
+            if not _passes(failure):
+                part.stopped(f"{failure}; the node must be restarted when this is repaired")
+                await asyncio.Event().wait()
+            if time.monotonic() - began > _STEADY_S:
+                pause_s = _FIRST_PAUSE_S
+            part.retrying(str(failure))
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            await self._reopen()
+
+    async def _reopen(self) -> None:
+        try:
+            voter = await asyncio.to_thread(self._open_where_there_is_room)
+        except Exception as error:  # Whatever it is, it stops this part and no other.
+            self._failure = error
+            return
+        self._voter, self._failure = voter, None
+        voter.start()
+        self._announce_status(self.status)
+
+    def _open_where_there_is_room(self) -> Voter:
+        take_room(self.config.directory / "raft")
+        return self._open()
 
     async def stop(self) -> None:
         """Ends the thread; closes files and ports. Commands that wait become unknown (``TimedOut``)."""
@@ -215,6 +262,7 @@ class RaftControl:
             callback(status)
 
     def _fail(self, error: BaseException) -> None:
+        self._failed.set()
         for future in list(self._pending):
             if not future.done():
                 future.set_exception(_unknown(str(error)))
@@ -222,19 +270,23 @@ class RaftControl:
 
 
 class _Crossing:
-    """Lives in the voter's thread and hands over to the loop."""
+    """Lives in the thread of one voter and hands over to the loop. A voter that is opened again applies its log from
+    the beginning, which shows nobody an older state."""
 
     def __init__(self, control: RaftControl) -> None:
         self._control = control
+        self._state = EMPTY
 
     def apply(self, command: bytes) -> dict[str, Any]:
-        control = self._control
-        former = control.state
+        control, former = self._control, self._state
         try:
             decoded = msgpack.unpackb(command, strict_map_key=False)
         except ValueError as error:
             decoded = {"error": str(error)}
         state, result = apply(former, decoded if isinstance(decoded, dict) else {})
+        self._state = state
+        if state.version < control.state.version:
+            return result
         control.state = state
         if state.version != former.version and not control._announcing:
             control._announcing = True
@@ -258,6 +310,24 @@ def pack_command(command: Mapping[str, Any]) -> bytes:
     if len(packed) > MAX_COMMAND_BYTES:
         raise InvalidRequest(f"a control command of {len(packed)} bytes; the limit is {MAX_COMMAND_BYTES}")
     return packed
+
+
+def _passes(failure: BaseException) -> bool:
+    """Whether what stopped the voter may pass by itself, leaving what is on the disk as good as it was."""
+    return isinstance(failure, JournalFull) or (isinstance(failure, OSError) and failure.errno in FULL)
+
+
+def take_room(directory: Path) -> None:
+    """Raises ``OSError`` where the directory does not take what a voter needs to go on for a while."""
+    probe = directory / "PROBE"
+    try:
+        with open(probe, "wb", buffering=0) as file:
+            written = file.write(bytes(_ROOM_BYTES))
+            os.fsync(file.fileno())
+        if written < _ROOM_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(probe))
+    finally:
+        probe.unlink(missing_ok=True)
 
 
 def _unknown(why: str) -> TimedOut:

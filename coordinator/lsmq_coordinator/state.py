@@ -37,7 +37,7 @@ REMEMBERED_RESULTS = 1_000
 #: The incarnation under which a new shard lists its replicas, before any of them was started.
 UNCLAIMED = 0
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 class NodeState(StrEnum):
@@ -50,13 +50,17 @@ class NodeState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A process that may hold replicas. ``url`` is for clients, ``internal_url`` for other nodes."""
+    """A process that may hold replicas. ``url`` is for clients, ``internal_url`` for other nodes.
+
+    ``life`` is the start of the process that registered last, empty before the first: it alone may hold a lease.
+    """
 
     id: str
     url: str
     internal_url: str
     voter: bool
     state: NodeState = NodeState.ACTIVE
+    life: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -64,11 +68,13 @@ class Node:
             "internal_url": self.internal_url,
             "voter": self.voter,
             "state": self.state.value,
+            "life": self.life,
         }
 
     @classmethod
     def from_dict(cls, id: str, fields: Mapping[str, Any]) -> Node:
-        return cls(id, fields["url"], fields["internal_url"], fields["voter"], NodeState(fields["state"]))
+        state = NodeState(fields["state"])
+        return cls(id, fields["url"], fields["internal_url"], fields["voter"], state, fields["life"])
 
 
 class Member(NamedTuple):

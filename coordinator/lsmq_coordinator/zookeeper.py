@@ -41,6 +41,7 @@ from kazoo.exceptions import (
 )
 from kazoo.handlers.threading import KazooTimeoutError
 
+from .parts import UNSEEN, Part
 from .routes import Document, cluster_document, pack, same, supersedes, topic_document, unpack
 from .state import EMPTY, ClusterState
 
@@ -85,9 +86,12 @@ class _Stale(Exception):
 class ZooKeeperRegistry:
     """Keeps this node registered and the routes published. Start it after any fork."""
 
-    def __init__(self, config: ZooKeeperConfig, *, eager: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self, config: ZooKeeperConfig, *, eager: Callable[[], bool] = lambda: True, part: Part = UNSEEN
+    ) -> None:
         """``eager`` is asked in the registry's thread whether this node publishes at once (the Raft leader)."""
         self.config = config
+        self._part = part
         self.status = ZooKeeperStatus()
         self._eager = eager
         self._root = f"/lsmq/{config.cluster}"
@@ -102,6 +106,7 @@ class ZooKeeperRegistry:
         self._known_session: int | None = None
         self._topics_version = -1
         self._refresh_at = 0.0
+        self._began = time.monotonic()
 
     def start(self) -> None:
         """Returns at once, whether or not ZooKeeper is there."""
@@ -128,27 +133,41 @@ class ZooKeeperRegistry:
     # The thread
 
     def _run(self) -> None:
-        config = self.config
-        endless = {"max_tries": -1, "delay": 0.05, "max_delay": 0.5}
-        try:
-            self._client = KazooClient(
-                config.hosts,
-                timeout=config.session_timeout_s,
-                connection_retry=endless,
-                command_retry={"max_tries": 0},
-                logger=logging.getLogger("kazoo"),
-            )
-            self._client.add_listener(self._listen)
-            self._client.start_async()
-        except Exception as error:
-            self._note(last_error=f"{type(error).__name__}: {error}", failures=self.status.failures + 1)
-            return
         delay = 0.0
         while not self._stopping:
             self._wake.wait(delay)
             self._wake.clear()
-            delay = self._look()
+            try:
+                if self._client is None:
+                    self._client = self._connecting()
+                delay = self._look()
+            except Exception as error:  # Nothing ends this thread but the node.
+                logging.getLogger(__name__).exception("publishing to ZooKeeper failed")
+                self._failed(error)
+                delay = self.config.retry_s
         self._close()
+
+    def _connecting(self) -> Any:
+        config = self.config
+        client = KazooClient(
+            config.hosts,
+            timeout=config.session_timeout_s,
+            connection_retry={"max_tries": -1, "delay": 0.05, "max_delay": 0.5},
+            command_retry={"max_tries": 0},
+            logger=logging.getLogger("kazoo"),
+        )
+        client.add_listener(self._listen)
+        client.start_async()
+        return client
+
+    def _failed(self, error: Exception) -> None:
+        """What was known of ZooKeeper's documents is read again."""
+        self._cluster = None
+        self._children.clear()
+        self._refresh_at = 0.0
+        why = f"{type(error).__name__}: {error}"
+        self._note(last_error=why, failures=self.status.failures + 1)
+        self._part.retrying(why)
 
     def _listen(self, state: str) -> None:
         # Runs in kazoo's thread, which must never be held up.
@@ -162,6 +181,8 @@ class ZooKeeperRegistry:
     def _look(self) -> float:
         """Do what is due; return seconds until the next time."""
         if self._stopping or not self._client.connected:
+            if time.monotonic() - max(self.status.last_success, self._began) > self.config.session_timeout_s:
+                self._part.retrying(f"no connection to {self.config.hosts}")
             return self.config.retry_s
         try:
             now = time.monotonic()
@@ -176,16 +197,14 @@ class ZooKeeperRegistry:
             if refresh:
                 self._refresh_at = now + self.config.refresh_s
             self._note(last_success=time.monotonic(), last_error=None)
+            self._part.running()
         except _Stale as stale:
             self._cluster = None
             self._children.clear()
             self._note(last_error=str(stale))
             return self.config.retry_s
         except (KazooException, KazooTimeoutError, OSError, RuntimeError) as error:
-            self._cluster = None
-            self._children.clear()
-            self._refresh_at = 0.0
-            self._note(last_error=f"{type(error).__name__}: {error}", failures=self.status.failures + 1)
+            self._failed(error)
             return self.config.retry_s
         return max(0.01, self._refresh_at - time.monotonic())
 

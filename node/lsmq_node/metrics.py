@@ -20,6 +20,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from lsmq_coordinator.parts import PartState
 from lsmq_node.broker import Broker
 
 #: Upper bounds in seconds of the request histogram.
@@ -29,6 +30,10 @@ BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 
 _COUNTED_SECONDS = frozenset({"flush_seconds", "merge_seconds"})
 
 
+_NODE_GAUGES = {
+    "unleased_seconds": "How long the node has held no lease; 0 while it holds one.",
+    "clock_ahead_seconds": "How far its wall clock is ahead of the cluster's middle one.",
+}
 _REPLICA_GAUGES = (
     ("serving", "1 where this node leads the shard and takes reads and writes."),
     ("epoch", "Leader epoch of the shard."),
@@ -100,6 +105,7 @@ class _BrokerCollector(Collector):
         yield from self._broker_metrics()
         yield from self._commit_metrics()
         yield from self._replica_metrics()
+        yield from self._part_metrics()
         yield from self._store_metrics()
 
     def _broker_metrics(self) -> Iterable[Metric]:
@@ -150,6 +156,17 @@ class _BrokerCollector(Collector):
             for follower, size_bytes in figures.get("lag_bytes", {}).items():
                 lag.add_metric([str(port.number), follower], size_bytes)
         yield from (*gauges.values(), lag)
+
+    def _part_metrics(self) -> Iterable[Metric]:
+        running = GaugeMetricFamily("lsmq_part_running", "1 while a part of the node runs.", labels=["part"])
+        failures = CounterMetricFamily("lsmq_part_failures", "How often it ceased to run.", labels=["part"])
+        for report in self._broker.parts.reports():
+            running.add_metric([report.name], float(report.state is PartState.RUNNING))
+            failures.add_metric([report.name], report.failures)
+        yield from (running, failures)
+        known = self._broker.topology.gauges()
+        for name, text in _NODE_GAUGES.items():
+            yield GaugeMetricFamily(f"lsmq_node_{name}", text, known.get(name))
 
     def _store_metrics(self) -> Iterable[Metric]:
         """Every number of ``StoreStats``, by its name."""

@@ -91,7 +91,6 @@ class Group:
             min_in_sync=min_in_sync,
         )
         self.asked: list[int] = []
-        self.suspected: list[str] = []
         self.frozen = False  # no change of the in-sync set is committed
         self.spoiled: set[str] = set()  # the next frame with bytes that comes here has a wrong one
         self.cut_off: set[str] = set()  # nothing of these nodes arrives anywhere, and nothing there
@@ -177,7 +176,6 @@ class Group:
         scope.push_async_callback(links.close)
         ports = ReplicaPorts(
             send=links.send,
-            suspect=self.suspected.append,
             propose_in_sync=lambda shard, action: self.propose(action),
             propose_leave=lambda shard, action: self.propose_leave(action),
             ask_election=lambda shard, above, elsewhere: self.asked.append(above),

@@ -13,9 +13,13 @@ from aiohttp import web
 
 from lsmq.errors import InvalidRequest, TimedOut
 from lsmq_coordinator.auth import ClusterSecret, Verifier, auth_middleware
+from lsmq_coordinator.commands import apply
 from lsmq_coordinator.control import ControlClient, ControlTiming
 from lsmq_coordinator.election import Progress
 from lsmq_coordinator.errors import ControlStopped, NoControlLeader, NotControlLeader
+from lsmq_coordinator.founding import register_command
+from lsmq_coordinator.heartbeats import HeartbeatAnswer
+from lsmq_coordinator.joining import displaced, join
 from lsmq_coordinator.state import ClusterState
 from support.raft_group import until
 
@@ -51,12 +55,15 @@ class FakeVoter:
 
     async def heartbeat(self, request: web.Request) -> Any:
         self.beats.append(msgpack.unpackb(await request.read(), strict_map_key=False))
-        return {
-            "version": self.state.version,
-            "lease_age_ms": self.lease_age_ms,
-            "alive": self.alive,
-            "living": self.living,
-        }
+        answer = HeartbeatAnswer(
+            version=self.state.version,
+            lease_age_s=self.lease_age_ms / 1000,
+            alive=self.alive,
+            living=frozenset(self.living),
+            clocks_ms={"n1": 5.0},
+            now_ms=time.time() * 1000 - 41_000,
+        )
+        return answer.to_dict()
 
     async def ask_election(self, request: web.Request) -> Any:
         self.asked.append(msgpack.unpackb(await request.read()))
@@ -124,7 +131,7 @@ def test_a_node_that_is_heard_and_up_to_date_holds_the_lease() -> None:
         assert client.lease <= time.monotonic()
         assert client.state.version == voter.state.version
         beat = voter.beats[-1]
-        assert (beat["node"], beat["instance"], beat["progress"]) == ("n4", client.instance, {0: [1, 99, 7]})
+        assert (beat["node"], beat["life"], beat["progress"]) == ("n4", client.life, {0: [1, 99, 7]})
 
     running(run)
 
@@ -173,6 +180,36 @@ def test_the_lease_ends_by_itself_when_nobody_answers() -> None:
         await until(client.holds_lease)
         client._voters["v"] = "http://127.0.0.1:1"
         await until(lambda: not client.holds_lease())
+
+    running(run)
+
+
+def test_a_node_says_how_it_is_and_measures_its_clock() -> None:
+    async def run(voter: FakeVoter, client: ControlClient) -> None:
+        assert client.unleased_s > 0
+        await until(lambda: voter.beats and voter.beats[-1]["clock_ms"] is not None and voter.beats[-1]["leased"])
+        assert voter.beats[0]["clock_ms"] is None and not voter.beats[0]["leased"]
+        assert 40_900 < voter.beats[-1]["clock_ms"] < 41_100
+        assert voter.beats[-1]["well"] and client.unleased_s == 0
+        assert client.told is not None and client.told.clocks_ms == {"n1": 5.0}
+
+    running(run)
+
+
+def test_a_node_notices_that_another_process_registered_under_its_name() -> None:
+    async def run(voter: FakeVoter, client: ControlClient) -> None:
+        def register(life: str) -> None:
+            command = register_command("n4", "http://u", "http://i", life)
+            voter.state = apply(voter.state, {**command, "request_id": life})[0]
+
+        register(client.life)
+        await join(client, "http://u", "http://i")
+        noticing = asyncio.create_task(displaced(client))
+        voter.state = elected(voter.state)
+        await until(lambda: client.state.version == voter.state.version)
+        assert not noticing.done()
+        register("another")
+        await asyncio.wait_for(noticing, 10)
 
     running(run)
 

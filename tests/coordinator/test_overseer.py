@@ -13,12 +13,23 @@ import pytest
 from lsmq_coordinator.commands import apply
 from lsmq_coordinator.election import Progress
 from lsmq_coordinator.errors import NotControlLeader
+from lsmq_coordinator.heartbeats import Heartbeat, HeartbeatAnswer
 from lsmq_coordinator.liveness import LivenessTiming
 from lsmq_coordinator.overseer import Overseer, OverseerTiming, departures
 from lsmq_coordinator.state import ClusterState
 from support.raft_group import until
 
 from .test_state import NODES, founded
+
+LIFE = "one"
+
+
+def registered(state: ClusterState, life: str = LIFE) -> ClusterState:
+    """All nodes have been started."""
+    for node in state.nodes.values():
+        fields = {"node": node.id, "url": node.url, "internal_url": node.internal_url, "life": life}
+        state, _ = apply(state, {"op": "register_node", **fields, "request_id": f"{node.id} {life}"})
+    return state
 
 
 class FakeRaft:
@@ -57,20 +68,16 @@ def running(
     test: Callable[[FakeRaft, Overseer], Awaitable[None]], *, beating: tuple[str, ...] = tuple(NODES), **timing: Any
 ) -> None:
     async def main() -> None:
-        raft = FakeRaft(founded())
-        liveness = LivenessTiming(node_timeout_s=0.3, quiet_s=0.2)
-        timings = OverseerTiming(tick_s=0.01, liveness=liveness, **{"settle_s": 3600.0, **timing})
-
-        async def unknown(url: str) -> bool | None:
-            return None
-
-        overseer = Overseer(raft, timing=timings, probe=unknown)  # type: ignore[arg-type]
+        raft = FakeRaft(registered(founded()))
+        given = {"liveness": LivenessTiming(node_timeout_s=0.3), "settle_s": 3600.0, **timing}
+        timings = OverseerTiming(tick_s=0.01, **given)
+        overseer = Overseer(raft, timing=timings)  # type: ignore[arg-type]
 
         async def beat() -> None:
             while True:
                 for node in beating:
                     if raft.is_leader:
-                        overseer.heartbeat(node, "one", None)
+                        overseer.heartbeat(Heartbeat(node, LIFE))
                 await asyncio.sleep(0.02)
 
         tasks = [asyncio.create_task(overseer.run()), asyncio.create_task(beat())]
@@ -116,7 +123,7 @@ def test_a_leader_that_hears_too_few_is_replaced_once_however_often_it_asks() ->
         former = raft.state.shards[1]
         deaf = str(former.leader)
         for node in NODES:
-            overseer.heartbeat(node, "one", {1: Progress(former.epoch, 9)})
+            overseer.heartbeat(Heartbeat(node, LIFE, {1: Progress(former.epoch, 9)}))
         for _ in range(60):
             overseer.ask_election(1, former.epoch, deaf)
             overseer.ask_election(77, former.epoch, deaf)
@@ -133,10 +140,10 @@ def test_a_leader_that_hears_too_few_stays_where_no_other_works() -> None:
     async def run(raft: FakeRaft, overseer: Overseer) -> None:
         former = raft.state.shards[1]
         deaf = str(former.leader)
-        overseer.heartbeat(deaf, "one", {1: Progress(former.epoch, 9)})
+        overseer.heartbeat(Heartbeat(deaf, LIFE, {1: Progress(former.epoch, 9)}))
         for node in former.replicas:
             if node != deaf:
-                overseer.heartbeat(node, "one", {})
+                overseer.heartbeat(Heartbeat(node, LIFE, {}))
         for _ in range(60):
             overseer.ask_election(1, former.epoch, deaf)
             await asyncio.sleep(0.01)
@@ -166,9 +173,8 @@ def test_who_does_not_lead_takes_no_reports() -> None:
     async def run(raft: FakeRaft, overseer: Overseer) -> None:
         raft.is_leader, raft.leader = False, "n2"
         for report in (
-            lambda: overseer.heartbeat("n1", "one", {}),
+            lambda: overseer.heartbeat(Heartbeat("n1", LIFE)),
             lambda: overseer.ask_election(0, 5),
-            lambda: overseer.suspect("n1"),
         ):
             with pytest.raises(NotControlLeader) as refused:
                 report()
@@ -179,8 +185,8 @@ def test_who_does_not_lead_takes_no_reports() -> None:
 
 def test_a_heartbeat_is_answered_with_who_is_alive() -> None:
     async def run(raft: FakeRaft, overseer: Overseer) -> None:
-        await until(lambda: "n4" not in overseer.heartbeat("n1", "one", None).living)
-        assert overseer.heartbeat("n1", "one", None).living == {"n0", "n1", "n2", "n3"}
+        await until(lambda: "n4" not in overseer.heartbeat(Heartbeat("n1", LIFE)).living)
+        assert overseer.heartbeat(Heartbeat("n1", LIFE)).living == {"n0", "n1", "n2", "n3"}
         assert all(shard.leader != "n4" for shard in raft.state.shards.values())
 
     running(run, beating=("n0", "n1", "n2", "n3"))
@@ -207,14 +213,14 @@ def test_leadership_is_not_returned_to_a_node_whose_replica_does_not_work() -> N
         shard = raft.state.shards[0]
         preferred, other = shard.replicas[:2]
         command = {"op": "elect", "shard": 0, "candidate": other, "expected_epoch": 1, "request_id": "x"}
-        overseer.heartbeat(preferred, "one", {})
+        overseer.heartbeat(Heartbeat(preferred, LIFE, {}))
         raft.state = apply(raft.state, command)[0]
         await asyncio.sleep(0.2)
         assert raft.state.shards[0].leader == other
-        overseer.heartbeat(preferred, "one", {id: Progress(1, 0) for id in raft.state.shards})
+        overseer.heartbeat(Heartbeat(preferred, LIFE, {id: Progress(1, 0) for id in raft.state.shards}))
         await asyncio.sleep(0.2)
         assert raft.state.shards[0].leader == other, "the leader's epoch has not come there yet"
-        overseer.heartbeat(preferred, "one", {id: Progress(2, 9) for id in raft.state.shards})
+        overseer.heartbeat(Heartbeat(preferred, LIFE, {id: Progress(2, 9) for id in raft.state.shards}))
         await until(lambda: raft.state.shards[0].leader == preferred)
 
     running(run, settle_s=0.05)
@@ -232,24 +238,109 @@ def test_leadership_that_a_node_handed_over_is_not_returned_at_once() -> None:
     running(run, settle_s=0.5)
 
 
-def test_the_dead_leave_the_sets_of_leaders_that_live() -> None:
-    async def run(raft: FakeRaft, overseer: Overseer) -> None:
-        def listed() -> list[int]:
-            return [id for id, shard in raft.state.shards.items() if "n4" in shard.in_sync_nodes]
+def listing(raft: FakeRaft, node: str) -> list[int]:
+    return [id for id, shard in raft.state.shards.items() if node in shard.in_sync_nodes and shard.leader != node]
 
-        assert listed()
-        await until(lambda: not listed())
+
+def test_who_is_proven_dead_leaves_the_sets_of_leaders_that_live_and_loses_its_own_shards_at_once() -> None:
+    async def run(raft: FakeRaft, overseer: Overseer) -> None:
+        led = [id for id, shard in raft.state.shards.items() if shard.leader == "n2"]
+        assert led and listing(raft, "n2")
+        began = time.monotonic()
+        overseer.died("n2", LIFE)
+        await until(lambda: not listing(raft, "n2") and all(raft.state.shards[id].leader != "n2" for id in led))
+        assert "n2" not in overseer.heartbeat(Heartbeat("n2", LIFE)).living, "it was under way"
+        assert len(raft.batches) == 1, f"all in one, after {time.monotonic() - began} s"
         for shard in raft.state.shards.values():
-            assert "n4" in shard.replicas or "n4" not in shard.in_sync_nodes
             assert len(shard.in_sync) >= raft.state.settings.min_in_sync
 
-    running(run, beating=("n0", "n1", "n2", "n3"))
+    running(run, liveness=LivenessTiming(node_timeout_s=60.0))
+
+
+def test_a_proof_of_another_life_condemns_nobody() -> None:
+    async def run(raft: FakeRaft, overseer: Overseer) -> None:
+        overseer.died("n2", "an earlier one")
+        overseer.died("nobody", LIFE)
+        await until(lambda: overseer.heartbeat(Heartbeat("n2", LIFE)).alive)
+        await asyncio.sleep(0.1)
+        assert raft.batches == []
+        # The proof may come before the news of the life that it is for.
+        raft.state = registered(raft.state, "an earlier one")
+        await until(lambda: "n2" not in overseer.alive)
+
+    running(run, beating=tuple(NODES), liveness=LivenessTiming(node_timeout_s=60.0))
+
+
+def test_a_proof_that_came_before_this_voter_led_counts_when_it_leads() -> None:
+    async def run(raft: FakeRaft, overseer: Overseer) -> None:
+        raft.is_leader, raft.leader = False, "n1"
+        overseer.died("n2", LIFE)
+        await asyncio.sleep(0.05)
+        assert raft.batches == []
+        raft.is_leader, raft.leader, raft.status.term = True, "n0", 2
+        await until(lambda: not listing(raft, "n2"))
+
+    running(run, liveness=LivenessTiming(node_timeout_s=60.0))
+
+
+def test_a_life_that_the_cluster_does_not_know_gets_no_lease_and_keeps_nobody_alive() -> None:
+    async def run(raft: FakeRaft, overseer: Overseer) -> None:
+        for _ in range(40):
+            assert not overseer.heartbeat(Heartbeat("n2", "unregistered")).alive
+            await asyncio.sleep(0.02)
+        assert "n2" not in overseer.alive
+
+    running(run, beating=("n0", "n1", "n3", "n4"))
+
+
+def test_who_is_not_well_is_dead_and_says_why() -> None:
+    async def run(raft: FakeRaft, overseer: Overseer) -> None:
+        def sick() -> HeartbeatAnswer:
+            return overseer.heartbeat(Heartbeat("n2", LIFE, well=False, problems=("voter: the disk is full",)))
+
+        await until(lambda: "n2" not in sick().living)
+        assert not sick().alive
+        assert overseer.heartbeat(Heartbeat("n1", LIFE)).problems == {"n2": ("voter: the disk is full",)}
+        assert overseer.heartbeat(Heartbeat("n2", LIFE)).problems == {}
+
+    running(run, beating=("n0", "n1", "n3", "n4"))
+
+
+def test_who_lives_and_holds_no_lease_is_replaced() -> None:
+    async def run(raft: FakeRaft, overseer: Overseer) -> None:
+        shard = next(shard for shard in raft.state.shards.values() if shard.leader == "n2")
+        for node in NODES:
+            overseer.heartbeat(Heartbeat(node, LIFE, {shard.id: Progress(shard.epoch, 9)}))
+
+        def leaseless() -> bool:
+            overseer.heartbeat(Heartbeat("n2", LIFE, leased=False))
+            return raft.state.shards[shard.id].leader != "n2"
+
+        await until(leaseless)
+        assert "n2" in raft.state.shards[shard.id].in_sync_nodes, "its lease may hold all the same"
+
+    running(run, beating=("n0", "n1", "n3", "n4"), unleased_s=0.1)
+
+
+def test_nobody_is_removed_from_a_set_whose_leader_may_hear_it() -> None:
+    """Dead by heartbeat and alive on the data link: what one removes the other would add again, without end."""
+
+    async def run(raft: FakeRaft, overseer: Overseer) -> None:
+        listed = listing(raft, "n2")
+        assert listed
+        await until(lambda: "n2" not in overseer.alive)
+        await until(lambda: all(shard.leader != "n2" for shard in raft.state.shards.values()))
+        await asyncio.sleep(0.1)
+        assert listing(raft, "n2") == listed
+
+    running(run, beating=("n0", "n1", "n3", "n4"))
 
 
 def test_the_dead_stay_listed_where_too_few_would_be_left() -> None:
+    ended = frozenset(NODES[3:])
     alive = frozenset(NODES[:3])
     state = founded()
-    for command in departures(state, alive):
+    for command in departures(state, alive, ended):
         state, result = apply(state, {**command, "request_id": f"{command['shard']}-{command['node']}"})
         assert result["ok"], result
     for id, shard in state.shards.items():
@@ -259,3 +350,12 @@ def test_the_dead_stay_listed_where_too_few_would_be_left() -> None:
         assert bool(dead) == (
             any(node not in alive for node in former.in_sync_nodes) and not (enough and former.leader in alive)
         )
+
+
+def test_all_are_told_how_far_each_clock_is_from_the_middle_one() -> None:
+    async def run(raft: FakeRaft, overseer: Overseer) -> None:
+        for node, ms in (("n0", 0.0), ("n1", -3.0), ("n2", 41_000.0)):
+            overseer.heartbeat(Heartbeat(node, LIFE, clock_ms=ms))
+        assert overseer.heartbeat(Heartbeat("n3", LIFE)).clocks_ms == {"n0": 0.0, "n1": -3.0, "n2": 41_000.0}
+
+    running(run, beating=())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from lsmq_coordinator.heartbeats import HeartbeatAnswer
 from lsmq_coordinator.overview import overview
 from lsmq_coordinator.state import EMPTY
 
@@ -15,12 +16,17 @@ def test_nodes_and_shards_are_told_with_who_leads_what_and_what_moves_where() ->
     state, _ = run(state, op="drain_node", node="n3")
     state, _ = run(state, op="set_target", shard=0, expected_version=1, replicas=["n4", "n1", "n2"])
     state, _ = run(state, op="set_replicas", shard=0, expected_version=2, replicas=["n0", "n1", "n3", "n4"])
-    seen = json.loads(json.dumps(overview(state, {"n0", "n1"}, "n1")))
+    told = HeartbeatAnswer(
+        1, 0.0, True, frozenset({"n0", "n1"}), problems={"n3": ("voter: full",)}, clocks_ms={"n3": 1.26}
+    )
+    seen = json.loads(json.dumps(overview(state, told, "n1")))
     assert (seen["cluster"], seen["version"], seen["control_leader"]) == ("c", state.version, "n1")
     node = seen["nodes"][3]
     assert node["id"] == "n3"
     assert (node["url"], node["internal_url"]) == ("http://n3", "http://n3:1")
     assert (node["voter"], node["state"], node["alive"]) == (False, "draining", False)
+    assert (node["problems"], node["clock_ms"]) == (["voter: full"], 1.3)
+    assert (seen["nodes"][0]["problems"], seen["nodes"][0]["clock_ms"]) == ([], None)
     assert (node["shards_led"], node["replicas"]) == (0, len(state.replicas_on("n3")))
     assert sum(node["shards_led"] for node in seen["nodes"]) == len(state.shards)
     shard = seen["shards"][0]

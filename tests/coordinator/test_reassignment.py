@@ -125,7 +125,7 @@ def happen(cluster: Cluster, event: tuple[Any, ...]) -> None:
             if node in state.nodes and state.nodes[node].state is not NodeState.REMOVED:
                 cluster.alive.add(node)
         case "join", node:
-            if cluster.do(op="register_node", node=node, url="http://u", internal_url="http://i")["ok"]:
+            if cluster.do(op="register_node", node=node, url="http://u", internal_url="http://i", life="l")["ok"]:
                 cluster.alive.add(node)
         case "drain" | "undrain", node:
             cluster.do(op=f"{event[0]}_node", node=node)
@@ -177,7 +177,7 @@ def test_a_drained_node_can_be_removed_though_it_died_and_others_die_on_the_way(
 ) -> None:
     cluster = Cluster()
     # Not a voter: those stay.
-    cluster.do(op="register_node", node="n5", url="http://u", internal_url="http://i")
+    cluster.do(op="register_node", node="n5", url="http://u", internal_url="http://i", life="l")
     cluster.alive.add("n5")
     for shard in cluster.state.shards.values():
         cluster.on(shard.id, "set_target", replicas=["n5", *[node for node in shard.replicas if node != "n5"][:2]])
@@ -313,7 +313,7 @@ def test_draining_without_a_node_to_take_the_replicas_moves_leaders_only_until_o
     cluster.settle()
     assert set(waiting_shards(cluster.state, "n0").values()) == {False}
     assert all(shard.leader != "n0" for shard in cluster.state.shards.values())
-    cluster.do(op="register_node", node="n5", url="http://u", internal_url="http://i")
+    cluster.do(op="register_node", node="n5", url="http://u", internal_url="http://i", life="l")
     cluster.alive.add("n5")
     cluster.settle()
     assert not cluster.state.replicas_on("n0")

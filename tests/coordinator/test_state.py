@@ -67,7 +67,9 @@ singles = st.one_of(
     command("create_topic", name=names, queues=st.integers(-1, 20), options=st.just({}), created_ms=st.just(1)),
     command("delete_topic", name=names),
     command("grow_topic", name=names, queues=st.integers(0, 60), expected_queues=st.integers(0, 20)),
-    command("register_node", node=node_ids, url=st.just("http://u"), internal_url=st.just("http://i")),
+    command(
+        "register_node", node=node_ids, url=st.just("http://u"), internal_url=st.just("http://i"), life=st.just("l")
+    ),
     command("elect", shard=shard_ids, candidate=node_ids, expected_epoch=small, suspects=node_lists),
     command("elect", shard=shard_ids, candidate=node_ids, expected_epoch=small, min_epoch=small),
     command("transfer_leader", shard=shard_ids, candidate=node_ids, expected_epoch=small),
@@ -253,7 +255,7 @@ def test_leadership_is_handed_over_to_who_may_keep_it() -> None:
 
 def test_a_node_that_a_shard_is_to_move_to_is_not_removed() -> None:
     state = founded()
-    state, _ = run(state, op="register_node", node="n7", url="http://u", internal_url="http://i")
+    state, _ = run(state, op="register_node", node="n7", url="http://u", internal_url="http://i", life="l")
     target = ["n7", *state.shards[0].replicas[:2]]
     state, _ = run(state, op="set_target", shard=0, expected_version=1, replicas=target)
     refused = run(state, op="remove_node", node="n7")[1]
@@ -266,22 +268,27 @@ def test_a_node_is_removed_only_when_it_holds_nothing_and_does_not_vote() -> Non
     state = founded(shards=1)
     holder = state.shards[0].replicas[0]
     assert run(state, op="remove_node", node=holder)[1]["code"] == "holds_replicas"
-    state, _ = run(state, op="register_node", node="n7", url="http://u", internal_url="http://i")
+    state, _ = run(state, op="register_node", node="n7", url="http://u", internal_url="http://i", life="l")
     state, result = run(state, op="remove_node", node="n7")
     assert result["ok"]
-    again = run(state, op="register_node", node="n7", url="http://u", internal_url="http://i")[1]
+    again = run(state, op="register_node", node="n7", url="http://u", internal_url="http://i", life="l")[1]
     assert again["code"] == "node_removed"
     state = founded(shards=1, replicas=1, min_in_sync=1)
     assert run(state, op="remove_node", node="n1")[1]["code"] == "is_voter"
 
 
-def test_registering_again_changes_nothing_but_addresses() -> None:
+def test_registering_again_changes_nothing_but_addresses_and_life() -> None:
     state = founded()
-    same = state.nodes["n0"]
-    assert run(state, op="register_node", node="n0", url=same.url, internal_url=same.internal_url)[0].version == 1
+    again = {"op": "register_node", "node": "n0", "url": "http://new", "internal_url": "http://new:1"}
     state, _ = run(state, op="drain_node", node="n0")
-    state, _ = run(state, op="register_node", node="n0", url="http://new", internal_url="http://new:1")
-    assert (state.nodes["n0"].url, state.nodes["n0"].state, state.nodes["n0"].voter) == ("http://new", "draining", True)
+    state, _ = run(state, **again, life="first")
+    node = state.nodes["n0"]
+    assert (node.url, node.state, node.voter, node.life) == ("http://new", "draining", True, "first")
+    assert run(state, **again, life="first")[0].version == state.version
+    state, _ = run(state, **again, life="second")
+    assert state.nodes["n0"].life == "second"
+    assert ClusterState.decode(state.encode()).nodes == state.nodes
+    assert run(state, **again)[1]["code"] == "invalid_command", "a start that does not say which"
 
 
 def test_a_topic_deleted_and_made_again_has_a_new_id() -> None:

@@ -29,6 +29,9 @@ DRILLS_BY_NAME = (
     "rebalance-storm",
     "kill-producer-in-transaction",
     "kill-worker",
+    "reject-port",
+    "clock-skew",
+    "full-disk-voter",
 )
 
 

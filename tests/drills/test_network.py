@@ -131,6 +131,18 @@ def test_nobody_dials_a_deaf_node_and_what_it_dialled_works(
     assert listener.lines == [b"%d\n" % number for number in range(len(listener.lines))]
 
 
+def test_a_port_that_rejects_resets_who_had_dialled_it_and_who_dials_it(
+    network: FaultNetwork, cluster: LocalCluster, counter: OwnProcess, listener: Listener
+) -> None:
+    network.reject("n1")
+    steadily(listener.lines)
+    network.reject("n2")
+    eventually(lambda: counter.pid is None, "the process whose connection was reset has ended")
+    assert "ConnectionResetError" in counter.log_tail()
+    counter.start([sys.executable, "-c", COUNTER, str(cluster.plan.node("n2").internal_proxy_port)], os.environ)
+    eventually(lambda: counter.pid is None, "a new connection is reset as well")
+
+
 def test_who_is_no_node_is_not_let_through(network: FaultNetwork, cluster: LocalCluster, listener: Listener) -> None:
     port = cluster.plan.node("n2").internal_proxy_port
     with socket.create_connection(("127.0.0.1", port)) as stranger:

@@ -17,6 +17,7 @@ from lsmq_node.replication.leader import Leader
 from lsmq_node.replication.messages import Progress, Promise
 from lsmq_node.replication.pulling import FromSource, Puller
 from lsmq_node.replication.state import ReplicaState
+from lsmq_node.simulation.replica import SimReplica
 
 Patch = pytest.MonkeyPatch
 
@@ -131,6 +132,18 @@ def lease_is_ignored(patch: Patch) -> None:
     patch.setattr(ReplicaCore, "may_answer", lambda self, now: self.serving)
 
 
+def a_reset_connection_is_death(patch: Patch) -> None:
+    """As if who cannot be reached were dead, and nobody had to wait for its lease."""
+    honest = SimReplica.stream_broken
+
+    def stream_broken(self: SimReplica, peer: str) -> None:
+        cluster = self._cluster
+        cluster.command(self.name, lambda: cluster.control.died(peer, cluster.replicas[peer].life))
+        honest(self, peer)
+
+    patch.setattr(SimReplica, "stream_broken", stream_broken)
+
+
 def epoch_is_resumed_after_a_restart(patch: Patch) -> None:
     honest = ReplicaCore.start
 
@@ -189,6 +202,7 @@ BUGS = [
     Bug("reports what is only written", reports_what_is_only_written),
     Bug("sessions are not told apart", sessions_are_not_told_apart, seeds=900),
     Bug("lease is ignored", lease_is_ignored),
+    Bug("a reset connection is death", a_reset_connection_is_death),
     Bug("epoch is resumed after a restart", epoch_is_resumed_after_a_restart),
     Bug("lower epochs are followed", lower_epochs_are_followed, make_core=forgetful_core),
     Bug("emptied disk keeps its name", emptied_disk_keeps_its_name, make_core=nameless_core),

@@ -74,7 +74,7 @@ def test_another_leads_soon_and_acknowledges_and_once_is_enough(seed: int) -> No
     scene.deafen(scene.leader)
     scene.run(0.1)
     former = scene.acknowledged
-    scene.until(lambda: scene.acknowledged > former + 20, 5.0)
+    scene.until(lambda: scene.acknowledged > former + 20, 10.0)
     assert scene.control.view.leader in scene.others
     scene.run(20.0)
     assert scene.control.view.epoch == scene.epoch + 1

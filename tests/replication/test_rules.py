@@ -23,7 +23,8 @@ from lsmq_node.replication import (
 from lsmq_node.replication import actions as act
 from lsmq_node.replication import events as ev
 from lsmq_node.replication.insync import Peer, desired_in_sync, hears_enough
-from lsmq_node.replication.messages import Hello, Promise, PromiseRefusal, PromiseRequest, Welcome
+from lsmq_node.replication.messages import Hello, Progress, Promise, PromiseRefusal, PromiseRequest, Welcome
+from lsmq_node.replication.shipping import OutgoingStream
 
 VIEW = ControlView(
     epoch=1,
@@ -249,7 +250,7 @@ def test_a_welcome_that_comes_again_after_the_stream_broke_is_not_heeded() -> No
     core = opened(end_lsn=60)
     welcome = Welcome(following(core).session, 1, 1, HISTORY, resume_lsn=60)
     core.handle(ev.Received("a", welcome), 0.0)
-    assert core.handle(ev.StreamBroken("a"), 0.0) == [act.Suspect("a")]
+    assert core.handle(ev.StreamBroken("a"), 0.0) == []
     assert core.handle(ev.Received("a", replace(welcome, resume_lsn=50)), 0.0) == []
 
 
@@ -315,6 +316,58 @@ def leading() -> ReplicaCore:
     core.handle(ev.EpochBegun(1, 0, 5), 0.0)
     assert core.handle(ev.LogDurable(5), 0.0) == [act.AdvanceHighWatermark(5), act.Serve(1)]
     return core
+
+
+def test_a_member_that_comes_and_goes_joins_ever_more_rarely() -> None:
+    """It is heard for three seconds of six, for half an hour, and what it holds is always all there is."""
+    core, now, asked = leading(), 0.0, 0
+    assert core.view is not None
+    view = replace(core.view, version=2, replicas=frozenset("abc"), adding=frozenset("bc"), min_in_sync=1)
+    core.handle(ev.ControlViewed(view), now)
+    history, end_lsn = EpochHistory.of(((1, 0),)), core.log.end_lsn
+    while now < 1800:
+        now += 0.25
+        actions: list[Action] = []
+        for node, incarnation in (("b", 2), ("c", 3)):
+            session = Session(1, round(now * 4))
+            if node == "b" or now % 6 < 3:
+                hello = Hello(session, 1, incarnation, history, end_lsn, borrows=False)
+                actions += core.handle(ev.Received(node, hello), now)
+                actions += core.handle(ev.Received(node, Progress(session, 1, incarnation, end_lsn)), now)
+        for action in actions + core.handle(ev.Tick(), now):
+            if isinstance(action, act.ProposeInSync):
+                asked += 1
+                view = replace(view, version=view.version + 1, in_sync=action.members, adding=frozenset())
+                core.handle(ev.ControlViewed(view), now)
+    assert 3 <= asked <= 20, "1 and 2 s are less than it stays, 4 s are more"
+    assert Member("b", 2) in view.in_sync
+
+
+def test_who_left_joins_at_once_where_it_is_needed() -> None:
+    view = replace(VIEW, in_sync=frozenset({Member("a", 1), Member("b", 2)}))
+    gone, back = peer(2, 100, heard_at=9.0), peer(3, 100)
+    back.stream = OutgoingStream("c", Session(1, 1), 1, 100)
+    back.left(9.0, Timings())
+    back.look(10.0, Timings())
+    both = {"b": peer(2, 100), "c": back}
+    assert desired_in_sync(view, Member("a", 1), both, 100, 10.0, Timings()) == view.in_sync
+    assert desired_in_sync(view, Member("a", 1), both, 100, 11.5, Timings()) == view.in_sync, "now it is late"
+    alone = {"b": gone, "c": back}
+    wanted = frozenset({Member("a", 1), Member("c", 3)})
+    assert desired_in_sync(view, Member("a", 1), alone, 100, 10.0, Timings()) == wanted
+
+
+def test_pauses_double_up_to_a_limit_and_are_forgotten_in_calm() -> None:
+    found, now, pauses = peer(3, 100), 0.0, []
+    for _ in range(9):
+        found.left(now, Timings())
+        found.left(now, Timings())
+        pauses.append(found.pause_s)
+        found.joined_at = now = now + 300.0
+        now += 1.0
+    assert pauses == [1, 2, 4, 8, 16, 32, 64, 120, 120]
+    found.left(now + 601.0, Timings())
+    assert found.pause_s == 1
 
 
 def test_without_a_lease_a_leader_answers_nothing() -> None:

@@ -24,9 +24,11 @@ from lsmq_coordinator.auth import ClusterSecret, Verifier, auth_middleware
 from lsmq_coordinator.control import ControlClient
 from lsmq_coordinator.control_http import ControlHttp
 from lsmq_coordinator.control_routes import control_routes
+from lsmq_coordinator.death import DeathNotice, Sentinel
 from lsmq_coordinator.founding import founding_command
 from lsmq_coordinator.joining import join
 from lsmq_coordinator.overseer import Overseer, OverseerTiming
+from lsmq_coordinator.parts import UNSEEN
 from lsmq_coordinator.raft_control import RaftConfig, RaftControl
 from lsmq_coordinator.zookeeper_server import free_ports
 
@@ -58,7 +60,6 @@ class GroupNode:
             "secret": str(self.group.secret_file),
             "settle_s": self.group.settle_s,
             "founding": self.group.founding if self.voter else None,
-            "joins": self.group.founding is not None,
             "url": public_url(self.name),
             **overrides,
         }
@@ -214,7 +215,7 @@ async def serve(arguments: dict[str, Any]) -> None:
     if arguments["voter"]:
         raft = RaftControl(RaftConfig(node, voters, Path(arguments["directory"]), secret))
         overseer = Overseer(raft, timing=OverseerTiming(settle_s=arguments["settle_s"]))
-        application.add_routes(control_routes(raft, overseer))
+        application.add_routes(control_routes(raft, overseer, secret))
         await raft.start()
     client = ControlClient(node, voter_urls, secret, raft=raft, overseer=overseer)
 
@@ -263,14 +264,16 @@ async def serve(arguments: dict[str, Any]) -> None:
     port = int(arguments["urls"][node].rsplit(":", 1)[1])
     await web.TCPSite(runner, "127.0.0.1", port).start()
     async with client, asyncio.TaskGroup() as tasks:
-        if overseer is not None:
+        if overseer is not None and raft is not None:
             tasks.create_task(overseer.run())
-        if arguments["joins"]:
-            founding = None
-            if arguments["founding"] is not None:
-                nodes = {name: {"url": public_url(name), "internal_url": url} for name, url in voter_urls.items()}
-                founding = founding_command("test", nodes=nodes, **arguments["founding"])
-            tasks.create_task(join(client, arguments["url"], arguments["urls"][node], founding))
+            tasks.create_task(raft.keep(UNSEEN))
+        founding = None
+        if arguments["founding"] is not None:
+            nodes = {name: {"url": public_url(name), "internal_url": url} for name, url in voter_urls.items()}
+            founding = founding_command("test", nodes=nodes, **arguments["founding"])
+        tasks.create_task(join(client, arguments["url"], arguments["urls"][node], founding))
+        sentinel = Sentinel(DeathNotice(node, client.life), secret, voter_urls, patience_s=1.0)
+        tasks.create_task(sentinel.run())
         print("ready", flush=True)
         await asyncio.Event().wait()
 

@@ -226,6 +226,11 @@ CLUSTER: Schema = _object(
                     "voter": {"type": "boolean"},
                     "state": {"enum": ["active", "draining", "removed"]},
                     "alive": {"type": ["boolean", "null"], "description": "null: not known here."},
+                    "problems": _list(TEXT, description="What is wrong with it, as it says itself; empty: nothing."),
+                    "clock_ms": {
+                        "type": ["number", "null"],
+                        "description": "How far its wall clock is ahead of the cluster's middle one. null: not known.",
+                    },
                     "shards_led": COUNT,
                     "replicas": COUNT,
                 }

@@ -49,12 +49,14 @@ async def readyz(call: Call) -> web.StreamResponse:
     """GET /readyz"""
     reasons = failures_of(call.broker)
     reasons.extend(call.broker.topology.not_ready())
+    reasons.extend(call.broker.parts.problems(essential=True))
     if call.broker.shutting_down:
         reasons.append("the node is stopping")
     warnings = [
         f"shard {port.number}: {damage}" for port in call.broker.topology.ports() for damage in port.store.damage()
     ]
     warnings += service(call).stalled()
+    warnings += call.broker.parts.problems(essential=False)
     return _health(call, reasons, warnings)
 
 

@@ -17,7 +17,9 @@ from numpy.typing import NDArray
 
 from lsmq.errors import OffsetOutOfRange, ShuttingDown, UnknownQueue
 from lsmq.record_batch import RecordBatch
+from lsmq_coordinator.parts import Parts
 from lsmq_node.config import NodeConfig
+from lsmq_node.parts import tell_part
 from lsmq_node.storage import Appended, Topic, TopicOptions
 
 from .budget import ByteBudget, Hold
@@ -44,9 +46,13 @@ async def _all(waits: Sequence[asyncio.Future[None] | None]) -> None:
 class Broker:
     """The asyncio face of a node's shards. Make one with :meth:`open`, end it with :meth:`close`."""
 
-    def __init__(self, config: NodeConfig, topology: Topology, waiters: WaiterTable) -> None:
+    def __init__(
+        self, config: NodeConfig, topology: Topology, waiters: WaiterTable, parts: Parts | None = None
+    ) -> None:
         """``topology`` belongs to the broker from here on, and wakes ``waiters``. Must run in the loop's thread."""
         self.config = config
+        #: Of the whole node: whatever works by itself says here how it is.
+        self.parts = parts if parts is not None else Parts(tell_part)
         self.topology = topology
         self.started_at = time.monotonic()
         self.waiters = waiters

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 import structlog
 
 from lsmq.errors import LsmqError, ShuttingDown
+from lsmq_coordinator.parts import kept
 
 from .broker import Broker
 from .shard_memory import ShardMemory
@@ -139,7 +140,7 @@ class LedShards(Generic[State]):
         self._closing = False
 
     def start(self) -> None:
-        self._background.start(self._tick())
+        self._background.start(kept(self._broker.parts.part(f"{self._name}-timer"), self._tick))
 
     def close(self) -> None:
         """Answer held requests at once, now and from here on."""

@@ -113,14 +113,19 @@ class SingleNode:
     async def delete_topic(self, name: str) -> Topic:
         return await self._in_control(lambda: self._catalog.delete(name))
 
+    def gauges(self) -> Mapping[str, float]:
+        return {}
+
     def overview(self, own_url: str) -> dict[str, Any]:
-        node = {
+        node: dict[str, Any] = {
             "id": _ONLY_NODE,
             "url": own_url,
             "internal_url": None,
             "voter": False,
             "state": "active",
             "alive": True,
+            "problems": [],
+            "clock_ms": None,
             "shards_led": self.shard_count,
             "replicas": self.shard_count,
         }

@@ -126,6 +126,9 @@ class Topology(Protocol):
     def not_ready(self) -> Sequence[str]:
         """Why requests should not be sent here yet; empty when they may."""
 
+    def gauges(self) -> Mapping[str, float]:
+        """Numbers of the node as a member of its cluster, for metrics."""
+
     async def retire(self) -> None:
         """The node is about to stop: hand over what others can do, in a short time."""
 

@@ -133,8 +133,8 @@ class ClusterConfig:
     )
     node_timeout_ms: int = setting(
         500,
-        "A node not heard of for so long is dead, and its shards get other leaders. A process that ended is found "
-        "sooner.",
+        "A node not heard of for so long is dead, and its shards get other leaders. A process that is proven to have "
+        "ended need not be waited for.",
         range=(100, 600_000),
         hazard="Too short: a pause of a busy machine costs an election. Too long: writes wait longer.",
     )
@@ -143,6 +143,12 @@ class ClusterConfig:
         "A leader answers only within this time of its last word with the control plane.",
         range=(50, 600_000),
         hazard="Must end before `node_timeout_ms`, or a leader that was replaced may still answer.",
+    )
+    clock_limit_ms: int = setting(
+        1000,
+        "A node whose wall clock is further from the middle one of the cluster's says so.",
+        range=(10, 3_600_000),
+        hazard="Nothing is decided by wall clocks, but times of messages, expiry and delays are as wrong as they are.",
     )
     replica_lag_ms: int = setting(
         1000,
@@ -319,9 +325,6 @@ class ClusterConfig:
         """The times of the failure detector; with the defaults, its own defaults."""
         return LivenessTiming(
             node_timeout_s=self.node_timeout_ms / 1000,
-            quiet_s=min(2 * self.heartbeat_ms, self.node_timeout_ms) / 1000,
-            probe_interval_s=self.heartbeat_ms / 1000,
-            distrust_s=0.6 * self.node_timeout_ms / 1000,
             pause_s=0.6 * self.node_timeout_ms / 1000,
         )
 

@@ -31,6 +31,7 @@ from aiohttp import web
 from lsmq_coordinator.auth import ANSWER_HEADER, REQUEST_HEADER, ClusterSecret, Signer, Verifier
 from lsmq_coordinator.errors import NotAuthenticated
 from lsmq_coordinator.names import Names
+from lsmq_coordinator.parts import Parts
 from lsmq_node.replication import Message
 
 from .outgoing import CONGESTED_BYTES, PROTOCOL, Dial, Outgoing, set_up
@@ -53,6 +54,7 @@ class Links:
         addresses: Callable[[str], str | None],
         on_message: OnMessage,
         on_broken: Callable[[str], None],
+        parts: Parts | None = None,
     ) -> None:
         """Args:
         addresses: the internal URL of a node by its id, None when it is not known.
@@ -68,6 +70,7 @@ class Links:
         self._outgoing: dict[str, Outgoing] = {}
         self._incoming: dict[str, Incoming] = {}
         self._names = Names()
+        self._parts = parts or Parts()
         self._open = False
 
     def routes(self) -> list[web.RouteDef]:
@@ -86,7 +89,10 @@ class Links:
             return
         outgoing = self._outgoing.get(peer)
         if outgoing is None:
-            outgoing = self._outgoing[peer] = Outgoing(peer, lambda: self._dial(peer), self._on_broken, self._names)
+            part = self._parts.part(f"link-{peer}", essential=False)
+            outgoing = self._outgoing[peer] = Outgoing(
+                peer, lambda: self._dial(peer), self._on_broken, self._names, part
+            )
         outgoing.send(encode(shard, message, len(payload)), payload)
 
     def congested(self, peer: str) -> bool:

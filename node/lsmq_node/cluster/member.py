@@ -17,6 +17,7 @@ import structlog
 from lsmq.errors import InvalidRequest, LsmqError, NotLeader, Unavailable
 from lsmq_coordinator.control import ControlClient
 from lsmq_coordinator.election import Progress
+from lsmq_coordinator.parts import Parts
 from lsmq_coordinator.state import ClusterState, Shard
 from lsmq_node.broker.topology import Ack, Leadership
 from lsmq_node.broker.waiters import WaiterTable
@@ -32,6 +33,9 @@ from .topics import ClusterTopics, ShardTopics
 _log = structlog.get_logger("lsmq.cluster")
 
 _TIDY_S = 5.0
+_WATCH_S = 0.25
+#: A lease lasts a fraction of this.
+_UNLEASED_S = 2.0
 _HANDOVER_S = 2.0
 _COMMAND_TIMEOUT_S = 2.0
 _STALE_TRIES = 5
@@ -82,13 +86,16 @@ class ReplicatedShard:
 class ClusterMember:
     """Loop thread only."""
 
-    def __init__(self, config: NodeConfig, control: ControlClient, waiters: WaiterTable) -> None:
+    def __init__(self, config: NodeConfig, control: ControlClient, waiters: WaiterTable, parts: Parts) -> None:
         assert config.cluster is not None
         self.config = config
         self.settings = config.cluster
         self.control = control
         self.shard_count = config.cluster.shards
         self._waiters = waiters
+        self._parts = parts
+        self._lease = parts.part("lease")
+        self._clock = parts.part("clock", essential=False)
         self._topics = ClusterTopics(control)
         self._ports: dict[int, ReplicatedShard] = {}
         self._commands: dict[tuple[str, int], asyncio.Task[None]] = {}
@@ -194,6 +201,47 @@ class ClusterMember:
         ]
         return reasons
 
+    def problems(self) -> Sequence[str]:
+        """What all nodes are told to be wrong with this one, in words."""
+        stopped = [
+            f"shard {shard} stopped: {replica.stopped.message}"
+            for shard, replica in self.replicas.all().items()
+            if replica.stopped is not None
+        ]
+        return [*self._parts.problems(essential=True), *stopped, *self._parts.problems(essential=False)]
+
+    def gauges(self) -> Mapping[str, float]:
+        ahead_ms = self._clock_ahead_ms()
+        return {
+            "unleased_seconds": self.control.unleased_s,
+            **({} if ahead_ms is None else {"clock_ahead_seconds": ahead_ms / 1000}),
+        }
+
+    def _clock_ahead_ms(self) -> float | None:
+        told = self.control.told
+        return None if told is None else told.clocks_ms.get(self.settings.node)
+
+    async def watch(self) -> None:
+        """See whether this node holds a lease and has the right time. Until cancelled."""
+        while True:
+            if self.control.unleased_s > _UNLEASED_S:
+                self._lease.retrying(
+                    f"the control plane has given this node none for over {_UNLEASED_S:.0f} s; what it leads it does "
+                    "not serve, and others will lead"
+                )
+            else:
+                self._lease.running()
+            ahead_ms, limit_ms = self._clock_ahead_ms(), self.settings.clock_limit_ms
+            if ahead_ms is not None and abs(ahead_ms) > limit_ms:
+                side = "ahead of" if ahead_ms > 0 else "behind"
+                self._clock.retrying(
+                    f"the wall clock is {side} the cluster's middle one by more than "
+                    f"cluster.clock_limit_ms ({limit_ms}); see that the time of all nodes is kept by NTP"
+                )
+            elif ahead_ms is not None and abs(ahead_ms) < limit_ms / 2:
+                self._clock.running()
+            await asyncio.sleep(_WATCH_S)
+
     # What the control plane says
 
     def viewed(self, state: ClusterState) -> None:
@@ -234,9 +282,6 @@ class ClusterMember:
 
     def ask_election(self, shard: int, above_epoch: int, elsewhere: bool = False) -> None:
         self._start("ask_election", shard, self.control.ask_election(shard, above_epoch, elsewhere=elsewhere))
-
-    def suspect(self, node: str) -> None:
-        self._start(f"suspect {node}", -1, self.control.suspect(node))
 
     def _submit(self, operation: str, shard: int, fields: dict[str, Any]) -> None:
         async def submit() -> None:

@@ -14,6 +14,7 @@ import structlog
 from lsmq_coordinator.auth import ANSWER_HEADER
 from lsmq_coordinator.errors import NotAuthenticated
 from lsmq_coordinator.names import Names
+from lsmq_coordinator.parts import UNSEEN, Part, kept
 
 #: A connection with so much waiting to be sent is dropped.
 MAX_QUEUED_BYTES = 64 * 1024 * 1024
@@ -100,7 +101,12 @@ class Outgoing:
     """``on_broken`` is called once for each connection that was accepted and ended."""
 
     def __init__(
-        self, peer: str, dial: Callable[[], Dial | None], on_broken: Callable[[str], None], names: Names
+        self,
+        peer: str,
+        dial: Callable[[], Dial | None],
+        on_broken: Callable[[str], None],
+        names: Names,
+        part: Part = UNSEEN,
     ) -> None:
         self.queued_bytes = 0
         self._peer = peer
@@ -114,7 +120,7 @@ class Outgoing:
         self._scheduled = False
         self._refused = ""
         self._loop = asyncio.get_running_loop()
-        self._task = self._loop.create_task(self._run(), name=f"link to {peer}")
+        self._task = self._loop.create_task(kept(part, self._run), name=f"link to {peer}")
 
     def send(self, head: bytes, payload: bytes | memoryview) -> None:
         self._queue.append(head)

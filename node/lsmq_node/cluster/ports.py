@@ -22,7 +22,6 @@ class ReplicaPorts:
 
     Attributes:
         send: ``(peer, shard, message, payload)``: best effort; ``payload`` is a frame's bytes. ``Links.send``.
-        suspect: ``(peer)``: the stream of a shard's leader broke.
         propose_in_sync: ``(shard, action)``: submit ``set_in_sync``, once: the replica repeats itself.
         propose_leave: ``(shard, action)``: submit ``leave_in_sync``, once.
         ask_election: ``(shard, above_epoch, elsewhere)``.
@@ -38,7 +37,6 @@ class ReplicaPorts:
     """
 
     send: Callable[[str, int, Message, bytes | memoryview], None]
-    suspect: Callable[[str], None]
     propose_in_sync: Callable[[int, ProposeInSync], None]
     propose_leave: Callable[[int, ProposeLeave], None]
     ask_election: Callable[[int, int, bool], None]

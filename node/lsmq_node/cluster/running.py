@@ -12,21 +12,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import structlog
 from aiohttp import web
 
-from lsmq.errors import InvalidRequest
+from lsmq.errors import InvalidRequest, LsmqError
 from lsmq_coordinator.auth import ClusterSecret, Verifier, auth_middleware
 from lsmq_coordinator.control import ControlClient, ControlTiming
 from lsmq_coordinator.control_routes import control_routes
+from lsmq_coordinator.death import DeathNotice, Sentinel
 from lsmq_coordinator.founding import founding_command
-from lsmq_coordinator.joining import join
+from lsmq_coordinator.joining import displaced, join
 from lsmq_coordinator.overseer import Overseer, OverseerTiming
+from lsmq_coordinator.parts import UNSEEN, Part, Parts, kept
 from lsmq_coordinator.raft_control import RaftConfig, RaftControl
 from lsmq_coordinator.zookeeper import ZooKeeperConfig, ZooKeeperRegistry
 from lsmq_node.broker import Broker, WaiterTable
@@ -34,6 +35,7 @@ from lsmq_node.broker.layout import store_options
 from lsmq_node.cluster.config import ClusterConfig
 from lsmq_node.config import NodeConfig
 from lsmq_node.listening import listening_socket
+from lsmq_node.parts import tell_part
 from lsmq_node.replication import Message
 
 from .hosted import HostedReplicas
@@ -43,9 +45,8 @@ from .member import ClusterMember
 from .replica import Replica, ReplicaPorts
 from .transfer import Snapshots
 
-_log = structlog.get_logger("lsmq.cluster")
-
 _MAX_INTERNAL_BODY_BYTES = 16 << 20
+_JOIN_RETRY_S = 1.0
 
 
 @asynccontextmanager
@@ -65,9 +66,10 @@ async def running_member(config: NodeConfig) -> AsyncIterator[Broker]:
         )
         app = web.Application(middlewares=[auth_middleware(Verifier(secret))], client_max_size=_MAX_INTERNAL_BODY_BYTES)
         raft = overseer = None
+        parts = Parts(tell_part)
         if settings.is_voter:
             raft, overseer = _voter(config, settings, secret)
-            app.add_routes(control_routes(raft, overseer))
+            app.add_routes(control_routes(raft, overseer, secret))
             await raft.start()
             scope.push_async_callback(raft.stop)
         waiters = WaiterTable(config.max_waiters)
@@ -80,8 +82,10 @@ async def running_member(config: NodeConfig) -> AsyncIterator[Broker]:
             overseer=overseer,
             timing=timing,
             progress=lambda: member.progress(),
+            problems=lambda: member.problems(),
+            parts=parts,
         )
-        member = ClusterMember(config, control, waiters)
+        member = ClusterMember(config, control, waiters, parts)
 
         def received(sender: str, shard: int, message: Message, payload: memoryview) -> None:
             replica = member.replicas.get(shard)
@@ -89,11 +93,10 @@ async def running_member(config: NodeConfig) -> AsyncIterator[Broker]:
                 replica.received(sender, message, payload)
 
         def broken(peer: str) -> None:
-            member.suspect(peer)  # Whether it led or followed: if it is gone, nobody need wait for it.
             for replica in member.replicas.all().values():
                 replica.stream_broken(peer)
 
-        links = Links(settings.node, secret, lambda node: _internal_url(control, node), received, broken)
+        links = Links(settings.node, secret, lambda node: _internal_url(control, node), received, broken, parts)
         snapshots = Snapshots(
             secret,
             store=lambda shard: replica.store if (replica := member.replicas.get(shard)) and replica.is_open else None,
@@ -102,7 +105,6 @@ async def running_member(config: NodeConfig) -> AsyncIterator[Broker]:
         )
         ports = ReplicaPorts(
             send=links.send,
-            suspect=member.suspect,
             propose_in_sync=member.propose_in_sync,
             propose_leave=member.propose_leave,
             ask_election=member.ask_election,
@@ -126,7 +128,7 @@ async def running_member(config: NodeConfig) -> AsyncIterator[Broker]:
         await scope.enter_async_context(snapshots)
         links.start()
         scope.push_async_callback(links.close)
-        registry = _registry(config, settings, raft)
+        registry = _registry(config, settings, raft, parts)
         if registry is not None:
             registry.start()
             scope.push_async_callback(asyncio.to_thread, registry.stop)
@@ -134,16 +136,28 @@ async def running_member(config: NodeConfig) -> AsyncIterator[Broker]:
         scope.callback(control.on_change(member.viewed))
         scope.callback(control.on_lease(member.replicas.leased))
         member.viewed(control.state)
-        broker = Broker(config, member, waiters)
+        broker = Broker(config, member, waiters, parts)
+        sentinel = Sentinel(
+            DeathNotice(settings.node, control.life),
+            secret,
+            settings.control_urls,
+            patience_s=2 * settings.node_timeout_ms / 1000,
+            part=parts.part("sentinel", essential=False),
+        )
+        membership, voter = parts.part("membership"), parts.part("voter") if raft is not None else UNSEEN
+        works: dict[str, Callable[[], Awaitable[None]]] = {
+            "replicas": member.replicas.run,
+            "housekeeping": member.tidy,
+            "watch": member.watch,
+        }
+        if overseer is not None:
+            works["overseer"] = overseer.run
         async with asyncio.TaskGroup() as tasks:
-            background = [
-                tasks.create_task(control.watch(), name="control"),
-                tasks.create_task(member.replicas.run(), name="replicas"),
-                tasks.create_task(_join(config, settings, control), name="join"),
-                tasks.create_task(member.tidy(), name="tidy"),
-            ]
-            if overseer is not None:
-                background.append(tasks.create_task(overseer.run(), name="overseer"))
+            background = [tasks.create_task(kept(parts.part(name), work), name=name) for name, work in works.items()]
+            background.append(tasks.create_task(sentinel.run(), name="sentinel"))
+            background.append(tasks.create_task(_belong(config, settings, control, membership), name="membership"))
+            if raft is not None:
+                background.append(tasks.create_task(raft.keep(voter), name="voter"))
             try:
                 yield broker
             finally:
@@ -162,13 +176,16 @@ def _internal_url(control: ControlClient, node: str) -> str | None:
     return None if known is None else known.internal_url
 
 
-def _registry(config: NodeConfig, settings: ClusterConfig, raft: RaftControl | None) -> ZooKeeperRegistry | None:
+def _registry(
+    config: NodeConfig, settings: ClusterConfig, raft: RaftControl | None, parts: Parts
+) -> ZooKeeperRegistry | None:
     if not settings.zookeeper:
         return None
     zookeeper = ZooKeeperConfig(
         settings.zookeeper, settings.name, settings.node, config.public_url, refresh_s=settings.zookeeper_refresh_s
     )
-    return ZooKeeperRegistry(zookeeper, eager=lambda: raft is not None and raft.is_leader)
+    part = parts.part("zookeeper", essential=False)
+    return ZooKeeperRegistry(zookeeper, eager=lambda: raft is not None and raft.is_leader, part=part)
 
 
 @asynccontextmanager
@@ -195,9 +212,25 @@ def _founding(settings: ClusterConfig) -> dict[str, Any] | None:
     )
 
 
-async def _join(config: NodeConfig, settings: ClusterConfig, control: ControlClient) -> None:
-    """Found the cluster, or make this node known to it. A node that the cluster refuses goes on without it."""
-    try:
-        await join(control, config.public_url, settings.advertised_internal_url, _founding(settings))
-    except InvalidRequest as error:
-        _log.error("not_joined", node=settings.node, message=error.message)
+async def _belong(config: NodeConfig, settings: ClusterConfig, control: ControlClient, part: Part) -> None:
+    """Found the cluster, or make this start of the node known to it, and see that it stays the one that is known.
+
+    A node that the cluster refuses, or knows another start of, goes on without it, for people to look at.
+    """
+    while True:
+        try:
+            await join(control, config.public_url, settings.advertised_internal_url, _founding(settings))
+            part.running()
+            await displaced(control)
+            part.stopped(
+                f"another process has registered as node {settings.node!r}: give each its own cluster.node and data "
+                "directory, and restart this one"
+            )
+            break
+        except InvalidRequest as error:
+            part.stopped(error.message)
+            break
+        except LsmqError as error:  # Such as a voter with another secret.
+            part.retrying(error.message)
+            await asyncio.sleep(_JOIN_RETRY_S)
+    await asyncio.Event().wait()

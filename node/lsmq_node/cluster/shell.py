@@ -308,8 +308,6 @@ class Shell:
                     self._deaf_epoch = above_epoch
                     _log.warning("leader_hears_too_few", shard=self.shard, epoch=above_epoch)
                 self._ports.ask_election(self.shard, above_epoch, elsewhere)
-            case act.Suspect(peer):
-                self._ports.suspect(peer)
             case act.Reopen(reason):
                 self._drop_core(reason)
                 self._reopening = self._start(self._reopen(reason))
@@ -319,7 +317,15 @@ class Shell:
                 assert_never(action)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        return asyncio.get_running_loop().create_task(work, name=f"replica of shard {self.shard}")
+        task = asyncio.get_running_loop().create_task(work, name=f"replica of shard {self.shard}")
+        task.add_done_callback(self._work_ended)
+        return task
+
+    def _work_ended(self, task: asyncio.Task[None]) -> None:
+        """Work that fails by a mistake stops the replica, in words: nothing waits for it unseen."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("replica_work_failed", shard=self.shard, exc_info=error)
+            self._give_up(f"{type(error).__name__}: {error}")
 
     def _apply(self, life: Life, lsn: int) -> None:
         self._applies_to = lsn

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import structlog
+
 from lsmq.errors import CorruptFile, LogTrimmed, LsmqError
 from lsmq_node.replication.actions import Ship
 from lsmq_node.replication.events import Event, Shipped
@@ -20,6 +22,7 @@ from .log_tail import LogTail, Piece
 
 FRAME_BYTES = 1024 * 1024
 _RETRY_S = 0.01
+_log = structlog.get_logger("lsmq.cluster")
 
 SendFrame = Callable[[str, Frame, bytes | memoryview], None]
 
@@ -105,6 +108,11 @@ class Shipper:
         except LsmqError as error:
             if era == self._era:
                 await self._cannot_read(store, action, error)
+            return
+        except Exception as error:  # Else the follower would wait for this stream for ever.
+            _log.error("log_not_read", lsn=action.lsn, exc_info=error)
+            if era == self._era:
+                self._failed(LsmqError(f"reading the log at LSN {action.lsn} failed: {error!r}"))
             return
         if era == self._era:
             self._shipped(action, content)

@@ -10,6 +10,7 @@ from lsmq import Client
 from lsmq.errors import LsmqError
 from lsmq_node.local_cluster import ClusterStatus
 
+from . import doubts
 from .flood import nobody_takes
 from .group_work import GroupWork
 from .harness import Drill, Run, led_by
@@ -85,7 +86,7 @@ async def _partition_leader(run: Run) -> None:
     run.tell(f"cutting off {node}, which leads shards {shards}")
     async with run.outage(shards, of=node):
         await run.faults.isolate([node])
-    await _refuses(run, node, shards[0])
+    await run.refuses(node, shards[0])
     async with run.mending():
         await run.faults.heal()
 
@@ -96,7 +97,7 @@ async def _deafen_leader(run: Run) -> None:
     run.tell(f"deafening {node}, which leads shards {shards}")
     async with run.outage(shards, of=node):
         await run.faults.deafen(node)
-    await _refuses(run, node, shards[0])
+    await run.refuses(node, shards[0])
     run.tell(f"waiting whether {node} is given shards back while it is deaf")
     await run.steady(_SPREAD_S)
     led = led_by(await run.status(), node)
@@ -114,26 +115,9 @@ async def _isolate_minority(run: Run) -> None:
     async with run.outage(shards, of=node), run.outage(set(_all_shards(status)) - set(shards)):
         await run.faults.isolate([node])
     if shards:
-        await _refuses(run, node, shards[0])
+        await run.refuses(node, shards[0])
     async with run.mending():
         await run.faults.heal()
-
-
-async def _refuses(run: Run, node: str, shard: int) -> None:
-    """A node that was cut off and replaced must not acknowledge, whatever ``ack`` is asked for, nor answer reads."""
-    url = dict(zip(run.faults.nodes, run.faults.urls, strict=True))[node]
-    queue = next(route.first for route in run.work.topic.routes if route.shard == shard)
-    path = f"/v1/topics/{run.work.topic.name}"
-    for method, tail, document in (
-        ("POST", "/messages", {"messages": [{"queue": queue, "body": "none should take this"}], "ack": "leader"}),
-        ("GET", f"/queues/{queue}/messages?offset=0&max=1", None),
-    ):
-        async with Client(url, deadline_ms=1) as client:
-            try:
-                await client.ask(method, f"{path}{tail}", document)
-            except LsmqError:
-                continue
-        raise AssertionError(f"{node} was cut off and replaced, and still answered {method} {tail}")
 
 
 @_drill("rolling-restart", "each node is stopped and started in turn, as for an upgrade")
@@ -412,3 +396,6 @@ async def _kill_worker(run: Run) -> None:
     async with run.mending():
         await run.faults.start([node])
     await work.until_acknowledged(_EACH_ACKNOWLEDGES)
+
+
+DRILLS |= {drill.name: drill for drill in doubts.DRILLS}

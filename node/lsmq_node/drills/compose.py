@@ -3,8 +3,8 @@
 Nodes are the containers whose environment names ``LSMQ_CLUSTER_NODE``; they are reached at the port of this machine
 that their port 7600 is published on. The network they are cut off from is the one that has no way out (``internal``).
 
-Not supported: filling a disk, since a container's volume is the host's; and deafening a node, since a network has a
-container or has it not.
+Not supported: filling a disk, since a container's volume is the host's; deafening or rejecting at a node's port, since
+a network has a container or has it not; and a wrong clock, which is the host's.
 """
 
 from __future__ import annotations
@@ -153,6 +153,12 @@ class ComposeFaults:
     async def deafen(self, node: str) -> None:
         raise InvalidRequest("a container cannot be made deaf alone: its network connects it in both directions or not")
 
+    async def reject(self, node: str) -> None:
+        raise InvalidRequest("a container's port cannot be made to reject: its network connects it or not")
+
+    async def skew_clock(self, node: str, seconds: float) -> None:
+        raise InvalidRequest("a container's clock cannot be wrong alone: it is the host's")
+
     async def heal(self) -> None:
         for node in sorted(self._isolated):
             aliases = [part for alias in self._containers[node].aliases for part in ("--alias", alias)]
@@ -164,6 +170,9 @@ class ComposeFaults:
 
     async def zookeeper_up(self) -> None:
         await self._run("docker", "start", *await self._zookeepers())
+
+    def can_fill(self, node: str) -> bool:
+        return False
 
     async def fill_disk(self, node: str) -> None:
         raise InvalidRequest("a container's disk cannot be filled alone: its volume is on the host's disk")

@@ -65,12 +65,21 @@ class Faults(Protocol):
     async def deafen(self, node: str) -> None:
         """Let no other node dial one; what it dials itself works, both ways. Clients still reach it."""
 
+    async def reject(self, node: str) -> None:
+        """Have the port of a node that lives answer other nodes with RST, as firewalls do. Clients still reach it."""
+
     async def heal(self) -> None:
-        """Undo ``isolate`` and ``deafen``."""
+        """Undo ``isolate``, ``deafen`` and ``reject``."""
+
+    async def skew_clock(self, node: str, seconds: float) -> None:
+        """Restart a node with a wall clock that is so far ahead; ``start`` after a stop has the right one again."""
 
     async def zookeeper_down(self) -> None: ...
 
     async def zookeeper_up(self) -> None: ...
+
+    def can_fill(self, node: str) -> bool:
+        """Whether a node has a disk of its own that can be filled; else the node is told to take its disk for full."""
 
     async def fill_disk(self, node: str) -> None:
         """Leave a node no room to write."""
@@ -147,6 +156,15 @@ class LocalFaults:
         assert self._network is not None, "the drill must ask for a proxied cluster"
         self._network.deafen(node)
 
+    async def reject(self, node: str) -> None:
+        assert self._network is not None, "the drill must ask for a proxied cluster"
+        self._network.reject(node)
+
+    async def skew_clock(self, node: str, seconds: float) -> None:
+        await asyncio.to_thread(self.cluster.stop, node)
+        program = ("-m", "lsmq_node.drills.skewed_clock", str(seconds))
+        await asyncio.to_thread(lambda: self.cluster.start(node, program=program))
+
     async def heal(self) -> None:
         assert self._network is not None
         self._network.heal()
@@ -161,7 +179,7 @@ class LocalFaults:
         """By a file that takes all of the node's own file system, where it has one; else by restarting the node
         with more free space demanded than there is."""
         filler = self._data(node) / _FILLER
-        if self._has_own_disk(node):
+        if self.can_fill(node):
             await asyncio.to_thread(_fill, filler)
             return
         await asyncio.to_thread(self.cluster.stop, node)
@@ -188,7 +206,7 @@ class LocalFaults:
         await asyncio.to_thread(self.cluster.stop, node)
         await asyncio.to_thread(self.cluster.forget_node, node)
 
-    def _has_own_disk(self, node: str) -> bool:
+    def can_fill(self, node: str) -> bool:
         return self._data(node).is_mount()
 
     def _data(self, node: str) -> Path:

@@ -165,6 +165,22 @@ class Run:
                 raise TimedOut(f"in {timeout:.0f} s it never came true that {what}: {status}")
             await asyncio.sleep(_POLL_S)
 
+    async def refuses(self, node: str, shard: int) -> None:
+        """A node that was cut off and replaced must not acknowledge, with whatever ``ack``, nor answer reads."""
+        url = dict(zip(self.faults.nodes, self.faults.urls, strict=True))[node]
+        queue = next(route.first for route in self.work.topic.routes if route.shard == shard)
+        path = f"/v1/topics/{self.work.topic.name}"
+        for method, tail, document in (
+            ("POST", "/messages", {"messages": [{"queue": queue, "body": "none should take this"}], "ack": "leader"}),
+            ("GET", f"/queues/{queue}/messages?offset=0&max=1", None),
+        ):
+            async with Client(url, deadline_ms=1) as client:
+                try:
+                    await client.ask(method, f"{path}{tail}", document)
+                except LsmqError:
+                    continue
+            raise AssertionError(f"{node} was cut off and replaced, and still answered {method} {tail}")
+
     # Asking the cluster
 
     async def administer(self, method: str, path: str, document: Any = None, timeout: float = 20.0) -> dict[str, Any]:

@@ -4,13 +4,15 @@ Nodes dial each other's proxies. Who dials, the kernel tells (:mod:`.connections
 all have the same addresses. A cut network is silent, as a
 broken switch is: connections stay open, new ones are taken, and nothing arrives until it is healed. What was under
 way then arrives late; connections that were given up meanwhile never come about. A node can also be made deaf: then
-those connections are silent that others dialled to it, while those that it dialled work.
+those connections are silent that others dialled to it, while those that it dialled work. Or its port rejects: what
+others dialled to it is reset, and so is what they dial, as if nobody listened there, while it lives and dials as ever.
 
 The proxies run in a process of their own, so that a busy drill does not slow the nodes::
 
     python -m lsmq_node.drills.proxies DIR     # reads a line, answers "done":
     cut n1 n2                                  # from all others, in both directions
     deafen n1                                  # nobody can dial it
+    reject n1                                  # who dials it gets RST, and who had is cut off by one
     heal
 
 Not supported: loss of single packets (TCP hides it), and delays other than that.
@@ -55,6 +57,10 @@ class FaultNetwork:
     def deafen(self, node: str) -> None:
         """Silence what others dialled to ``node``, in both directions, and what they will; what it dials works."""
         self._tell(f"deafen {node}")
+
+    def reject(self, node: str) -> None:
+        """Reset what others dialled to ``node``, and what they will; what it dials works."""
+        self._tell(f"reject {node}")
 
     def heal(self) -> None:
         self._tell("heal")

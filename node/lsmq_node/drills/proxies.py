@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import struct
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -28,6 +30,8 @@ class Proxies:
         self._pids = pids
         self._cut: frozenset[tuple[str, str]] = frozenset()
         self._deaf: frozenset[str] = frozenset()
+        self._rejecting: frozenset[str] = frozenset()
+        self._carried: dict[asyncio.Task[None], str] = {}
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._servers: list[asyncio.Server] = []
@@ -41,11 +45,23 @@ class Proxies:
     def deafen(self, nodes: Iterable[str]) -> None:
         self._set(deaf=frozenset(nodes))
 
+    def reject(self, nodes: Iterable[str]) -> None:
+        self._set(rejecting=frozenset(nodes))
+        for task, target in self._carried.items():
+            if target in self._rejecting:
+                task.cancel()
+
     def heal(self) -> None:
         self._set()
 
-    def _set(self, *, cut: frozenset[tuple[str, str]] = frozenset(), deaf: frozenset[str] = frozenset()) -> None:
-        self._cut, self._deaf = cut, deaf
+    def _set(
+        self,
+        *,
+        cut: frozenset[tuple[str, str]] = frozenset(),
+        deaf: frozenset[str] = frozenset(),
+        rejecting: frozenset[str] = frozenset(),
+    ) -> None:
+        self._cut, self._deaf, self._rejecting = cut, deaf, rejecting
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
@@ -64,6 +80,8 @@ class Proxies:
             task = asyncio.get_running_loop().create_task(self._carry(node, outer, inner, reader, writer))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+            self._carried[task] = node
+            task.add_done_callback(lambda task: self._carried.pop(task, None))
 
         return await asyncio.start_server(connected, HOST, outer, limit=_CHUNK_BYTES)
 
@@ -82,7 +100,7 @@ class Proxies:
         source = self._who_dialled(port, outer)
         upstream: asyncio.StreamWriter | None = None
         try:
-            if source is None:
+            if source is None or target in self._rejecting:
                 return
             if self._is_silent(source, target, target):
                 await self._passable(source, target, target)
@@ -95,6 +113,8 @@ class Proxies:
         except* OSError:
             pass
         finally:
+            if target in self._rejecting:
+                _reset_at_its_end(writer)
             for side in (writer, upstream):
                 if side is not None:
                     side.transport.abort()
@@ -128,6 +148,12 @@ class Proxies:
         return None if pid is None else nodes[pid]
 
 
+def _reset_at_its_end(side: asyncio.StreamWriter) -> None:
+    """Have a connection end with RST, as a firewall ends it that rejects."""
+    with contextlib.suppress(OSError):
+        side.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
 async def _main(directory: Path) -> None:
     """Serve until standard input ends."""
     cluster = LocalCluster(directory)
@@ -142,6 +168,8 @@ async def _main(directory: Path) -> None:
                 proxies.isolate(nodes)
             case ["deafen", *nodes]:
                 proxies.deafen(nodes)
+            case ["reject", *nodes]:
+                proxies.reject(nodes)
             case _:
                 proxies.heal()
         print(DONE, flush=True)

@@ -8,7 +8,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ STOP_MARGIN_S = 5.0
 KILL_TIMEOUT_S = 20.0
 
 _POLL_S = 0.05
+_PROGRAM = ("-m", "lsmq")
 
 Tell = Callable[[ClusterStatus], None]
 
@@ -142,14 +143,22 @@ class LocalCluster:
     def process(self, node: str) -> OwnProcess:
         return OwnProcess(self.directory / self.plan.node(node).id)
 
-    def start(self, node: str, *, timeout: float = READY_TIMEOUT_S, settings: Mapping[str, Any] | None = None) -> int:
+    def start(
+        self,
+        node: str,
+        *,
+        timeout: float = READY_TIMEOUT_S,
+        settings: Mapping[str, Any] | None = None,
+        program: Sequence[str] = _PROGRAM,
+    ) -> int:
         """Start a node and wait until it answers, whether or not its shards serve. Its pid.
 
-        ``settings`` count for this start alone. Raises ``NodeEnded``, ``ClusterNotReady``.
+        ``settings`` count for this start alone, and so does the ``program`` that Python is told to run as ``lsmq``.
+        Raises ``NodeEnded``, ``ClusterNotReady``.
         """
         process = self.process(node)
         if process.pid is None:
-            self._spawn(self.plan.node(node), settings)
+            self._spawn(self.plan.node(node), settings, program)
         deadline = time.monotonic() + timeout
         while not answers(f"{self.plan.node(node).url}/healthz"):
             if process.pid is None:
@@ -231,7 +240,9 @@ class LocalCluster:
 
     # Inside
 
-    def _spawn(self, node: NodePlan, settings: Mapping[str, Any] | None = None) -> None:
+    def _spawn(
+        self, node: NodePlan, settings: Mapping[str, Any] | None = None, program: Sequence[str] = _PROGRAM
+    ) -> None:
         directory = self.directory / node.id
         directory.mkdir(exist_ok=True)
         file = directory / "node.toml"
@@ -240,7 +251,7 @@ class LocalCluster:
         environment = {name: text for name, text in os.environ.items() if not name.startswith("LSMQ_")}
         for name, value in (settings or {}).items():
             environment[f"LSMQ_{name.upper().replace('.', '_')}"] = str(value)
-        command = [sys.executable, "-m", "lsmq", "serve", "--config", str(file)]
+        command = [sys.executable, *program, "serve", "--config", str(file)]
         self.process(node.id).start(command, environment, detached=self._detached)
 
     def _send(self, node: str, number: signal.Signals) -> int:

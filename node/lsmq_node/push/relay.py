@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import structlog
+
 from lsmq._push_link import PushLink
 from lsmq._push_streams import PushStreams
 from lsmq.client import Client
@@ -29,6 +31,7 @@ from .stream import Counts, Sink, send_in_time
 #: Bytes that each leader may have on its way here, however much the subscriber takes.
 MAX_CREDIT_BYTES = 256 * 1024
 _MESSAGE_OVERHEAD_BYTES = 300  # of what is no body, in memory
+_log = structlog.get_logger("lsmq.push")
 
 
 class Relay:
@@ -163,6 +166,9 @@ class Relay:
             await streams.run()
         except LsmqError as error:
             self.end(error)
+        except Exception as error:  # The stream must not stay open with nobody behind it.
+            _log.error("push_relay_failed", exc_info=error)
+            self.end(LsmqError(f"passing on from other nodes failed: {error!r}"))
 
     async def _pass_on(self, messages: Sequence[Mapping[str, Any]], size: int) -> None:
         frame = self.sink.note("messages", [_shown(message, binary=self.sink.binary) for message in messages])

@@ -18,6 +18,7 @@ from lsmq.errors import (
     UnknownStream,
     UnknownTopic,
 )
+from lsmq_coordinator.parts import kept
 from lsmq_node.broker import Background, Broker, ByteBudget
 from lsmq_node.groups import GroupService, Mode
 from lsmq_node.storage import Topic
@@ -56,7 +57,7 @@ class PushService:
 
     def start(self) -> None:
         self._broker.before_retiring.append(self.begin_stop)
-        self._background.start(self._tick())
+        self._background.start(kept(self._broker.parts.part("push-timer"), self._tick))
 
     async def begin_stop(self) -> None:
         """End all streams, and wait a moment until what they acknowledged is committed. No others are opened."""

@@ -126,13 +126,6 @@ class AskElection:
 
 
 @dataclass(frozen=True, slots=True)
-class Suspect:
-    """Tell the coordinator that the leader's stream broke, so that it looks at once."""
-
-    peer: str
-
-
-@dataclass(frozen=True, slots=True)
 class Reopen:
     """Close the replica and open it again with ``damaged=True``: its log is not what it reported."""
 
@@ -161,7 +154,6 @@ Action = (
     | ProposeInSync
     | ProposeLeave
     | AskElection
-    | Suspect
     | Reopen
     | Halt
 )

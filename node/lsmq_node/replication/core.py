@@ -18,7 +18,7 @@ event                  when                                  what comes of it
 ``Received``           a message came                        ``Send``, ``AppendFrame``, ``TruncateLog``,
                                                              ``FetchSnapshot``, ``AdvanceHighWatermark``,
                                                              ``Serve``, ``BeginEpoch``, ``Reopen``, ``Halt``
-``StreamBroken``       a connection ended                    ``Suspect``
+``StreamBroken``       a connection ended                    a new hello, sooner than by silence
 ``LogWritten``         the leader appended                   ``Ship``
 ``LogDurable``         an fsync was done                     ``Send(Progress)``, ``AdvanceHighWatermark``,
                                                              ``Serve``

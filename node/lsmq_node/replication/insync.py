@@ -1,4 +1,9 @@
-"""Who belongs in the in-sync set: pure rules over what the leader knows of its peers."""
+"""Who belongs in the in-sync set: pure rules over what the leader knows of its peers.
+
+The leader owns the set: it alone proposes who leaves and who joins, by what it hears itself. (Besides, an election
+leaves out who is dead, and the control plane takes out who is proven to have ended.) Who leaves again and again must
+have kept up for ever longer before it joins again, so that a day of flapping is some hundred changes and not a million.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,10 @@ from dataclasses import dataclass
 from .control import UNCLAIMED, ControlView, Member, Timings
 from .messages import Session
 from .shipping import OutgoingStream
+
+#: Who left for the second time within so long of joining is made to wait twice as long as the last time.
+CALM_S = 600.0
+LONGEST_PAUSE_S = 120.0
 
 
 @dataclass(slots=True)
@@ -25,6 +34,30 @@ class Peer:
     session: Session | None = None
     stream: OutgoingStream | None = None
     durable_lsn: int = 0
+    #: Since when it has not been late, as far as looked at; None while it is.
+    steady_since: float | None = None
+    #: So long it must be steady to join.
+    pause_s: float = 0.0
+    #: When it joined the set; infinity while it is not, or not to be, in it.
+    joined_at: float = float("-inf")
+
+    def look(self, now: float, timings: Timings) -> None:
+        """To be called at each tick."""
+        if self.is_late(now, timings):
+            self.steady_since = None
+        elif self.steady_since is None:
+            self.steady_since = now
+
+    def left(self, now: float, timings: Timings) -> None:
+        """It is proposed out of the set for being late."""
+        if self.joined_at == float("inf"):
+            return
+        restless = now - self.joined_at < CALM_S
+        self.pause_s = min(max(2 * self.pause_s if restless else 0.0, timings.replica_lag_s), LONGEST_PAUSE_S)
+        self.steady_since, self.joined_at = None, float("inf")
+
+    def is_steady(self, now: float) -> bool:
+        return self.pause_s == 0 or (self.steady_since is not None and now - self.steady_since >= self.pause_s)
 
     def reported(self, durable_lsn: int, end_lsn: int, now: float) -> None:
         self.heard_at = now
@@ -62,11 +95,14 @@ def desired_in_sync(
     *and* the EPOCH entry of this leader. The high watermark alone is not enough: a new leader may know a lower one
     than the last leader acknowledged by (KAFKA-7128).
 
+    A replica that left before joins when it has been steady for long enough, but at once where it is needed.
+
     The set is never shrunk below ``min_in_sync``: nothing is acknowledged by fewer anyway, and whoever is listed still
     holds everything acknowledged and may be elected (what KIP-966 keeps a second list for). Only members that no
     longer exist are dropped in any case: those of another incarnation than their node now has.
     """
     fit: set[Member] = {own}
+    restless: set[Member] = set()
     exist: set[Member] = {own}
     for node in view.replicas - {own.node}:
         peer = peers.get(node)
@@ -83,7 +119,9 @@ def desired_in_sync(
             if not peer.is_late(now, timings):
                 fit.add(member)
         elif peer.stream is not None and peer.durable_lsn >= joined_lsn and not peer.is_late(now, timings):
-            fit.add(member)
+            (fit if peer.is_steady(now) else restless).add(member)
+    if len(fit) < view.min_in_sync:
+        fit |= restless
     if len(fit) >= view.min_in_sync:
         return frozenset(fit)
     return frozenset(fit | exist)

@@ -66,6 +66,11 @@ class Leader:
             node: self._peers.get(node) or Peer(heard_at=now, caught_up_at=now, mark_at=now, mark_lsn=end_lsn)
             for node in sorted(view.replicas - {state.node})
         }
+        for node, peer in self._peers.items():
+            if view.listed(node) is None:
+                peer.joined_at = float("inf")
+            elif peer.joined_at == float("inf"):
+                peer.joined_at = now
         self.advance(state)
 
     def hello(self, state: ReplicaState, sender: str, hello: Hello) -> None:
@@ -133,6 +138,7 @@ class Leader:
         for peer in self._peers.values():
             if slept > state.timings.replica_timeout_s / 2:
                 peer.slept(slept)
+            peer.look(state.now, state.timings)
             if peer.stream is not None:
                 peer.stream.tick(state)
         self._review(state)
@@ -182,6 +188,10 @@ class Leader:
         repeated = (self._proposed_version, self._desired) == (view.version, desired)
         if not state.due("propose") and repeated:
             return
+        if not repeated:
+            for member in view.in_sync - desired - {state.member}:
+                if member.node in self._peers:
+                    self._peers[member.node].left(state.now, state.timings)
         self._proposed_version, self._desired = view.version, desired
         self._proposed |= desired
         state.emit(ProposeInSync(self.epoch, view.version, desired))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .actions import AdvanceHighWatermark, AppendFrame, FetchSnapshot, Halt, Reopen, Suspect
+from .actions import AdvanceHighWatermark, AppendFrame, FetchSnapshot, Halt, Reopen
 from .history import EpochHistory
 from .messages import (
     Frame,
@@ -151,8 +151,6 @@ class Puller:
         """The session is over; a late copy of its ``Welcome`` is not to be heeded a second time."""
         self.streaming = False
         self._session = None
-        if not self.lent:
-            state.emit(Suspect(self.source))
 
     def resume(self, state: ReplicaState) -> None:
         """The log was cut or replaced."""

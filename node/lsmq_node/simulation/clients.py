@@ -45,7 +45,7 @@ class Clients:
         if (
             replica.core is not None
             and replica.paused_until <= world.now
-            and replica.core.may_show(world.now, found=True)
+            and replica.core.may_show(replica.clock, found=True)
         ):
             cluster.monitor.read(replica)
         world.after(0.05 * world.random.random(), self._read_one)

@@ -61,7 +61,6 @@ class Cluster:
         self.names = names + self.spares
         self.control = ControlPlane(world, options, frozenset(names), self.min_in_sync)
         self.control.published = self._publish
-        self.control.process_is_down = lambda node: self.replicas[node].core is None
         self.at_delicate_moment: Callable[[SimReplica], None] = lambda replica: None
         self.publishing_loss = random.choice((0.0, 0.1, 0.5))
         self.stale_views = random.choice((0.0, 0.0, 0.05))
@@ -106,7 +105,8 @@ class Cluster:
         """Answered with the state, and with a lease that says of which state it knows."""
         if self.control.away:
             return
-        self.control.heard(replica.name, incarnation)
+        if not self.control.heard(replica.name, incarnation, life):
+            return
         view = self.control.view
         if self.stale_views and self.world.chance(self.stale_views):
             self.show(replica.name, self.world.random.choice(self.control.past))

@@ -22,6 +22,7 @@ class Heartbeat:
 
     at: float
     incarnation: int
+    life: int
 
 
 class ControlPlane:
@@ -40,7 +41,7 @@ class ControlPlane:
         self._heartbeats: dict[str, Heartbeat] = {}
         self._replaceable = 0, 0.0, 0.0  # an epoch, and when its leader first and last asked for another
         self.published: Callable[[ControlView], None] = lambda view: None
-        self.process_is_down: Callable[[str], bool] = lambda node: False
+        self._ended: dict[str, int] = {}  # the life of each node that is known to have ended last
 
     # Commands.
 
@@ -104,8 +105,13 @@ class ControlPlane:
         for heartbeat in self._heartbeats.values():
             heartbeat.at = self._world.now
 
-    def heard(self, node: str, incarnation: int) -> None:
-        self._heartbeats[node] = Heartbeat(self._world.now, incarnation)
+    def heard(self, node: str, incarnation: int, life: int) -> bool:
+        """Whether it is of the life that the node is in, as far as is known: else it gets no lease."""
+        former = self._heartbeats.get(node)
+        if self._ended.get(node) == life or (former is not None and former.life > life):
+            return False
+        self._heartbeats[node] = Heartbeat(self._world.now, incarnation, life)
+        return True
 
     def is_alive(self, node: str) -> bool:
         heartbeat = self._heartbeats.get(node)
@@ -117,12 +123,12 @@ class ControlPlane:
         if not self.away and (view.leader is None or not self.is_alive(view.leader)):
             self._elect_somebody(view.epoch)
 
-    def suspected(self, node: str) -> None:
-        """A follower's stream from its leader broke: a refused connection means that the process is gone."""
-        if not self.away and self.view.leader == node and self.process_is_down(node):
-            heartbeat = self._heartbeats.get(node)
-            if heartbeat is not None:
-                heartbeat.at = float("-inf")
+    def died(self, node: str, life: int) -> None:
+        """It is proven that a life of a node has ended: its lease need not be waited for."""
+        self._ended[node] = life
+        heartbeat = self._heartbeats.get(node)
+        if heartbeat is not None and heartbeat.life == life:
+            heartbeat.at = float("-inf")
             self.look()
 
     def asked(self, above_epoch: int) -> None:

@@ -34,6 +34,7 @@ class Faults:
             self._cut_link,
             self._isolate,
             self._deafen,
+            self._reset,
             self._control_away,
             self._transfer,
             self._all_power,
@@ -102,6 +103,10 @@ class Faults:
     def _all_power(self) -> None:
         for replica in self._cluster.replicas.values():
             self._kill(replica, power=True)
+
+    def _reset(self) -> None:
+        """All connections of the leader are reset, and what answers at its port says that nobody listens: it lives."""
+        self._cluster.stream_ends(self._leader().name)
 
     def _pause(self) -> None:
         self._any().pause(self._world.random.choice((0.1, 0.6, 1.5)) * (0.5 + self._world.random.random()))

@@ -222,7 +222,7 @@ class Monitor:
         """Why the cluster is not at rest yet."""
         view = self._cluster.control.view
         leader = self._cluster.replicas[view.leader] if view.leader is not None else None
-        if leader is None or leader.core is None or not leader.core.may_answer(self._cluster.world.now):
+        if leader is None or leader.core is None or not leader.core.may_answer(leader.clock):
             return f"no leader serves in epoch {view.epoch}"
         log = leader.disk.log
         for name in sorted(view.replicas):

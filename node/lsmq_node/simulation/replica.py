@@ -24,7 +24,6 @@ from ..replication.actions import (
     Serve,
     Ship,
     StopServing,
-    Suspect,
     TruncateLog,
 )
 from ..replication.control import ControlView
@@ -72,8 +71,15 @@ class SimReplica:
         self._keep_lsn = 0
         self._busy_with: deque[Event] = deque()
         self._slow_disk = cluster.world.random.choice((0.001, 0.004, 0.02))
+        self._clock_offset_s = 1_000.0 * cluster.world.random.random()
+        self._clock_rate = cluster.world.random.choice((1.0, 1.0, 0.92, 1.09))
 
     # Life and death.
+
+    @property
+    def clock(self) -> float:
+        """The replica's own: of another moment, and of another speed, than the others': by less than a fifth."""
+        return self._clock_offset_s + self._clock_rate * self._world.now
 
     @property
     def incarnation(self) -> int:
@@ -96,13 +102,15 @@ class SimReplica:
         self._world.note(self.name, recovered)
         self.core = self._cluster.make_core(self.name, recovered, TIMINGS)
         self._cluster.monitor.started(self)
-        self._do(self.core.start(self._world.now))
+        self._do(self.core.start(self.clock))
         self._repeat(self.life, 0.05, self._tick)
         self._repeat(self.life, self._cluster.options.heartbeat_s, self._heartbeat)
 
     def crash(self, *, power: bool) -> None:
         """The process dies; with the power, unsynced bytes go too."""
         self._world.note(self.name, "CRASH, power lost" if power else "CRASH")
+        if self.core is not None and not power:  # A sentinel that loses power too proves nothing.
+            self._cluster.command(self.name, partial(self._cluster.control.died, self.name, self.life))
         self.core = None
         self.life += 1
         self._operating = False
@@ -173,7 +181,7 @@ class SimReplica:
             if self.core is not None:
                 if type(event) is not Tick:
                     self._world.note(self.name, event)
-                self._do(self.core.handle(event, self._world.now))
+                self._do(self.core.handle(event, self.clock))
             self._busy_with.popleft()
 
     def receive(self, sender: str, message: Message, entries: list[LogEntry]) -> None:
@@ -232,8 +240,6 @@ class SimReplica:
                 cluster.command(self.name, partial(cluster.control.asked_elsewhere, self.name, epoch))
             case AskElection(above_epoch):
                 cluster.command(self.name, partial(cluster.control.asked, above_epoch))
-            case Suspect(peer):
-                cluster.command(self.name, partial(cluster.control.suspected, peer))
             case Reopen():
                 self.crash(power=False)
                 self._world.after(0.1, partial(self.start, damaged=True))
@@ -320,7 +326,7 @@ class SimReplica:
 
     def _heartbeat(self) -> None:
         if self.core is not None and self.incarnation:
-            sent_at = self._world.now
+            sent_at = self.clock
             self._cluster.network.carry(
                 self.name, CONTROL, partial(self._cluster.heartbeat, self, self.life, self.incarnation, sent_at)
             )
@@ -360,7 +366,7 @@ class SimReplica:
             reached = self.disk.durable_lsn if write.ack == "leader" else core.log.high_watermark
             if write.end_lsn > reached:
                 waiting.append(write)
-            elif core.may_answer(self._world.now):
+            elif core.may_answer(self.clock):
                 self._cluster.monitor.acknowledged(self, write)
             else:
                 write.unknown()

@@ -9,6 +9,7 @@ from typing import Any
 import structlog
 
 from lsmq.errors import InvalidRequest, LsmqError, NotLeader
+from lsmq_coordinator.parts import kept
 from lsmq_node.broker import Ack, Background, Broker, Hold, ShardPort
 from lsmq_node.groups import GroupService, Mode
 from lsmq_node.storage import Topic
@@ -47,7 +48,7 @@ class WorkService:
         self.held = 0
 
     def start(self) -> None:
-        self._background.start(self._tick())
+        self._background.start(kept(self._broker.parts.part("workqueue-timer"), self._tick))
 
     def begin_stop(self) -> None:
         """Answer held pops at once, now and from here on."""

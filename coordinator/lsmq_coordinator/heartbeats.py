@@ -1,0 +1,142 @@
+"""What nodes tell the leader of the control plane ten times a second, and what it answers. Plain values on the wire.
+
+A node that is not ``well`` says so and is not heard otherwise: it is dead to the cluster, and everybody can read why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+from .clocks import deviations
+from .election import Progress
+
+#: Of a node's problems the first so many are told, each cut to so many characters.
+MAX_PROBLEMS = 16
+MAX_PROBLEM_CHARS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """``life`` of ``node`` runs.
+
+    Attributes:
+        well: Whether it may be given work. A node whose own voter has stopped follows no decision, so that it must
+            not keep what it was given.
+        progress: What its replicas hold, by shard; None: unknown.
+        leased: Whether it holds a lease.
+        clock_ms: By how much its wall clock is ahead of that of the control plane's leader; None: not measured.
+        problems: What is wrong with it, in words.
+    """
+
+    node: str
+    life: str
+    progress: Mapping[int, Progress] | None = None
+    well: bool = True
+    leased: bool = True
+    clock_ms: float | None = None
+    problems: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "node": self.node,
+            "life": self.life,
+            "progress": None if self.progress is None else {id: list(held) for id, held in self.progress.items()},
+            "well": self.well,
+            "leased": self.leased,
+            "clock_ms": self.clock_ms,
+            "problems": list(self.problems),
+        }
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Heartbeat:
+        """Raises ``KeyError``, ``TypeError`` or ``ValueError``."""
+        progress, clock_ms = fields["progress"], fields["clock_ms"]
+        return cls(
+            str(fields["node"]),
+            str(fields["life"]),
+            None if progress is None else {int(id): Progress(*map(int, held)) for id, held in progress.items()},
+            bool(fields["well"]),
+            bool(fields["leased"]),
+            None if clock_ms is None else float(clock_ms),
+            told(fields["problems"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class HeartbeatAnswer:
+    """What the leader tells a node it heard.
+
+    Attributes:
+        version: Of the agreed state known to the leader.
+        lease_age_s: How long ago a majority is known to have followed it.
+        alive: Whether the node counts as alive, and is given a lease; not for a life that is not, or no longer, its.
+        living: All nodes held alive.
+        problems: Of each node that has any, what it said last.
+        clocks_ms: By how much each node's wall clock is ahead of the cluster's middle one.
+        now_ms: The leader's wall clock, to measure another by.
+    """
+
+    version: int
+    lease_age_s: float
+    alive: bool
+    living: frozenset[str]
+    problems: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    clocks_ms: Mapping[str, float] = field(default_factory=dict)
+    now_ms: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "version": self.version,
+            "lease_age_ms": min(self.lease_age_s, 1e6) * 1000,
+            "alive": self.alive,
+            "living": sorted(self.living),
+            "problems": {node: list(found) for node, found in self.problems.items()},
+            "clocks_ms": dict(self.clocks_ms),
+            "now_ms": self.now_ms,
+        }
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> HeartbeatAnswer:
+        return cls(
+            fields["version"],
+            fields["lease_age_ms"] / 1000,
+            fields["alive"],
+            frozenset(fields["living"]),
+            {node: tuple(found) for node, found in fields["problems"].items()},
+            fields["clocks_ms"],
+            fields["now_ms"],
+        )
+
+
+class Told:
+    """What each node said last of itself, for the leader of the control plane to tell all. Bounded by the nodes."""
+
+    def __init__(self) -> None:
+        #: By node, of those that have any.
+        self.problems: Mapping[str, tuple[str, ...]] = {}
+        self.clocks_ms: Mapping[str, float] = {}
+        self._ahead_ms: dict[str, float] = {}
+
+    def heard(self, beat: Heartbeat) -> None:
+        """``problems`` and ``clocks_ms`` are made anew where they change: many are answered with the same."""
+        if self.problems.get(beat.node, ()) != beat.problems:
+            self.problems = {**self.problems, beat.node: beat.problems}
+            if not beat.problems:
+                self.problems = {node: said for node, said in self.problems.items() if said}
+        if beat.clock_ms is not None and self._ahead_ms.get(beat.node) != beat.clock_ms:
+            self._ahead_ms[beat.node] = beat.clock_ms
+            self.clocks_ms = deviations(self._ahead_ms)
+
+    def set_nodes(self, nodes: Set[str]) -> None:
+        """Forget what others said."""
+        if not self._ahead_ms.keys() <= nodes or not self.problems.keys() <= nodes:
+            self._ahead_ms = {node: ms for node, ms in self._ahead_ms.items() if node in nodes}
+            self.problems = {node: said for node, said in self.problems.items() if node in nodes}
+            self.clocks_ms = deviations(self._ahead_ms)
+
+
+def told(problems: list[str] | tuple[str, ...]) -> tuple[str, ...]:
+    """As much of them as is told."""
+    return tuple(str(problem)[:MAX_PROBLEM_CHARS] for problem in problems[:MAX_PROBLEMS])

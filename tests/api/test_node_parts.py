@@ -1,0 +1,57 @@
+"""What works by itself in a node: killed, it is begun again, and readiness and metrics say so meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lsmq_coordinator import parts as parts_module
+from lsmq_node.broker import Broker
+from lsmq_node.broker.led_shards import LedShards
+from lsmq_node.push.service import PushService
+from lsmq_node.workqueue.service import WorkService
+from support.raft_group import until
+
+from .in_process import Session, with_node
+
+_TIMERS: list[tuple[type, str]] = [
+    (LedShards, "groups-timer"),
+    (LedShards, "transactions-timer"),
+    (WorkService, "workqueue-timer"),
+    (PushService, "push-timer"),
+]
+
+
+@pytest.mark.parametrize(("owner", "part"), _TIMERS, ids=[part for _, part in _TIMERS])
+def test_a_timer_that_fails_is_seen_and_begun_again(
+    owner: type, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parts_module, "_LONGEST_PAUSE_S", 0.2)
+    broken, honest = True, owner._tick  # type: ignore[attr-defined]
+
+    async def tick(self: Any) -> None:
+        if broken:
+            raise KeyError("a mistake")
+        await honest(self)
+
+    monkeypatch.setattr(owner, "_tick", tick)
+
+    async def test(session: Session, broker: Broker) -> None:
+        nonlocal broken
+
+        def problems() -> list[str]:
+            return [problem for problem in broker.parts.problems(essential=True) if problem.startswith(part)]
+
+        await until(problems)
+        answer = await session.get("/readyz")
+        assert answer.status == 503
+        assert f"{part}: KeyError: 'a mistake'" in (await answer.json())["reasons"]
+        assert f'lsmq_part_running{{part="{part}"}} 0.0' in await (await session.get("/metrics")).text()
+        assert (await session.get("/healthz")).status == 200, "a restart would not help"
+        broken = False
+        await until(lambda: not broker.parts.problems(essential=True))
+        assert (await session.get("/readyz")).status == 200
+
+    with_node(tmp_path, test)

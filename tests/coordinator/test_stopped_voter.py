@@ -1,0 +1,118 @@
+"""A voter whose disk is full for a while: it says so, waits, and goes on by itself with what it had."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lsmq.errors import LsmqError
+from lsmq_coordinator import journal, raft_control
+from lsmq_coordinator.auth import ClusterSecret
+from lsmq_coordinator.parts import Parts
+from lsmq_coordinator.raft_control import RaftConfig, RaftControl
+from lsmq_coordinator.zookeeper_server import free_ports
+from support.raft_group import until
+
+from .test_state import bootstrap
+
+SECRET = ClusterSecret(b"a secret of sufficient length")
+
+
+class Disk:
+    """What journals write to; ``error`` is the number that writes fail with."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.error: int | None = None
+        self.fails_syncs = False
+        self.tries = 0
+        write, room, sync = journal._write, raft_control.take_room, os.fdatasync
+
+        def checked(honest: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any) -> Any:
+                self.tries += 1
+                if self.error is not None:
+                    raise OSError(self.error, os.strerror(self.error))
+                return honest(*arguments)
+
+            return call
+
+        def synced(fd: int) -> None:
+            if self.fails_syncs:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            sync(fd)
+
+        patch.setattr(journal, "_write", checked(write))
+        patch.setattr(raft_control, "take_room", checked(room))
+        patch.setattr(os, "fdatasync", synced)
+
+
+def running(directory: Path, test: Callable[[RaftControl, Parts], Awaitable[None]]) -> None:
+    async def main() -> None:
+        raft = RaftControl(RaftConfig("n1", {"n1": f"127.0.0.1:{free_ports(1)[0]}"}, directory, SECRET))
+        parts = Parts()
+        await raft.start()
+        keeping = asyncio.create_task(raft.keep(parts.part("voter")))
+        try:
+            await until(lambda: raft.is_leader)
+            result = await raft.submit(bootstrap(nodes=["n1"], shards=1, replicas=1, min_in_sync=1))
+            assert result["ok"], result
+            await test(raft, parts)
+        finally:
+            keeping.cancel()
+            await asyncio.gather(keeping, return_exceptions=True)
+            await raft.stop()
+
+    asyncio.run(main())
+
+
+def topic(name: str) -> dict[str, Any]:
+    return {"op": "create_topic", "name": name, "queues": 1, "created_ms": 1}
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EMFILE], ids=errno.errorcode.get)
+def test_a_voter_goes_on_by_itself_when_there_is_room_again(
+    error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+
+    async def run(raft: RaftControl, parts: Parts) -> None:
+        assert (await raft.submit(topic("before")))["ok"]
+        version, seen = raft.state.version, []
+        raft.on_change(lambda state: seen.append(state.version))
+        disk.error = error
+        with pytest.raises(LsmqError):
+            await raft.submit(topic("refused"), timeout=1.0)
+        await until(lambda: parts.problems(essential=True))
+        assert raft.failure is not None and not raft.is_leader and raft.lease == float("-inf")
+        assert parts.problems(essential=True)[0].startswith("voter: ")
+        tries = disk.tries
+        await until(lambda: disk.tries > tries + 2)
+        assert raft.failure is not None, "it does not come and go while there is no room"
+        disk.error = None
+        await until(lambda: raft.is_leader)
+        assert parts.problems(essential=True) == []
+        assert raft.state.version >= version and "before" in raft.state.topics
+        assert (await raft.submit(topic("after")))["ok"]
+        assert seen == sorted(seen), "nobody is shown an older state"
+
+    running(tmp_path, run)
+
+
+def test_a_voter_whose_sync_failed_has_stopped_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the disk holds is not known, and reading it again would not tell."""
+    disk = Disk(monkeypatch)
+
+    async def run(raft: RaftControl, parts: Parts) -> None:
+        disk.fails_syncs = True
+        with pytest.raises(LsmqError):
+            await raft.submit(topic("refused"), timeout=1.0)
+        await until(lambda: any("has stopped" in problem for problem in parts.problems(essential=True)))
+        assert raft.failure is not None and not raft.is_leader
+
+    running(tmp_path, run)
