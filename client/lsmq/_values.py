@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from lsmq._transport import Answer
 from lsmq.errors import InvalidRequest
 from lsmq.record_batch import Message
 from lsmq.topics import format_ranges
@@ -79,3 +80,11 @@ def check_max_messages(max_messages: int) -> None:
     """Raises ``InvalidRequest`` for a poll that asks for no message, which would never be answered."""
     if max_messages < 1:
         raise InvalidRequest(f"max_messages is {max_messages}; it must be 1 or more")
+
+
+async def all_pages(ask: Callable[[dict[str, str]], Awaitable[Answer]]) -> list[Mapping[str, Any]]:
+    """The pages of a list, asked for one after another; ``ask`` is given the parameters that say which."""
+    pages: list[Mapping[str, Any]] = [(await ask({})).value()]
+    while (following := pages[-1].get("next")) is not None:
+        pages.append((await ask({"after": str(following)})).value())
+    return pages

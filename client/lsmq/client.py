@@ -17,8 +17,16 @@ from lsmq._lifecycle import Closing
 from lsmq._retry import Deadline
 from lsmq._router import Router
 from lsmq._routes import RouteSource
-from lsmq._transport import Transport
-from lsmq._values import MAX_OFFSETS_QUEUES, chunks_of_ranges, integers, little_endian, message_from_dict, to_ms
+from lsmq._transport import Answer, Transport
+from lsmq._values import (
+    MAX_OFFSETS_QUEUES,
+    all_pages,
+    chunks_of_ranges,
+    integers,
+    little_endian,
+    message_from_dict,
+    to_ms,
+)
 from lsmq.errors import (
     InvalidRequest,
     TopicExists,
@@ -148,8 +156,16 @@ class Client(Closing):
 
     async def topics(self) -> list[Topic]:
         """All topics, as the node that answers knows them."""
-        answer, _ = await self._router.ask_any("GET", "/v1/topics", deadline=self._deadline())
-        return [self._router.table.learn_leaders(Topic.from_dict(fields)) for fields in answer.value()["topics"]]
+        deadline = self._deadline()
+
+        async def ask(params: dict[str, str]) -> Answer:
+            return (await self._router.ask_any("GET", "/v1/topics", params=params, deadline=deadline))[0]
+
+        return [
+            self._router.table.learn_leaders(Topic.from_dict(fields))
+            for page in await all_pages(ask)
+            for fields in page["topics"]
+        ]
 
     async def topic(self, name: str) -> Topic:
         """The topic called ``name``, asked afresh. Raises ``UnknownTopic``."""
@@ -233,11 +249,16 @@ class Client(Closing):
             for route in topic.routes:
                 if route.shard not in holders:
                     holders[route.shard] = self._router.table.learn_topic(topic)
-        answers = await _together(
-            self._router.ask_leader(topic, shard, "GET", "/v1/groups", deadline=deadline)
-            for shard, topic in holders.items()
-        )
-        return sorted({str(group) for answer in answers for group in answer.value()["groups"]})
+
+        async def pages_of(shard: int, topic: Topic) -> list[Mapping[str, Any]]:
+            return await all_pages(
+                lambda params: self._router.ask_leader(
+                    topic, shard, "GET", "/v1/groups", params=params, deadline=deadline
+                )
+            )
+
+        found = await _together(pages_of(shard, topic) for shard, topic in holders.items())
+        return sorted({str(group) for pages in found for page in pages for group in page["groups"]})
 
     async def committed_offsets(self, group: str, topic: str) -> dict[int, int]:
         """Committed offset of each queue of ``topic`` that ``group`` has committed one for."""

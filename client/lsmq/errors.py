@@ -63,6 +63,28 @@ class RequestTooLarge(InvalidRequest):
     status = 413
 
 
+class RequestTimeout(LsmqError):
+    """The request's body did not arrive in time; nothing was done."""
+
+    code = "request_timeout"
+    status = 408
+    retriable = True
+
+
+class UnsupportedMediaType(InvalidRequest):
+    """The request's body is of a type, or in a coding, that the operation does not take."""
+
+    code = "unsupported_media_type"
+    status = 415
+
+
+class TooManyItems(InvalidRequest):
+    """The body holds more values than one request may; send them in parts, or packed."""
+
+    code = "too_many_items"
+    status = 413
+
+
 class TooManyMessages(InvalidRequest):
     code = "too_many_messages"
     status = 413
@@ -228,6 +250,20 @@ class TooManyTransactions(LsmqError):
     code = "too_many_transactions"
     status = 429
     retriable = True
+
+
+class TooManyGroups(LsmqError):
+    """There are as many groups as may be; delete some that nobody uses."""
+
+    code = "too_many_groups"
+    status = 429
+
+
+class TooManyTopics(LsmqError):
+    """There are as many topics as may be; delete some, or use more queues a topic."""
+
+    code = "too_many_topics"
+    status = 429
 
 
 class SequenceTakenOver(LsmqError):
@@ -409,6 +445,21 @@ class OriginNotAllowed(LsmqError):
 
     code = "origin_not_allowed"
     status = 403
+
+
+class HostNotAllowed(LsmqError):
+    """The request came by a host name that the node does not know for its own."""
+
+    code = "host_not_allowed"
+    status = 403
+
+
+class TooManyConnections(LsmqError):
+    """The node, or the caller's address, has as many connections as it may; nothing was read."""
+
+    code = "too_many_connections"
+    status = 503
+    retriable = True
 
 
 def _all_subclasses(root: type[LsmqError]) -> list[type[LsmqError]]:

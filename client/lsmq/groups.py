@@ -15,7 +15,7 @@ from urllib.parse import quote
 from lsmq._retry import Backoff, Deadline, give_up
 from lsmq._router import POLL_SILENCE_S, SILENCE_S
 from lsmq._transport import Answer
-from lsmq._values import MAX_OFFSETS_QUEUES, integers, little_endian
+from lsmq._values import MAX_OFFSETS_QUEUES, all_pages, integers, little_endian
 from lsmq._watch import Watch
 from lsmq.client import Client, _of_each_shard, _together
 from lsmq.errors import LsmqError, NotLeader, TimedOut, Unavailable, UnknownGroup, UnknownMember
@@ -386,8 +386,7 @@ async def list_groups(client: Client) -> list[GroupSummary]:
 
 async def _list_groups(client: Client) -> list[GroupSummary]:
     found: dict[str, GroupSummary] = {}
-    for _, answer in await _ask_leaders(client, "/v1/groups"):
-        fields = answer.value()
+    for fields in await list_at_leaders(client, "/v1/groups"):
         for name in fields["groups"]:
             found.setdefault(name, GroupSummary(name))
         for details in fields["details"]:
@@ -397,11 +396,29 @@ async def _list_groups(client: Client) -> list[GroupSummary]:
     return [summary for _, summary in sorted(found.items())]
 
 
-async def _ask_leaders(client: Client, path: str) -> list[tuple[str, Answer]]:
-    """What each node that leads a shard answers to a GET, with its URL."""
+async def list_at_leaders(client: Client, path: str) -> list[Mapping[str, Any]]:
+    """All pages of a list, of each node that leads a shard."""
+    transport, timeout_s = client._router._transport, client.request_timeout_ms / 1000
+
+    async def pages_of(url: str) -> list[Mapping[str, Any]]:
+        return await all_pages(
+            lambda params: transport.request("GET", f"{url}{path}", params=params, timeout_s=timeout_s)
+        )
+
+    found = await _together(pages_of(url) for url in await _leaders(client))
+    return [page for pages in found for page in pages]
+
+
+async def _leaders(client: Client) -> list[str]:
+    """URLs of the nodes that lead shards."""
     cluster = await client.ask("GET", "/v1/cluster")
     urls = {node["id"]: str(node["url"]).rstrip("/") for node in cluster["nodes"]}
-    leaders = sorted({urls[shard["leader"]] for shard in cluster["shards"] if shard["leader"] in urls})
+    return sorted({urls[shard["leader"]] for shard in cluster["shards"] if shard["leader"] in urls})
+
+
+async def _ask_leaders(client: Client, path: str) -> list[tuple[str, Answer]]:
+    """What each node that leads a shard answers to a GET, with its URL."""
+    leaders = await _leaders(client)
     transport, timeout_s = client._router._transport, client.request_timeout_ms / 1000
     answers = await _together(transport.request("GET", f"{url}{path}", timeout_s=timeout_s) for url in leaders)
     return list(zip(leaders, answers, strict=True))

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 from urllib.parse import quote
 
-from lsmq.client import Client, _together
+from lsmq.client import Client
 from lsmq.errors import UnknownProducerMember
-from lsmq.groups import Group
+from lsmq.groups import Group, list_at_leaders
 
 __all__ = ["ProducerGroup", "ProducerGroupInfo", "SequencePosition", "TransactionInfo", "list_producer_groups"]
 
@@ -225,12 +225,6 @@ class ProducerGroup:
 
 async def list_producer_groups(client: Client) -> list[ProducerGroupInfo]:
     """All producer groups with members or unfinished transactions, by name."""
-    cluster = await client.ask("GET", "/v1/cluster")
-    urls = {node["id"]: str(node["url"]).rstrip("/") for node in cluster["nodes"]}
-    leaders = {urls[shard["leader"]] for shard in cluster["shards"] if shard["leader"] in urls}
-    transport, timeout_s = client._router._transport, client.request_timeout_ms / 1000
-    answers = await _together(
-        transport.request("GET", f"{url}/v1/producer-groups", timeout_s=timeout_s) for url in sorted(leaders)
-    )
-    found = {each["group"]: ProducerGroupInfo(**each) for answer in answers for each in answer.value()["groups"]}
+    pages = await list_at_leaders(client, "/v1/producer-groups")
+    found = {each["group"]: ProducerGroupInfo(**each) for page in pages for each in page["groups"]}
     return [found[name] for name in sorted(found)]

@@ -1,20 +1,27 @@
 """Proof of the cluster secret on every request inside the cluster, and on its answer.
 
-A request carries ``Lsmq-Auth: v1 <time_ms> <nonce> <mac>``. ``mac`` is HMAC-SHA256, in hex, under a key derived
-from the secret, over these, separated by newlines::
+A request carries ``Lsmq-Auth: v2 <start> <time_ms> <nonce> <digest> <mac>``. ``digest`` is the SHA-256 of the body in
+hex; ``mac`` is HMAC-SHA256, in hex, under a key derived from the secret, over these, separated by newlines::
 
-    lsmq-request, method, path with query, host the client asked for, time_ms, nonce, SHA-256 of the body in hex
+    lsmq-request, start, method, path with query, host the client asked for, time_ms, nonce, digest
 
-A server takes a nonce once within the window of 30 seconds before and after its own clock: a recorded request
-cannot be sent again. The answer carries ``Lsmq-Auth-Answer``, the HMAC over the request's mac, the status and
-the SHA-256 of the body, so that nobody can answer in a node's place. An answer that is streamed carries none;
-its contents must be protected by their own protocol. Nothing is encrypted.
+``start`` is a random number that the asked process drew when it began, and ``time_ms`` what its monotonic clock shows,
+as far as the client knows. A client that does not, since it asks for the first time, or the node was started anew, or
+one of them slept, is refused with ``Lsmq-Auth-Start: <start> <time_ms>`` and asks once more. So what was recorded
+before a restart is of no use after it; and within one life of a process a nonce is taken once in the window of 30
+seconds before and after the server's clock, so that no recorded request can be sent again at all. No wall clock is
+asked: nodes whose clocks differ understand each other.
 
-Node clocks must agree to within the window; an answer to a request outside it says by how much it is off.
+Since the header speaks for the body, a stranger is refused before one byte of his body is read.
+
+The answer carries ``Lsmq-Auth-Answer``, the HMAC over the request's mac, the status and the SHA-256 of the body, so
+that nobody can answer in a node's place. An answer that is streamed carries none; its contents must be protected by
+their own protocol. Nothing is encrypted.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import logging
@@ -29,7 +36,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from lsmq.errors import LsmqError
+from lsmq.errors import LsmqError, RequestTooLarge, TimedOut
 
 from .errors import NotAuthenticated, SecretUnusable
 
@@ -38,10 +45,16 @@ if TYPE_CHECKING:
 
 REQUEST_HEADER = "Lsmq-Auth"
 ANSWER_HEADER = "Lsmq-Auth-Answer"
+START_HEADER = "Lsmq-Auth-Start"
 WINDOW_MS = 30_000
 MAX_NONCES = 200_000
 MIN_SECRET_BYTES = 16
-_VERSION = "v1"
+#: So long the body of a signed request may take to arrive.
+BODY_TIMEOUT_S = 10.0
+_VERSION = "v2"
+_UNKNOWN_START = "-"
+_MAX_DIGITS = 18
+_MAX_STARTS = 10_000  # far more than a cluster has addresses
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +73,12 @@ class ClusterSecret:
     def load(cls, path: Path) -> ClusterSecret:
         """Read it from a file; white space around it is dropped. Raises ``SecretUnusable``."""
         try:
-            if path.stat().st_mode & 0o022:
-                raise SecretUnusable(f"{path}: others may write the cluster secret; chmod 600 it", file=str(path))
+            mode = path.stat().st_mode & 0o777
+            if mode & 0o077:
+                raise SecretUnusable(
+                    f"{path}: others may read or write the cluster secret (its mode is {mode:03o}); chmod 600 it",
+                    file=str(path),
+                )
             return cls(path.read_bytes().strip())
         except OSError as error:
             raise SecretUnusable(f"{path}: the cluster secret cannot be read: {error.strerror}") from error
@@ -81,23 +98,45 @@ class ClusterSecret:
 
 @dataclass(frozen=True, slots=True)
 class Signed:
-    """A request's proof: the header to send, and what its answer must be checked with."""
+    """A request's proof: the header to send, and what its answer must be checked with. ``start``: for whom it is."""
 
     headers: dict[str, str]
     mac: str
+    host: str
+    start: str
 
 
 class Signer:
-    """The client's side."""
+    """The client's side. Remembers of each host that it asks its start, and how far its clock is ahead."""
 
     def __init__(self, secret: ClusterSecret) -> None:
         self._key = secret.key("http")
+        self._starts: dict[str, tuple[str, int]] = {}
 
     def sign(self, method: str, path: str, host: str, body: bytes = b"") -> Signed:
         """``path`` is the raw path with its query as it is sent, ``host`` what the ``Host`` header will say."""
-        now_ms, nonce = str(time.time_ns() // 1_000_000), secrets.token_hex(16)
-        mac = _request_mac(self._key, method, path, host, now_ms, nonce, body)
-        return Signed({REQUEST_HEADER: f"{_VERSION} {now_ms} {nonce} {mac}"}, mac)
+        start, ahead_ms = self._starts.get(host, (_UNKNOWN_START, 0))
+        now_ms, nonce = str(_monotonic_ms() + ahead_ms), secrets.token_hex(16)
+        proof = _Proof(start, now_ms, nonce, hashlib.sha256(body).hexdigest())
+        mac = proof.mac(self._key, method, path, host)
+        return Signed({REQUEST_HEADER: f"{_VERSION} {start} {now_ms} {nonce} {proof.digest} {mac}"}, mac, host, start)
+
+    def learn(self, signed: Signed, told: str | None) -> bool:
+        """A refusal told the host's start and clock; whether the request was for others, and may be sent anew.
+
+        Nobody proves it. Whoever lies here has a request refused that he could have kept from arriving.
+        """
+        start, _, time_ms = (told or "").partition(" ")
+        if not start or not (time_ms.isascii() and time_ms.isdigit() and len(time_ms) <= _MAX_DIGITS):
+            return False
+        ahead_ms = int(time_ms) - _monotonic_ms()
+        known = self._starts.get(signed.host)
+        if signed.start == start and known is not None and abs(known[1] - ahead_ms) <= WINDOW_MS // 2:
+            return False
+        if len(self._starts) >= _MAX_STARTS:
+            self._starts.clear()
+        self._starts[signed.host] = start, ahead_ms
+        return True
 
     def check_answer(self, signed: Signed, status: int, header: str | None, body: bytes) -> None:
         """Raises ``NotAuthenticated`` when the answer is not from a node of the cluster."""
@@ -106,43 +145,67 @@ class Signer:
             raise NotAuthenticated("the answer does not prove the cluster secret; is another server at that address?")
 
 
+@dataclass(frozen=True, slots=True)
+class _Proof:
+    """What the header of a request says beside its mac."""
+
+    start: str
+    sent_ms: str
+    nonce: str
+    digest: str
+
+    def mac(self, key: bytes, method: str, path: str, host: str) -> str:
+        text = "\n".join(("lsmq-request", self.start, method, path, host, self.sent_ms, self.nonce, self.digest))
+        return hmac.new(key, text.encode(errors="surrogateescape"), hashlib.sha256).hexdigest()
+
+
 class Verifier:
-    """The server's side: remembers the nonces of the window. One for all routes of a process."""
+    """The server's side: its start, and the nonces of the window. One for all routes of a process."""
 
     def __init__(self, secret: ClusterSecret, *, now_ms: Callable[[], int] | None = None) -> None:
+        self.start = secrets.token_hex(8)
         self._key = secret.key("http")
-        self._now_ms = now_ms or (lambda: time.time_ns() // 1_000_000)
+        self._now_ms = now_ms or _monotonic_ms
         self._nonces: set[str] = set()
         self._expiry: deque[tuple[int, str]] = deque()
 
-    def verify(self, header: str | None, method: str, path: str, host: str, body: bytes) -> str:
-        """The request's mac. Raises ``NotAuthenticated`` with the reason."""
-        sent_ms, nonce, mac = self._proven(header, method, path, host, body)
-        now_ms = self._now_ms()
-        off_ms = int(sent_ms) - now_ms
-        if abs(off_ms) > WINDOW_MS:
-            raise NotAuthenticated(
-                f"the clocks of the nodes are {off_ms} ms apart; {WINDOW_MS} ms are allowed", clock_offset_ms=off_ms
-            )
-        self._take(nonce, now_ms)
-        return mac
+    @property
+    def challenge(self) -> str:
+        """What a client must know to sign for this process now."""
+        return f"{self.start} {self._now_ms()}"
 
-    def mac_of(self, header: str | None, method: str, path: str, host: str, body: bytes) -> str:
+    def verify(self, header: str | None, method: str, path: str, host: str) -> Verified:
+        """Whoever sent this header knows the secret, and sent it just now. Raises ``NotAuthenticated``."""
+        verified, proof = self._proven(header, method, path, host)
+        if proof.start != self.start:
+            raise NotAuthenticated(
+                f"the request is for another start of this node, {proof.start}; sign it for {self.start}",
+                start=self.start,
+            )
+        now_ms = self._now_ms()
+        off_ms = int(proof.sent_ms) - now_ms
+        if abs(off_ms) > WINDOW_MS:
+            raise NotAuthenticated(f"the request was signed for {off_ms} ms from now; {WINDOW_MS} ms are allowed")
+        self._take(proof.nonce, now_ms)
+        return verified
+
+    def mac_of(self, header: str | None, method: str, path: str, host: str) -> str:
         """The mac of a request that :meth:`verify` has passed, for an answer that is a stream.
 
         Whether it is sent for the first time is not checked again. Raises ``NotAuthenticated``.
         """
-        return self._proven(header, method, path, host, body)[2]
+        return self._proven(header, method, path, host)[0].mac
 
-    def _proven(self, header: str | None, method: str, path: str, host: str, body: bytes) -> tuple[str, str, str]:
+    def _proven(self, header: str | None, method: str, path: str, host: str) -> tuple[Verified, _Proof]:
         parts = (header or "").split(" ")
-        if len(parts) != 4 or parts[0] != _VERSION:
+        if len(parts) != 6 or parts[0] != _VERSION:
             raise NotAuthenticated(f"a request inside the cluster needs the header {REQUEST_HEADER}")
-        _, sent_ms, nonce, mac = parts
-        expected = _request_mac(self._key, method, path, host, sent_ms, nonce, body)
-        if not hmac.compare_digest(mac.encode(), expected.encode()):
+        *said, mac = parts[1:]
+        proof = _Proof(*said)
+        expected = proof.mac(self._key, method, path, host)
+        if not hmac.compare_digest(mac.encode(errors="surrogateescape"), expected.encode()):
             raise NotAuthenticated("the request does not prove the cluster secret; do all nodes have the same?")
-        return sent_ms, nonce, mac
+        return Verified(mac, proof.digest), proof
 
     def _take(self, nonce: str, now_ms: int) -> None:
         # A request may be taken until its time is a window old, and its time may be a window ahead.
@@ -159,45 +222,79 @@ class Verifier:
         return _answer_mac(self._key, mac, status, body)
 
 
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """A request whose header has proved the secret; its body must still be the one that the header speaks for."""
+
+    mac: str
+    digest: str
+
+    def check_body(self, body: bytes) -> None:
+        """Raises ``NotAuthenticated``."""
+        if not hmac.compare_digest(hashlib.sha256(body).hexdigest(), self.digest):
+            raise NotAuthenticated("the body is not the one that was signed")
+
+
 def auth_middleware(verifier: Verifier, prefix: str = "/internal/") -> Middleware:
     """Refuses what comes to ``prefix`` without proof, before a handler sees it, and signs the answers.
 
-    The body is read whole, up to the application's ``client_max_size``.
+    Nothing is read of the body before its sender has proved the secret; then all of it, up to the application's
+    ``client_max_size`` and within ``BODY_TIMEOUT_S``.
     """
 
     @web.middleware
     async def authenticate(request: web.Request, handler: Handler) -> web.StreamResponse:
         if not request.path.startswith(prefix):
             return await handler(request)
-        body = await request.read()
         try:
-            header = request.headers.get(REQUEST_HEADER)
-            mac = verifier.verify(header, request.method, request.raw_path, request.host, body)
+            verified = verifier.verify(
+                request.headers.get(REQUEST_HEADER), request.method, request.raw_path, request.host
+            )
+            verified.check_body(await _whole_body(request))
         except NotAuthenticated as refused:
-            return web.json_response({"error": refused.to_dict()}, status=refused.status)
+            answer = _refusal(refused)
+            answer.headers[START_HEADER] = verifier.challenge
+            return answer
+        except LsmqError as refused:
+            return _refusal(refused)
         try:
-            answer = await handler(request)
+            response = await handler(request)
         except web.HTTPException as failure:
-            failure.headers[ANSWER_HEADER] = verifier.answer_header(mac, failure.status, _body(failure))
+            failure.headers[ANSWER_HEADER] = verifier.answer_header(verified.mac, failure.status, _body(failure))
             raise
         except Exception as error:
             logging.getLogger(__name__).exception("%s %s failed", request.method, request.path)
             internal = LsmqError(f"{request.path} failed: {type(error).__name__}")
-            answer = web.json_response({"error": internal.to_dict()}, status=internal.status)
-        if isinstance(answer, web.Response) and not answer.prepared:
-            answer.headers[ANSWER_HEADER] = verifier.answer_header(mac, answer.status, _body(answer))
-        return answer
+            response = web.json_response({"error": internal.to_dict()}, status=internal.status)
+        if isinstance(response, web.Response) and not response.prepared:
+            response.headers[ANSWER_HEADER] = verifier.answer_header(verified.mac, response.status, _body(response))
+        return response
 
     return authenticate
 
 
+async def _whole_body(request: web.Request) -> bytes:
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            return await request.read()
+    except TimeoutError:
+        raise TimedOut(f"the body did not arrive within {BODY_TIMEOUT_S:g} s") from None
+    except web.HTTPRequestEntityTooLarge as error:
+        raise RequestTooLarge(f"the body is too large: {error.text}") from error
+
+
+def _refusal(refused: LsmqError) -> web.Response:
+    answer = web.json_response({"error": refused.to_dict()}, status=refused.status)
+    answer.force_close()  # Whatever else comes over this connection is not read.
+    return answer
+
+
+def _monotonic_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
 def _body(answer: web.Response) -> bytes:
     return bytes(answer.body) if isinstance(answer.body, bytes | bytearray) else b""
-
-
-def _request_mac(key: bytes, method: str, path: str, host: str, sent_ms: str, nonce: str, body: bytes) -> str:
-    text = "\n".join(("lsmq-request", method, path, host, sent_ms, nonce, hashlib.sha256(body).hexdigest()))
-    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 
 
 def _answer_mac(key: bytes, mac: str, status: int, body: bytes) -> str:

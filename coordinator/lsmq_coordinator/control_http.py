@@ -12,11 +12,12 @@ from yarl import URL
 
 from lsmq.errors import ConnectionFailed, LsmqError, from_dict
 
-from .auth import ANSWER_HEADER, ClusterSecret, Signer
+from .auth import ANSWER_HEADER, START_HEADER, ClusterSecret, Signer
 from .errors import ControlStopped, NoControlLeader, NotAuthenticated, NotControlLeader
 from .names import Names
 
 MAX_ANSWER_BYTES = 64 << 20
+_ATTEMPTS = 2  # the first may be for an earlier start of the node
 _OWN_ERRORS: dict[str, type[LsmqError]] = {
     kind.code: kind for kind in (NoControlLeader, NotControlLeader, ControlStopped, NotAuthenticated)
 }
@@ -47,37 +48,40 @@ class ControlHttp:
 
     async def call(self, url: str, method: str, path: str, body: Any, timeout: float) -> dict[str, Any]:
         """The answer's map. Raises the error it carries, ``Unreachable`` or ``NotAuthenticated``."""
-        assert self._session is not None, "not started"
         content = b"" if body is None else msgpack.packb(body)
-        host = urlsplit(url).netloc
-        signed = self._signer.sign(method, path, host, content)
-        headers = {**signed.headers, "Host": host, "Content-Type": "application/msgpack"}
         try:
-            async with (
-                asyncio.timeout(timeout),
-                self._session.request(
-                    method,
-                    URL(url.rstrip("/") + path, encoded=True),
-                    data=content,
-                    headers=headers,
-                    allow_redirects=False,
-                    timeout=aiohttp.ClientTimeout(total=None),
-                ) as answer,
-            ):
-                if (answer.content_length or 0) > MAX_ANSWER_BYTES:
-                    raise Unreachable(f"{url} answered {answer.content_length} bytes", sent=True)
-                received = await answer.read()
+            async with asyncio.timeout(timeout):
+                return await self._call(url, method, path, content)
         except aiohttp.ClientConnectorError as error:
             raise Unreachable(f"{url} cannot be reached: {error}", sent=False) from error
         except (aiohttp.ClientError, OSError) as error:
             raise Unreachable(f"{url} gave no answer: {type(error).__name__}: {error}", sent=True) from error
         except TimeoutError:
             raise Unreachable(f"{url} gave no answer within {timeout:.1f} s", sent=True) from None
-        if answer.status == NotAuthenticated.status:
+
+    async def _call(self, url: str, method: str, path: str, content: bytes) -> dict[str, Any]:
+        assert self._session is not None, "not started"
+        host = urlsplit(url).netloc
+        for _ in range(_ATTEMPTS):
+            signed = self._signer.sign(method, path, host, content)
+            async with self._session.request(
+                method,
+                URL(url.rstrip("/") + path, encoded=True),
+                data=content,
+                headers={**signed.headers, "Host": host, "Content-Type": "application/msgpack"},
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=None),
+            ) as answer:
+                if (answer.content_length or 0) > MAX_ANSWER_BYTES:
+                    raise Unreachable(f"{url} answered {answer.content_length} bytes", sent=True)
+                received = await answer.read()
+            if answer.status != NotAuthenticated.status:
+                self._signer.check_answer(signed, answer.status, answer.headers.get(ANSWER_HEADER), received)
+                return _decoded(url, answer.status, received)
             # A node that cannot tell that we are of the cluster cannot sign its answer either.
-            raise NotAuthenticated(f"{url} refuses this node: {received[:500].decode(errors='replace')}")
-        self._signer.check_answer(signed, answer.status, answer.headers.get(ANSWER_HEADER), received)
-        return _decoded(url, answer.status, received)
+            if not self._signer.learn(signed, answer.headers.get(START_HEADER)):
+                break
+        raise NotAuthenticated(f"{url} refuses this node: {received[:500].decode(errors='replace')}")
 
 
 def _decoded(url: str, status: int, received: bytes) -> dict[str, Any]:

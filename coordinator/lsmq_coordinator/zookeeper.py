@@ -11,12 +11,18 @@ whatever was lost meanwhile. A failed attempt is repeated after ``retry_s``. Wha
   wakes; a node that is there counts as ours only when ``ephemeralOwner`` is this session;
 - LOST is told only after reconnecting: ``status`` goes by the time since the last success;
 - ConnectionLoss leaves open what happened: every write is a compare-and-set, and the next wake reads again;
-- no watches, which die silently with their parents: the thread looks.
+- watches die silently with their parents: the thread looks. The one there is, on the cluster document, makes it look
+  sooner.
 
 **Publishing.** The cluster document is replaced first, by version compare-and-set, and never by an older state or
 a lower epoch. Topic documents are then written in transactions that check that the cluster document is still the
 one this state was compared with, so that a node that fell behind can neither bring a deleted topic back nor
 delete a new one. Any node may publish; the one that is ``eager`` does so at once, others only at the refresh.
+
+**Who may write.** With a password everybody may read what is here, and only those who have it may change it (ACLs of
+the scheme ``digest``); nodes found without that protection are given it. A cluster document that no state can be, since
+it is newer than the newest or differs from it, was not written by the cluster: the node that is ``eager`` replaces it
+at once, after it has had the control plane confirm that its own state is the newest.
 """
 
 from __future__ import annotations
@@ -27,37 +33,42 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kazoo.client import KazooClient, KazooState, TransactionRequest
 from kazoo.exceptions import (
     BadVersionError,
     KazooException,
+    NoAuthError,
     NodeExistsError,
     NoNodeError,
     RolledBackError,
     RuntimeInconsistency,
 )
 from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.security import make_acl, make_digest_acl
 
 from .parts import UNSEEN, Part
 from .routes import Document, cluster_document, pack, same, supersedes, topic_document, unpack
 from .state import EMPTY, ClusterState
 
 _TRANSACTION_SIZE = 50
+#: Of `/lsmq`: any cluster may begin there.
+_SHARED = make_acl("world", "anyone", read=True, create=True)
 
 logging.getLogger("kazoo").setLevel(logging.CRITICAL)
 
 
 @dataclass(frozen=True, slots=True)
 class ZooKeeperConfig:
-    """``hosts`` as in ``host:port,host:port/chroot``. Times in seconds."""
+    """``hosts`` as in ``host:port,host:port/chroot``. Times in seconds. Without ``password`` anybody may write."""
 
     hosts: str
     cluster: str
     node: str
     url: str
+    password: str | None = field(default=None, repr=False)
     session_timeout_s: float = 6.0
     refresh_s: float = 10.0
     retry_s: float = 0.5
@@ -75,6 +86,7 @@ class ZooKeeperStatus:
     registrations: int = 0
     documents_written: int = 0
     refused_as_stale: int = 0
+    forgeries_replaced: int = 0
     failures: int = 0
     last_error: str | None = None
 
@@ -87,13 +99,28 @@ class ZooKeeperRegistry:
     """Keeps this node registered and the routes published. Start it after any fork."""
 
     def __init__(
-        self, config: ZooKeeperConfig, *, eager: Callable[[], bool] = lambda: True, part: Part = UNSEEN
+        self,
+        config: ZooKeeperConfig,
+        *,
+        eager: Callable[[], bool] = lambda: True,
+        newest: Callable[[], int | None] = lambda: None,
+        part: Part = UNSEEN,
     ) -> None:
-        """``eager`` is asked in the registry's thread whether this node publishes at once (the Raft leader)."""
+        """Both callables are asked in the registry's thread.
+
+        Args:
+            eager: whether this node publishes at once (the Raft leader).
+            newest: a version of the state above which nothing was committed when it was called; None where this node
+                cannot tell. May block.
+            part: what the node tells of this.
+        """
         self.config = config
         self._part = part
         self.status = ZooKeeperStatus()
         self._eager = eager
+        self._newest = newest
+        self._acl = None if config.password is None else _acl(config.cluster, config.password)
+        self._cluster_changed = False
         self._root = f"/lsmq/{config.cluster}"
         self._started_ms = time.time_ns() // 1_000_000
         self._state = EMPTY
@@ -154,6 +181,8 @@ class ZooKeeperRegistry:
             timeout=config.session_timeout_s,
             connection_retry={"max_tries": -1, "delay": 0.05, "max_delay": 0.5},
             command_retry={"max_tries": 0},
+            auth_data=None if config.password is None else [("digest", f"{config.cluster}:{config.password}")],
+            default_acl=self._acl,
             logger=logging.getLogger("kazoo"),
         )
         client.add_listener(self._listen)
@@ -190,9 +219,13 @@ class ZooKeeperRegistry:
             if refresh:
                 self._children.clear()
                 self._cluster = None
+                self._protect()
             self._register(refresh)
             behind = self._state.version > self.status.published_version
-            if self._state.version and (refresh or (behind and self._eager())):
+            changed, self._cluster_changed = self._cluster_changed, False
+            if changed:
+                self._cluster = None
+            if self._state.version and (refresh or ((behind or changed) and self._eager())):
                 self._publish(self._state)
             if refresh:
                 self._refresh_at = now + self.config.refresh_s
@@ -217,6 +250,29 @@ class ZooKeeperRegistry:
 
     def _note(self, **changes: Any) -> None:
         self.status = replace(self.status, **changes)
+
+    # Protection
+
+    def _protect(self) -> None:
+        """Have only those write here who know the password. What was open before is closed."""
+        if self._acl is None:
+            return
+        with contextlib.suppress(NodeExistsError):  # Other clusters, with passwords of their own, lie beside.
+            self._ask(self._client.create_async("/lsmq", acl=[_SHARED, *self._acl]))
+        for path in (self._root, f"{self._root}/nodes", f"{self._root}/topics", f"{self._root}/cluster"):
+            try:
+                found, stat = self._ask(self._client.get_acls_async(path))
+            except NoNodeError:
+                continue  # It is made with it.
+            if set(found) == set(self._acl):
+                continue
+            try:
+                self._ask(self._client.set_acls_async(path, self._acl, stat.aversion))
+            except NoAuthError as error:
+                raise _Stale(f"{path} belongs to somebody who has another secret") from error
+            for child in self._ask(self._client.get_children_async(path)) if path.endswith("/topics") else ():
+                with contextlib.suppress(NoNodeError):
+                    self._ask(self._client.set_acls_async(f"{path}/{child}", self._acl))
 
     # Registration
 
@@ -288,17 +344,17 @@ class ZooKeeperRegistry:
         path, new = f"{self._root}/cluster", cluster_document(state)
         if self._cluster is None:
             try:
-                content, stat = self._ask(self._client.get_async(path))
+                content, stat = self._ask(self._client.get_async(path, watch=self._watch))
                 self._cluster = (unpack(content) or {"version": -1}, stat.version)
             except NoNodeError:
                 with contextlib.suppress(NodeExistsError):
                     self._ask(self._client.create_async(path, b"", makepath=True))
-                content, stat = self._ask(self._client.get_async(path))
+                content, stat = self._ask(self._client.get_async(path, watch=self._watch))
                 self._cluster = (unpack(content) or {"version": -1}, stat.version)
         old, version = self._cluster
         if old["version"] == new["version"] and same(old, new):
             return version
-        if not supersedes(new, old):
+        if not supersedes(new, old) and not self._is_forged(state):
             self._note(refused_as_stale=self.status.refused_as_stale + 1)
             raise _Stale(f"ZooKeeper has cluster version {old['version']}, newer than {new['version']} here")
         try:
@@ -308,6 +364,22 @@ class ZooKeeperRegistry:
         self._cluster = (new, stat.version)
         self._note(documents_written=self.status.documents_written + 1)
         return int(stat.version)
+
+    def _is_forged(self, state: ClusterState) -> bool:
+        """Whether what ZooKeeper has, and this state does not supersede, cannot be of the cluster.
+
+        It was read before this asks what is the newest state. Where that is ``state``, nothing newer was ever agreed.
+        """
+        if not self._eager() or self._newest() != state.version:
+            return False
+        logging.getLogger(__name__).error("ZooKeeper held cluster routes that this cluster never wrote; replaced")
+        self._note(forgeries_replaced=self.status.forgeries_replaced + 1)
+        return True
+
+    def _watch(self, event: Any) -> None:
+        # Runs in kazoo's thread.
+        self._cluster_changed = True
+        self._wake.set()
 
     def _load_children(self) -> None:
         """What ZooKeeper has of topics, where that is not known."""
@@ -340,3 +412,7 @@ class ZooKeeperRegistry:
 
     def _ask(self, answer: Any) -> Any:
         return answer.get(timeout=self.config.call_timeout_s)
+
+
+def _acl(cluster: str, password: str) -> list[Any]:
+    return [make_acl("world", "anyone", read=True), make_digest_acl(cluster, password, all=True)]

@@ -165,6 +165,26 @@ class NodeConfig:
     max_messages_per_request: int = setting(
         10_000, "Most messages in one request or answer.", range=(1, 1_000_000), hazard="Time and memory per request."
     )
+    max_topics: int = setting(
+        10_000,
+        "Most topics there may be; more are refused with `too_many_topics`. Queues are for the many.",
+        range=(1, 1_000_000),
+        hazard="Each costs some kilobytes on every node, and in a cluster a part of the control plane's state.",
+    )
+    max_groups: int = setting(
+        10_000,
+        "Most consumer groups of a shard (coordinated there, or with offsets there), and most producer groups; more "
+        "are refused with `too_many_groups`.",
+        range=(1, 1_000_000),
+        hazard="Each takes memory, and a part of `max_documents_bytes`.",
+    )
+    group_retention_hours: int = setting(
+        720,
+        "A consumer group that has no members, and commits nothing for so long, is forgotten with its offsets. Counted "
+        "while its shard is served. 0: never.",
+        range=(0, 1_000_000),
+        hazard="A consumer that comes back later begins anew.",
+    )
     max_queues_per_topic: int = setting(
         16_000_000, "Most queues a topic may have.", range=(1, 16_000_000), hazard="Each costs 24 bytes once used."
     )
@@ -178,7 +198,7 @@ class NodeConfig:
         hazard="Memory; too small, and readers name all their queues in each request.",
     )
     max_waiters: int = setting(
-        10_000, "Most long polls held at one time.", range=(0, 1_000_000), hazard="Each holds a connection."
+        20_000, "Most long polls held at one time.", range=(0, 1_000_000), hazard="Each holds a connection."
     )
     max_wait_ms: int = setting(
         60_000,
@@ -187,13 +207,33 @@ class NodeConfig:
         hazard="Proxies in between may cut connections that are idle for so long.",
     )
     max_push_streams: int = setting(
-        10_000, "Most streams held at one time.", range=(0, 1_000_000), hazard="Each holds a connection, and memory."
+        20_000, "Most streams held at one time.", range=(0, 1_000_000), hazard="Each holds a connection, and memory."
     )
     max_push_bytes: int = setting(
         64 * MIB,
         "Memory for messages on their way to held streams, of all of them together.",
         range=(1 * MIB, 1024 * 1024 * MIB),
         hazard="Streams wait for it; too little, and slow connections hold up others.",
+    )
+    max_connections: int = setting(
+        20_000,
+        "Most connections of clients; fewer where the system lets the process have too few files (`ulimit -n`).",
+        range=(1, 1_000_000),
+        hazard="Memory: some 10 KB each.",
+    )
+    address_share_percent: int = setting(
+        50,
+        "Of `max_connections`, `max_inflight_bytes` and `max_fetch_session_bytes`, one address (of IPv6, one /64) may "
+        "have so much.",
+        range=(1, 100),
+        hazard="Small, and clients behind one proxy or on one machine are refused; 100 lets one take all.",
+    )
+    allowed_hosts: str = setting(
+        "",
+        "Names that clients reach this node by, beside `advertised_url`, IP addresses, and names that nobody can own "
+        "on the Internet (without a dot, `.local`, `.internal`); separated by commas, `.example.com` is all below it, "
+        "`*` is any.",
+        hazard="`*`: a web page can have a browser use this node by a name of its own.",
     )
     browser_origins: str = setting(
         "",
@@ -223,6 +263,12 @@ class NodeConfig:
     body_timeout_ms: int = setting(
         30_000,
         "Longest time a request's body may take to arrive.",
+        range=(100, 3_600_000),
+        hazard="Too short cuts slow clients off; too long lets them hold memory.",
+    )
+    answer_timeout_ms: int = setting(
+        60_000,
+        "Longest time the rest of an answer may wait for a client that does not take it.",
         range=(100, 3_600_000),
         hazard="Too short cuts slow clients off; too long lets them hold memory.",
     )
@@ -333,6 +379,17 @@ class NodeConfig:
                 "cluster.internal_url",
                 setting="advertised_url",
             )
+
+    @property
+    def inflight_share_bytes(self) -> int:
+        """What requests and answers of one address may hold: one of each at least."""
+        share = self.max_inflight_bytes * self.address_share_percent // 100
+        return min(max(share, self.max_request_bytes, self.max_response_bytes), self.max_inflight_bytes)
+
+    @property
+    def fetch_session_share_bytes(self) -> int:
+        """What fetch sessions of one address may take."""
+        return self.max_fetch_session_bytes * self.address_share_percent // 100
 
     @property
     def max_batch_bytes(self) -> int:

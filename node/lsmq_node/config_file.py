@@ -49,8 +49,9 @@ def render(config: NodeConfig) -> str:
 
 
 def write(path: Path, config: NodeConfig) -> None:
-    """Write :func:`render` to a file, replacing it as a whole."""
+    """Write :func:`render` to a file that nobody else may read, replacing it as a whole."""
     temporary = path.with_suffix(".new")
+    temporary.touch(mode=0o600)
     temporary.write_text(render(config))
     temporary.replace(path)
 

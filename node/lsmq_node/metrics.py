@@ -114,6 +114,16 @@ class _BrokerCollector(Collector):
         sessions = broker.reads.sessions
         yield GaugeMetricFamily("lsmq_fetch_sessions", "Fetch sessions kept between requests.", len(sessions))
         yield GaugeMetricFamily("lsmq_fetch_session_bytes", "Memory they take.", sessions.size_bytes)
+        door = broker.door
+        if door is not None:
+            yield GaugeMetricFamily("lsmq_connections", "Connections of clients.", door.count)
+            yield CounterMetricFamily("lsmq_connections_accepted", "Connections accepted.", door.accepted)
+            yield CounterMetricFamily(
+                "lsmq_connections_refused", "Of those, refused (max_connections, address_share_percent).", door.refused
+            )
+            yield CounterMetricFamily(
+                "lsmq_accept_failures", "Times the system had no room for a connection.", door.accept_failures
+            )
         budget = broker.budget
         yield GaugeMetricFamily("lsmq_inflight_bytes", "Request and answer bytes in memory.", budget.used_bytes)
         yield GaugeMetricFamily("lsmq_inflight_peak_bytes", "Most there ever were.", budget.peak_bytes)

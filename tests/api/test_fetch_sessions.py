@@ -14,8 +14,9 @@ import pytest
 from lsmq.record_batch import Column, Flag, split_batches
 from lsmq.topics import FETCH_SESSION_HEADER
 from lsmq_node.broker import Broker
+from lsmq_node.broker.sessions import IDLE_S, SessionPart
 from support.node_process import NodeProcess
-from support.waiting import eventually
+from support.waiting import comes_true, eventually
 
 from .calls import Answer, Api
 from .in_process import Session, with_node
@@ -115,28 +116,97 @@ def test_without_keep_there_is_no_session_and_queues_must_be_named(api: Api) -> 
     assert "session" in refused.error["message"]
 
 
+DOCUMENT = {"queues": [0, 1], "offsets": [0, 0], "keep": True}
+SIZE_BYTES = 2_048 + 2 * (13 + 256)
+
+
+async def opened(client: Session) -> str | None:
+    answer = await client.post("/v1/topics/t/fetch", json=DOCUMENT)
+    return answer.headers.get(FETCH_SESSION_HEADER)
+
+
+def watching(broker: Broker) -> int:
+    """Sessions that commits are told to."""
+    return sum(len(state.all_watches()) for state in broker.waiters._topics.values())
+
+
 def test_sessions_take_no_more_memory_than_they_may(tmp_path: Path) -> None:
     async def test(client: Session, broker: Broker) -> None:
         sessions = broker.reads.sessions
-        sessions._limit_bytes = 3 * (2_048 + 2 * 13)
-        document = {"queues": [0, 1], "offsets": [0, 0], "keep": True}
-        tokens = []
-        for _ in range(5):
-            answer = await client.post("/v1/topics/t/fetch", json=document)
-            tokens.append(answer.headers[FETCH_SESSION_HEADER])
+        sessions._limit_bytes = sessions._share_bytes = 3 * SIZE_BYTES
+        tokens = [await opened(client) for _ in range(5)]
         assert len(sessions) == 3
         statuses = [(await client.post("/v1/topics/t/fetch", json={"session": token})).status for token in tokens]
         assert statuses == [404, 404, 200, 200, 200]
         sessions._limit_bytes = 100
-        answer = await client.post("/v1/topics/t/fetch", json=document)
-        assert FETCH_SESSION_HEADER not in answer.headers
-        (state,) = broker.waiters._topics.values()
-        assert len(state.watches) == len(sessions) == 3
-        sessions._limit_bytes = 0
-        sessions._drop_oldest()
-        sessions._drop_oldest()
-        sessions._drop_oldest()
-        assert not broker.waiters._topics and sessions.size_bytes == 0
+        assert await opened(client) is None
+        assert watching(broker) == len(sessions) == 3
+        for session in list(sessions._kept.values()):
+            sessions._drop_kept(session)
+        assert not broker.waiters._topics and sessions.size_bytes == 0 and not sessions._bytes_of
+
+    with_node(tmp_path, test)
+
+
+def test_sessions_of_one_client_do_not_drive_out_those_of_others(tmp_path: Path) -> None:
+    async def test(client: Session, broker: Broker) -> None:
+        sessions = broker.reads.sessions
+        sessions._limit_bytes, sessions._share_bytes = 4 * SIZE_BYTES, 2 * SIZE_BYTES
+        topic = await broker.topic("t")
+        other = [sessions.open(topic, (), "another") for _ in range(2)]
+        names = {sessions.keep(session).partition(".")[0] for session in other if session is not None}
+        for _ in range(20):
+            assert await opened(client) is not None
+        assert names <= set(sessions._kept) and len(sessions) == 4
+
+    with_node(tmp_path, test)
+
+
+def test_sessions_end_by_themselves_when_nobody_uses_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(client: Session, broker: Broker) -> None:
+        sessions = broker.reads.sessions
+        for _ in range(30):
+            await opened(client)
+        assert watching(broker) == 30 and sessions._timer is not None
+        for session in sessions._kept.values():
+            session.used_at -= IDLE_S
+        sessions._timer.cancel()
+        sessions._expire()
+        assert (watching(broker), len(sessions), sessions.size_bytes, sessions._timer) == (0, 0, 0, None)
+
+    with_node(tmp_path, test)
+
+
+def test_a_commit_looks_only_into_sessions_of_its_queues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(client: Session, broker: Broker) -> None:
+        await client.put("/v1/topics/many", json={"queues": 1_000})
+        for first in range(0, 1_000, 10):
+            queues = list(range(first, first + 10))
+            await client.post("/v1/topics/many/fetch", json={"queues": queues, "offsets": [0] * 10, "keep": True})
+        looked: list[SessionPart] = []
+        touch = SessionPart.touch
+        monkeypatch.setattr(SessionPart, "touch", lambda self, queues: looked.append(self) or touch(self, queues))
+        sent = await client.post("/v1/topics/many/messages", json={"messages": [{"queue": 505, "body": "x"}]})
+        assert sent.status == 200 and watching(broker) == 100
+        assert [part.queues.tolist() for part in looked] == [list(range(500, 510))]
+
+    with_node(tmp_path, test)
+
+
+def test_what_is_held_counts_too(tmp_path: Path) -> None:
+    async def test(client: Session, broker: Broker) -> None:
+        sessions = broker.reads.sessions
+        sessions._limit_bytes = sessions._share_bytes = 2 * SIZE_BYTES
+        tokens = [await opened(client) for _ in range(2)]
+        held = [
+            asyncio.create_task(client.post("/v1/topics/t/fetch", json={"session": token, "wait_ms": 20_000}))
+            for token in tokens
+        ]
+        await comes_true(lambda: broker.waiters.count == 2, "both are held")
+        assert await opened(client) is None, "there is no room beside those that are held"
+        await client.post("/v1/topics/t/messages", json={"messages": [{"queue": 0, "body": "x"}]})
+        assert [answer.status for answer in await asyncio.gather(*held)] == [200, 200]
+        assert sessions.size_bytes == 2 * SIZE_BYTES
 
     with_node(tmp_path, test)
 

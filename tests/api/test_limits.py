@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client
+import json
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -96,16 +98,23 @@ def test_a_body_that_does_not_come_is_given_up(make_node: Callable[..., NodeProc
         head = "POST /v1/topics/t/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
         connection.sendall(head.encode())
         answer = connection.recv(65536)
-    assert b"timed_out" in answer and b"body_timeout_ms" in answer
+    assert answer.startswith(b"HTTP/1.1 408") and b"request_timeout" in answer and b"body_timeout_ms" in answer
     assert api.metric("lsmq_inflight_bytes") == 0
 
 
+def sender(api: Api, announced: int, sent: bytes) -> socket.socket:
+    """A connection with a request that announces so many bytes and sends these."""
+    connection = socket.create_connection((api.host, api.port), timeout=20)
+    head = f"POST /v1/topics/t/messages HTTP/1.1\r\nHost: x\r\nContent-Length: {announced}\r\n\r\n"
+    connection.sendall(head.encode() + sent)
+    return connection
+
+
 def test_requests_beyond_the_memory_limit_are_refused_for_now(make_node: Callable[..., NodeProcess]) -> None:
-    api = Api(make_node(max_inflight_bytes=8 * MIB).start().url)
+    api = Api(make_node(max_inflight_bytes=8 * MIB, address_share_percent=100).start().url)
     api.create("t", 1)
-    with socket.create_connection((api.host, api.port), timeout=20) as slow:
-        slow.sendall(b"POST /v1/topics/t/messages HTTP/1.1\r\nHost: x\r\nContent-Length: 8000000\r\n\r\n{")
-        eventually(lambda: api.metric("lsmq_inflight_bytes") == 8_000_000, "the slow request holds memory")
+    with sender(api, 8_000_000, bytes(7_900_000)):
+        eventually(lambda: api.metric("lsmq_inflight_bytes") == 7_900_000, "the slow request holds what has come")
         refused = api.send("t", {"body": "x" * 500_000}, status=503)
         assert refused.code == "unavailable" and refused.error["retriable"]
         assert "max_inflight_bytes" in refused.error["message"]
@@ -113,6 +122,32 @@ def test_requests_beyond_the_memory_limit_are_refused_for_now(make_node: Callabl
         api.send("t", {"body": "small ones still fit"})
     eventually(lambda: api.metric("lsmq_inflight_bytes") == 0, "the memory is given back")
     api.send("t", {"body": "x" * 500_000})
+
+
+def test_what_is_announced_and_not_sent_takes_no_memory_from_others(make_node: Callable[..., NodeProcess]) -> None:
+    api = Api(make_node(max_inflight_bytes=8 * MIB).start().url)
+    api.create("t", 1)
+    idle = [sender(api, 8_000_000, b"{") for _ in range(32)]
+    try:
+        eventually(lambda: api.metric("lsmq_inflight_bytes") == 32, "each holds the byte that came")
+        api.send("t", {"body": "x" * 500_000})
+    finally:
+        for connection in idle:
+            connection.close()
+
+
+def test_one_address_may_hold_its_share_and_leaves_the_rest_to_others(make_node: Callable[..., NodeProcess]) -> None:
+    limits = {"max_request_bytes": 2 * MIB, "max_response_bytes": 2 * MIB, "max_inflight_bytes": 8 * MIB}
+    api = Api(make_node(**limits, address_share_percent=25).start().url)
+    api.create("t", 1)
+    with sender(api, 2_000_000, bytes(1_900_000)):
+        eventually(lambda: api.metric("lsmq_inflight_bytes") == 1_900_000, "the slow request holds what has come")
+        refused = api.send("t", {"body": "x" * 500_000}, status=503)
+        assert "address_share_percent" in refused.error["message"]
+        other = http.client.HTTPConnection(api.host, api.port, source_address=("127.0.0.2", 0), timeout=20)
+        other.request("POST", "/v1/topics/t/messages", json.dumps({"messages": [{"body": "x" * 500_000}]}))
+        assert other.getresponse().status == 200
+        other.close()
 
 
 def test_memory_in_flight_is_given_back_after_every_kind_of_answer(api: Api, topic_name: str) -> None:

@@ -23,7 +23,7 @@ from .calls import Api
 
 METHODS = ("get", "put", "post", "delete", "options")
 #: Streams and batches have tests of their own.
-NOT_JSON = {"sendBatch", "deliverBatches", "push", "acknowledgePush", "preflightPush"}
+NOT_JSON = {"sendBatch", "push", "acknowledgePush", "preflightPush"}
 
 
 @pytest.fixture(scope="module")

@@ -141,3 +141,12 @@ def test_effective_settings_are_logged(make_node: NodeMaker) -> None:
     node = make_node(log_format="json", max_waiters=123).start()
     assert '"max_waiters": 123' in node.log()
     assert '"flush_mode": "sync"' in node.log()
+
+
+def test_what_a_node_writes_is_readable_by_its_own_user_alone(node: NodeProcess) -> None:
+    api = Api(node.url)
+    api.create("private")
+    api.send("private", {"body": "for no other eyes"})
+    written = [node.data, *node.data.rglob("*")]
+    assert any(path.suffix == ".wal" for path in written)
+    assert [str(path) for path in written if path.stat().st_mode & 0o077 and path != node.data] == []

@@ -77,6 +77,12 @@ def test_status_is_what_scripts_rely_on(directory: Path, cluster: LocalCluster) 
     assert {shard["leader"] for shard in found["shards"]} == {"n1", "n2", "n3"}, "leaders are spread"
 
 
+def test_files_of_a_cluster_are_for_its_own_user_alone(directory: Path, cluster: LocalCluster) -> None:
+    found = [directory, *directory.rglob("*")]
+    assert {"node.toml", "node.log", "secret", "cluster.json"} <= {path.name for path in found}
+    assert [str(path) for path in found if path.is_file() and path.stat().st_mode & 0o077] == []
+
+
 def test_the_processes_are_no_children_of_this_terminal(directory: Path, cluster: LocalCluster) -> None:
     for node in status(directory)["nodes"]:
         assert os.getsid(node["pid"]) == node["pid"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import stat
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -34,52 +35,88 @@ REQUEST = ("POST", "/internal/x?a=1", "127.0.0.1:80", b"body")
 
 
 def verify(verifier: Verifier, header: str | None, request: tuple[str, str, str, bytes] = REQUEST) -> str:
-    return verifier.verify(header, *request)
+    *head, body = request
+    verified = verifier.verify(header, *head)
+    verified.check_body(body)
+    return verified.mac
 
 
-def signed(secret: ClusterSecret = SECRET) -> str:
-    return Signer(secret).sign(*REQUEST).headers[REQUEST_HEADER]
+def signed(verifier: Verifier, secret: ClusterSecret = SECRET) -> str:
+    """The header of a request by somebody who knows the start of the server."""
+    signer = Signer(secret)
+    assert signer.learn(signer.sign(*REQUEST), verifier.challenge)
+    return signer.sign(*REQUEST).headers[REQUEST_HEADER]
 
 
 def test_a_signed_request_passes_once() -> None:
-    verifier, header = Verifier(SECRET), signed()
+    verifier = Verifier(SECRET)
+    header = signed(verifier)
     verify(verifier, header)
     with pytest.raises(NotAuthenticated, match="twice"):
         verify(verifier, header)
-    verify(verifier, signed())
+    verify(verifier, signed(verifier))
 
 
-@pytest.mark.parametrize("header", [None, "", "v1", "v1 1 2 3", "v2 1 2 3", "v1 x y z", "v1 1 2 \u00e9"])
+def test_a_request_that_was_recorded_before_a_restart_is_refused_after_it() -> None:
+    before, after = Verifier(SECRET), Verifier(SECRET)
+    header = signed(before)
+    verify(before, header)
+    with pytest.raises(NotAuthenticated, match="another start") as refused:
+        verify(after, header)
+    assert refused.value.details["start"] == after.start
+    verify(after, signed(after))
+
+
+def test_a_client_asks_once_more_when_it_learns_of_a_start_and_only_then() -> None:
+    signer = Signer(SECRET)
+    first, second = signer.sign(*REQUEST), signer.sign(*REQUEST)
+    now_ms = time.monotonic_ns() // 1_000_000
+    here = f"here {now_ms + 5_000_000}"
+    assert signer.learn(first, here) and signer.learn(second, here), "both were for no start at all"
+    third = signer.sign(*REQUEST)
+    assert not signer.learn(third, here) and not signer.learn(third, None)
+    for nonsense in ("there", "there x", "there -5", "there \u0663", f"there {'9' * 40}", ""):
+        assert not signer.learn(third, nonsense)
+    assert signer.learn(third, f"here {now_ms}"), "one of the two slept"
+    assert signer.learn(third, f"there {now_ms}")
+
+
+@pytest.mark.parametrize(
+    "header", [None, "", "v2", "v1 1 2 3", "v2 1 2 3 4", "v2 1 2 3 4 5", "v2 1 2 3 4 \u00e9", "v2 1 2 3 \udcff 5"]
+)
 def test_a_header_that_proves_nothing_is_refused(header: str | None) -> None:
     with pytest.raises(NotAuthenticated):
         verify(Verifier(SECRET), header)
 
 
 def test_another_secret_is_refused() -> None:
+    verifier = Verifier(SECRET)
     with pytest.raises(NotAuthenticated, match="same"):
-        verify(Verifier(SECRET), signed(OTHER))
+        verify(verifier, signed(verifier, OTHER))
 
 
 @given(st.sampled_from(range(4)), st.text(max_size=5))
 def test_nothing_of_a_request_can_be_changed(which: int, suffix: str) -> None:
-    verifier, header = Verifier(SECRET), signed()
+    verifier = Verifier(SECRET)
+    header = signed(verifier)
     parts: list[Any] = list(REQUEST)
     changed = parts[which] + (suffix.encode() if which == 3 else suffix)
     if changed != parts[which]:
         parts[which] = changed
         with pytest.raises(NotAuthenticated):
-            verifier.verify(header, *parts)
+            verify(verifier, header, tuple(parts))  # type: ignore[arg-type]
+        header = signed(verifier)  # A changed body uses the header up.
     verify(verifier, header)
 
 
 def test_a_request_is_taken_only_near_its_time_and_never_again_within_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    header = signed()
-    sent_ms = int(header.split(" ")[1])
-    now = [sent_ms + WINDOW_MS + 1]
+    now = [0]
     verifier = Verifier(SECRET, now_ms=lambda: now[0])
-    with pytest.raises(NotAuthenticated, match="clocks") as refused:
+    header = signed(verifier)
+    sent_ms = int(header.split(" ")[2])
+    now[0] = sent_ms + WINDOW_MS + 1
+    with pytest.raises(NotAuthenticated, match=f"{-WINDOW_MS - 1} ms from now"):
         verify(verifier, header)
-    assert refused.value.details["clock_offset_ms"] == -WINDOW_MS - 1
     now[0] = sent_ms - WINDOW_MS
     verify(verifier, header)
     for moment in (sent_ms, sent_ms + WINDOW_MS):
@@ -88,21 +125,30 @@ def test_a_request_is_taken_only_near_its_time_and_never_again_within_it(monkeyp
             verify(verifier, header)
 
 
+def test_wall_clocks_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked() -> int:
+        raise AssertionError("the wall clock was asked")
+
+    monkeypatch.setattr(time, "time_ns", asked)
+    monkeypatch.setattr(time, "time", asked)
+    verifier = Verifier(SECRET)
+    verify(verifier, signed(verifier))
+
+
 def test_the_memory_of_nonces_is_bounded_and_forgets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lsmq_coordinator.auth.MAX_NONCES", 3)
-    first = signed()
-    now = [int(first.split(" ")[1])]
+    now = [time.time_ns() // 1_000_000]
     verifier = Verifier(SECRET, now_ms=lambda: now[0])
-    for header in (first, signed(), signed()):
-        verify(verifier, header)
+    for _ in range(3):
+        verify(verifier, signed(verifier))
     with pytest.raises(NotAuthenticated, match="more than"):
-        verify(verifier, signed())
+        verify(verifier, signed(verifier))
     now[0] += 2 * WINDOW_MS + 1
     verifier._take("later", now[0])
     assert verifier._nonces == {"later"}
 
 
-def test_secrets_come_from_files_that_nobody_else_writes(tmp_path: Path) -> None:
+def test_secrets_come_from_files_that_nobody_else_reads_or_writes(tmp_path: Path) -> None:
     path = tmp_path / "secret"
     made = ClusterSecret.create(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -110,9 +156,10 @@ def test_secrets_come_from_files_that_nobody_else_writes(tmp_path: Path) -> None
     assert made.value.decode() not in repr(made)
     with pytest.raises(FileExistsError):
         ClusterSecret.create(path)
-    path.chmod(0o666)
-    with pytest.raises(SecretUnusable, match="chmod"):
-        ClusterSecret.load(path)
+    for mode in (0o644, 0o640, 0o604, 0o622, 0o666):
+        path.chmod(mode)
+        with pytest.raises(SecretUnusable, match="chmod 600"):
+            ClusterSecret.load(path)
     path.chmod(0o600)
     path.write_text("short\n")
     with pytest.raises(SecretUnusable, match="at least"):
@@ -188,6 +235,32 @@ def test_a_server_refuses_strangers_before_any_handler_and_leaves_other_paths_al
             for path in ("//internal/x", "/./internal/x", "/%69nternal/x"):
                 async with session.post(aiohttp.client.URL(url + path, encoded=True), data=b"") as answer:
                     assert answer.status == 401 or not (await answer.read()).startswith(b"\x81\xa4echo\x81")
+
+    serving(run)
+
+
+def test_not_one_byte_of_a_strangers_body_is_awaited() -> None:
+    async def run(url: str) -> None:
+        host, port = url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        # It announces 15 MiB and sends none of them.
+        writer.write(f"POST /internal/x HTTP/1.1\r\nHost: {host}\r\nContent-Length: 15728640\r\n\r\n".encode())
+        async with asyncio.timeout(20):
+            assert (await reader.readline()).split()[1] == b"401"
+        writer.close()
+
+    serving(run)
+
+
+def test_a_client_that_does_not_know_the_start_asks_twice_and_then_once() -> None:
+    async def run(url: str) -> None:
+        http = ControlHttp(SECRET)
+        await http.start()
+        try:
+            for _ in range(3):
+                assert await http.call(url, "POST", "/internal/a", 1, 5.0) == {"echo": 1}
+        finally:
+            await http.close()
 
     serving(run)
 

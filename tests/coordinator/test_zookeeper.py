@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kazoo.exceptions import NoNodeError
+from kazoo.exceptions import NoAuthError, NoNodeError
 
 from lsmq_coordinator.commands import apply
 from lsmq_coordinator.routes import cluster_document, resolve, routes, unpack
@@ -47,11 +47,18 @@ def make(zookeeper: ZooKeeperEnsemble, client: Any) -> Iterator[Callable[..., Zo
     made: list[ZooKeeperRegistry] = []
 
     def registry(
-        node: str = "n1", *, eager: bool = True, hosts: str | None = None, **times: float
+        node: str = "n1",
+        *,
+        eager: bool = True,
+        hosts: str | None = None,
+        newest: Callable[[], int | None] = lambda: None,
+        cluster: str = "test",
+        password: str | None = None,
+        **times: float,
     ) -> ZooKeeperRegistry:
         settings = {"session_timeout_s": 1.0, "refresh_s": 0.5, "retry_s": 0.1, "call_timeout_s": 1.0, **times}
-        config = ZooKeeperConfig(hosts or zookeeper.hosts, "test", node, f"http://{node}", **settings)
-        made.append(ZooKeeperRegistry(config, eager=lambda: eager))
+        config = ZooKeeperConfig(hosts or zookeeper.hosts, cluster, node, f"http://{node}", password, **settings)
+        made.append(ZooKeeperRegistry(config, eager=lambda: eager, newest=newest))
         made[-1].start()
         return made[-1]
 
@@ -125,6 +132,81 @@ def test_topics_are_deleted_and_foreign_changes_are_put_right(client: Any, make:
     until(lambda: read(client, "topics/t") and not client.exists(f"{ROOT}/topics/nobodys"))
     registry.publish(without_topic(state))
     until(lambda: not client.exists(f"{ROOT}/topics/t"))
+
+
+FORGED_URL = "http://evil.example"
+
+
+def forged(state: ClusterState, version: int, epoch: int) -> bytes:
+    document = cluster_document(state)
+    for node in document["nodes"].values():
+        node["url"] = FORGED_URL
+    for shard in document["shards"].values():
+        shard["epoch"] = epoch
+    return json.dumps({**document, "version": version}).encode()
+
+
+@pytest.mark.parametrize("ahead", [1_000, 0, -1])
+def test_routes_that_the_cluster_never_wrote_are_replaced_at_once(client: Any, make: Any, ahead: int) -> None:
+    """Of a higher version, of the same, or of a lower one with higher epochs."""
+    state = elected(with_topic(founded()))
+    registry = make("n1", newest=lambda: state.version, refresh_s=600.0)
+    registry.publish(state)
+    until(lambda: version(client) == state.version)
+    client.set(f"{ROOT}/cluster", forged(state, state.version + ahead, 1_000))
+    until(lambda: read(client, "cluster") == cluster_document(state))
+    assert registry.status.forgeries_replaced == 1
+
+
+@pytest.mark.parametrize("newest", [None, 1_000])
+def test_who_cannot_tell_that_routes_are_forged_leaves_them(client: Any, make: Any, newest: int | None) -> None:
+    """It may have fallen behind itself: what is newer in ZooKeeper is then the truth."""
+    state = with_topic(founded())
+    registry = make("n1", newest=lambda: newest)
+    registry.publish(state)
+    until(lambda: version(client) == state.version)
+    client.set(f"{ROOT}/cluster", forged(state, 1_000, 1_000))
+    until(lambda: registry.status.refused_as_stale > 0)
+    assert version(client) == 1_000 and registry.status.forgeries_replaced == 0
+
+
+def test_with_a_password_everybody_reads_and_only_those_who_have_it_write(zookeeper: Any, make: Any) -> None:
+    state = with_topic(founded())
+    stranger, owner = zookeeper.client(), zookeeper.client()
+    owner.add_auth("digest", "secured:pw")
+    root = "/lsmq/secured"
+    # Somebody has been there before, and has left it open.
+    stranger.create(f"{root}/topics/nobodys", b"{}", makepath=True)
+    registry = make("n1", cluster="secured", password="pw")
+    registry.publish(state)
+    until(lambda: registry.status.published_version == state.version and registry.status.registered)
+    until(lambda: not stranger.exists(f"{root}/topics/nobodys"))
+    assert unpack(stranger.get(f"{root}/cluster")[0]) == cluster_document(state)
+    assert stranger.get_children(f"{root}/topics") == ["t"]
+    for path in ("cluster", "topics/t", "nodes/n1"):
+        with pytest.raises(NoAuthError):
+            stranger.set(f"{root}/{path}", b"forged")
+    for path in ("topics/forged", "nodes/forged"):
+        with pytest.raises(NoAuthError):
+            stranger.create(f"{root}/{path}", b"forged")
+    with pytest.raises(NoAuthError):
+        stranger.delete(f"{root}/topics/t")
+    owner.set(f"{root}/topics/t", b"scribble")
+    until(lambda: unpack(stranger.get(f"{root}/topics/t")[0]) is not None)
+    stranger.create("/lsmq/beside", b"")
+    for each in (stranger, owner):
+        each.stop()
+        each.close()
+
+
+def test_what_belongs_to_somebody_else_is_left_and_told_of(zookeeper: Any, make: Any) -> None:
+    first = make("n1", cluster="taken", password="one")
+    first.publish(founded())
+    until(lambda: first.status.published_version and first.status.registered)
+    rival = make("n2", cluster="taken", password="another")
+    rival.publish(elected(founded()))
+    until(lambda: "another secret" in (rival.status.last_error or ""))
+    assert rival.status.published_version == 0 and not rival.status.registered
 
 
 def test_a_node_that_fell_behind_publishes_nothing(client: Any, make: Any) -> None:

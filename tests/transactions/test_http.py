@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import pytest
 
 from api.calls import Api, pack
@@ -312,7 +311,7 @@ def test_messages_for_a_topic_that_is_gone_hold_up_no_others(tmp_path: Path) -> 
 
 
 def test_where_transactions_have_filled_a_shard_they_can_still_be_finished(tmp_path: Path) -> None:
-    node = NodeProcess(tmp_path / "data", max_documents_bytes=1 << 20).start()
+    node = NodeProcess(tmp_path / "data", max_documents_bytes=1 << 20, address_share_percent=100).start()
     try:
         api = Api(node.url)
         api.create("t", 1)
@@ -348,24 +347,6 @@ def test_clients_cannot_send_under_the_ids_of_the_broker(api: Api, topic_name: s
     assert refused.code == "invalid_batch"
 
 
-def test_a_delivery_is_stored_once(api: Api, topic_name: str) -> None:
-    topic = api.create(topic_name, 1)
-    path = f"/v1/shards/{topic['routes'][0]['shard']}/deliveries"
-    headers = {"Content-Type": "application/msgpack", "Accept": "application/json"}
-
-    def deliver(limit: int, *numbers: int, status: int = 200, coordinator: int = 1_000) -> Any:
-        batches = [
-            {"number": number, "topic_id": topic["id"], "topic": topic_name, "batch": pack((0, b"%d" % number))}
-            for number in numbers
-        ]
-        document = {"coordinator": coordinator, "limit": limit, "batches": batches}
-        return api.call("POST", path, body=msgpack.packb(document), headers=headers, status=status)
-
-    assert deliver(0, 1, 2).json() == {"dropped": 0}
-    deliver(2, 1, 2)
-    deliver(2, 2, 3)
-    assert api.all_bodies(topic_name, 0) == ["1", "2", "3"]
-    refused = deliver(2, 2, status=409)
-    assert (refused.code, refused.error["last"]) == ("deliveries_ahead", 3)
-    deliver(0, 1, coordinator=1_001)
-    assert api.all_bodies(topic_name, 0) == ["1", "2", "3", "1"]
+def test_deliveries_are_no_business_of_clients(api: Api) -> None:
+    assert api.call("POST", "/v1/shards/0/deliveries", {}).status == 404
+    assert not any("deliveries" in path for path in api.get("/v1/openapi.json").json()["paths"])

@@ -12,12 +12,24 @@ import aiohttp
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from lsmq.errors import LsmqError, NotEnoughReplicas, NotLeader, TimedOut, Unavailable, UnknownTopic
+from lsmq.errors import (
+    DeliveriesAhead,
+    InvalidBatch,
+    InvalidRequest,
+    LsmqError,
+    NotEnoughReplicas,
+    NotLeader,
+    TimedOut,
+    Unavailable,
+    UnknownTopic,
+)
+from lsmq.record_batch import BatchBuilder, Codec
 from lsmq_node.api.app import make_app
 from lsmq_node.api.transactions import TRANSACTIONS_KEY
 from lsmq_node.broker import Broker
 from lsmq_node.config import NodeConfig
 from lsmq_node.transactions import Delivery, TransactionService
+from lsmq_node.transactions.delivery import MAX_NUMBER
 
 Session = TestClient[aiohttp.web.Request, aiohttp.web.Application]
 Test = Callable[[Session, TransactionService], Awaitable[None]]
@@ -261,5 +273,72 @@ def test_a_round_that_is_dropped_is_read_again(tmp_path: Path) -> None:
         assert (await commit(session, id, wait_ms=5_000))["delivered"]
         assert await service.coordinator("g") is not coordinator
         await until_seen(session, 1)
+
+    on(tmp_path / "data", test)
+
+
+def packed(queue: int, body: bytes, codec: Codec = Codec.NONE) -> bytes:
+    builder = BatchBuilder()
+    builder.add(queue, body)
+    return builder.build(codec=codec)
+
+
+async def deliver(service: TransactionService, limit: int, *numbers: int, **changed: Any) -> Any:
+    """As another node asks it of the leader of shard 1."""
+    batches = [(number, changed.pop("topic_id", 1), "t", packed(1, b"%d" % number)) for number in numbers]
+    return await service._answer({"shard": 1, "coordinator": 0, "limit": limit, "batches": batches, **changed})
+
+
+def test_a_delivery_is_stored_once(tmp_path: Path) -> None:
+    async def test(session: Session, service: TransactionService) -> None:
+        async with session.get("/v1/topics/t") as response:
+            topic_id = (await response.json())["id"]
+        assert await deliver(service, 0, 1, 2, topic_id=topic_id) == {"dropped": 0}
+        for numbers in ((1, 2), (2, 3)):
+            batches = [(number, topic_id, "t", packed(1, b"%d" % number)) for number in numbers]
+            await deliver(service, 2, batches=batches)
+        assert (await seen(session))[1] == ["1", "2", "3"]
+        with pytest.raises(DeliveriesAhead) as refused:
+            await deliver(service, 2, 2)
+        assert refused.value.details["last"] == 3
+
+    on(tmp_path / "data", test)
+
+
+def test_a_delivery_that_no_coordinator_sends_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    async def test(session: Session, service: TransactionService) -> None:
+        for limit, numbers in ((0, (1 << 53,)), (0, (2,)), (5, (1, 3)), (5, (2, 1)), (5, (0,)), (MAX_NUMBER, (1,))):
+            with pytest.raises(InvalidRequest):
+                await deliver(service, limit, *numbers)
+        for changed in (
+            {"shard": 3},
+            {"shard": "1"},
+            {"coordinator": 3},
+            {"batches": []},
+            {"batches": [(1, 1, "t", 1)]},
+        ):
+            with pytest.raises(InvalidRequest):
+                await deliver(service, 0, 1, **changed)
+        # What unpacks to much more than it is: nothing of a delivery is unpacked.
+        with pytest.raises(InvalidBatch, match="not compressed"):
+            await deliver(service, 0, batches=[(1, 1, "t", packed(1, bytes(1 << 20), Codec.ZSTD))])
+        assert (await service.shard(1)).last == {}
+        await commit(session, await begin(session))
+        await until_seen(session, 1)
+
+    on(tmp_path / "data", test)
+
+
+def test_a_coordinator_that_lost_what_it_had_sent_goes_on_above_it(tmp_path: Path) -> None:
+    """The shard has had more than the coordinator knows of, as after a power cut with asynchronous flush."""
+
+    async def test(session: Session, service: TransactionService) -> None:
+        number = (await service.coordinator("g")).port.number
+        (await service.shard(1)).last[number] = 41
+        await commit(session, await begin(session))
+        await until_seen(session, 1)
+        await commit(session, await begin(session, 2))
+        await until_seen(session, 1, 2)
+        assert (await service.shard(1)).last[number] == 43
 
     on(tmp_path / "data", test)

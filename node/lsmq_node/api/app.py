@@ -9,7 +9,7 @@ from typing import Protocol
 from aiohttp import web
 
 from lsmq.errors import LsmqError
-from lsmq_node.broker import Broker
+from lsmq_node.broker import Broker, client_of
 from lsmq_node.config import NodeConfig
 from lsmq_node.groups import GroupService
 from lsmq_node.groups.metrics import GroupCollector
@@ -38,7 +38,10 @@ from . import (
 )
 from .failures import failures
 from .openapi import document
+from .origins import own_pages
 from .routing import Call, Content, Route
+from .sending import send_held
+from .workers import Workers
 
 METRICS_KEY = web.AppKey("metrics", NodeMetrics)
 
@@ -88,12 +91,13 @@ class _Service(Protocol):
     async def stop(self) -> None: ...
 
 
-async def _running(services: Sequence[_Service]) -> AsyncIterator[None]:
+async def _running(services: Sequence[_Service], workers: Workers) -> AsyncIterator[None]:
     for service in services:
         service.start()
     yield
     for service in reversed(services):
         await service.stop()
+    await workers.close()
 
 
 async def _stopping(services: Sequence[_Service]) -> None:
@@ -105,7 +109,8 @@ async def _stopping(services: Sequence[_Service]) -> None:
 def make_app(broker: Broker) -> web.Application:
     """The application of a broker. The broker outlives it."""
     config = broker.config
-    app = web.Application(middlewares=[failures], client_max_size=config.max_request_bytes)
+    app = web.Application(middlewares=[failures, own_pages(config)], client_max_size=config.max_request_bytes)
+    workers = Workers()
     http_metrics = HttpMetrics()
     app[groups.GROUPS_KEY] = service = GroupService(broker)
     app[work_queues.WORK_KEY] = work = WorkService(broker, service)
@@ -114,17 +119,17 @@ def make_app(broker: Broker) -> web.Application:
     services = (service, work, deciding, pushing)
     collectors = (GroupCollector(service), WorkCollector(work), PushCollector(pushing), TransactionCollector(deciding))
     app[METRICS_KEY] = NodeMetrics(broker, http_metrics, *collectors)
-    app.cleanup_ctx.append(lambda _: _running(services))
+    app.cleanup_ctx.append(lambda _: _running(services, workers))
     app.on_shutdown.append(lambda _: _stopping(services))
     table = route_table(config)
     app[system.OPENAPI_KEY] = document(table, system.version())
     for route in table:
-        app.router.add_route(route.method, route.path, _handler(route, broker, http_metrics))
+        app.router.add_route(route.method, route.path, _handler(route, broker, workers, http_metrics))
     return app
 
 
 def _handler(
-    route: Route, broker: Broker, metrics: HttpMetrics
+    route: Route, broker: Broker, workers: Workers, metrics: HttpMetrics
 ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     """The route's handler with a memory reservation of its own, counted and timed."""
     series = metrics.series(route.operation)
@@ -133,8 +138,9 @@ def _handler(
         began = time.perf_counter()
         status = 499  # The caller went away: what remains when nothing below says otherwise.
         try:
-            with broker.budget.hold() as hold:
-                response = await route.handler(Call(request, broker, route, hold))
+            with broker.budget.hold(client_of(request.remote)) as hold:
+                response = await route.handler(Call(request, broker, workers, route, hold))
+                response = await send_held(request, response, hold, broker)
             status = response.status
             return response
         except LsmqError as error:

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from lsmq.errors import InvalidRequest
 from lsmq_node.storage import Topic
 
+_MOST_DIGITS = 19
+
 
 def integers(value: Any, width_bytes: int, field: str) -> NDArray[np.int64]:
     """The numbers of a field that is a list or, in msgpack, packed little-endian integers."""
@@ -55,9 +57,9 @@ def parse_ranges(text: str, topic: Topic, limit: int) -> NDArray[np.int64]:
     count = 0
     for piece in text.split(","):
         first, dash, last = piece.partition("-")
-        if not (first.isascii() and first.isdigit()) or (dash and not (last.isascii() and last.isdigit())):
+        if not is_number(first) or (dash and not is_number(last)):
             raise InvalidRequest(
-                f"queues has {piece!r}; it must be numbers and ranges, such as 0-99,200", field="queues"
+                f"queues has {piece[:40]!r}; it must be numbers and ranges, such as 0-99,200", field="queues"
             )
         low, high = int(first), int(last if dash else first)
         if high < low:
@@ -72,6 +74,11 @@ def parse_ranges(text: str, topic: Topic, limit: int) -> NDArray[np.int64]:
         _check_count(count, limit)
         pieces.append(np.arange(low, high + 1, dtype=np.int64))
     return np.concatenate(pieces)
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a number; one of thousands of digits would take long to read, and is none."""
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
 
 
 def _check_count(count: int, limit: int) -> None:

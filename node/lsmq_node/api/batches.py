@@ -34,7 +34,7 @@ from lsmq.errors import (
 )
 from lsmq.record_batch import HEADER, HEADER_BYTES, Codec, Column, Flag, RecordBatch
 from lsmq.topics import FETCH_SESSION_HEADER
-from lsmq_node.broker import Ack, Broker, Fetched, ReadFrom
+from lsmq_node.broker import Ack, Broker, Fetched, ReadFrom, client_of
 from lsmq_node.broker.placement import split_by_shard
 from lsmq_node.config import NodeConfig
 from lsmq_node.storage import Topic
@@ -42,8 +42,7 @@ from lsmq_node.storage.columns import DTYPES, decode_column, encode_columns, enc
 from lsmq_node.transactions.lanes import BROKER_PRODUCERS
 
 from . import schemas
-from .arrays import queue_offsets
-from .codec import BATCH_TYPE, BATCHES_TYPE
+from .codec import BATCH_TYPE, BATCHES_TYPE, media_type
 from .routing import Call, Content, Parameter, Route, path_parameters
 from .sending import send_parts
 
@@ -61,16 +60,17 @@ _SENT_COLUMNS = frozenset(
         Column.FLAGS,
     }
 )
+#: A smaller payload is decompressed within a millisecond.
+_LARGE_PAYLOAD_BYTES = 512 * 1024
 _MOST: dict[int, int] = {
     column: int(np.iinfo(DTYPES[column]).max) for column in _SENT_COLUMNS if DTYPES[column].itemsize < 8
 }
 
 
-def decode_sent_batch(body: bytes, config: NodeConfig) -> RecordBatch:
-    """The batch a producer sent, whole and within limits, its payload decompressed.
+def payload_bytes_of(body: bytes, config: NodeConfig) -> int:
+    """What the payload of a batch that was sent takes once it is decompressed; the header is checked, and this limit.
 
-    What decoding would cost is known from the header and checked first. Raises :class:`InvalidBatch`,
-    :class:`TooManyMessages`, :class:`InvalidRequest`.
+    Raises :class:`InvalidBatch`, :class:`TooManyMessages`, :class:`InvalidRequest`.
     """
     if len(body) < HEADER_BYTES:
         raise InvalidBatch(f"the body has {len(body)} bytes, too few for a record batch ({HEADER_BYTES})")
@@ -94,6 +94,15 @@ def decode_sent_batch(body: bytes, config: NodeConfig) -> RecordBatch:
             "(max_request_bytes); send smaller batches",
             limit=config.max_request_bytes,
         )
+    return int(raw_bytes)
+
+
+def decode_sent_batch(body: bytes, config: NodeConfig) -> RecordBatch:
+    """The batch a producer sent, whole and within limits, its payload decompressed.
+
+    What decoding would cost is known from the header and checked first. Raises as :func:`payload_bytes_of`.
+    """
+    payload_bytes_of(body, config)
     batch = RecordBatch(body, source="request")
     if batch.producer_id >= BROKER_PRODUCERS:
         raise InvalidBatch(f"producer id {batch.producer_id} is the broker's; choose one below 2**63")
@@ -149,12 +158,15 @@ async def send_batch(call: Call) -> web.StreamResponse:
     """POST /v1/topics/{topic}/batches"""
     broker, request = call.broker, call.request
     topic = await call.topic(request.match_info["topic"])
-    if not request.headers.get("Content-Type", "").startswith(BATCH_TYPE):
-        raise InvalidRequest(f"Content-Type is {request.content_type!r}; a batch is sent as {BATCH_TYPE}")
+    if media_type(request) != BATCH_TYPE:
+        raise InvalidRequest(f"Content-Type is {media_type(request)!r}; a batch is sent as {BATCH_TYPE}")
     body = await call.body()
-    batch = decode_sent_batch(body, broker.config)
-    if len(batch.payload) > call.hold.held_bytes:
-        call.hold.resize(len(body) + len(batch.payload))
+    config = broker.config
+    unpacked_bytes = payload_bytes_of(body, config)
+    if unpacked_bytes > len(body):
+        call.hold.resize_within(len(body) + unpacked_bytes)
+    packs = HEADER.unpack_from(body)[3] != Codec.NONE and unpacked_bytes >= _LARGE_PAYLOAD_BYTES
+    batch = await call.workers.run(lambda: decode_sent_batch(body, config), large=packs)
     ack = call.query["ack"]
     parts = [(_only_shard(broker, topic, batch), batch)]
     (appended,) = await broker.append(topic, parts, None if ack is None else Ack(ack))
@@ -218,9 +230,10 @@ async def fetch(call: Call) -> web.StreamResponse:
                     f"{name} is missing; a fetch names queues and offsets, or the session of an earlier answer",
                     field=name,
                 )
-        queues, offsets = queue_offsets(document, config.max_queues_per_request)
+        queues, offsets = await call.queue_offsets(document)
         found = await broker.fetch(topic, queues, offsets, **limits)
-        token = broker.reads.open_session(topic, queues, offsets, found) if document.get("keep") else None
+        client = client_of(call.request.remote)
+        token = broker.reads.open_session(topic, queues, offsets, found, client) if document.get("keep") else None
     headers = {FETCH_SESSION_HEADER: token} if token else {}
     batches = [*elsewhere_batches(found), positions_batch(found), *found.parts]
     return await send_parts(call, batches, {"Content-Type": BATCHES_TYPE, **headers})

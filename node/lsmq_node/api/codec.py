@@ -11,6 +11,8 @@ from aiohttp import web
 
 from lsmq.errors import InvalidRequest
 
+from .items import check_json_items, unpack_msgpack
+
 JSON_TYPE: Final = "application/json"
 MSGPACK_TYPE: Final = "application/msgpack"
 BATCH_TYPE: Final = "application/vnd.lsmq.batch"
@@ -32,10 +34,14 @@ _decode_json = json.JSONDecoder(parse_constant=_refuse_constant).decode
 _encode_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 
+def media_type(request: web.BaseRequest) -> str:
+    """Of the body, without parameters; empty where the request does not say."""
+    return request.headers.get("Content-Type", "").partition(";")[0].strip().lower()
+
+
 def request_format(request: web.BaseRequest) -> Format:
     """By Content-Type: msgpack, or else JSON."""
-    content_type = request.headers.get("Content-Type", "")
-    return Format.MSGPACK if content_type.startswith(MSGPACK_TYPE) else Format.JSON
+    return Format.MSGPACK if media_type(request) == MSGPACK_TYPE else Format.JSON
 
 
 def answer_format(request: web.BaseRequest) -> Format:
@@ -49,13 +55,16 @@ def answer_format(request: web.BaseRequest) -> Format:
 
 
 def decode(body: bytes, form: Format) -> Any:
-    """The value a body says. Raises :class:`InvalidRequest` saying where it stops making sense."""
+    """The value a body says. Raises :class:`InvalidRequest` saying where it stops making sense, ``TooManyItems``."""
     if not body:
         raise InvalidRequest(f"the request has no body; send {form.value}")
     try:
         if form is Format.MSGPACK:
-            return msgpack.unpackb(body)
+            return unpack_msgpack(body)
+        check_json_items(body)
         return _decode_json(body.decode())
+    except InvalidRequest:
+        raise
     except UnicodeDecodeError as error:
         raise InvalidRequest(
             f"the body is not valid {form.value}: text that is not UTF-8 at byte {error.start}; "

@@ -22,8 +22,8 @@ from lsmq_node.broker import ReadFrom
 from lsmq_node.config import NodeConfig
 
 from . import schemas
-from .codec import answer, answer_format
-from .rendering import render
+from .codec import answer, answer_format, encode
+from .rendering import RENDERED_TIMES, render
 from .routing import Call, Content, Parameter, Route, path_parameters
 
 _ID = re.compile("[0-9a-f]{32}")
@@ -49,12 +49,16 @@ async def read_queue(call: Call) -> web.StreamResponse:
         hold=call.hold,
         source=source,
     )
-    messages: list[dict[str, Any]] = []
-    next_offset = offset
-    if found:
-        form = answer_format(call.request)
-        messages, next_offset = await broker.in_readers(lambda: render(found, topic.id, queue, offset, limit, form))
-    return answer(call.request, {"messages": messages, "next_offset": next_offset})
+    if not found:
+        return answer(call.request, {"messages": [], "next_offset": offset})
+    form = answer_format(call.request)
+
+    def pack() -> bytes:
+        messages, next_offset = render(found, topic.id, queue, offset, limit, form)
+        return encode({"messages": messages, "next_offset": next_offset}, form)
+
+    call.hold.resize_within(RENDERED_TIMES * found.size_bytes)
+    return web.Response(body=await broker.in_readers(pack), headers={"Content-Type": form.value})
 
 
 async def get_message(call: Call) -> web.StreamResponse:

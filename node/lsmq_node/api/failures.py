@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import structlog
 from aiohttp import web
 from aiohttp.typedefs import Handler
@@ -32,10 +35,25 @@ def error_answer(request: web.BaseRequest, error: LsmqError) -> web.Response:
     headers = {"Retry-After": RETRY_AFTER_S} if error.retriable and error.status in (503, 507) else {}
     if isinstance(error, ReadElsewhere):
         headers["Location"] = f"{error.details['url']}{request.path_qs}"
-    response = answer(request, {"error": error.to_dict()}, error.status, headers)
+    response = answer(request, {"error": _as_text(error.to_dict())}, error.status, headers)
     if error.status == 413:
         response.force_close()  # Rather than read and throw away the rest of what is too large.
     return response
+
+
+def _as_text(value: Any) -> Any:
+    """What can be sent: errors repeat what the caller sent, which may be no text (half a surrogate pair, raw bytes)."""
+    match value:
+        case str():
+            return value.encode(errors="backslashreplace").decode()
+        case bytes():
+            return value.decode(errors="backslashreplace")
+        case Mapping():
+            return {_as_text(name): _as_text(item) for name, item in value.items()}
+        case list() | tuple():
+            return [_as_text(item) for item in value]
+        case _:
+            return value
 
 
 @web.middleware

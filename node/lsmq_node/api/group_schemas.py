@@ -7,7 +7,7 @@ from lsmq_node.groups import Mode
 from lsmq_node.groups.group import MAX_TOPICS
 
 from .schema import BIN, Schema
-from .schemas import COUNT, OFFSET, QUEUE, TEXT, _list, _object, _packed
+from .schemas import COUNT, NEXT, OFFSET, QUEUE, TEXT, _list, _object, _packed
 
 MIN_SESSION_MS = 1_000
 MAX_SESSION_MS = 300_000
@@ -142,6 +142,7 @@ GROUPS: Schema = _object(
             ),
             description="Those that this node coordinates.",
         ),
+        "next": NEXT,
     }
 )
 DECLARE: Schema = _object({"mode": MODE})

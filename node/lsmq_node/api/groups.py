@@ -9,6 +9,7 @@ from aiohttp import web
 from lsmq.errors import (
     GroupHasMembers,
     GroupModeMismatch,
+    InvalidRequest,
     StaleGeneration,
     TooManyMembers,
     UnknownGroup,
@@ -19,10 +20,12 @@ from lsmq_node.config import NodeConfig
 from lsmq_node.groups import Answer, Beat, Group, GroupService, Mode
 from lsmq_node.groups.coordinator import ShardGroups
 from lsmq_node.groups.group import HEARTBEATS_PER_SESSION
+from lsmq_node.groups.holdings import Owned
 from lsmq_node.groups.ranges import count, intersect, pairs, parse
 
 from . import group_schemas as schemas
 from .codec import answer
+from .pages import PAGE, page
 from .routing import Call, Content, Parameter, Route, path_parameters
 from .topics import own_url
 
@@ -36,6 +39,8 @@ def service(call: Call) -> GroupService:
 
 async def list_groups(call: Call) -> web.StreamResponse:
     """GET /v1/groups"""
+    coordinated = {name: group for shard in service(call).shards() for name, group in shard.groups.items()}
+    names, following = page(call, {*call.broker.groups(), *coordinated})
     details = [
         {
             "group": name,
@@ -45,12 +50,10 @@ async def list_groups(call: Call) -> web.StreamResponse:
             "members": len(group.members),
             "stalled": sum(member.stalled for member in group.members.values()),
         }
-        for shard in service(call).shards()
-        for name, group in shard.groups.items()
+        for name in names
+        if (group := coordinated.get(name)) is not None
     ]
-    details.sort(key=lambda found: str(found["group"]))
-    names = {*call.broker.groups(), *(str(found["group"]) for found in details)}
-    return answer(call.request, {"groups": sorted(names), "details": details})
+    return answer(call.request, {"groups": names, "details": details, "next": following})
 
 
 async def get_coordinator(call: Call) -> web.StreamResponse:
@@ -79,13 +82,24 @@ def _beat(call: Call, document: dict[str, Any]) -> Beat:
         tuple(document["topics"]),
         document.get("epoch", 0),
         document.get("version", 0),
-        {topic: parse(pieces, f"owned.{topic}") for topic, pieces in document.get("owned", {}).items()},
+        _owned(document.get("owned", {})),
         document.get("static_id"),
         document.get("session_ms", 10_000),
         document.get("stalled", False),
         f"{given} ({remote})" if given else remote,
         Mode(document.get("mode", Mode.CLUSTERED)),
     )
+
+
+def _owned(given: dict[str, Any]) -> Owned:
+    """Raises ``InvalidRequest`` for more ranges than a member may have, of all topics together."""
+    if sum(map(len, given.values())) > schemas.MAX_RANGES:
+        raise InvalidRequest(
+            f"owned has {sum(map(len, given.values()))} ranges, the limit is {schemas.MAX_RANGES}",
+            field="owned",
+            limit=schemas.MAX_RANGES,
+        )
+    return {topic: parse(pieces, f"owned.{topic}") for topic, pieces in given.items()}
 
 
 def _assignment(found: Answer) -> dict[str, Any]:
@@ -172,6 +186,7 @@ def routes(config: NodeConfig) -> tuple[Route, ...]:
             "Consumer groups of the shards at this node",
             list_groups,
             {200: Content("Names, and what this node coordinates.", schemas.GROUPS)},
+            parameters=PAGE,
         ),
         Route(
             "GET",

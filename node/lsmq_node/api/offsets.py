@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from aiohttp import web
 
@@ -13,7 +12,7 @@ from lsmq_node.groups import Mode
 from lsmq_node.groups.ranges import Ranges, normal, parse
 
 from . import group_schemas, schemas
-from .arrays import parse_ranges, queue_offsets
+from .arrays import is_number, parse_ranges
 from .codec import Format, answer, answer_format
 from .groups import service
 from .push import PUSH_KEY
@@ -40,7 +39,7 @@ async def commit_offsets(call: Call) -> web.StreamResponse:
     group = call.path("group")
     document = await call.checked_document()
     topic = await call.topic(document["topic"])
-    queues, offsets = queue_offsets(document, call.broker.config.max_queues_per_request)
+    queues, offsets = await call.queue_offsets(document)
     if call.request.app[WORK_KEY].is_work_queue(group, topic):
         raise GroupModeMismatch(
             f"group {group!r} is a work queue on topic {topic.name!r}, which settles single messages: acknowledge "
@@ -72,9 +71,10 @@ async def get_offsets(call: Call) -> web.StreamResponse:
     query = call.query
     group, topic = call.path("group"), await call.topic(query["topic"])
     limit = call.broker.config.max_queues_per_request
-    wanted = None if query["queues"] is None else parse_ranges(query["queues"], topic, limit)
-    queues, offsets = await call.broker.committed_offsets(group, topic, wanted)
-    return answer(call.request, {"queues": queues.tolist(), "offsets": offsets.tolist()})
+    queues, offsets = await call.broker.committed_offsets(
+        group, topic, parse_ranges(query["queues"] or "", topic, limit)
+    )
+    return await call.answer_large(2 * len(queues), lambda: {"queues": queues.tolist(), "offsets": offsets.tolist()})
 
 
 async def delete_offsets(call: Call) -> web.StreamResponse:
@@ -96,12 +96,11 @@ async def fence(call: Call) -> web.StreamResponse:
     topic = await call.topic(document["topic"])
     ranges = parse(document["queues"], "queues")
     queues, offsets = await service(call).fence(group, topic, ranges, document["epoch"])
-    columns: dict[str, Any]
     if answer_format(call.request) is Format.MSGPACK:
-        columns = {"queues": queues.astype("<u4").tobytes(), "offsets": offsets.astype("<i8").tobytes()}
-    else:
-        columns = {"queues": queues.tolist(), "offsets": offsets.tolist()}
-    return answer(call.request, columns)
+        return answer(
+            call.request, {"queues": queues.astype("<u4").tobytes(), "offsets": offsets.astype("<i8").tobytes()}
+        )
+    return await call.answer_large(2 * len(queues), lambda: {"queues": queues.tolist(), "offsets": offsets.tolist()})
 
 
 async def get_lag(call: Call) -> web.StreamResponse:
@@ -129,7 +128,7 @@ def _ranges(text: str) -> Ranges:
     pieces = []
     for piece in text.split(","):
         first, dash, last = piece.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or len(piece) > 30:
+        if not is_number(first) or (dash and not is_number(last)):
             raise InvalidRequest(f"ranges has {piece[:40]!r}; it must be such as 0-99,200", field="ranges")
         pieces.append((int(first), int(last if dash else first) + 1))
     found = normal(pieces)

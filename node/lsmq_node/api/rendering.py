@@ -12,6 +12,10 @@ from lsmq_node.broker import Fetched
 
 from .codec import Format
 
+#: Messages of so many bytes take so many times as many in memory while they are packed as JSON: read, as objects, as
+#: text, as bytes.
+RENDERED_TIMES = 4
+
 
 def render(
     found: Fetched, topic_id: int, queue: int, offset: int, limit: int, form: Format

@@ -6,26 +6,34 @@ parameters are parsed by the schemas they are documented with.
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 from aiohttp import web
+from numpy.typing import NDArray
 
-from lsmq.errors import InvalidRequest, LsmqError, RequestTooLarge, TimedOut, TopicReplaced, Unavailable
+from lsmq.errors import InvalidRequest, LsmqError, TopicReplaced, Unavailable
 from lsmq.topics import TOPIC_ID_HEADER
 from lsmq_node.broker import Broker, Hold, ReadFrom
 from lsmq_node.storage import Topic
 
-from .codec import JSON_TYPE, MSGPACK_TYPE, decode, request_format
+from .arrays import queue_offsets
+from .bodies import read_body
+from .codec import JSON_TYPE, MSGPACK_TYPE, answer_format, decode, encode, request_format
 from .schema import Schema, check
+from .workers import LARGE_BYTES, Workers
 
 #: Operations that monitoring calls, often with query parameters of its own; those are passed over.
 SYSTEM_TAG = "system"
 
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
+#: So many numbers are packed within a millisecond.
+_MANY_VALUES = 5_000
+#: Numbers of queues, or bytes of them, that are sorted within a millisecond.
+_MANY_QUEUES = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +89,13 @@ class Route:
 class Call:
     """One request on its way through a handler."""
 
-    __slots__ = ("broker", "hold", "query", "request", "route")
+    __slots__ = ("broker", "hold", "query", "request", "route", "workers")
 
-    def __init__(self, request: web.Request, broker: Broker, route: Route, hold: Hold) -> None:
+    def __init__(self, request: web.Request, broker: Broker, workers: Workers, route: Route, hold: Hold) -> None:
         """Raises :class:`InvalidRequest` when a query parameter is wrong or unknown."""
         self.request = request
         self.broker = broker
+        self.workers = workers
         self.route = route
         self.hold = hold
         self.query: dict[str, Any] = self._parse_query() if route.queries or request.query_string else {}
@@ -142,43 +151,40 @@ class Call:
 
     async def body(self) -> bytes:
         """The request's body, within the limits of size, memory and time."""
-        request, config = self.request, self.broker.config
-        limit = config.max_request_bytes
-        length = request.content_length
-        if length is not None and length > limit:
-            raise RequestTooLarge(_too_large(f"{length} bytes", limit), limit=limit, size=length)
-        exact = length is not None and "Content-Encoding" not in request.headers
-        self.hold.resize(length if exact and length is not None else limit)
-        try:
-            if request.content.is_eof():
-                return await request.read()  # It is all here already: nothing to wait for.
-            async with asyncio.timeout(config.body_timeout_ms / 1000):
-                return await request.read()
-        except TimeoutError:
-            raise TimedOut(
-                f"the request's body did not arrive within {config.body_timeout_ms} ms (body_timeout_ms)"
-            ) from None
-        except web.HTTPRequestEntityTooLarge:
-            raise RequestTooLarge(_too_large("more", limit), limit=limit) from None
-        except web.RequestPayloadError as error:
-            raise InvalidRequest(f"the request's body cannot be read: {error}") from error
+        return await read_body(self.request, self.hold, self.broker.config, self.workers)
 
     async def document(self) -> Any:
         """The body decoded from JSON or msgpack. Raises :class:`InvalidRequest`."""
-        return decode(await self.body(), request_format(self.request))
+        body, form = await self.body(), request_format(self.request)
+        return await self.workers.run(lambda: decode(body, form), large=len(body) >= LARGE_BYTES)
 
     async def checked_document(self) -> dict[str, Any]:
         """:meth:`document`, checked against the schema the route is documented with."""
-        value = await self.document()
         assert self.route.request is not None and self.route.request.schema is not None
-        check(value, self.route.request.schema, "")
-        return value  # type: ignore[no-any-return]
+        return await self.document_of(self.route.request.schema)
 
+    async def document_of(self, schema: Schema) -> dict[str, Any]:
+        """:meth:`document`, checked against a schema of an object."""
+        body, form = await self.body(), request_format(self.request)
 
-def _too_large(size: str, limit: int) -> str:
-    return (
-        f"the request's body has {size}, the limit is {limit} bytes (max_request_bytes); send fewer messages a request"
-    )
+        def read() -> dict[str, Any]:
+            value = decode(body, form)
+            check(value, schema, "")
+            return value  # type: ignore[no-any-return]
+
+        return await self.workers.run(read, large=len(body) >= LARGE_BYTES)
+
+    async def queue_offsets(self, document: dict[str, Any]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+        """``queues`` and ``offsets`` of the body, see :func:`.arrays.queue_offsets`."""
+        limit = self.broker.config.max_queues_per_request
+        large = len(document["queues"]) >= _MANY_QUEUES
+        return await self.workers.run(lambda: queue_offsets(document, limit), large=large)
+
+    async def answer_large(self, count: int, make: Callable[[], Any]) -> web.Response:
+        """The answer that ``make`` makes, of so many values: in a thread, where they are many."""
+        form = answer_format(self.request)
+        body = await self.workers.run(lambda: encode(make(), form), large=count >= _MANY_VALUES)
+        return web.Response(body=body, headers={"Content-Type": form.value})
 
 
 def path_parameters(*names: str) -> tuple[Parameter, ...]:

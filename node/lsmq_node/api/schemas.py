@@ -116,7 +116,10 @@ TOPIC: Schema = _object(
         "routes": _list(ROUTE),
     }
 )
-TOPICS: Schema = _object({"topics": _list(TOPIC)})
+#: Members of one page of a list.
+MAX_LISTED = 1_000
+NEXT: Schema = {"type": ["string", "null"], "description": "`after` of the next page; null: there is none."}
+TOPICS: Schema = _object({"topics": _list(TOPIC), "next": NEXT})
 
 PRODUCER: Schema = _object(
     {
@@ -153,7 +156,13 @@ _KEY = {
     "key_b64": {"type": "string", "description": "The key in base64, for bytes that are not text."},
 }
 _TAG = {"type": ["string", "null"], "description": "A label consumers can filter by."}
-_PROPERTIES = {"type": ["object", "null"], "additionalProperties": {"type": "string"}}
+#: Of one message.
+MAX_PROPERTIES = 1_000
+_PROPERTIES = {
+    "type": ["object", "null"],
+    "additionalProperties": {"type": "string"},
+    "maxProperties": MAX_PROPERTIES,
+}
 HEADER: Schema = _object(
     {
         "name": TEXT,
@@ -163,7 +172,9 @@ HEADER: Schema = _object(
     required=("name",),
     description="One of `value` and `value_b64`.",
 )
-_HEADERS = _list(HEADER, description="Names and bytes in order; a name may come more than once.")
+_HEADERS = _list(
+    HEADER, maxItems=MAX_PROPERTIES, description="Names and bytes in order; a name may come more than once."
+)
 _DELETE = {"type": "boolean", "description": "The message says that its key is gone; it has no body."}
 
 MESSAGE: Schema = _object(

@@ -24,7 +24,9 @@ from aiohttp import web
 from lsmq.errors import LsmqError
 from lsmq_node.broker import Broker
 from lsmq_node.config import NodeConfig
-from lsmq_node.listening import BACKLOG, listening_socket
+from lsmq_node.connections import INTERNAL_CONNECTIONS, Doorkeeper, Limits
+from lsmq_node.descriptors import shares
+from lsmq_node.listening import listening_socket
 
 from . import logs
 from .app import make_app
@@ -39,7 +41,10 @@ def run(config: NodeConfig) -> int:
 
     When the node can serve, one line ``lsmq node ready on URL (data DIR)`` goes to standard output. When it
     cannot start, one line ``error: code: message`` goes to standard error and 1 is returned.
+
+    What the process makes from here on is for its own user alone: it sets the umask 077.
     """
+    os.umask(0o077)
     logs.configure(config.log_format)
     _raise_file_limit()
     code = 0
@@ -101,20 +106,31 @@ async def _serve_http(broker: Broker, listener: socket.socket, stopping: asyncio
         make_app(broker),
         access_log=None,
         handler_cancellation=True,
+        auto_decompress=False,  # see .bodies, which knows a limit
         keepalive_timeout=KEEPALIVE_S,
         # Most of the time is for requests; the rest is for the last commit and closing the files.
         shutdown_timeout=grace_s * 0.7,
     )
     await runner.setup()
+    assert runner.server is not None
+    door = broker.door = Doorkeeper(listener, runner.server, client_limits(config))
     try:
-        await web.SockSite(runner, listener, backlog=BACKLOG).start()
+        door.start()
         _announce(config)
         await stopping.wait()
         _log.info("stopping", waiters=broker.waiters.count)
         await broker.retire()
         broker.begin_shutdown()
     finally:
+        door.close()
         await runner.cleanup()
+
+
+def client_limits(config: NodeConfig) -> Limits:
+    """How many connections clients may have: as is configured, and no more than leaves others what they need."""
+    connections = shares().connections
+    inside = 0 if config.cluster is None else min(INTERNAL_CONNECTIONS, connections // 2)
+    return Limits.of(min(config.max_connections, connections - inside), config.address_share_percent)
 
 
 def _announce(config: NodeConfig) -> None:

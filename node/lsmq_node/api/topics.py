@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from lsmq.errors import (
     InvalidRequest,
     InvalidTopicName,
     NotLeader,
+    TooManyTopics,
     TopicExists,
     TopicReplaced,
     UnknownQueue,
@@ -22,9 +24,12 @@ from lsmq_node.storage import Topic, TopicOptions
 from . import schemas
 from .arrays import parse_ranges
 from .codec import answer
+from .pages import PAGE, page
 from .produce import message_limit
 from .routing import Call, Content, Parameter, Route, path_parameters
 
+#: Each is looked up in its queue's blocks.
+MAX_QUEUES_AT_TIME = 100_000
 _WILDCARD_HOSTS = ("0.0.0.0", "::", "")
 
 
@@ -59,7 +64,7 @@ def own_url(call: Call) -> str:
     if config.advertised_url is not None:
         return config.advertised_url.rstrip("/")
     if config.host in _WILDCARD_HOSTS:
-        return f"{call.request.scheme}://{call.request.host}"
+        return f"{call.request.scheme}://{call.request.headers.get('Host') or f'{config.host}:{config.port}'}"
     host = f"[{config.host}]" if ":" in config.host else config.host
     return f"http://{host}:{config.port}"
 
@@ -97,7 +102,8 @@ async def grow_topic(call: Call) -> web.StreamResponse:
 
 async def list_topics(call: Call) -> web.StreamResponse:
     """GET /v1/topics"""
-    return answer(call.request, {"topics": [topic_object(call, topic) for topic in await call.broker.topics()]})
+    topics, following = page(call, await call.broker.topics(), lambda topic: topic.name)
+    return answer(call.request, {"topics": [topic_object(call, topic) for topic in topics], "next": following})
 
 
 async def get_topic(call: Call) -> web.StreamResponse:
@@ -129,10 +135,22 @@ async def get_offsets(call: Call) -> web.StreamResponse:
     topic = await call.topic(call.path("topic"))
     queues = parse_ranges(query["queues"] or "", topic, call.broker.config.max_queues_per_request)
     earliest, latest = await call.broker.offsets(topic, queues)
-    offsets = {"queues": queues.tolist(), "earliest": earliest.tolist(), "latest": latest.tolist()}
+    at_time: Sequence[int] | None = None
     if query["time_ms"] is not None:
-        offsets["at_time"] = await call.broker.offsets_for_time(topic, offsets["queues"], query["time_ms"])
-    return answer(call.request, offsets)
+        if len(queues) > MAX_QUEUES_AT_TIME:
+            raise InvalidRequest(
+                f"queues names {len(queues)} queues, the limit with time_ms is {MAX_QUEUES_AT_TIME} a request; ask in "
+                "parts",
+                field="queues",
+                limit=MAX_QUEUES_AT_TIME,
+            )
+        at_time = await call.broker.offsets_for_time(topic, queues.tolist(), query["time_ms"])
+
+    def columns() -> dict[str, Any]:
+        found = {"queues": queues.tolist(), "earliest": earliest.tolist(), "latest": latest.tolist()}
+        return found if at_time is None else {**found, "at_time": at_time}
+
+    return await call.answer_large(3 * len(queues), columns)
 
 
 def routes(config: NodeConfig) -> tuple[Route, ...]:
@@ -154,7 +172,7 @@ def routes(config: NodeConfig) -> tuple[Route, ...]:
             },
             parameters=topic,
             request=Content("Number of queues and options.", schemas.create_topic(config)),
-            errors=(InvalidTopicName, TopicExists),
+            errors=(InvalidTopicName, TopicExists, TooManyTopics),
         ),
         Route(
             "PUT",
@@ -176,6 +194,7 @@ def routes(config: NodeConfig) -> tuple[Route, ...]:
             "All topics",
             list_topics,
             {200: Content("By name.", schemas.TOPICS)},
+            parameters=PAGE,
         ),
         Route(
             "GET",

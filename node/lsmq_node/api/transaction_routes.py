@@ -5,15 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from lsmq.errors import (
-    DeliveriesAhead,
-    DiskFull,
     DocumentsFull,
-    InvalidBatch,
     MessageTooLarge,
-    NotEnoughReplicas,
-    NotLeader,
     SequenceTakenOver,
-    StoreBusy,
     TooManyMembers,
     TooManyTransactions,
     TransactionDecided,
@@ -28,6 +22,7 @@ from lsmq_node.transactions import State
 
 from . import transaction_schemas as schemas
 from . import transactions
+from .pages import PAGE
 from .routing import Content, Parameter, Route, path_parameters
 
 
@@ -36,7 +31,6 @@ def routes(config: NodeConfig) -> tuple[Route, ...]:
     group = path_parameters("group")
     transaction = Parameter("transaction", "path", schemas.TRANSACTION_ID, "Id of the transaction.")
     sequence = Parameter("sequence", "path", schemas.NAME, "Name of the sequence.")
-    shard = Parameter("shard", "path", {"type": "integer", "minimum": 0, "maximum": 1_023}, "Number of the shard.")
     states = {"enum": [*(state.value for state in State), "undelivered"]}
     state = Parameter("state", "query", states, "Only these; `undelivered`: committed, and not in all their shards.")
     base, one = "/v1/producer-groups/{group}", "/v1/producer-groups/{group}/transactions/{transaction}"
@@ -57,6 +51,7 @@ def routes(config: NodeConfig) -> tuple[Route, ...]:
             "Producer groups that this node coordinates",
             transactions.list_groups,
             {200: Content("Those with members or unfinished transactions.", schemas.GROUPS)},
+            parameters=PAGE,
         ),
         route(
             "GET",
@@ -166,17 +161,5 @@ def routes(config: NodeConfig) -> tuple[Route, ...]:
             parameters=(*group, sequence),
             request=Content("Who goes on.", schemas.TAKE),
             errors=(UnknownProducerMember, TooManyTransactions),
-        ),
-        route(
-            "POST",
-            "/v1/shards/{shard}/deliveries",
-            "deliverBatches",
-            "Batches of committed transactions, from their coordinator to the leader of a shard",
-            transactions.deliver,
-            {200: Content("Stored, once, and to be seen.", schemas.DELIVERED)},
-            description="Nodes ask this of each other.",
-            parameters=(shard,),
-            request=Content("Batches, numbered by the coordinator.", schemas.DELIVERY),
-            errors=(DeliveriesAhead, InvalidBatch, NotLeader, NotEnoughReplicas, StoreBusy, DiskFull),
         ),
     )

@@ -6,8 +6,8 @@ from lsmq_node.config import NodeConfig
 from lsmq_node.transactions import State
 
 from .group_schemas import MAX_SESSION_MS, MEMBER_ID, MIN_SESSION_MS
-from .schema import BIN, Schema
-from .schemas import COUNT, TEXT, TIME_MS, _list, _object, message_to_send
+from .schema import Schema
+from .schemas import COUNT, NEXT, TEXT, TIME_MS, _list, _object, message_to_send
 
 MAX_REFERENCE = 256
 MAX_POSITION = 1024
@@ -112,7 +112,10 @@ GROUP: Schema = _object(
     }
 )
 GROUPS: Schema = _object(
-    {"groups": _list(_object({"group": TEXT, "shard": COUNT, "members": COUNT, "unfinished": COUNT}))}
+    {
+        "groups": _list(_object({"group": TEXT, "shard": COUNT, "members": COUNT, "unfinished": COUNT})),
+        "next": NEXT,
+    }
 )
 SEQUENCE: Schema = _object(
     {
@@ -193,23 +196,3 @@ def decide(config: NodeConfig) -> Schema:
         },
         required=(),
     )
-
-
-DELIVERY: Schema = _object(
-    {
-        "coordinator": {**COUNT, "maximum": 1_023, "description": "Shard that coordinates the transactions."},
-        "limit": {**COUNT, "description": "It has sent no batch above this number before."},
-        "batches": _list(
-            _object(
-                {
-                    "number": NUMBER,
-                    "topic_id": COUNT,
-                    "topic": TEXT,
-                    "batch": {"type": "string", BIN: True, "description": "One record batch; msgpack bin."},
-                }
-            ),
-            minItems=1,
-        ),
-    }
-)
-DELIVERED: Schema = _object({"dropped": {**COUNT, "description": "Batches whose topic is gone."}})

@@ -9,17 +9,20 @@ from aiohttp import web
 
 from lsmq.errors import InvalidRequest, MessageTooLarge, TransactionTooLarge
 from lsmq.record_batch import Column, RecordBatch
+from lsmq_node.broker import client_of
 from lsmq_node.config import NodeConfig
 from lsmq_node.storage import Topic
-from lsmq_node.transactions import Delivery, Part, State, Transaction, TransactionService
+from lsmq_node.transactions import Part, State, Transaction, TransactionService
 from lsmq_node.transactions.coordinator import ShardTransactions
 from lsmq_node.transactions.records import encode_part
 
 from .batches import _column
 from .codec import answer
-from .produce import Packer, message_limit
+from .pages import page
+from .produce import Packer, message_limit, values_of
 from .routing import Call
 from .schema import check
+from .workers import Turns
 
 TRANSACTIONS_KEY = web.AppKey("transactions", TransactionService)
 
@@ -105,7 +108,8 @@ async def begin(call: Call) -> web.StreamResponse:
         document.get("max_checks", 20),
     )
     return answer(
-        call.request, describe(await shard.begin(transaction, number, part, document.get("sequence_epoch", 0)))
+        call.request,
+        describe(await shard.begin(transaction, number, part, document.get("sequence_epoch", 0), _client(call))),
     )
 
 
@@ -115,7 +119,14 @@ async def add_messages(call: Call) -> web.StreamResponse:
     part = await _part(call, document)
     shard, group = await _coordinator(call)
     _check_fits(shard, part)
-    return answer(call.request, describe(await shard.add((group, call.path("transaction")), document["part"], part)))
+    return answer(
+        call.request,
+        describe(await shard.add((group, call.path("transaction")), document["part"], part, _client(call))),
+    )
+
+
+def _client(call: Call) -> str:
+    return client_of(call.request.remote)
 
 
 async def _part(call: Call, document: Any) -> Part:
@@ -127,6 +138,7 @@ async def _part(call: Call, document: Any) -> Part:
     item = schema["properties"]["messages"]["items"]
     own = {name: field for name, field in item["properties"].items() if name != "topic"}
     plain = {**item, "properties": own, "required": []}
+    turns = Turns()
     packers: dict[str, Packer] = {}
     topics: dict[str, Topic] = {}
     counts: dict[str, int] = {}
@@ -142,6 +154,7 @@ async def _part(call: Call, document: Any) -> Part:
             packers[name] = Packer(call.broker, topics[name], plain)
         packers[name].add(index, rest)
         counts[name] = counts.get(name, 0) + 1
+        await turns.after(values_of(rest))
     batches: list[tuple[int, int, str, bytes]] = []
     by_shard: dict[int, int] = {}
     for name, packer in packers.items():
@@ -232,7 +245,8 @@ async def list_groups(call: Call) -> web.StreamResponse:
         for shard in service(call).shards()
         for group in shard.book.groups()
     ]
-    return answer(call.request, {"groups": sorted(found, key=lambda each: str(each["group"]))})
+    groups, following = page(call, found, lambda each: str(each["group"]))
+    return answer(call.request, {"groups": groups, "next": following})
 
 
 async def describe_group(call: Call) -> web.StreamResponse:
@@ -275,16 +289,3 @@ async def take_sequence(call: Call) -> web.StreamResponse:
     name = call.path("sequence")
     taken = await shard.take(group, name, document["member"])
     return answer(call.request, {"sequence": name, "epoch": taken.epoch, "position": taken.position})
-
-
-async def deliver(call: Call) -> web.StreamResponse:
-    """POST /v1/shards/{shard}/deliveries"""
-    document = await call.checked_document()
-    batches: list[tuple[int, int, str, bytes]] = []
-    for item in document["batches"]:
-        if not isinstance(item["batch"], bytes):
-            raise InvalidRequest("batch must be msgpack bin", field="batch")
-        RecordBatch(item["batch"], source="request")  # raises what is wrong with it
-        batches.append((item["number"], item["topic_id"], item["topic"], item["batch"]))
-    delivery = Delivery(document["coordinator"], document["limit"], batches)
-    return answer(call.request, {"dropped": await service(call).receive(call.path("shard"), delivery)})

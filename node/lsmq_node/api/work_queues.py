@@ -25,10 +25,13 @@ from lsmq_node.workqueue.receipts import Receipt, encode_receipt, group_hash
 from lsmq_node.workqueue.shard_work import Delivery, ShardWork
 
 from . import work_schemas as schemas
-from .codec import Format, answer, answer_format
-from .rendering import render_message
+from .codec import Format, answer, answer_format, encode
+from .rendering import RENDERED_TIMES, render_message
 from .routing import Call, Content, Parameter, Route, path_parameters
+from .workers import LARGE_BYTES
 
+#: So many small messages are packed within a millisecond or two.
+_MANY_MESSAGES = 200
 WORK_KEY = web.AppKey("work", WorkService)
 
 _MESSAGES = {
@@ -57,8 +60,14 @@ async def pop(call: Call) -> web.StreamResponse:
         hold=call.hold,
     )
     form, owner = answer_format(request), group_hash(group)
-    messages = [_message(topic, owner, delivery, form) for delivery in found]
-    return answer(request, {"messages": messages})
+    size = sum(delivery.record.size_bytes for delivery in found)
+    call.hold.resize_made(RENDERED_TIMES * size)
+
+    def pack() -> bytes:
+        return encode({"messages": [_message(topic, owner, delivery, form) for delivery in found]}, form)
+
+    body = await call.workers.run(pack, large=size >= LARGE_BYTES or len(found) >= _MANY_MESSAGES)
+    return web.Response(body=body, headers={"Content-Type": form.value})
 
 
 def _message(topic: Topic, owner: int, delivery: Delivery, form: Format) -> dict[str, Any]:

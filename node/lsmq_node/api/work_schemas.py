@@ -59,8 +59,11 @@ SETTINGS_FIELDS: dict[str, Schema] = {
         "description": "Delete what is settled, for every group: each queue begins at its first open message.",
     },
 }
+_MAX_SHARDS = 1_024
 SHARDS: Schema = _list(
-    {"type": "integer", "minimum": 0, "maximum": 1_023}, description="Shards meant; those led here, when left out."
+    {"type": "integer", "minimum": 0, "maximum": _MAX_SHARDS - 1},
+    maxItems=_MAX_SHARDS,
+    description="Shards meant; those led here, when left out.",
 )
 
 

@@ -1,10 +1,11 @@
 """The broker: the asyncio face of the shards of one node."""
 
 from .broker import Broker
-from .budget import ByteBudget, Hold
+from .budget import ByteBudget, Hold, client_of
 from .elsewhere import Elsewhere, ReadFrom
 from .fetched import Fetched
 from .led_shards import Background, LedShards, ShardCoordinator, Start
+from .peers import Peers
 from .placement import QueueRange, queue_ranges, shard_of
 from .shard_memory import ShardMemory
 from .single import SingleNode
@@ -21,6 +22,7 @@ __all__ = [
     "Hold",
     "Leadership",
     "LedShards",
+    "Peers",
     "QueueRange",
     "ReadFrom",
     "ShardCoordinator",
@@ -30,6 +32,7 @@ __all__ = [
     "Start",
     "Topology",
     "WaiterTable",
+    "client_of",
     "queue_ranges",
     "shard_of",
 ]

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lsmq.errors import OffsetOutOfRange, ShuttingDown, UnknownQueue
+from lsmq.errors import OffsetOutOfRange, ShuttingDown, TooManyTopics, UnknownQueue
 from lsmq.record_batch import RecordBatch
 from lsmq_coordinator.parts import Parts
 from lsmq_node.config import NodeConfig
@@ -23,6 +23,7 @@ from lsmq_node.parts import tell_part
 from lsmq_node.storage import Appended, Topic, TopicOptions
 
 from .budget import ByteBudget, Hold
+from .door import Door
 from .elsewhere import ReadFrom
 from .fetched import Fetched
 from .placement import QueueRange, queue_ranges, shard_of, split_by_shard
@@ -56,10 +57,11 @@ class Broker:
         self.topology = topology
         self.started_at = time.monotonic()
         self.waiters = waiters
-        self.budget = ByteBudget(config.max_inflight_bytes)
+        self.budget = ByteBudget(config.max_inflight_bytes, config.inflight_share_bytes)
         self.writes_delayed = 0
         self.sendfile_bytes = 0  # counted by who sends
         self.shutting_down = False
+        self.door: Door | None = None  # of the clients; set by whoever listens for them
         self.before_retiring: list[Callable[[], Awaitable[None]]] = []
         self.reads = Reads(config, topology, waiters)
         self._next_queue: dict[int, int] = {}
@@ -104,8 +106,18 @@ class Broker:
         return await self.topology.topic_by_id(topic_id)
 
     async def create_topic(self, name: str, queues: int, options: TopicOptions) -> tuple[Topic, bool]:
-        """The topic, durable, and whether this call made it. Raises ``TopicExists``, ``InvalidTopicName``."""
+        """The topic, durable, and whether this call made it.
+
+        Raises ``TopicExists``, ``InvalidTopicName``, ``TooManyTopics``.
+        """
         self._check_writable()
+        known = self.topology.topics()
+        if len(known) >= self.config.max_topics and not any(topic.name == name for topic in known):
+            raise TooManyTopics(
+                f"there are {len(known)} topics, the limit is {self.config.max_topics} (max_topics); delete some, or "
+                "give a topic more queues",
+                limit=self.config.max_topics,
+            )
         return await self.topology.create_topic(name, queues, options)
 
     async def grow_topic(self, name: str, queues: int) -> Topic:

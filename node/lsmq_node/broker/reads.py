@@ -62,9 +62,10 @@ class Reads:
         self._slots = asyncio.Semaphore(config.read_threads)
         self._fetches = 0
         self._turns = Turns()
-        self.sessions = FetchSessions(config.max_fetch_session_bytes, waiters)
+        self.sessions = FetchSessions(config.max_fetch_session_bytes, config.fetch_session_share_bytes, waiters)
 
     async def close(self) -> None:
+        self.sessions.close()
         await asyncio.to_thread(self._threads.shutdown)
 
     async def in_threads(self, blocking: Callable[[], Result]) -> Result:
@@ -153,9 +154,9 @@ class Reads:
     # Many queues again and again
 
     def open_session(
-        self, topic: Topic, queues: NDArray[np.uint32], offsets: NDArray[np.int64], found: Fetched
+        self, topic: Topic, queues: NDArray[np.uint32], offsets: NDArray[np.int64], found: Fetched, client: str
     ) -> str | None:
-        """A token to go on with after an answer to :meth:`fetch`; None where the next request is to name all again.
+        """A token for ``client`` to go on with after an answer to :meth:`fetch`; None where it is to name all again.
 
         No await may stand between the answer and this.
         """
@@ -165,7 +166,7 @@ class Reads:
         for part in parts:
             for moved, next_offsets in zip(found.queues, found.next_offsets, strict=True):
                 part.move(moved, next_offsets)
-        session = self.sessions.open(topic, parts)
+        session = self.sessions.open(topic, parts, client)
         return None if session is None else self.sessions.keep(session)
 
     def _session_parts(
@@ -189,7 +190,7 @@ class Reads:
         parts = self._session_parts(topic, queues, offsets)
         if parts is None:
             return None
-        session = self.sessions.open(topic, parts)
+        session = self.sessions.open(topic, parts, None)
         if session is None:
             limit = self._config.max_fetch_session_bytes
             raise Unavailable(f"{len(queues)} queues take more memory than max_fetch_session_bytes ({limit}); raise it")

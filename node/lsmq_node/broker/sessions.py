@@ -6,8 +6,11 @@ a million; and so does waiting.
 
 A session belongs to the one answer that was given last: its *token* changes with each, and is good once. A reader that
 did not get an answer, or reads from other places than it ended at, begins anew. Sessions are dropped, too, when they
-take too much memory together or are not used for a while, and when a shard is not led here any more. That costs a
-request and loses nothing.
+take too much memory together or more than one client's share, when they are not used for a while (a timer sees to it,
+which runs only while there are any), and when a shard is not led here any more. That costs a request and loses nothing.
+
+A commit finds a session of a few queues by its queues, and must look into each larger one of the topic: so those count
+as a good deal more than they take, and there cannot be many.
 """
 
 from __future__ import annotations
@@ -33,6 +36,11 @@ IDLE_S = 60.0
 AT_ONCE = 65_536
 _QUEUE_BYTES = 4 + 8 + 1  # number, position, whether it is ready
 _SESSION_BYTES = 2_048
+#: A session of so many queues at most is found by them, at this cost each.
+FEW_QUEUES = 32
+_FOUND_BYTES = 256
+#: What a larger one counts as, besides: each commit to its topic looks into it.
+_LARGE_BYTES = 32_768
 
 
 class SessionPart:
@@ -112,13 +120,23 @@ class SessionPart:
 class Session:
     """One reader's queues of one topic. Loop thread only."""
 
-    def __init__(self, topic: Topic, parts: Sequence[SessionPart]) -> None:
+    def __init__(self, topic: Topic, parts: Sequence[SessionPart], client: str | None) -> None:
         self.topic = topic
         self.parts = list(parts)
+        self.client = client
         self.token = ""
-        self.size_bytes = _SESSION_BYTES + sum(len(part.queues) for part in parts) * _QUEUE_BYTES
+        count = sum(len(part.queues) for part in parts)
+        #: Where it is found by its queues: these.
+        self.few = [int(queue) for part in parts for queue in part.queues] if count <= FEW_QUEUES else None
+        extra = _LARGE_BYTES if self.few is None else count * _FOUND_BYTES
+        self.size_bytes = _SESSION_BYTES + count * _QUEUE_BYTES + extra
         self.used_at = 0.0
         self.news = asyncio.Event()
+
+    @property
+    def name(self) -> str:
+        """The random part of its token, which stays."""
+        return self.token.partition(".")[0]
 
     def touch(self, touched: NDArray[Any]) -> None:
         """A commit touched these queues of the topic, sorted and without repeats."""
@@ -132,62 +150,113 @@ class Session:
 
 
 class FetchSessions:
-    """The sessions of a node that wait for their next request. Loop thread only."""
+    """The sessions of a node. Loop thread only; :meth:`close` it.
 
-    def __init__(self, limit_bytes: int, waiters: WaiterTable) -> None:
+    Those that wait for their next request are *kept*, and may be dropped; with a request, they are its. Both count.
+    """
+
+    def __init__(self, limit_bytes: int, share_bytes: int, waiters: WaiterTable) -> None:
+        """``share_bytes``: what those of one client may take, but for one that alone takes more."""
         self._limit_bytes = limit_bytes
+        self._share_bytes = share_bytes
         self._waiters = waiters
-        self._known: OrderedDict[str, Session] = OrderedDict()  # by the random part of the token, oldest use first
+        self._kept: OrderedDict[str, Session] = OrderedDict()  # by name, oldest use first
+        self._kept_by: dict[str, OrderedDict[str, Session]] = {}  # the same by client, of those who have any
+        self._bytes_of: dict[str, int] = {}
+        self._timer: asyncio.TimerHandle | None = None
         self.size_bytes = 0
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._kept)
 
-    def open(self, topic: Topic, parts: Sequence[SessionPart]) -> Session | None:
-        """A session that hears of commits from now on; None where it would be larger than all may be."""
-        session = Session(topic, parts)
-        if session.size_bytes > self._limit_bytes:
+    def open(self, topic: Topic, parts: Sequence[SessionPart], client: str | None) -> Session | None:
+        """A session that hears of commits from now on; None where there is no room for it.
+
+        Without ``client`` it is the node's own, which counts elsewhere: it must only not be larger than all may be.
+        """
+        session = Session(topic, parts, client)
+        if session.size_bytes > self._limit_bytes or (client is not None and not self._make_room(session, client)):
             return None
-        self._waiters.watch(topic.id, session)
+        self._waiters.watch(topic.id, session, session.few)
         for part in parts:
             part.look(topic.id)
         return session
+
+    def _make_room(self, session: Session, client: str) -> bool:
+        size = session.size_bytes
+        while (own := self._bytes_of.get(client, 0)) and own + size > self._share_bytes:
+            kept = self._kept_by.get(client)
+            if kept is None:
+                return False
+            self._drop_kept(next(iter(kept.values())))
+        while self._kept and self.size_bytes + size > self._limit_bytes:
+            self._drop_kept(next(iter(self._kept.values())))
+        if self.size_bytes + size > self._limit_bytes:
+            return False
+        self.size_bytes += size
+        self._bytes_of[client] = own + size
+        return True
 
     def take(self, token: str, topic: Topic) -> Session:
         """The session of a token; it is the caller's, to :meth:`keep` or :meth:`drop`. Raises ``UnknownFetchSession``.
 
         With a token that was used before, the session is dropped: its positions are not the reader's.
         """
-        self._expire()
-        session = self._known.pop(token.partition(".")[0], None)
+        session = self._kept.get(token.partition(".")[0])
         if session is not None:
-            self.size_bytes -= session.size_bytes
+            self._lend(session)
             if session.token == token and session.topic.id == topic.id:
                 return session
             self.drop(session)
         raise UnknownFetchSession("there is no such fetch session, or not any more: name the queues and offsets again")
 
     def keep(self, session: Session) -> str:
-        """The token with which the reader goes on. Others are dropped when there are too many."""
+        """The token with which the reader goes on."""
+        assert session.client is not None, "the node's own sessions have no tokens"
         name, _, number = session.token.partition(".")
         session.token = f"{name or secrets.token_hex(8)}.{int(number or 0) + 1}"
-        session.used_at = asyncio.get_running_loop().time()
-        self._known[session.token.partition(".")[0]] = session
-        self.size_bytes += session.size_bytes
-        while self.size_bytes > self._limit_bytes:
-            self._drop_oldest()
+        loop = asyncio.get_running_loop()
+        session.used_at = loop.time()
+        self._kept[session.name] = session
+        self._kept_by.setdefault(session.client, OrderedDict())[session.name] = session
+        if self._timer is None:
+            self._timer = loop.call_later(IDLE_S, self._expire)
         return session.token
 
     def drop(self, session: Session) -> None:
-        """It is over."""
-        self._waiters.unwatch(session.topic.id, session)
-
-    def _drop_oldest(self) -> None:
-        _, session = self._known.popitem(last=False)
+        """It is over; it must not be one that is kept."""
+        self._waiters.unwatch(session.topic.id, session, session.few)
+        client = session.client
+        if client is None:
+            return
         self.size_bytes -= session.size_bytes
+        self._bytes_of[client] -= session.size_bytes
+        if not self._bytes_of[client]:
+            del self._bytes_of[client]
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _lend(self, session: Session) -> None:
+        assert session.client is not None
+        del self._kept[session.name]
+        own = self._kept_by[session.client]
+        del own[session.name]
+        if not own:
+            del self._kept_by[session.client]
+
+    def _drop_kept(self, session: Session) -> None:
+        self._lend(session)
         self.drop(session)
 
     def _expire(self) -> None:
-        expired = asyncio.get_running_loop().time() - IDLE_S
-        while self._known and next(iter(self._known.values())).used_at < expired:
-            self._drop_oldest()
+        """Drop what was not used for so long, and come again when the next may be due."""
+        loop = asyncio.get_running_loop()
+        self._timer = None
+        while self._kept:
+            oldest = next(iter(self._kept.values()))
+            if oldest.used_at + IDLE_S > loop.time():
+                self._timer = loop.call_at(oldest.used_at + IDLE_S, self._expire)
+                return
+            self._drop_kept(oldest)

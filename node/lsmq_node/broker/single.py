@@ -14,6 +14,7 @@ from lsmq_node.storage import Appended, ShardStore, Topic, TopicOptions
 from .catalog import Catalog
 from .committer import Committer, Touched
 from .layout import open_shards
+from .peers import NoPeers, Peers
 from .topology import Ack, Leadership
 
 Result = TypeVar("Result")
@@ -63,6 +64,7 @@ class SingleNode:
     def __init__(self, stores: Sequence[ShardStore], on_touched: Touched) -> None:
         """``stores`` belong to it from here on; their committers start."""
         self.shard_count = len(stores)
+        self.peers: Peers = NoPeers()
         self._ports = [LocalShard(number, store, on_touched) for number, store in enumerate(stores)]
         self._catalog = Catalog(stores)
         self._control = ThreadPoolExecutor(1, "lsmq-control")

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 from lsmq.errors import LsmqError
 from lsmq_node.storage import Appended, ShardStore, Topic, TopicOptions
 
+from .peers import Peers
+
 
 class Ack(StrEnum):
     """When a write is acknowledged; see docs/replication.md for what each may lose."""
@@ -81,6 +83,8 @@ class Topology(Protocol):
 
     #: Shards there are in all; a topic's queues are spread over them.
     shard_count: int
+    #: How the leaders of shards that are not led here are asked.
+    peers: Peers
 
     def ports(self) -> Sequence[ShardPort]:
         """The shards at this node, by number."""

@@ -80,15 +80,19 @@ class Watch(Protocol):
 
 
 class _TopicWaiters:
-    __slots__ = ("many", "single", "watches")
+    __slots__ = ("many", "single", "watches", "watches_of")
 
     def __init__(self) -> None:
         self.single: dict[int, set[Waiter]] = {}
         self.many: set[Waiter] = set()
         self.watches: set[Watch] = set()
+        self.watches_of: dict[int, set[Watch]] = {}  # by queue: those that wanted to hear of few
 
     def __bool__(self) -> bool:
-        return bool(self.single or self.many or self.watches)
+        return bool(self.single or self.many or self.watches or self.watches_of)
+
+    def all_watches(self) -> set[Watch]:
+        return self.watches.union(*self.watches_of.values())
 
 
 class WaiterTable:
@@ -151,16 +155,31 @@ class WaiterTable:
         if not topic:
             del self._topics[topic_id]
 
-    def watch(self, topic_id: int, watch: Watch) -> None:
-        """Tell ``watch`` of all commits to a topic from now on."""
-        self._topics.setdefault(topic_id, _TopicWaiters()).watches.add(watch)
+    def watch(self, topic_id: int, watch: Watch, queues: Sequence[int] | None = None) -> None:
+        """Tell ``watch`` of commits to a topic from now on: to these queues, or to any, which costs something at each.
 
-    def unwatch(self, topic_id: int, watch: Watch) -> None:
+        ``unwatch`` is given the same queues.
+        """
+        topic = self._topics.setdefault(topic_id, _TopicWaiters())
+        if queues is None:
+            topic.watches.add(watch)
+            return
+        for queue in queues:
+            topic.watches_of.setdefault(queue, set()).add(watch)
+
+    def unwatch(self, topic_id: int, watch: Watch, queues: Sequence[int] | None = None) -> None:
         topic = self._topics.get(topic_id)
-        if topic is not None:
-            topic.watches.discard(watch)
-            if not topic:
-                del self._topics[topic_id]
+        if topic is None:
+            return
+        topic.watches.discard(watch)
+        for queue in queues or ():
+            others = topic.watches_of.get(queue)
+            if others is not None:
+                others.discard(watch)
+                if not others:
+                    del topic.watches_of[queue]
+        if not topic:
+            del self._topics[topic_id]
 
     def wake(self, topic_id: int, pieces: Sequence[NDArray[Any]]) -> None:
         """Set every waiter of the topic that waits for a queue of ``pieces``."""
@@ -168,10 +187,13 @@ class WaiterTable:
         if topic is None:
             return
         touched = np.unique(np.concatenate(pieces))
-        if topic.single:
-            for queue in topic.single.keys() & set(touched.tolist()):
+        if topic.single or topic.watches_of:
+            queues = set(touched.tolist())
+            for queue in topic.single.keys() & queues:
                 for waiter in topic.single[queue]:
                     waiter.set()
+            for watch in set().union(*(topic.watches_of[queue] for queue in topic.watches_of.keys() & queues)):
+                watch.touch(touched)
         for waiter in topic.many:
             if not waiter.is_set and waiter.wants(touched):
                 waiter.set()
@@ -185,7 +207,7 @@ class WaiterTable:
             for waiters in (*topic.single.values(), topic.many):
                 for waiter in waiters:
                     waiter.set()
-            for watch in topic.watches:
+            for watch in topic.all_watches():
                 watch.set()
 
     def wake_all(self) -> None:

@@ -85,7 +85,7 @@ class ClusterConfig:
     )
     secret_file: Path = setting(
         ...,
-        "File with the secret that all nodes share: at least 16 random bytes, writable by its owner alone.",
+        "File with the secret that all nodes share: at least 16 random bytes, readable by its owner alone.",
         hazard="Whoever knows it commands the cluster. It authenticates, it does not encrypt.",
     )
     internal_host: str = setting(

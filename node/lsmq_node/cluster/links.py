@@ -10,8 +10,9 @@ A connection begins as a request to the internal HTTP server and is then upgrade
     101 Switching Protocols               Lsmq-Auth-Answer: ...
 
 Both sides have so proved the cluster secret, the dialler for all of the path. What follows, from the dialler only, are
-messages as :mod:`.wire` has them. It is no WebSocket: masking the log's bytes and putting them together again on both
-sides costs more than all else that is done with them there. Nothing is encrypted.
+messages as :mod:`.wire` has them, each with a code that binds it to its place on this link (:mod:`.seals`). It is no
+WebSocket: masking the log's bytes and putting them together again on both sides costs more than all else that is done
+with them there. Nothing is encrypted.
 
 A peer that stands still is found by TCP (``TCP_USER_TIMEOUT``) or by its queue growing beyond ``MAX_QUEUED_BYTES``; the
 connection is dropped then. Whether a peer is alive is not judged here.
@@ -35,6 +36,7 @@ from lsmq_coordinator.parts import Parts
 from lsmq_node.replication import Message
 
 from .outgoing import CONGESTED_BYTES, PROTOCOL, Dial, Outgoing, set_up
+from .seals import Seal
 from .wire import BadMessage, Decoder, encode
 
 OnMessage = Callable[[str, int, Message, memoryview], None]
@@ -64,6 +66,7 @@ class Links:
         self.node = node
         self._signer = Signer(secret)
         self._verifier = Verifier(secret)
+        self._seal_key = secret.key("links")
         self._addresses = addresses
         self._on_message = on_message
         self._on_broken = on_broken
@@ -122,18 +125,25 @@ class Links:
         def check(proof: str | None) -> None:
             self._signer.check_answer(signed, _SWITCHING, proof, b"")
 
-        return Dial(url.hostname or "", url.port or 80, "\r\n".join(lines).encode(), check)
+        return Dial(
+            url.hostname or "",
+            url.port or 80,
+            "\r\n".join(lines).encode(),
+            check,
+            lambda start: self._signer.learn(signed, start),
+            Seal(self._seal_key, signed.mac),
+        )
 
     async def _accept(self, request: web.Request) -> web.StreamResponse:
         header = request.headers.get(REQUEST_HEADER)
         try:
-            mac = self._verifier.mac_of(header, request.method, request.raw_path, request.host, b"")
+            mac = self._verifier.mac_of(header, request.method, request.raw_path, request.host)
         except NotAuthenticated as refused:
             raise web.HTTPUnauthorized(text=refused.message) from refused
         sender, transport = request.query.get("node", ""), request.transport
         if not sender or transport is None or not self._open:
             raise web.HTTPServiceUnavailable(text="this node is stopping, or the request names no node")
-        incoming = Incoming(sender, transport, self._on_message)
+        incoming = Incoming(sender, transport, self._on_message, Seal(self._seal_key, mac))
         protocol: Any = request.protocol
         protocol.set_parser(incoming)  # As aiohttp does it for WebSockets: from here on it gets what arrives.
         set_up(transport)
@@ -162,12 +172,12 @@ class Links:
 class Incoming:
     """The receiving end of a peer's connection: a parser, as aiohttp's server has it."""
 
-    def __init__(self, sender: str, transport: asyncio.Transport, on_message: OnMessage) -> None:
+    def __init__(self, sender: str, transport: asyncio.Transport, on_message: OnMessage, seal: Seal) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._sender = sender
         self._transport = transport
         self._on_message = on_message
-        self._decoder = Decoder()
+        self._decoder = Decoder(seal)
 
     def feed_data(self, data: bytes) -> tuple[bool, bytes]:
         """Whether no more is wanted, and what is left over."""

@@ -19,6 +19,7 @@ from lsmq_coordinator.control import ControlClient
 from lsmq_coordinator.election import Progress
 from lsmq_coordinator.parts import Parts
 from lsmq_coordinator.state import ClusterState, Shard
+from lsmq_node.broker.peers import Peers
 from lsmq_node.broker.topology import Ack, Leadership
 from lsmq_node.broker.waiters import WaiterTable
 from lsmq_node.config import NodeConfig
@@ -102,6 +103,7 @@ class ClusterMember:
         self._tidy = asyncio.Event()
         self._retiring = False
         self._damaged = DamagedLeaders(3 * config.cluster.heartbeat_ms / 1000)
+        self.peers: Peers  # set by whoever has the secret, before anything is asked
         self.replicas: HostedReplicas  # set by whoever can make replicas, before anything is asked
 
     # Shards, as the broker asks for them

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 
 import structlog
 
-from lsmq_coordinator.auth import ANSWER_HEADER
+from lsmq_coordinator.auth import ANSWER_HEADER, START_HEADER
 from lsmq_coordinator.errors import NotAuthenticated
 from lsmq_coordinator.names import Names
 from lsmq_coordinator.parts import UNSEEN, Part, kept
+
+from .seals import Seal
 
 #: A connection with so much waiting to be sent is dropped.
 MAX_QUEUED_BYTES = 64 * 1024 * 1024
@@ -32,12 +34,19 @@ _log = structlog.get_logger("lsmq.cluster")
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """How to reach a peer: a request that is valid once, and the check of the proof in its answer."""
+    """How to reach a peer: a request that is valid once, the check of the proof in its answer, and what seals the
+    messages that follow. ``learn`` is told the start that a refusal names; True where another dial may be accepted."""
 
     host: str
     port: int
     request: bytes
     check: Callable[[str | None], None]
+    learn: Callable[[str | None], bool]
+    seal: Seal
+
+
+class StartedAnew(ConnectionError):
+    """The peer was started since we asked it last: dial again."""
 
 
 class Stream(asyncio.Protocol):
@@ -49,6 +58,7 @@ class Stream(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self.accepted: asyncio.Future[None] = loop.create_future()
         self.lost: asyncio.Future[None] = loop.create_future()
+        self.seal = dial.seal
         self._dial = dial
         self._on_writable = on_writable
         self._answer = b""
@@ -75,6 +85,8 @@ class Stream(asyncio.Protocol):
         lines = answer.partition(b"\r\n\r\n")[0].decode("latin-1").split("\r\n")
         status = lines[0].split(" ")[1:2]
         fields = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
+        if status == ["401"] and self._dial.learn(fields.get(START_HEADER.lower())):
+            raise StartedAnew
         if status != ["101"]:
             raise ConnectionError(f"it answered {lines[0]!r}")
         self._dial.check(fields.get(ANSWER_HEADER.lower()))
@@ -113,6 +125,7 @@ class Outgoing:
         self._dial = dial
         self._on_broken = on_broken
         self._names = names
+        self._unsealed: deque[tuple[bytes, bytes | memoryview]] = deque()  # while there is no connection
         self._queue: deque[bytes | memoryview] = deque()
         self._offset = 0  # of the first in the queue
         self._wanted = asyncio.Event()
@@ -123,13 +136,13 @@ class Outgoing:
         self._task = self._loop.create_task(kept(part, self._run), name=f"link to {peer}")
 
     def send(self, head: bytes, payload: bytes | memoryview) -> None:
-        self._queue.append(head)
-        if len(payload):
-            self._queue.append(payload)
         self.queued_bytes += len(head) + len(payload)
         if self._stream is None:
+            self._unsealed.append((head, payload))
             self._wanted.set()
-        elif not self._scheduled:
+        else:
+            self._seal(self._stream, head, payload)
+        if self._stream is not None and not self._scheduled:
             # After the handlers that are ready in this turn of the loop, so that messages share a system call.
             self._scheduled = True
             self._loop.call_soon(self._flush)
@@ -139,7 +152,15 @@ class Outgoing:
             if self._stream is not None:
                 self._stream.abort()
 
+    def _seal(self, stream: Stream, head: bytes, payload: bytes | memoryview) -> None:
+        code = stream.seal.next(head, payload)
+        self._queue.append(head + code)
+        if len(payload):
+            self._queue.append(payload)
+        self.queued_bytes += len(code)
+
     def _drop(self) -> None:
+        self._unsealed.clear()
         self._queue.clear()
         self.queued_bytes = self._offset = 0
 
@@ -178,6 +199,8 @@ class Outgoing:
                 continue
             backoff = _MIN_BACKOFF_S
             self._stream = stream
+            while self._unsealed:
+                self._seal(stream, *self._unsealed.popleft())
             try:
                 self._flush()
                 await stream.lost
@@ -188,6 +211,17 @@ class Outgoing:
             self._on_broken(self._peer)
 
     async def _connect(self) -> Stream | None:
+        try:
+            return await self._try_to_connect()
+        except StartedAnew:
+            pass
+        try:
+            return await self._try_to_connect()
+        except StartedAnew:
+            return None
+
+    async def _try_to_connect(self) -> Stream | None:
+        """None where it failed, which is told of. Raises ``StartedAnew``."""
         dial = self._dial()
         if dial is None:
             return None
@@ -197,6 +231,9 @@ class Outgoing:
                 address = await self._names.address(dial.host)
                 await self._loop.create_connection(lambda: stream, address, dial.port)
                 await stream.accepted
+        except StartedAnew:
+            stream.abort()
+            raise
         except (OSError, TimeoutError, NotAuthenticated) as error:
             stream.abort()
             reason = str(error) or type(error).__name__

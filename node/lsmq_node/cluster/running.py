@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -34,6 +35,8 @@ from lsmq_node.broker import Broker, WaiterTable
 from lsmq_node.broker.layout import store_options
 from lsmq_node.cluster.config import ClusterConfig
 from lsmq_node.config import NodeConfig
+from lsmq_node.connections import INTERNAL_CONNECTIONS, Doorkeeper, Limits
+from lsmq_node.descriptors import shares
 from lsmq_node.listening import listening_socket
 from lsmq_node.parts import tell_part
 from lsmq_node.replication import Message
@@ -42,11 +45,15 @@ from .hosted import HostedReplicas
 from .identity import held_directory
 from .links import Links
 from .member import ClusterMember
+from .peers import ClusterPeers
 from .replica import Replica, ReplicaPorts
 from .transfer import Snapshots
 
 _MAX_INTERNAL_BODY_BYTES = 16 << 20
 _JOIN_RETRY_S = 1.0
+#: A connection on which nothing is asked for so long is closed; clients keep theirs for 30 s.
+_KEEPALIVE_S = 60.0
+_CONFIRM_TIMEOUT_S = 2.0
 
 
 @asynccontextmanager
@@ -121,14 +128,17 @@ async def running_member(config: NodeConfig) -> AsyncIterator[Broker]:
             return Replica(shard, settings.node, directory, options, timings, ports, settings.ack_timeout_ms / 1000)
 
         member.replicas = HostedReplicas(settings.node, config.data, control, make)
+        peers = member.peers = ClusterPeers(secret, lambda shard: _leader_url(control, shard))
         app.add_routes(links.routes())
+        app.add_routes(peers.routes())
         app.add_routes(snapshots.routes())
         await scope.enter_async_context(_serving(app, listener))
         await scope.enter_async_context(control)
         await scope.enter_async_context(snapshots)
+        await scope.enter_async_context(peers)
         links.start()
         scope.push_async_callback(links.close)
-        registry = _registry(config, settings, raft, parts)
+        registry = _registry(config, settings, secret, raft, parts.part("zookeeper", essential=False))
         if registry is not None:
             registry.start()
             scope.push_async_callback(asyncio.to_thread, registry.stop)
@@ -176,26 +186,51 @@ def _internal_url(control: ControlClient, node: str) -> str | None:
     return None if known is None else known.internal_url
 
 
+def _leader_url(control: ControlClient, shard: int) -> str | None:
+    known = control.state.shards.get(shard)
+    return None if known is None or known.leader is None else _internal_url(control, known.leader)
+
+
 def _registry(
-    config: NodeConfig, settings: ClusterConfig, raft: RaftControl | None, parts: Parts
+    config: NodeConfig, settings: ClusterConfig, secret: ClusterSecret, raft: RaftControl | None, part: Part
 ) -> ZooKeeperRegistry | None:
     if not settings.zookeeper:
         return None
     zookeeper = ZooKeeperConfig(
-        settings.zookeeper, settings.name, settings.node, config.public_url, refresh_s=settings.zookeeper_refresh_s
+        settings.zookeeper,
+        settings.name,
+        settings.node,
+        config.public_url,
+        secret.key("zookeeper").hex(),
+        refresh_s=settings.zookeeper_refresh_s,
     )
-    part = parts.part("zookeeper", essential=False)
-    return ZooKeeperRegistry(zookeeper, eager=lambda: raft is not None and raft.is_leader, part=part)
+    loop = asyncio.get_running_loop()
+
+    def newest() -> int | None:
+        if raft is None or not raft.is_leader:
+            return None
+        asked = asyncio.run_coroutine_threadsafe(raft.confirmed_version(), loop)
+        try:
+            return asked.result(_CONFIRM_TIMEOUT_S)
+        except (LsmqError, TimeoutError):
+            asked.cancel()
+            return None
+
+    return ZooKeeperRegistry(zookeeper, eager=lambda: raft is not None and raft.is_leader, newest=newest, part=part)
 
 
 @asynccontextmanager
-async def _serving(app: web.Application, listener: object) -> AsyncIterator[None]:
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+async def _serving(app: web.Application, listener: socket.socket) -> AsyncIterator[None]:
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, keepalive_timeout=_KEEPALIVE_S)
     await runner.setup()
+    assert runner.server is not None
+    most = min(INTERNAL_CONNECTIONS, shares().connections // 2)
+    door = Doorkeeper(listener, runner.server, Limits.of(most, 50))
     try:
-        await web.SockSite(runner, listener).start()  # type: ignore[arg-type]
+        door.start()
         yield
     finally:
+        door.close()
         await runner.cleanup()
 
 

@@ -16,7 +16,7 @@ import structlog
 from yarl import URL
 
 from lsmq.errors import ConnectionFailed, CorruptFile, DiskFull, InvalidRequest, LsmqError, Unavailable, from_dict
-from lsmq_coordinator.auth import ANSWER_HEADER, ClusterSecret, Signer
+from lsmq_coordinator.auth import ANSWER_HEADER, START_HEADER, ClusterSecret, Signer
 from lsmq_coordinator.errors import NotAuthenticated
 from lsmq_node.storage.snapshot import SnapshotFile, SnapshotManifest, decode_snapshot
 from lsmq_node.storage.snapshot_target import SnapshotTarget
@@ -36,6 +36,7 @@ _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 #: A file whose contents were wrong is fetched once more: only then is the source to blame.
 _ATTEMPTS_A_FILE = 2
+_ATTEMPTS = 2  # the first request may be for an earlier start of the node
 
 
 class SignedRequests:
@@ -49,31 +50,34 @@ class SignedRequests:
 
     async def call(self, method: str, path: str, body: bytes = b"", timeout_s: float = REQUEST_TIMEOUT_S) -> bytes:
         """The proven body. Raises the error that is answered, ``ConnectionFailed`` or ``NotAuthenticated``."""
-        signed = self._signer.sign(method, path, self._host, body)
-        headers = {**signed.headers, "Host": self._host, "Content-Type": "application/msgpack"}
         try:
-            async with (
-                asyncio.timeout(timeout_s),
-                self._session.request(
-                    method,
-                    URL(self.url + path, encoded=True),
-                    data=body,
-                    headers=headers,
-                    allow_redirects=False,
-                    timeout=aiohttp.ClientTimeout(total=None),
-                ) as answer,
-            ):
+            async with asyncio.timeout(timeout_s):
+                return await self._call(method, path, body)
+        except (aiohttp.ClientError, OSError) as error:
+            raise ConnectionFailed(f"{self.url} gave no answer: {type(error).__name__}: {error}") from error
+
+    async def _call(self, method: str, path: str, body: bytes) -> bytes:
+        for _ in range(_ATTEMPTS):
+            signed = self._signer.sign(method, path, self._host, body)
+            async with self._session.request(
+                method,
+                URL(self.url + path, encoded=True),
+                data=body,
+                headers={**signed.headers, "Host": self._host, "Content-Type": "application/msgpack"},
+                allow_redirects=False,
+                timeout=aiohttp.ClientTimeout(total=None),
+            ) as answer:
                 if (answer.content_length or 0) > MAX_ANSWER_BYTES:
                     raise ConnectionFailed(f"{self.url} answered {answer.content_length} bytes")
                 received = await answer.read()
-        except (aiohttp.ClientError, OSError) as error:
-            raise ConnectionFailed(f"{self.url} gave no answer: {type(error).__name__}: {error}") from error
-        if answer.status == NotAuthenticated.status:
-            raise NotAuthenticated(f"{self.url} refuses this node: {received[:500].decode(errors='replace')}")
-        self._signer.check_answer(signed, answer.status, answer.headers.get(ANSWER_HEADER), received)
-        if answer.status >= 400:
-            raise _error(answer.status, received)
-        return received
+            if answer.status != NotAuthenticated.status:
+                self._signer.check_answer(signed, answer.status, answer.headers.get(ANSWER_HEADER), received)
+                if answer.status >= 400:
+                    raise _error(answer.status, received)
+                return received
+            if not self._signer.learn(signed, answer.headers.get(START_HEADER)):
+                break
+        raise NotAuthenticated(f"{self.url} refuses this node: {received[:500].decode(errors='replace')}")
 
 
 def _error(status: int, received: bytes) -> LsmqError:

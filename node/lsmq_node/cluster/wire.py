@@ -3,13 +3,14 @@
 A connection carries them one after another, little-endian::
 
     offset width field
-     0      1    version   1
+     0      1    version   2
      1      1    kind      see Kind
      2      4    shard
      6      4    body_bytes
     10      4    payload_bytes
     14      n    body      msgpack: the message's fields in order, an array
-    14+n    m    payload   of a frame: the log's bytes [lsn, end_lsn); else nothing
+    14+n   16    code      over head, body and payload, see :mod:`.seals`
+    30+n    m    payload   of a frame: the log's bytes [lsn, end_lsn); else nothing
 
 A session is an array of two numbers, so is a log position; an epoch history is an array of arrays (epoch, LSN). The
 log's bytes carry the checksums they have on disk.
@@ -17,6 +18,7 @@ log's bytes carry the checksums they have on disk.
 
 from __future__ import annotations
 
+import hmac
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -43,7 +45,9 @@ from lsmq_node.replication.messages import (
     Welcome,
 )
 
-VERSION = 1
+from .seals import SEAL_BYTES, Seal
+
+VERSION = 2
 HEAD = struct.Struct("<BBIII")
 HEAD_BYTES = HEAD.size  # 1 + 1 + 4 + 4 + 4 = 14
 MAX_BODY_BYTES = 16 * 1024 * 1024
@@ -165,7 +169,7 @@ def _plain(value: Any) -> Any:
 
 
 def encode(shard: int, message: Message, payload_bytes: int = 0) -> bytes:
-    """Head and body; the payload, where there is one, is to follow."""
+    """Head and body; the code is to follow, and the payload, where there is one."""
     codec = _BY_TYPE[type(message)]
     body: bytes = msgpack.packb(codec.values(message), default=_plain)
     return HEAD.pack(VERSION, codec.kind, shard, len(body), payload_bytes) + body
@@ -174,12 +178,14 @@ def encode(shard: int, message: Message, payload_bytes: int = 0) -> bytes:
 class Decoder:
     """Messages out of the bytes of a connection as they arrive, in pieces of any size.
 
-    A payload that lies within one piece is a view of it; a longer one is put together once.
+    A payload that lies within one piece is a view of it; a longer one is put together once. No message is given out
+    before its code was found right.
     """
 
-    def __init__(self) -> None:
-        self._rest = bytearray()  # of a head and body that are not whole yet
-        self._message: tuple[int, Message] | None = None  # whose payload is not whole yet
+    def __init__(self, seal: Seal) -> None:
+        self._seal = seal
+        self._rest = bytearray()  # of a head, body and code that are not whole yet
+        self._message: tuple[int, Message, memoryview] | None = None  # whose payload is not whole yet, and its head
         self._payload = bytearray()
         self._filled = 0
 
@@ -194,42 +200,55 @@ class Decoder:
                 position += count
                 self._filled += count
                 if self._filled == len(self._payload):
-                    shard, message = self._message
+                    shard, message, head = self._message
                     self._message = None
-                    yield Received(shard, message, memoryview(self._payload))
+                    yield self._sealed(shard, message, head, memoryview(self._payload))
             elif self._rest:
-                wanted = HEAD_BYTES if len(self._rest) < HEAD_BYTES else sum(_sizes(self._rest)[:2])
+                wanted = HEAD_BYTES if len(self._rest) < HEAD_BYTES else _head_size(self._rest)
                 count = min(wanted - len(self._rest), end - position)
                 self._rest += view[position : position + count]
                 position += count
-                if len(self._rest) >= HEAD_BYTES and len(self._rest) == sum(_sizes(self._rest)[:2]):
+                if len(self._rest) >= HEAD_BYTES and len(self._rest) == _head_size(self._rest):
                     rest, self._rest = memoryview(bytes(self._rest)), bytearray()
                     yield from self._begin(rest, view[position:])
                     position += self._taken
-            elif end - position < HEAD_BYTES or end - position < sum(_sizes(view[position:])[:2]):
+            elif end - position < HEAD_BYTES or end - position < _head_size(view[position:]):
                 self._rest += view[position:]
                 position = end
             else:
-                size = sum(_sizes(view[position:])[:2])
+                size = _head_size(view[position:])
                 yield from self._begin(view[position : position + size], view[position + size :])
                 position += size + self._taken
 
     def _begin(self, head: memoryview, following: memoryview) -> Iterator[Received]:
-        """A whole head and body; ``_taken`` of the bytes that follow are the payload, if it is there as a whole."""
+        """A whole head, body and code; ``_taken`` of the bytes that follow are the payload, if it is there whole."""
         _, kind, shard, _, payload_bytes = HEAD.unpack_from(head)
-        message = _message(_codec(kind), head[HEAD_BYTES:])
+        message = _message(_codec(kind), head[HEAD_BYTES:-SEAL_BYTES])
         if payload_bytes != (message.end_lsn - message.lsn if type(message) is Frame else 0):
             raise BadMessage(f"{payload_bytes} bytes came with {message}")
         self._taken = 0
         if payload_bytes <= len(following):
             self._taken = payload_bytes
-            yield Received(shard, message, following[:payload_bytes])
+            yield self._sealed(shard, message, head, following[:payload_bytes])
         else:
-            self._message = shard, message
+            self._message = shard, message, head
             self._payload = bytearray(payload_bytes)
             self._filled = 0
 
     _taken = 0
+
+    def _sealed(self, shard: int, message: Message, head: memoryview, payload: memoryview) -> Received:
+        """The message, once its code is found right. Raises ``BadMessage``."""
+        code = self._seal.next(head[:-SEAL_BYTES], payload)
+        if not hmac.compare_digest(code, head[-SEAL_BYTES:]):
+            raise BadMessage(f"a {type(message).__name__} has the wrong code: it was changed, repeated or made up")
+        return Received(shard, message, payload)
+
+
+def _head_size(head: memoryview | bytearray) -> int:
+    """Bytes up to the payload."""
+    head_bytes, body_bytes, _ = _sizes(head)
+    return head_bytes + body_bytes + SEAL_BYTES
 
 
 def _sizes(head: memoryview | bytearray) -> tuple[int, int, int]:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
 
-from lsmq.errors import LsmqError, ShuttingDown, StaleGeneration, UnknownGroup, UnknownMember
+from lsmq.errors import LsmqError, ShuttingDown, StaleGeneration, TooManyGroups, UnknownGroup, UnknownMember
 from lsmq_node.broker import Ack, ShardCoordinator, ShardPort, Start
 
 from .group import Answer, Beat, Catalog, Group
+from .idle import HOUR_S, HOURS, USED, IdleGroups
 from .plan import KEY_PREFIX, Mode, Plan, group_key
 
 _log = structlog.get_logger("lsmq.groups")
@@ -35,14 +37,30 @@ class Counts:
     refused: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """How many groups a shard keeps, how long it keeps those that nobody uses, and who says whether somebody does."""
+
+    max_groups: int
+    retention_hours: int
+    in_use: Callable[[str], Awaitable[bool]]
+
+
 class ShardGroups(ShardCoordinator):
     """Groups and fences of one shard in one round of its store. Loop thread only."""
 
     subject = "groups"
 
-    def __init__(self, port: ShardPort, start: Start, catalog: Catalog, counts: Counts) -> None:
+    def __init__(self, port: ShardPort, start: Start, catalog: Catalog, counts: Counts, keeping: Keeping) -> None:
         super().__init__(port, start)
         self.groups: dict[str, Group] = {}
+        self._active: set[str] = set()  # those that have members, or something to store: the others cost nothing
+        self._committing: set[str] = set()  # groups with offsets here
+        self._max_groups = keeping.max_groups
+        self._in_use = keeping.in_use
+        self._idle = IdleGroups(keeping.retention_hours)
+        self._hour_began = 0.0
+        self._forgetting = False
         self.fences: dict[str, int] = {}
         self.counts = counts
         self.last_commit: dict[tuple[str, int], float] = {}
@@ -57,11 +75,16 @@ class ShardGroups(ShardCoordinator):
         now = self.now
         for at, (key, body) in enumerate(self.store.documents(KEY_PREFIX)):
             name = key.removeprefix(KEY_PREFIX)
-            self.groups[name] = Group(name, Plan.decode(body, key), _first_version(), now)
+            group = self.groups[name] = Group(name, Plan.decode(body, key), _first_version(), now)
+            if group.members:
+                self._active.add(name)
             if at % _LOAD_AT_ONCE == _LOAD_AT_ONCE - 1:
                 await asyncio.sleep(0)
         for key, body in self.store.documents(FENCE_PREFIX):
             self.fences[key.removeprefix(FENCE_PREFIX)] = int(body)
+        self._committing.update(self.store.groups())
+        hours = self.store.document(HOURS)
+        self._idle.load([*([] if hours is None else [(HOURS, hours)]), *self.store.documents(USED)])
 
     def built(self) -> None:
         _log.info("groups_loaded", shard=self.port.number, groups=len(self.groups), round=self.round)
@@ -77,6 +100,7 @@ class ShardGroups(ShardCoordinator):
         self.counts.heartbeats += 1
         deadline = self._loop.time() + wait_s
         group = self._group_to_join(name, beat)
+        self._touch(name)
         try:
             freed = group.hear(beat, self.now)
         finally:
@@ -110,8 +134,25 @@ class ShardGroups(ShardCoordinator):
         return self._new_group(name)
 
     def _new_group(self, name: str) -> Group:
+        self._check_count(len(self.groups), name)
         group = self.groups[name] = Group(name, Plan(), _first_version(), self.now)
         return group
+
+    def _check_count(self, count: int, name: str) -> None:
+        if count >= self._max_groups:
+            raise TooManyGroups(
+                f"shard {self.port.number} has {count} groups, the limit is {self._max_groups} (max_groups), and "
+                f"{name!r} would be another; delete groups that nobody uses (lsmq group list, lsmq group delete)",
+                limit=self._max_groups,
+                group=name,
+            )
+
+    def admit_commit(self, group: str) -> None:
+        """A group commits here. Raises ``TooManyGroups`` where it is one more than there may be."""
+        if group not in self._committing:
+            self._check_count(len(self._committing), group)
+            self._committing.add(group)
+        self._touch(group)
 
     async def leave(self, name: str, beat: Beat) -> None:
         """A member has given up everything and goes. Durable on return. Raises ``UnknownMember``."""
@@ -158,8 +199,10 @@ class ShardGroups(ShardCoordinator):
         """Sessions end, topics change."""
         self._ticks += 1
         now = self.now
-        for name, group in list(self.groups.items()):
-            if not (group.members or group.dirty):
+        for name in list(self._active):
+            group = self.groups.get(name)
+            if group is None or not (group.members or group.dirty or group.staged):
+                self._active.discard(name)
                 continue
             gone = group.expire(now)
             if gone:
@@ -171,10 +214,51 @@ class ShardGroups(ShardCoordinator):
             for member in gone:
                 self.wake(name, member)
 
+        if now - self._hour_began >= HOUR_S:
+            self._hour_began = now
+            self._put_aside(self._idle.hour())
+            if (idle := self._idle.idle()) and not self._forgetting:
+                self._start(self._forget_idle(idle))
+
+    # Groups that nobody uses
+
+    def _touch(self, group: str) -> None:
+        self._put_aside(self._idle.touch(group))
+
+    def _put_aside(self, documents: Mapping[str, bytes | None]) -> None:
+        """Put in line what need not be waited for; what is lost of it makes a group seem older by a part."""
+        if not documents:
+            return
+        try:
+            self.put(documents)
+        except LsmqError as error:
+            _log.info("group_use_not_stored", shard=self.port.number, code=error.code)
+
+    async def _forget_idle(self, groups: Sequence[str]) -> None:
+        """Forget what is here of groups that their coordinators say have no members."""
+        self._forgetting = True
+        try:
+            for name in groups:
+                if await self._in_use(name):
+                    self._touch(name)
+                    continue
+                self.check()
+                await self.unfence(name)
+                if name in self.groups and not self.groups[name].members:
+                    await self.forget(name)
+                self._put_aside(self._idle.forget(name))
+                _log.info("group_forgotten", group=name, shard=self.port.number)
+        except LsmqError as error:
+            _log.info("groups_not_forgotten", shard=self.port.number, code=error.code, message=error.message)
+        finally:
+            self._forgetting = False
+
     # Storing
 
     def _store(self, name: str, group: Group) -> None:
         """Put the next plan in line, if something has happened and no other is on its way."""
+        if group.members or group.dirty:
+            self._active.add(name)
         if not group.dirty or group.staged is not None or self.groups.get(name) is not group:
             return
         try:
@@ -286,6 +370,7 @@ class ShardGroups(ShardCoordinator):
         self.check()
         self.port.check_writable(Ack.QUORUM)
         self.store.forget_group(group)
+        self._committing.discard(group)
         future = self.put({FENCE_PREFIX + group: None})
         self.fences.pop(group, None)
         await self.durable(future)

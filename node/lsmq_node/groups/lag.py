@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,12 @@ def count_lag(first: int, earliest: Offsets, latest: Offsets, committed: Offsets
         max((int(piece.max()) for piece in pieces), default=0),
         by_range,
     )
+
+
+def join(lags: Sequence[Lag]) -> Lag:
+    """Of one range, counted in pieces."""
+    whole = add(lags)
+    return replace(whole, by_range=(whole.lag,))
 
 
 def add(lags: Sequence[Lag]) -> Lag:

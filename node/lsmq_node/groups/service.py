@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-import aiohttp
 import numpy as np
 from numpy.typing import NDArray
 
-from lsmq.errors import GroupHasMembers, InvalidRequest, NotLeader, Unavailable, UnknownGroup, from_dict
+from lsmq.errors import ConnectionFailed, GroupHasMembers, InvalidRequest, NotLeader, Unavailable, UnknownGroup
 from lsmq.messages import key_hash
 from lsmq_node.broker import Broker, Leadership, LedShards, ShardPort
 from lsmq_node.broker.placement import split_by_shard
-from lsmq_node.storage import Topic
+from lsmq_node.storage import ShardStore, Topic
 
-from .coordinator import Counts, ShardGroups
+from .coordinator import Counts, Keeping, ShardGroups
 from .group import Answer, Beat, Group
-from .lag import Lag, add, count_lag
+from .lag import Lag, add, count_lag, join
 from .plan import Mode
 from .ranges import Ranges, count, intersect
 
 _CATALOG_AGE_S = 0.05
 _ASK_TIMEOUT_S = 2.0
+_COUNTED_AT_ONCE = 1 << 17
 _REMEMBERED_COMMITS = 100_000
 _SHOWN_STALLED = 10
 
@@ -37,10 +37,14 @@ class GroupService:
         self._topics: dict[str, tuple[int, int]] = {}
         self._topics_at = float("-inf")
         self._counts = Counts()
+        keeping = Keeping(broker.config.max_groups, broker.config.group_retention_hours, self.is_in_use)
         self._shards = LedShards(
-            "groups", broker, lambda port, start: ShardGroups(port, start, self.catalog, self._counts)
+            "groups",
+            broker,
+            lambda port, start: ShardGroups(port, start, self.catalog, self._counts, keeping),
         )
-        self._session: aiohttp.ClientSession | None = None
+        broker.topology.peers.answer("declare-group", self._answer_declare)
+        broker.topology.peers.answer("group-members", self._answer_members)
 
     def start(self) -> None:
         self._shards.start()
@@ -52,8 +56,6 @@ class GroupService:
     async def stop(self) -> None:
         """No request may be in progress."""
         await self._shards.stop()
-        if self._session is not None:
-            await self._session.close()
 
     # Shards
 
@@ -125,9 +127,7 @@ class GroupService:
                     f"the coordinator of group {name!r} has just changed; try again", sent=False
                 ) from error
             return
-        status, document = await self._ask(number, leads, "PUT", name, {"mode": mode.value})
-        if status != 200:
-            raise from_dict(document["error"])
+        await self._ask(number, "declare-group", {"group": name, "mode": mode.value})
 
     async def group(self, name: str) -> tuple[ShardGroups, Group]:
         """Raises ``UnknownGroup``, ``NotLeader``."""
@@ -143,35 +143,43 @@ class GroupService:
 
     async def live_members(self, group: str) -> int:
         """How many members the group has, asked of its coordinator. Raises ``Unavailable``."""
+        return int((await self._members(group))["members"])
+
+    async def is_in_use(self, name: str) -> bool:
+        """Whether the coordinator of a group knows of members, or that it is of a kind that has none it knows of.
+
+        ``name`` may be that of a member of a broadcast group. Raises ``Unavailable``.
+        """
+        found = await self._members(name.partition("/")[0])
+        return bool(found["members"]) or found["mode"] in (Mode.PUSH.value, Mode.WORK_QUEUE.value)
+
+    async def _members(self, group: str) -> dict[str, Any]:
         number, leads = self.coordinator(group)
         if leads.here:
-            try:
-                return len((await self.group(group))[1].members)
-            except UnknownGroup:
-                return 0
-        status, document = await self._ask(number, leads, "GET", group)
-        if status == UnknownGroup.status:
-            return 0
-        if status != 200:
-            raise from_dict(document["error"])
-        return len(document["members"])
+            return await self._answer_members({"group": group})
+        return await self._ask(number, "group-members", {"group": group})
 
-    async def _ask(
-        self, number: int, leads: Leadership, method: str, group: str, value: Any = None
-    ) -> tuple[int, dict[str, Any]]:
-        """Ask the coordinator about the group: status and answer. Raises ``Unavailable``."""
-        if leads.url is None:
-            raise Unavailable(f"shard {number}, which coordinates group {group!r}, has no leader now", shard=number)
-        if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_ASK_TIMEOUT_S))
+    async def _ask(self, number: int, operation: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Ask the coordinator of a group. Raises what it answers, ``Unavailable`` where it gave no answer."""
         try:
-            async with self._session.request(method, f"{leads.url}/v1/groups/{group}", json=value) as response:
-                if response.status < 500 and response.status != NotLeader.status:
-                    return response.status, await response.json()
-                reason = f"it answered {response.status}"
-        except (aiohttp.ClientError, TimeoutError, ValueError) as error:
-            reason = f"{type(error).__name__}"
-        raise Unavailable(f"{leads.url}, which coordinates group {group!r}, cannot be asked: {reason}", sent=False)
+            return await self._broker.topology.peers.ask(number, operation, body, _ASK_TIMEOUT_S)
+        except (NotLeader, ConnectionFailed) as error:
+            raise Unavailable(
+                f"the leader of shard {number}, which coordinates group {body['group']!r}, cannot be asked: "
+                f"{error.message}",
+                sent=False,
+            ) from error
+
+    async def _answer_declare(self, asked: dict[str, Any]) -> dict[str, Any]:
+        await self.declare(str(asked["group"]), Mode(asked["mode"]))
+        return {}
+
+    async def _answer_members(self, asked: dict[str, Any]) -> dict[str, Any]:
+        try:
+            _, group = await self.group(str(asked["group"]))
+        except UnknownGroup:
+            return {"members": 0, "mode": None}
+        return {"members": len(group.members), "mode": group.mode.value}
 
     # Where the queues are
 
@@ -202,6 +210,7 @@ class GroupService:
             shard.check()
             if member is not None:
                 shard.check_commit(group, epoch)
+            shard.admit_commit(group)
             shard.last_commit.pop((group, topic.id), None)
             shard.last_commit[group, topic.id] = time.time()
             if len(shard.last_commit) > _REMEMBERED_COMMITS:
@@ -240,18 +249,16 @@ class GroupService:
         self._check_ranges(topic, ranges, limited=False)
         lags: list[Lag] = []
         committed_at: float | None = None
-        spans = self._broker.spans(topic)
         for part in self._broker.ranges(topic):
             own = intersect(ranges, ((part.first, part.end),))
             if not own:
                 continue
             shard = await self.shard(part.shard)
             await shard.port.prepare(topic)
-            store, first = shard.store, spans[part.shard].first
+            store = shard.store
 
-            def read(store: Any = store, first: int = first, own: Ranges = own) -> Lag:
-                earliest, latest = store.earliest_offsets(topic.id), store.latest_offsets(topic.id)
-                return count_lag(first, earliest, latest, store.committed_offsets(group, topic.id), own)
+            def read(store: Any = store, own: Ranges = own) -> Lag:
+                return add([join([_count_lag(store, group, topic.id, *piece) for piece in _cut(*run)]) for run in own])
 
             lags.append(await self._broker.in_readers(read))
             shard.check()
@@ -275,6 +282,18 @@ class GroupService:
     async def forget_offsets(self, group: str, shard: int) -> None:
         """Drop committed offsets and the fence of a group in one shard."""
         await (await self.shard(shard)).unfence(group)
+
+
+def _cut(first: int, end: int) -> Iterator[tuple[int, int]]:
+    """A range in pieces whose columns take little memory, and the interpreter for a millisecond."""
+    for low in range(first, end, _COUNTED_AT_ONCE):
+        yield low, min(low + _COUNTED_AT_ONCE, end)
+
+
+def _count_lag(store: ShardStore, group: str, topic_id: int, first: int, end: int) -> Lag:
+    queues = np.arange(first, end, dtype=np.uint32)
+    earliest, latest = store.earliest_offsets(topic_id, queues), store.latest_offsets(topic_id, queues)
+    return count_lag(first, earliest, latest, store.committed_offsets(group, topic_id, queues), ((first, end),))
 
 
 def _has_members(group: str, members: int, remedy: str) -> GroupHasMembers:

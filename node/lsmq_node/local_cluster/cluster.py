@@ -34,6 +34,10 @@ _PROGRAM = ("-m", "lsmq")
 Tell = Callable[[ClusterStatus], None]
 
 
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
 def _tell_nobody(status: ClusterStatus) -> None:
     pass
 
@@ -70,7 +74,7 @@ class LocalCluster:
             raise InvalidRequest(f"{directory} is not empty and holds no cluster; choose another --dir")
         for node in plan.nodes:
             plan.node_config(node, directory)
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         ClusterSecret.create(directory / "secret")
         plan.write(directory)
         return cls(directory, detached=detached)
@@ -244,7 +248,7 @@ class LocalCluster:
         self, node: NodePlan, settings: Mapping[str, Any] | None = None, program: Sequence[str] = _PROGRAM
     ) -> None:
         directory = self.directory / node.id
-        directory.mkdir(exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
         file = directory / "node.toml"
         if not file.exists():  # Afterwards it is the user's to change.
             config_file.write(file, self.plan.node_config(node, self.directory))
@@ -281,6 +285,6 @@ class LocalCluster:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        with open(self.directory / "lock", "w") as file:
+        with open(self.directory / "lock", "w", opener=_private) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield

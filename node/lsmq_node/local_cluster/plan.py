@@ -136,6 +136,7 @@ class ClusterPlan:
     def write(self, directory: Path) -> None:
         """Keep it in the cluster's directory, replacing what was there."""
         temporary = directory / f"{_PLAN_FILE}.new"
+        temporary.touch(mode=0o600)
         temporary.write_text(json.dumps({"format": FORMAT, **asdict(self)}, indent=2) + "\n")
         temporary.replace(directory / _PLAN_FILE)
 

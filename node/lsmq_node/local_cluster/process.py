@@ -47,8 +47,8 @@ class OwnProcess:
         The pid; see ``state``.
         """
         assert self.pid is None, f"{self.directory.name} runs already"
-        self.directory.mkdir(parents=True, exist_ok=True)
-        log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             pid = os.posix_spawn(
                 command[0],
@@ -116,6 +116,7 @@ class OwnProcess:
 
     def _remember(self, identity: _Identity) -> None:
         temporary = self._pid_file.with_suffix(".new")
+        temporary.touch(mode=0o600)
         temporary.write_text(
             json.dumps({"pid": identity.pid, "started_ticks": identity.started_ticks, "boot": identity.boot}) + "\n"
         )

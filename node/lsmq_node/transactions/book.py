@@ -17,6 +17,7 @@ from lsmq.errors import (
     DocumentsFull,
     InvalidRequest,
     SequenceTakenOver,
+    TooManyGroups,
     TooManyMembers,
     TooManyTransactions,
     TransactionDecided,
@@ -29,6 +30,7 @@ from .memory import Memory
 from .records import Key, Member, Part, Plan, Sequence, State, Transaction, part_key
 
 MAX_MEMBERS = 1_000  # a group
+MAX_ALL_SEQUENCES = 100_000  # a shard
 MAX_UNFINISHED = 10_000  # transactions a group
 MAX_SEQUENCES = 1_000  # a group
 MAX_PARTS = 1_000  # a transaction
@@ -55,12 +57,14 @@ class Book(Memory):
 
     Args:
         max_bytes: of a transaction, since a delivery of it must fit into a request.
+        max_groups: that have members.
         max_held_bytes: of all that are not finished. Well below what the shard keeps in documents: there must be room
             to decide them.
     """
 
-    def __init__(self, max_bytes: int = MAX_BYTES, max_held_bytes: int = 128 << 20) -> None:
+    def __init__(self, max_bytes: int = MAX_BYTES, max_held_bytes: int = 128 << 20, max_groups: int = 10_000) -> None:
         super().__init__()
+        self.max_groups = max_groups
         self.max_bytes = min(max_bytes, MAX_BYTES)
         self.max_held_bytes = max_held_bytes
         self.max_remembered = min(MAX_REMEMBERED, max_held_bytes // _RECORD_BYTES // 4)
@@ -68,7 +72,7 @@ class Book(Memory):
     # Members
 
     def join(self, key: Key, session_ms: int, client: str, *, checks: bool, now: float) -> Plan:
-        """A member is heard of; the plan makes it known. Raises ``TooManyMembers``."""
+        """A member is heard of; the plan makes it known. Raises ``TooManyMembers``, ``TooManyGroups``."""
         if key in self.members:
             self._seen[key] = now
             return Plan()
@@ -76,6 +80,13 @@ class Book(Memory):
         if len(self._members_of.get(group, ())) >= MAX_MEMBERS:
             raise TooManyMembers(
                 f"producer group {group!r} has {MAX_MEMBERS} members, the limit", group=group, limit=MAX_MEMBERS
+            )
+        if group not in self._members_of and len(self._members_of) >= self.max_groups:
+            raise TooManyGroups(
+                f"{len(self._members_of)} producer groups have members, the limit is {self.max_groups} (max_groups); "
+                "let producers share a group, or wait until members leave",
+                group=group,
+                limit=self.max_groups,
             )
         return Plan(members={key: Member(0, (), session_ms, client, checks)})
 
@@ -281,6 +292,12 @@ class Book(Memory):
         if known is None and self._sequences_of.get(group, 0) >= MAX_SEQUENCES:
             raise TooManyTransactions(
                 f"producer group {group!r} has {MAX_SEQUENCES} sequences, the limit", group=group, limit=MAX_SEQUENCES
+            )
+        if known is None and len(self.sequences) >= MAX_ALL_SEQUENCES:
+            raise TooManyTransactions(
+                f"this shard keeps {MAX_ALL_SEQUENCES} sequences of producer groups, the limit; use a group of another "
+                "name, or fewer sequences",
+                limit=MAX_ALL_SEQUENCES,
             )
         plan = Plan()
         for key, transaction in self._open_of(group):

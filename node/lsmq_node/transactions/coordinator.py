@@ -13,6 +13,7 @@ import structlog
 
 from lsmq.errors import DeliveriesAhead, LsmqError, Unavailable
 from lsmq_node.broker import ShardCoordinator, ShardPort, Start
+from lsmq_node.config import NodeConfig
 
 from .book import BROKER, Book
 from .counts import Counts
@@ -32,6 +33,7 @@ from .records import (
     decode_part,
     part_key,
 )
+from .shares import Shares
 
 _log = structlog.get_logger("lsmq.transactions")
 
@@ -50,10 +52,12 @@ class ShardTransactions(ShardCoordinator):
     subject = "transactions"
 
     def __init__(
-        self, port: ShardPort, start: Start, shard_count: int, max_request_bytes: int, send: Send, counts: Counts
+        self, port: ShardPort, start: Start, shard_count: int, config: NodeConfig, send: Send, counts: Counts
     ) -> None:
         super().__init__(port, start)
-        self.book = Book(max_request_bytes // 2, self.store.options.max_documents_bytes // 2)
+        held_bytes = self.store.options.max_documents_bytes // 2
+        self.book = Book(config.max_request_bytes // 2, held_bytes, config.max_groups)
+        self.shares = Shares(held_bytes * config.address_share_percent // 100)
         self.last: dict[int, int] = {}  # by coordinator, the number of the last batch put in line here
         self.counts = counts
         self._shard_count = shard_count
@@ -87,6 +91,7 @@ class ShardTransactions(ShardCoordinator):
         lanes = {shard: lane.next for shard, lane in self.book.lanes.items()}
         future = self.put(plan.documents(lanes))
         self.book.apply(plan, self.now)
+        self.shares.follow(plan)
         return future
 
     async def _done(self, plan: Plan) -> None:
@@ -124,18 +129,30 @@ class ShardTransactions(ShardCoordinator):
 
     # Transactions
 
-    async def begin(self, transaction: Transaction, number: int, part: Part, sequence_epoch: int) -> Transaction:
-        """See :meth:`Book.begin`. Durable on return."""
+    async def begin(
+        self, transaction: Transaction, number: int, part: Part, sequence_epoch: int, client: str
+    ) -> Transaction:
+        """See :meth:`Book.begin` and :class:`Shares`; ``client`` is whose it is. Durable on return."""
         self.check()
         plan = self.book.begin(transaction, number, part, sequence_epoch)
+        if plan:
+            self.shares.check(transaction.key, client, len(part.body))
+            self.shares.begun(transaction.key, client)
         self.counts.begun += bool(plan)
-        await self._done(plan)
+        try:
+            await self._done(plan)
+        finally:
+            if transaction.key not in self.book.transactions:  # It was refused.
+                self.shares.follow(Plan(transactions={transaction.key: None}))
         return self.book.transaction(transaction.key)
 
-    async def add(self, key: Key, number: int, part: Part) -> Transaction:
-        """See :meth:`Book.add`. Durable on return."""
+    async def add(self, key: Key, number: int, part: Part, client: str) -> Transaction:
+        """See :meth:`Book.add` and :class:`Shares`. Durable on return."""
         self.check()
-        await self._done(self.book.add(key, number, part))
+        plan = self.book.add(key, number, part)
+        if plan:
+            self.shares.check(key, client, len(part.body))
+        await self._done(plan)
         return self.book.transaction(key)
 
     async def decide(self, key: Key, state: State, by: str, wait_s: float) -> Transaction:
@@ -236,7 +253,7 @@ class ShardTransactions(ShardCoordinator):
                     pause_s = _FIRST_PAUSE_S
                 except DeliveriesAhead as error:
                     self.check()
-                    _log.error("deliveries_ahead", shard=shard, **error.details)
+                    _log.error("deliveries_ahead", coordinator=self.port.number, details=error.details)
                     await self.durable(self._put(self.book.renumber(shard, int(error.details["last"]))))
                 except LsmqError as error:
                     self.counts.delivery_failures += 1

@@ -1,6 +1,6 @@
 """From a coordinator to the shards of a transaction: batches, sent to their leader until it has them.
 
-Between nodes this is ``POST /v1/shards/{shard}/deliveries``; a node asks itself without it.
+Between nodes this goes over the internal port, signed (:class:`lsmq_node.broker.Peers`); a node asks itself without it.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
-import msgpack
+from lsmq.errors import DeliveriesAhead, InvalidBatch, InvalidRequest, LsmqError
+from lsmq.record_batch import HEADER, HEADER_BYTES, Codec, RecordBatch
 
-from lsmq.errors import ConnectionFailed, DeliveriesAhead, LsmqError, TimedOut, Unavailable, from_dict
-
-_TIMEOUT_S = 3.0
-_MSGPACK = "application/msgpack"
+OPERATION = "deliver"
+TIMEOUT_S = 3.0
+#: Far more than coordinators send at once.
+MAX_BATCHES = 100_000
+MAX_NUMBER = 1 << 53
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,8 @@ class Delivery:
 
     coordinator: the shard that coordinates.
     limit: it has sent no batch above this number before.
-    batches: number, topic's id, topic, and the packed batch; numbers rise.
+    batches: number, topic's id, topic, and the packed batch; at least one. Numbers follow one another, and the first is
+        at most one above ``limit``.
     """
 
     coordinator: int
@@ -32,14 +34,35 @@ class Delivery:
     batches: list[tuple[int, int, str, bytes]]
 
     def to_dict(self) -> dict[str, Any]:
-        return {
-            "coordinator": self.coordinator,
-            "limit": self.limit,
-            "batches": [
-                {"number": number, "topic_id": topic_id, "topic": topic, "batch": batch}
-                for number, topic_id, topic, batch in self.batches
-            ],
-        }
+        return {"coordinator": self.coordinator, "limit": self.limit, "batches": self.batches}
+
+    @classmethod
+    def from_dict(cls, found: dict[str, Any], coordinators: int) -> Delivery:
+        """What another node sent, of a cluster with so many shards. Nothing is decompressed: coordinators pack nothing.
+
+        Raises ``InvalidRequest`` and ``InvalidBatch``.
+        """
+        coordinator, limit, items = found["coordinator"], found["limit"], found["batches"]
+        if type(coordinator) is not int or not 0 <= coordinator < coordinators:
+            raise InvalidRequest(f"coordinator is {coordinator!r}; shards are 0 to {coordinators - 1}")
+        if type(limit) is not int or not 0 <= limit < MAX_NUMBER:
+            raise InvalidRequest(f"limit is {limit!r}; it must be a number below 2**53")
+        if type(items) is not list or not 1 <= len(items) <= MAX_BATCHES:
+            raise InvalidRequest(f"a delivery has 1 to {MAX_BATCHES} batches")
+        batches: list[tuple[int, int, str, bytes]] = []
+        for number, topic_id, topic, batch in items:
+            if (type(number), type(topic_id), type(topic), type(batch)) != (int, int, str, bytes):
+                raise InvalidRequest("a batch of a delivery is a number, a topic's id and name, and bytes")
+            batches.append((number, topic_id, topic, batch))
+        for *_, batch in batches:
+            _check_batch(batch)
+        return cls(coordinator, limit, batches)
+
+
+def _check_batch(batch: bytes) -> None:
+    if len(batch) < HEADER_BYTES or HEADER.unpack_from(batch)[3] != Codec.NONE:
+        raise InvalidBatch("a batch of a delivery is one record batch, not compressed")
+    RecordBatch(batch, source="delivery")  # raises what is wrong with it
 
 
 #: Sends a delivery to the leader of a shard; returns how many batches were for topics that are gone.
@@ -49,38 +72,3 @@ Send = Callable[[int, Delivery], Awaitable[int]]
 def may_be_stored(error: LsmqError) -> bool:
     """Whether a delivery that ended so may have been carried out: yes, unless it is certain that it was not."""
     return bool(error.details.get("sent", not isinstance(error, DeliveriesAhead)))
-
-
-class Courier:
-    """Connections to other nodes. Loop thread only."""
-
-    def __init__(self) -> None:
-        self._session: aiohttp.ClientSession | None = None
-
-    async def send(self, url: str | None, shard: int, delivery: Delivery) -> int:
-        """Raises what the node answers, ``Unavailable``, ``ConnectionFailed`` or ``TimedOut``."""
-        if url is None:
-            raise Unavailable(f"shard {shard} has no leader now", shard=shard, sent=False)
-        if self._session is None:
-            self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S))
-        body = msgpack.packb(delivery.to_dict())
-        headers = {"Content-Type": _MSGPACK, "Accept": _MSGPACK}
-        try:
-            async with self._session.post(
-                f"{url}/v1/shards/{shard}/deliveries", data=body, headers=headers
-            ) as response:
-                answer = msgpack.unpackb(await response.read())
-                if response.status == 200:
-                    return int(answer["dropped"])
-                raise from_dict(answer["error"])
-        except TimeoutError as error:
-            raise TimedOut(f"no answer from {url} within {_TIMEOUT_S:g} s", url=url, sent=True) from error
-        except (aiohttp.ClientError, OSError) as error:
-            sent = not isinstance(error, aiohttp.ClientConnectorError)
-            raise ConnectionFailed(f"{url} cannot be asked: {error}", url=url, sent=sent) from error
-        except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
-            raise LsmqError(f"{url} gave an answer that is none: {error!r}") from error
-
-    async def close(self) -> None:
-        if self._session is not None:
-            await self._session.close()

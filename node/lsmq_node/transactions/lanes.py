@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 
 import crc32c
 
-from lsmq.errors import DeliveriesAhead
+from lsmq.errors import DeliveriesAhead, InvalidRequest
 from lsmq.record_batch import HEADER, HEADER_BYTES
 
 from .delivery import Delivery
@@ -44,7 +44,18 @@ def with_producer(batch: bytes, producer_id: int, epoch: int) -> bytes:
 
 
 def fresh_batches(shard: int, last: int, delivery: Delivery) -> list[tuple[int, int, str, bytes]]:
-    """Those that ``shard`` has not had, which has had all up to ``last``. Raises ``DeliveriesAhead``."""
+    """Those that ``shard`` has not had, which has had all up to ``last``.
+
+    Raises ``DeliveriesAhead``, and ``InvalidRequest`` for numbers that no coordinator gives: one that is far ahead
+    would make the shard take all that is to come for what it has had.
+    """
+    first = delivery.batches[0][0]
+    numbers = [number for number, *_ in delivery.batches]
+    if not 1 <= first <= delivery.limit + 1 or numbers != list(range(first, first + len(numbers))):
+        raise InvalidRequest(
+            f"the numbers of a delivery follow one another from {delivery.limit + 1} at most, since none above "
+            f"{delivery.limit} was sent before; these are {first} to {numbers[-1]}"
+        )
     if last > delivery.limit:
         raise DeliveriesAhead(
             f"shard {shard} has had delivery {last} of the coordinator in shard {delivery.coordinator}, which has sent "

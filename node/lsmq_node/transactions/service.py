@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from typing import Any
 
-from lsmq.errors import UnknownTopic
+from lsmq.errors import InvalidRequest, UnknownTopic
 from lsmq.messages import key_hash
 from lsmq.record_batch import RecordBatch
 from lsmq_node.broker import Ack, Broker, LedShards, ShardPort, Start
 
 from .coordinator import ShardTransactions
 from .counts import Counts
-from .delivery import Courier, Delivery
+from .delivery import OPERATION, TIMEOUT_S, Delivery
 from .lanes import fresh_batches, lane_key, producer_of, with_producer
 
 
@@ -21,12 +23,12 @@ class TransactionService:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._shards = LedShards("transactions", broker, self._make)
-        self._courier = Courier()
         self._counts = Counts()
+        broker.topology.peers.answer(OPERATION, self._answer)
 
     def _make(self, port: ShardPort, start: Start) -> ShardTransactions:
-        shards, limit = self._broker.topology.shard_count, self._broker.config.max_request_bytes
-        return ShardTransactions(port, start, shards, limit, self.send, self._counts)
+        broker = self._broker
+        return ShardTransactions(port, start, broker.topology.shard_count, broker.config, self.send, self._counts)
 
     def start(self) -> None:
         self._shards.start()
@@ -38,7 +40,6 @@ class TransactionService:
     async def stop(self) -> None:
         """No request may be in progress."""
         await self._shards.stop()
-        await self._courier.close()
 
     # Shards
 
@@ -69,10 +70,19 @@ class TransactionService:
 
     async def send(self, shard: int, delivery: Delivery) -> int:
         """To the leader of ``shard``, wherever that is; how many batches were for topics that are gone."""
-        leads = self._broker.topology.leadership(shard)
-        if leads.here:
+        topology = self._broker.topology
+        if topology.leadership(shard).here:
             return await self.receive(shard, delivery)
-        return await self._courier.send(leads.url, shard, delivery)
+        answer = await topology.peers.ask(shard, OPERATION, {"shard": shard, **delivery.to_dict()}, TIMEOUT_S)
+        return int(answer["dropped"])
+
+    async def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """A delivery of another node."""
+        count, shard = self._broker.topology.shard_count, asked["shard"]
+        if type(shard) is not int or not 0 <= shard < count:
+            raise InvalidRequest(f"shard is {shard!r}; shards are 0 to {count - 1}")
+        delivery = await asyncio.to_thread(Delivery.from_dict, asked, count)
+        return {"dropped": await self.receive(shard, delivery)}
 
     async def receive(self, number: int, delivery: Delivery) -> int:
         """Store what a coordinator has decided, unless it is here already. Durable, and visible, on return.

@@ -8,7 +8,7 @@ from typing import Any
 
 import structlog
 
-from lsmq.errors import InvalidRequest, LsmqError, NotLeader
+from lsmq.errors import InvalidRequest, LsmqError, NotLeader, TooManyGroups
 from lsmq_coordinator.parts import kept
 from lsmq_node.broker import Ack, Background, Broker, Hold, ShardPort
 from lsmq_node.groups import GroupService, Mode
@@ -27,6 +27,8 @@ _TICK_S = 0.25
 #: A group without consumers costs nothing after so long: commits are not followed for it any more.
 _IDLE_S = 300.0
 _MAX_DELETES = 10_000
+#: Groups by topics and shards, that were used lately.
+_MAX_WORKS = 5_000
 
 Key = tuple[str, int, int]
 """Group, topic id and shard."""
@@ -115,8 +117,23 @@ class WorkService:
             self._retire(key, known)
         task = self._loading.get(key)
         if task is None:
+            self._make_room(group)
             task = self._loading[key] = self._background.start(self._load(key, port, topic))
         return await asyncio.shield(task)
+
+    def _make_room(self, group: str) -> None:
+        """Put aside what was not used for longest. Raises ``TooManyGroups`` where all are busy."""
+        if len(self._works) + len(self._loading) < _MAX_WORKS:
+            return
+        idle = [(work.used_at, key) for key, work in self._works.items() if work.is_idle]
+        if not idle:
+            raise TooManyGroups(
+                f"work queues are busy in {_MAX_WORKS} shards of this node's topics, the limit; use fewer groups",
+                limit=_MAX_WORKS,
+                group=group,
+            )
+        _, key = min(idle)
+        self._drop(key, self._works[key])
 
     async def _load(self, key: Key, port: ShardPort, topic: Topic) -> ShardWork:
         group = key[0]

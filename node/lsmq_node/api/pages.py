@@ -1,0 +1,28 @@
+"""Lists in pages: ``limit`` of them after the name ``after``, and the name to go on after as ``next``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from .routing import Call, Parameter
+from .schemas import MAX_LISTED
+
+PAGE = (
+    Parameter(
+        "limit",
+        "query",
+        {"type": "integer", "minimum": 1, "maximum": MAX_LISTED, "default": MAX_LISTED},
+        "At most so many.",
+    ),
+    Parameter("after", "query", {"type": "string", "default": ""}, "Those after this name: `next` of the page before."),
+)
+
+Item = TypeVar("Item")
+
+
+def page(call: Call, items: Iterable[Item], name: Callable[[Item], str] = str) -> tuple[list[Item], Any]:
+    """The items of the page that is asked for, in order of their names, and what ``next`` is."""
+    limit, after = call.query["limit"], call.query["after"]
+    found = sorted((item for item in items if name(item) > after), key=name)
+    return found[:limit], name(found[limit - 1]) if len(found) > limit else None

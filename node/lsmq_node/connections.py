@@ -1,0 +1,175 @@
+"""Who may be connected: connections are accepted up to a number, and of one address up to its share.
+
+What is over is told so (a few bytes of HTTP, whatever was asked) and closed. Where the system has no descriptor or
+memory for another connection, the next is accepted a moment later; that is logged once in a while, not each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import structlog
+
+from lsmq.errors import LsmqError, TooManyConnections
+from lsmq_node.broker.budget import client_of
+
+_log = structlog.get_logger("lsmq.http")
+
+#: Connections that nodes of a cluster may have with one of them, dialled by either side.
+INTERNAL_CONNECTIONS = 1_024
+#: What ``accept`` fails with when there is no room; it passes.
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_RETRY_S = 0.1
+_LOG_EVERY_S = 60.0
+_AT_ONCE = 64  # connections that are accepted in one turn of the loop
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How many connections there may be, and of one address."""
+
+    most: int
+    most_of_one: int
+
+    @classmethod
+    def of(cls, most: int, share_percent: int) -> Limits:
+        return cls(most, max(1, most * share_percent // 100))
+
+
+class Connection(socket.socket):
+    """An accepted socket that says when it is closed."""
+
+    on_close: Callable[[], None] | None = None
+
+    def close(self) -> None:
+        super().close()
+        if self.on_close is not None:
+            done, self.on_close = self.on_close, None
+            done()
+
+
+class Doorkeeper:
+    """Accepts connections of one listening socket. Loop thread only; ``start`` it, and ``close`` it."""
+
+    def __init__(self, listener: socket.socket, make: Callable[[], asyncio.BaseProtocol], limits: Limits) -> None:
+        """``make`` makes what speaks on a connection. The listener is the doorkeeper's from here on."""
+        self.limits = limits
+        self.count = 0
+        self.accepted = 0
+        self.refused = 0
+        self.accept_failures = 0
+        self._listener = listener
+        self._make = make
+        self._by_client: dict[str, int] = {}
+        self._opening: set[asyncio.Task[None]] = set()
+        self._retry: asyncio.TimerHandle | None = None
+        self._logged_at = float("-inf")
+        self._loop = asyncio.get_running_loop()
+
+    def start(self) -> None:
+        self._listener.setblocking(False)
+        self._loop.add_reader(self._listener, self._accept_some)
+
+    def close(self) -> None:
+        """Accept no more; what is connected stays. Who comes now is refused by the system, at once."""
+        if self._listener.fileno() < 0:
+            return
+        if self._retry is not None:
+            self._retry.cancel()
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+
+    def _accept_some(self) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                plain, address = self._listener.accept()
+            except BlockingIOError:
+                return
+            except (InterruptedError, ConnectionAbortedError):
+                continue
+            except OSError as error:
+                if error.errno not in _NO_ROOM:
+                    raise
+                self._wait_for_room(error)
+                return
+            self.accepted += 1
+            connection = Connection(plain.family, plain.type, plain.proto, plain.detach())
+            self._admit(connection, client_of(address[0] if isinstance(address, tuple) else None))
+
+    def _wait_for_room(self, error: OSError) -> None:
+        self.accept_failures += 1
+        now = self._loop.time()
+        if now - self._logged_at >= _LOG_EVERY_S:
+            self._logged_at = now
+            _log.error(
+                "not_accepted",
+                reason=error.strerror,
+                connections=self.count,
+                remedy="raise the limit of open files (ulimit -n), or lower max_connections",
+            )
+        self._loop.remove_reader(self._listener)
+        self._retry = self._loop.call_later(_RETRY_S, self.start)
+
+    def _admit(self, connection: Connection, client: str) -> None:
+        own = self._by_client.get(client, 0)
+        if self.count >= self.limits.most or own >= self.limits.most_of_one:
+            self.refused += 1
+            _refuse(connection, self._refusal(own))
+            return
+        self.count += 1
+        self._by_client[client] = own + 1
+        connection.on_close = lambda: self._gone(client)
+        connection.setblocking(False)
+        task = self._loop.create_task(self._open(connection))
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    async def _open(self, connection: Connection) -> None:
+        try:
+            await self._loop.connect_accepted_socket(self._make, connection)
+        except OSError:  # The other side is gone again.
+            connection.close()
+        except BaseException:
+            connection.close()
+            raise
+
+    def _gone(self, client: str) -> None:
+        self.count -= 1
+        left = self._by_client[client] - 1
+        assert self.count >= 0 and left >= 0, "a connection was closed twice"
+        if left:
+            self._by_client[client] = left
+        else:
+            del self._by_client[client]
+
+    def _refusal(self, own: int) -> TooManyConnections:
+        if own >= self.limits.most_of_one:
+            return TooManyConnections(
+                f"your address has {own} connections, the limit (address_share_percent of max_connections); use fewer",
+                limit=self.limits.most_of_one,
+                sent=False,
+            )
+        return TooManyConnections(
+            f"there are {self.count} connections, the limit (max_connections, or the limit of open files); come again",
+            limit=self.limits.most,
+            sent=False,
+        )
+
+
+def _refuse(connection: Connection, error: LsmqError) -> None:
+    body = json.dumps({"error": error.to_dict()}).encode()
+    head = (
+        f"HTTP/1.1 {error.status} Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
+        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    )
+    with connection, suppress(OSError):
+        connection.setblocking(False)
+        connection.send(head.encode() + body)
+        connection.shutdown(socket.SHUT_WR)
+        connection.recv(65_536)  # Closed with something unread, what was said would be lost.

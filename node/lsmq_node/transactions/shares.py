@@ -1,0 +1,65 @@
+"""What the transactions of one address hold that are not finished: a share, so that one cannot take all there is. Pure.
+
+Counted by whoever leads the coordinator's shard, from when it began to: what was open before counts for nobody.
+"""
+
+from __future__ import annotations
+
+from lsmq.errors import DocumentsFull, TooManyTransactions
+
+from .records import Key, Plan
+
+#: Transactions of one address, in one shard, that are open or not delivered.
+MAX_UNFINISHED = 5_000
+
+
+class Shares:
+    """Loop thread only."""
+
+    def __init__(self, share_bytes: int) -> None:
+        self.share_bytes = share_bytes
+        self._owner: dict[Key, tuple[str, int]] = {}  # client and bytes, of what is not finished
+        self._bytes: dict[str, int] = {}
+        self._count: dict[str, int] = {}
+
+    def check(self, key: Key, client: str, more_bytes: int) -> None:
+        """Whether ``client`` may begin this one, or add to it. Raises ``TooManyTransactions``, ``DocumentsFull``."""
+        if key not in self._owner and self._count.get(client, 0) >= MAX_UNFINISHED:
+            raise TooManyTransactions(
+                f"your address has {MAX_UNFINISHED} transactions in this shard that are open or not delivered, the "
+                "limit; finish some",
+                limit=MAX_UNFINISHED,
+            )
+        held = self._bytes.get(client, 0)
+        if held + more_bytes > self.share_bytes:
+            raise DocumentsFull(
+                f"transactions of your address that are not finished hold {held} bytes in this shard, and "
+                f"{more_bytes} more are over its share of {self.share_bytes} (address_share_percent of half of "
+                "max_documents_bytes); finish some",
+                used_bytes=held,
+                limit=self.share_bytes,
+            )
+
+    def begun(self, key: Key, client: str) -> None:
+        """This client begins it."""
+        if key not in self._owner:
+            self._owner[key] = client, 0
+            self._count[client] = self._count.get(client, 0) + 1
+            self._bytes.setdefault(client, 0)
+
+    def follow(self, plan: Plan) -> None:
+        """What a plan changes is in line."""
+        for key, transaction in plan.transactions.items():
+            known = self._owner.get(key)
+            if known is None:
+                continue
+            client, size = known
+            if transaction is None or transaction.is_finished:
+                del self._owner[key]
+                self._bytes[client] -= size
+                self._count[client] -= 1
+                if not self._count[client]:
+                    del self._count[client], self._bytes[client]
+            else:
+                self._owner[key] = client, transaction.size_bytes
+                self._bytes[client] += transaction.size_bytes - size

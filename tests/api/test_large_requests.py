@@ -1,0 +1,224 @@
+"""Large requests: counted before they are made, unpacked off the loop, bounded after decompression."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import io
+import json
+import threading
+import zlib
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lsmq.errors import TooManyItems
+from lsmq_node.api import items
+from lsmq_node.api.items import MAX_ITEMS, check_json_items, unpack_msgpack
+from lsmq_node.api.workers import Workers
+from lsmq_node.broker import Broker
+from storage.harness import profile
+from support.waiting import comes_true
+
+from .calls import Api
+from .in_process import Session, with_node
+
+MIB = 1 << 20
+MSGPACK = {"Content-Type": "application/msgpack", "Accept": "application/json"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" + b"0," * MAX_ITEMS + b"0]",
+        b'{"a":' + b"[]," * MAX_ITEMS + b"0}",
+        b"[" + b"{}," * MAX_ITEMS + b"{}]",
+        b"[" * (MAX_ITEMS + 2),
+        b'["",' + b'"",' * MAX_ITEMS + b"0]",
+    ],
+    ids=["numbers", "lists", "maps", "nested", "texts"],
+)
+def test_json_of_too_many_values_is_refused_before_it_is_made(body: bytes) -> None:
+    with pytest.raises(TooManyItems) as refused:
+        check_json_items(body)
+    assert refused.value.details["limit"] == MAX_ITEMS
+
+
+def test_text_is_one_value_whatever_it_says() -> None:
+    for text in ("," * 2 * MAX_ITEMS, '[{"' * MAX_ITEMS, "\\" * MAX_ITEMS + '",' * MAX_ITEMS, "\u00e9,[" * MAX_ITEMS):
+        check_json_items(json.dumps({"messages": [{"body": text}]}).encode())
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        msgpack.packb([{}] * MAX_ITEMS),
+        msgpack.packb([[[]] * 1_000] * 1_000),
+        msgpack.packb(dict.fromkeys(range(MAX_ITEMS // 2 + 1))),
+        b"\xdd\xff\xff\xff\xff" + bytes(MAX_ITEMS),
+        b"\x91" * MAX_ITEMS + b"\xc0" * 3,
+    ],
+    ids=["maps", "lists", "keys", "announced", "nested"],
+)
+def test_msgpack_of_too_many_values_is_refused_while_it_is_made(body: bytes) -> None:
+    with pytest.raises((TooManyItems, msgpack.exceptions.StackError)):
+        unpack_msgpack(body)
+
+
+values: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.text('",:[]{}\\x', max_size=8),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text('",:\\', max_size=3), inner, max_size=5),
+    max_leaves=60,
+)
+
+
+def count(value: Any) -> int:
+    if isinstance(value, dict):
+        return sum(1 + count(item) for item in value.values()) + 1
+    return 1 + sum(map(count, value)) if isinstance(value, list) else 1
+
+
+@profile(200)
+@given(values, st.integers(0, 40))
+def test_no_more_values_pass_than_may_and_few_are_never_refused(value: Any, limit: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(items, "MAX_ITEMS", limit)
+        patch.setattr(items, "_FEW_BYTES", 0)
+        try:
+            check_json_items(json.dumps(value).encode())
+        except TooManyItems:
+            assert 2 * count(value) > limit, "an empty list or map counts twice"
+        else:
+            assert count(value) <= limit + 1
+
+
+def test_what_would_take_long_is_refused_or_done_beside_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of these kept the loop for a second; none of them is unpacked in its thread now."""
+    loop_thread = threading.get_ident()
+    on_loop: list[int] = []
+
+    async def test(client: Session, broker: Broker) -> None:
+        async def post(path: str, body: bytes, headers: dict[str, str] | None = None) -> tuple[int, str]:
+            async with client.post(path, data=io.BytesIO(body), headers=headers or {}) as answer:
+                return answer.status, (await answer.json())["error"]["code"]
+
+        many = json.dumps({"topic": "t", "shards": [0] * 400_000}).encode()
+        assert await post("/v1/groups/g/pop", many) == (400, "invalid_request")
+        beat = {"member": "m", "topics": ["t"], "owned": {f"t{at}": [[0, 1]] * 9_999 for at in range(2)}}
+        assert await post("/v1/groups/g/heartbeat", json.dumps(beat).encode()) == (400, "invalid_request")
+        maps = msgpack.packb([{}] * (8 * MIB - 8))
+        assert await post("/v1/topics/t/messages", maps, MSGPACK) == (413, "too_many_items")
+        queues = b'{"offsets":[0],"queues":[' + b"1," * 3_000_000 + b"1]}"
+        assert await post("/v1/topics/t/fetch", queues) == (413, "too_many_items")
+
+    def decode(body: bytes, form: Any) -> Any:
+        if len(body) > 100_000 and threading.get_ident() == loop_thread:
+            on_loop.append(len(body))
+        return really(body, form)
+
+    from lsmq_node.api import routing
+
+    really = routing.decode
+    monkeypatch.setattr(routing, "decode", decode)
+    with_node(tmp_path, test)
+    assert on_loop == []
+
+
+def test_many_queues_are_asked_for_in_parts(tmp_path: Path) -> None:
+    async def test(client: Session, broker: Broker) -> None:
+        await client.put("/v1/topics/huge", json={"queues": 2_000_000})
+        for path in ("/v1/topics/huge/offsets", "/v1/groups/g/offsets?topic=huge"):
+            async with client.get(path) as answer:
+                assert answer.status == 400 and "ask in parts" in (await answer.json())["error"]["message"]
+        async with client.get("/v1/topics/huge/offsets?queues=0-20000&time_ms=1") as answer:
+            assert answer.status == 400 and (await answer.json())["error"]["limit"] == 10_000
+        async with client.get("/v1/groups/g/lag?topic=huge&ranges=0-9,150000-1999999") as answer:
+            assert (await answer.json())["by_range"] == [0, 0] and answer.status == 200
+
+    with_node(tmp_path, test)
+
+
+def compressed(body: bytes, coding: str) -> bytes:
+    return gzip.compress(body) if coding == "gzip" else zlib.compress(body)
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate"])
+def test_a_compressed_body_is_taken_and_what_it_becomes_is_bounded(api: Api, topic_name: str, coding: str) -> None:
+    api.create(topic_name, 1)
+    path, headers = f"/v1/topics/{topic_name}/messages", {"Content-Encoding": coding}
+    body = json.dumps({"messages": [{"body": "packed"}]}).encode()
+    api.call("POST", path, body=compressed(body, coding), headers=headers, status=200)
+    large = json.dumps({"messages": [{"body": "x" * 900_000}] * 8}).encode()
+    api.call("POST", path, body=compressed(large, coding), headers=headers, status=200)
+    bomb = compressed(bytes(512 * MIB if coding == "gzip" else 64 * MIB), coding)
+    assert api.call("POST", path, body=bomb, headers=headers, status=413).code == "request_too_large"
+    for wrong in (compressed(body, coding)[:-5], body, compressed(body, coding) + b"more"):
+        assert api.call("POST", path, body=wrong, headers=headers, status=400).code == "invalid_request"
+    refused = api.call("POST", path, body=body, headers={"Content-Encoding": "br"}, status=415)
+    assert refused.code == "unsupported_media_type"
+    assert len(api.all_bodies(topic_name, 0)) == 9
+
+
+def test_an_answer_is_held_in_the_budget_until_it_is_taken(tmp_path: Path) -> None:
+    """Readers that take nothing hold their answers' memory, and no more than there is."""
+
+    async def test(client: Session, broker: Broker) -> None:
+        for _ in range(7):
+            message = {"queue": 0, "body": "x" * (MIB - 1_000)}
+            assert (await client.post("/v1/topics/t/messages", json={"messages": [message]})).status == 200
+        broker.budget.limit_bytes = broker.budget.share_bytes = 40 * MIB
+        idle = []
+        for _ in range(6):
+            reader, writer = await asyncio.open_connection(client.host, client.port, limit=1_024)
+            writer.write(b"GET /v1/topics/t/queues/0/messages?offset=0 HTTP/1.1\r\nHost: x\r\n\r\n")
+            idle.append((reader, writer))
+        statuses = [(await reader.readline()).split()[1] for reader, _ in idle]
+        taken = statuses.count(b"200")
+        assert statuses.count(b"503") == 6 - taken and 1 <= taken <= 5
+        held = taken * 7 * (MIB - 1_000)
+        await comes_true(lambda: broker.budget.used_bytes >= held, "what was not taken is held")
+        assert broker.budget.used_bytes <= broker.budget.limit_bytes
+        for _, writer in idle:
+            writer.transport.abort()
+            with suppress(ConnectionError):
+                await writer.wait_closed()
+        await comes_true(lambda: broker.budget.used_bytes == 0, "it is given back")
+
+    with_node(tmp_path, test)
+
+
+def test_a_client_that_takes_nothing_is_cut_off_in_time(tmp_path: Path) -> None:
+    async def test(client: Session, broker: Broker) -> None:
+        object.__setattr__(broker.config, "answer_timeout_ms", 100)
+        for _ in range(8):
+            message = {"queue": 0, "body": "x" * (MIB - 1_000)}
+            assert (await client.post("/v1/topics/t/messages", json={"messages": [message]})).status == 200
+        reader, writer = await asyncio.open_connection(client.host, client.port, limit=1_024)
+        writer.write(b"GET /v1/topics/t/queues/0/messages?offset=0 HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b"200" in await reader.readline()
+        await comes_true(lambda: broker.budget.used_bytes == 0, "its answer is given up")
+        with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+            await reader.readexactly(8 * MIB)
+        writer.transport.abort()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+    with_node(tmp_path, test)
+
+
+def test_the_thread_for_large_work_ends_with_the_node() -> None:
+    async def test() -> None:
+        workers = Workers()
+        assert await workers.run(threading.get_ident, large=False) == threading.get_ident()
+        assert await workers.run(threading.get_ident, large=True) != threading.get_ident()
+        assert workers.large == 1
+        await workers.close()
+
+    asyncio.run(test())
