@@ -19,16 +19,16 @@ from typing import Any
 
 import msgpack
 
-from lsmq.errors import InvalidRequest, TimedOut, Unavailable
+from lsmq.errors import AddressInUse, InvalidRequest, TimedOut, Unavailable
 
 from .auth import ClusterSecret
 from .commands import apply
 from .errors import ControlStopped, NoControlLeader, NotControlLeader
-from .journal import FULL, Journal, JournalFull
+from .journal import FULL, OS_DISK, Disk, Journal, JournalFull
 from .parts import Part
-from .raft_terms import Outcome, RaftTiming, Role
+from .raft_terms import MAX_COMMAND_BYTES, Outcome, RaftTiming, Role
 from .state import EMPTY, ClusterState
-from .voter import MAX_COMMAND_BYTES, RaftStatus, Voter
+from .voter import RaftStatus, Voter
 
 StateCallback = Callable[[ClusterState], None]
 StatusCallback = Callable[[RaftStatus], None]
@@ -52,6 +52,7 @@ class RaftConfig:
     #: Where to listen, when not at the node's own address of ``voters``.
     bind: str | None = None
     timing: RaftTiming = RaftTiming()  # noqa: RUF009
+    disk: Disk = OS_DISK
 
     def validate(self) -> None:
         """Raises ``InvalidRequest`` naming what is wrong."""
@@ -93,7 +94,7 @@ class RaftControl:
         return Voter(
             config.voters[config.node],
             list(config.voters.values()),
-            Journal(config.directory / "raft"),
+            Journal(config.directory / "raft", config.disk),
             config.secret.key("raft"),
             _Crossing(self),
             config.timing,
@@ -217,7 +218,11 @@ class RaftControl:
                 assert isinstance(result, dict)
                 return result
             case Outcome.BUSY:
-                raise Unavailable("too many control commands are waiting")
+                raise Unavailable(
+                    "too many control commands are waiting, or their disk is too slow; send it again later"
+                )
+            case Outcome.UNKNOWN:
+                raise _unknown("this voter got a snapshot instead of the log")
             case _:
                 raise self._no_leader()
 
@@ -278,20 +283,29 @@ class _Crossing:
         self._state = EMPTY
 
     def apply(self, command: bytes) -> dict[str, Any]:
-        control, former = self._control, self._state
         try:
             decoded = msgpack.unpackb(command, strict_map_key=False)
         except ValueError as error:
             decoded = {"error": str(error)}
-        state, result = apply(former, decoded if isinstance(decoded, dict) else {})
+        state, result = apply(self._state, decoded if isinstance(decoded, dict) else {})
+        self._become(state)
+        return result
+
+    def capture(self) -> Callable[[], bytes]:
+        return self._state.encode
+
+    def restore(self, content: bytes) -> None:
+        self._become(ClusterState.decode(content))
+
+    def _become(self, state: ClusterState) -> None:
+        control, changed = self._control, state.version != self._state.version
         self._state = state
         if state.version < control.state.version:
-            return result
+            return
         control.state = state
-        if state.version != former.version and not control._announcing:
+        if changed and not control._announcing:
             control._announcing = True
             _post(control._loop, control._announce)
-        return result
 
     def status_changed(self, status: RaftStatus) -> None:
         _post(self._control._loop, self._control._announce_status, status)
@@ -313,8 +327,11 @@ def pack_command(command: Mapping[str, Any]) -> bytes:
 
 
 def _passes(failure: BaseException) -> bool:
-    """Whether what stopped the voter may pass by itself, leaving what is on the disk as good as it was."""
-    return isinstance(failure, JournalFull) or (isinstance(failure, OSError) and failure.errno in FULL)
+    """Whether what stopped the voter may pass by itself, leaving what is on the disk as good as it was.
+
+    An address in use was this voter's a moment ago: without descriptors nothing can listen there either.
+    """
+    return isinstance(failure, JournalFull | AddressInUse) or (isinstance(failure, OSError) and failure.errno in FULL)
 
 
 def take_room(directory: Path) -> None:

@@ -1,22 +1,35 @@
-"""A voter: the thread in which Raft ticks, and what the rest of the process may see of it."""
+"""A voter: one thread in which Raft ticks, one that writes, and what the rest of the process may see of it.
+
+The ticking thread never waits for the disk, and the writing one writes all that has come together meanwhile with one
+sync: so signs of life leave whatever the disk does, and a slow disk makes elections slower, not impossible.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random
 from typing import Any, Protocol
 
 from lsmq.errors import AddressInUse
 
 from .journal import Journal
-from .raft import Raft, outcome_of
-from .raft_messages import BadFrame, majority_moment
-from .raft_terms import Outcome, RaftTiming, Role
+from .raft_core import RaftCore
+from .raft_frames import BadFrame
+from .raft_kept import Restore
+from .raft_messages import Message
+from .raft_terms import MAX_COMMAND_BYTES, Entry, Outcome, RaftTiming, Role, Snapshot
+from .raft_transport import Life, RaftTransport
+from .raft_writer import RaftWriter
 
-MAX_COMMAND_BYTES = 256 << 10
+#: Commands handed in and not yet in the log.
+MAX_PROPOSALS = 1_024
+#: The journal is compacted once it takes so much, or twice what its snapshot takes.
+COMPACT_BYTES = 1 << 20
 
 Callback = Callable[[Any, Outcome], None]
 
@@ -36,9 +49,12 @@ class RaftStatus:
     applied: int = 0
     commit_index: int = 0
     last_index: int = 0
+    #: What the journal takes on disk, snapshot included.
     log_bytes: int = 0
     #: This voter and all others have caught up with a leader once; until then a lost disk is not noticed.
     whole: bool = False
+    #: The longest of the latest writes to this voter's disk, in seconds.
+    sync_s: float = 0.0
 
 
 class Listener(Protocol):
@@ -46,6 +62,12 @@ class Listener(Protocol):
 
     def apply(self, command: bytes) -> Any:
         """A committed command. Deterministic, and never raises."""
+
+    def capture(self) -> Callable[[], bytes]:
+        """The state after the last command applied, as bytes. What is returned may be called in another thread."""
+
+    def restore(self, content: bytes) -> None:
+        """The state is to become what ``capture`` gave elsewhere."""
 
     def status_changed(self, status: RaftStatus) -> None:
         """Role, leader, term or readiness changed."""
@@ -55,7 +77,7 @@ class Listener(Protocol):
 
 
 class Voter:
-    """One voter: a thread that ticks. Addresses are ``host:port``; all voters must be given the same ones."""
+    """Addresses are ``host:port``; all voters must be given the same ones."""
 
     def __init__(
         self,
@@ -68,116 +90,214 @@ class Voter:
         *,
         bind: str | None = None,
     ) -> None:
-        """Listens at ``bind``, else at its own address. Raises ``AddressInUse``. Owns the journal from here on."""
+        """Listens at ``bind``, else at its own address. Owns the journal from here on. Raises ``AddressInUse``,
+        ``JournalFailed``."""
         self._journal, self._listener, self._timing = journal, listener, timing
-        self._count = len(voters)
         self._stopping, self._resigning = threading.Event(), threading.Event()
-        self._lock = threading.Lock()
-        self._closed = False
         self._failure: BaseException | None = None
         self.status = RaftStatus()
-        others = [voter for voter in voters if voter != address]
+        loaded = journal.take_loaded()
+        self._restored = loaded.snapshot
+        #: Handed in from any thread, taken by the voter's: :attr:`_lock` guards both.
+        self._proposals: deque[tuple[bytes, Callback]] = deque()
+        self._closed = False
+        self._lock = threading.Lock()
+        #: Who waits for the entry at an index, with its term.
+        self._waiting: dict[int, tuple[int, Callback]] = {}
+        # Its own randomness: it draws in a thread beside programs that count on the sequence of the module's.
+        self._core = RaftCore(address, voters, loaded, timing, Random(), time.monotonic())
+        # Its life is durable before anybody is told of it.
+        writes, number = self._core.take_writes()
+        began = time.monotonic()
         try:
-            raft = Raft.listening(address, others, bind or address, journal, key, timing, self._apply)
+            journal.write(writes, self._core.kept.commit)
+        except BaseException:
+            journal.close()
+            raise
+        self._core.written(number, time.monotonic() - began, time.monotonic())
+        try:
+            self._transport = RaftTransport(address, voters, bind or address, key, timing.reconnect_s, self)
         except Exception as error:
-            journal._destroy()
+            journal.close()
             raise AddressInUse(
                 f"cannot listen for Raft at {bind or address}: is another process using the port?",
                 address=bind or address,
             ) from error
-        self._raft = raft
+        self._writer = RaftWriter(journal, self._transport.wake)
         self._thread = threading.Thread(target=self._run, name="raft", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Blocks until the thread has ended and files and ports are closed."""
+        """Blocks until both threads have ended and files and ports are closed."""
         self._stopping.set()
+        self._wake()
         self._thread.join()
 
     def resign(self) -> None:
         """Cease to lead, soon: the voter's thread does it."""
         self._resigning.set()
+        self._wake()
 
     def propose(self, command: bytes, callback: Callback) -> None:
-        """Append a command if this voter leads. ``callback`` runs in the voter's thread, perhaps never."""
-        if len(command) > MAX_COMMAND_BYTES:
+        """Append a command if this voter leads. ``callback`` runs in the voter's thread, or at once; perhaps never."""
+        if not 0 < len(command) <= MAX_COMMAND_BYTES:
             raise ValueError(f"a command of {len(command)} bytes; the limit is {MAX_COMMAND_BYTES}")
-
-        def answered(result: Any, reason: int) -> None:
-            callback(result, outcome_of(reason))
-
         with self._lock:
-            if self._closed or self._raft.role is not Role.LEADER:
-                callback(None, Outcome.NOT_LEADER)
-                return
-            self._raft.propose(command, answered)
+            outcome = None
+            if self._closed or self.status.role is not Role.LEADER:
+                outcome = Outcome.NOT_LEADER
+            elif len(self._proposals) >= MAX_PROPOSALS:
+                outcome = Outcome.BUSY
+            else:
+                self._proposals.append((command, callback))
+        if outcome is not None:
+            callback(None, outcome)
+        else:
+            self._wake()
 
-    def _apply(self, command: bytes) -> Any:
-        try:
-            return self._listener.apply(command)
-        except Exception as error:
-            self._failure = error
-            raise
+    def _wake(self) -> None:
+        with self._lock:
+            if not self._closed:
+                self._transport.wake()
+
+    # The thread
 
     def _run(self) -> None:
-        last = time.monotonic()
         try:
-            while not self._stopping.is_set() and self._failure is None:
-                self._journal.flush()
-                if time.monotonic() - last > self._timing.election_min_s / 2:
-                    # This process was paused. Hear what the others said meanwhile before calling an election.
-                    self._raft._poller.poll(0)
-                last = time.monotonic()
-                self._tick()
-                if self._resigning.is_set():
-                    self._resigning.clear()
-                    self._raft.resign(self._timing.aside_s)
-                self._publish()
+            self._writer.start()
+            if self._restored is not None:
+                self._listener.restore(self._restored)
+                self._restored = None
+            while not self._stopping.is_set():
+                self._step()
+                self._poll(max(0.0, self._core.wake_at() - time.monotonic()))
         except BaseException as error:
             self._failure = error
         finally:
+            self._writer.stop()
             with self._lock:
                 self._closed = True
-                self._raft._doDestroy()
-                self._raft.close_pipe()
+                self._proposals.clear()
+                self._transport.close()
             if self._failure is not None:
                 self._listener.failed(self._failure)
 
-    def _tick(self) -> None:
+    def _poll(self, timeout: float) -> None:
         try:
-            self._raft.doTick(self._timing.tick_s)
+            self._transport.poll(timeout)
         except (OSError, BadFrame):
-            # A socket's trouble, such as no free descriptor. The log's own failures are of other kinds.
-            logging.getLogger(__name__).exception("raft tick")
+            # A socket's trouble, such as no free descriptor.
+            logging.getLogger(__name__).exception("raft sockets")
             time.sleep(self._timing.tick_s)
 
-    def _publish(self) -> None:
-        raft, now = self._raft, time.monotonic()
-        role, term, applied = raft.role, raft.raftCurrentTerm, raft.raftLastApplied
-        leader = raft._getLeader()
-        lease = raft.transport.leader_heard
-        if role is Role.LEADER:
-            moments = [stamp for at, stamp in raft.transport.acknowledged.values() if at == term]
-            lease = majority_moment(now, moments, self._count)
-        elif now - lease > self._timing.election_max_s:
+    def _step(self) -> None:
+        core, now = self._core, time.monotonic()
+        for number, took_s in self._writer.take_done():
+            core.written(number, took_s, now)
+        if self._resigning.is_set():
+            self._resigning.clear()
+            core.resign(now)
+        self._take_proposals()
+        core.tick(now)
+        self._apply()
+        for peer, message in core.take_messages():
+            self._transport.say(peer, message)
+        self._keep()
+        writes, number = core.take_writes()
+        if writes:
+            self._writer.write(writes, number, min(core.kept.commit, core.kept.durable))
+        self._publish(now)
+
+    def _take_proposals(self) -> None:
+        with self._lock:
+            proposals = list(self._proposals)
+            self._proposals.clear()
+        for command, callback in proposals:
+            if self._core.leading is None:
+                callback(None, Outcome.NOT_LEADER)
+                continue
+            placed = self._core.propose(command)
+            if placed is None:
+                callback(None, Outcome.BUSY)
+            else:
+                index, term = placed
+                self._waiting[index] = term, callback
+
+    def _apply(self) -> None:
+        for item in self._core.kept.take_committed():
+            match item:
+                case Restore(index, content):
+                    self._listener.restore(content)
+                    for covered in [waiting for waiting in self._waiting if waiting <= index]:
+                        self._waiting.pop(covered)[1](None, Outcome.UNKNOWN)
+                case Entry(index, term, command):
+                    result = self._listener.apply(command) if command else None
+                    expected, callback = self._waiting.pop(index, (0, None))
+                    if callback is not None and expected == term:
+                        callback(result, Outcome.APPLIED)
+                    elif callback is not None:
+                        callback(None, Outcome.DISCARDED)
+
+    def _keep(self) -> None:
+        """Let a snapshot take the place of a journal that has grown, and offer one to a voter that needs it."""
+        core, kept = self._core, self._core.kept
+        offered = self._writer.take_encoded()
+        if offered is not None and core.leading is not None:
+            core.leading.offer(*offered)
+        wanted = core.leading is not None and core.leading.wants_snapshot()
+        limit = max(COMPACT_BYTES, 2 * self._journal.snapshot_bytes)
+        grown = self._journal.size_bytes > limit and not self._writer.compacting
+        if not grown and not (wanted and not self._writer.encoding):
+            return
+        term = core.log.term_at(kept.applied)
+        assert term is not None, f"entry {kept.applied} was applied and is not in the log"
+        snapshot = Snapshot(kept.applied, term, self._listener.capture())
+        if wanted and not self._writer.encoding:
+            self._writer.encode(snapshot)
+        if grown:
+            self._writer.compacting = True
+            kept.compact(snapshot)
+
+    def _publish(self, now: float) -> None:
+        core, kept = self._core, self._core.kept
+        leader = core.leader
+        if core.leading is None and now - core.leader_heard > max(self._timing.election_max_s, core.pace.shortest_s):
             leader = None
         former = self.status
         self.status = RaftStatus(
-            role=role,
-            leader=None if leader is None else leader.address,
-            term=term,
-            lease=lease,
-            ready=role is Role.LEADER and self._journal.term_at(applied) == term,
-            applied=applied,
-            commit_index=raft.raftCommitIndex,
-            last_index=self._journal.last_index,
+            role=core.role,
+            leader=leader,
+            term=core.term,
+            lease=core.lease(now),
+            ready=core.ready,
+            applied=kept.applied,
+            commit_index=kept.commit,
+            last_index=core.log.last_index,
             log_bytes=self._journal.size_bytes,
-            whole=self._journal.whole,
+            whole=kept.state.whole,
+            sync_s=core.pace.sync_s,
         )
         if _belief(former) != _belief(self.status):
             self._listener.status_changed(self.status)
+
+    # Peers: called by the transport, in the voter's thread
+
+    def life(self) -> Life:
+        return self._core.kept.state.life
+
+    def known(self, peer: str) -> Life | None:
+        return self._core.kept.state.lives.get(peer)
+
+    def connected(self, peer: str, life: Life, told: Life | None) -> bool:
+        return self._core.connected(peer, life, told)
+
+    def received(self, peer: str, message: Message) -> None:
+        self._core.receive(peer, message, time.monotonic())
+
+    def lost(self, peer: str) -> None:
+        self._core.lost(peer, time.monotonic())
 
 
 def _belief(status: RaftStatus) -> tuple[Role, str | None, int, bool]:

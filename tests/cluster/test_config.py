@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lsmq_coordinator.liveness import LivenessTiming
+from lsmq_coordinator.raft_terms import RaftTiming
 from lsmq_node.cluster.config import ClusterConfig, Voter
 from lsmq_node.config import InvalidConfig, NodeConfig
 from lsmq_node.config_file import render, write
@@ -101,9 +102,20 @@ def test_a_node_that_does_not_vote_says_where_it_is(tmp_path: Path) -> None:
         replace(config, advertised_url=None).validate()
 
 
+def test_the_times_of_raft_follow_from_two_settings_and_are_its_own_by_default() -> None:
+    assert ClusterConfig.load({"file": CLUSTER}).raft_timing() == RaftTiming()
+    slow = ClusterConfig.load({"file": {**CLUSTER, "raft_heartbeat_ms": 200, "raft_election_ms": 1200}}).raft_timing()
+    assert (slow.heartbeat_s, slow.election_min_s, slow.election_max_s) == (0.2, 1.2, 2.4)
+    assert slow.fallback_s == pytest.approx(2.0) and slow.patience_s > slow.election_max_s
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [
+        (
+            {"raft_heartbeat_ms": 200},
+            "cluster.raft_election_ms (300) is below three times cluster.raft_heartbeat_ms (200)",
+        ),
         ({"nodes": 3}, "file: there is no setting 'cluster.nodes'"),
         ({"shards": "many"}, "cluster.shards is 'many'; it must be an integer"),
         ({"shards": 0}, "cluster.shards is 0; it must be 1 to 256"),

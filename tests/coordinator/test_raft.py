@@ -1,39 +1,50 @@
-"""What is built around pysyncobj: strangers at the port, late messages, votes, failures of the disk."""
+"""A voter with its threads, files and sockets: strangers at the port, failures of the disk, slow disks, snapshots."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import pickle
+import shutil
 import socket
 import struct
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgpack
 import pysyncobj
 import pytest
-from pysyncobj.transport import TCPTransport
 
 from lsmq.errors import AddressInUse, CorruptFile, InvalidRequest, TimedOut
 from lsmq_coordinator.auth import ClusterSecret
 from lsmq_coordinator.errors import ControlStopped, NoControlLeader
-from lsmq_coordinator.journal import Journal
-from lsmq_coordinator.raft import Raft
+from lsmq_coordinator.journal import DelayedDisk, Journal
 from lsmq_coordinator.raft_control import RaftConfig, RaftControl
-from lsmq_coordinator.raft_messages import FrameSession
-from lsmq_coordinator.raft_terms import RaftTiming
+from lsmq_coordinator.raft_frames import FrameSession
+from lsmq_coordinator.raft_records import replay
+from lsmq_coordinator.raft_terms import Outcome, RaftTiming
+from lsmq_coordinator.voter import RaftStatus, Voter
 from lsmq_coordinator.zookeeper_server import free_ports
 from support.raft_group import until
 
-from .test_raft_messages import append
 from .test_state import bootstrap
 
 SECRET = ClusterSecret(b"a secret of sufficient length")
-TIMING = RaftTiming()
+
+
+class SlowDisk(DelayedDisk):
+    """One that may also fail."""
+
+    failure: OSError | None = None
+
+    def sync(self, fd: int) -> None:
+        super().sync(fd)
+        if self.failure is not None:
+            raise self.failure
 
 
 def config(directory: Path, voters: int = 1, **more: Any) -> RaftConfig:
@@ -135,19 +146,13 @@ def test_a_busy_port_is_said_at_once(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_failed_sync_stops_the_voter_and_waiting_commands_are_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_sync_stops_the_voter_and_waiting_commands_are_unknown(tmp_path: Path) -> None:
     async def run() -> None:
-        control = await leading(RaftControl(config(tmp_path)))
-
-        def fail(fd: int) -> None:
-            raise OSError(5, "Input/output error")
-
-        monkeypatch.setattr(os, "fdatasync", fail)
+        disk = SlowDisk(0.0)
+        control = await leading(RaftControl(config(tmp_path, disk=disk)))
+        disk.failure = OSError(5, "Input/output error")
         with pytest.raises(TimedOut):
             await control.submit(bootstrap())
-        monkeypatch.undo()
         await until(lambda: control.failure)
         assert "Input/output error" in str(control.failure)
         assert not control.is_leader and control.lease == float("-inf")
@@ -166,7 +171,7 @@ def test_damage_in_the_log_is_refused_at_start(tmp_path: Path) -> None:
         await control.stop()
         journal = tmp_path / "raft" / "JOURNAL"
         content = bytearray(journal.read_bytes())
-        content[20] ^= 1
+        content[-60] ^= 1
         journal.write_bytes(content)
         with pytest.raises(CorruptFile):
             await RaftControl(settings).start()
@@ -180,6 +185,200 @@ def test_damage_in_the_log_is_refused_at_start(tmp_path: Path) -> None:
 def test_a_configuration_that_cannot_work_is_refused(tmp_path: Path, voters: dict[str, str]) -> None:
     with pytest.raises(InvalidRequest):
         RaftControl(RaftConfig("n0", voters, tmp_path, SECRET))
+
+
+# Several voters
+
+
+class Voters:
+    """Three in this process, each with its disk."""
+
+    def __init__(self, directory: Path, sync_s: float = 0.0) -> None:
+        addresses = config(directory, voters=3).voters
+        self.configs = {
+            node: RaftConfig(node, addresses, directory / node, SECRET, disk=SlowDisk(sync_s)) for node in addresses
+        }
+        self.running: dict[str, RaftControl] = {}
+
+    async def __aenter__(self) -> Voters:
+        for node in self.configs:
+            await self.start(node)
+        return self
+
+    async def __aexit__(self, *failure: object) -> None:
+        for node in list(self.running):
+            await self.stop(node)
+
+    async def start(self, node: str) -> None:
+        self.running[node] = RaftControl(self.configs[node])
+        await self.running[node].start()
+
+    async def stop(self, node: str) -> None:
+        await self.running.pop(node).stop()
+
+    async def leader(self, timeout: float = 10.0) -> str:
+        def found() -> str | None:
+            return next((node for node, voter in self.running.items() if voter.is_leader), None)
+
+        return str(await until(found, timeout))
+
+
+def test_with_200_ms_a_sync_a_new_leader_is_there_within_five_seconds(tmp_path: Path) -> None:
+    async def run() -> list[float]:
+        gaps = []
+        async with Voters(tmp_path, sync_s=0.2) as voters:
+            leader = await voters.leader()
+            await voters.running[leader].submit(bootstrap())
+            for _ in range(2):
+                began = time.monotonic()
+                await voters.stop(leader)
+                later = await voters.leader()
+                gaps.append(time.monotonic() - began)
+                assert (await voters.running[later].submit({"op": "no such command"}))["code"] == "invalid_command"
+                await voters.start(leader)
+                leader = later
+        return gaps
+
+    gaps = asyncio.run(run())
+    print(f"200 ms a sync: the leader stops to the next one, s: {[round(gap, 2) for gap in gaps]}")
+    assert max(gaps) < 5.0
+
+
+def test_a_leader_whose_disk_stands_still_keeps_its_followers_and_they_commit_without_it(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with Voters(tmp_path) as voters:
+            leader = await voters.leader()
+            control = voters.running[leader]
+            await control.submit(bootstrap())
+            term = control.status.term
+            disk = voters.configs[leader].disk
+            assert isinstance(disk, SlowDisk)
+            disk.delay_s = 3.0
+            began = time.monotonic()
+            assert (await control.submit({"op": "no such command"}))["code"] == "invalid_command"
+            await until(lambda: control.lease > began + 1.0)
+            assert control.is_leader and control.status.term == term
+            disk.delay_s = 0.0
+
+    asyncio.run(run())
+
+
+def test_a_voter_that_was_away_for_long_gets_a_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lsmq_coordinator.voter.COMPACT_BYTES", 4_000)
+    monkeypatch.setattr("lsmq_coordinator.raft_kept.KEPT_ENTRIES", 10)
+
+    async def run() -> None:
+        async with Voters(tmp_path) as voters:
+            leader = await voters.leader()
+            control = voters.running[leader]
+            await control.submit(bootstrap())
+            behind = next(node for node in voters.running if node != leader)
+            await until(lambda: voters.running[behind].state.version == 1)
+            await voters.stop(behind)
+            for number in range(200):
+                topic = {"op": "create_topic", "name": f"t{number}", "queues": 1, "options": {}, "created_ms": 1}
+                assert (await control.submit(topic))["ok"]
+            await voters.start(behind)
+            late = voters.running[behind]
+            await until(lambda: late.state.version == control.state.version)
+            assert late.state.encode() == control.state.encode()
+            # And from there on the log, and its own disk.
+            assert (await control.submit({**topic, "name": "later"}))["ok"]
+            await until(lambda: late.state.version == control.state.version)
+            await voters.stop(behind)
+            await voters.start(behind)
+            await until(lambda: voters.running[behind].state.encode() == control.state.encode())
+
+    asyncio.run(run())
+
+
+class Flapping:
+    """A state that a hundred thousand commands leave as small as it was."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.status = RaftStatus()
+        self.failure: BaseException | None = None
+
+    def apply(self, command: bytes) -> int:
+        self.count += 1
+        return self.count
+
+    def capture(self) -> Callable[[], bytes]:
+        return functools.partial(msgpack.packb, [self.count, "x" * 20_000])
+
+    def restore(self, content: bytes) -> None:
+        self.count = msgpack.unpackb(content)[0]
+
+    def status_changed(self, status: RaftStatus) -> None:
+        self.status = status
+
+    def failed(self, error: BaseException) -> None:
+        self.failure = error
+
+
+def test_a_hundred_thousand_commands_leave_a_small_journal_that_is_opened_quickly(tmp_path: Path) -> None:
+    (address,) = config(tmp_path).voters.values()
+
+    def voter(listener: Flapping) -> Voter:
+        made = Voter(address, [address], Journal(tmp_path), b"k" * 32, listener, RaftTiming())
+        made.start()
+        return made
+
+    def wait(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < deadline and flapping.failure is None
+            time.sleep(0.002)
+
+    flapping = Flapping()
+    running = voter(flapping)
+    wait(lambda: running.status.ready)
+    largest, answers = 0, []
+    for number in range(100_000):
+        running.propose(b"change of an in-sync set %08d" % number + b"x" * 300, lambda *answer: answers.append(answer))
+        if number % 500 == 499:
+            wait(lambda count=number + 1: len(answers) == count)
+            largest = max(largest, (tmp_path / "JOURNAL").stat().st_size)
+    assert {outcome for _, outcome in answers} == {Outcome.APPLIED}
+    assert largest < 4 << 20, "the journal grew with what once was"
+    running.stop()
+    assert flapping.failure is None
+    later = Flapping()
+    began = time.monotonic()
+    running = voter(later)
+    wait(lambda: later.count == 100_000)
+    print(f"largest journal {largest:,} bytes; opened and applied in {time.monotonic() - began:.2f} s")
+    assert running.status.applied - running.status.log_bytes // 300 > 90_000, "it began with a snapshot"
+    running.stop()
+
+
+def test_a_voter_whose_disk_was_set_back_knows_it_and_helps_nobody_forget(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with Voters(tmp_path) as voters:
+            leader = await voters.leader()
+            control = voters.running[leader]
+            await control.submit(bootstrap())
+            back = next(node for node in voters.running if node != leader)
+            await until(lambda: voters.running[back].status.whole)
+            await voters.stop(back)
+            saved = tmp_path / "saved"
+            shutil.copytree(tmp_path / back, saved)
+            await voters.start(back)
+            topic = {"op": "create_topic", "name": "kept", "queues": 1, "options": {}, "created_ms": 1}
+            await control.submit(topic)
+            await until(lambda: voters.running[back].state.version == control.state.version)
+            await voters.stop(back)
+            shutil.rmtree(tmp_path / back)
+            shutil.copytree(saved, tmp_path / back)
+            await voters.start(back)
+            returned = voters.running[back]
+            await until(lambda: returned.state.version == control.state.version and returned.status.whole)
+            await voters.stop(back)
+            loaded, _ = replay((tmp_path / back / "raft" / "JOURNAL").read_bytes())
+            assert loaded.state.life[0] == 3, "the second life was begun twice: the third is another one"
+
+    asyncio.run(run())
 
 
 # Strangers at the port
@@ -295,151 +494,3 @@ def test_connections_that_say_nothing_do_not_pile_up_or_keep_others_out(tmp_path
             return True
 
     asyncio.run(run())
-
-
-# Messages, one at a time, to a voter that is never ticked
-
-
-class Peer:
-    """A voter n0 of three, whose peers are this test."""
-
-    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        addresses = [f"127.0.0.1:{port}" for port in free_ports(3)]
-        self.journal = Journal(directory)
-        self.raft = Raft.listening(
-            addresses[0], addresses[1:], addresses[0], self.journal, b"k" * 32, TIMING, lambda command: None
-        )
-        self.one, self.two = sorted(self.raft.otherNodes, key=lambda node: addresses.index(node.address))
-        self.sent: list[tuple[Any, dict[str, Any]]] = []
-        monkeypatch.setattr(TCPTransport, "send", lambda _, node, message: self.sent.append((node, message)) or True)
-
-    def receive(self, message: dict[str, Any], node: Any = None) -> list[dict[str, Any]]:
-        """Deliver a message; what was sent in turn."""
-        before = len(self.sent)
-        self.raft.transport._onMessageReceived(node or self.one, message)
-        return [answer for _, answer in self.sent[before:]]
-
-    def terms(self) -> list[int]:
-        return [entry[2] for entry in self.journal[:]]
-
-
-@pytest.fixture
-def peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Peer]:
-    made = Peer(tmp_path / "peer", monkeypatch)
-    yield made
-    made.raft._doDestroy()
-    made.raft.close_pipe()
-
-
-LOG = [0, 1, 1, 1, 1, 1]
-
-
-def test_a_late_append_entries_cuts_no_acknowledged_entry(peer: Peer) -> None:
-    acknowledged = peer.receive(append(1, LOG, 5, 4, term=1))
-    assert (acknowledged[0]["next_node_idx"], acknowledged[0]["success"]) == (7, True)
-    late = peer.receive(append(2, LOG, 1, 1, term=1))
-    assert (late[0]["next_node_idx"], late[0]["success"]) == (4, True)
-    assert peer.terms() == LOG
-    heartbeat = peer.receive(append(3, LOG, 0, 6, term=1))
-    assert heartbeat[0]["next_node_idx"] == 4
-    assert peer.terms() == LOG
-    assert peer.raft.raftCommitIndex == 4, "committed more than the message proves"
-
-
-def test_pysyncobj_alone_cuts_them(tmp_path: Path) -> None:
-    """Why the rule is there; when this fails, pysyncobj was mended."""
-
-    class Silent(TCPTransport):  # type: ignore[misc]
-        def send(self, node: Any, message: Any) -> bool:
-            return True
-
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
-    alone = pysyncobj.SyncObj(addresses[0], addresses[1:], pysyncobj.SyncObjConf(autoTick=False), transportClass=Silent)
-    (node,) = alone.otherNodes
-    alone._SyncObj__transport._onMessageReceived(node, append(1, LOG, 5, 4, term=1))
-    assert alone._getRaftLogSize() == 6
-    alone._SyncObj__transport._onMessageReceived(node, append(2, LOG, 1, 1, term=1))
-    assert alone._getRaftLogSize() == 3
-    alone._doDestroy()
-
-
-def test_a_newer_leader_replaces_what_was_not_committed_and_nothing_else(peer: Peer) -> None:
-    peer.receive(append(1, LOG, 5, 3, term=1))
-    newer = [0, 1, 1, 2, 2]
-    answer = peer.receive(append(2, newer, 3, 3, term=2), peer.two)
-    assert (answer[0]["next_node_idx"], answer[0]["term"]) == (6, 2)
-    assert peer.terms() == newer
-    with pytest.raises(Exception, match="committed"):
-        peer.receive(append(1, [0, 3, 3], 2, 1, term=3))
-    assert peer.terms() == newer
-
-
-def test_what_leaves_rests_on_what_is_on_the_disk(peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-    sync, fsync = os.fdatasync, os.fsync
-    monkeypatch.setattr(os, "fdatasync", lambda fd: (sync(fd), order.append("sync")))
-    monkeypatch.setattr(os, "fsync", lambda fd: (fsync(fd), order.append("vote")))
-    monkeypatch.setattr(TCPTransport, "send", lambda _, node, message: order.append(message["type"]) or True)
-    peer.receive(append(1, LOG, 5, 1, term=1))
-    assert order[-2:] == ["sync", "next_node_idx"]
-    order.clear()
-    request = {"type": "request_vote", "term": 5, "last_log_index": 6, "last_log_term": 1, "whole": False}
-    peer.receive(request, peer.two)
-    assert order[-1] == "response_vote" and order.count("vote") >= 2
-
-
-def test_a_vote_is_given_once_a_term_over_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    request = {"type": "request_vote", "term": 5, "last_log_index": 1, "last_log_term": 0, "whole": False}
-    first = Peer(tmp_path, monkeypatch)
-    assert [answer["type"] for answer in first.receive(request)] == ["response_vote"]
-    assert first.receive(request, first.two) == []
-    first.raft._doDestroy()
-    first.raft.close_pipe()
-    second = Peer(tmp_path, monkeypatch)
-    assert second.raft.raftCurrentTerm == 5
-    assert second.receive(request, second.two) == []
-    second.raft._doDestroy()
-    second.raft.close_pipe()
-
-
-def test_a_voter_that_lost_its_disk_votes_for_nobody_who_has_not(peer: Peer) -> None:
-    request = {"type": "request_vote", "term": 5, "last_log_index": 9, "last_log_term": 4, "whole": True}
-    assert peer.receive(request) == []
-    log = [0, 1, 6]
-    peer.receive(append(1, log, 2, 2, term=6))
-    assert not peer.journal.whole, "the entry of the leader's own term was not committed yet"
-    peer.receive(append(3, log, 0, 3, term=6))
-    assert peer.journal.whole
-    answers = peer.receive({**request, "term": 7}, peer.two)
-    assert answers == [], "its log is not behind the candidate's in term"
-    answers = peer.receive({**request, "term": 8, "last_log_term": 6}, peer.two)
-    assert [answer["type"] for answer in answers] == ["response_vote"]
-
-
-def test_acknowledgements_of_another_term_and_of_followers_do_not_count(peer: Peer) -> None:
-    answer = {"type": "next_node_idx", "next_node_idx": 9, "reset": False, "success": True, "term": 0, "stamp": 1.0}
-    peer.receive(answer)
-    assert peer.raft.transport.acknowledged == {}
-    monkey = peer.raft
-    monkey._SyncObj__raftState = 2
-    monkey._SyncObj__setCurrentTerm(3, None)
-    monkey._SyncObj__raftMatchIndex = {peer.one: 0, peer.two: 0}
-    peer.receive({**answer, "term": 2})
-    assert peer.raft.transport.acknowledged == {}
-    assert monkey._SyncObj__raftMatchIndex[peer.one] == 0
-    peer.receive({**answer, "term": 3})
-    assert peer.raft.transport.acknowledged == {peer.one.id: (3, 1.0)}
-    assert monkey._SyncObj__raftMatchIndex[peer.one] == 8
-
-
-def test_a_vote_is_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    peer = Peer(tmp_path, monkeypatch)
-    peer.raft._SyncObj__otherNodes |= {type(peer.one)(f"127.0.0.1:{port}") for port in (1, 2)}
-    peer.raft._SyncObj__raftState = 1
-    peer.raft._SyncObj__setCurrentTerm(4, None)
-    peer.raft._SyncObj__votesCount = 1
-    for _ in range(4):
-        peer.receive({"type": "response_vote", "term": 4})
-    assert peer.raft._SyncObj__votesCount == 2
-    peer.raft._doDestroy()
-    peer.raft.close_pipe()

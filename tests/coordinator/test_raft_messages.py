@@ -1,199 +1,131 @@
-"""Frames between voters, the AppendEntries rule, the lease."""
+"""What voters say to each other, and the AppendEntries rule."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import crc32c
 import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lsmq_coordinator.raft_following import Assembly, Diverged, judge_append
+from lsmq_coordinator.raft_log import RaftLog
 from lsmq_coordinator.raft_messages import (
-    HELLO,
-    LENGTH,
-    MAX_FRAME_BYTES,
-    BadFrame,
-    Diverged,
-    FrameSession,
-    checked,
-    judge_append,
-    majority_moment,
+    Append,
+    AppendAnswer,
+    Message,
+    PreVote,
+    PreVoteAnswer,
+    Resigned,
+    SnapshotAnswer,
+    SnapshotPart,
+    Vote,
+    VoteAnswer,
+    pack,
+    unpack,
 )
-
-KEY = b"k" * 32
-
-
-def sessions(client_key: bytes = KEY, server_key: bytes = KEY) -> tuple[FrameSession, FrameSession]:
-    """Two sides that have said hello."""
-    client, server = FrameSession(client_key, client=True), FrameSession(server_key, client=False)
-    assert server.open(client.hello()) is HELLO
-    assert client.open(server.hello()) is HELLO
-    client.known = server.known = True
-    return client, server
+from lsmq_coordinator.raft_terms import MAX_SNAPSHOT_BYTES, Entry
 
 
-def test_messages_arrive_in_both_directions() -> None:
-    client, server = sessions()
-    for number in range(3):
-        assert server.open(client.seal({"n": number})) == {"n": number}
-        assert client.open(server.seal([number, b"x"])) == (number, b"x")
+def append(previous: int, terms: list[int], count: int, commit: int, term: int = 9) -> Append:
+    """An AppendEntries with ``count`` entries after ``previous`` from a log given as terms; entry 1 has the first."""
+    entries = tuple(Entry(i, terms[i - 1], b"c%d" % i) for i in range(previous + 1, previous + 1 + count))
+    previous_term = terms[previous - 1] if previous else 0
+    return Append(term, previous, previous_term, entries, commit, 1.0, True)
 
 
-def test_another_key_is_refused_before_anything_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(msgpack, "unpackb", lambda *a, **k: pytest.fail("decoded before it was verified"))
-    with pytest.raises(BadFrame, match="another cluster secret"):
-        sessions(client_key=b"x" * 32)
-    client, server = sessions()
-    frame = bytearray(client.seal({"a": 1}))
-    frame[-1] ^= 1
-    with pytest.raises(BadFrame):
-        server.open(bytes(frame))
+def log_of(terms: list[int]) -> RaftLog:
+    return RaftLog(0, 0, [Entry(index, term, b"c%d" % index) for index, term in enumerate(terms, 1)])
 
 
-@given(st.data())
-def test_a_changed_byte_anywhere_is_refused(data: st.DataObject) -> None:
-    client, server = sessions()
-    frame = bytearray(client.seal({"type": "x", "value": list(range(20))}))
-    position = data.draw(st.integers(LENGTH.size, len(frame) - 1))
-    frame[position] ^= data.draw(st.integers(1, 255))
-    with pytest.raises(BadFrame):
-        server.open(bytes(frame))
+def terms_of(log: RaftLog) -> list[int]:
+    return [entry.term for entry in log.after(log.base_index, 1 << 40, 1 << 40)]
 
 
-def test_a_frame_cannot_be_repeated_left_out_or_sent_back() -> None:
-    client, server = sessions()
-    first, second = client.seal(1), client.seal(2)
-    with pytest.raises(BadFrame):
-        server.open(second)
-    assert server.open(first) == 1
-    with pytest.raises(BadFrame):
-        server.open(first)
-    with pytest.raises(BadFrame):
-        client.open(first)
+EACH: list[Message] = [
+    PreVote(3, 4, 9, 2, True),
+    PreVoteAnswer(3, 4, True, 0.25),
+    Vote(4, 9, 2, False),
+    VoteAnswer(4, True),
+    append(2, [1, 1, 2, 3], 2, 2),
+    AppendAnswer(4, True, 7, 0, 1.5),
+    SnapshotPart(4, 9, 3, 10, 77, 4, b"abc", 1.5, True),
+    SnapshotAnswer(4, 9, 4, 1.5),
+    Resigned(4),
+]
 
 
-def test_a_frame_of_another_connection_is_refused() -> None:
-    client, server = sessions()
-    other_client, _ = sessions()
-    with pytest.raises(BadFrame):
-        server.open(other_client.seal("vote"))
-    assert server.open(client.seal("vote")) == "vote"
+def over_the_wire(values: Any) -> Message | None:
+    return unpack(msgpack.unpackb(msgpack.packb(values), use_list=False))
 
 
-def test_a_recorded_hello_leads_nowhere() -> None:
-    recorded = FrameSession(KEY, client=True)
-    hello, later = recorded.hello(), None
-    server = FrameSession(KEY, client=False)
-    server.open(hello)
-    recorded.open(server.hello())
-    later = recorded.seal({"from": "n1"})
-    again = FrameSession(KEY, client=False)
-    again.open(hello)
-    again.hello()
-    with pytest.raises(BadFrame):
-        again.open(later)
+@pytest.mark.parametrize("message", EACH, ids=lambda message: type(message).__name__)
+def test_each_message_arrives_as_it_was_sent_and_no_other_shape_of_it_is_taken(message: Message) -> None:
+    values = pack(message)
+    assert over_the_wire(values) == message
+    assert over_the_wire([*values, 1]) is None
+    assert over_the_wire(values[:-1]) is None
+    for place in range(1, len(values)):
+        for wrong in (None, "text", -1, {"a": 1}):
+            assert over_the_wire([*values[:place], wrong, *values[place + 1 :]]) is None
 
 
-def test_lengths_are_limited_more_strictly_before_the_peer_is_known() -> None:
-    server = FrameSession(KEY, client=False)
-    assert server.split(LENGTH.pack(32)[:3]) == 0
-    assert server.split(LENGTH.pack(64)) == 0
-    for length in (0, 31, 100_000, 2**31, 2**32 - 1):
-        with pytest.raises(BadFrame):
-            server.split(LENGTH.pack(length))
-    server.known = True
-    assert server.split(LENGTH.pack(100_000)) == 0
-    with pytest.raises(BadFrame):
-        server.split(LENGTH.pack(MAX_FRAME_BYTES + 1))
+@pytest.mark.parametrize("content", [None, b"bytes", ["add", "n9"], [0, 1], [10, 1], [True, 3], [], {"type": "vote"}])
+def test_what_voters_do_not_send_is_not_taken(content: Any) -> None:
+    assert over_the_wire(content) is None
 
 
-VOTE = {"type": "request_vote", "term": 3, "last_log_index": 4, "last_log_term": 2, "whole": True}
+def test_entries_in_gaps_of_falling_terms_or_of_wrong_shape_are_not_taken() -> None:
+    values = pack(append(2, [1, 1, 1, 1, 1], 2, 1))
+    assert over_the_wire(values) is not None
+    place = 4
+    for entries in (
+        ((3, 1, b"c"), (5, 1, b"c")),
+        ((4, 1, b"c"),),
+        ((3, 1, "text"),),
+        ((3, 1),),
+        ((3, 2, b"c"), (4, 1, b"c")),
+        ((3, 10, b"c"),),
+        ((3, 1, b"x" * (300 << 10)),),
+    ):
+        assert over_the_wire([*values[:place], entries, *values[place + 1 :]]) is None, entries
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        None,
-        b"bytes",
-        ["add", "n9"],
-        {"type": "apply_command", "command": b""},
-        {"type": "timeout_now", "term": 3},
-        {**VOTE, "more": 1},
-        {**VOTE, "term": -1},
-        {**VOTE, "term": True},
-        {**VOTE, "term": "3"},
-        {key: value for key, value in VOTE.items() if key != "whole"},
-        {"type": "append_entries", "term": 1, "commit_index": 1, "serialized": (b"", True, True)},
-    ],
-)
-def test_what_voters_do_not_send_is_not_taken(message: Any) -> None:
-    assert checked(VOTE) == VOTE
-    assert checked(message) is None
+def test_a_part_beyond_its_snapshot_or_of_too_large_a_one_is_not_taken() -> None:
+    assert over_the_wire(pack(SnapshotPart(4, 9, 3, 5, 77, 4, b"abc", 1.5, True))) is None
+    assert over_the_wire(pack(SnapshotPart(4, 9, 3, MAX_SNAPSHOT_BYTES + 1, 77, 4, b"abc", 1.5, True))) is None
 
 
-def append(previous: int, log: list[int], count: int, commit: int, term: int = 9) -> dict[str, Any]:
-    """An AppendEntries with ``count`` entries after ``previous`` from a log given as terms; entry 1 has term 0."""
-    return {
-        "type": "append_entries",
-        "term": term,
-        "commit_index": commit,
-        "prevLogIdx": previous,
-        "prevLogTerm": log[previous - 1],
-        "entries": tuple((b"c%d" % i, i, log[i - 1]) for i in range(previous + 1, previous + 1 + count)),
-        "stamp": 1.0,
-        "whole": True,
-    }
-
-
-class Terms:
-    """A log of which only terms matter."""
-
-    def __init__(self, terms: list[int]) -> None:
-        self.terms = terms
-
-    @property
-    def last_index(self) -> int:
-        return len(self.terms)
-
-    def term_at(self, index: int) -> int | None:
-        return self.terms[index - 1] if 1 <= index <= len(self.terms) else None
-
-
-def pysyncobj_appends(log: list[int], message: dict[str, Any]) -> list[int]:
-    """What pysyncobj does with a message whose previous entry fits: it cuts behind it and adds."""
-    return log[: message["prevLogIdx"]] + [entry[2] for entry in message["entries"]]
-
-
-def test_entries_in_gaps_or_of_wrong_shape_are_not_taken() -> None:
-    message = append(2, [0, 1, 1, 1, 1], 2, 1)
-    assert checked(message) == message
-    assert checked({**message, "prevLogIdx": 1}) is None
-    assert checked({**message, "entries": ((b"c", 3),)}) is None
-    assert checked({**message, "entries": (("text", 3, 1), (b"c", 4, 1))}) is None
-
-
-def test_a_late_message_cuts_nothing_and_acknowledges_only_itself() -> None:
-    log = [0, 1, 1, 1, 1]
-    judged = judge_append(append(2, log, 1, 5), Terms(log), commit_index=5)
-    assert judged.acknowledge == 4
-    assert "prevLogIdx" not in judged.message
-    assert judged.message["commit_index"] == 3
+def test_a_late_message_cuts_nothing_and_proves_only_itself() -> None:
+    verdict = judge_append(append(2, [1] * 5, 1, 5), log_of([1] * 5), commit=5)
+    assert (verdict.proven, verdict.cut, verdict.entries) == (3, None, ())
 
 
 def test_a_conflict_cuts_from_there_on_and_not_earlier() -> None:
-    mine, leaders = [0, 1, 1, 2, 2], [0, 1, 1, 3]
-    judged = judge_append(append(1, leaders, 3, 1), Terms(mine), commit_index=3)
-    assert judged.message["prevLogIdx"] == 3
-    assert pysyncobj_appends(mine, judged.message) == leaders
+    verdict = judge_append(append(1, [1, 1, 1, 3], 3, 1), log_of([1, 1, 1, 2, 2]), commit=3)
+    assert (verdict.proven, verdict.cut, [entry.index for entry in verdict.entries]) == (4, 4, [4])
+
+
+def test_a_leader_is_told_to_go_back_before_the_whole_term_that_conflicts_or_to_the_end() -> None:
+    mine = log_of([1, 1, 2, 2, 2])
+    assert judge_append(append(5, [1, 1, 3, 3, 3], 0, 1), mine, commit=1).hint == 2
+    assert judge_append(append(7, [1, 1, 3, 3, 3, 3, 3], 0, 1), mine, commit=1).hint == 5
 
 
 def test_committed_entries_are_never_replaced() -> None:
-    mine, leaders = [0, 1, 1, 2], [0, 1, 1, 3]
-    with pytest.raises(Diverged):
-        judge_append(append(1, leaders, 3, 1), Terms(mine), commit_index=4)
-    with pytest.raises(Diverged):
-        judge_append(append(4, leaders, 0, 1), Terms(mine), commit_index=4)
+    for message in (append(1, [1, 1, 3, 3], 3, 1), append(4, [1, 1, 3, 3], 0, 1)):
+        with pytest.raises(Diverged, match="committed"):
+            judge_append(message, log_of([1, 1, 1, 2]), commit=4)
+
+
+def test_what_a_snapshot_stands_for_is_equal_and_the_rest_is_taken() -> None:
+    log = log_of([1, 1, 1, 1])
+    log.compact(3)
+    verdict = judge_append(append(1, [1] * 6, 5, 3), log, commit=3)
+    assert (verdict.proven, verdict.cut, [entry.index for entry in verdict.entries]) == (6, None, [5, 6])
+    assert judge_append(append(0, [1] * 6, 2, 3), log, commit=3).proven == 2
 
 
 @settings(max_examples=400, deadline=None)
@@ -201,30 +133,42 @@ def test_committed_entries_are_never_replaced() -> None:
 def test_any_order_of_messages_of_a_leader_keeps_what_was_acknowledged(data: st.DataObject) -> None:
     """Late, repeated, overlapping messages of one leader, to a follower with entries of an older term."""
     common = data.draw(st.integers(1, 5))
-    leaders = [0, *[1] * (common - 1), *[3] * data.draw(st.integers(0, 6))]
-    mine = [0, *[1] * (common - 1), *[2] * data.draw(st.integers(0, 6))]
+    leaders = [*[1] * common, *[3] * data.draw(st.integers(0, 6))]
+    log = log_of([*[1] * common, *[2] * data.draw(st.integers(0, 6))])
     commit, acknowledged = common, 0
     for _ in range(data.draw(st.integers(1, 12))):
-        previous = data.draw(st.integers(1, len(leaders)))
+        previous = data.draw(st.integers(0, len(leaders)))
         count = data.draw(st.integers(0, len(leaders) - previous))
         message = append(previous, leaders, count, data.draw(st.integers(1, len(leaders))))
-        judged = judge_append(message, Terms(mine), commit)
-        if judged.acknowledge is not None:
-            proven = judged.acknowledge - 1
-        elif Terms(mine).term_at(message["prevLogIdx"]) != message["prevLogTerm"]:
+        verdict = judge_append(message, log, commit)
+        if verdict.proven is None:
+            assert commit <= verdict.hint < previous or verdict.hint == log.last_index
             continue
-        else:
-            mine = pysyncobj_appends(mine, judged.message)
-            proven = len(mine)
-        acknowledged = max(acknowledged, proven)
-        commit = max(commit, min(judged.message["commit_index"], len(mine)))
+        if verdict.cut is not None:
+            log.cut(verdict.cut)
+        for entry in verdict.entries:
+            log.append(entry)
+        acknowledged = max(acknowledged, verdict.proven)
+        commit = max(commit, min(message.commit, verdict.proven))
+        if commit > 1 and data.draw(st.booleans()):
+            log.compact(data.draw(st.integers(log.base_index, commit)))
+        mine = [*leaders[: log.base_index], *terms_of(log)]
         assert mine[:acknowledged] == leaders[:acknowledged], "an acknowledged entry was lost"
         assert mine[:commit] == leaders[:commit], "committed what the leader does not have"
 
 
-def test_a_majority_moment_is_that_of_the_slowest_needed() -> None:
-    assert majority_moment(10.0, [], 1) == 10.0
-    assert majority_moment(10.0, [7.0, 9.0], 3) == 9.0
-    assert majority_moment(10.0, [1.0, 2.0, 8.0, 9.0], 5) == 8.0
-    assert majority_moment(10.0, [], 3) == float("-inf")
-    assert majority_moment(10.0, [9.0], 5) == float("-inf")
+def test_a_snapshot_comes_together_from_parts_whatever_is_repeated_or_left_out() -> None:
+    content = bytes(range(10))
+
+    def part(offset: int, length: int, checksum: int = crc32c.crc32c(content), index: int = 9) -> SnapshotPart:
+        return SnapshotPart(4, index, 3, 10, checksum, offset, content[offset : offset + length], 1.0, True)
+
+    assembly = Assembly()
+    assert assembly.add(part(0, 4)) == (4, None)
+    assert assembly.add(part(8, 2)) == (4, None)
+    assert assembly.add(part(0, 4)) == (4, None)
+    assert assembly.add(part(4, 0)) == (4, None)
+    assert assembly.add(part(4, 6)) == (10, content)
+    assert assembly.add(part(0, 4)) == (4, None)
+    assert assembly.add(part(0, 5, index=10)) == (5, None), "another snapshot begins anew"
+    assert assembly.add(part(0, 10, checksum=1)) == (0, None), "damaged on its way: once more"

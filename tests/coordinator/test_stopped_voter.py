@@ -14,6 +14,7 @@ import pytest
 from lsmq.errors import LsmqError
 from lsmq_coordinator import journal, raft_control
 from lsmq_coordinator.auth import ClusterSecret
+from lsmq_coordinator.journal import OS_DISK
 from lsmq_coordinator.parts import Parts
 from lsmq_coordinator.raft_control import RaftConfig, RaftControl
 from lsmq_coordinator.zookeeper_server import free_ports
@@ -24,14 +25,14 @@ from .test_state import bootstrap
 SECRET = ClusterSecret(b"a secret of sufficient length")
 
 
-class Disk:
+class FailingDisk:
     """What journals write to; ``error`` is the number that writes fail with."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.error: int | None = None
         self.fails_syncs = False
         self.tries = 0
-        write, room, sync = journal._write, raft_control.take_room, os.fdatasync
+        write, room = journal._write, raft_control.take_room
 
         def checked(honest: Callable[..., Any]) -> Callable[..., Any]:
             def call(*arguments: Any) -> Any:
@@ -42,19 +43,19 @@ class Disk:
 
             return call
 
-        def synced(fd: int) -> None:
-            if self.fails_syncs:
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
-            sync(fd)
-
         patch.setattr(journal, "_write", checked(write))
         patch.setattr(raft_control, "take_room", checked(room))
-        patch.setattr(os, "fdatasync", synced)
+
+    def sync(self, fd: int) -> None:
+        if self.fails_syncs:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        OS_DISK.sync(fd)
 
 
-def running(directory: Path, test: Callable[[RaftControl, Parts], Awaitable[None]]) -> None:
+def running(directory: Path, disk: FailingDisk, test: Callable[[RaftControl, Parts], Awaitable[None]]) -> None:
     async def main() -> None:
-        raft = RaftControl(RaftConfig("n1", {"n1": f"127.0.0.1:{free_ports(1)[0]}"}, directory, SECRET))
+        voters = {"n1": f"127.0.0.1:{free_ports(1)[0]}"}
+        raft = RaftControl(RaftConfig("n1", voters, directory, SECRET, disk=disk))
         parts = Parts()
         await raft.start()
         keeping = asyncio.create_task(raft.keep(parts.part("voter")))
@@ -79,7 +80,7 @@ def topic(name: str) -> dict[str, Any]:
 def test_a_voter_goes_on_by_itself_when_there_is_room_again(
     error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disk = Disk(monkeypatch)
+    disk = FailingDisk(monkeypatch)
 
     async def run(raft: RaftControl, parts: Parts) -> None:
         assert (await raft.submit(topic("before")))["ok"]
@@ -101,12 +102,12 @@ def test_a_voter_goes_on_by_itself_when_there_is_room_again(
         assert (await raft.submit(topic("after")))["ok"]
         assert seen == sorted(seen), "nobody is shown an older state"
 
-    running(tmp_path, run)
+    running(tmp_path, disk, run)
 
 
 def test_a_voter_whose_sync_failed_has_stopped_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the disk holds is not known, and reading it again would not tell."""
-    disk = Disk(monkeypatch)
+    disk = FailingDisk(monkeypatch)
 
     async def run(raft: RaftControl, parts: Parts) -> None:
         disk.fails_syncs = True
@@ -115,4 +116,4 @@ def test_a_voter_whose_sync_failed_has_stopped_for_good(tmp_path: Path, monkeypa
         await until(lambda: any("has stopped" in problem for problem in parts.problems(essential=True)))
         assert raft.failure is not None and not raft.is_leader
 
-    running(tmp_path, run)
+    running(tmp_path, disk, run)

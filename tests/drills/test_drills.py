@@ -22,6 +22,7 @@ DRILLS_BY_NAME = (
     "zookeeper-outage",
     "disk-full-follower",
     "lost-disk",
+    "slow-disk",
     "add-node",
     "drain-node",
     "kill-consumer",

@@ -19,7 +19,7 @@ _ROWS_AT_A_TIME = 1000
 
 @click.group()
 def dump() -> None:
-    """Look into a node's files: WAL and its mark, SSTable, manifest, snapshot.
+    """Look into a node's files: WAL and its mark, SSTable, manifest, snapshot, the control plane's journal.
 
     Reads the file and nothing else; the node may be running. Damage is reported by name, as an error.
     """
@@ -66,9 +66,17 @@ def mark(file: Path, as_json: bool) -> None:
     _print(_dumper("dump_log_mark")(file), as_json)
 
 
-def _dumper(name: str) -> Any:
+@dump.command()
+@click.argument("file", type=_FILE)
+@json_option
+def journal(file: Path, as_json: bool) -> None:
+    """Print a voter's journal: terms and votes, commands of the control plane, its snapshot."""
+    _print(_dumper("dump_journal", "lsmq_coordinator.journal_dump")(file), as_json)
+
+
+def _dumper(name: str, module: str = "lsmq_node.storage.dump") -> Any:
     with need_node("lsmq dump"):
-        return getattr(importlib.import_module("lsmq_node.storage.dump"), name)
+        return getattr(importlib.import_module(module), name)
 
 
 def _print(entries: Iterable[Mapping[str, Any]], as_json: bool) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lsmq_coordinator.liveness import LivenessTiming
+from lsmq_coordinator.raft_terms import RaftTiming
 from lsmq_node.replication.control import Timings
 from lsmq_node.settings import KIB, MIB, InvalidConfig, check_ranges, convert, plain, setting, unknown_setting
 
@@ -102,6 +103,27 @@ class ClusterConfig:
     )
     raft_host: str | None = setting(None, "Address to listen on for Raft, on voters. Left out: `internal_host`.")
     raft_port: int = setting(7602, "Port for Raft, on voters.", range=(1, 65_535))
+    raft_heartbeat_ms: int = setting(
+        50,
+        "Time between two signs of life among the voters.",
+        range=(10, 10_000),
+        hazard="Shorter costs packets; longer needs `raft_election_ms` to be longer.",
+    )
+    raft_election_ms: int = setting(
+        300,
+        "A voter that has not heard the leader of the control plane for so long, up to twice that, calls an election. "
+        "One whose process ended is replaced sooner. Where writes to the journal take more than a third of it, or "
+        "threads come late, voters wait longer by themselves.",
+        range=(50, 60_000),
+        hazard="Below three heartbeats one late packet costs an election; longer leaves the cluster without decisions "
+        "for longer. The same on all voters.",
+    )
+    raft_sync_delay_ms: int = setting(
+        0,
+        "Time added to each sync of the control plane's journal, to try how a cluster does on slow disks.",
+        range=(0, 10_000),
+        hazard="For drills only.",
+    )
     voters: Mapping[str, Voter] = field(
         metadata={
             "description": "The 1, 3 or 5 nodes that keep the control state: a table `[cluster.voters.ID]` each, with "
@@ -243,6 +265,12 @@ class ClusterConfig:
                 "or less",
                 setting=f"{PREFIX}lease_ms",
             )
+        if self.raft_election_ms < 3 * self.raft_heartbeat_ms:
+            raise InvalidConfig(
+                f"cluster.raft_election_ms ({self.raft_election_ms}) is below three times cluster.raft_heartbeat_ms "
+                f"({self.raft_heartbeat_ms}): one late heartbeat would be taken for a failure",
+                setting=f"{PREFIX}raft_election_ms",
+            )
         for patient in ("lease_ms", "replica_timeout_ms"):
             if getattr(self, patient) < 2 * self.heartbeat_ms:
                 raise InvalidConfig(
@@ -326,6 +354,20 @@ class ClusterConfig:
         return LivenessTiming(
             node_timeout_s=self.node_timeout_ms / 1000,
             pause_s=0.6 * self.node_timeout_ms / 1000,
+        )
+
+    def raft_timing(self) -> RaftTiming:
+        """The times of Raft; with the defaults, its own defaults."""
+        heartbeat_s, election_s = self.raft_heartbeat_ms / 1000, self.raft_election_ms / 1000
+        standard = RaftTiming()
+        return RaftTiming(
+            tick_s=min(standard.tick_s, heartbeat_s),
+            heartbeat_s=heartbeat_s,
+            election_min_s=election_s,
+            election_max_s=2 * election_s,
+            fallback_s=election_s * standard.fallback_s / standard.election_min_s,
+            aside_s=max(standard.aside_s, 6 * election_s),
+            patience_s=max(standard.patience_s, 6 * election_s),
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from lsmq_coordinator.control_routes import control_routes
 from lsmq_coordinator.death import DeathNotice, Sentinel
 from lsmq_coordinator.founding import founding_command
 from lsmq_coordinator.joining import displaced, join
+from lsmq_coordinator.journal import OS_DISK, DelayedDisk
 from lsmq_coordinator.overseer import Overseer, OverseerTiming
 from lsmq_coordinator.parts import UNSEEN, Part, Parts, kept
 from lsmq_coordinator.raft_control import RaftConfig, RaftControl
@@ -177,7 +178,18 @@ async def running_member(config: NodeConfig) -> AsyncIterator[Broker]:
 
 
 def _voter(config: NodeConfig, settings: ClusterConfig, secret: ClusterSecret) -> tuple[RaftControl, Overseer]:
-    raft = RaftControl(RaftConfig(settings.node, settings.raft_voters, config.data, secret, bind=settings.raft_bind))
+    disk = DelayedDisk(settings.raft_sync_delay_ms / 1000) if settings.raft_sync_delay_ms else OS_DISK
+    raft = RaftControl(
+        RaftConfig(
+            settings.node,
+            settings.raft_voters,
+            config.data,
+            secret,
+            bind=settings.raft_bind,
+            timing=settings.raft_timing(),
+            disk=disk,
+        )
+    )
     return raft, Overseer(raft, timing=OverseerTiming(liveness=settings.liveness_timing()))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -33,6 +34,7 @@ _PATIENT_SESSION_MS = 4_000  # Only who is stopped is to lose its place, however
 _CRAWL_S = 0.2
 _BLOCK_S = 3.0
 _OTHERS_HANDLE = 500
+_CONTROL_LEADER_S = 5.0
 _SPREAD_S = 5.0  # Longer than it is quiet before leaders are given back.
 
 
@@ -213,6 +215,28 @@ async def _lost_disk(run: Run) -> None:
     async with run.outage(shards, of=node):
         await run.faults.kill([node])
     await run.faults.lose_disk(node)
+    async with run.mending():
+        await run.faults.start([node])
+
+
+@_drill(
+    "slow-disk",
+    "the control plane's disks take 200 ms a sync on all voters, and its leader is killed",
+    settings={"cluster.raft_sync_delay_ms": 200},
+)
+async def _slow_disk(run: Run) -> None:
+    status = await run.until(lambda status: status.control_leader is not None, "the control plane has a leader")
+    node = status.control_leader
+    assert node is not None
+    shards = led_by(status, node)
+    run.tell(f"killing {node}, which leads the control plane and shards {shards}")
+    async with run.outage(shards, of=node):
+        began = time.monotonic()
+        await run.faults.kill([node])
+        later = await run.until(lambda status: status.control_leader not in (None, node), "another node leads it")
+        took_s = time.monotonic() - began
+    run.notes.append(f"{later.control_leader} led the control plane {took_s:.2f} s after {node} was killed")
+    assert took_s < _CONTROL_LEADER_S, f"the control plane was without a leader for {took_s:.1f} s"
     async with run.mending():
         await run.faults.start([node])
 

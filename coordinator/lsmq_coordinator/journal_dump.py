@@ -1,0 +1,65 @@
+"""Looking into a voter's journal: its records, as dicts. Opens for reading only; the voter may be running."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, assert_never
+
+import msgpack
+
+from lsmq.errors import CorruptFile
+
+from .raft_records import (
+    RECORD_BYTES,
+    Damaged,
+    Kind,
+    Record,
+    records,
+    replay,
+    unpack_index,
+    unpack_position,
+    unpack_state,
+)
+
+
+def dump_journal(path: Path) -> Iterator[dict[str, Any]]:
+    """A dict for each record, and one for the end. Raises ``CorruptFile`` after all that lies before the damage."""
+    content = path.read_bytes()
+    for position, record in records(content):
+        yield {"position": position, "kind": record.kind.name.lower(), **_fields(record)}
+    try:
+        _, end = replay(content)
+    except Damaged as damaged:
+        raise CorruptFile(
+            f"{path}: damaged at byte {damaged.position}: {damaged}", file=str(path), position=damaged.position
+        ) from damaged
+    yield {"end": end, "torn_bytes": len(content) - end}
+
+
+def _fields(record: Record) -> dict[str, Any]:
+    match record.kind:
+        case Kind.STATE:
+            state = unpack_state(record.content)
+            return {"term": state.term, "vote": state.vote, "whole": state.whole, "starts": state.life[0]}
+        case Kind.ENTRY:
+            index, term, command = unpack_position(record.content)
+            return {"index": index, "term": term, "op": _op(command), "bytes": RECORD_BYTES + len(record.content)}
+        case Kind.CUT:
+            return {"from_index": unpack_index(record.content)}
+        case Kind.SYNCED:
+            return {"durable_bytes": record.durable, "commit_index": unpack_index(record.content)}
+        case Kind.SNAPSHOT:
+            index, term, state_bytes = unpack_position(record.content)
+            return {"index": index, "term": term, "bytes": len(state_bytes)}
+        case _:
+            assert_never(record.kind)
+
+
+def _op(command: bytes) -> str:
+    """What a command does; empty for the entry with which a leader begins."""
+    try:
+        decoded = msgpack.unpackb(command, strict_map_key=False) if command else {}
+    except ValueError:
+        return "?"
+    return str(decoded.get("op", "")) if isinstance(decoded, dict) else "?"
