@@ -28,7 +28,8 @@ class NodeInfo:
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """A shard. ``adding`` are replicas being filled, ``target`` those it is to have when a move is done."""
+    """A shard. ``adding`` are replicas being filled, ``target`` those it is to have when a move is done. ``problem``
+    says why nobody leads it and what helps; None while all is well."""
 
     id: int
     leader: str | None
@@ -37,6 +38,7 @@ class ShardInfo:
     replicas: tuple[str, ...]
     adding: tuple[str, ...]
     target: tuple[str, ...]
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,11 @@ class ClusterInfo:
                 shard["id"],
                 shard["leader"],
                 shard["epoch"],
-                *(tuple(shard[name]) for name in ("in_sync", "replicas", "adding", "target")),
+                tuple(shard["in_sync"]),
+                tuple(shard["replicas"]),
+                tuple(shard["adding"]),
+                tuple(shard["target"]),
+                shard.get("problem"),
             )
             for shard in fields["shards"]
         )
@@ -107,6 +113,16 @@ class ClusterAdmin:
     async def transfer(self, shard: int, node: str) -> None:
         """Hand the leadership of ``shard`` to a replica in sync."""
         await self._client.ask("PUT", f"/v1/cluster/shards/{shard}/leader", {"node": node})
+
+    async def revive(self, shard: int, node: str, *, accept_loss: bool) -> None:
+        """Go on with what the replica of ``shard`` at ``node`` has, although acknowledged messages may be lost.
+
+        For a shard whose ``problem`` says that nobody can lead it, when those it names never come back. What other
+        replicas have beyond is set aside at their nodes. Raises ``InvalidRequest`` for a shard that is led, or without
+        ``accept_loss``.
+        """
+        body = {"node": node, "accept_loss": accept_loss}
+        await self._client.ask("POST", f"/v1/cluster/shards/{shard}/revive", body)
 
 
 def _node_path(node: str) -> str:

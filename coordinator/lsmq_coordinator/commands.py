@@ -20,7 +20,7 @@ import msgpack
 
 from lsmq.errors import differences
 
-from . import election, shard_commands
+from . import election, shard_commands, start_commands
 from .command_fields import (
     Command,
     Outcome,
@@ -254,6 +254,10 @@ _OPERATIONS: dict[Any, Callable[[ClusterState, Command], Outcome]] = {
     "set_replicas": shard_commands.set_replicas,
     "set_target": shard_commands.set_target,
     "cancel_target": shard_commands.cancel_target,
+    "register_start": start_commands.register_start,
+    "note_floors": start_commands.note_floors,
+    "trust": start_commands.trust,
+    "revive": start_commands.revive,
     "drain_node": _drain_node,
     "undrain_node": _undrain_node,
     "remove_node": _remove_node,

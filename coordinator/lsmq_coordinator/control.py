@@ -169,6 +169,12 @@ class ControlClient:
         """For how long this node has held no lease; 0 while it holds one."""
         return 0.0 if self.holds_lease() else time.monotonic() - self._unleased_since
 
+    @property
+    def leaderless(self) -> Mapping[int, str]:
+        """Why nobody leads a shard, as the control leader said lately, of shards that nobody leads for a while."""
+        answer = self.told
+        return {} if answer is None else answer.leaderless
+
     def overview(self) -> dict[str, Any]:
         """The cluster as people see it, see :func:`~.overview.overview`."""
         return overview(self._state, self.told, self.leader)

@@ -15,14 +15,19 @@ from .state import UNCLAIMED, ClusterState, Shard
 
 
 class Progress(NamedTuple):
-    """What a node reports of a replica: the last epoch in its log, where the log ends, and its incarnation.
+    """What a node reports of a replica: the last epoch in its log, where the log is durable to, which life of it acts,
+    and up to where it knows the log to be committed.
 
-    A replica that cannot work is not reported, and is elected only when nobody else is left.
+    A replica that cannot work is not reported, and not elected. One that is ``flawed``, since files of it are damaged,
+    is elected when nobody else is left.
     """
 
     epoch: int
     end_lsn: int
-    incarnation: int = UNCLAIMED
+    incarnation: int
+    start: int
+    high_watermark: int = 0
+    flawed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +48,18 @@ def choose_candidate(
 ) -> str | None:
     """The node to elect for a shard whose leader is gone, or None when nobody may lead.
 
-    Only members of the in-sync set that are alive and have the incarnation listed: each of them holds every write
-    acknowledged at quorum. ``preferred`` wins when it is one of them; else who reported at all, then whose log reaches
-    furthest (nothing to fetch before it serves), then who leads least, then the order of the replicas.
+    Only members of the in-sync set that are alive and report the life that is registered: each of them holds every
+    write acknowledged at quorum. ``preferred`` wins when it is one of them; else who is not flawed, then whose log
+    reaches furthest (nothing to fetch before it serves), then who leads least, then the order of the replicas.
     """
     reports, load = progress or {}, loads or {}
     eligible = [node for node in shard.replicas if node in alive and may_lead(shard, node, reports.get(node))]
     if preferred in eligible:
         return preferred
 
-    def rank(node: str) -> tuple[int, int, int, int]:
-        epoch, end_lsn, _ = reports.get(node, Progress(-1, -1))
-        return epoch, end_lsn, -load.get(node, 0), -shard.replicas.index(node)
+    def rank(node: str) -> tuple[int, int, int, int, int]:
+        report = reports[node]
+        return -report.flawed, report.epoch, report.end_lsn, -load.get(node, 0), -shard.replicas.index(node)
 
     return max(eligible, key=rank, default=None)
 
@@ -70,16 +75,40 @@ def choose_successor(
     ``alive`` without the leader, and without others that heard too few. Who reports no replica does not work and does
     not count; and unless as many count as a write needs, nobody could acknowledge more than the leader there is.
     """
-    working = {node for node in shard.replicas if node in alive and node in progress and node not in shard.adding}
+    working = {
+        node
+        for node in shard.replicas
+        if node in alive and node in progress and not progress[node].flawed and node not in shard.adding
+    }
     return choose_candidate(shard, working, progress) if len(working) >= min_in_sync else None
 
 
 def may_lead(shard: Shard, node: str, report: Progress | None) -> bool:
-    """Whether the in-sync set lists the node, and under the incarnation it reports, as far as both are known."""
-    listed = shard.listed(node)
-    if listed is None or report is None:
-        return listed is not None
-    return UNCLAIMED in (listed, report.incarnation) or listed == report.incarnation
+    """Whether the in-sync set lists the node as what it reports to be, and that is the life that is registered."""
+    start = shard.start_of(node)
+    if report is None or start is None or not start.confirmed:
+        return False
+    lives = (report.incarnation, report.start) == start.life
+    return lives and shard.listed(node) in (UNCLAIMED, report.incarnation)
+
+
+def why_leaderless(shard: Shard, alive: Set[str], progress: Mapping[str, Progress]) -> str:
+    """Why nobody can be elected for a shard, and what helps, in words."""
+    reasons = []
+    for node in shard.in_sync_nodes:
+        start, report = shard.start_of(node), progress.get(node)
+        if node not in alive:
+            reasons.append(f"{node} is away")
+        elif start is not None and shard.listed(node) not in (UNCLAIMED, start.incarnation):
+            reasons.append(f"{node} came back without what it had: its disk was lost, damaged, or is an older copy")
+        elif report is None:
+            reasons.append(f"{node} runs, but its replica does not work")
+        else:
+            reasons.append(f"the replica at {node} is starting")
+    return (
+        f"nobody that has all acknowledged messages can lead: {'; '.join(reasons)}. Bring one of these back as it was; "
+        f"if none ever can be, `lsmq shard revive {shard.id} --from NODE --accept-loss` goes on with what another has"
+    )
 
 
 def leader_counts(state: ClusterState, nodes: Set[str]) -> dict[str, int]:

@@ -73,6 +73,7 @@ class HeartbeatAnswer:
         lease_age_s: How long ago a majority is known to have followed it.
         alive: Whether the node counts as alive, and is given a lease; not for a life that is not, or no longer, its.
         living: All nodes held alive.
+        leaderless: Of each shard that nobody has led for a while, why that is.
         problems: Of each node that has any, what it said last.
         clocks_ms: By how much each node's wall clock is ahead of the cluster's middle one.
         now_ms: The leader's wall clock, to measure another by.
@@ -82,6 +83,7 @@ class HeartbeatAnswer:
     lease_age_s: float
     alive: bool
     living: frozenset[str]
+    leaderless: Mapping[int, str] = field(default_factory=dict)
     problems: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     clocks_ms: Mapping[str, float] = field(default_factory=dict)
     now_ms: float = 0.0
@@ -92,6 +94,7 @@ class HeartbeatAnswer:
             "lease_age_ms": min(self.lease_age_s, 1e6) * 1000,
             "alive": self.alive,
             "living": sorted(self.living),
+            "leaderless": dict(self.leaderless),
             "problems": {node: list(found) for node, found in self.problems.items()},
             "clocks_ms": dict(self.clocks_ms),
             "now_ms": self.now_ms,
@@ -104,6 +107,7 @@ class HeartbeatAnswer:
             fields["lease_age_ms"] / 1000,
             fields["alive"],
             frozenset(fields["living"]),
+            {int(id): why for id, why in fields["leaderless"].items()},
             {node: tuple(found) for node, found in fields["problems"].items()},
             fields["clocks_ms"],
             fields["now_ms"],

@@ -33,6 +33,8 @@ class LivenessTiming:
 class _Node:
     heard: float
     alive: bool = True
+    #: It was heard in this leadership: who was not, only counts as alive for as long as it may still be.
+    spoke: bool = False
     returned: float = float("-inf")
     steady_s: float = 0.0
 
@@ -73,12 +75,17 @@ class FailureDetector:
     def alive(self) -> frozenset[str]:
         return frozenset(node for node, seen in self._nodes.items() if seen.alive)
 
+    @property
+    def heard(self) -> frozenset[str]:
+        """Those held alive that were heard in this leadership."""
+        return frozenset(node for node, seen in self._nodes.items() if seen.alive and seen.spoke)
+
     def heartbeat(self, node: str, now: float) -> bool:
         """The life of a node that the cluster knows was heard. Whether it counts as alive."""
         seen = self._nodes.get(node)
         if seen is None:
             return False
-        seen.heard = now
+        seen.heard, seen.spoke = now, True
         if not seen.alive:
             seen.alive, seen.returned = True, now
             self._returned.add(node)

@@ -17,13 +17,16 @@ from lsmq.errors import LsmqError
 
 from .deaf_leaders import DeafLeaders
 from .election import Progress, choose_candidate, leader_counts, may_lead, spread_leaders
+from .election_pace import ElectionPace
 from .errors import NoControlLeader, NotControlLeader
 from .heartbeats import Heartbeat, HeartbeatAnswer, Told
+from .leaderless import LeaderlessShards
 from .liveness import FailureDetector, LivenessTiming
 from .raft_control import RaftControl
 from .reassignment import handover, next_steps
 from .shard_commands import MAX_EPOCH
 from .state import ClusterState, NodeState
+from .witness import Witness
 
 #: What each node reported last of its replicas, by shard.
 Reports = Mapping[str, Mapping[int, Progress]]
@@ -37,8 +40,6 @@ class OverseerTiming:
     liveness: LivenessTiming = LivenessTiming()  # noqa: RUF009
     #: Leaders are spread only when nothing changed for so long, one shard at a time.
     settle_s: float = 2.0
-    #: An election that replicas ask for is held at most so often for one shard.
-    ask_interval_s: float = 0.1
     #: The control plane's leader resigns when too few nodes could call it for so long.
     resign_s: float = 1.0
     #: The shards of a node that lives and has held no lease for so long are led by others.
@@ -64,9 +65,12 @@ class Overseer:
         #: The life of each node that is known to have ended last, whoever leads: the next leader may need it at once.
         self._ended: dict[str, str] = {}
         self._reports: dict[str, Mapping[int, Progress]] = {}
-        #: Shards whose epochs up to the one given cannot be led, and when each was last helped.
+        #: Shards whose epochs up to the one given cannot be led.
         self._asked: dict[int, int] = {}
-        self._helped: dict[int, float] = {}
+        self._pace = ElectionPace()
+        self._leaderless = LeaderlessShards()
+        self._witness = Witness()
+        raft.testify = lambda command: self._witness.testify(command)
         self._deaf = DeafLeaders()
         self._told = Told()
         self._unleased_since: dict[str, float] = {}
@@ -83,6 +87,11 @@ class Overseer:
     def alive(self) -> frozenset[str]:
         """Nodes held alive; meaningful on the leader only."""
         return self._detector.alive
+
+    @property
+    def heard(self) -> frozenset[str]:
+        """Of those, who was heard since this voter leads."""
+        return self._detector.heard
 
     # What nodes report
 
@@ -101,6 +110,7 @@ class Overseer:
         alive = agreed and beat.well and self._detector.heartbeat(node, now)
         if alive and beat.progress is not None:
             self._reports[node] = dict(beat.progress)
+            self._witness.hear(self._raft.state, node, beat.progress)
         if alive and not beat.leased:
             self._unleased(node, now)
         else:
@@ -110,6 +120,7 @@ class Overseer:
             lease_age_s=max(0.0, time.monotonic() - self._raft.lease),
             alive=alive,
             living=self._detector.alive,
+            leaderless=self._leaderless.reasons,
             problems=self._told.problems,
             clocks_ms=self._told.clocks_ms,
             now_ms=time.time() * 1000,
@@ -178,6 +189,7 @@ class Overseer:
         if term != self._term:
             self._term = term
             self._reports, self._asked, self._deaf, self._told = {}, {}, DeafLeaders(), Told()
+            self._pace, self._leaderless, self._witness = ElectionPace(), LeaderlessShards(), Witness()
             self._unleased_since = {}
             self._reached_at = self._clock()
             self._submitted = (-1, [], 0.0)
@@ -201,10 +213,13 @@ class Overseer:
         alive = self._detector.alive
         if not self._is_reached(state, alive, now):
             return
+        self._leaderless.look(state, alive, self._reports, now)
         successors = self._deaf.successors(state, alive, self._reports, now)
-        commands = failovers(state, alive, self._reports, self._due(state, now), successors) + departures(
-            state, alive, ended
-        )
+        commands = failovers(state, alive, self._reports, self._due(state, now), successors)
+        commands += departures(state, alive, ended)
+        commands += restored_trust(state, self.heard, self._raft.config.voters.keys())
+        noted = self._witness.due(now, lost=bool(verdicts.died))
+        commands += [] if noted is None else [noted]
         if not commands:
             commands = next_steps(state, alive)
         if not commands and self._spread and now - self._changed_at >= self._timing.settle_s:
@@ -239,13 +254,9 @@ class Overseer:
     def _due(self, state: ClusterState, now: float) -> dict[int, int]:
         """Elections that were asked for and may be held now."""
         self._asked = {id: above for id, above in self._asked.items() if state.shards[id].epoch <= above}
-        due = {
-            id: above
-            for id, above in self._asked.items()
-            if now - self._helped.get(id, float("-inf")) >= self._timing.ask_interval_s
+        return {
+            id: above for id, above in self._asked.items() if self._pace.is_due(state.shards[id], self._reports, now)
         }
-        self._helped |= dict.fromkeys(due, now)
-        return due
 
     async def _submit(self, commands: list[dict[str, Any]]) -> None:
         try:
@@ -260,6 +271,19 @@ class Overseer:
 
 def _members(state: ClusterState) -> list[str]:
     return [node.id for node in state.nodes.values() if node.state is not NodeState.REMOVED]
+
+
+def restored_trust(state: ClusterState, heard: Set[str], voters: Set[str]) -> list[dict[str, Any]]:
+    """A ``trust`` for shards with replicas whose disks went back, when a majority of the voters besides their nodes is
+    heard: what the control plane had committed did not go back with them."""
+    doubted = {node for shard in state.shards.values() for node in shard.distrusted}
+    if not doubted or 2 * len((voters & heard) - doubted) <= len(voters):
+        return []
+    return [
+        {"op": "trust", "shard": id, "nodes": list(state.shards[id].distrusted)}
+        for id in sorted(state.shards)
+        if state.shards[id].distrusted
+    ]
 
 
 def departures(state: ClusterState, alive: Set[str], ended: Set[str]) -> list[dict[str, Any]]:

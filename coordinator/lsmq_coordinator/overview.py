@@ -16,7 +16,7 @@ def overview(
     then that is not known of any node. ``control_leader`` is a node id or None.
 
     A node is drained when it is ``draining`` and has no ``replicas``. A shard moves while it has a ``target``; of
-    that, ``adding`` are still to catch up.
+    that, ``adding`` are still to catch up. ``problem`` says why nobody leads it and what helps; None while all is well.
     """
     held = dict.fromkeys(state.nodes, 0)
     for shard in state.shards.values():
@@ -52,6 +52,8 @@ def overview(
                 "replicas": list(shard.replicas),
                 "adding": list(shard.adding),
                 "target": list(shard.target),
+                "problem": None if told is None else told.leaderless.get(shard.id),
+                "revived": [revival._asdict() for revival in shard.revivals],
             }
             for shard in (state.shards[id] for id in sorted(state.shards))
         ],

@@ -70,6 +70,8 @@ class RaftControl:
     def __init__(self, config: RaftConfig) -> None:
         config.validate()
         self.config = config
+        #: What the leader adds to a command before it goes into the log.
+        self.testify: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda command: command
         #: The latest state applied here. A new object with each change.
         self.state: ClusterState = EMPTY
         self._ids = {address: id for id, address in config.voters.items()}
@@ -193,7 +195,7 @@ class RaftControl:
         nothing was done, ``TimedOut`` when the outcome is unknown: the command may still apply; sending it again
         with the same ``request_id`` is safe.
         """
-        packed = pack_command(command)
+        packed = pack_command(self.testify(command))
         voter = self._voter
         if self._failure is not None or voter is None or self._loop is None:
             raise ControlStopped(f"the voter {self.config.node!r} has stopped: {self._failure or 'not running'}")

@@ -21,16 +21,17 @@ from .command_fields import (
     number,
     with_shard,
 )
+from .start_commands import MAX_INCARNATION, started, trusted
 from .state import MAX_REPLICAS, ClusterState, Member, NodeState, Shard
 
 MAX_EPOCH = 1 << 62
-MAX_INCARNATION = (1 << 64) - 1
 
 
 def elect(state: ClusterState, command: Command) -> Outcome:
     """``shard``, ``candidate``, ``expected_epoch``; optional ``suspects``, ``min_epoch``.
 
-    The candidate must be in sync: it holds every write acknowledged at quorum. Suspects, given by node, leave the
+    The candidate must be in sync: it holds every write acknowledged at quorum. It leads in the life that is registered
+    now, and in no later one. Suspects, given by node, leave the
     in-sync set with the election, so that the new leader need not wait for them; but all stay when fewer than
     ``min_in_sync`` would remain: then nothing can be acknowledged anyway, and who is listed may still be elected.
     ``min_epoch`` lifts the epoch above one that a replica has seen.
@@ -40,11 +41,12 @@ def elect(state: ClusterState, command: Command) -> Outcome:
     candidate, suspects = command["candidate"], set(command.get("suspects") or ())
     if shard.listed(candidate) is None or candidate in suspects:
         raise Refused("not_in_sync", f"shard {shard.id}: {candidate!r} is not in sync: {list(shard.in_sync_nodes)}")
+    leading = started(shard, candidate).life
     epoch = max(shard.epoch + 1, number(command.get("min_epoch") or 0, "min_epoch", 0, MAX_EPOCH))
     in_sync = tuple(member for member in shard.in_sync if member.node not in suspects)
     if len(in_sync) < state.settings.min_in_sync:
         in_sync = shard.in_sync
-    changed, facts = with_shard(state, shard, leader=candidate, epoch=epoch, in_sync=in_sync)
+    changed, facts = with_shard(state, shard, leader=candidate, epoch=epoch, leading=leading, in_sync=in_sync)
     return changed, {"epoch": epoch, **facts}
 
 
@@ -67,6 +69,7 @@ def transfer_leader(state: ClusterState, command: Command) -> Outcome:
         shard,
         leader=candidate,
         epoch=epoch,
+        leading=shard.leading if shard.leader == candidate else started(shard, candidate).life,
         replicas=_first(candidate, shard.replicas),
         target=_first(candidate, shard.target) if shard.target else (),
     )
@@ -89,7 +92,7 @@ def set_in_sync(state: ClusterState, command: Command) -> Outcome:
     adding = tuple(node for node in shard.adding if node not in wanted)
     if set(in_sync) == set(shard.in_sync):
         return state, {"shard_version": shard.version}
-    return with_shard(state, shard, in_sync=in_sync, adding=adding)
+    return with_shard(state, shard, in_sync=in_sync, adding=adding, distrusted=trusted(shard, in_sync))
 
 
 def _listed_members(given: Sequence[Sequence[Any]], shard: Shard) -> dict[str, Member]:
@@ -143,7 +146,15 @@ def set_replicas(state: ClusterState, command: Command) -> Outcome:
             f"shard {shard.id}: only {[member.node for member in in_sync]} would be in sync; wait until more are",
         )
     adding = tuple(node for node in replicas if node in fresh or node in shard.adding)
-    return with_shard(state, shard, replicas=replicas, in_sync=in_sync, adding=adding)
+    return with_shard(
+        state,
+        shard,
+        replicas=replicas,
+        in_sync=in_sync,
+        adding=adding,
+        starts=tuple(start for start in shard.starts if start.node in replicas),
+        distrusted=tuple(node for node in shard.distrusted if node in replicas),
+    )
 
 
 def set_target(state: ClusterState, command: Command) -> Outcome:

@@ -33,6 +33,8 @@ MAX_NAME_BYTES = 255
 MAX_URL_BYTES = 1_024
 MAX_OPTIONS_BYTES = 16_384
 REMEMBERED_RESULTS = 1_000
+#: Of a shard that was revived more often the latest times are remembered.
+MAX_REVIVALS = 8
 
 #: The incarnation under which a new shard lists its replicas, before any of them was started.
 UNCLAIMED = 0
@@ -88,9 +90,48 @@ class Member(NamedTuple):
     incarnation: int
 
 
+class LifeId(NamedTuple):
+    """One life of a replica: its incarnation, and which of that one's starts."""
+
+    incarnation: int
+    start: int
+
+
+class RegisteredStart(NamedTuple):
+    """The latest start of a replica's disk that was registered: the ``number`` of the start, a random ``token`` that
+    no copy of the disk knows, and whether the disk is known to remember it. ``floor_lsn``: the log of this incarnation
+    is known to have been durable up to here."""
+
+    node: str
+    incarnation: int
+    number: int
+    token: int
+    confirmed: bool
+    floor_lsn: int = 0
+
+    @property
+    def life(self) -> LifeId:
+        return LifeId(self.incarnation, self.number)
+
+
+class Revival(NamedTuple):
+    """A leader that an operator chose although acknowledged messages may be lost: in which epoch, which replica, up to
+    where members of the in-sync set were known to have held the log, and when."""
+
+    epoch: int
+    node: str
+    incarnation: int
+    known_lsn: int
+    at_ms: int
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
     """A shard's replica set. ``version`` grows with each change of it, ``epoch`` with each election.
+
+    ``leading`` is the life of the leader that was elected: after a restart it is another leader. ``distrusted`` are
+    replicas whose disks went back; their promises count nothing until the in-sync set has taken them in, or the control
+    plane is known to have forgotten nothing.
 
     ``target``: the replicas it should have, the first the preferred leader; empty when it has what it should have.
     """
@@ -103,6 +144,10 @@ class Shard:
     version: int
     adding: tuple[str, ...] = ()
     target: tuple[str, ...] = ()
+    leading: LifeId | None = None
+    starts: tuple[RegisteredStart, ...] = ()
+    distrusted: tuple[str, ...] = ()
+    revivals: tuple[Revival, ...] = ()
 
     @property
     def in_sync_nodes(self) -> tuple[str, ...]:
@@ -117,6 +162,15 @@ class Shard:
         """The incarnation under which the in-sync set lists a node; None when it does not."""
         return next((member.incarnation for member in self.in_sync if member.node == node), None)
 
+    def start_of(self, node: str) -> RegisteredStart | None:
+        """The latest start of the node's disk that was registered."""
+        return next((start for start in self.starts if start.node == node), None)
+
+    @property
+    def revived_epoch(self) -> int:
+        """The latest epoch that began without regard to what may be lost; 0 when there was none."""
+        return self.revivals[-1].epoch if self.revivals else 0
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "replicas": list(self.replicas),
@@ -126,6 +180,10 @@ class Shard:
             "version": self.version,
             "adding": list(self.adding),
             "target": list(self.target),
+            "leading": None if self.leading is None else list(self.leading),
+            "starts": [list(start) for start in self.starts],
+            "distrusted": list(self.distrusted),
+            "revivals": [list(revival) for revival in self.revivals],
         }
 
     @classmethod
@@ -139,6 +197,10 @@ class Shard:
             fields["version"],
             tuple(fields["adding"]),
             tuple(fields["target"]),
+            None if fields["leading"] is None else LifeId(*fields["leading"]),
+            tuple(RegisteredStart(*start) for start in fields["starts"]),
+            tuple(fields["distrusted"]),
+            tuple(Revival(*revival) for revival in fields["revivals"]),
         )
 
 
@@ -294,6 +356,11 @@ class ClusterState:
                 yield f"shard {shard.id} has leader {shard.leader} outside its in-sync set {shard.in_sync}"
             if not set(shard.adding) <= replicas - in_sync:
                 yield f"shard {shard.id} adds {shard.adding}, which are no replicas or in sync"
+            nodes = [start.node for start in shard.starts]
+            if nodes != sorted(set(nodes)) or not set(nodes) <= replicas:
+                yield f"shard {shard.id} has starts of {nodes}, replicas being {shard.replicas}"
+            if len(set(shard.distrusted)) != len(shard.distrusted) or not set(shard.distrusted) <= replicas:
+                yield f"shard {shard.id} distrusts {shard.distrusted}, replicas being {shard.replicas}"
             target = set(shard.target)
             if len(target) != len(shard.target) or not target <= set(self.nodes):
                 yield f"shard {shard.id} has target {shard.target}"

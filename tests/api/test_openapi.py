@@ -89,6 +89,7 @@ CLUSTER_CHANGES = (
     ("removeNode", "DELETE", "nodes/n1", None),
     ("moveReplicas", "PUT", "shards/0/replicas", {"replicas": ["n1"]}),
     ("cancelMove", "DELETE", "shards/0/replicas", None),
+    ("reviveShard", "POST", "shards/0/revive", {"node": "n1", "accept_loss": True}),
     ("transferLeader", "PUT", "shards/0/leader", {"node": "n1"}),
 )
 

@@ -19,8 +19,9 @@ from lsmq_node.cluster.links import Links
 from lsmq_node.cluster.ports import Progress, ReplicaPorts
 from lsmq_node.cluster.replica import Replica
 from lsmq_node.cluster.transfer import Snapshots
-from lsmq_node.replication import UNCLAIMED, ControlView, Member, Message, Timings
-from lsmq_node.replication.actions import ProposeInSync, ProposeLeave
+from lsmq_node.replication import UNCLAIMED, ControlView, LifeId, Member, Message, RegisteredStart, Timings
+from lsmq_node.replication.actions import ProposeInSync, ProposeLeave, RegisterStart
+from lsmq_node.replication.identity import recognises
 from lsmq_node.storage import ShardStore, StoreOptions
 from lsmq_node.storage.disk import Disk
 from lsmq_node.storage.state import Topic, TopicOptions
@@ -109,7 +110,22 @@ class Group:
     def elect(self, name: str, *, without: tuple[str, ...] = ()) -> None:
         left = frozenset(member for member in self.view.in_sync if member.node not in without)
         kept = left if len(left) >= self.view.min_in_sync else self.view.in_sync
-        self.change(epoch=self.view.epoch + 1, leader=name, in_sync=kept)
+        start = self.view.start_of(name)
+        leading = start.life if start is not None else LifeId(UNCLAIMED, 0)
+        self.change(epoch=self.view.epoch + 1, leader=name, leading=leading, in_sync=kept)
+
+    def register(self, name: str, action: RegisterStart, refused: Callable[[str], None]) -> None:
+        asyncio.get_running_loop().call_soon(self._register, name, action, refused)
+
+    def _register(self, name: str, action: RegisterStart, refused: Callable[[str], None]) -> None:
+        known, start = self.view.start_of(name), action.starts[-1]
+        same = known is not None and known.incarnation == action.incarnation
+        if same and known is not None and not recognises(action.starts, action.registered, known):
+            refused("the disk went back")
+            return
+        now = RegisteredStart(name, action.incarnation, *start, action.registered >= start.number)
+        if now != known:
+            self.change(starts=frozenset(other for other in self.view.starts if other.node != name) | {now})
 
     def propose(self, action: ProposeInSync) -> None:
         if (action.epoch, action.expected_version) == (self.view.epoch, self.view.version) and not self.frozen:
@@ -178,6 +194,7 @@ class Group:
             send=links.send,
             propose_in_sync=lambda shard, action: self.propose(action),
             propose_leave=lambda shard, action: self.propose_leave(action),
+            register_start=lambda shard, action, refused: self.register(name, action, refused),
             ask_election=lambda shard, above, elsewhere: self.asked.append(above),
             fetch_snapshot=fetch,
             gather_snapshot=snapshots.gather,
@@ -188,6 +205,7 @@ class Group:
         site.replica, site.scope = replica, scope
         scope.push_async_callback(replica.close)
         self.tell()
+        await until(lambda: replica.life is not None, f"the start of {name} is registered")
         return replica
 
     async def stop(self, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,21 +11,43 @@ from hypothesis import strategies as st
 
 from lsmq.errors import UnsupportedFormat
 from lsmq_node.cluster.record import NAME, decode_record, encode_record, load_record, save_record
-from lsmq_node.replication import ReplicaRecord
+from lsmq_node.replication import LifeId, ReplicaRecord, Start
 from lsmq_node.storage.disk import OsDisk
 from storage.harness import profile
 from support.sim_disk import SimDisk
 
-RECORD = ReplicaRecord(4503599627370497, 3, 8, "n2", 52301)
+RECORD = ReplicaRecord(
+    incarnation=4503599627370497,
+    starts=(Start(2, 9007199254740992), Start(3, 1125899906842624)),
+    registered=3,
+    epoch=8,
+    leader="n2",
+    leading=LifeId(4503599627370411, 5),
+    floor_lsn=52301,
+)
 GOLDEN = (
-    b"lsmq-replica 1 89b4b024\n"
-    b'{"epoch": 8, "floor_lsn": 52301, "incarnation": 4503599627370497, "leader": "n2", "starts": 3}\n'
+    b"lsmq-replica 2 caacb008\n"
+    b'{"epoch": 8, "floor_lsn": 52301, "incarnation": 4503599627370497, "leader": "n2", '
+    b'"leading": [4503599627370411, 5], "registered": 3, "starts": [[2, 9007199254740992], '
+    b'[3, 1125899906842624]], "went_back": false}\n'
 )
 numbers = st.integers(0, (1 << 63) - 1)
 
 
 @profile(100)
-@given(st.builds(ReplicaRecord, numbers, numbers, numbers, st.none() | st.text(max_size=20), numbers))
+@given(
+    st.builds(
+        ReplicaRecord,
+        numbers,
+        st.lists(st.builds(Start, numbers, numbers), max_size=40).map(tuple),
+        numbers,
+        numbers,
+        st.none() | st.text(max_size=20),
+        st.none() | st.builds(LifeId, numbers, numbers),
+        numbers,
+        st.booleans(),
+    )
+)
 def test_a_record_comes_back_as_it_was(record: ReplicaRecord) -> None:
     assert decode_record(encode_record(record), "x") == record
 
@@ -42,13 +65,13 @@ def test_every_flipped_bit_and_every_missing_byte_is_noticed() -> None:
         try:
             assert decode_record(bytes(flipped), "x") is None
         except UnsupportedFormat:
-            assert at == GOLDEN.index(b" 1 ") + 1
+            assert at == GOLDEN.index(b" 2 ") + 1
         assert decode_record(GOLDEN[:at], "x") is None
 
 
 def test_a_newer_version_is_refused_and_not_overwritten() -> None:
-    with pytest.raises(UnsupportedFormat, match="version 2"):
-        decode_record(GOLDEN.replace(b"lsmq-replica 1", b"lsmq-replica 2"), "x")
+    with pytest.raises(UnsupportedFormat, match="version 3"):
+        decode_record(GOLDEN.replace(b"lsmq-replica 2", b"lsmq-replica 3"), "x")
 
 
 def test_a_directory_without_one_or_with_a_damaged_one_has_none(tmp_path: Path) -> None:
@@ -61,7 +84,7 @@ def test_a_directory_without_one_or_with_a_damaged_one_has_none(tmp_path: Path) 
 
 
 def test_a_power_cut_at_any_step_leaves_the_old_record_or_the_new(tmp_path: Path) -> None:
-    new = ReplicaRecord(RECORD.incarnation, 4, 9, "n3", 60_000)
+    new = replace(RECORD, epoch=9, leader="n3", floor_lsn=60_000)
     outcomes = set()
     for step in range(1, 6):
         for seed in range(6):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lsmq_node.cluster.seals import SEAL_BYTES, Seal
 from lsmq_node.cluster.wire import HEAD, HEAD_BYTES, BadMessage, Decoder, Kind, Received, encode
-from lsmq_node.replication import EpochHistory, LogPosition, Message, Session
+from lsmq_node.replication import EpochHistory, LifeId, LogPosition, Message, Session
 from lsmq_node.replication.messages import (
     Frame,
     Hello,
@@ -29,6 +29,7 @@ from storage.harness import profile
 numbers = st.integers(0, (1 << 63) - 1)
 names = st.text(min_size=1, max_size=20)
 sessions = st.builds(Session, numbers, numbers)
+lives = st.builds(LifeId, numbers, numbers)
 positions = st.builds(LogPosition, numbers, numbers)
 histories = st.lists(st.tuples(numbers, numbers), max_size=5).map(
     lambda pairs: EpochHistory.of(
@@ -50,10 +51,10 @@ messages: st.SearchStrategy[Message] = st.one_of(
     st.builds(TakeSnapshot, sessions, numbers, numbers),
     st.builds(TakeNewIncarnation, sessions, numbers, numbers),
     st.builds(Rejoin, sessions, numbers),
-    st.builds(Stale, numbers, names),
+    st.builds(Stale, numbers, names, lives),
     st.builds(Progress, sessions, numbers, numbers, numbers),
-    st.builds(PromiseRequest, numbers),
-    st.builds(Promise, numbers, numbers, positions),
+    st.builds(PromiseRequest, numbers, lives),
+    st.builds(Promise, numbers, lives, positions),
     st.builds(PromiseRefusal, numbers, numbers, st.none() | names),
 )
 
@@ -105,14 +106,14 @@ def test_a_flipped_bit_is_an_error_and_nothing_is_taken(message: Message, data: 
 
 
 def test_messages_that_are_left_out_repeated_turned_round_or_of_another_link_are_refused() -> None:
-    by = seal()
-    first, second = (sent(1, PromiseRequest(number), by)[0] for number in (1, 2))
+    by, asker = seal(), LifeId(1, 2)
+    first, second = (sent(1, PromiseRequest(number, asker), by)[0] for number in (1, 2))
     assert len(received([first, second])) == 2
     for pieces in ([second], [first, first], [second, first], [first, second, second]):
         with pytest.raises(BadMessage, match="wrong code"):
             received(pieces)
     with pytest.raises(BadMessage, match="wrong code"):
-        received([sent(1, PromiseRequest(1), seal("of another request"))[0]])
+        received([sent(1, PromiseRequest(1, asker), seal("of another request"))[0]])
 
 
 def raw(kind: int, body: bytes, *, version: int = 2, payload: int = 0) -> bytes:
@@ -123,11 +124,11 @@ def raw(kind: int, body: bytes, *, version: int = 2, payload: int = 0) -> bytes:
     ("stream", "reason"),
     [
         (raw(99, b"\x90"), "no message has kind 99"),
-        (raw(Kind.PROGRESS, b"\x90", version=1), "version 1"),
+        (raw(Kind.PROGRESS, b"\x90", version=3), "version 3"),
         (raw(Kind.PROGRESS, b"\x90"), "0 fields"),
         (raw(Kind.PROGRESS, b"\xc1"), "PROGRESS cannot be read"),
-        (raw(Kind.PROMISE_REQUEST, b"\x91\xff"), "no number"),
-        (raw(Kind.PROMISE_REQUEST, b"\x91\x07", payload=3) + b"abc", "3 bytes came with"),
+        (raw(Kind.PROMISE_REQUEST, b"\x92\xff\x92\x01\x02"), "no number"),
+        (raw(Kind.PROMISE_REQUEST, b"\x92\x07\x92\x01\x02", payload=3) + b"abc", "3 bytes came with"),
         (HEAD.pack(2, Kind.FRAME, 0, 5, 1 << 31), "at most"),
     ],
 )
@@ -139,7 +140,8 @@ def test_what_is_no_message_is_refused_with_the_reason(stream: bytes, reason: st
 GOLDEN: list[tuple[Any, str]] = [
     (Progress(Session(2, 3), 4, 5, 6), "020807000000070000000000000094920203040506"),
     (PromiseRefusal(9, 10, None), "020b07000000040000000000000093090ac0"),
-    (Stale(8, "n2"), "02060700000005000000000000009208a26e32"),
+    (Stale(8, "n2", LifeId(4, 5)), "02060700000008000000000000009308a26e32920405"),
+    (PromiseRequest(8, LifeId(4, 5)), "02090700000005000000000000009208920405"),
 ]
 
 

@@ -115,7 +115,7 @@ def running(test: Callable[[FakeVoter, ControlClient], Awaitable[None]]) -> None
         host, port = runner.addresses[0][:2]
         timing = ControlTiming(heartbeat_s=0.02)
         client = ControlClient(
-            "n4", {"v": f"http://{host}:{port}"}, SECRET, timing=timing, progress=lambda: {0: Progress(1, 99, 7)}
+            "n4", {"v": f"http://{host}:{port}"}, SECRET, timing=timing, progress=lambda: {0: Progress(1, 99, 7, 1)}
         )
         async with client:
             await test(voter, client)
@@ -131,7 +131,7 @@ def test_a_node_that_is_heard_and_up_to_date_holds_the_lease() -> None:
         assert client.lease <= time.monotonic()
         assert client.state.version == voter.state.version
         beat = voter.beats[-1]
-        assert (beat["node"], beat["life"], beat["progress"]) == ("n4", client.life, {0: [1, 99, 7]})
+        assert (beat["node"], beat["life"], beat["progress"]) == ("n4", client.life, {0: [1, 99, 7, 1, 0, 0]})
 
     running(run)
 

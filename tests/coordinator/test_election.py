@@ -22,13 +22,25 @@ from lsmq_coordinator.election import (
     spread_leaders,
 )
 from lsmq_coordinator.overseer import failovers, transfers
-from lsmq_coordinator.state import ClusterState, Member, Node, NodeState, Settings, Shard
+from lsmq_coordinator.state import ClusterState, LifeId, Member, Node, NodeState, RegisteredStart, Settings, Shard
 
 NAMES = ["a", "b", "c", "d", "e"]
 
 
 def listed(nodes: Iterable[str], incarnation: int = 7) -> tuple[Member, ...]:
     return tuple(Member(node, incarnation) for node in nodes)
+
+
+def started(nodes: Iterable[str], incarnation: int = 7) -> tuple[RegisteredStart, ...]:
+    return tuple(RegisteredStart(node, incarnation, 1, 99, confirmed=True) for node in sorted(nodes))
+
+
+def report(epoch: int, end_lsn: int, incarnation: int = 7, start: int = 1, flawed: int = 0) -> Progress:
+    return Progress(epoch, end_lsn, incarnation, start, flawed=flawed)
+
+
+def everybody_reports(state: ClusterState) -> dict[str, dict[int, Progress]]:
+    return {node: {id: report(1, 0) for id in state.shards} for node in state.nodes}
 
 
 def cluster(shards: list[Shard], nodes: list[str] = NAMES, draining: tuple[str, ...] = ()) -> ClusterState:
@@ -43,6 +55,10 @@ def cluster(shards: list[Shard], nodes: list[str] = NAMES, draining: tuple[str, 
     )
 
 
+def shard(id: int, replicas: tuple[str, ...], leader: str, epoch: int, in_sync: tuple[Member, ...]) -> Shard:
+    return Shard(id, replicas, leader, epoch, in_sync, 1, leading=LifeId(7, 1), starts=started(replicas))
+
+
 @st.composite
 def clusters(draw: st.DrawFn, max_shards: int = 8) -> ClusterState:
     nodes = NAMES[: draw(st.integers(1, 5))]
@@ -50,39 +66,52 @@ def clusters(draw: st.DrawFn, max_shards: int = 8) -> ClusterState:
     for id in range(draw(st.integers(1, max_shards))):
         replicas = tuple(draw(st.permutations(nodes))[: draw(st.integers(1, len(nodes)))])
         in_sync = tuple(node for node in replicas if draw(st.booleans())) or replicas[:1]
-        shards.append(Shard(id, replicas, draw(st.sampled_from(in_sync)), 1, listed(in_sync), 1))
+        shards.append(shard(id, replicas, draw(st.sampled_from(in_sync)), 1, listed(in_sync)))
     draining = tuple(node for node in nodes if draw(st.integers(0, 4)) == 0)
     return cluster(shards, nodes, draining)
 
 
-SHARD = Shard(0, ("a", "b", "c"), "a", 3, listed("abc"), 1)
+SHARD = shard(0, ("a", "b", "c"), "a", 3, listed("abc"))
 
 
 def test_only_a_live_member_of_the_in_sync_set_is_a_candidate() -> None:
     shard = replace(SHARD, in_sync=listed("ab"))
     assert choose_candidate(shard, {"c"}) is None
-    assert choose_candidate(shard, {"b", "c"}, {"c": Progress(9, 9)}) == "b"
-    assert choose_candidate(shard, {"b", "c"}, preferred="c") == "b"
+    reports = {"b": report(1, 1), "c": report(9, 9)}
+    assert choose_candidate(shard, {"b", "c"}, reports) == "b"
+    assert choose_candidate(shard, {"b", "c"}, reports, preferred="c") == "b"
+    assert choose_candidate(shard, {"b", "c"}, {}) is None, "nobody says that its replica works"
 
 
 def test_the_candidate_is_the_preferred_one_else_who_reaches_furthest_else_who_leads_least() -> None:
     alive = {"b", "c"}
-    near, far = Progress(3, 100), Progress(3, 200)
+    near, far = report(3, 100), report(3, 200)
     assert choose_candidate(SHARD, alive, {"b": near, "c": far}) == "c"
-    assert choose_candidate(SHARD, alive, {"b": Progress(4, 1), "c": far}) == "b"
+    assert choose_candidate(SHARD, alive, {"b": report(4, 1), "c": far}) == "b"
     assert choose_candidate(SHARD, alive, {"b": near, "c": far}, preferred="b") == "b"
-    assert choose_candidate(SHARD, alive, {"c": Progress(0, 0)}) == "c", "the other may have no replica that works"
-    assert choose_candidate(SHARD, alive, loads={"b": 5, "c": 1}) == "c"
-    assert choose_candidate(SHARD, alive) == "b"
+    assert choose_candidate(SHARD, alive, {"b": report(9, 9, flawed=1), "c": report(0, 0)}) == "c"
+    assert choose_candidate(SHARD, alive, {"b": report(9, 9, flawed=1)}) == "b", "better than nobody"
+    assert choose_candidate(SHARD, alive, {"b": near, "c": near}, loads={"b": 5, "c": 1}) == "c"
+    assert choose_candidate(SHARD, alive, {"b": near, "c": near}) == "b"
 
 
 def test_a_replica_that_is_not_what_the_set_lists_is_no_candidate() -> None:
     alive = {"b", "c"}
-    emptied, same = Progress(9, 900, incarnation=8), Progress(3, 100, incarnation=7)
-    assert choose_candidate(SHARD, alive, {"b": emptied, "c": same}) == "c"
-    assert choose_candidate(SHARD, {"b"}, {"b": emptied}) is None
-    unclaimed = replace(SHARD, in_sync=listed("abc", 0))
+    emptied, same = report(9, 900, incarnation=8), report(3, 100, incarnation=7)
+    shard = replace(SHARD, starts=(*started("a"), *started("b", 8), *started("c")))
+    assert choose_candidate(shard, alive, {"b": emptied, "c": same}) == "c"
+    assert choose_candidate(shard, {"b"}, {"b": emptied}) is None
+    unclaimed = replace(shard, in_sync=listed("abc", 0))
     assert choose_candidate(unclaimed, alive, {"b": emptied, "c": same}) == "b"
+
+
+def test_a_replica_is_elected_in_no_life_but_the_one_that_is_registered_and_confirmed() -> None:
+    former, present = report(9, 900, start=1), report(3, 100, start=2)
+    for confirmed, expected in ((True, "b"), (False, None)):
+        start = RegisteredStart("b", 7, 2, 5, confirmed)
+        shard = replace(SHARD, starts=(start,))
+        assert choose_candidate(shard, {"b"}, {"b": former}) is None
+        assert choose_candidate(shard, {"b"}, {"b": present}) == expected
 
 
 @given(st.integers(1, 7), st.integers(1, 7), st.integers(1, 40))
@@ -147,10 +176,10 @@ def test_where_the_preferred_cannot_lead_spreading_is_as_even_as_any_choice(stat
 
 def test_leaders_return_to_their_first_replicas_when_a_node_comes_back() -> None:
     placed = place_replicas(["a", "b", "c"], 6, 3)
-    shards = [Shard(id, chosen, chosen[0], 1, listed(chosen), 1) for id, chosen in placed.items()]
+    shards = [shard(id, chosen, chosen[0], 1, listed(chosen)) for id, chosen in placed.items()]
     everybody = frozenset("abc")
     state = cluster(shards, ["a", "b", "c"])
-    for number, command in enumerate(failovers(state, everybody - {"a"}, {})):
+    for number, command in enumerate(failovers(state, everybody - {"a"}, everybody_reports(state))):
         state, result = apply(state, {**command, "request_id": f"f{number}"})
         assert result["ok"]
     assert leader_counts(state, everybody) == {"a": 0, "b": 3, "c": 3}
@@ -162,7 +191,7 @@ def test_leaders_return_to_their_first_replicas_when_a_node_comes_back() -> None
 @given(clusters(), st.sets(st.sampled_from(NAMES)))
 def test_a_failover_elects_the_living_and_keeps_enough_in_sync(state: ClusterState, dead: set[str]) -> None:
     alive = frozenset(state.nodes) - frozenset(dead)
-    for number, command in enumerate(failovers(state, alive, {})):
+    for number, command in enumerate(failovers(state, alive, everybody_reports(state))):
         former = state.shards[command["shard"]]
         state, result = apply(state, {**command, "request_id": str(number)})
         assert result["ok"], result
@@ -176,7 +205,7 @@ def test_a_failover_elects_the_living_and_keeps_enough_in_sync(state: ClusterSta
 def test_an_election_that_is_asked_for_lifts_the_epoch_and_may_choose_the_same_leader() -> None:
     state = cluster([SHARD], ["a", "b", "c"])
     everybody = frozenset("abc")
-    reports = {node: {0: Progress(3, lsn, 7)} for node, lsn in (("a", 300), ("b", 200), ("c", 100))}
+    reports = {node: {0: report(3, lsn, 7)} for node, lsn in (("a", 300), ("b", 200), ("c", 100))}
     assert failovers(state, everybody, reports, {0: 2}) == []
     for above, epoch in ((3, 4), (9, 10)):
         [command] = failovers(state, everybody, reports, {0: above})
@@ -196,7 +225,7 @@ LED_BY_B = cluster([replace(SHARD, leader="b", epoch=4)], ["a", "b", "c"])
 
 def working(nodes: str, epoch: int = 3) -> dict[str, dict[int, Progress]]:
     """What nodes report whose replicas' logs end in an epoch."""
-    return {node: {0: Progress(epoch, 100, 7)} for node in nodes}
+    return {node: {0: report(epoch, 100, 7)} for node in nodes}
 
 
 def asking(
@@ -213,7 +242,7 @@ def asking(
 
 def test_a_leader_that_hears_too_few_is_replaced_by_another_and_stays_in_the_set_for_now() -> None:
     reports = working("abc")
-    reports["a"][0] = Progress(3, 900, 7)
+    reports["a"][0] = report(3, 900, 7)
     assert asking(LED_BY_A, (10.0, 10.5), reports) == [{}, {0: "b"}]
     [command] = failovers(LED_BY_A, frozenset("abc"), reports, {}, {0: "b"})
     after, result = apply(LED_BY_A, {**command, "request_id": "deaf"})
@@ -283,14 +312,14 @@ def test_leadership_returns_to_the_preferred_only_when_its_replica_works() -> No
     state = cluster([replace(SHARD, leader="b")], ["a", "b", "c"])
     everybody = frozenset("abc")
     assert [command["candidate"] for command in transfers(state, everybody)] == ["a"]
-    for broken in ({}, {0: Progress(3, 9, incarnation=8)}):
+    for broken in ({}, {0: report(3, 9, incarnation=8)}):
         assert transfers(state, everybody, {"a": broken}) == []
-    assert transfers(state, everybody, {"a": {0: Progress(3, 9, incarnation=7)}}) != []
+    assert transfers(state, everybody, {"a": {0: report(3, 9, incarnation=7)}}) != []
 
 
 def test_a_leader_handed_over_stays_where_it_was_put() -> None:
     placed = place_replicas(["a", "b", "c"], 3, 3)
-    state = cluster([Shard(id, chosen, chosen[0], 1, listed(chosen), 1) for id, chosen in placed.items()], list("abc"))
+    state = cluster([shard(id, chosen, chosen[0], 1, listed(chosen)) for id, chosen in placed.items()], list("abc"))
     command = {"op": "transfer_leader", "shard": 0, "candidate": "b", "expected_epoch": 1}
     state, result = apply(state, {**command, "request_id": "1"})
     assert (result["ok"], state.shards[0].leader, state.shards[0].replicas[0]) == (True, "b", "b")

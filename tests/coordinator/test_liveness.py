@@ -86,6 +86,18 @@ def test_a_new_leadership_gives_everybody_the_full_time() -> None:
     assert run(detector, 2.5, 2.6, "") == {"a", "b"}
 
 
+def test_who_counts_as_alive_unheard_is_not_taken_for_heard() -> None:
+    detector = begun()
+    assert detector.alive == frozenset("ab") and detector.heard == frozenset()
+    detector.heartbeat("a", 0.1)
+    assert detector.heard == {"a"}
+    detector.died("a")
+    assert detector.heard == frozenset()
+    detector.heartbeat("a", 0.2)
+    detector.begin("ab", 0.3)
+    assert detector.heard == frozenset()
+
+
 def test_nodes_come_and_go() -> None:
     detector = begun()
     assert not detector.heartbeat("c", 0.1)

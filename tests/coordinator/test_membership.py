@@ -8,13 +8,13 @@ from typing import Any
 
 from lsmq_coordinator.control import ControlClient
 from lsmq_coordinator.state import ClusterState
-from support.raft_group import RaftGroup, until
+from support.raft_group import RaftGroup, all_started, until
 
 FOUNDING = {"shards": 4, "replicas": 3, "min_in_sync": 2}
 
 
 async def founded(group: RaftGroup) -> ClusterState:
-    return await group.client.wait_for(lambda state: set(state.nodes) == set(group.nodes), 15)
+    return await group.client.wait_for(lambda state: set(state.nodes) == set(group.nodes) and all_started(state), 15)
 
 
 async def catch_up_replicas(client: ControlClient) -> None:

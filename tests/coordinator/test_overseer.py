@@ -65,8 +65,14 @@ class FakeRaft:
 
 
 def running(
-    test: Callable[[FakeRaft, Overseer], Awaitable[None]], *, beating: tuple[str, ...] = tuple(NODES), **timing: Any
+    test: Callable[[FakeRaft, Overseer], Awaitable[None]],
+    *,
+    beating: tuple[str, ...] = tuple(NODES),
+    reporting: bool = True,
+    **timing: Any,
 ) -> None:
+    """``reporting``: the first heartbeat of each node says that its replicas work."""
+
     async def main() -> None:
         raft = FakeRaft(registered(founded()))
         given = {"liveness": LivenessTiming(node_timeout_s=0.3), "settle_s": 3600.0, **timing}
@@ -74,10 +80,12 @@ def running(
         overseer = Overseer(raft, timing=timings)  # type: ignore[arg-type]
 
         async def beat() -> None:
+            works = {id: Progress(0, 0, 1, 1) for id in raft.state.shards} if reporting else None
             while True:
                 for node in beating:
                     if raft.is_leader:
-                        overseer.heartbeat(Heartbeat(node, LIFE))
+                        overseer.heartbeat(Heartbeat(node, LIFE, works))
+                works = None  # As before.
                 await asyncio.sleep(0.02)
 
         tasks = [asyncio.create_task(overseer.run()), asyncio.create_task(beat())]
@@ -106,24 +114,12 @@ def test_an_election_asked_for_by_many_is_held_once() -> None:
     running(run)
 
 
-def test_elections_of_one_shard_asked_for_again_and_again_keep_an_interval() -> None:
-    async def run(raft: FakeRaft, overseer: Overseer) -> None:
-        first = raft.state.shards[1].epoch
-        began = time.monotonic()
-        while time.monotonic() - began < 0.55:
-            overseer.ask_election(1, raft.state.shards[1].epoch)
-            await asyncio.sleep(0.01)
-        assert 2 <= raft.state.shards[1].epoch - first <= 4
-
-    running(run, ask_interval_s=0.2)
-
-
 def test_a_leader_that_hears_too_few_is_replaced_once_however_often_it_asks() -> None:
     async def run(raft: FakeRaft, overseer: Overseer) -> None:
         former = raft.state.shards[1]
         deaf = str(former.leader)
         for node in NODES:
-            overseer.heartbeat(Heartbeat(node, LIFE, {1: Progress(former.epoch, 9)}))
+            overseer.heartbeat(Heartbeat(node, LIFE, {1: Progress(former.epoch, 9, 1, 1)}))
         for _ in range(60):
             overseer.ask_election(1, former.epoch, deaf)
             overseer.ask_election(77, former.epoch, deaf)
@@ -140,7 +136,7 @@ def test_a_leader_that_hears_too_few_stays_where_no_other_works() -> None:
     async def run(raft: FakeRaft, overseer: Overseer) -> None:
         former = raft.state.shards[1]
         deaf = str(former.leader)
-        overseer.heartbeat(Heartbeat(deaf, LIFE, {1: Progress(former.epoch, 9)}))
+        overseer.heartbeat(Heartbeat(deaf, LIFE, {1: Progress(former.epoch, 9, 1, 1)}))
         for node in former.replicas:
             if node != deaf:
                 overseer.heartbeat(Heartbeat(node, LIFE, {}))
@@ -149,7 +145,7 @@ def test_a_leader_that_hears_too_few_stays_where_no_other_works() -> None:
             await asyncio.sleep(0.01)
         assert raft.state.shards[1] == former
 
-    running(run)
+    running(run, reporting=False)
 
 
 def test_a_control_leader_that_a_majority_of_the_voters_cannot_call_resigns_and_condemns_nobody() -> None:
@@ -217,10 +213,10 @@ def test_leadership_is_not_returned_to_a_node_whose_replica_does_not_work() -> N
         raft.state = apply(raft.state, command)[0]
         await asyncio.sleep(0.2)
         assert raft.state.shards[0].leader == other
-        overseer.heartbeat(Heartbeat(preferred, LIFE, {id: Progress(1, 0) for id in raft.state.shards}))
+        overseer.heartbeat(Heartbeat(preferred, LIFE, {id: Progress(1, 0, 1, 1) for id in raft.state.shards}))
         await asyncio.sleep(0.2)
         assert raft.state.shards[0].leader == other, "the leader's epoch has not come there yet"
-        overseer.heartbeat(Heartbeat(preferred, LIFE, {id: Progress(2, 9) for id in raft.state.shards}))
+        overseer.heartbeat(Heartbeat(preferred, LIFE, {id: Progress(2, 9, 1, 1) for id in raft.state.shards}))
         await until(lambda: raft.state.shards[0].leader == preferred)
 
     running(run, settle_s=0.05)
@@ -232,6 +228,7 @@ def test_leadership_that_a_node_handed_over_is_not_returned_at_once() -> None:
         preferred, other = raft.state.shards[0].replicas[:2]
         command = {"op": "elect", "shard": 0, "candidate": other, "expected_epoch": 1, "request_id": "x"}
         raft.state, handed_over = apply(raft.state, command)[0], time.monotonic()
+        overseer.heartbeat(Heartbeat(preferred, LIFE, {0: Progress(2, 9, 1, 1)}))
         await until(lambda: raft.state.shards[0].leader == preferred)
         assert time.monotonic() - handed_over >= 0.5, "never sooner than it is quiet"
 
@@ -246,6 +243,7 @@ def test_who_is_proven_dead_leaves_the_sets_of_leaders_that_live_and_loses_its_o
     async def run(raft: FakeRaft, overseer: Overseer) -> None:
         led = [id for id, shard in raft.state.shards.items() if shard.leader == "n2"]
         assert led and listing(raft, "n2")
+        await until(lambda: overseer.heard == set(NODES))
         began = time.monotonic()
         overseer.died("n2", LIFE)
         await until(lambda: not listing(raft, "n2") and all(raft.state.shards[id].leader != "n2" for id in led))
@@ -310,7 +308,7 @@ def test_who_lives_and_holds_no_lease_is_replaced() -> None:
     async def run(raft: FakeRaft, overseer: Overseer) -> None:
         shard = next(shard for shard in raft.state.shards.values() if shard.leader == "n2")
         for node in NODES:
-            overseer.heartbeat(Heartbeat(node, LIFE, {shard.id: Progress(shard.epoch, 9)}))
+            overseer.heartbeat(Heartbeat(node, LIFE, {shard.id: Progress(shard.epoch, 9, 1, 1)}))
 
         def leaseless() -> bool:
             overseer.heartbeat(Heartbeat("n2", LIFE, leased=False))

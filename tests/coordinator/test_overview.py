@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from lsmq_coordinator.heartbeats import HeartbeatAnswer
 from lsmq_coordinator.overview import overview
@@ -38,7 +39,11 @@ def test_nodes_and_shards_are_told_with_who_leads_what_and_what_moves_where() ->
         "replicas": list(state.shards[0].replicas),
         "adding": list(state.shards[0].adding),
         "target": ["n4", "n1", "n2"],
+        "problem": None,
+        "revived": [],
     }
+    stuck = overview(state, replace(told, leaderless={0: "n0 is away"}), "n1")
+    assert [entry["problem"] for entry in stuck["shards"]] == ["n0 is away", None, None]
 
 
 def test_who_is_alive_may_be_unknown_and_nothing_may_be_founded() -> None:

@@ -13,7 +13,7 @@ import pytest
 from lsmq.errors import LsmqError, TimedOut
 from lsmq_coordinator.errors import NoControlLeader
 from lsmq_coordinator.state import ClusterState
-from support.raft_group import RaftGroup, until
+from support.raft_group import RaftGroup, all_started, until
 
 
 def topic(name: str, queues: int = 8) -> dict[str, Any]:
@@ -24,6 +24,7 @@ async def ready(group: RaftGroup) -> None:
     await group.leader()
     result = await group.client.submit({**group.bootstrap_command(), "request_id": "bootstrap"}, 10)
     assert result["ok"], result
+    await group.client.wait_for(all_started, 15)
 
 
 async def states(group: RaftGroup) -> dict[str, ClusterState]:
@@ -233,6 +234,7 @@ def test_a_voter_with_another_secret_takes_no_part(tmp_path: Path) -> None:
             group.nodes[stranger].kill9()
             other = tmp_path / "other-secret"
             other.write_text("another secret of enough bytes\n")
+            other.chmod(0o600)
             for file in (group.nodes[stranger].directory / "raft").iterdir():
                 file.unlink()
             group.nodes[stranger].start(secret=str(other))

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lsmq_coordinator.commands import apply
+from lsmq_coordinator.election import Progress
 from lsmq_coordinator.overseer import failovers, transfers
 from lsmq_coordinator.reassignment import drain_targets, next_steps, waiting_shards
 from lsmq_coordinator.state import NodeState, Shard
 
-from .test_state import founded
+from .test_state import founded, with_starts
 
 NODES = [f"n{number}" for number in range(5)]
 JOINERS = ["n5", "n6"]
@@ -59,8 +60,18 @@ class Cluster:
     def overseer(self, limit: int | None = None) -> bool:
         """One look of the overseer, interrupted after ``limit`` commands."""
         alive = frozenset(self.alive)
-        commands = failovers(self.state, alive, {}) or next_steps(self.state, alive) or transfers(self.state, alive)
+        self.state = with_starts(self.state)
+        commands = (
+            failovers(self.state, alive, self.reports())
+            or next_steps(self.state, alive)
+            or transfers(self.state, alive)
+        )
         return self.drive(commands[:limit])
+
+    def reports(self) -> dict[str, dict[int, Progress]]:
+        """What the nodes say of replicas that all work."""
+        shards = self.state.shards.values()
+        return {node: {shard.id: Progress(1, 9, 1, 1) for shard in shards} for node in self.alive}
 
     def catch_up(self, id: int) -> bool:
         """The shard's leader, if it is alive, says that all replicas on live nodes are in sync; whether that is new."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -9,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lsmq_coordinator.commands import apply
-from lsmq_coordinator.state import EMPTY, REMEMBERED_RESULTS, ClusterState, grown_ranges, spread_queues
+from lsmq_coordinator.state import (
+    EMPTY,
+    REMEMBERED_RESULTS,
+    ClusterState,
+    RegisteredStart,
+    grown_ranges,
+    spread_queues,
+)
 from lsmq_node.broker.placement import grown_ranges as grown_here
 from lsmq_node.broker.placement import queue_ranges
 from lsmq_node.storage import Topic as Placed
@@ -33,9 +42,22 @@ def bootstrap(
 
 
 def founded(**options: Any) -> ClusterState:
+    """A new cluster, all of whose replicas have registered their first start."""
     state, result = apply(EMPTY, bootstrap(**options))
     assert result["ok"], result
-    return state
+    return with_starts(state)
+
+
+def with_starts(state: ClusterState) -> ClusterState:
+    """All replicas have registered a start as incarnation 1, those that had as what they are."""
+    shards = {}
+    for id, shard in state.shards.items():
+        missing = [node for node in shard.replicas if shard.start_of(node) is None]
+        fresh = [RegisteredStart(node, 1, 1, 1, confirmed=True) for node in missing]
+        starts = tuple(sorted((*shard.starts, *fresh)))
+        leading = next((start.life for start in starts if start.node == shard.leader), None)
+        shards[id] = replace(shard, starts=starts, leading=shard.leading or leading)
+    return replace(state, shards=MappingProxyType(shards))
 
 
 def run(state: ClusterState, **command: Any) -> tuple[ClusterState, dict[str, Any]]:

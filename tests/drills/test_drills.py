@@ -23,6 +23,7 @@ DRILLS_BY_NAME = (
     "disk-full-follower",
     "lost-disk",
     "slow-disk",
+    "set-back-disk",
     "add-node",
     "drain-node",
     "kill-consumer",

@@ -8,15 +8,28 @@ from typing import Any
 
 import pytest
 
-from lsmq_node.replication import EpochHistory, LogPosition, Member, Recovered, ReplicaCore, Timings, shipping
+from lsmq_node.replication import (
+    EpochHistory,
+    LogPosition,
+    Member,
+    Recovered,
+    RegisteredStart,
+    ReplicaCore,
+    Timings,
+    identity,
+    shipping,
+)
 from lsmq_node.replication.actions import Serve
 from lsmq_node.replication.candidate import Candidate
 from lsmq_node.replication.control import ControlView
 from lsmq_node.replication.follower import Follower
+from lsmq_node.replication.identity import Registration
 from lsmq_node.replication.leader import Leader
+from lsmq_node.replication.lease import Lease
 from lsmq_node.replication.messages import Progress, Promise
 from lsmq_node.replication.pulling import FromSource, Puller
 from lsmq_node.replication.state import ReplicaState
+from lsmq_node.simulation import control as sim_control
 from lsmq_node.simulation.replica import SimReplica
 
 Patch = pytest.MonkeyPatch
@@ -59,8 +72,8 @@ def too_few_in_sync_are_enough(patch: Patch) -> None:
 def serves_before_its_epoch_is_committed(patch: Patch) -> None:
     begin = Leader.__init__
 
-    def early(self: Leader, state: ReplicaState, epoch: int, begun_lsn: int) -> None:
-        begin(self, state, epoch, begun_lsn)
+    def early(self: Leader, state: ReplicaState, epoch: int, begun_lsn: int, lease: Lease) -> None:
+        begin(self, state, epoch, begun_lsn, lease)
         if not self.serving:
             self.serving = True
             state.emit(Serve(epoch))
@@ -148,10 +161,22 @@ def epoch_is_resumed_after_a_restart(patch: Patch) -> None:
     honest = ReplicaCore.start
 
     def start(self: ReplicaCore, now: float) -> Any:
-        self._state.bound_here = self._state.record.epoch
+        """The leader's new life takes itself for the one that was elected."""
+        state = self._state
+        state.bound_here = state.record.epoch
+        if state.record.leader == state.node:
+            state.record = replace(state.record, leading=state.record.life)
         return honest(self, now)
 
+    def chosen_role(self: ReplicaCore) -> Any:
+        state = self._state
+        if state.view is not None and state.view.leader == state.node and state.view.epoch == state.record.epoch:
+            state.view = replace(state.view, leading=state.record.life)
+        return honest_role(self)
+
+    honest_role = ReplicaCore._chosen_role
     patch.setattr(ReplicaCore, "start", start)
+    patch.setattr(ReplicaCore, "_chosen_role", chosen_role)
 
 
 def lower_epochs_are_followed(patch: Patch) -> None:
@@ -188,6 +213,50 @@ def lender_forgets_that_it_lends(patch: Patch) -> None:
     patch.setattr(Follower, "lend", lambda self, state, hello: None)
 
 
+def older_copy_is_taken_for_the_disk(patch: Patch) -> None:
+    """As if a disk were known by the name of its incarnation alone."""
+    registering_by(patch, lambda starts, registered, known: True)
+
+
+def registering_by(patch: Patch, judge: Callable[[Any, int, RegisteredStart], bool]) -> None:
+    """The control plane judges disks so; what is put back when is still chosen by the right rule."""
+    honest = sim_control.ControlPlane.register_start
+
+    def register_start(self: sim_control.ControlPlane, *arguments: Any) -> str | None:
+        with pytest.MonkeyPatch.context() as registering:
+            registering.setattr(sim_control, "recognises", judge)
+            return honest(self, *arguments)
+
+    patch.setattr(sim_control.ControlPlane, "register_start", register_start)
+
+
+def starts_are_not_confirmed(patch: Patch) -> None:
+    """As if a disk that forgot that its start counts were one that never knew."""
+
+    def recognises(starts: Any, registered: int, known: RegisteredStart) -> bool:
+        return identity.recognises(starts, registered, known._replace(confirmed=False))
+
+    registering_by(patch, recognises)
+
+
+def acts_before_it_is_registered(patch: Patch) -> None:
+    def settle(self: Registration, state: ReplicaState, view: ControlView | None) -> None:
+        self.complete = True
+
+    patch.setattr(Registration, "settle", settle)
+    patch.setattr(ControlView, "acts", lambda self, node, life: True)
+
+
+def floors_are_not_known(patch: Patch) -> None:
+    honest = sim_control.ControlPlane.register_start
+
+    def register_start(self: sim_control.ControlPlane, *arguments: Any) -> str | None:
+        self.floors.clear()
+        return honest(self, *arguments)
+
+    patch.setattr(sim_control.ControlPlane, "register_start", register_start)
+
+
 BUGS = [
     Bug("shrink counts at once", shrink_counts_at_once),
     Bug("newcomer counts when committed", newcomer_counts_when_committed),
@@ -204,8 +273,12 @@ BUGS = [
     Bug("lease is ignored", lease_is_ignored),
     Bug("a reset connection is death", a_reset_connection_is_death),
     Bug("epoch is resumed after a restart", epoch_is_resumed_after_a_restart),
-    Bug("lower epochs are followed", lower_epochs_are_followed, make_core=forgetful_core),
+    Bug("lower epochs are followed", lower_epochs_are_followed, seeds=500, make_core=forgetful_core),
     Bug("emptied disk keeps its name", emptied_disk_keeps_its_name, make_core=nameless_core),
     Bug("short log is not noticed", short_log_is_not_noticed, make_core=floorless_core),
     Bug("lender forgets that it lends", lender_forgets_that_it_lends),
+    Bug("older copy is taken for the disk", older_copy_is_taken_for_the_disk),
+    Bug("starts are not confirmed", starts_are_not_confirmed, seeds=900),
+    Bug("acts before it is registered", acts_before_it_is_registered),
+    Bug("floors are not known", floors_are_not_known),
 ]

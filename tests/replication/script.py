@@ -2,7 +2,9 @@
 
 A script is commands, then ``----``, then what the replicas took in and asked for; blocks are parted by empty lines::
 
-    start NODE... [disk=empty|damaged]   open replicas; ``start`` after ``crash`` opens what is left
+    start NODE... [disk=empty|damaged|older]
+                                         open replicas, whose starts the control plane has registered by the next view;
+                                         ``start`` after ``crash`` opens what is left
     view EPOCH.VERSION leader=N in_sync=a,b replicas=a,b,c min=2 [adding=c] [to=a,b]
     lease NODE until=SECONDS             the control plane confirms what the node's view says
     write NODE SIZE                      a producer's write at the leader
@@ -26,9 +28,11 @@ from lsmq_node.replication import (
     Action,
     ControlView,
     Event,
+    LifeId,
     Member,
     Message,
     Recovered,
+    RegisteredStart,
     ReplicaCore,
     Timings,
 )
@@ -63,6 +67,8 @@ class Script:
         self._payload = 0
         self._output: list[str] = []
         self._hushed = False
+        self._starts: dict[str, RegisteredStart] = {}
+        self._leading: dict[int, LifeId] = {}
 
     def block(self, commands: list[str]) -> list[str]:
         """Run the commands of one block; returns what happened."""
@@ -86,14 +92,27 @@ class Script:
             fresh = 10 * (ord(name) - ord("a") + 1) + node.starts
             log = kept.log
             recovered = Recovered(
-                kept.record, fresh, kept.start_lsn, kept.flushed_lsn, log.end_lsn, log.history(), disk == "damaged"
+                record=kept.record,
+                fresh_incarnation=fresh,
+                log_start_lsn=kept.start_lsn,
+                applied_lsn=kept.flushed_lsn,
+                end_lsn=log.end_lsn,
+                history=log.history(),
+                damaged=disk == "damaged",
+                went_back=disk == "older",
+                token=node.starts,
             )
             node.core = ReplicaCore(name, recovered, Timings())
             self._say(name, "<", f"start {describe(recovered)}")
+            record = node.core.record
+            self._starts[name] = RegisteredStart(name, record.incarnation, *record.starts[-1], confirmed=True)
             self._perform(name, node.core.start(self._now))
 
     def _do_view(self, order: str, *, replicas: str, in_sync: str, min: str, leader: str = "", **rest: str) -> None:
         epoch, version = order.split(".")
+        leading = None
+        if leader:
+            leading = self._leading.setdefault(int(epoch), self._starts[leader].life)
         view = ControlView(
             epoch=int(epoch),
             version=int(version),
@@ -102,6 +121,8 @@ class Script:
             replicas=frozenset(replicas.split(",")),
             min_in_sync=int(min),
             adding=frozenset(name for name in rest.get("adding", "").split(",") if name),
+            leading=leading,
+            starts=frozenset(start for name, start in self._starts.items() if name in replicas.split(",")),
         )
         to = rest["to"].split(",") if "to" in rest else sorted(self._nodes)
         for name in to:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import lsmq_node.replication
 
-PURE = {"__future__", "dataclasses", "enum", "typing", "lsmq.errors"}
+PURE = {"__future__", "collections.abc", "dataclasses", "enum", "typing", "lsmq.errors"}
 PACKAGE = Path(lsmq_node.replication.__file__).parent
 # What the protocol is made of. Streams, snapshots and other shells may come to lie beside it.
 MODULES = (
@@ -18,6 +18,7 @@ MODULES = (
     "events",
     "follower",
     "history",
+    "identity",
     "insync",
     "leader",
     "lease",

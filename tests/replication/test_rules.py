@@ -12,12 +12,15 @@ from lsmq_node.replication import (
     Action,
     ControlView,
     EpochHistory,
+    LifeId,
     Member,
     Recovered,
+    RegisteredStart,
     ReplicaCore,
     ReplicaRecord,
     Role,
     Session,
+    Start,
     Timings,
 )
 from lsmq_node.replication import actions as act
@@ -26,6 +29,13 @@ from lsmq_node.replication.insync import Peer, desired_in_sync, hears_enough
 from lsmq_node.replication.messages import Hello, Progress, Promise, PromiseRefusal, PromiseRequest, Welcome
 from lsmq_node.replication.shipping import OutgoingStream
 
+A, B, C = LifeId(1, 2), LifeId(2, 2), LifeId(3, 2)
+
+
+def start(node: str, life: LifeId, *, confirmed: bool = True) -> RegisteredStart:
+    return RegisteredStart(node, life.incarnation, life.start, token=0, confirmed=confirmed)
+
+
 VIEW = ControlView(
     epoch=1,
     version=3,
@@ -33,7 +43,11 @@ VIEW = ControlView(
     in_sync=frozenset({Member("a", 1), Member("b", 2), Member("c", 3)}),
     replicas=frozenset("abc"),
     min_in_sync=2,
+    leading=A,
+    starts=frozenset({start("a", A), start("b", B), start("c", C)}),
 )
+#: What the record of b held when it was started for the second time.
+KEPT = ReplicaRecord(incarnation=2, starts=(Start(1, 7),), registered=1, epoch=1, leader="a", leading=A)
 HISTORY = EpochHistory.of(((1, 0),))
 
 
@@ -45,9 +59,18 @@ def opened(
     node: str = "b", *, record: ReplicaRecord | None = None, end_lsn: int = 100, applied_lsn: int = 40
 ) -> ReplicaCore:
     """A replica with a log of epoch 1, its record persisted."""
-    record = record or ReplicaRecord(incarnation=2, starts=1, epoch=1, leader="a", floor_lsn=end_lsn)
-    core = ReplicaCore(node, Recovered(record, 99, 0, applied_lsn, end_lsn, HISTORY))
+    core = ReplicaCore(
+        node, Recovered(record or replace(KEPT, floor_lsn=end_lsn), 99, 0, applied_lsn, end_lsn, HISTORY)
+    )
     persist(core, core.start(0.0))
+    return core
+
+
+def acting(**options: Any) -> ReplicaCore:
+    """A replica whose start is registered. It knows no leader yet."""
+    core = opened(**options)
+    core.handle(ev.ControlViewed(replace(VIEW, epoch=0, version=0, leader=None, leading=None)), 0.0)
+    assert core.registered
     return core
 
 
@@ -139,10 +162,10 @@ def ticked(core: ReplicaCore, first: int, last: int) -> list[tuple[float, act.As
 
 def deaf_leader() -> ReplicaCore:
     """It led epoch 2 of three replicas when it heard nobody any more, at 0 s."""
-    core = opened(record=ReplicaRecord(incarnation=2, epoch=1, leader="a"))
-    view = replace(VIEW, epoch=2, version=4, leader="b")
+    core = opened(record=KEPT)
+    view = replace(VIEW, epoch=2, version=4, leader="b", leading=B)
     persist(core, core.handle(ev.ControlViewed(view), 0.0))
-    core.handle(ev.Received("c", Promise(2, 3, HISTORY.position(100))), 0.0)
+    core.handle(ev.Received("c", Promise(2, C, HISTORY.position(100))), 0.0)
     core.handle(ev.EpochBegun(2, 100, 105), 0.0)
     assert core.role is Role.LEADING
     return core
@@ -160,59 +183,133 @@ def test_a_leader_that_hears_again_or_slept_itself_asks_for_nobody() -> None:
     assert ticked(core, 80, 90) == [], "from 1.5 s to 4 s it stood still"
     core = deaf_leader()
     assert ticked(core, 1, 40) == []
-    core.handle(ev.Received("c", Hello(Session(1, 1), 2, 3, HISTORY, 100, borrows=False)), 2.0)
+    core.handle(ev.Received("c", Hello(Session(2, 1), 2, 3, HISTORY, 100, borrows=False)), 2.0)
     assert ticked(core, 41, 79) == []
     assert ticked(core, 81, 82) != []
 
 
 def test_a_candidate_that_hears_no_promise_asks_for_another_after_a_while() -> None:
-    core = opened(record=ReplicaRecord(incarnation=2, epoch=1, leader="a"))
-    persist(core, core.handle(ev.ControlViewed(replace(VIEW, epoch=2, version=4, leader="b")), 0.0))
+    core = opened(record=KEPT)
+    persist(core, core.handle(ev.ControlViewed(replace(VIEW, epoch=2, version=4, leader="b", leading=B)), 0.0))
     asked = ticked(core, 1, 60)
     assert core.role is Role.TAKING_OVER
     assert {action for _, action in asked} == {act.AskElection(2, elsewhere=True)}
     assert [round(at, 2) for at, _ in asked] == [2.05, 2.55]
 
 
+# Starts.
+
+
+def test_a_replica_whose_start_is_not_confirmed_promises_follows_and_answers_nothing() -> None:
+    core = opened()
+    unknown = replace(VIEW, starts=frozenset({start("b", LifeId(2, 1)), start("a", A), start("c", C)}))
+    said = core.handle(ev.ControlViewed(unknown), 0.0)
+    assert said == [act.RegisterStart(2, (Start(1, 7), Start(2, 0)), registered=1, went_back=False, durable_lsn=100)]
+    for message in (PromiseRequest(5, C), Hello(Session(2, 1), 1, 1, HISTORY, 100, borrows=True)):
+        assert core.handle(ev.Received("a", message), 0.0) == []
+    assert (core.role, core.epoch) == (Role.WAITING, 1)
+    assert not core.may_show(0.0, found=True)
+
+
+def test_a_start_is_confirmed_when_the_disk_remembers_that_it_was_registered() -> None:
+    core = opened()
+    known = frozenset({start("a", A), start("b", B, confirmed=False), start("c", C)})
+    (keep,) = core.handle(ev.ControlViewed(replace(VIEW, starts=known)), 0.0)
+    assert isinstance(keep, act.Persist)
+    assert keep.record.registered == 2
+    (confirm,) = core.handle(ev.Persisted(keep.record), 0.0)
+    assert isinstance(confirm, act.RegisterStart)
+    assert confirm.registered == 2
+    assert not core.registered
+    core.handle(ev.ControlViewed(replace(VIEW, version=4)), 0.0)
+    assert core.registered
+
+
+def test_who_is_refused_is_opened_again_as_another_incarnation() -> None:
+    core = opened()
+    (reopen,) = core.handle(ev.StartRefused("older"), 0.0)
+    assert reopen == act.Reopen("older", act.Distrust.WENT_BACK)
+    another = ReplicaCore("b", Recovered(KEPT, 99, 0, 40, 100, HISTORY, went_back=True))
+    assert another.record.life == LifeId(99, 1)
+    assert another.record.went_back
+    assert (another.record.epoch, another.record.leader) == (1, "a"), "what it promised as another one it still keeps"
+
+
+def test_a_leader_is_over_when_another_start_of_its_replica_is_registered() -> None:
+    core = leading()
+    view = core.view
+    assert view is not None
+    taken = replace(view, version=9, starts=frozenset({start("a", LifeId(7, 1))}))
+    said = core.handle(ev.ControlViewed(taken), 0.05)
+    assert [type(action) for action in said] == [act.RegisterStart, act.StopServing]
+    assert not core.serving
+
+
+def test_an_epoch_that_another_life_of_this_node_was_elected_for_is_not_led() -> None:
+    core = opened(record=KEPT)
+    view = replace(VIEW, epoch=2, version=4, leader="b", leading=LifeId(2, 1))
+    said = persist(core, core.handle(ev.ControlViewed(view), 0.0))
+    assert said == [act.AskElection(2)]
+    assert core.role is Role.WAITING
+
+
+def test_a_leader_that_was_paused_does_not_begin_to_serve_on_what_it_hears_late() -> None:
+    core = leading(lease=False)
+    assert not core.serving
+    assert core.handle(ev.Tick(), 5.0) is not None
+    assert not core.serving
+
+
+def test_a_log_that_was_given_up_is_set_aside_and_not_halted_for() -> None:
+    core = opened(applied_lsn=40)
+    session = following(core).session
+    core.handle(ev.ControlViewed(replace(VIEW, version=9, revived_epoch=2)), 0.0)
+    (reopen,) = core.handle(ev.Received("a", Welcome(session, 1, 1, HISTORY, resume_lsn=39)), 0.0)
+    assert isinstance(reopen, act.Reopen)
+    assert reopen.distrust is act.Distrust.ALL
+
+
 # Promises.
 
 
 def test_a_promise_is_given_only_when_it_is_persisted() -> None:
-    core = opened()
-    asked = core.handle(ev.Received("c", PromiseRequest(5)), 0.0)
+    core = acting()
+    asked = core.handle(ev.Received("c", PromiseRequest(5, C)), 0.0)
     assert [type(action) for action in asked] == [act.Persist]
     given = persist(core, asked)
-    assert act.Send("c", Promise(5, 2, HISTORY.position(100))) in given
+    assert act.Send("c", Promise(5, B, HISTORY.position(100))) in given
 
 
 def test_a_second_candidate_of_an_epoch_is_refused_and_so_is_a_lower_epoch() -> None:
-    core = opened()
-    persist(core, core.handle(ev.Received("c", PromiseRequest(5)), 0.0))
-    for sender, epoch in (("a", 5), ("a", 4)):
-        answer = core.handle(ev.Received(sender, PromiseRequest(epoch)), 0.0)
+    core = acting()
+    persist(core, core.handle(ev.Received("c", PromiseRequest(5, C)), 0.0))
+    for sender, epoch, life in (("a", 5, A), ("a", 4, A), ("c", 5, LifeId(3, 3)), ("c", 5, LifeId(9, 2))):
+        answer = core.handle(ev.Received(sender, PromiseRequest(epoch, life)), 0.0)
         assert answer == [act.Send(sender, PromiseRefusal(epoch, 5, "c"))]
 
 
 def test_a_refusal_survives_a_restart() -> None:
-    core = opened(record=ReplicaRecord(incarnation=2, starts=4, epoch=5, leader="c"))
-    assert core.handle(ev.Received("a", PromiseRequest(5)), 0.0) == [act.Send("a", PromiseRefusal(5, 5, "c"))]
+    core = acting(record=replace(KEPT, epoch=5, leader="c", leading=C))
+    for sender, life in (("a", A), ("c", LifeId(3, 3))):
+        answer = core.handle(ev.Received(sender, PromiseRequest(5, life)), 0.0)
+        assert answer == [act.Send(sender, PromiseRefusal(5, 5, "c"))]
 
 
-def test_a_promise_is_counted_only_of_the_incarnation_that_is_listed() -> None:
-    core = opened(record=ReplicaRecord(incarnation=2, epoch=1, leader="a"))
-    view = replace(VIEW, epoch=2, version=4, leader="b", in_sync=frozenset({Member("b", 2), Member("c", 3)}))
+def test_a_promise_is_counted_only_of_the_life_that_is_registered_and_listed() -> None:
+    core = opened(record=KEPT)
+    view = replace(VIEW, epoch=2, version=4, leader="b", leading=B, in_sync=frozenset({Member("b", 2), Member("c", 3)}))
     persist(core, core.handle(ev.ControlViewed(view), 0.0))
-    stranger = Promise(2, 33, HISTORY.position(0))
+    stranger = Promise(2, LifeId(33, 2), HISTORY.position(0))
     assert core.handle(ev.Received("c", stranger), 0.0) == []
-    assert act.BeginEpoch(2) in core.handle(ev.Received("c", replace(stranger, incarnation=3)), 0.0)
+    assert act.BeginEpoch(2) in core.handle(ev.Received("c", replace(stranger, life=C)), 0.0)
 
 
 def test_a_promiser_that_comes_back_as_another_is_no_reason_to_cut() -> None:
     """It promised a longer log and lost it since: what the candidate holds may be all there is."""
     core = opened(applied_lsn=10)
-    view = replace(VIEW, epoch=2, version=4, leader="b")
+    view = replace(VIEW, epoch=2, version=4, leader="b", leading=B)
     persist(core, core.handle(ev.ControlViewed(view), 0.0))
-    pulled = core.handle(ev.Received("c", Promise(2, 3, HISTORY.position(150))), 0.0)
+    pulled = core.handle(ev.Received("c", Promise(2, C, HISTORY.position(150))), 0.0)
     hello = next(action.message for action in pulled if isinstance(action, act.Send))
     assert isinstance(hello, Hello)
     lost = Welcome(hello.session, 2, 33, HISTORY, resume_lsn=50)
@@ -279,18 +376,20 @@ def test_what_the_disk_says_about_bytes_that_are_being_cut_is_not_heeded() -> No
 
 
 def test_a_log_that_ends_before_its_floor_is_another_incarnation() -> None:
-    record = ReplicaRecord(incarnation=2, starts=1, epoch=1, leader="a", floor_lsn=100)
-    core = opened(record=record, end_lsn=90)
-    assert core.record.incarnation == 99
-    (leave,) = core.handle(ev.ControlViewed(VIEW), 0.0)
-    assert leave == act.ProposeLeave(Member("b", 2), VIEW.version)
+    core = opened(record=replace(KEPT, floor_lsn=100), end_lsn=90)
+    assert core.record.life == LifeId(99, 1)
+    (register,) = core.handle(ev.ControlViewed(VIEW), 0.0)
+    assert register == act.RegisterStart(99, (Start(1, 0),), registered=0, went_back=False, durable_lsn=90)
+    view = replace(VIEW, version=9, starts=frozenset({start("b", LifeId(99, 1))}))
+    (leave,) = core.handle(ev.ControlViewed(view), 0.0)
+    assert leave == act.ProposeLeave(Member("b", 2), 9)
 
 
 def test_a_failed_disk_stops_a_replica_for_good() -> None:
     core = opened()
     following(core)
     assert core.handle(ev.StorageFailed("fsync"), 0.0) == [act.Halt("fsync")]
-    assert core.handle(ev.Received("c", PromiseRequest(9)), 0.0) == []
+    assert core.handle(ev.Received("c", PromiseRequest(9, C)), 0.0) == []
 
 
 # The lease.
@@ -302,19 +401,30 @@ def test_a_lease_that_knows_of_a_newer_epoch_does_not_extend_an_old_leaders() ->
     assert view is not None
     core.handle(ev.LeaseGranted(1.0, view), 0.5)
     assert core.may_answer(0.9)
-    core.handle(ev.LeaseGranted(9.0, replace(view, epoch=2, version=2, leader="b")), 0.6)
+    core.handle(ev.LeaseGranted(9.0, replace(view, epoch=2, version=2, leader="b", leading=B)), 0.6)
     assert not core.may_answer(0.9)
     assert not core.may_answer(1.0)
 
 
-def leading() -> ReplicaCore:
-    """The only replica of its shard, serving epoch 1."""
+def leading(*, lease: bool = True) -> ReplicaCore:
+    """The only replica of its shard, serving epoch 1, if it has a lease."""
     core = ReplicaCore("a", Recovered(None, 1, 0, 0, 0, EpochHistory()))
     persist(core, core.start(0.0))
-    view = ControlView(1, 1, "a", frozenset({Member("a", 1)}), frozenset("a"), 1)
+    life = LifeId(1, 1)
+    view = replace(
+        VIEW,
+        version=1,
+        in_sync=frozenset({Member("a", 1)}),
+        replicas=frozenset("a"),
+        min_in_sync=1,
+        leading=life,
+        starts=frozenset({start("a", life)}),
+    )
     assert persist(core, core.handle(ev.ControlViewed(view), 0.0)) == [act.BeginEpoch(1)]
     core.handle(ev.EpochBegun(1, 0, 5), 0.0)
-    assert core.handle(ev.LogDurable(5), 0.0) == [act.AdvanceHighWatermark(5), act.Serve(1)]
+    assert core.handle(ev.LogDurable(5), 0.0) == [act.AdvanceHighWatermark(5)]
+    if lease:
+        assert core.handle(ev.LeaseGranted(0.1, view), 0.0) == [act.Serve(1)]
     return core
 
 
@@ -322,7 +432,9 @@ def test_a_member_that_comes_and_goes_joins_ever_more_rarely() -> None:
     """It is heard for three seconds of six, for half an hour, and what it holds is always all there is."""
     core, now, asked = leading(), 0.0, 0
     assert core.view is not None
-    view = replace(core.view, version=2, replicas=frozenset("abc"), adding=frozenset("bc"), min_in_sync=1)
+    starts = core.view.starts | {start("b", LifeId(2, 1)), start("c", LifeId(3, 1))}
+    everybody, newcomers = frozenset("abc"), frozenset("bc")
+    view = replace(core.view, version=2, replicas=everybody, adding=newcomers, min_in_sync=1, starts=starts)
     core.handle(ev.ControlViewed(view), now)
     history, end_lsn = EpochHistory.of(((1, 0),)), core.log.end_lsn
     while now < 1800:
@@ -373,7 +485,8 @@ def test_pauses_double_up_to_a_limit_and_are_forgotten_in_calm() -> None:
 def test_without_a_lease_a_leader_answers_nothing() -> None:
     core = leading()
     assert core.serving
-    assert not core.may_answer(0.0)
+    assert core.may_answer(0.0)
+    assert not core.may_answer(0.1)
 
 
 @pytest.mark.parametrize("forgotten", [{"epoch": 0, "version": 0}, {"leader": "b"}, {"min_in_sync": 2}])

@@ -6,6 +6,7 @@ Run as a program it *is* such a node: Raft, overseer and the internal HTTP serve
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -25,11 +26,13 @@ from lsmq_coordinator.control import ControlClient
 from lsmq_coordinator.control_http import ControlHttp
 from lsmq_coordinator.control_routes import control_routes
 from lsmq_coordinator.death import DeathNotice, Sentinel
+from lsmq_coordinator.election import Progress
 from lsmq_coordinator.founding import founding_command
 from lsmq_coordinator.joining import join
 from lsmq_coordinator.overseer import Overseer, OverseerTiming
 from lsmq_coordinator.parts import UNSEEN
 from lsmq_coordinator.raft_control import RaftConfig, RaftControl
+from lsmq_coordinator.state import ClusterState
 from lsmq_coordinator.zookeeper_server import free_ports
 
 START_TIMEOUT_S = 30.0
@@ -205,6 +208,27 @@ async def until(condition: Callable[[], Any], timeout: float = 10.0, pause: floa
         await asyncio.sleep(pause)
 
 
+async def register_starts(client: ControlClient) -> None:
+    """What the replicas of a node do: each registers its start, and says then that its disk remembers that."""
+    while True:
+        for shard in client.state.replicas_on(client.node):
+            known = shard.start_of(client.node)
+            if known is not None and known.confirmed:
+                continue
+            disk = {"incarnation": 1, "starts": [[1, 1]], "registered": int(known is not None), "durable_lsn": 0}
+            command = {"op": "register_start", "shard": shard.id, "node": client.node, "went_back": False, **disk}
+            with contextlib.suppress(LsmqError):
+                await client.submit(command, 5)
+        await asyncio.sleep(0.02)
+
+
+def all_started(state: ClusterState) -> bool:
+    """Whether all replicas have registered their starts, so that they may be elected."""
+    shards = state.shards.values()
+    starts = [shard.start_of(node) for shard in shards for node in shard.replicas]
+    return bool(starts) and all(start is not None and start.confirmed for start in starts)
+
+
 async def serve(arguments: dict[str, Any]) -> None:
     secret = ClusterSecret.load(Path(arguments["secret"]))
     voters = arguments["raft"]
@@ -217,7 +241,13 @@ async def serve(arguments: dict[str, Any]) -> None:
         overseer = Overseer(raft, timing=OverseerTiming(settle_s=arguments["settle_s"]))
         application.add_routes(control_routes(raft, overseer, secret))
         await raft.start()
-    client = ControlClient(node, voter_urls, secret, raft=raft, overseer=overseer)
+
+    def progress() -> dict[int, Progress]:
+        """All replicas here work, and have whatever their leaders have."""
+        shards = client.state.replicas_on(node)
+        return {shard.id: Progress(shard.epoch, 0, 1, 1) for shard in shards}
+
+    client = ControlClient(node, voter_urls, secret, raft=raft, overseer=overseer, progress=progress)
 
     async def status(request: web.Request) -> web.Response:
         content: dict[str, Any] = {
@@ -274,6 +304,7 @@ async def serve(arguments: dict[str, Any]) -> None:
         tasks.create_task(join(client, arguments["url"], arguments["urls"][node], founding))
         sentinel = Sentinel(DeathNotice(node, client.life), secret, voter_urls, patience_s=1.0)
         tasks.create_task(sentinel.run())
+        tasks.create_task(register_starts(client))
         print("ready", flush=True)
         await asyncio.Event().wait()
 

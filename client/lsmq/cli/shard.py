@@ -20,21 +20,25 @@ def shard() -> None:
 @json_option
 @url_option
 def list_shards(as_json: bool, url: str, deadline_ms: int) -> None:
-    """List the shards: leader, epoch, replicas, in-sync set."""
+    """List the shards: leader, epoch, replicas, in-sync set, and why nobody leads one that has no leader."""
 
     async def work(client: Client) -> ClusterInfo:
         return await ClusterAdmin(client).overview()
 
     info = with_client(url, deadline_ms, work)
-    names = ["shard", "leader", "epoch", "in_sync", "replicas", "adding", "target"]
+    names = ["shard", "leader", "epoch", "in_sync", "replicas", "adding", "target", "problem"]
     rows = [
-        [found.id, found.leader, found.epoch, found.in_sync, found.replicas, found.adding, found.target]
+        [found.id, found.leader, found.epoch, found.in_sync, found.replicas, found.adding, found.target, found.problem]
         for found in info.shards
     ]
     if as_json:
         print_json([dict(zip(names, row, strict=True)) for row in rows])
         return
-    print_table([name.replace("_", " ") for name in names], [[_text(value) for value in row] for row in rows])
+    # A problem is a sentence or two: below the table.
+    print_table([name.replace("_", " ") for name in names[:-1]], [[_text(value) for value in row[:-1]] for row in rows])
+    for found in info.shards:
+        if found.problem is not None:
+            click.echo(f"shard {found.id} has no leader: {found.problem}")
 
 
 def _text(value: object) -> object:
@@ -82,6 +86,30 @@ def cancel(number: int, url: str, deadline_ms: int) -> None:
 
     with_client(url, deadline_ms, work)
     click.echo(f"shard {number} stays where it is", err=True)
+
+
+@shard.command()
+@click.argument("number", metavar="SHARD", type=click.IntRange(min=0))
+@click.option("--from", "node", metavar="NODE", required=True, help="The replica to go on with.")
+@click.option("--accept-loss", is_flag=True, help="Say that acknowledged messages may be lost.")
+@url_option
+def revive(number: int, node: str, accept_loss: bool, url: str, deadline_ms: int) -> None:
+    """Go on with what the replica of SHARD at a node has, whatever others had beyond. UNCLEAN.
+
+    For a shard that nobody can lead, when the nodes that have all acknowledged messages never come back: `lsmq shard
+    list` names them. What was acknowledged and is not on the chosen replica is lost. Replicas that come back with more
+    are set aside at their nodes, as shard-N.damaged-TIME, and filled from the chosen one. Refused while SHARD is led.
+    """
+    if not accept_loss:
+        raise click.UsageError(
+            f"acknowledged messages of shard {number} may be lost. If that is accepted, say --accept-loss"
+        )
+
+    async def work(client: Client) -> None:
+        await ClusterAdmin(client).revive(number, node, accept_loss=True)
+
+    with_client(url, deadline_ms, work)
+    click.echo(f"shard {number} goes on with what {node} has; what others had beyond is given up", err=True)
 
 
 @shard.command()

@@ -6,6 +6,7 @@ itself after the answer; ``GET /v1/cluster`` shows how far it is.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from aiohttp import web
@@ -63,6 +64,13 @@ async def transfer_leader(call: Call) -> web.StreamResponse:
     return await _administer(
         call, {"op": "transfer_leader", "shard": call.path("shard"), "candidate": document["node"]}
     )
+
+
+async def revive_shard(call: Call) -> web.StreamResponse:
+    """POST /v1/cluster/shards/{shard}/revive"""
+    document = await call.checked_document()
+    command = {"op": "revive", "shard": call.path("shard"), "node": document["node"], "accept_loss": True}
+    return await _administer(call, {**command, "at_ms": time.time_ns() // 1_000_000})
 
 
 def routes(config: NodeConfig) -> tuple[Route, ...]:
@@ -130,6 +138,20 @@ def routes(config: NodeConfig) -> tuple[Route, ...]:
             cancel_move,
             done,
             parameters=(_SHARD,),
+        ),
+        Route(
+            "POST",
+            "/v1/cluster/shards/{shard}/revive",
+            "reviveShard",
+            "cluster",
+            "Go on with what one replica has, and give up what others may have beyond",
+            revive_shard,
+            done,
+            description="For a shard that nobody can lead any more, since those who have all acknowledged messages are "
+            "gone for good: `problem` of the shard names them. Unclean: acknowledged messages may be lost, replicas "
+            "that have more are set aside and filled from the one named. Refused while the shard is led.",
+            parameters=(_SHARD,),
+            request=Content("The replica to go on with.", schemas.REVIVAL),
         ),
         Route(
             "PUT",

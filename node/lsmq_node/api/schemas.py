@@ -257,6 +257,20 @@ CLUSTER: Schema = _object(
                     "replicas": _list(TEXT),
                     "adding": _list(TEXT, description="Replicas that are being filled."),
                     "target": _list(TEXT, description="What a move under way ends in; empty: none."),
+                    "problem": {"type": ["string", "null"], "description": "Why nobody leads it, and what helps."},
+                    "revived": _list(
+                        _object(
+                            {
+                                "epoch": COUNT,
+                                "node": TEXT,
+                                "incarnation": COUNT,
+                                "known_lsn": COUNT,
+                                "at_ms": COUNT,
+                            }
+                        ),
+                        description="When an operator chose a leader although acknowledged messages may be lost, and "
+                        "up to where the log was known to have been in sync; the latest last.",
+                    ),
                 }
             )
         ),
@@ -265,6 +279,10 @@ CLUSTER: Schema = _object(
 AGREED: Schema = _object({"version": COUNT}, additionalProperties=True)
 REPLICAS: Schema = _object({"replicas": _list(TEXT, minItems=1, maxItems=7)})
 LEADER: Schema = _object({"node": TEXT})
+REVIVAL: Schema = _object(
+    {"node": TEXT, "accept_loss": {"const": True, "description": "Acknowledged messages may be lost."}},
+    required=("node", "accept_loss"),
+)
 
 STATUS: Schema = _object(
     {

@@ -132,7 +132,8 @@ class SingleNode:
             "replicas": self.shard_count,
         }
         shard = {"leader": _ONLY_NODE, "epoch": 1, "in_sync": [_ONLY_NODE], "replicas": [_ONLY_NODE]}
-        shards = [{"id": number, **shard, "adding": [], "target": []} for number in range(self.shard_count)]
+        still: dict[str, Any] = {"adding": [], "target": [], "problem": None, "revived": []}
+        shards = [{"id": number, **shard, **still} for number in range(self.shard_count)]
         return {"cluster": None, "version": 0, "control_leader": None, "nodes": [node], "shards": shards}
 
     async def administer(self, command: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import structlog
 from lsmq.errors import LsmqError
 from lsmq_coordinator.control import ControlClient
 from lsmq_coordinator.state import ClusterState, Shard
-from lsmq_node.replication import ControlView, Member
+from lsmq_node.replication import ControlView, LifeId, Member, RegisteredStart
 
 from .replica import Replica
 
@@ -36,6 +36,10 @@ def view_of(state: ClusterState, shard: Shard) -> ControlView:
         replicas=frozenset(shard.replicas),
         min_in_sync=state.settings.min_in_sync,
         adding=frozenset(shard.adding),
+        leading=None if shard.leading is None else LifeId(*shard.leading),
+        starts=frozenset(RegisteredStart(*start[:-1]) for start in shard.starts),
+        distrusted=frozenset(shard.distrusted),
+        revived_epoch=shard.revived_epoch,
     )
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import Any
 
 import structlog
@@ -23,7 +24,7 @@ from lsmq_node.broker.peers import Peers
 from lsmq_node.broker.topology import Ack, Leadership
 from lsmq_node.broker.waiters import WaiterTable
 from lsmq_node.config import NodeConfig
-from lsmq_node.replication.actions import ProposeInSync, ProposeLeave
+from lsmq_node.replication.actions import ProposeInSync, ProposeLeave, RegisterStart
 from lsmq_node.storage import Appended, ShardStore, Topic, TopicOptions
 
 from .handing_over import DamagedLeaders
@@ -99,7 +100,7 @@ class ClusterMember:
         self._clock = parts.part("clock", essential=False)
         self._topics = ClusterTopics(control)
         self._ports: dict[int, ReplicatedShard] = {}
-        self._commands: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._commands: dict[tuple[str, int, int], asyncio.Task[None]] = {}
         self._tidy = asyncio.Event()
         self._retiring = False
         self._damaged = DamagedLeaders(3 * config.cluster.heartbeat_ms / 1000)
@@ -184,6 +185,9 @@ class ClusterMember:
         for _ in range(_STALE_TRIES):  # What was known here may be old: then once more, with what is.
             shard = self.control.state.shards.get(command.get("shard", -1))
             expected = {"expected_version": shard.version, "expected_epoch": shard.epoch} if shard is not None else {}
+            if shard is not None and command["op"] == "revive":
+                self._check_leaderless(shard)
+                _log.error("shard_revived", shard=shard.id, node=command["node"], former_leader=shard.leader)
             result = await self.control.submit({**expected, **command})
             if result["ok"] or result["code"] != "stale":
                 break
@@ -191,6 +195,16 @@ class ClusterMember:
         if not result["ok"]:
             raise InvalidRequest(result["message"], reason=result["code"])
         return {name: value for name, value in result.items() if name != "ok"}
+
+    def _check_leaderless(self, shard: Shard) -> None:
+        if self.control.alive is None:
+            raise Unavailable("the control plane has not said lately who is alive; try again when it does")
+        if shard.id not in self.control.leaderless:
+            raise InvalidRequest(
+                f"shard {shard.id} has a leader ({shard.leader}), or an election is under way: nothing is revived that "
+                "lives. GET /v1/cluster names a shard's problem once nobody could lead it for two seconds",
+                reason="is_led",
+            )
 
     def not_ready(self) -> Sequence[str]:
         state = self.control.state
@@ -265,9 +279,10 @@ class ClusterMember:
         if self._retiring:
             return found
         for shard, replica in self.replicas.all().items():
-            position = replica.position
-            if position is not None:
-                found[shard] = Progress(position.last_epoch, position.lsn, replica.incarnation)
+            position, life = replica.position, replica.life
+            if position is not None and life is not None:
+                flawed = int(bool(replica.damage))
+                found[shard] = Progress(*position, *life, replica.high_watermark, flawed)
         return found
 
     # What replicas ask of the control plane; at most one command a kind and shard is under way
@@ -282,19 +297,42 @@ class ClusterMember:
         fields = {"node": node, "incarnation": incarnation, "expected_version": action.expected_version}
         self._submit("leave_in_sync", shard, fields)
 
+    def register_start(self, shard: int, action: RegisterStart, refused: Callable[[str], None]) -> None:
+        fields = {
+            "node": self.settings.node,
+            "incarnation": action.incarnation,
+            "starts": [list(start) for start in action.starts],
+            "registered": action.registered,
+            "went_back": action.went_back,
+            "durable_lsn": action.durable_lsn,
+        }
+        # The second, with which the disk says that it remembers the first, need not wait for the end of that.
+        self._submit("register_start", shard, fields, {"went_back": refused}, step=action.registered)
+
     def ask_election(self, shard: int, above_epoch: int, elsewhere: bool = False) -> None:
         self._start("ask_election", shard, self.control.ask_election(shard, above_epoch, elsewhere=elsewhere))
 
-    def _submit(self, operation: str, shard: int, fields: dict[str, Any]) -> None:
+    def _submit(
+        self,
+        operation: str,
+        shard: int,
+        fields: dict[str, Any],
+        refusals: Mapping[str, Callable[[str], None]] = MappingProxyType({}),
+        step: int = 0,
+    ) -> None:
+        """``refusals``: by code, whom to tell the message. ``step``: of several commands that belong together."""
+
         async def submit() -> None:
             result = await self.control.submit({"op": operation, "shard": shard, **fields}, _COMMAND_TIMEOUT_S)
-            if not result["ok"]:
+            if not result["ok"] and result["code"] in refusals:
+                refusals[result["code"]](result["message"])
+            elif not result["ok"]:
                 _log.info("command_refused", op=operation, shard=shard, code=result["code"], message=result["message"])
 
-        self._start(operation, shard, submit())
+        self._start(operation, shard, submit(), step)
 
-    def _start(self, kind: str, shard: int, work: Any) -> None:
-        if (kind, shard) in self._commands:
+    def _start(self, kind: str, shard: int, work: Any, step: int = 0) -> None:
+        if (kind, shard, step) in self._commands:
             work.close()
             return
 
@@ -304,9 +342,9 @@ class ClusterMember:
             except LsmqError as error:
                 _log.info("command_failed", kind=kind, shard=shard, code=error.code, message=error.message)
             finally:
-                self._commands.pop((kind, shard), None)
+                self._commands.pop((kind, shard, step), None)
 
-        self._commands[kind, shard] = asyncio.create_task(run(), name=f"{kind}-{shard}")
+        self._commands[kind, shard, step] = asyncio.create_task(run(), name=f"{kind}-{shard}")
 
     # Housekeeping
 
@@ -319,7 +357,7 @@ class ClusterMember:
             if agreed is None or agreed.leader != self.settings.node:
                 continue
             if replica.failure is not None:
-                self.ask_election(shard, agreed.epoch)
+                self.ask_election(shard, agreed.epoch)  # Of another one: this replica is not reported any more.
                 continue
             command = _handing_over(agreed, self.settings.node, self.control.alive) if replica.damage else None
             if command is not None:

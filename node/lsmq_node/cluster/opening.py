@@ -19,6 +19,7 @@ import structlog
 
 from lsmq.errors import CorruptFile
 from lsmq_node.replication import EpochHistory, ReplicaRecord
+from lsmq_node.replication.actions import Distrust
 from lsmq_node.replication.events import Recovered
 from lsmq_node.storage import ShardStore, StoreOptions
 from lsmq_node.storage.disk import Disk
@@ -47,19 +48,16 @@ class Directory:
             floor = LogFloor(record.floor_lsn, record.epoch if record.leader == self.node else None)
         return ShardStore.open(self.path, self.options, disk=self.disk, replicated=True, floor=floor)
 
-    def open(self, *, damaged: bool, anew: bool = False) -> tuple[ShardStore, Recovered]:
-        """Blocking. ``anew``: set aside what is there, but for what was fetched.
-
-        Raises what ``ShardStore.open`` raises, except ``CorruptFile``.
-        """
+    def open(self, distrust: Distrust) -> tuple[ShardStore, Recovered]:
+        """Blocking. Raises what ``ShardStore.open`` raises, except ``CorruptFile``."""
+        damaged = distrust in (Distrust.LOG, Distrust.ALL)
         aside = self._being_replaced()
         if aside.exists() and not self.path.exists():
             aside.rename(self.path)
         record = load_record(self.disk, self.path)
-        if anew:
-            _log.error("replica_set_aside", shard=self.shard, code=CorruptFile.code, message="its tables are damaged")
+        if distrust is Distrust.ALL:
+            _log.error("replica_set_aside", shard=self.shard, path=str(self.path))
             self._set_aside(record)
-            damaged = True
         try:
             store = self.open_store(record)
         except CorruptFile as error:
@@ -69,7 +67,9 @@ class Directory:
         damage = store.replica.damage
         if damage is not None:
             _log.error("log_damaged", shard=self.shard, message=damage.message)
-        return store, recovered(store, record, store.replica.first_lsn(), damaged=damaged or damage is not None)
+        damaged = damaged or damage is not None
+        went_back = distrust is Distrust.WENT_BACK
+        return store, recovered(store, record, store.replica.first_lsn(), damaged=damaged, went_back=went_back)
 
     def _being_replaced(self) -> Path:
         return self.path.with_name(f"{self.path.name}.new")
@@ -95,7 +95,14 @@ class Directory:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def recovered(store: ShardStore, record: ReplicaRecord | None, log_start_lsn: int, *, damaged: bool) -> Recovered:
+def recovered(
+    store: ShardStore,
+    record: ReplicaRecord | None,
+    log_start_lsn: int,
+    *,
+    damaged: bool = False,
+    went_back: bool = False,
+) -> Recovered:
     """What a core is made from. Everything in the log must be durable."""
     log = store.replica
     return Recovered(
@@ -106,4 +113,6 @@ def recovered(store: ShardStore, record: ReplicaRecord | None, log_start_lsn: in
         end_lsn=log.end_lsn,
         history=EpochHistory.of(tuple(log.history)),
         damaged=damaged,
+        went_back=went_back,
+        token=secrets.randbits(52),
     )

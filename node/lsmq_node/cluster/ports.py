@@ -10,7 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from lsmq_node.replication import Message
-from lsmq_node.replication.actions import ProposeInSync, ProposeLeave
+from lsmq_node.replication.actions import ProposeInSync, ProposeLeave, RegisterStart
 
 #: ``(bytes done, bytes in all)``
 Progress = Callable[[int, int], None]
@@ -24,6 +24,8 @@ class ReplicaPorts:
         send: ``(peer, shard, message, payload)``: best effort; ``payload`` is a frame's bytes. ``Links.send``.
         propose_in_sync: ``(shard, action)``: submit ``set_in_sync``, once: the replica repeats itself.
         propose_leave: ``(shard, action)``: submit ``leave_in_sync``, once.
+        register_start: ``(shard, action, refused)``: submit ``register_start``, once; ``refused(reason)`` when the disk
+            is an older copy.
         ask_election: ``(shard, above_epoch, elsewhere)``.
         fetch_snapshot: ``(shard, peer, path, progress)``: fetch a snapshot from ``peer`` into the shard's directory
             ``path``, while the store there is open. Returns what installs it: a blocking function, to be called in a
@@ -39,6 +41,7 @@ class ReplicaPorts:
     send: Callable[[str, int, Message, bytes | memoryview], None]
     propose_in_sync: Callable[[int, ProposeInSync], None]
     propose_leave: Callable[[int, ProposeLeave], None]
+    register_start: Callable[[int, RegisterStart, Callable[[str], None]], None]
     ask_election: Callable[[int, int, bool], None]
     fetch_snapshot: Callable[[int, str, Path, Progress], Awaitable[Callable[[], None]]]
     gather_snapshot: Callable[[int, str, Path, Progress], Awaitable[object]]

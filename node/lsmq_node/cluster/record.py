@@ -3,7 +3,8 @@
 Text, so that an operator can read it; replaced as a whole, by write, fsync, rename, fsync of the directory::
 
     lsmq-replica 1 89b4b024
-    {"epoch": 8, "floor_lsn": 52301, "incarnation": 4503599627370497, "leader": "n2", "starts": 3}
+    {"epoch": 8, "floor_lsn": 52301, "incarnation": 4503599627370497, "leader": "n2", "leading": [4503599627370411, 5],
+     "registered": 3, "starts": [[2, 9007199254740992], [3, 1125899906842624]], "went_back": false}
 
 The first line names the format and its version, and ends in the CRC32C of the second, newline included, in hex. A
 record that cannot be read counts as none: then the replica is another incarnation than it was.
@@ -19,12 +20,12 @@ from pathlib import Path
 import crc32c
 
 from lsmq.errors import UnsupportedFormat
-from lsmq_node.replication import ReplicaRecord
+from lsmq_node.replication import LifeId, ReplicaRecord, Start
 from lsmq_node.storage.disk import Disk, replace_file
 
 NAME = "REPLICA"
 _MAGIC = "lsmq-replica"
-_VERSION = 1
+_VERSION = 2
 _log = logging.getLogger("lsmq.cluster")
 
 
@@ -42,7 +43,12 @@ def decode_record(raw: bytes, source: str) -> ReplicaRecord | None:
     if words[1] != str(_VERSION):
         raise UnsupportedFormat(f"{source} has version {words[1]}; this release reads {_VERSION}. Upgrade lsmq.")
     fields = json.loads(body)
-    return ReplicaRecord(**fields)
+    starts, leading = fields.pop("starts"), fields.pop("leading")
+    return ReplicaRecord(
+        **fields,
+        starts=tuple(Start(*start) for start in starts),
+        leading=None if leading is None else LifeId(*leading),
+    )
 
 
 def save_record(disk: Disk, directory: Path, record: ReplicaRecord) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 from lsmq.errors import LsmqError, NotEnoughReplicas, ShuttingDown, StoreBusy, Unavailable
 from lsmq_node.broker.topology import Ack
-from lsmq_node.replication import ControlView, LogPosition, Message, Role, Timings
+from lsmq_node.replication import ControlView, LifeId, LogPosition, Message, Role, Timings
+from lsmq_node.replication.actions import Distrust
 from lsmq_node.replication.events import LeaseGranted, Received, StreamBroken
 from lsmq_node.storage import Appended, ShardStore, StoreOptions
 from lsmq_node.storage.disk import Disk, OsDisk
@@ -55,12 +56,9 @@ class Replica:
         )
         self._closing = False
 
-    async def open(self, *, damaged: bool = False) -> None:
-        """Open the store and begin. Raises what ``ShardStore.open`` raises, damage excepted: that is told to the core.
-
-        ``damaged``: do not trust the log, whatever it looks like.
-        """
-        await self._shell.open(damaged=damaged)
+    async def open(self, distrust: Distrust = Distrust.NOTHING) -> None:
+        """Open the store and begin. Raises what ``ShardStore.open`` raises, but for damage: the core is told of it."""
+        await self._shell.open(distrust)
 
     async def close(self) -> None:
         """Stop serving, finish what is written, close the store. Idempotent."""
@@ -158,6 +156,12 @@ class Replica:
         return core.record.incarnation if core is not None else 0
 
     @property
+    def life(self) -> LifeId | None:
+        """The life that acts here; None before it is registered."""
+        core = self._shell.core
+        return core.record.life if core is not None and core.registered else None
+
+    @property
     def high_watermark(self) -> int:
         core = self._shell.core
         return core.log.high_watermark if core is not None else 0
@@ -174,8 +178,8 @@ class Replica:
 
     @property
     def position(self) -> LogPosition | None:
-        """How far the log is durable; None when the replica does not work, or had better not lead: see ``damage``."""
-        if self._shell.core is None or self.role is Role.HALTED or self.damage:
+        """How far the log is durable; None when the replica does not work."""
+        if self._shell.core is None or self.role is Role.HALTED:
             return None
         return self._shell.core.log.durable_position
 
@@ -197,6 +201,8 @@ class Replica:
             "enough_in_sync": self.enough_in_sync if self.serving else None,
             "failure": self.failure,
             "incarnation": self.incarnation,
+            "start": self._shell.core.record.start if self._shell.core is not None else 0,
+            "registered": self.life is not None,
             "high_watermark": self.high_watermark,
             "durable_lsn": self.durable_lsn,
             "end_lsn": self.end_lsn,

@@ -115,6 +115,7 @@ async def running_member(config: NodeConfig) -> AsyncIterator[Broker]:
             send=links.send,
             propose_in_sync=member.propose_in_sync,
             propose_leave=member.propose_leave,
+            register_start=member.register_start,
             ask_election=member.ask_election,
             fetch_snapshot=snapshots.fetch,
             gather_snapshot=snapshots.gather,

@@ -103,9 +103,9 @@ class Shell:
 
     # Life and death
 
-    async def open(self, *, damaged: bool, anew: bool = False) -> None:
-        """``anew``: with nothing but what was fetched. Raises what ``ShardStore.open`` raises, except for damage."""
-        opening = asyncio.ensure_future(asyncio.to_thread(self._directory.open, damaged=damaged, anew=anew))
+    async def open(self, distrust: act.Distrust) -> None:
+        """Raises what ``ShardStore.open`` raises, except for damage."""
+        opening = asyncio.ensure_future(asyncio.to_thread(self._directory.open, distrust))
         try:
             store, found = await asyncio.shield(opening)
         except asyncio.CancelledError:
@@ -135,6 +135,7 @@ class Shell:
             applied_lsn=found.applied_lsn,
             end_lsn=found.end_lsn,
             damaged=found.damaged,
+            went_back=found.went_back,
         )
         for action in core.start(time.monotonic()):
             self._perform(core, action)
@@ -168,14 +169,14 @@ class Shell:
     def _begin_anew(self, reason: str) -> None:
         if self._life is not None and not self._closed and (self._reopening is None or self._reopening.done()):
             self._drop_core(reason)
-            self._reopening = self._start(self._reopen(reason, anew=True))
+            self._reopening = self._start(self._reopen(reason, act.Distrust.ALL))
 
-    async def _reopen(self, reason: str, *, anew: bool = False) -> None:
-        _log.error("replica_reopens", shard=self.shard, reason=reason)
+    async def _reopen(self, reason: str, distrust: act.Distrust) -> None:
+        _log.error("replica_reopens", shard=self.shard, reason=reason, distrusts=distrust.value)
         await self._end(reason)
         await asyncio.sleep(_REOPEN_DELAY_S)
         try:
-            await self.open(damaged=True, anew=anew)
+            await self.open(distrust)
         except LsmqError as error:
             self._give_up(error.message)
 
@@ -303,18 +304,25 @@ class Shell:
                 self._ports.propose_in_sync(self.shard, action)
             case act.ProposeLeave():
                 self._ports.propose_leave(self.shard, action)
+            case act.RegisterStart():
+                self._ports.register_start(self.shard, action, lambda reason: self._refused(core, reason))
             case act.AskElection(above_epoch, elsewhere):
                 if elsewhere and above_epoch != self._deaf_epoch:
                     self._deaf_epoch = above_epoch
                     _log.warning("leader_hears_too_few", shard=self.shard, epoch=above_epoch)
                 self._ports.ask_election(self.shard, above_epoch, elsewhere)
-            case act.Reopen(reason):
+            case act.Reopen(reason, distrust):
                 self._drop_core(reason)
-                self._reopening = self._start(self._reopen(reason))
+                self._reopening = self._start(self._reopen(reason, distrust))
             case act.Halt(reason):
                 self._give_up(reason)
             case _:
                 assert_never(action)
+
+    def _refused(self, core: ReplicaCore, reason: str) -> None:
+        """Who asked may be gone by now."""
+        if core is self.core:
+            self.handle(ev.StartRefused(reason))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, name=f"replica of shard {self.shard}")
@@ -393,7 +401,7 @@ class Shell:
                 self._frame_dropped(life, error)
             case worker.Settled(log_start_lsn):
                 if self.failure is None:
-                    self._begin(recovered(life.disk.store, self._record, log_start_lsn, damaged=False))
+                    self._begin(recovered(life.disk.store, self._record, log_start_lsn))
             case worker.Swapped(failure, log_start_lsn):
                 self._swapped(life.disk.store, failure, log_start_lsn)
             case worker.LogBegins(lsn):

@@ -12,8 +12,8 @@ A connection carries them one after another, little-endian::
     14+n   16    code      over head, body and payload, see :mod:`.seals`
     30+n    m    payload   of a frame: the log's bytes [lsn, end_lsn); else nothing
 
-A session is an array of two numbers, so is a log position; an epoch history is an array of arrays (epoch, LSN). The
-log's bytes carry the checksums they have on disk.
+A session is an array of two numbers, so are a log position and a life (incarnation, start); an epoch history is an
+array of arrays (epoch, LSN). The log's bytes carry the checksums they have on disk.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import msgpack
 
 from lsmq.errors import LsmqError
-from lsmq_node.replication import EpochHistory, EpochStart, LogPosition, Message, Session
+from lsmq_node.replication import EpochHistory, EpochStart, LifeId, LogPosition, Message, Session
 from lsmq_node.replication.messages import (
     Frame,
     Hello,
@@ -115,6 +115,11 @@ def _position(value: Any) -> LogPosition:
     return LogPosition(_number(last_epoch), _number(lsn))
 
 
+def _life(value: Any) -> LifeId:
+    incarnation, start = value
+    return LifeId(_number(incarnation), _number(start))
+
+
 def _history(value: Any) -> EpochHistory:
     starts = tuple(EpochStart(_number(epoch), _number(lsn)) for epoch, lsn in value)
     rising = all(a.epoch < b.epoch and a.lsn <= b.lsn for a, b in pairwise(starts))
@@ -130,6 +135,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "bool": _flag,
     "Session": _session,
     "LogPosition": _position,
+    "LifeId": _life,
     "EpochHistory": _history,
 }
 

@@ -35,6 +35,10 @@ _CRAWL_S = 0.2
 _BLOCK_S = 3.0
 _OTHERS_HANDLE = 500
 _CONTROL_LEADER_S = 5.0
+_ONE_SHARD = "shard-0"
+#: What is set back, as patterns: all but ``raft``, and so on.
+_SET_BACK = ("shard-*", _ONE_SHARD, "[!r]*", "*")
+_LED_BY_NOBODY_S = 2.0
 _SPREAD_S = 5.0  # Longer than it is quiet before leaders are given back.
 
 
@@ -239,6 +243,41 @@ async def _slow_disk(run: Run) -> None:
     assert took_s < _CONTROL_LEADER_S, f"the control plane was without a leader for {took_s:.1f} s"
     async with run.mending():
         await run.faults.start([node])
+
+
+@_drill(
+    "set-back-disk",
+    "a node comes back with an older copy of its disk, when only a dead one has all that was acknowledged",
+)
+async def _set_back_disk(run: Run) -> None:
+    """Shards alone, one shard, all but the control plane's log, and all, in turn."""
+    names = _SET_BACK[run.round % len(_SET_BACK)]
+    whole, older, stale = run.random.sample(sorted(node.id for node in (await run.status()).nodes), 3)
+    run.tell(f"copying the disk of {older}, and starting it again")
+    await run.faults.stop(older)
+    await run.faults.copy_disk(older)
+    async with run.mending():
+        await run.faults.start([older])
+    run.tell(f"killing {stale}; {whole} and {older} alone have what is acknowledged now")
+    await run.faults.kill([stale])
+    status = await run.until(
+        lambda status: all(set(shard.in_sync) == {whole, older} for shard in status.shards),
+        f"{stale} has left the in-sync sets",
+    )
+    await run.steady()
+    run.tell(f"killing {whole} and {older}, and putting the copy of {names} in the place of what {older} had")
+    await run.faults.kill([whole, older])
+    await run.faults.set_back(older, names)
+    await run.faults.start([older, stale])
+    shards = _all_shards(status) if names != _ONE_SHARD else [0]
+    await run.until_named(shards)
+    began = time.monotonic()
+    await run.steady(_LED_BY_NOBODY_S)
+    acknowledged = [shard for shard in shards if run.work.has_acknowledged(shard, began)]
+    assert not acknowledged, f"shards {acknowledged} were led without what {whole} alone has"
+    run.tell(f"{whole} comes back")
+    async with run.mending():
+        await run.faults.start([whole])
 
 
 @_drill("add-node", "a node joins, takes a replica and a leadership, gives both back, and leaves")

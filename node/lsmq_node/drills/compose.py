@@ -27,6 +27,8 @@ from .compare import Replica
 
 _CLIENT_PORT = "7600/tcp"
 _DATA = "/var/lib/lsmq"
+_COPY = f"{_DATA}/.drill-copy"
+_TOP = (_DATA, "-mindepth", "1", "-maxdepth", "1")
 _START_TIMEOUT_S = 60.0
 _READY_TIMEOUT_S = 180.0
 _POLL_S = 0.2
@@ -181,9 +183,24 @@ class ComposeFaults:
         raise InvalidRequest("no disk was filled")
 
     async def lose_disk(self, node: str) -> None:
+        await self._in_volume(node, "find", _DATA, "-mindepth", "1", "-delete")
+
+    async def copy_disk(self, node: str) -> None:
+        await self._in_volume(node, "rm", "-rf", _COPY)
+        await self._in_volume(node, "mkdir", _COPY)
+        await self._in_volume(node, "find", *_TOP, "!", "-path", _COPY, "-exec", "cp", "-a", "-t", _COPY, "{}", "+")
+
+    async def set_back(self, node: str, names: str) -> None:
+        there = [*_TOP, "!", "-path", _COPY, "-name", names]
+        await self._in_volume(node, "find", *there, "-exec", "rm", "-rf", "{}", "+")
+        copied = [_COPY, "-mindepth", "1", "-maxdepth", "1", "-name", names]
+        await self._in_volume(node, "find", *copied, "-exec", "cp", "-a", "-t", _DATA, "{}", "+")
+
+    async def _in_volume(self, node: str, program: str, *arguments: str) -> None:
+        """Run a program of the node's image beside its files."""
         found = json.loads(await self._run("docker", "inspect", self._id(node)))[0]
-        command = ["run", "--rm", "--user", "root", "--volumes-from", self._id(node), "--entrypoint", "find"]
-        await self._run("docker", *command, found["Config"]["Image"], _DATA, "-mindepth", "1", "-delete")
+        command = ["run", "--rm", "--user", "root", "--volumes-from", self._id(node), "--entrypoint", program]
+        await self._run("docker", *command, found["Config"]["Image"], *arguments)
 
     async def add_node(self) -> str:
         known = set(self._containers)

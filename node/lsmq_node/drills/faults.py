@@ -89,6 +89,13 @@ class Faults(Protocol):
     async def lose_disk(self, node: str) -> None:
         """Remove all files of a node whose process is down."""
 
+    async def copy_disk(self, node: str) -> None:
+        """Copy the files of a node whose process is down. Only the latest copy is kept."""
+
+    async def set_back(self, node: str, names: str) -> None:
+        """Put what was copied in the place of what is there, for a node whose process is down: files and directories
+        whose names match ``names``, a pattern as shells have it."""
+
     async def add_node(self) -> str:
         """Start one more node; its id."""
 
@@ -197,6 +204,12 @@ class LocalFaults:
     async def lose_disk(self, node: str) -> None:
         await asyncio.to_thread(shutil.rmtree, self._data(node))
 
+    async def copy_disk(self, node: str) -> None:
+        await asyncio.to_thread(_copy_over, self._data(node), self._copy(node), "*")
+
+    async def set_back(self, node: str, names: str) -> None:
+        await asyncio.to_thread(_copy_over, self._copy(node), self._data(node), names)
+
     async def add_node(self) -> str:
         node = self.cluster.add_node()
         await asyncio.to_thread(self.cluster.start, node.id)
@@ -211,6 +224,19 @@ class LocalFaults:
 
     def _data(self, node: str) -> Path:
         return self.cluster.directory / node / "data"
+
+    def _copy(self, node: str) -> Path:
+        return self.cluster.directory / node / "copy"
+
+
+def _copy_over(source: Path, target: Path, names: str) -> None:
+    """Make what matches in the target what it is in the source."""
+    target.mkdir(exist_ok=True)
+    for present in target.glob(names):
+        shutil.rmtree(present) if present.is_dir() else present.unlink()
+    for wanted in source.glob(names):
+        copy: Any = shutil.copytree if wanted.is_dir() else shutil.copy2
+        copy(wanted, target / wanted.name)
 
 
 def mount_small_disk(directory: Path) -> bool:

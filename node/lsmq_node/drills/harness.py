@@ -165,6 +165,21 @@ class Run:
                 raise TimedOut(f"in {timeout:.0f} s it never came true that {what}: {status}")
             await asyncio.sleep(_POLL_S)
 
+    async def until_named(self, shards: Iterable[int]) -> None:
+        """Return when the cluster says of each of these shards why nobody leads it."""
+        wanted, deadline = set(shards), time.monotonic() + SETTLE_TIMEOUT_S
+        while True:
+            overview = await self.administer("GET", "/v1/cluster")
+            problems = {shard["id"]: shard["problem"] for shard in overview["shards"] if shard["problem"]}
+            if wanted <= problems.keys():
+                self.notes += [f"shard {shard}: {problems[shard]}" for shard in sorted(wanted)[:1]]
+                return
+            if time.monotonic() > deadline:
+                raise TimedOut(
+                    f"not all of shards {sorted(wanted)} are named as without a leader: {overview['shards']}"
+                )
+            await asyncio.sleep(_POLL_S)
+
     async def refuses(self, node: str, shard: int) -> None:
         """A node that was cut off and replaced must not acknowledge, with whatever ``ack``, nor answer reads."""
         url = dict(zip(self.faults.nodes, self.faults.urls, strict=True))[node]

@@ -100,6 +100,11 @@ class Workload:
 
     # What drills ask while it works
 
+    def has_acknowledged(self, shard: int, since: float) -> bool:
+        """Whether the shard has acknowledged a write after ``since``."""
+        times = self._acknowledged_at[shard]
+        return len(times) > bisect.bisect_right(times, since)
+
     async def acknowledged_on(self, shards: Iterable[int], since: float | None = None, count: int = 1) -> None:
         """Return when each of the shards has acknowledged ``count`` writes after ``since`` (now)."""
         since = time.monotonic() if since is None else since

@@ -226,11 +226,11 @@ class ShardGroups(ShardCoordinator):
         self._put_aside(self._idle.touch(group))
 
     def _put_aside(self, documents: Mapping[str, bytes | None]) -> None:
-        """Put in line what need not be waited for; what is lost of it makes a group seem older by a part."""
+        """Store what nobody waits for; what is refused of it makes a group seem older by a part."""
         if not documents:
             return
         try:
-            self.put(documents)
+            self._start(self.durable(self.put(documents)))
         except LsmqError as error:
             _log.info("group_use_not_stored", shard=self.port.number, code=error.code)
 

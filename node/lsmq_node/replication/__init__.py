@@ -1,7 +1,7 @@
 """Replication of a shard: the protocol as pure state machines. Begin with ``core``."""
 
 from .actions import Action
-from .control import UNCLAIMED, ControlView, Member, ReplicaRecord, Timings
+from .control import UNCLAIMED, ControlView, LifeId, Member, RegisteredStart, ReplicaRecord, Start, Timings
 from .core import ReplicaCore, Role
 from .events import Event, Recovered
 from .history import EpochHistory, EpochStart, LogPosition, common_end
@@ -14,14 +14,17 @@ __all__ = [
     "EpochHistory",
     "EpochStart",
     "Event",
+    "LifeId",
     "LogPosition",
     "Member",
     "Message",
     "Recovered",
+    "RegisteredStart",
     "ReplicaCore",
     "ReplicaRecord",
     "Role",
     "Session",
+    "Start",
     "Timings",
     "common_end",
 ]

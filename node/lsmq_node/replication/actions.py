@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
-from .control import Member, ReplicaRecord
+from .control import Member, ReplicaRecord, Start
 from .messages import Message, Session
 
 
@@ -115,6 +116,18 @@ class ProposeLeave:
 
 
 @dataclass(frozen=True, slots=True)
+class RegisterStart:
+    """Submit ``register_start``: this start of the disk, which knows of ``starts``. The outcome comes as a view, or as
+    ``StartRefused`` when another start of the disk is the latest."""
+
+    incarnation: int
+    starts: tuple[Start, ...]
+    registered: int
+    went_back: bool
+    durable_lsn: int
+
+
+@dataclass(frozen=True, slots=True)
 class AskElection:
     """Ask for an election with an epoch above this one: the epoch at hand cannot be led.
 
@@ -125,11 +138,21 @@ class AskElection:
     elsewhere: bool = False
 
 
+class Distrust(Enum):
+    """What is found when a replica is opened, and how much of it is not to be believed."""
+
+    NOTHING = "nothing"
+    LOG = "log"  # The log is not to be trusted, whatever it looks like.
+    WENT_BACK = "went back"  # An older copy of the disk: intact, and another incarnation.
+    ALL = "all"  # Set aside whatever is there, but for what was fetched.
+
+
 @dataclass(frozen=True, slots=True)
 class Reopen:
-    """Close the replica and open it again with ``damaged=True``: its log is not what it reported."""
+    """Close the replica and open it again as another incarnation: it is not what the cluster takes it for."""
 
     reason: str
+    distrust: Distrust
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +176,7 @@ Action = (
     | KeepLog
     | ProposeInSync
     | ProposeLeave
+    | RegisterStart
     | AskElection
     | Reopen
     | Halt

@@ -8,7 +8,7 @@ is right. The promises make that true even if it was set back to an earlier stat
 from __future__ import annotations
 
 from .actions import AskElection, BeginEpoch
-from .control import ControlView, Member
+from .control import ControlView
 from .history import LogPosition
 from .messages import Hello, Promise, PromiseRefusal, PromiseRequest
 from .pulling import FromSource, Puller
@@ -32,10 +32,10 @@ class Candidate:
         self.proceed(state)
 
     def _ask(self, state: ReplicaState) -> None:
-        """Ask all who have not promised."""
+        """Ask all whose promise does not count yet: not given, or in a life that is over."""
         if state.view is not None and state.due("promises"):
-            for node in sorted(state.view.replicas - {state.node} - self._promises.keys()):
-                state.send(node, PromiseRequest(self.epoch))
+            for node in sorted(state.view.replicas - {state.node} - self.counted(state, state.view).keys()):
+                state.send(node, PromiseRequest(self.epoch, state.record.life))
 
     def promised(self, state: ReplicaState, sender: str, promise: Promise) -> None:
         self._promises[sender] = promise
@@ -47,12 +47,12 @@ class Candidate:
             state.emit(AskElection(max(refusal.seen_epoch, self.epoch)))
 
     def counted(self, state: ReplicaState, view: ControlView) -> dict[str, Promise]:
-        """The promises that count: of voters that are what the in-sync set takes them for."""
-        own = Promise(self.epoch, state.record.incarnation, state.log.position)
+        """The promises that count, see :meth:`ControlView.may_promise`."""
+        own = Promise(self.epoch, state.record.life, state.log.position)
         return {
             node: promise
             for node, promise in {**self._promises, state.node: own}.items()
-            if node in view.voters and not view.lists_another(Member(node, promise.incarnation))
+            if view.may_promise(node, promise.life)
         }
 
     def proceed(self, state: ReplicaState) -> None:
@@ -65,7 +65,7 @@ class Candidate:
         source, best = max(counted.items(), key=lambda item: (item[1].position, item[0]))
         if best.position > state.log.position:
             if not self._pulls(best.position):
-                self.puller = Puller(state, source, self.epoch, lent_by=best.incarnation)
+                self.puller = Puller(state, source, self.epoch, lent_by=best.life.incarnation)
             return
         self.puller = None
         self._begun = True

@@ -10,6 +10,39 @@ from lsmq.errors import InvalidRequest
 UNCLAIMED = 0
 
 
+class LifeId(NamedTuple):
+    """One life of a replica: its incarnation, and which of that one's starts. Whoever promises, leads or answers does
+    so for one life, and says which."""
+
+    incarnation: int
+    start: int
+
+
+class Start(NamedTuple):
+    """A start of an incarnation: counted up from 1, and a random number that no copy of the disk can know."""
+
+    number: int
+    token: int
+
+
+class RegisteredStart(NamedTuple):
+    """What the control plane knows of a node's disk: its latest start.
+
+    ``confirmed``: the disk is known to remember that this start was registered. Only then the replica acts, so a disk
+    that does not remember a confirmed start is an older copy.
+    """
+
+    node: str
+    incarnation: int
+    number: int
+    token: int
+    confirmed: bool
+
+    @property
+    def life(self) -> LifeId:
+        return LifeId(self.incarnation, self.number)
+
+
 class Member(NamedTuple):
     """A member of an in-sync set: a node, and the incarnation of its log.
 
@@ -31,7 +64,13 @@ class ControlView:
 
     ``epoch`` and ``version`` only rise; ``version`` with every change of the shard. Views are ordered by both.
     ``adding`` are replicas that were never in the in-sync set: they are shipped to, but their promises count
-    nothing until the set has taken them in.
+    nothing until the set has taken them in. Nor do those of ``distrusted`` ones: their disks went back to older copies,
+    perhaps with what they held of the control plane's own log. They are trusted again when the set has taken them in,
+    or when a majority of the control plane besides them is known to have forgotten nothing.
+
+    ``leading`` is the life that was elected: the same node is another leader after a restart. None while nobody of
+    the leader's node was registered yet. An epoch that is ``revived_epoch`` was given to one replica by an operator,
+    whatever others may hold.
     """
 
     epoch: int
@@ -41,6 +80,10 @@ class ControlView:
     replicas: frozenset[str]
     min_in_sync: int
     adding: frozenset[str] = frozenset()
+    leading: LifeId | None = None
+    starts: frozenset[RegisteredStart] = frozenset()
+    distrusted: frozenset[str] = frozenset()
+    revived_epoch: int = 0
 
     @property
     def order(self) -> tuple[int, int]:
@@ -58,7 +101,11 @@ class ControlView:
         ``voters - min_in_sync + 1`` meet every set of ``min_in_sync`` replicas that may ever have acknowledged a
         write; a majority keeps two leaders from beginning the same epoch, even if the control plane went back
         to an earlier state. The majority costs nothing: to serve, a leader needs ``min_in_sync`` anyway.
+
+        In a revived epoch nobody is asked for what may be lost: that was accepted.
         """
+        if self.epoch == self.revived_epoch:
+            return 1
         count = len(self.voters)
         return max(count - self.min_in_sync + 1, count // 2 + 1)
 
@@ -70,21 +117,53 @@ class ControlView:
         """Whether the set takes the member's node for another incarnation than it is."""
         return self.listed(member.node) not in (None, UNCLAIMED, member.incarnation)
 
+    def start_of(self, node: str) -> RegisteredStart | None:
+        """The latest start of the node's disk that was registered."""
+        return next((start for start in self.starts if start.node == node), None)
+
+    def acts(self, node: str, life: LifeId) -> bool:
+        """Whether this life of the node's replica is the one that may act."""
+        start = self.start_of(node)
+        return start is not None and start.confirmed and start.life == life
+
+    def may_promise(self, node: str, life: LifeId) -> bool:
+        """Whether a promise counts: of a voter that is what the set takes it for, and whose disk forgot nothing."""
+        if node not in self.voters or self.lists_another(Member(node, life.incarnation)):
+            return False
+        trusted = node not in self.distrusted or self.listed(node) is not None
+        return trusted and self.acts(node, life)
+
 
 @dataclass(frozen=True, slots=True)
 class ReplicaRecord:
     """What a replica keeps on its disk besides the log. Replaced as a whole: write, fsync, rename, fsync directory.
 
-    ``epoch`` is the highest epoch it ever accepted and ``leader`` the one node it accepted for it. ``starts``
-    counts the process's starts and orders its sessions. ``floor_lsn``: the log was durable up to here when
-    the record was written; a log that ends before it has lost something.
+    ``epoch`` is the highest epoch it ever accepted, ``leader`` the one node it accepted for it, and ``leading`` the
+    one life of that node. ``floor_lsn``: the log was durable up to here when the record was written; a log that ends
+    before it has lost something.
+
+    ``starts`` are the latest starts of this incarnation, the one at hand last; its number orders sessions. Those up to
+    ``registered`` are known to be registered in the control plane, the others may be. ``went_back``: this incarnation
+    began with an older copy of the disk of another one.
     """
 
     incarnation: int
-    starts: int = 0
+    starts: tuple[Start, ...] = ()
+    registered: int = 0
     epoch: int = 0
     leader: str | None = None
+    leading: LifeId | None = None
     floor_lsn: int = 0
+    went_back: bool = False
+
+    @property
+    def start(self) -> int:
+        """The number of the start at hand, 0 before the first."""
+        return self.starts[-1].number if self.starts else 0
+
+    @property
+    def life(self) -> LifeId:
+        return LifeId(self.incarnation, self.start)
 
 
 @dataclass(frozen=True, slots=True)

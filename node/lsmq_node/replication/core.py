@@ -12,9 +12,11 @@ seconds, and returns the actions in the order in which they are to be done. The 
 event                  when                                  what comes of it
 =====================  ====================================  =================================================
 (``start``)            opened, with ``Recovered``            ``Persist``
-``ControlViewed``      the shard's control state came        ``Persist``, ``StopServing``, ``ProposeLeave``,
-                                                             ``AskElection``, ``AdvanceHighWatermark``
-``LeaseGranted``       the control plane answered            ``may_answer`` holds longer; ``AskElection``
+``ControlViewed``      the shard's control state came        ``RegisterStart``, ``Persist``, ``StopServing``,
+                                                             ``ProposeLeave``, ``AskElection``,
+                                                             ``AdvanceHighWatermark``
+``LeaseGranted``       the control plane answered            ``may_answer`` holds longer; ``Serve``, ``AskElection``
+``StartRefused``       ``RegisterStart`` was refused         ``Reopen``
 ``Received``           a message came                        ``Send``, ``AppendFrame``, ``TruncateLog``,
                                                              ``FetchSnapshot``, ``AdvanceHighWatermark``,
                                                              ``Serve``, ``BeginEpoch``, ``Reopen``, ``Halt``
@@ -41,7 +43,8 @@ The roles are values of ``role``; each is a small state machine in a module of i
     any -> HALTED   (never left: the replica is opened again)
 
 An epoch is led by one life of one process: a leader that restarts asks for a new epoch, because its followers may
-hold bytes that it shipped and lost before its own fsync.
+hold bytes that it shipped and lost before its own fsync. Until its start is registered (see ``identity``) a replica
+is WAITING: it promises nothing, follows nobody, leads nothing and answers nobody.
 
 Not supported: more than one candidate at work in an epoch; the control plane chooses one.
 """
@@ -52,7 +55,7 @@ from dataclasses import replace
 from enum import Enum
 from typing import assert_never
 
-from .actions import Action, AdvanceHighWatermark, AskElection, Halt, Reopen, StopServing
+from .actions import Action, AdvanceHighWatermark, AskElection, Distrust, Halt, Reopen, StopServing
 from .candidate import Candidate
 from .control import UNCLAIMED, ControlView, ReplicaRecord, Timings
 from .events import (
@@ -69,12 +72,14 @@ from .events import (
     Shipped,
     SnapshotFailed,
     SnapshotInstalled,
+    StartRefused,
     StorageFailed,
     StreamBroken,
     Tick,
     Truncated,
 )
 from .follower import Follower
+from .identity import Registration, with_new_start
 from .leader import Leader
 from .lease import Lease
 from .messages import (
@@ -116,10 +121,12 @@ class ReplicaCore:
         self._damaged = recovered.damaged or (record is not None and recovered.end_lsn < record.floor_lsn)
         if record is None:
             record = ReplicaRecord(fresh)
-        elif self._damaged:
-            record = replace(record, incarnation=fresh)
+        elif self._damaged or recovered.went_back:
+            record = replace(record, incarnation=fresh, starts=(), registered=0, went_back=recovered.went_back)
         log = LogState(recovered.log_start_lsn, recovered.applied_lsn, recovered.end_lsn, recovered.history)
+        record = with_new_start(record, recovered.token)
         self._state = ReplicaState(node, (timings or Timings()).validate(), log, record)
+        self._registration = Registration()
         self._desk = PromiseDesk()
         self._part: Follower | Candidate | Leader | None = None
         self._halted = False
@@ -131,8 +138,7 @@ class ReplicaCore:
         """The first actions. Until the record is persisted the replica answers nobody."""
         state = self._state
         state.now = now
-        record = state.record
-        state.persist(replace(record, starts=record.starts + 1, floor_lsn=state.log.durable_lsn))
+        state.persist(replace(state.record, floor_lsn=state.log.durable_lsn))
         return self._take_outbox()
 
     # What the shell may ask at any time.
@@ -160,6 +166,11 @@ class ReplicaCore:
     @property
     def record(self) -> ReplicaRecord:
         return self._state.record
+
+    @property
+    def registered(self) -> bool:
+        """Whether this start is the one that may act."""
+        return self._registration.complete
 
     @property
     def epoch(self) -> int:
@@ -243,7 +254,14 @@ class ReplicaCore:
                 self._see(view)
             case LeaseGranted(_, view):
                 self._see(view)
+                if state.persisted is not None:
+                    self._registration.settle(state, view)
                 self._lease.granted(state, event)
+                if isinstance(self._part, Leader):
+                    self._part.advance(state)
+            case StartRefused(reason):
+                if not self._registration.complete:
+                    state.emit(Reopen(reason, Distrust.WENT_BACK))
             case Persisted(record):
                 state.persisted = record
                 self._settle()
@@ -280,7 +298,7 @@ class ReplicaCore:
 
     def _receive(self, sender: str, message: Message) -> None:
         state, part = self._state, self._part
-        if state.persisted is None:
+        if state.persisted is None or not self._registration.complete:
             return
         match message:
             case Frame() | Welcome() | TakeSnapshot() | TakeNewIncarnation() | Rejoin():
@@ -301,9 +319,9 @@ class ReplicaCore:
             case PromiseRefusal():
                 if isinstance(part, Candidate) and message.epoch == part.epoch:
                     part.refused(state, message)
-            case Stale(epoch, leader):
+            case Stale(epoch, leader, life):
                 if epoch > state.record.epoch and leader != state.node:
-                    state.bind(epoch, leader)
+                    state.bind(epoch, leader, life)
                     self._settle()
             case _:
                 assert_never(message)
@@ -363,7 +381,7 @@ class ReplicaCore:
         state, part = self._state, self._part
         state.log.append(end_lsn, state.log.history.begin(epoch, lsn))
         if isinstance(part, Candidate) and part.epoch == epoch:
-            self._part = leader = Leader(state, epoch, end_lsn)
+            self._part = leader = Leader(state, epoch, end_lsn, self._lease)
             for sender, hello in sorted(part.hellos.items()):
                 leader.hello(state, sender, hello)
 
@@ -400,12 +418,21 @@ class ReplicaCore:
         state = self._state
         if state.persisted is None:
             return
+        self._registration.settle(state, state.view)
+        if not self._registration.complete:
+            self._become(None, "another start of this replica was registered")
+            return
         if not self._is_itself():
             self._become(None, "this replica must leave the in-sync set first")
             return
         view = state.view
-        if view is not None and view.epoch > state.record.epoch and view.leader is not None:
-            state.bind(view.epoch, view.leader)
+        if (
+            view is not None
+            and view.epoch > state.record.epoch
+            and view.leader is not None
+            and view.leading is not None
+        ):
+            state.bind(view.epoch, view.leader, view.leading)
         if not state.bound:
             self._become(None, f"epoch {state.record.epoch} of {state.record.leader} has come")
             return
@@ -430,7 +457,8 @@ class ReplicaCore:
             return None
         if view.listed(state.node) not in (UNCLAIMED, record.incarnation):
             return None
-        if state.bound_here != record.epoch:
+        elected = record.leading == view.leading == record.life
+        if state.bound_here != record.epoch or not elected:
             if state.due("ask"):
                 state.emit(AskElection(record.epoch))
             return None

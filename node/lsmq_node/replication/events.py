@@ -14,7 +14,8 @@ class Recovered:
     """What was found when the replica was opened; given to the constructor. Everything in the log is durable.
 
     ``record`` is None when the directory holds none. ``fresh_incarnation`` is a random number above zero, used when
-    the replica cannot be what it was: no record, ``damaged``, or a log that ends before the record's floor.
+    the replica cannot be what it was: no record, ``damaged``, ``went_back``, or a log that ends before the record's
+    floor. ``token`` is a random number for this start.
     ``end_lsn`` is where the intact log ends, at the end of a whole entry. Tables that are damaged, or that hold more
     than the log reaches to, cannot be kept: then everything is given as empty, and ``damaged``.
     """
@@ -26,6 +27,8 @@ class Recovered:
     end_lsn: int
     history: EpochHistory
     damaged: bool = False
+    went_back: bool = False
+    token: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,14 @@ class LeaseGranted:
 
     valid_until: float
     view: ControlView
+
+
+@dataclass(frozen=True, slots=True)
+class StartRefused:
+    """``RegisterStart`` was refused: the disk is an older copy of the one that the control plane knows. ``reason`` is
+    for people."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +156,7 @@ class Tick:
 Event = (
     ControlViewed
     | LeaseGranted
+    | StartRefused
     | Received
     | StreamBroken
     | LogWritten

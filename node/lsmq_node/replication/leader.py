@@ -15,19 +15,22 @@ asks for another one.
 from __future__ import annotations
 
 from .actions import AdvanceHighWatermark, KeepLog, ProposeInSync, Serve
-from .control import Member
+from .control import UNCLAIMED, LifeId, Member
 from .insync import Peer, desired_in_sync, hears_enough
+from .lease import Lease
 from .messages import Hello, Progress, Rejoin, Session, Stale, TakeNewIncarnation
 from .shipping import answer_hello
 from .state import ReplicaState
 
 
 class Leader:
-    """Leads ``epoch``, whose EPOCH entry ends at ``begun_lsn``. ``serving`` once the high watermark passed it."""
+    """Leads ``epoch``, whose EPOCH entry ends at ``begun_lsn``. ``serving`` once the high watermark passed it under a
+    lease: one that was paused before that does not begin on what it is told late."""
 
     __slots__ = (
         "_desired",
         "_kept_lsn",
+        "_lease",
         "_peers",
         "_proposed",
         "_proposed_version",
@@ -37,7 +40,8 @@ class Leader:
         "serving",
     )
 
-    def __init__(self, state: ReplicaState, epoch: int, begun_lsn: int) -> None:
+    def __init__(self, state: ReplicaState, epoch: int, begun_lsn: int, lease: Lease) -> None:
+        self._lease = lease
         self.epoch = epoch
         self.begun_lsn = begun_lsn
         self.serving = False
@@ -79,8 +83,11 @@ class Leader:
         if peer is None:
             return
         if hello.epoch < self.epoch:
-            state.send(sender, Stale(self.epoch, state.node))
+            state.send(sender, Stale(self.epoch, state.node, state.record.life))
             return
+        assert state.view is not None, "a leader was elected"
+        if not state.view.acts(sender, LifeId(hello.incarnation, hello.session.start)):
+            return  # Not registered as far as is known here. It says hello again.
         known = peer.session
         if peer.incarnation != hello.incarnation:
             peer.incarnation, peer.durable_lsn, peer.session = hello.incarnation, 0, None
@@ -167,14 +174,14 @@ class Leader:
         return state.view is not None and len(state.view.in_sync) >= state.view.min_in_sync
 
     def advance(self, state: ReplicaState) -> None:
-        """Raise the high watermark as far as the rule allows, and serve once it passed the EPOCH entry."""
+        """Raise the high watermark as far as the rule allows; serve once it passed the EPOCH entry, under a lease."""
         if not self.enough_in_sync(state):
             return
         lsn = min(self._durable_lsn(state, member) for member in self.counted(state))
-        if not state.log.raise_high_watermark(lsn):
-            return
-        state.emit(AdvanceHighWatermark(state.log.high_watermark))
-        if not self.serving and state.log.high_watermark >= self.begun_lsn:
+        if state.log.raise_high_watermark(lsn):
+            state.emit(AdvanceHighWatermark(state.log.high_watermark))
+        begun = state.log.high_watermark >= self.begun_lsn
+        if begun and not self.serving and self._lease.holds(self.epoch, state.now):
             self.serving = True
             state.emit(Serve(self.epoch))
 
@@ -190,8 +197,10 @@ class Leader:
             return
         if not repeated:
             for member in view.in_sync - desired - {state.member}:
-                if member.node in self._peers:
-                    self._peers[member.node].left(state.now, state.timings)
+                peer = self._peers.get(member.node)
+                # A member of another incarnation than the node now has is gone, not late.
+                if peer is not None and peer.incarnation in (UNCLAIMED, member.incarnation):
+                    peer.left(state.now, state.timings)
         self._proposed_version, self._desired = view.version, desired
         self._proposed |= desired
         state.emit(ProposeInSync(self.epoch, view.version, desired))

@@ -25,6 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from .control import LifeId
 from .history import EpochHistory, LogPosition
 
 
@@ -84,6 +85,7 @@ class Rejoin:
 class Stale:
     epoch: int
     leader: str
+    life: LifeId
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,13 +107,16 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class PromiseRequest:
+    """``life``: who takes over. Another life of the same node needs an epoch of its own."""
+
     epoch: int
+    life: LifeId
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
     epoch: int
-    incarnation: int
+    life: LifeId
     position: LogPosition
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .actions import AdvanceHighWatermark, AppendFrame, FetchSnapshot, Halt, Reopen
+from .actions import AdvanceHighWatermark, AppendFrame, Distrust, FetchSnapshot, Halt, Reopen
 from .history import EpochHistory
 from .messages import (
     Frame,
@@ -84,7 +84,8 @@ class Puller:
             case TakeSnapshot():
                 self._needs_snapshot(state)
             case TakeNewIncarnation():
-                state.emit(Reopen(f"the log ends before LSN {message.durable_lsn}, which was reported durable"))
+                reason = f"the log ends before LSN {message.durable_lsn}, which was reported durable"
+                state.emit(Reopen(reason, Distrust.WENT_BACK))
             case Rejoin():
                 self.hello(state)
 
@@ -99,14 +100,21 @@ class Puller:
             self._history = welcome.history
             self.report(state)
         elif welcome.resume_lsn < log.high_watermark:
-            state.emit(
-                Halt(
-                    f"the log of {self.source} leaves this one at LSN {welcome.resume_lsn}, but everything up to "
-                    f"{log.high_watermark} was applied here: acknowledged writes are gone from the cluster"
-                )
-            )
+            self._diverged(state, welcome.resume_lsn)
         else:
             state.truncate(welcome.resume_lsn)
+
+    def _diverged(self, state: ReplicaState, resume_lsn: int) -> None:
+        """What was applied here is not in the leader's log. Where an operator has accepted that, it is set aside."""
+        log, view = state.log, state.view
+        reason = (
+            f"the log of {self.source} leaves this one at LSN {resume_lsn}, but everything up to {log.high_watermark} "
+            "was applied here: acknowledged writes are gone from the cluster"
+        )
+        if view is not None and log.history.last_epoch < view.revived_epoch:
+            state.emit(Reopen(f"{reason}, as was accepted when the shard was revived", Distrust.ALL))
+        else:
+            state.emit(Halt(reason))
 
     def _needs_snapshot(self, state: ReplicaState) -> None:
         """A log that counts for acknowledged writes is not thrown away: the node leaves the in-sync set first."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .actions import Action, AskElection, Persist, ProposeLeave, Send, TruncateLog
-from .control import UNCLAIMED, ControlView, Member, ReplicaRecord, Timings
+from .control import UNCLAIMED, ControlView, LifeId, Member, ReplicaRecord, Timings
 from .history import EpochHistory, LogPosition
 from .messages import Message, Session
 
@@ -114,23 +114,25 @@ class ReplicaState:
 
     def next_session(self) -> Session:
         self._hellos += 1
-        return Session(self.record.starts, self._hellos)
+        return Session(self.record.start, self._hellos)
 
     # The epoch.
 
     @property
     def bound(self) -> bool:
         """Whether the epoch and its leader are durable: only then may anything be done under them."""
-        return self.persisted is not None and (self.persisted.epoch, self.persisted.leader) == (
-            self.record.epoch,
-            self.record.leader,
+        kept, wanted = self.persisted, self.record
+        return kept is not None and (kept.epoch, kept.leader, kept.leading) == (
+            wanted.epoch,
+            wanted.leader,
+            wanted.leading,
         )
 
-    def bind(self, epoch: int, leader: str) -> None:
-        """Accept ``leader`` for ``epoch``, and nothing below it for ever. It counts when ``bound``."""
+    def bind(self, epoch: int, leader: str, life: LifeId) -> None:
+        """Accept this life of ``leader`` for ``epoch``, and nothing below it for ever. It counts when ``bound``."""
         assert epoch > self.record.epoch, "a replica's epoch only rises, and has one leader"
         self.bound_here = epoch
-        self.persist(replace(self.record, epoch=epoch, leader=leader, floor_lsn=self.log.durable_lsn))
+        self.persist(replace(self.record, epoch=epoch, leader=leader, leading=life, floor_lsn=self.log.durable_lsn))
 
     def persist(self, record: ReplicaRecord) -> None:
         self.record = record

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..replication import ControlView, Message, Recovered, ReplicaCore, Timings
+from ..replication import ControlView, Message, Recovered, ReplicaCore, ReplicaRecord, Timings
 from .control import ControlPlane
 from .disk import LogEntry
 from .network import CONTROL, Network
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from .invariants import Monitor
     from .replica import SimReplica
 
+#: What a heartbeat says of a replica: its incarnation, its start, its high watermark.
+Report = tuple[int, int, int]
 CoreFactory = Callable[[str, Recovered, Timings], ReplicaCore]
 
 
@@ -101,11 +103,18 @@ class Cluster:
         replica = self.replicas[name]
         self.network.carry(CONTROL, name, partial(replica.when_awake, partial(replica.viewed, view)))
 
-    def heartbeat(self, replica: SimReplica, life: int, incarnation: int, sent_at: float) -> None:
+    def register(self, replica: SimReplica, life: int, disk: ReplicaRecord, durable_lsn: int) -> None:
+        """A refusal is told, unless it is lost."""
+        refusal = self.control.register_start(replica.name, disk, durable_lsn)
+        if refusal is not None:
+            told = partial(replica.when_awake, partial(replica.refused, life, refusal))
+            self.network.carry(CONTROL, replica.name, told)
+
+    def heartbeat(self, replica: SimReplica, life: int, report: Report, sent_at: float) -> None:
         """Answered with the state, and with a lease that says of which state it knows."""
         if self.control.away:
             return
-        if not self.control.heard(replica.name, incarnation, life):
+        if not self.control.heard(replica.name, *report, life):
             return
         view = self.control.view
         if self.stale_views and self.world.chance(self.stale_views):

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ..replication import UNCLAIMED, ControlView, Member
+from ..replication import UNCLAIMED, ControlView, Member, RegisteredStart, ReplicaRecord
+from ..replication.identity import recognises
 from .world import Options, World
 
 #: So long after another could lead a leader must still ask for it.
@@ -22,6 +23,7 @@ class Heartbeat:
 
     at: float
     incarnation: int
+    start: int
     life: int
 
 
@@ -38,6 +40,8 @@ class ControlPlane:
             self.view = ControlView(1, 1, world.random.choice(sorted(replicas)), unclaimed, replicas, min_in_sync)
         self.past: list[ControlView] = [self.view]
         self.away = False
+        #: Up to where each incarnation is known to have had the log on its disk.
+        self.floors: dict[Member, int] = {}
         self._heartbeats: dict[str, Heartbeat] = {}
         self._replaceable = 0, 0.0, 0.0  # an epoch, and when its leader first and last asked for another
         self.published: Callable[[ControlView], None] = lambda view: None
@@ -57,7 +61,9 @@ class ControlPlane:
         nodes = {member.node for member in members}
         if not current or node not in nodes or not nodes <= view.replicas or len(nodes) != len(members):
             return
-        self._change(replace(view, in_sync=members, adding=view.adding - nodes))
+        trusted = {start.node for start in view.starts if Member(start.node, start.incarnation) in members}
+        changed = replace(view, in_sync=members, adding=view.adding - nodes, distrusted=view.distrusted - trusted)
+        self._change(changed)
 
     def leave_in_sync(self, member: Member, expected_version: int) -> None:
         """The only member cannot leave: then nobody would be left who may lead."""
@@ -74,7 +80,51 @@ class ControlPlane:
         if self.away or view.epoch == 0 or len(remaining) < view.min_in_sync or view.leader not in replicas:
             return
         adding = (view.adding | (replicas - view.replicas)) & replicas
-        self._change(replace(view, replicas=replicas, in_sync=remaining, adding=adding))
+        starts = frozenset(start for start in view.starts if start.node in replicas)
+        distrusted = view.distrusted & replicas
+        self._change(
+            replace(view, replicas=replicas, in_sync=remaining, adding=adding, starts=starts, distrusted=distrusted)
+        )
+
+    def register_start(self, node: str, disk: ReplicaRecord, durable_lsn: int) -> str | None:
+        """A start of the node's disk, which knows what ``disk`` says; why it is refused, or None."""
+        view, known, latest = self.view, self.view.start_of(node), disk.starts[-1]
+        refusal = self.refusal(node, disk, durable_lsn)
+        if node not in view.replicas or refusal is not None:
+            return refusal
+        confirmed = disk.registered >= latest.number
+        start = RegisteredStart(node, disk.incarnation, latest.number, latest.token, confirmed)
+        if known is not None and known.confirmed and known == start._replace(confirmed=True):
+            return None  # What it said before it was confirmed came again.
+        if start == known:
+            return None
+        another = known is None or known.incarnation != start.incarnation
+        leads = view.leader == node and view.leading is None
+        self._change(
+            replace(
+                view,
+                starts=frozenset(other for other in view.starts if other.node != node) | {start},
+                distrusted=view.distrusted | {node} if disk.went_back and another else view.distrusted,
+                leading=start.life if leads else view.leading,
+            )
+        )
+        return None
+
+    def refusal(self, node: str, disk: ReplicaRecord, durable_lsn: int) -> str | None:
+        """Why a disk is not what it was, or None."""
+        known, listed = self.view.start_of(node), self.view.listed(node)
+        if known is not None and known.incarnation == disk.incarnation:
+            forgot = not recognises(disk.starts, disk.registered, known)
+        else:
+            forgot = disk.registered > 0 or (known is not None and listed == disk.incarnation)
+        if forgot:
+            return "the disk went back"
+        latest = disk.starts[-1]
+        repeated = known is not None and known[1:4] == (disk.incarnation, latest.number, latest.token)
+        floor_lsn = self.floors.get(Member(node, disk.incarnation), 0)
+        if durable_lsn < floor_lsn and not repeated:
+            return f"the log ends at LSN {durable_lsn}, before {floor_lsn}"
+        return None
 
     def elect(self, candidate: Member, above_epoch: int, suspects: frozenset[Member]) -> None:
         """A new epoch with a leader from the in-sync set. Suspects leave it, unless fewer than ``min_in_sync`` remain.
@@ -88,12 +138,16 @@ class ControlPlane:
         remaining = in_sync - suspects
         if len(remaining) < view.min_in_sync:
             remaining = in_sync
-        self._change(replace(view, epoch=max(view.epoch, above_epoch) + 1, leader=candidate.node, in_sync=remaining))
+        start = view.start_of(candidate.node)
+        assert start is not None and start.confirmed, "a leader is elected in the life that is registered"
+        epoch = max(view.epoch, above_epoch) + 1
+        self._change(replace(view, epoch=epoch, leader=candidate.node, leading=start.life, in_sync=remaining))
 
     def go_back(self) -> None:
         """What must never happen to a Raft log, but did: committed changes are lost."""
         back = self._world.random.randint(1, min(6, len(self.past)))
         self.view = self.past[-back]
+        self.floors.clear()
         self._world.note("control", "WENT BACK")
         self._world.note("control", self.view)
 
@@ -105,12 +159,18 @@ class ControlPlane:
         for heartbeat in self._heartbeats.values():
             heartbeat.at = self._world.now
 
-    def heard(self, node: str, incarnation: int, life: int) -> bool:
-        """Whether it is of the life that the node is in, as far as is known: else it gets no lease."""
+    def heard(self, node: str, incarnation: int, start: int, high_watermark: int, life: int) -> bool:
+        """Whether it is of the life that the node is in, as far as is known: else it gets no lease.
+
+        Members of the in-sync set hold all below any high watermark: it bounds what their disks come back with.
+        """
         former = self._heartbeats.get(node)
         if self._ended.get(node) == life or (former is not None and former.life > life):
             return False
-        self._heartbeats[node] = Heartbeat(self._world.now, incarnation, life)
+        self._heartbeats[node] = Heartbeat(self._world.now, incarnation, start, life)
+        if self.view.listed(node) == incarnation:
+            for member in self.view.in_sync:
+                self.floors[member] = max(self.floors.get(member, 0), high_watermark)
         return True
 
     def is_alive(self, node: str) -> bool:
@@ -120,6 +180,10 @@ class ControlPlane:
     def look(self) -> None:
         """What the elector does each few milliseconds."""
         view = self.view
+        if not self.away and view.distrusted and any(self.is_alive(node) for node in view.replicas - view.distrusted):
+            # Stands for a majority of voters besides those that went back: the control plane has forgotten nothing.
+            self._change(replace(view, distrusted=frozenset()))
+            view = self.view
         if not self.away and (view.leader is None or not self.is_alive(view.leader)):
             self._elect_somebody(view.epoch)
 
@@ -161,13 +225,15 @@ class ControlPlane:
         else:
             members = [Member(node, beat.incarnation) for node, beat in sorted(self._heartbeats.items())]
             members = [member for member in members if member.node in view.replicas]
-        fit = [
-            member
-            for member in members
-            if self.is_alive(member.node)
-            and member.incarnation in (UNCLAIMED, self._heartbeats[member.node].incarnation)
-            and member.node != other_than
-        ]
+        fit = [member for member in members if member.node != other_than and self._may_lead(member)]
         if fit:
             suspects = frozenset(member for member in view.in_sync if not self.is_alive(member.node))
             self.elect(self._world.random.choice(fit), above_epoch, suspects)
+
+    def _may_lead(self, member: Member) -> bool:
+        """Whether the member lives, in the life that is registered, and under the incarnation that is listed."""
+        start, heartbeat = self.view.start_of(member.node), self._heartbeats.get(member.node)
+        if start is None or heartbeat is None or not self.is_alive(member.node):
+            return False
+        lives = start.confirmed and (heartbeat.incarnation, heartbeat.start) == start.life
+        return lives and member.incarnation in (UNCLAIMED, start.incarnation)

@@ -112,11 +112,22 @@ class SimDisk:
         self.record: ReplicaRecord | None = None
         self.queue: deque[Operation] = deque()
         self.syncing_to = 0
+        #: Incarnations that were here, and of which something that was durable is gone.
+        self.gone: set[int] = set()
 
     def is_intact(self, incarnation: int) -> bool:
         """Whether this is the disk of that incarnation, with all of its log."""
         record = self.record
-        return record is not None and record.incarnation == incarnation and self.log.end_lsn >= record.floor_lsn
+        whole = record is not None and record.incarnation == incarnation and self.log.end_lsn >= record.floor_lsn
+        return whole and incarnation not in self.gone
+
+    def copy(self) -> SimDisk:
+        """What is durable now."""
+        made = SimDisk()
+        made.log = SimLog(self.log.between(0, self.durable_lsn))
+        made.durable_lsn = made.syncing_to = self.durable_lsn
+        made.start_lsn, made.flushed_lsn, made.record = self.start_lsn, self.flushed_lsn, self.record
+        return made
 
     def finish(self) -> Operation:
         """The first operation is done."""

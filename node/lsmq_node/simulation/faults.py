@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from ..replication.identity import with_new_start
 from .cluster import Cluster
+from .disk import SimDisk
 from .network import CONTROL
 from .replica import SimReplica
 
@@ -44,6 +46,7 @@ class Faults:
             kinds += [self._control_back] * 3
         else:
             kinds += [self._lose_disk, self._lose_tail, self._change_replicas, self._change_replicas]
+            kinds += [self._set_back] * 3
         self._kinds = random.sample(kinds, random.randint(2, len(kinds)))
 
         self._delicacy = random.choice((0.0, 0.0, 0.02, 0.1))
@@ -51,6 +54,7 @@ class Faults:
 
     def start(self) -> None:
         self._world.after(0.5, self._strike)
+        self._world.after(0.5, self._copy_disk)
 
     def _strike(self) -> None:
         if self._ended:
@@ -129,6 +133,8 @@ class Faults:
                 self._lose_disk_of(replica)
             case 3 if self._disks_may_go:
                 self._lose_tail_of(replica)
+            case 4 if self._disks_may_go:
+                self._set_back_of(replica)
             case _:
                 self._kill(replica, power=True)
 
@@ -176,7 +182,7 @@ class Faults:
     def _may_lose(self, replica: SimReplica) -> bool:
         """Fewer than ``min_in_sync`` disks may be lost before the in-sync set has made up for them."""
         view = self._cluster.control.view
-        if view.min_in_sync < 2 or self._world.now < self._lost_at + 2.0:
+        if view.min_in_sync < 2 or not view.in_sync or self._world.now < self._lost_at + 2.0:
             return False
         intact = {
             member.node
@@ -209,6 +215,29 @@ class Faults:
         ends = [0, *(end for end in replica.disk.log.ends if end < record.floor_lsn)]
         if record.floor_lsn > 0:
             replica.lose_tail(self._world.random.choice(ends))
+
+    def _copy_disk(self) -> None:
+        """No fault yet: somebody makes a copy."""
+        if not self._ended:
+            replica = self._any()
+            replica.copies.append(replica.disk.copy())
+            self._world.after(self._world.random.random(), self._copy_disk)
+
+    def _set_back(self) -> None:
+        self._set_back_of(self._any())
+
+    def _set_back_of(self, replica: SimReplica) -> None:
+        """An older copy comes in the disk's place. Not one of which nobody can know: of the very life that ends here,
+        and beyond what is known of its log."""
+        copies = [copy for copy in replica.copies if self._can_be_known(replica.name, copy)]
+        if copies and self._may_lose(replica):
+            self._kill(replica, power=True)
+            replica.set_back(self._world.random.choice(copies))
+
+    def _can_be_known(self, node: str, copy: SimDisk) -> bool:
+        if copy.record is None:
+            return True
+        return self._cluster.control.refusal(node, with_new_start(copy.record, 0), copy.durable_lsn) is not None
 
     # Control plane.
 

@@ -4,6 +4,7 @@
 invariant                      meaning
 =============================  =======================================================================================
 one-leader-per-epoch           an epoch is begun by one life of one node, and only it serves and answers in it
+went-back-is-silent            a disk that went back neither promises, follows, leads nor answers as what it was
 fenced                         a replica that gave a promise for an epoch takes no frame of a lower one, ever again
 acknowledged-is-durable        what is acknowledged at quorum is on the disks of at least ``min_in_sync`` replicas
 acknowledged-survives          a leader that serves or answers holds all that was ever below a high watermark
@@ -82,12 +83,18 @@ class Monitor:
         disk = replica.disk
         self._lost.setdefault(replica.name, []).append(SimLog(disk.log.between(0, disk.durable_lsn)))
 
+    def _is_what_it_was(self, replica: SimReplica) -> None:
+        if replica.incarnation in replica.disk.gone:
+            self._fail("went-back-is-silent", f"{replica.name} acts as {replica.incarnation}, which is no more")
+
     def promised(self, replica: SimReplica, epoch: int) -> None:
+        self._is_what_it_was(replica)
         self._promised[replica.name] = max(self._promised.get(replica.name, 0), epoch)
 
     def accepted(self, replica: SimReplica) -> None:
         """A frame was accepted, in the epoch in which the replica now is."""
         assert replica.core is not None
+        self._is_what_it_was(replica)
         promised = self._promised.get(replica.name, 0)
         if replica.core.epoch < promised:
             self._fail("fenced", f"{replica.name} promised {promised} and follows {replica.core.epoch}")
@@ -100,6 +107,10 @@ class Monitor:
 
     def serves(self, replica: SimReplica, epoch: int) -> None:
         self._count("serves")
+        self._is_what_it_was(replica)
+        assert replica.core is not None
+        if not replica.core.may_answer(replica.clock):
+            self._fail("old-leaders-are-silent", f"{replica.name} begins to serve {epoch} without a lease")
         self._of_its_epoch(replica, epoch)
         if epoch > self._served_epoch:
             self._served_epoch = epoch
@@ -181,6 +192,7 @@ class Monitor:
 
     def _answers(self, replica: SimReplica) -> int:
         assert replica.core is not None
+        self._is_what_it_was(replica)
         epoch = replica.core.epoch
         self._of_its_epoch(replica, epoch)
         if epoch < self.answered_epoch and not self.control_went_back:
@@ -207,6 +219,7 @@ class Monitor:
         self._count("reads")
         core = replica.core
         assert core is not None
+        self._is_what_it_was(replica)
         lsn = core.log.high_watermark
         if not replica.disk.log.holds(lsn, self.committed.get(lsn, -1)):
             self._fail("logs-agree", f"{replica.name} shows what is not committed up to {lsn}")

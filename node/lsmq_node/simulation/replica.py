@@ -7,18 +7,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import assert_never
 
-from ..replication import Action, Event, Message, Recovered, ReplicaCore, Timings
+from ..replication import Action, Event, Message, Recovered, ReplicaCore, ReplicaRecord, Timings
 from ..replication.actions import (
     AdvanceHighWatermark,
     AppendFrame,
     AskElection,
     BeginEpoch,
+    Distrust,
     FetchSnapshot,
     Halt,
     KeepLog,
     Persist,
     ProposeInSync,
     ProposeLeave,
+    RegisterStart,
     Reopen,
     Send,
     Serve,
@@ -39,6 +41,7 @@ from ..replication.events import (
     Shipped,
     SnapshotFailed,
     SnapshotInstalled,
+    StartRefused,
     StreamBroken,
     Tick,
     Truncated,
@@ -50,7 +53,17 @@ from .network import CONTROL
 
 FRAME_BYTES = 200
 TIMINGS = Timings(window_bytes=600)
-DELICATE = (Persist, TruncateLog, BeginEpoch, FetchSnapshot, ProposeInSync, Promise, Welcome, PromiseRequest)
+DELICATE = (
+    Persist,
+    RegisterStart,
+    TruncateLog,
+    BeginEpoch,
+    FetchSnapshot,
+    ProposeInSync,
+    Promise,
+    Welcome,
+    PromiseRequest,
+)
 
 
 class SimReplica:
@@ -59,6 +72,7 @@ class SimReplica:
     def __init__(self, cluster: Cluster, name: str) -> None:
         self.name = name
         self.disk = SimDisk()
+        self.copies: deque[SimDisk] = deque(maxlen=4)
         self.core: ReplicaCore | None = None
         self.life = 0
         self.paused_until = 0.0
@@ -85,10 +99,11 @@ class SimReplica:
     def incarnation(self) -> int:
         return self.core.record.incarnation if self.core is not None else 0
 
-    def start(self, *, damaged: bool = False) -> None:
+    def start(self, distrust: Distrust = Distrust.NOTHING) -> None:
         disk, random = self.disk, self._world.random
         self.life += 1
         fresh = random.getrandbits(32) + 1
+        token = random.getrandbits(32)
         recovered = Recovered(
             record=disk.record,
             fresh_incarnation=fresh,
@@ -96,7 +111,9 @@ class SimReplica:
             applied_lsn=disk.flushed_lsn,
             end_lsn=disk.log.end_lsn,
             history=disk.log.history(),
-            damaged=damaged,
+            damaged=distrust is Distrust.LOG,
+            went_back=distrust is Distrust.WENT_BACK,
+            token=token,
         )
         self._keep_lsn = disk.start_lsn
         self._world.note(self.name, recovered)
@@ -135,6 +152,15 @@ class SimReplica:
             record = disk.record
             self.disk = SimDisk()
             self.disk.record = record
+
+    def set_back(self, copy: SimDisk) -> None:
+        """An older copy of the disk is put in its place."""
+        self._world.note(self.name, f"WENT BACK to {copy.record} and a log to {copy.durable_lsn}")
+        self._cluster.monitor.disk_goes(self)
+        present = copy.copy()
+        lost = {disk.record.incarnation for disk in (self.disk, copy) if disk.record is not None}
+        present.gone = self.disk.gone | lost
+        self.disk = present
 
     def pause(self, seconds: float) -> None:
         self._world.note(self.name, f"PAUSED for {seconds:.3f} s")
@@ -240,9 +266,12 @@ class SimReplica:
                 cluster.command(self.name, partial(cluster.control.asked_elsewhere, self.name, epoch))
             case AskElection(above_epoch):
                 cluster.command(self.name, partial(cluster.control.asked, above_epoch))
-            case Reopen():
+            case RegisterStart(incarnation, starts, registered, went_back, durable_lsn):
+                disk_says = ReplicaRecord(incarnation, starts, registered, went_back=went_back)
+                cluster.command(self.name, partial(cluster.register, self, self.life, disk_says, durable_lsn))
+            case Reopen(_, distrust):
                 self.crash(power=False)
-                self._world.after(0.1, partial(self.start, damaged=True))
+                self._world.after(0.1, partial(self._reopen, self.life, distrust))
             case Halt(reason):
                 cluster.monitor.halted(self, reason)
             case _:
@@ -264,6 +293,10 @@ class SimReplica:
         self._cluster.send(self.name, action.peer, frame, log.entries[first:index])
         if action.limit_lsn > action.lsn:
             self._busy_with.append(Shipped(action.peer, action.session, end_lsn))
+
+    def _reopen(self, life: int, distrust: Distrust) -> None:
+        if self.life == life and self.core is None:
+            self.start(distrust)
 
     # Disk.
 
@@ -327,8 +360,10 @@ class SimReplica:
     def _heartbeat(self) -> None:
         if self.core is not None and self.incarnation:
             sent_at = self.clock
+            record = self.core.record
+            report = record.incarnation, record.start, self.core.log.high_watermark
             self._cluster.network.carry(
-                self.name, CONTROL, partial(self._cluster.heartbeat, self, self.life, self.incarnation, sent_at)
+                self.name, CONTROL, partial(self._cluster.heartbeat, self, self.life, report, sent_at)
             )
 
     def viewed(self, view: ControlView) -> None:
@@ -338,6 +373,10 @@ class SimReplica:
         if self.life == life:
             valid_until = sent_at + self._cluster.options.lease_s
             self.handle(LeaseGranted(valid_until, view))
+
+    def refused(self, life: int, reason: str) -> None:
+        if self.life == life:
+            self.handle(StartRefused(reason))
 
     def stream_broken(self, peer: str) -> None:
         self.handle(StreamBroken(peer))

@@ -74,7 +74,7 @@ def describe(what: object) -> str:
         return what
     if isinstance(what, frozenset):
         return "{" + " ".join(sorted(describe(item) for item in what)) + "}"
-    if hasattr(what, "starts") and not hasattr(what, "floor_lsn"):
+    if hasattr(what, "starts") and hasattr(what, "stretches"):
         return "[" + " ".join(describe(start) for start in what.starts) + "]"
     if isinstance(what, tuple):
         return ".".join(describe(item) for item in what)

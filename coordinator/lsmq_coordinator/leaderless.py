@@ -1,0 +1,57 @@
+"""Shards that nobody leads, and why: for the log and for whoever asks. Times are seconds, passed in."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Set
+
+from .election import Progress, may_lead, why_leaderless
+from .state import ClusterState, Shard
+
+#: An ordinary election is over long before.
+PATIENCE_S = 2.0
+
+_log = logging.getLogger("lsmq.cluster")
+
+
+class LeaderlessShards:
+    """One for each leadership of the control plane. ``reasons`` are of shards that had no leader for a while."""
+
+    def __init__(self) -> None:
+        self.reasons: dict[int, str] = {}
+        self._since: dict[int, float] = {}
+
+    def look(
+        self, state: ClusterState, alive: Set[str], reports: Mapping[str, Mapping[int, Progress]], now: float
+    ) -> None:
+        """To be called now and then. What changes is logged."""
+        found = {}
+        for id, shard in state.shards.items():
+            reason = _why(shard, alive, {node: held[id] for node, held in reports.items() if id in held})
+            if reason is None:
+                self._since.pop(id, None)
+            elif now - self._since.setdefault(id, now) >= PATIENCE_S:
+                found[id] = reason
+        for id, reason in found.items():
+            if self.reasons.get(id) != reason:
+                _log.error("shard %d has no leader: %s", id, reason)
+        for id in self.reasons.keys() - found.keys():
+            _log.info("shard %d is led again", id)
+        self.reasons = found
+
+
+def _why(shard: Shard, alive: Set[str], progress: Mapping[str, Progress]) -> str | None:
+    leader = shard.leader
+    report = progress.get(leader or "")
+    if leader in alive and report is not None and (report.incarnation, report.start) == shard.leading:
+        if report.epoch >= shard.epoch:
+            return None
+        doubted = f"; the promises of {', '.join(shard.distrusted)} do not count" if shard.distrusted else ""
+        return (
+            f"{leader} was elected and hears of too few replicas that hold what was acknowledged{doubted}. Bring the "
+            f"others back; if they never can be, `lsmq shard revive {shard.id} --from NODE --accept-loss` goes on "
+            "with what one of them has"
+        )
+    if any(node in alive and may_lead(shard, node, progress.get(node)) for node in shard.replicas):
+        return "an election is under way"
+    return why_leaderless(shard, alive, progress)
