@@ -14,13 +14,18 @@ from aiohttp import web
 from lsmq_coordinator.auth import ClusterSecret, Verifier, auth_middleware
 from lsmq_node.cluster import outgoing
 from lsmq_node.cluster.links import PATH, Links
-from lsmq_node.replication import Message, Session
+from lsmq_node.replication import LifeId, Message, Session
 from lsmq_node.replication.messages import Frame, PromiseRequest
 
 from .replica_group import run, until
 
 SECRET = ClusterSecret(b"a secret of sixteen bytes or more")
 OTHER = ClusterSecret(b"quite another secret, as long as that")
+
+
+def asking(epoch: int) -> PromiseRequest:
+    """A message that stands for any."""
+    return PromiseRequest(epoch, LifeId(1, 1))
 
 
 class End:
@@ -77,12 +82,12 @@ def test_messages_arrive_in_order_with_their_payloads_in_both_directions() -> No
             payloads = [bytes([number]) * size for number, size in enumerate((0, 1, 100, 40_000, 3_000_000, 7))]
             for number, payload in enumerate(payloads):
                 a.links.send("b", number, frame(len(payload), number), payload)
-                b.links.send("a", 9, PromiseRequest(number))
+                b.links.send("a", 9, asking(number))
             await until(lambda: len(b.heard) == len(payloads) == len(a.heard), "all arrived")
             assert [(item[0], item[1], item[3]) for item in b.heard] == [
                 ("a", number, payload) for number, payload in enumerate(payloads)
             ]
-            assert [item[2] for item in a.heard] == [PromiseRequest(number) for number in range(len(payloads))]
+            assert [item[2] for item in a.heard] == [asking(number) for number in range(len(payloads))]
             assert a.broken == b.broken == []
 
     run(test)
@@ -91,16 +96,16 @@ def test_messages_arrive_in_order_with_their_payloads_in_both_directions() -> No
 def test_both_sides_hear_once_that_a_node_went_and_links_come_back_by_themselves() -> None:
     async def test() -> None:
         async with ends("a", "b") as (a, b):
-            a.links.send("b", 1, PromiseRequest(1))
+            a.links.send("b", 1, asking(1))
             await until(lambda: len(b.heard) == 1, "it arrived")
             await b.stop()
             await until(lambda: a.broken == ["b"], "a hears of it")
-            a.links.send("b", 1, PromiseRequest(2))
+            a.links.send("b", 1, asking(2))
             b.links, b.verifier = Links("b", SECRET, b.urls.get, b.on_message, b.broken.append), Verifier(SECRET)
             await b.start()
 
             def arrived() -> bool:
-                a.links.send("b", 1, PromiseRequest(3))
+                a.links.send("b", 1, asking(3))
                 return len(b.heard) > 1
 
             await until(arrived, "it is dialled again")
@@ -113,11 +118,11 @@ def test_both_sides_hear_once_that_a_node_went_and_links_come_back_by_themselves
 def test_a_peer_that_dials_again_breaks_its_former_link() -> None:
     async def test() -> None:
         async with ends("a", "b") as (a, b):
-            a.links.send("b", 1, PromiseRequest(1))
+            a.links.send("b", 1, asking(1))
             await until(lambda: len(b.heard) == 1, "it arrived")
             twin = End("a", dict(a.urls))
             twin.links.start()
-            twin.links.send("b", 1, PromiseRequest(2))
+            twin.links.send("b", 1, asking(2))
             await until(lambda: len(b.heard) == 2, "that one arrived as well")
             assert b.broken == ["a"]
             await until(lambda: a.broken == ["b"], "the former link is closed")
@@ -132,7 +137,7 @@ def test_who_does_not_know_the_secret_is_neither_heard_nor_spoken_to(stranger: s
     async def test() -> None:
         async with ends("a", "b", secrets={stranger: OTHER}) as (a, b):
             for number in range(20):
-                a.links.send("b", 1, PromiseRequest(number))
+                a.links.send("b", 1, asking(number))
                 await asyncio.sleep(0.01)
             assert b.heard == []
             assert a.broken == b.broken == []
@@ -156,7 +161,7 @@ def test_a_server_without_the_secret_gets_nothing_but_the_request() -> None:
         urls = {"b": f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"}
         end = End("a", urls)
         end.links.start()
-        end.links.send("b", 1, PromiseRequest(1))
+        end.links.send("b", 1, asking(1))
         await asyncio.sleep(0.2)
         await end.links.close()
         assert received == b""
@@ -189,7 +194,7 @@ def test_a_peer_that_does_not_read_is_dropped_rather_than_waited_for(monkeypatch
 
     async def test() -> None:
         async with ends("a", "b") as (a, b):
-            a.links.send("b", 1, PromiseRequest(1))
+            a.links.send("b", 1, asking(1))
             await until(lambda: len(b.heard) == 1, "it arrived")
             (incoming,) = b.links._incoming.values()
             incoming._transport.pause_reading()
@@ -210,7 +215,7 @@ def test_a_peer_that_does_not_read_is_dropped_rather_than_waited_for(monkeypatch
 def test_what_is_no_message_ends_the_connection() -> None:
     async def test() -> None:
         async with ends("a", "b") as (a, b):
-            a.links.send("b", 1, PromiseRequest(1))
+            a.links.send("b", 1, asking(1))
             await until(lambda: len(b.heard) == 1, "it arrived")
             stream = a.links._outgoing["b"]._stream
             assert stream is not None and stream.transport is not None
@@ -229,7 +234,7 @@ def test_an_address_that_is_not_known_or_not_there_costs_nothing_but_the_message
             end = End("a", urls)
             end.links.start()
             for peer in ("unknown", "gone"):
-                end.links.send(peer, 1, PromiseRequest(1))
+                end.links.send(peer, 1, asking(1))
             await asyncio.sleep(0.05)
             assert all(link.queued_bytes == 0 for link in end.links._outgoing.values())
             await end.links.close()
@@ -245,7 +250,7 @@ def test_a_peer_that_takes_nothing_is_given_up_by_tcp(monkeypatch: pytest.Monkey
 
     async def test() -> None:
         async with ends("a", "b") as (a, b):
-            a.links.send("b", 1, PromiseRequest(1))
+            a.links.send("b", 1, asking(1))
             await until(lambda: len(b.heard) == 1, "it arrived")
             incoming = b.links._incoming["a"]._transport
             for connection in (incoming, a.links._outgoing["b"]._stream.transport):  # type: ignore[union-attr]

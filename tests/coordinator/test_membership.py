@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lsmq_coordinator.control import ControlClient
-from lsmq_coordinator.state import ClusterState
+from lsmq_coordinator.state import ClusterState, Shard
 from support.raft_group import RaftGroup, all_started, until
 
 FOUNDING = {"shards": 4, "replicas": 3, "min_in_sync": 2}
@@ -65,10 +65,15 @@ def test_a_drain_goes_on_where_it_was_after_the_control_leader_is_killed(tmp_pat
                     len(state.replicas_on(node)) == 4 and not any(shard.target for shard in state.shards.values())
                 )
 
-            for id, shard in client.state.shards.items():
+            async def aimed(shard: Shard) -> bool:
+                """Elections of the beginning may come between."""
                 target = ["n4", *[node for node in shard.replicas if node != "n1"][:2]]
-                command = {"op": "set_target", "shard": id, "expected_version": shard.version, "replicas": target}
-                assert (await client.submit(command, 15))["ok"]
+                command = {"op": "set_target", "shard": shard.id, "replicas": target}
+                result = await client.submit({**command, "expected_version": shard.version}, 15)
+                return bool(result["ok"])
+
+            for id in client.state.shards:
+                await until(lambda id=id: aimed(client.state.shards[id]))
             await client.wait_for(moved_to("n4"), 20)
             data_plane.cancel()
             assert (await client.submit({"op": "drain_node", "node": "n4"}, 15))["ok"]

@@ -46,6 +46,7 @@ class ControlPlane:
         self._replaceable = 0, 0.0, 0.0  # an epoch, and when its leader first and last asked for another
         self.published: Callable[[ControlView], None] = lambda view: None
         self._ended: dict[str, int] = {}  # the life of each node that is known to have ended last
+        self._went_back = False
 
     # Commands.
 
@@ -145,6 +146,7 @@ class ControlPlane:
 
     def go_back(self) -> None:
         """What must never happen to a Raft log, but did: committed changes are lost."""
+        self._went_back = True
         back = self._world.random.randint(1, min(6, len(self.past)))
         self.view = self.past[-back]
         self.floors.clear()
@@ -180,12 +182,17 @@ class ControlPlane:
     def look(self) -> None:
         """What the elector does each few milliseconds."""
         view = self.view
-        if not self.away and view.distrusted and any(self.is_alive(node) for node in view.replicas - view.distrusted):
-            # Stands for a majority of voters besides those that went back: the control plane has forgotten nothing.
+        if not self.away and view.distrusted and self._may_trust(view):
             self._change(replace(view, distrusted=frozenset()))
             view = self.view
         if not self.away and (view.leader is None or not self.is_alive(view.leader)):
             self._elect_somebody(view.epoch)
+
+    def _may_trust(self, view: ControlView) -> bool:
+        """Who lives besides those that went back stands for a majority of voters: the control plane has forgotten
+        nothing. When it did, and takes all disks for older copies, people have to say that it may go on."""
+        others = view.replicas - view.distrusted
+        return any(self.is_alive(node) for node in others) or (self._went_back and not others)
 
     def died(self, node: str, life: int) -> None:
         """It is proven that a life of a node has ended: its lease need not be waited for."""
