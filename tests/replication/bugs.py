@@ -26,7 +26,8 @@ from lsmq_node.replication.follower import Follower
 from lsmq_node.replication.identity import Registration
 from lsmq_node.replication.leader import Leader
 from lsmq_node.replication.lease import Lease
-from lsmq_node.replication.messages import Progress, Promise
+from lsmq_node.replication.messages import Progress, Promise, PromiseRequest
+from lsmq_node.replication.promises import PromiseDesk
 from lsmq_node.replication.pulling import FromSource, Puller
 from lsmq_node.replication.state import ReplicaState
 from lsmq_node.simulation import control as sim_control
@@ -174,9 +175,17 @@ def epoch_is_resumed_after_a_restart(patch: Patch) -> None:
             state.view = replace(state.view, leading=state.record.life)
         return honest_role(self)
 
-    honest_role = ReplicaCore._chosen_role
+    def receive(self: PromiseDesk, state: ReplicaState, sender: str, request: PromiseRequest) -> None:
+        """As if a promise were given to a node, whichever life of it asks."""
+        record = state.record
+        if (request.epoch, sender) == (record.epoch, record.leader) and record.leading is not None:
+            request = replace(request, life=record.leading)
+        honest_receive(self, state, sender, request)
+
+    honest_role, honest_receive = ReplicaCore._chosen_role, PromiseDesk.receive
     patch.setattr(ReplicaCore, "start", start)
     patch.setattr(ReplicaCore, "_chosen_role", chosen_role)
+    patch.setattr(PromiseDesk, "receive", receive)
 
 
 def lower_epochs_are_followed(patch: Patch) -> None:
