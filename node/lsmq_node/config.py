@@ -116,7 +116,7 @@ class NodeConfig:
     segment_bytes: int = setting(
         64 * MIB,
         "Size of a log segment file. Fixed once the data directory exists.",
-        range=(64 * KIB, 4096 * MIB),
+        range=(64 * KIB, 1024 * MIB),
         hazard="Two are allocated ahead, per shard.",
     )
     max_waiting_bytes: int = setting(

@@ -15,6 +15,7 @@ from lsmq.errors import DiskFull
 from lsmq_node.api.groups import GROUPS_KEY
 from lsmq_node.broker import Broker
 from lsmq_node.broker.led_shards import TICK_S, AwakeClock
+from lsmq_node.storage.line import Round
 from support.node_process import NodeProcess
 
 from .calls import Api
@@ -382,7 +383,8 @@ def test_what_was_dropped_with_its_round_is_read_again_from_what_is_stored(tmp_p
     async def check(client: Session, broker: Broker) -> None:
         first, second = await beat(client, "a"), await beat(client, "b")
         [before] = client.app[GROUPS_KEY].shards()  # type: ignore[union-attr]
-        broker.topology.port(0).store._line.round += 1
+        line = broker.topology.port(0).store._line
+        line.current = Round(line.round + 1)
         seen = {"epoch": first["epoch"], "version": first["version"], "owned": first["assigned"]}
         told = await beat(client, "a", **seen)
         assert (told["epoch"], told["assigned"]) == (second["epoch"], {"t": [[0, 1]]})

@@ -91,7 +91,8 @@ def open_stepped(path: Path, options: StoreOptions, disk: Disk | None = None, cl
 
 
 def freeze(store: ShardStore) -> None:
-    store._writer.commit(then=store._tables.freeze)
+    store._writer.commit()
+    store._writer.between_entries(store._tables.freeze)
 
 
 def flush(store: ShardStore) -> None:
@@ -128,6 +129,11 @@ def house_round(store: ShardStore) -> None:
     tables.closing = False
 
 
+def sync(store: ShardStore) -> None:
+    """Asynchronous mode: what its thread does once the interval is over."""
+    store._maintenance._guard(store._writer.sync_now)
+
+
 def retain(store: ShardStore) -> None:
     store._retain()
 
@@ -135,7 +141,9 @@ def retain(store: ShardStore) -> None:
 def abandon(store: ShardStore | QueueStore) -> None:
     """Drop a store as a dying process does: nothing more is written, and the directory is free."""
     inner = store.store if isinstance(store, QueueStore) else store
-    inner._writer._closed = True
+    inner._writer._closed = inner._closed = True
+    if isinstance(store, QueueStore):
+        store.close()  # its thread ends
     with contextlib.suppress(Exception):
         inner._maintenance.close()
     inner._lock_file.release()

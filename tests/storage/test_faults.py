@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lsmq.errors import DataDirectoryUnusable, DiskFull, LsmqError, ShardStopped
-from lsmq_node.storage import QueueStore, ShardStore
-from lsmq_node.storage.queue_names import NameBatch
+from lsmq.errors import DataDirectoryUnusable, DiskFull, ShardStopped
+from lsmq_node.storage import Appended, QueueStore, ShardStore
 from support.sim_disk import SimClock, SimDisk
 
 from .harness import (
@@ -338,33 +338,27 @@ def test_names_of_queues_stay_right_through_a_full_disk_at_any_operation(tmp_pat
 def test_a_name_whose_round_was_dropped_meanwhile_is_given_again(
     queues: tuple[QueueStore, SimDisk], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another writer's round fails between looking a name up and putting the message in line."""
+    """Another thread commits what the owner has put in line, and finds the disk full."""
     store, disk = queues
     inner: ShardStore = store.store
     store.put("first", b"1")
-    find = store._names.find
-    dropped: list[LsmqError] = []
+    append_many = ShardStore.append_many
 
-    def find_then_fail(names: NameBatch) -> object:
-        found = find(names)
-        if names.name(0) == "shared" and not dropped and (found >= 0).all():
-            disk.at(1, errno.ENOSPC, ("write",))
-            try:
-                inner.commit()
-            except DiskFull as error:
-                dropped.append(error)
-                keep_house(inner)
-        return found
+    def append_then_fail(self: ShardStore, *given: Any, **options: Any) -> list[Appended]:
+        appended = append_many(self, *given, **options)
+        disk.at(1, errno.ENOSPC, ("write",))
+        with pytest.raises(DiskFull):
+            inner.commit()
+        return appended
 
-    # The name comes in with a write that is still in line ...
     with monkeypatch.context() as patch:
-        patch.setattr(inner, "wait", lambda appended, timeout=None: None)
-        store.put("shared", b"lost")
-    # ... and is known to the next writer when that write is dropped.
-    monkeypatch.setattr(store._names, "find", find_then_fail)
-    assert store.put("shared", b"kept") == 0
-    assert dropped
+        patch.setattr(ShardStore, "append_many", append_then_fail)
+        with pytest.raises(DiskFull):
+            store.put("shared", b"lost")
+    assert (len(store), store.length("shared"), store.get("shared", 0, 9)) == (1, 0, [])
+    keep_house(inner)
     assert store.put("later", b"2") == 0
+    assert store.put("shared", b"kept") == 0
     found = {name: store.get(name, 0, 9) for name in ("first", "shared", "later")}
     assert found == {"first": [b"1"], "shared": [b"kept"], "later": [b"2"]}
     assert len(store) == 3

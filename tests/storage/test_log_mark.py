@@ -13,7 +13,7 @@ from lsmq_node.storage.log_mark import LogMark, load_log_mark, store_log_mark
 from lsmq_node.storage.wal import segment_name
 from support.sim_disk import SimClock, SimDisk
 
-from .harness import abandon, append, bodies, body, flush, keep_house, open_stepped, put, tiny
+from .harness import abandon, append, bodies, body, flush, freeze, keep_house, open_stepped, put, tiny
 
 SEGMENT = 64 * 1024
 COUNT = 60
@@ -109,7 +109,7 @@ def test_what_a_flush_noted_is_missed_after_a_kill(tmp_path: Path) -> None:
     store = open_stepped(tmp_path / "s", tiny(), disk, SimClock())
     topic_id = store.create_topic("t", 1).id
     put(store, topic_id, (0, b"one"))
-    store._writer.commit(then=store._tables.freeze)
+    freeze(store)
     put(store, topic_id, (0, b"two"))
     noted = store.committed_lsn
     store._tables.flush_oldest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,9 @@ from lsmq.errors import (
     TopicExists,
 )
 from lsmq.record_batch import COLUMN, HEADER_BYTES, Column, RecordBatch, encode_batch
-from lsmq_node.storage import Appended, QueueStore, ShardStore, TopicOptions
-from lsmq_node.storage.queue_store import MESSAGES
+from lsmq_node.storage import Appended, QueueStore, ShardStore, StoreOptions, TopicOptions
+from lsmq_node.storage import options as options_module
+from lsmq_node.storage.queue_writer import MESSAGES
 from lsmq_node.storage.state import Topic
 from support.sim_disk import SimClock, SimDisk
 
@@ -268,7 +270,7 @@ def test_a_full_line_makes_room_for_puts_in_the_process(tmp_path: Path, disk: Si
         topic = next(topic for topic in store.store.topics() if topic.name == "messages")
         for _ in range(11):
             append(store.store, topic.id, (0, bytes(5_000)))
-        assert store.put_many([("q", bytes(8_000))] * 30) == list(range(11, 41))
+        assert store.put_many([("q", bytes(8_000))] * 7) == list(range(11, 18))
 
 
 def test_a_producer_goes_on_after_a_reopening_though_its_last_topic_was_deleted(tmp_path: Path, disk: SimDisk) -> None:
@@ -381,7 +383,7 @@ def test_an_illegal_name_is_refused_and_nothing_of_its_batch_stored(tmp_path: Pa
 def test_queues_beyond_the_first_many_are_made_as_they_come(
     tmp_path: Path, disk: SimDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lsmq_node.storage.queue_store._FIRST_QUEUES", 4)
+    monkeypatch.setattr("lsmq_node.storage.queue_writer._FIRST_QUEUES", 4)
     store = open_queues(tmp_path / "q", disk)
     for at in range(30):
         assert store.put(f"queue {at}", b"%d" % at) == 0
@@ -403,8 +405,20 @@ def test_queues_beyond_the_first_many_are_made_as_they_come(
         {"flush_mode": "never"},
         {"max_waiting_bytes": 1},
         {"wal_keep_bytes": (64 << 20) - 1},
+        {"segment_bytes": 4 << 30},
+        {"segment_bytes": float(64 << 20)},
+        {"memtable_bytes": 8 << 30},
+        {"flush_interval_ms": 10**13},
+        {"max_memtables": "4"},
     ],
 )
 def test_impossible_options_are_refused_by_name(tmp_path: Path, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match=next(iter(options))):
         QueueStore(tmp_path / "q", **options)
+
+
+def test_every_option_that_is_a_number_has_a_range() -> None:
+    numbers = {field.name for field in fields(StoreOptions) if field.type == "int"}
+    assert numbers == set(options_module._RANGES)
+    with pytest.raises(InvalidRequest, match="flush_mode"):
+        StoreOptions(flush_mode="async").validate()  # type: ignore[arg-type]

@@ -25,7 +25,7 @@ from lsmq_node.storage.wal import (
 from lsmq_node.storage.wal_reader import LogReader
 from support.sim_disk import PAGE_BYTES, SimClock, SimDisk
 
-from .harness import abandon, append, bodies, body, flush, keep_house, merge, open_stepped, profile, put, tiny
+from .harness import abandon, append, bodies, body, flush, keep_house, merge, open_stepped, profile, put, sync, tiny
 
 SEGMENT = 64 * 1024
 
@@ -279,7 +279,7 @@ def test_asynchronous_mode_loses_no_more_than_what_was_not_synced(tmp_path: Path
             sent[at] = body(at, 6_000)
             put(store, log.topic_id, (0, sent[at]))
             if at == 6:
-                store._maintenance._sync()
+                sync(store)
                 assert store.stats().durable_lsn == store.committed_lsn
         abandon(store)
         found = log.recovered(log.disk.power_cut(seed))

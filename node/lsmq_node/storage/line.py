@@ -1,7 +1,8 @@
 """The line: writes that have their place in the log and their offsets, and wait to be written.
 
 What is in line shares one fate, called a *round*: when the disk is full all of it is dropped, its offsets are given
-back, and the next write begins a new round.
+back, and the next write begins a new round. Whoever waits for a write holds its round, so what became of it is known
+as long as somebody can ask.
 """
 
 from __future__ import annotations
@@ -12,18 +13,49 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lsmq.errors import LsmqError, NotLeader, StoreBusy
+from lsmq.errors import LsmqError, NotLeader, ShardStopped, StoreBusy
 from lsmq.record_batch import RecordBatch
 
 from .applier import Applier, BatchColumns, PendingEntry, PendingRecords
 from .batch_checks import check_batch, check_count
 from .columns import I64, wrap64
 from .disk import Clock
+from .failures import again
 from .options import StoreOptions
 from .state import ShardState, Stored, TopicState, out_of_order
 from .wal import Appender, Entry, EntryKind, encode_entry_header
 
 Pending = PendingRecords | PendingEntry
+Written = Pending | Entry
+"""On disk and not applied: as it came from a producer here, or raw, as it came from a leader or from the log."""
+
+
+class Round:
+    """What was in line together, until all of it is written, or the rest of it dropped."""
+
+    __slots__ = ("end", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        #: Set once, in one step, before any LSN that was given in this round is given again.
+        self.end: RoundEnd | None = None
+
+    def check(self, lsn: int) -> None:
+        """Raises what made a write of this round fail that ends at ``lsn``."""
+        following: Round | None = self
+        while following is not None and (end := following.end) is not None:
+            if lsn > end.kept_lsn:
+                raise again(end.failure)
+            following = end.following
+
+
+@dataclass(frozen=True, slots=True)
+class RoundEnd:
+    """What lies below ``kept_lsn`` is in the log and belongs to the ``following`` round; the rest has failed."""
+
+    kept_lsn: int
+    failure: LsmqError
+    following: Round
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,24 +63,30 @@ class Appended:
     """A write in line: wait for it with :meth:`LogWriter.wait`.
 
     Attributes:
-        lsn: it is committed when the store's committed LSN reaches this, in the same ``round`` or a later one.
+        lsn: it is committed when the store's committed LSN reaches this, unless its round failed first.
+        fate: the round.
         offsets: one for each record of the batch.
         duplicate: a repeat of a batch that was stored before; the rest is the answer given then.
     """
 
     lsn: int
-    round: int
+    fate: Round
     offsets: I64
     stored_ms: int
     duplicate: bool = False
 
-
-class RoundOver(Exception):
-    """What the writer built on was dropped with its round: look again."""
+    @property
+    def round(self) -> int:
+        """The number of its round."""
+        return self.fate.number
 
 
 class Line:
-    """Thread-safe. ``admit`` is asked before a write of so many bytes is taken, and raises to refuse it."""
+    """Thread-safe. ``admit`` is asked before a write of so many bytes is taken, and raises to refuse it.
+
+    A thread that is torn out of putting a write in line (a signal's exception, say) leaves offsets that were given and
+    bytes that were not: whoever comes next is told, and nothing more is taken.
+    """
 
     def __init__(
         self, options: StoreOptions, clock: Clock, state: ShardState, applier: Applier, appender: Appender, epoch: int
@@ -59,11 +97,12 @@ class Line:
         self._applier = applier
         self._appender = appender
         self.lock = threading.Lock()  # guards the line, and the state that appends look at
+        self._changing = False  # guarded by lock: whoever takes it and finds it set comes after one that was torn out
         self._pending: list[Pending] = []
         self._inflight: dict[tuple[int, int], list[Stored]] = {}  # by producer id and epoch
         self.epoch = epoch
         self.closed: LsmqError | None = None  # why nothing may be put in line, where that is so
-        self.round = 0
+        self.current = Round(0)
         self.durable_lsn = appender.lsn  # noted in each entry
         self.admit: Callable[[int], None] = lambda size: None
         self.check_open: Callable[[], None] = lambda: None
@@ -71,6 +110,11 @@ class Line:
 
     def __len__(self) -> int:
         return len(self._pending)
+
+    @property
+    def round(self) -> int:
+        """The number of the round that is in line."""
+        return self.current.number
 
     @property
     def end_lsn(self) -> int:
@@ -83,13 +127,13 @@ class Line:
         return max(0, self._appender.lsn - self.committed_lsn())
 
     def append_records(
-        self, items: Sequence[tuple[TopicState, RecordBatch]], *, round_: int | None = None, documents: bytes = b""
+        self, items: Sequence[tuple[TopicState, RecordBatch]], *, documents: bytes = b""
     ) -> list[Appended]:
-        """Put batches in line, to be committed or dropped together; only in ``round_`` where it is given.
+        """Put batches in line, to be committed or dropped together.
 
         ``documents``, the body of a DOCUMENT entry, comes behind them; what became of it is the last item returned.
 
-        Raises ``RoundOver``, ``UnknownQueue``, ``InvalidBatch``, ``TooManyMessages``, ``MessageTooLarge``,
+        Raises ``UnknownQueue``, ``InvalidBatch``, ``TooManyMessages``, ``MessageTooLarge``,
         ``OutOfOrderSequence``, ``StaleSequence``, ``UnknownProducer``, or what ``check_open`` and ``admit`` raise.
         """
         for _, batch in items:
@@ -99,8 +143,6 @@ class Line:
             check_batch(state, batch, parsed, self._options)
         with self.lock:
             self._check_takes()
-            if round_ is not None and round_ != self.round:
-                raise RoundOver
             fresh = self._check_sequences([batch for _, batch in items])
             if fresh or documents:
                 self.check_room(sum(len(batch.payload) for batch in fresh) + len(documents))
@@ -116,10 +158,11 @@ class Line:
         repeat = self._find_repeat(batch) if batch.producer_id else None
         if repeat is None:
             return self._append_records(state, batch, columns)
-        return Appended(repeat.lsn, self.round, repeat.offsets, repeat.stored_ms, duplicate=True)
+        return Appended(repeat.lsn, self.current, repeat.offsets, repeat.stored_ms, duplicate=True)
 
     def _append_records(self, state: TopicState, batch: RecordBatch, columns: BatchColumns) -> Appended:
         stored_ms = self._clock.now_ms()
+        self._changing = True
         pending = self._applier.prepare(state, batch, columns, stored_ms)
         check = wrap64(int(pending.offsets.sum()))
         count, topic_id = batch.record_count, state.topic.id
@@ -127,17 +170,20 @@ class Line:
         _, pending.end_lsn = self._appender.append(b"".join((header, batch.buffer[: batch.total_bytes])))
         self._note_inflight(pending)
         self._pending.append(pending)
-        return Appended(pending.end_lsn, self.round, pending.offsets, stored_ms)
+        self._changing = False
+        return Appended(pending.end_lsn, self.current, pending.offsets, stored_ms)
 
     def append_entry(self, kind: EntryKind, topic_id: int, count: int, body: bytes) -> Appended:
         """Put an entry other than records in line. The caller holds ``lock``. Raises as :meth:`append_records`."""
         self._check_takes()
         now = self._clock.now_ms()
         header = encode_entry_header(kind, self.epoch, self.durable_lsn, now, topic_id, count, 0)
+        self._changing = True
         lsn, end_lsn = self._appender.append(header + body)
         entry = Entry(lsn, end_lsn, kind, self.epoch, self.durable_lsn, now, topic_id, count, 0, body)
         self._pending.append(PendingEntry(entry))
-        return Appended(end_lsn, self.round, np.empty(0, np.int64), now)
+        self._changing = False
+        return Appended(end_lsn, self.current, np.empty(0, np.int64), now)
 
     def check_room(self, size: int) -> None:
         """Raises ``StoreBusy`` when ``size`` more bytes must not wait in line, or what ``admit`` raises."""
@@ -163,22 +209,34 @@ class Line:
 
     def _check_takes(self) -> None:
         self.check_open()
+        self._check_whole()
         if self.closed is not None:
-            raise self.closed
+            raise again(self.closed)
 
     def take(self) -> tuple[int, bytearray, list[Pending]]:
         """All that is in line: the LSN and the bytes to write there, and what they mean."""
         with self.lock:
             self.check_open()
+            self._check_whole()
             pending, self._pending = self._pending, []
             lsn, buffer = self._appender.take()
             return lsn, buffer, pending
 
-    def restart(self, lsn: int, written: Iterable[PendingRecords]) -> int:
+    def _check_whole(self) -> None:
+        if self._changing:
+            raise ShardStopped(
+                "a thread was torn out of putting a write in line (by a signal's exception or an error in the engine): "
+                "it is not known any more what was given which offset. Nothing more is written; open the store again."
+            )
+
+    def restart(self, lsn: int, written: Iterable[PendingRecords], kept_lsn: int, failure: LsmqError) -> int:
         """Drop all that is in line and go on at ``lsn``; returns the round this ends. The caller holds ``lock``.
 
-        Offsets are given back, except those of ``written``: records that are in the log but not applied yet.
+        Whoever waits for anything above ``kept_lsn`` gets ``failure``. Offsets are given back, except those of
+        ``written``: records that are in the log but not applied yet.
         """
+        ended, following = self.current, Round(self.current.number + 1)
+        ended.end = RoundEnd(kept_lsn, failure, following)
         self._pending = []
         self._inflight.clear()
         for state in self._state.topics.values():
@@ -187,8 +245,8 @@ class Line:
             item.state.next[item.touched] = item.ends
             self._note_inflight(item)
         self._appender.reset(lsn)
-        ended, self.round = self.round, self.round + 1
-        return ended
+        self.current = following
+        return ended.number
 
     # -- producers ---------------------------------------------------------------------------------------
 
@@ -238,3 +296,8 @@ class Line:
                 inflight.pop(0)
                 if not inflight:
                     del self._inflight[item.producer[:2]]
+
+
+def end_of(item: Written) -> int:
+    """The LSN after an entry."""
+    return item.entry.end_lsn if isinstance(item, PendingEntry) else item.end_lsn

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import fcntl
 import os
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 
-from lsmq.errors import DataDirectoryLocked, DataDirectoryUnusable
+from lsmq.errors import ClientClosed, DataDirectoryLocked, DataDirectoryUnusable
 
 
 class DirectoryLock:
-    """Holds ``LOCK`` in a directory, with the process id in it. The kernel drops it when the process dies."""
+    """Holds ``LOCK`` in a directory, with the process id in it. The kernel drops it when the process dies.
+
+    A child that the process forks does not hold it: it lets go of its copy of the descriptor at once, so that the
+    directory is free when its owner has died, and tells ``on_fork``.
+    """
 
     def __init__(self, directory: Path) -> None:
         """Makes the directory. Raises ``DataDirectoryLocked`` or ``DataDirectoryUnusable``."""
         path = directory / "LOCK"
+        self.on_fork: list[Callable[[], None]] = []
         try:
             directory.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -37,8 +44,35 @@ class DirectoryLock:
             ) from None
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+        _held.add(self)
 
     def release(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+    def forked(self) -> None:
+        """This is a child of the process that holds the lock."""
+        self.release()
+        for tell in self.on_fork:
+            tell()
+
+
+_held: weakref.WeakSet[DirectoryLock] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for lock in list(_held):
+        lock.forked()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def forked(directory: Path | str) -> ClientClosed:
+    """What a forked child is told."""
+    return ClientClosed(
+        f"the store {directory} belongs to the process that opened it, not to this one ({os.getpid()}), which was "
+        "forked while it was open. Close it before forking, or open another one in the child.",
+        directory=str(directory),
+    )

@@ -5,6 +5,10 @@ fdatasync. ``advance`` applies what is committed: only now is it in the memtable
 its own what is written is committed, and ``commit`` does both. On a replica the high watermark says what is
 committed; between the two an entry may still be truncated, and nobody has seen it. There one thread writes while
 another applies. What only a replica's writer does is in :mod:`.replica_writer`.
+
+A thread that is torn out of writing or applying, by whatever exception, leaves log, memtable and state between two
+entries: the shard stops, and is right again once it is opened again. Each step says that it is under way before it
+begins, so that this is seen even where the exception struck twice.
 """
 
 from __future__ import annotations
@@ -12,22 +16,19 @@ from __future__ import annotations
 import errno
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
-from lsmq.errors import (
-    ClientClosed,
-    DiskFull,
-    LsmqError,
-    ShardStopped,
-    TimedOut,
-)
+from lsmq.errors import ClientClosed, LsmqError, TimedOut
 
 from .applier import Applier, PendingEntry, PendingRecords
 from .columns import U32
 from .disk import Buffer
-from .line import Appended, Line, Pending
+from .failures import again, disk_failed, no_space, torn
+from .line import Appended, Line, Pending, Written, end_of
 from .options import FlushMode, StoreOptions
 from .segments import SegmentFiles
 from .state import ShardState
@@ -36,10 +37,8 @@ from .wal import Entry, EntryKind
 from .wal_stream import EntryStream
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_REMEMBERED_ROUNDS = 64
 
-Written = Pending | Entry
-"""On disk and not applied: as it came from a producer here, or raw, as it came from a leader or from the log."""
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +96,8 @@ class LogWriter:
         self._stream: EntryStream | None = None
         self.epochs: list[tuple[int, int]] = list(epochs or ())
         self.committed_lsn = line.end_lsn if applied_lsn is None else applied_lsn
-        self._failures: dict[int, tuple[int, LsmqError]] = {}
-        self._left: tuple[int, int, LsmqError] | None = None  # up to which round, and from which LSN on
+        self._writing = False  # guarded by _lock: whoever takes it and finds it set comes after one that was torn out
+        self._applying = False  # guarded by _apply_lock, likewise
         self._cuts = 0
         self._stopped: LsmqError | None = None
         self._closed = False
@@ -110,6 +109,7 @@ class LogWriter:
         self.on_durable: Callable[[int], None] = lambda lsn: None
         self.before_truncate: Callable[[], None] = lambda: None
         self.on_disk_full: Callable[[], None] = lambda: None
+        self.on_stop: Callable[[], None] = lambda: None
         line.check_open = self.check_open
         line.committed_lsn = lambda: self.committed_lsn
         if replicated:
@@ -123,7 +123,7 @@ class LogWriter:
     def check_open(self) -> None:
         """Raises what stopped the shard, or ``ClientClosed``."""
         if self._stopped is not None:
-            raise self._stopped
+            raise again(self._stopped)
         if self._closed:
             raise ClientClosed(f"the store {self._path} is closed")
 
@@ -148,68 +148,74 @@ class LogWriter:
 
     # -- write and commit --------------------------------------------------------------------------------
 
-    def commit(self, then: Callable[[], None] | None = None) -> int:
-        """Write and sync all that is in line, and apply it where writing is committing.
+    def commit(self) -> int:
+        """Write and sync all that is in line, and apply it where writing is committing. Returns the committed LSN.
 
-        ``then`` runs before anything else is applied. Returns the committed LSN. Raises ``DiskFull`` when what was
-        in line had to be dropped for want of space, ``ShardStopped`` when the disk failed.
+        Raises ``DiskFull`` when what was in line had to be dropped for want of space, ``ShardStopped`` when the disk
+        failed.
         """
         with self._lock:
             self._commit()
-            if then is not None:
-                with self._apply_lock:
-                    then()
             return self.committed_lsn
 
-    def between_entries(self, work: Callable[[], int]) -> int:
-        """Do ``work`` while nothing is applied."""
+    def between_entries(self, work: Callable[[], Result]) -> Result:
+        """Do ``work``, on the memtable or the state, while nothing is applied."""
         with self._apply_lock:
-            return work()
+            return self._apply_whole(work)
 
     def wait(self, appended: Appended, timeout: float | None = None) -> None:
         """Return once the write is committed, leading the group commit if nobody else does.
 
-        Raises what made it fail, or ``TimedOut`` after ``timeout`` seconds: then it may still happen.
+        Raises what made it fail, or ``TimedOut`` when nobody else has committed it after ``timeout`` seconds: then it
+        may still happen.
         """
         while not self.is_committed(appended):
-            if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
-                raise self._timed_out(appended, timeout)
-            try:
+            with self._lock:
                 if not self.is_committed(appended):
                     self._commit()
-            finally:
-                self._lock.release()
             if self.replicated:
                 with self._advanced:
                     if not self._advanced.wait_for(lambda: self.is_committed(appended), timeout):
-                        raise self._timed_out(appended, timeout)
-
-    def _timed_out(self, appended: Appended, timeout: float | None) -> TimedOut:
-        return TimedOut(f"the write at LSN {appended.lsn} is not committed after {timeout} s; it may still be")
+                        message = f"the write at LSN {appended.lsn} is not committed after {timeout} s; it may still be"
+                        raise TimedOut(message)
 
     def is_committed(self, appended: Appended) -> bool:
         """Raises what made the write fail."""
-        left = self._left
-        if left is not None and appended.round <= left[0] and appended.lsn > left[1]:
-            raise left[2]
-        failure = self._failures.get(appended.round)
-        if failure is not None and appended.lsn > failure[0]:
-            raise failure[1]
-        return appended.lsn <= self.committed_lsn or (appended.round < self.line.round and not self.replicated)
+        # First: the LSNs of a write that failed are given again, but only after its round has ended.
+        committed_lsn = self.committed_lsn
+        appended.fate.check(appended.lsn)
+        return appended.lsn <= committed_lsn
 
     def _commit(self) -> None:
-        self._write_line()
+        with self._whole():
+            self._write_line()
         if not self.replicated:
             with self._apply_lock:
                 self._advance(self.written_lsn)
 
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """What changes the log is done whole, or the shard stops. The body sets ``_writing``; ``_lock`` is held."""
+        if self._writing:
+            raise self._torn(None)
+        try:
+            yield
+        except BaseException as error:
+            if self._writing:
+                self._torn(error)
+            raise
+
     def _write_line(self) -> None:
+        self.check_open()
         if self.line.closed is not None:
-            self.check_open()
             return
+        self._writing = True
         lsn, buffer, pending = self.line.take()
-        if not pending:
-            return
+        if pending:
+            self._write_pending(lsn, buffer, pending)
+        self._writing = False
+
+    def _write_pending(self, lsn: int, buffer: bytearray, pending: list[Pending]) -> None:
         end_lsn = lsn + len(buffer)
         self._write(lsn, buffer, lsn)
         if self.replicated:
@@ -273,17 +279,30 @@ class LogWriter:
             return self.committed_lsn
 
     def _advance(self, lsn: int) -> None:
+        self._apply_whole(lambda: self._apply_written(lsn))
+
+    def _apply_whole(self, work: Callable[[], Result]) -> Result:
+        """What changes the memtable or the state is done whole, or the shard stops. ``_apply_lock`` is held."""
+        if self._applying:
+            raise self._torn(None)
+        try:
+            self._applying = True
+            result = work()
+            self._applying = False
+        except BaseException as error:  # durable, but not readable: what comes next must not be built on it
+            failure = self._torn(error)
+            if isinstance(error, Exception):
+                raise failure from error
+            raise
+        return result
+
+    def _apply_written(self, lsn: int) -> None:
         touched: list[tuple[int, U32]] = []
         reached = self.committed_lsn
         written = self._written
-        try:
-            while written and end_of(written[0]) <= lsn:
-                reached = end_of(written[0])
-                self._apply(written[0], touched)
-        except Exception as error:  # durable, but not readable: what comes next must not be built on it
-            failure = error if isinstance(error, LsmqError) else self._failure(error)
-            self._drop_line(failure, self.written_lsn, stop=True)
-            raise failure from error
+        while written and end_of(written[0]) <= lsn:
+            reached = end_of(written[0])
+            self._apply(written[0], touched)
         if reached > self.committed_lsn:
             self.committed_lsn = reached
             self.after_apply(reached)
@@ -321,38 +340,33 @@ class LogWriter:
 
     def _write_failed(self, error: OSError, lsn: int, *, survivable: bool) -> LsmqError:
         """Drop all that is in line. A full disk may be survived; after any other failure the shard stops."""
-        failure: LsmqError
         full = survivable and error.errno in _FULL
-        if full:
-            failure = DiskFull(
-                f"no space is left for the log of {self._path}; free some or add a disk. Reads go on, and writes "
-                "are taken again when there is space.",
-                path=str(self._path),
-            )
-        else:
-            failure = self._failure(error)
+        failure = no_space(self._path) if full else disk_failed(self._path, error)
         self._drop_line(failure, lsn, stop=not full)
         return failure
 
-    def _failure(self, error: Exception) -> ShardStopped:
-        return ShardStopped(
-            f"writing the log of {self._path} failed: {error}. Nothing more is written, since what the disk "
-            "holds is not known; check the disk and restart the node.",
-            path=str(self._path),
-        )
+    def _torn(self, error: BaseException | None) -> LsmqError:
+        """Stop: what was under way was left in the middle, by ``error``. Returns what the shard has stopped with."""
+        if self._stopped is None:
+            self._drop_line(torn(self._path, error), self.written_lsn, stop=True)
+        assert self._stopped is not None
+        return self._stopped
 
     def _drop_line(self, failure: LsmqError, lsn: int, *, stop: bool) -> None:
+        """Drop all that is in line and go on at ``lsn``, or stop. The caller holds ``_lock`` or ``_apply_lock``."""
+        if stop:
+            self._stopped = failure  # first: nothing goes on after this, wherever it ends
+        kept_lsn = self.committed_lsn if stop else self.written_lsn
         with self.line.lock:
-            ended = self.line.restart(lsn, self._unapplied())
-            self._failures[ended] = (self.written_lsn if not stop else self.committed_lsn, failure)
-            self._failures.pop(ended - _REMEMBERED_ROUNDS, None)
-            if stop:
-                self._stopped = failure
+            ended = self.line.restart(lsn, self._unapplied(), kept_lsn, failure)
+        self._writing = False
         if not stop:
             self.on_disk_full()
-        self._tell(Committed(self._failures[ended][0], ended, [], failure))
+        self._tell(Committed(kept_lsn, ended, [], failure))
         with self._advanced:
             self._advanced.notify_all()
+        if stop:
+            self.on_stop()
 
     def _unapplied(self) -> list[PendingRecords]:
         """Records that are written and keep their offsets, whatever happens to the line."""
@@ -363,6 +377,12 @@ class LogWriter:
         with self._lock:
             if self._stopped is None:
                 self._drop_line(failure, self.written_lsn, stop=True)
+
+    def let_go(self, reason: LsmqError) -> None:
+        """This is a forked child: take no more writes. Whoever held a lock is not here to release it."""
+        self._stopped = reason
+        self._lock, self._apply_lock, self._advanced = threading.Lock(), threading.Lock(), threading.Condition()
+        self.line.lock = threading.Lock()
 
     def _tell(self, committed: Committed) -> None:
         for listener in self._listeners:
@@ -376,8 +396,3 @@ class LogWriter:
                     self._commit()
             finally:
                 self._closed = True
-
-
-def end_of(item: Written) -> int:
-    """The LSN after an entry."""
-    return item.entry.end_lsn if isinstance(item, PendingEntry) else item.end_lsn

@@ -1,8 +1,8 @@
-"""The threads behind a shard's back: flushing, merging, housekeeping; and the pressure they put on writers.
+"""The threads behind a shard's back: flushing, merging, syncing, housekeeping; and the pressure they put on writers.
 
-The *flusher* writes frozen memtables to level 0, the *merger* merges level 0 into level 1, the *housekeeper*
-allocates log segments ahead, syncs the log in asynchronous mode, looks at the disk's free space and drops what
-retention has expired.
+The *flusher* writes frozen memtables to level 0, the *merger* merges level 0 into level 1, the *syncer* keeps the
+promise of asynchronous mode and does nothing else, the *housekeeper* allocates log segments ahead, looks at the
+disk's free space and drops what retention has expired.
 
 Writers never wait for a flush: up to ``max_memtables`` may queue for it. Beyond ``slow_memtables`` the store
 reports pressure ``slow``, at the limit it refuses.
@@ -22,6 +22,7 @@ from .disk import Clock, Disk
 from .log_writer import LogWriter
 from .options import FlushMode, StoreOptions
 from .segments import SegmentFiles
+from .syncer import Syncer
 from .tables import Closing, TableSet
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -31,6 +32,19 @@ _TICK_SECONDS = 1.0
 _TRIM_SECONDS = 10.0
 #: So many attempts that find the disk full are waited for: the first may have begun before the caller came.
 _ATTEMPTS = 2
+
+
+class Flush:
+    """A flush that was asked for: of what was applied below ``lsn``, whatever is written meanwhile."""
+
+    def __init__(self, maintenance: Maintenance, lsn: int) -> None:
+        self._maintenance = maintenance
+        self.lsn = lsn
+        self._limit = maintenance.failed_attempts("flush") + _ATTEMPTS
+
+    def is_over(self) -> bool:
+        """Whether there is nothing to wait for. Raises ``DiskFull``; the flush is tried again all the same."""
+        return self._maintenance.is_over("flush", lambda: self._maintenance.flushed_lsn >= self.lsn, self._limit)
 
 
 class Maintenance:
@@ -60,10 +74,12 @@ class Maintenance:
         self.disk_full = False
         self.disk_free_bytes = 0
         self._end_lsn = writer.committed_lsn
-        self._unsynced_bytes = 0
+        self._syncer = Syncer(options, writer) if options.flush_mode is FlushMode.ASYNC else None
         self._merging = False
         self._no_space: Counter[str] = Counter()  # attempts that ended for want of space
         self._threads: list[threading.Thread] = []
+        #: Called, in a background thread, when a flush or a merge has ended, well or not, and when all has stopped.
+        self.on_progress: Callable[[], None] = lambda: None
 
     # -- admission ---------------------------------------------------------------------------------------
 
@@ -95,22 +111,26 @@ class Maintenance:
             )
 
     def wait_for_room(self, timeout: float) -> None:
-        """Block while writes are refused, ``timeout`` seconds at most."""
+        """Block while writes are refused, ``timeout`` seconds at most; not when no room will ever come."""
         with self._tables.changed:
-            self._tables.changed.wait_for(lambda: self._tables.closing or self.pressure() != "refuse", timeout)
+            self._tables.changed.wait_for(lambda: self._over() or self.pressure() != "refuse", timeout)
 
     def disk_is_full(self) -> None:
         self.disk_full = True
 
     def committed(self, end_lsn: int, size: int) -> None:
         """The log grew: have the next segment ready before it is needed, and sync in time."""
-        crossed = end_lsn // self._segment_bytes != self._end_lsn // self._segment_bytes
+        crossed = self._ahead(end_lsn) != self._ahead(self._end_lsn)
         self._end_lsn = end_lsn
-        self._unsynced_bytes += size
-        overdue = self._options.flush_mode is FlushMode.ASYNC and self._unsynced_bytes >= self._options.flush_bytes
-        if crossed or overdue:
+        if self._syncer is not None:
+            self._syncer.note_written()
+        if crossed:
             with self._tables.changed:
                 self._tables.changed.notify_all()
+
+    def _ahead(self, end_lsn: int) -> int:
+        """Which segment is to be there when the log ends at ``end_lsn``."""
+        return (end_lsn + self._segment_bytes - self._segment_bytes // _AHEAD_FROM) // self._segment_bytes
 
     def applied(self, lsn: int) -> None:
         """Freeze a memtable whose stretch of the log is long: entries that are not records fill the log too."""
@@ -120,11 +140,10 @@ class Maintenance:
     # -- threads -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        for name, loop in (
-            ("flush", self._flush_loop),
-            ("merge", self._merge_loop),
-            ("house", self._house_loop),
-        ):
+        loops = [("flush", self._flush_loop), ("merge", self._merge_loop), ("house", self._house_loop)]
+        if self._syncer is not None:
+            loops.append(("sync", self._syncer.run))
+        for name, loop in loops:
             thread = threading.Thread(target=self._guard, args=(loop,), name=f"lsmq-{name}", daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -135,13 +154,17 @@ class Maintenance:
             loop()
         except Closing:
             return
-        except Exception as error:
+        except BaseException as error:
             failure = error if isinstance(error, LsmqError) else self._failed(error)
             self._writer.stop(failure)
-            with self._tables.changed:
-                self._tables.changed.notify_all()
 
-    def _failed(self, error: Exception) -> ShardStopped:
+    def progressed(self) -> None:
+        """Let all who wait for background work look again."""
+        with self._tables.changed:
+            self._tables.changed.notify_all()
+        self.on_progress()
+
+    def _failed(self, error: BaseException) -> ShardStopped:
         return ShardStopped(
             f"background work on {self._path} failed: {error!r}. No more writes are taken; check the disk "
             "and restart the node.",
@@ -155,6 +178,7 @@ class Maintenance:
                 if self._tables.closing:
                     return
             self._retry_when_full(self._tables.flush_oldest, "flush")
+            self.on_progress()
 
     def _merge_loop(self) -> None:
         while True:
@@ -166,6 +190,7 @@ class Maintenance:
                     return
                 self._merging = True
             self._retry_when_full(self._tables.merge, "merge")
+            self.on_progress()
 
     def _retry_when_full(self, work: Callable[[], None], kind: str = "") -> None:
         try:
@@ -176,19 +201,15 @@ class Maintenance:
             self.disk_is_full()
             with self._tables.changed:
                 self._no_space[kind] += 1
-                self._tables.changed.notify_all()
+            self.progressed()
+            with self._tables.changed:
                 self._tables.changed.wait_for(lambda: self._tables.closing, _TICK_SECONDS)
 
     def _house_loop(self) -> None:
-        interval = (
-            self._options.flush_interval_ms / 1000 if self._options.flush_mode is FlushMode.ASYNC else _TICK_SECONDS
-        )
         next_retention = 0.0
         next_trim = self._clock.monotonic() + _TRIM_SECONDS
         while not self._tables.closing:
             self._check_space()
-            if self._options.flush_mode is FlushMode.ASYNC and self._unsynced_bytes:
-                self._sync()
             if self._clock.monotonic() >= next_retention:
                 self._retry_when_full(self._retain)  # a full disk is when dropping tables is wanted most
                 next_retention = self._clock.monotonic() + self._options.retention_interval_ms / 1000
@@ -197,15 +218,14 @@ class Maintenance:
                 next_trim = self._clock.monotonic() + _TRIM_SECONDS
             with self._tables.changed:
                 if not self._tables.closing:
-                    self._tables.changed.wait(min(interval, _TICK_SECONDS))
+                    self._tables.changed.wait(_TICK_SECONDS)
 
     def _check_space(self) -> None:
         """Have the segment ready, the next one too once a part of it is used, and see whether the disk takes writes."""
         ready = True
         try:
-            self._segments.prepare(self._end_lsn)
-            if self._end_lsn % self._segment_bytes >= self._segment_bytes // _AHEAD_FROM:
-                self._segments.prepare(self._end_lsn + self._segment_bytes)
+            end_lsn = self._end_lsn
+            self._segments.prepare_all(end_lsn, self._ahead(end_lsn) * self._segment_bytes)
         except OSError as error:
             if error.errno not in _FULL:
                 raise
@@ -213,29 +233,42 @@ class Maintenance:
         self.disk_free_bytes = self._disk.free_bytes(self._path)
         self.disk_full = self.disk_free_bytes < self._options.min_free_bytes or not ready
 
-    def _sync(self) -> None:
-        self._unsynced_bytes = 0
-        self._writer.sync_now()
+    @property
+    def flushed_lsn(self) -> int:
+        """Everything below is in tables."""
+        return self._tables.manifest.flushed_lsn
 
-    def wait_flushed(self) -> None:
-        """Return when no memtable waits for its flush, or none ever will. Raises ``DiskFull``; it goes on then."""
-        self._wait_for("flush", lambda: not self._tables.frozen)
+    def failed_attempts(self, kind: str) -> int:
+        """How often a ``flush`` or a ``merge`` has found no space."""
+        return self._no_space[kind]
+
+    def wait_flushed(self, flush: Flush) -> None:
+        """Return when the flush is over. Raises ``DiskFull``; it goes on then."""
+        with self._tables.changed:
+            self._tables.changed.wait_for(flush.is_over)
 
     def wait_merged(self) -> None:
         """Return when no merge is due, or none ever will be. Raises ``DiskFull``; it goes on then."""
-        self._wait_for("merge", lambda: not self._merging and self._tables.choose_merge() is None)
+        limit = self._no_space["merge"] + _ATTEMPTS
 
-    def _wait_for(self, kind: str, done: Callable[[], bool]) -> None:
+        def merged() -> bool:
+            return not self._merging and self._tables.choose_merge() is None
+
         with self._tables.changed:
-            limit = self._no_space[kind] + _ATTEMPTS
-            self._tables.changed.wait_for(lambda: self._over() or done() or self._no_space[kind] >= limit)
-            if not self._over() and not done():
-                raise DiskFull(
-                    f"the disk of {self._path} is full, and a {kind} found no space. It is tried again until there is "
-                    "some: free it, or add a disk. Reads go on.",
-                    path=str(self._path),
-                    frozen_memtables=len(self._tables.frozen),
-                )
+            self._tables.changed.wait_for(lambda: self.is_over("merge", merged, limit))
+
+    def is_over(self, kind: str, done: Callable[[], bool], limit: int) -> bool:
+        """Whether work is done, or never will be. Raises ``DiskFull`` after ``limit`` attempts."""
+        if self._over() or done():
+            return True
+        if self._no_space[kind] >= limit:
+            raise DiskFull(
+                f"the disk of {self._path} is full, and a {kind} found no space. It is tried again until there is "
+                "some: free it, or add a disk. Reads go on.",
+                path=str(self._path),
+                frozen_memtables=len(self._tables.frozen),
+            )
+        return False
 
     def _over(self) -> bool:
         return self._tables.closing or self._writer.stopped
@@ -245,5 +278,7 @@ class Maintenance:
         with self._tables.changed:
             self._tables.closing = True
             self._tables.changed.notify_all()
+        if self._syncer is not None:
+            self._syncer.close()
         for thread in self._threads:
             thread.join()

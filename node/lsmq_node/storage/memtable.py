@@ -2,7 +2,7 @@
 
 Records are appended as they are committed, batch after batch: one arena for their bytes, one array a column.
 Readers need order; a bulk load does not. So the part that came since the last look is sorted by (queue key,
-offset) when a reader comes, into a *chunk*; chunks are kept in a ``SortedDict`` by the LSN they begin at, so
+offset) when a reader comes, into a *chunk*; chunks are kept in a ``SortedDict`` by the record they begin at, so
 that the memtable is ordered by time between chunks and by queue inside them. A queue is found by one binary
 search a chunk; what is too little to sort is compared as a whole. Small chunks are merged, so there are never
 many. A queue that is idle costs nothing, and a record costs its bytes plus about forty.
@@ -16,9 +16,6 @@ between the messages of a queue and yet sort, flush and merge like them.
 
 from __future__ import annotations
 
-import threading
-from array import array
-from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -94,11 +91,8 @@ class Memtable:
         self._keys: U64 = next(columns)
         self._starts: I64 = next(columns)
         self._columns: Columns = dict(zip((Column.OFFSET, Column.LENGTH, Column.STORED_MS), columns, strict=True))
-        self._entry_lsns = array("q")  # the LSN after each entry applied
-        self._entry_records = array("q")  # and the records there were then
-        self._chunks: SortedDict[int, _Chunk] = SortedDict()
-        self._ordered: tuple[_Chunk, ...] = ()  # the same, as readers take them: oldest first
-        self._chunk_lock = threading.Lock()
+        #: Chunks by the record they begin at, and the same as readers take them. Replaced together, never changed.
+        self._chunks: tuple[SortedDict[int, _Chunk], tuple[_Chunk, ...]] = (SortedDict(), ())
 
     @property
     def size_bytes(self) -> int:
@@ -142,8 +136,6 @@ class Memtable:
         self.arena_used += len(payload)
         if int(keys[-1]) & (TOMBSTONE_TOPIC << 32):
             self.tombstone_count += count
-        self._entry_lsns.append(end_lsn)
-        self._entry_records.append(end)
         self.record_count = end
         self.end_lsn = end_lsn
 
@@ -160,33 +152,24 @@ class Memtable:
             self._columns[column] = _widen(values, used, capacity)
 
     def _sorted_chunks(self) -> tuple[tuple[_Chunk, ...], int, int]:
-        """The chunks, how many records they cover, and how many there are. Sorts what has grown enough."""
+        """The chunks, how many records they cover, and how many there are. Sorts what has grown enough.
+
+        What it sorts is shown in one step: a reader that is interrupted leaves nothing behind, and of two that sort at
+        the same time one has done so in vain.
+        """
         end = self.record_count
-        chunks = self._ordered
+        by_first, chunks = self._chunks
         covered = chunks[-1].end if chunks else 0
         if end - covered >= CHUNK_RECORDS:
-            with self._chunk_lock:
-                chunks = self._ordered
-                covered = chunks[-1].end if chunks else 0
-                if end - covered >= CHUNK_RECORDS:
-                    chunks, covered = self._add_chunk(covered, end), end
+            if len(chunks) < CHUNK_LIMIT:
+                by_first = by_first.copy()
+            else:  # make one of all
+                by_first, covered = SortedDict(), 0
+            order, keys = stable_sort(self._keys[covered:end])
+            by_first[covered] = _Chunk(covered, end, keys, order + covered)
+            chunks, covered = tuple(by_first.values()), end
+            self._chunks = by_first, chunks
         return chunks, covered, max(covered, end)
-
-    def _add_chunk(self, covered: int, end: int) -> tuple[_Chunk, ...]:
-        """Sort the records ``[covered, end)`` into a chunk, or all there are when the chunks are many."""
-        first = covered
-        if len(self._chunks) >= CHUNK_LIMIT:
-            self._chunks.clear()
-            first = 0
-        order, keys = stable_sort(self._keys[first:end])
-        self._chunks[self._lsn_at(first)] = _Chunk(first, end, keys, order + first)
-        self._ordered = tuple(self._chunks.values())
-        return self._ordered
-
-    def _lsn_at(self, record: int) -> int:
-        """LSN of the entry that begins at record ``record``."""
-        entry = bisect_left(self._entry_records, record)
-        return self.first_lsn if record == 0 else self._entry_lsns[entry]
 
     def find(self, key: int, offset: int, limit: int) -> I64:
         """Positions of the queue's records from ``offset`` on, by offset, ``limit`` at most."""

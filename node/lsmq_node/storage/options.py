@@ -13,6 +13,10 @@ from .wal import BLOCK_BYTES
 MiB = 1 << 20
 
 
+GiB = 1 << 30
+_UNLIMITED = 1 << 62
+
+
 class FlushMode(Enum):
     """When a write is acknowledged."""
 
@@ -29,7 +33,8 @@ class StoreOptions:
         flush_interval_ms: asynchronous mode: at most this long until the disk has a write.
         flush_bytes: asynchronous mode: at most this much is not on the disk yet.
         max_message_bytes: larger messages are refused.
-        max_waiting_bytes: writes are refused while so much of the log waits in memory to be written and committed.
+        max_waiting_bytes: writes are refused while so much of the log waits in memory to be written and committed. So
+            is a ``put_many`` of more.
         max_documents_bytes: documents (groups, transactions, retries) are refused beyond this; they are in memory, and
             in every checkpoint.
         min_free_bytes: writes are refused below this much free disk space, so that flushing still has room.
@@ -40,7 +45,7 @@ class StoreOptions:
         max_memtables: so many refuse writers.
         wal_keep_bytes: of the log that replicas have not got yet, so much is kept after it is flushed; one that
             is further behind gets table files. At least a segment.
-        segment_bytes: size of a log segment file. Fixed when the store is made.
+        segment_bytes: size of a log segment file; recovery has one in memory. Fixed when the store is made.
         block_bytes: payload of a table block. Larger: better compression and throughput of backlog reads,
             dearer single reads.
         table_bytes: size of a table of level 1.
@@ -77,25 +82,13 @@ class StoreOptions:
 
     def validate(self) -> None:
         """Raises ``InvalidRequest`` naming the option, its value and what is allowed."""
-        for name, low in (
-            ("flush_interval_ms", 1),
-            ("flush_bytes", 1),
-            ("max_message_bytes", 1),
-            ("max_waiting_bytes", 64 * 1024),
-            ("max_documents_bytes", 0),
-            ("min_free_bytes", 0),
-            ("memtable_bytes", 64 * 1024),
-            ("slow_memtables", 1),
-            ("segment_bytes", 2 * BLOCK_BYTES),
-            ("block_bytes", 512),
-            ("table_bytes", 64 * 1024),
-            ("generation_bytes", 64 * 1024),
-            ("level0_merge", 2),
-            ("cache_bytes", 0),
-            ("retention_interval_ms", 1),
-        ):
-            if getattr(self, name) < low:
-                raise InvalidRequest(f"option {name} must be at least {low}, not {getattr(self, name)}", option=name)
+        if not isinstance(self.flush_mode, FlushMode):
+            raise InvalidRequest(f"option flush_mode must be a FlushMode, not {self.flush_mode!r}", option="flush_mode")
+        for name, (low, high) in _RANGES.items():
+            value = getattr(self, name)
+            if type(value) is not int or not low <= value <= high:
+                allowed = f"at least {low}" if high == _UNLIMITED else f"from {low} to {high}"
+                raise InvalidRequest(f"option {name} must be a whole number, {allowed}, not {value!r}", option=name)
         if self.segment_bytes % BLOCK_BYTES:
             raise InvalidRequest(
                 f"option segment_bytes must be a multiple of {BLOCK_BYTES}, not {self.segment_bytes}",
@@ -139,3 +132,27 @@ class StoreOptions:
     @property
     def codec(self) -> Codec:
         return Codec.ZSTD if self.compression == "zstd" else Codec.NONE
+
+
+#: From and to which value an option may be, where it is a number.
+_RANGES = {
+    "flush_interval_ms": (1, 24 * 3600 * 1000),
+    "flush_bytes": (1, _UNLIMITED),
+    "max_message_bytes": (1, 2 * GiB),
+    "max_waiting_bytes": (64 * 1024, _UNLIMITED),
+    "max_documents_bytes": (0, _UNLIMITED),
+    "min_free_bytes": (0, _UNLIMITED),
+    "memtable_bytes": (64 * 1024, 4 * GiB),  # a batch is up to half of it, and its format counts to 4 GiB
+    "slow_memtables": (1, _UNLIMITED),
+    "max_memtables": (1, _UNLIMITED),
+    "wal_keep_bytes": (1, _UNLIMITED),
+    "segment_bytes": (2 * BLOCK_BYTES, GiB),
+    "block_bytes": (512, 16 * MiB),
+    "table_bytes": (64 * 1024, _UNLIMITED),
+    "generation_bytes": (64 * 1024, _UNLIMITED),
+    "level0_merge": (2, _UNLIMITED),
+    "slow_level0": (1, _UNLIMITED),
+    "max_level0": (1, _UNLIMITED),
+    "cache_bytes": (0, _UNLIMITED),
+    "retention_interval_ms": (1, _UNLIMITED),
+}

@@ -132,7 +132,11 @@ class NameBatch:
 
 
 class QueueNames:
-    """Maps names to numbers 0, 1, 2, ... in the order they were added. Not thread-safe."""
+    """Maps names to numbers 0, 1, 2, ... in the order they were added.
+
+    One thread adds and truncates. Others may call :meth:`find_one` meanwhile, for names that stay: what it looks at is
+    in place before a slot leads to it, and tables are replaced by whole ones.
+    """
 
     def __init__(self, hash_bits: int = HASH_BITS) -> None:
         """``hash_bits`` below the default make names collide."""
@@ -156,9 +160,9 @@ class QueueNames:
         tail: bytes = self._arena[self._starts.item(number) : self._starts.item(number + 1)].tobytes()
         return head[:_SHORT] + tail
 
-    def batch(self, names: Sequence[str]) -> NameBatch:
-        """One name or more, ready to be looked up and added. Raises ``UnicodeEncodeError``."""
-        joined = _SEPARATOR.join(names).encode()
+    def batch(self, names: Sequence[str], joined: bytes | None = None) -> NameBatch:
+        """One name or more, ready to be looked up and added; ``joined`` is what :func:`join_names` made of them."""
+        joined = join_names(names) if joined is None else joined
         text = np.frombuffer(joined + bytes(_HEAD_BYTES), np.uint8)
         ends = np.append(np.flatnonzero(text[: len(joined)] == 0), len(joined))
         separated: bytes | None = joined
@@ -191,15 +195,20 @@ class QueueNames:
         starts = self._starts[numbers]
         return starts, self._starts[numbers + 1] - starts
 
-    def find_one(self, name: str) -> int:
-        """The number of one name, -1 when it is not known: :meth:`find` without its arrays."""
+    def find_one(self, name: str, end: int | None = None) -> int:
+        """The number of one name, below ``end`` if that is given; -1 when it is not known: :meth:`find` without arrays.
+
+        With ``end``, names from there on may be added or forgotten at the same time.
+        """
+        end = self.count if end is None else end
         raw = name.encode(errors="surrogatepass")  # what cannot be encoded is no name of any queue
         hashed = _hash(raw) >> HASH_BITS - self._hash_bits
         slots, mask, step = self._slots, len(self._slots) - 1, 0
         slot = hashed & mask
         while word := slots.item(slot):
-            if word >> _NUMBER_BITS == hashed and self._raw((word & _NUMBER_MASK) - 1) == raw:
-                return int(word & _NUMBER_MASK) - 1
+            number = (word & _NUMBER_MASK) - 1
+            if word >> _NUMBER_BITS == hashed and number < end and self._raw(number) == raw:
+                return int(number)
             step += 1
             slot = (slot + step) & mask
         return -1
@@ -239,31 +248,37 @@ class QueueNames:
         while size < 2 * end:
             size *= _GROWTH
         if size > len(self._slots):
-            self._rebuild(size, first)
-        self._insert(names.hashes << _NUMBER_BITS | np.arange(first + 1, end + 1))
+            self._slots = self._rebuilt(size, first)
+        _insert(self._slots, names.hashes << _NUMBER_BITS | np.arange(first + 1, end + 1))
 
     def truncate(self, count: int) -> None:
         """Forget the names numbered ``count`` and above."""
         if count < self.count:
             self.count = count
-            self._rebuild(len(self._slots), count)
+            self._slots = self._rebuilt(len(self._slots), count)
 
-    def _rebuild(self, size: int, count: int) -> None:
+    def _rebuilt(self, size: int, count: int) -> I64:
         """A table of ``size`` slots with the names below ``count`` in it."""
-        old = self._slots
-        self._slots = np.zeros(size, np.int64)
-        numbers = old & _NUMBER_MASK
-        self._insert(old[(numbers > 0) & (numbers <= count)])
+        slots: I64 = np.zeros(size, np.int64)
+        numbers = self._slots & _NUMBER_MASK
+        _insert(slots, self._slots[(numbers > 0) & (numbers <= count)])
+        return slots
 
-    def _insert(self, words: I64) -> None:
-        """All at once: each round, every word tries the next slot on its way, and one of those that do gets it."""
-        slots, mask, step = self._slots, len(self._slots) - 1, 0
-        while len(words):
-            at = ((words >> _NUMBER_BITS) + _way(step)) & mask
-            free = np.flatnonzero(slots.take(at) == 0)
-            slots[at[free]] = words[free]
-            words = words[slots.take(at) != words]
-            step += 1
+
+def join_names(names: Sequence[str]) -> bytes:
+    """The names in UTF-8 with separators between them. Raises ``UnicodeEncodeError``, ``TypeError``."""
+    return _SEPARATOR.join(names).encode()
+
+
+def _insert(slots: I64, words: I64) -> None:
+    """All at once: each round, every word tries the next slot on its way, and one of those that do gets it."""
+    mask, step = len(slots) - 1, 0
+    while len(words):
+        at = ((words >> _NUMBER_BITS) + _way(step)) & mask
+        free = np.flatnonzero(slots.take(at) == 0)
+        slots[at[free]] = words[free]
+        words = words[slots.take(at) != words]
+        step += 1
 
 
 def _way(step: int) -> int:

@@ -6,10 +6,10 @@ committed is cut off (``truncate``, ``leave``); a new leader notes where its epo
 
 from __future__ import annotations
 
-from lsmq.errors import CorruptFile, InvalidRequest, LsmqError
+from lsmq.errors import CorruptFile, InvalidRequest, LsmqError, NotLeader
 
-from .line import Appended
-from .log_writer import LogWriter, end_of
+from .line import Appended, end_of
+from .log_writer import LogWriter
 from .wal import Entry, EntryKind
 from .wal_stream import EntryStream
 
@@ -23,7 +23,7 @@ class ReplicaWriter(LogWriter):
         Bytes that are here already are passed over. Raises ``InvalidRequest`` when bytes are missing before
         ``lsn``, ``CorruptFile`` when the bytes are damaged (none of them counts then), and what a failed write does.
         """
-        with self._lock:
+        with self._lock, self._whole():
             self.check_open()
             self.line.close()
             if self._stream is None:
@@ -40,6 +40,7 @@ class ReplicaWriter(LogWriter):
             except CorruptFile:
                 self._stream = None
                 raise
+            self._writing = True
             self._put(at, fresh)
             for entry in entries:
                 self._note_epoch(entry)
@@ -50,6 +51,7 @@ class ReplicaWriter(LogWriter):
             self._counters.commits += 1
             self._counters.committed_entries += len(entries)
             self.after_write(stream.lsn, len(fresh))
+            self._writing = False
             return stream.lsn
 
     def _put(self, lsn: int, piece: memoryview) -> None:
@@ -72,19 +74,24 @@ class ReplicaWriter(LogWriter):
 
         Raises ``InvalidRequest`` for what is applied: that is committed, and never goes.
         """
-        with self._lock:
+        with self._lock, self._whole():
             self.check_open()
             if lsn < self.committed_lsn:
                 raise InvalidRequest(f"the log is committed up to LSN {self.committed_lsn}; it cannot end at {lsn}")
-            self._truncate(lsn)
+            self._truncate(
+                lsn,
+                lsn,
+                NotLeader("the write was cut off the log: another replica leads its shard, and has not got it"),
+            )
 
-    def _truncate(self, lsn: int) -> None:
+    def _truncate(self, lsn: int, kept_lsn: int, failure: LsmqError) -> None:
         end_lsn = max(self.written_lsn, self._received_lsn)
+        self._writing = True
         with self._apply_lock, self.line.lock:
             while self._written and end_of(self._written[-1]) > lsn:
                 self._written.pop()
             self.epochs = [(epoch, start) for epoch, start in self.epochs if start < lsn]
-            self.line.restart(lsn, self._unapplied())
+            self.line.restart(lsn, self._unapplied(), kept_lsn, failure)
         self._stream = None
         self._cuts += 1
         self.written_lsn = self._received_lsn = lsn
@@ -94,23 +101,23 @@ class ReplicaWriter(LogWriter):
             self._segments.erase(lsn, end_lsn)
         except OSError as error:
             raise self._write_failed(error, lsn, survivable=False) from error
+        self._writing = False
 
     def leave(self, lsn: int, failure: LsmqError) -> None:
         """Leadership is over: drop what is in line, and what was written beyond ``lsn``, which nobody was told of.
 
         Who waits for anything that is not committed here gets ``failure``.
         """
-        with self._lock:
+        with self._lock, self._whole():
             if self._stopped is not None:
                 return
             if self.line.closed is None:
                 self.line.closed = failure
-            self._left = (self.line.round, self.committed_lsn, failure)
             if lsn < self.written_lsn:
-                self._truncate(lsn)
+                self._truncate(lsn, self.committed_lsn, failure)
             else:
                 with self.line.lock:
-                    self.line.restart(self.written_lsn, self._unapplied())
+                    self.line.restart(self.written_lsn, self._unapplied(), self.committed_lsn, failure)
         with self._advanced:
             self._advanced.notify_all()
 
@@ -123,7 +130,8 @@ class ReplicaWriter(LogWriter):
                 raise InvalidRequest(f"epoch {epoch} is not above {self.line.epoch}")
             self._stream = None
             with self.line.lock:
-                self.line.restart(self.written_lsn, self._unapplied())
+                dropped = NotLeader("the write was in line when another epoch began, and is not in the log")
+                self.line.restart(self.written_lsn, self._unapplied(), self.written_lsn, dropped)
                 self.line.epoch = epoch
                 self.line.closed = None
                 return self.line.append_entry(EntryKind.EPOCH, 0, 0, b"")

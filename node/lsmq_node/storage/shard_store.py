@@ -19,6 +19,7 @@ from lsmq.errors import (
     ClientClosed,
     DiskFull,
     InvalidRequest,
+    LsmqError,
     NotLeader,
     OffsetOutOfRange,
     StoreBusy,
@@ -33,8 +34,9 @@ from .disk import Clock, Disk, OsDisk, SystemClock
 from .documents import Changes, encode_changes
 from .gauges import measure
 from .line import Appended, Line
+from .lock import forked
 from .log_writer import Committed, LogWriter
-from .maintenance import Maintenance
+from .maintenance import Flush, Maintenance
 from .options import StoreOptions
 from .queries import Queries
 from .reader import Slice
@@ -115,8 +117,10 @@ class ShardStore:
         self._writer.after_write = self._maintenance.committed
         self._writer.after_apply = self._maintenance.applied
         self._writer.on_disk_full = self._maintenance.disk_is_full
+        self._writer.on_stop = self._maintenance.progressed
         self._catalog = Catalog(self._state, self._line, clock, self.wait)
         self._closed = False
+        self._lock_file.on_fork.append(self._let_go)
         if replay.damage is None:
             self._maintenance.start()
         else:
@@ -267,18 +271,18 @@ class ShardStore:
         return self._line.append_records(((self._queries.topic_state(topic_id), batch),))[0]
 
     def append_many(
-        self, items: Sequence[tuple[int, RecordBatch]], *, round_: int | None = None, documents: Changes | None = None
+        self, items: Sequence[tuple[int, RecordBatch]], *, documents: Changes | None = None
     ) -> list[Appended]:
         """:meth:`append` for batches that belong together: they are committed, or dropped, together.
 
         With ``documents`` there is one item more at the end, for them (see :meth:`put_documents`); wait for that one.
         They come behind the batches in the log: a crash may leave the batches without them, never them without the
         batches. So whoever finds them missing does all of it again, with batches of an idempotent producer, which
-        are then not stored twice. Raises ``RoundOver`` when ``round_`` is given and is not the present one any more.
+        are then not stored twice.
         """
         states = [(self._queries.topic_state(topic_id), batch) for topic_id, batch in items]
         body = b"" if documents is None else self._documents_body(documents)
-        return self._line.append_records(states, round_=round_, documents=body)
+        return self._line.append_records(states, documents=body)
 
     def put_documents(self, changes: Changes) -> Appended:
         """Put in line that documents are put, or deleted where the value is None: all of them or none; not waited for.
@@ -298,7 +302,7 @@ class ShardStore:
             lsn = self._line.end_lsn
             if lsn <= self._writer.committed_lsn:
                 return None
-            return Appended(lsn, self._line.round, np.empty(0, np.int64), self._clock.now_ms())
+            return Appended(lsn, self._line.current, np.empty(0, np.int64), self._clock.now_ms())
 
     def _documents_body(self, changes: Changes) -> bytes:
         self._state.documents.check_room(changes, self.options.max_documents_bytes)
@@ -481,10 +485,21 @@ class ShardStore:
 
         Raises ``DiskFull`` after an attempt that found no space; it is repeated in the background until it succeeds.
         """
+        self._maintenance.wait_flushed(self.begin_flush())
         self._writer.check_open()
-        self._writer.commit(then=self._tables.freeze)
-        self._maintenance.wait_flushed()
+
+    def begin_flush(self) -> Flush:
+        """Commit, and have all that is in memory by now written to tables; does not wait for that."""
         self._writer.check_open()
+        self._writer.commit()
+        return Flush(self._maintenance, self._writer.between_entries(self._tables.freeze))
+
+    def on_progress(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` when a flush or a merge has ended, well or not, and when the store has stopped.
+
+        It runs in whatever thread that is; it must be quick and not raise.
+        """
+        self._maintenance.on_progress = listener
 
     def compact(self) -> None:
         """Flush, and return when no merge is due any more. Raises ``DiskFull`` as :meth:`flush` does."""
@@ -521,6 +536,22 @@ class ShardStore:
         """Whether a log start is below one of these offsets."""
         state = self._state.topics.get(topic_id)
         return state is not None and bool((state.start[queues - np.uint32(state.first)] < offsets).any())
+
+    def stop(self, failure: LsmqError) -> None:
+        """Take no more writes: ``failure`` says why."""
+        self._writer.stop(failure)
+
+    def check_open(self) -> None:
+        """Raises what stopped the store, or ``ClientClosed``."""
+        self._writer.check_open()
+
+    def on_fork(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` in a child that is forked while the store is open: the store is the parent's."""
+        self._lock_file.on_fork.append(listener)
+
+    def _let_go(self) -> None:
+        self._closed = True
+        self._writer.let_go(forked(self.path))
 
     @property
     def stopped(self) -> bool:

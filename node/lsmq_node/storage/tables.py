@@ -96,10 +96,13 @@ class TableSet:
                     self.version = Version(memtables, version.level0, version.generations)
         return self.memtable
 
-    def freeze(self) -> None:
-        """Put the memtable in line for its flush and begin a new one. Only the applying thread calls this."""
+    def freeze(self) -> int:
+        """Put the memtable in line for its flush and begin a new one. Only the applying thread calls this.
+
+        Returns the LSN below which everything is flushed once that is done.
+        """
         if self.applied_lsn == self.memtable.first_lsn:
-            return
+            return self.applied_lsn
         snapshot = self._checkpointer.take(self._state, self.applied_lsn)
         fresh = Memtable(self.applied_lsn, self._options.memtable_bytes, self.slabs)
         with self.changed:
@@ -108,6 +111,7 @@ class TableSet:
             version = self.version
             self.version = Version((fresh, *version.memtables), version.level0, version.generations)
             self.changed.notify_all()
+        return snapshot.lsn
 
     # -- flush -------------------------------------------------------------------------------------------
 

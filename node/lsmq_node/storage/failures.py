@@ -1,0 +1,41 @@
+"""What ends writing to a log, for a while or for good, in words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from lsmq.errors import DiskFull, LsmqError, ShardStopped
+
+
+def again(error: LsmqError) -> LsmqError:
+    """An error that is raised to many, to be raised once more: without the frames of all who had it before."""
+    return error.with_traceback(None)
+
+
+def no_space(path: Path) -> DiskFull:
+    """A write was dropped for want of space; nothing of it stayed behind."""
+    return DiskFull(
+        f"no space is left for the log of {path}; free some or add a disk. Reads go on, and writes are taken again "
+        "when there is space.",
+        path=str(path),
+    )
+
+
+def disk_failed(path: Path, error: OSError) -> ShardStopped:
+    """What the disk holds is not known any more."""
+    return ShardStopped(
+        f"writing the log of {path} failed: {error}. Nothing more is written, since what the disk holds is not known; "
+        "check the disk and restart the node.",
+        path=str(path),
+    )
+
+
+def torn(path: Path, error: BaseException | None) -> LsmqError:
+    """A thread left its work in the middle, by ``error`` where that is known."""
+    if isinstance(error, LsmqError):
+        return error
+    return ShardStopped(
+        f"writing to {path} failed in the middle ({error!r}): what is in memory is not what is in the log any more. "
+        "Nothing more is written; what was acknowledged is safe: open the store again.",
+        path=str(path),
+    )

@@ -1,0 +1,95 @@
+"""What callers ask of the thread that owns a queue store, and how they learn what became of it.
+
+A caller makes a request by itself, hands it over in one step (an append to a queue of the interpreter's own) and waits
+on a lock that nobody else takes. So whatever tears it out of that, a signal's exception in any instruction, leaves
+nothing of the store half done: the request was not made, or it is carried out whole.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections.abc import Sequence
+
+from lsmq.errors import InvalidRequest, MessageTooLarge
+
+from .memtable import RECORD_COLUMN_BYTES
+from .queue_names import join_names
+
+
+class Request:
+    """One thread asks and waits, the owner answers once."""
+
+    __slots__ = ("_answer", "_error", "abandoned", "is_answered")
+
+    def __init__(self) -> None:
+        self._error: BaseException | None = None
+        self.is_answered = False
+        #: Nobody waits any more. Where the owner sees that in time, it leaves the request.
+        self.abandoned = False
+        self._answer = threading.Lock()
+        self._answer.acquire()
+
+    def wait(self) -> None:
+        """Return when it is carried out. Raises what made that fail."""
+        try:
+            self._answer.acquire()
+        except BaseException:
+            self.abandoned = True
+            raise
+        if self._error is not None:
+            raise self._error
+
+    def answer(self, error: BaseException | None = None) -> None:
+        assert not self.is_answered, "a request is answered once"
+        self._error = error
+        self.is_answered = True
+        self._answer.release()
+
+
+class Put(Request):
+    """Messages to store: of each the queue's name and the length, and all bytes one after another.
+
+    Attributes:
+        joined: the names as :func:`.queue_names.join_names` joins them.
+        deadline: until when it may wait for room; set by the owner, by its clock.
+        offsets: the answer.
+    """
+
+    __slots__ = ("deadline", "joined", "lengths", "names", "offsets", "payload")
+
+    def __init__(self, names: Sequence[str], messages: Sequence[bytes]) -> None:
+        """Takes a copy. Raises ``InvalidRequest``, ``MessageTooLarge`` or ``TypeError``."""
+        super().__init__()
+        self.names = names
+        try:
+            self.joined = join_names(names)
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(f"a queue name cannot be encoded in UTF-8: {error}") from error
+        self.payload = b"".join(messages)
+        try:
+            self.lengths = array("I", map(len, messages))
+        except OverflowError as error:
+            raise MessageTooLarge("a message of 4 GiB or more cannot be stored; send it in parts") from error
+        self.deadline = 0.0
+        self.offsets: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes in the log and in memory, about."""
+        return len(self.payload) + len(self.joined) + len(self.lengths) * RECORD_COLUMN_BYTES
+
+
+class FlushRequest(Request):
+    """Write to tables all that is stored by now."""
+
+    __slots__ = ()
+
+
+class Close(Request):
+    """Commit, end all threads and release the directory."""
+
+    __slots__ = ()
