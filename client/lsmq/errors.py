@@ -145,6 +145,27 @@ class StaleSequence(LsmqError):
     status = 409
 
 
+class SequenceReused(LsmqError):
+    """A batch that differs from the one that the producer sent under this sequence. It is *not* stored."""
+
+    code = "sequence_reused"
+    status = 409
+
+
+class ProducerFenced(LsmqError):
+    """The producer has begun a newer epoch. ``details`` carries ``epoch`` and ``latest``."""
+
+    code = "producer_fenced"
+    status = 409
+
+
+class TooManyProducers(LsmqError):
+    """The shard remembers as many idempotent producers as it may."""
+
+    code = "too_many_producers"
+    status = 429
+
+
 class UnknownProducer(LsmqError):
     """The producer's state expired; whether the batch was stored before cannot be told."""
 

@@ -110,7 +110,21 @@ class NodeConfig:
         256 * MIB,
         "Most bytes of documents (groups, transactions, retries), per shard; more are refused with `documents_full`.",
         range=(64 * KIB, 64 * 1024 * MIB),
-        hazard="Memory, and each checkpoint writes them; too small refuses new groups and retries.",
+        hazard="Memory; too small refuses new groups and retries.",
+    )
+    producer_expiry_ms: int = setting(
+        7 * 24 * 3_600_000,
+        "An idempotent producer that sent a shard nothing for so long is forgotten there: its next batch is refused "
+        "with `unknown_producer`.",
+        range=(60_000, 10 * 365 * 24 * 3_600_000),
+        hazard="The first request of a producer, repeated later than this, is stored twice.",
+    )
+    max_producers: int = setting(
+        10_000_000,
+        "Most idempotent producers that are remembered, per shard; new ones are refused beyond with "
+        "`too_many_producers`.",
+        range=(1, 1_000_000_000),
+        hazard="Each takes two bytes of memory, and about a hundred on the disk.",
     )
     cache_bytes: int = setting(64 * MIB, "Block cache, per shard.", range=(0, 1024 * 1024 * MIB), hazard="Memory.")
     segment_bytes: int = setting(

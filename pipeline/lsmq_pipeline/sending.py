@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from lsmq._transport import Answer
 from lsmq.batch_builder import Codec, Column
-from lsmq.errors import LsmqError, OutOfOrderSequence, StaleSequence, UnknownProducer, UnknownQueue
+from lsmq.errors import LsmqError, OutOfOrderSequence, SequenceReused, StaleSequence, UnknownProducer, UnknownQueue
 from lsmq.record_batch import RecordBatch
 from lsmq.topics import Topic
 from lsmq_pipeline.cluster import Cluster
@@ -186,6 +186,8 @@ class TopicWriter:
         (future, rows), lane.flying = lane.flying, None
         try:
             answer = future.result()
+        except SequenceReused as error:
+            raise self._changed(lane, f"other rows came under the same number ({error.message})") from error
         except (StaleSequence, OutOfOrderSequence, UnknownProducer) as error:
             raise self._lost_identity(lane, error) from error
         self.written.messages += len(rows)

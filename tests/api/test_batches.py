@@ -78,6 +78,14 @@ def test_a_repeated_batch_is_stored_once_and_says_so(api: Api, topic_name: str) 
     assert api.bodies(topic_name, 0) == ["once"]
 
 
+def test_another_batch_under_the_sequence_of_a_producer_is_refused(api: Api, topic_name: str) -> None:
+    api.create(topic_name, 1)
+    api.send_batch(topic_name, pack((0, b"once"), producer_id=88_002, sequence=0))
+    other = pack((0, b"once"), (0, b"twice"), producer_id=88_002, sequence=0)
+    assert api.send_batch(topic_name, other, 409).code == "sequence_reused"
+    assert api.bodies(topic_name, 0) == ["once"]
+
+
 def test_a_repeat_is_recognised_after_a_kill(node: NodeProcess) -> None:
     api = Api(node.url)
     api.create("t", 1)

@@ -261,3 +261,25 @@ def test_a_request_repeated_by_a_producer_is_stored_once(api: Api, topic_name: s
     assert api.bodies(topic_name, 0) == ["a", "b"]
     skipped = api.send(topic_name, *messages, producer={"id": 77_001, "sequence": 5}, status=409)
     assert skipped.code == "out_of_order_sequence"
+
+
+def test_other_messages_under_the_sequence_of_a_producer_are_refused(api: Api, topic_name: str) -> None:
+    api.create(topic_name, 2)
+    messages = [{"body": "a", "queue": 0}, {"body": "b", "queue": 1}]
+    producer = {"id": 77_002, "sequence": 0}
+    api.send(topic_name, *messages, producer=producer)
+    for others in (messages[:1], [*messages, messages[0]], messages[::-1]):
+        assert api.send(topic_name, *others, producer=producer, status=409).code == "sequence_reused"
+    api.send(topic_name, *messages, producer={**producer, "epoch": 1})
+    assert api.send(topic_name, *messages, producer=producer, status=409).code == "producer_fenced"
+    assert (api.bodies(topic_name, 0), api.bodies(topic_name, 1)) == (["a"] * 2, ["b"] * 2)
+
+
+def test_messages_of_a_producer_without_queue_and_key_are_repeated_to_the_same_queue(api: Api, topic_name: str) -> None:
+    api.create(topic_name, 8)
+    messages = [{"body": "a"}, {"body": "b"}]
+    first = api.send(topic_name, *messages, producer={"id": 77_003, "sequence": 0})
+    again = api.send(topic_name, *messages, producer={"id": 77_003, "sequence": 0})
+    assert again.headers["Lsmq-Duplicate"] == "1"
+    assert first.json() == again.json()
+    assert [result["queue"] for result in first.json()["results"]] == [77_003 % 8] * 2

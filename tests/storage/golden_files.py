@@ -14,20 +14,21 @@ import msgpack
 import numpy as np
 
 from lsmq.record_batch import Codec, Column, encode_batch, encode_header, key_hash, tag_hash
-from lsmq_node.storage.checkpoint import Checkpointer, checkpoint_name
+from lsmq_node.storage.checkpoint import IncrementMeta, write_increment
 from lsmq_node.storage.columns import queue_keys
 from lsmq_node.storage.disk import OsDisk
-from lsmq_node.storage.documents import Documents
 from lsmq_node.storage.manifest import Manifest, encode_manifest
 from lsmq_node.storage.memtable import TOMBSTONE_TOPIC, SortedRecords
+from lsmq_node.storage.producers import Stored
 from lsmq_node.storage.snapshot import SnapshotManifest, encode_snapshot
 from lsmq_node.storage.sstable import TableMeta, TableWriter
-from lsmq_node.storage.state import ShardState, Stored, Topic, TopicOptions
+from lsmq_node.storage.state import ShardState, Topic, TopicOptions
 from lsmq_node.storage.wal import BLOCK_BYTES, Appender, EntryKind, encode_entry_header
 
 GOLDEN = Path(__file__).parent / "golden"
 TIME_MS = 1_700_000_000_000
 SEGMENT_BYTES = 2 * BLOCK_BYTES
+INCREMENTS = (IncrementMeta(3, 300, 0, 2_048), IncrementMeta(5, 200, 2_048, 4_096))
 
 
 def record_batch() -> bytes:
@@ -118,34 +119,37 @@ def table_meta() -> TableMeta:
 
 def manifest() -> bytes:
     meta = table_meta()
-    return encode_manifest(Manifest(SEGMENT_BYTES, 6, 4_096, 5, (meta,), ((meta,),)))
+    return encode_manifest(Manifest(SEGMENT_BYTES, 6, 4_096, INCREMENTS, (meta,), ((meta,),)))
 
 
 def checkpoint_state() -> ShardState:
     state = ShardState()
     state.put_topic(Topic(1, "orders", 16, TopicOptions(retention_ms=3_600_000), TIME_MS), 0, 16)
     topic = state.topics[1]
-    topic.committed[[1, 2, 7]] = [6, 14, 2]
-    topic.start[2] = 10
-    topic.deletes, topic.version = 2, 9
+    state.land(topic, np.array([1, 2, 7]), np.array([6, 14, 2]))
+    state.trim(1, np.array([2], np.uint32), np.array([10]))
+    state.note_deletes(topic, 2)
     state.commit_offsets("group", 1, np.array([7], np.uint32), np.array([1], np.int64), reset=False)
     state.epochs = [(1, 0), (4, 2_048)]
-    state.documents = Documents([("group/kitchen", b"state")])
-    state.producers.record(9, 1, Stored(0, 500, TIME_MS, np.array([0, 1], np.int64)))
+    state.documents.put("group/kitchen", b"state")
+    state.documents.put("txn/1", None)
+    state.commit_offsets("gone", 1, np.array([7], np.uint32), np.array([1], np.int64), reset=False)
+    state.drop_group("gone")
+    state.producers.record(9, Stored(1, 0, 0x01020304, 500, TIME_MS, np.array([0, 1], np.int64)))
+    state.time_ms = TIME_MS
     return state
 
 
 def checkpoint() -> bytes:
     with tempfile.TemporaryDirectory() as directory:
-        checkpointer = Checkpointer()
-        checkpointer.write(OsDisk(), Path(directory), 7, checkpointer.take(checkpoint_state(), 4_096))
-        return (Path(directory) / checkpoint_name(7)).read_bytes()
+        meta = write_increment(OsDisk(), Path(directory), 7, checkpoint_state().take_change(4_096))
+        return (Path(directory) / meta.name).read_bytes()
 
 
 def snapshot() -> bytes:
     meta = table_meta()
-    described = Manifest(SEGMENT_BYTES, 6, 4_096, 5, (meta,), ((meta,),))
-    return encode_snapshot(SnapshotManifest(described, 300, ((1, 0), (4, 2_048))))
+    described = Manifest(SEGMENT_BYTES, 6, 4_096, INCREMENTS, (meta,), ((meta,),))
+    return encode_snapshot(SnapshotManifest(described, ((1, 0), (4, 2_048))))
 
 
 FILES: dict[str, Callable[[], bytes]] = {

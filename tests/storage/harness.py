@@ -21,6 +21,7 @@ from lsmq.record_batch import BatchBuilder, Message, RecordBatch
 from lsmq_node.storage import Appended, QueueStore, ShardStore, StoreOptions
 from lsmq_node.storage.disk import Clock, Disk
 from lsmq_node.storage.maintenance import Maintenance
+from lsmq_node.storage.producers import Head, Layer, decode_answers, decode_head, merge_values
 
 KIB = 1024
 SMALL: dict[str, Any] = {
@@ -108,7 +109,14 @@ def merge(store: ShardStore) -> int:
     while store._tables.choose_merge() is not None:
         store._tables.merge()
         count += 1
+    merge_checkpoint(store)
     return count
+
+
+def merge_checkpoint(store: ShardStore) -> None:
+    """All merges of the checkpoint that are due."""
+    while store._tables.checkpoint.merge_due():
+        store._tables.checkpoint.merge()
 
 
 def keep_house(store: ShardStore) -> None:
@@ -229,6 +237,28 @@ def contents(store: ShardStore) -> dict[tuple[str, int], dict[int, bytes]]:
     return found
 
 
+def remembered(store: ShardStore) -> dict[int, tuple[Head, list[tuple[Any, ...]]]]:
+    """What a store knows of idempotent producers, wherever it is kept."""
+    values: dict[int, list[bytes]] = {}
+    for source in store._state.producers._sources:
+        if isinstance(source, Layer):
+            items = list(source.items())
+        else:
+            items = [(int.from_bytes(key[1:], "big"), value) for key, value in source.file.scan(b"p") if value]
+        for producer_id, value in items:
+            values.setdefault(producer_id, []).append(value)
+    return {
+        producer_id: (
+            decode_head(found[0]),
+            [
+                (each.sequence, each.fingerprint, each.lsn, each.stored_ms, each.offsets.tolist())
+                for each in decode_answers(merge_values(found))
+            ],
+        )
+        for producer_id, found in sorted(values.items())
+    }
+
+
 def table_files(disk: Any, path: Path) -> list[str]:
     return [name for name in disk.list(path / "tables") if name.endswith(".tbl")]
 
@@ -236,7 +266,7 @@ def table_files(disk: Any, path: Path) -> list[str]:
 def assert_no_orphans(store: ShardStore, disk: Disk, path: Path) -> None:
     """Every file there is belongs to the store."""
     manifest = store._tables.manifest
-    numbers = manifest.numbers() - {0}
+    numbers = manifest.numbers()
     tables = disk.list(path / "tables")
     assert {int(name.split(".")[0]) for name in tables} == numbers, (tables, numbers)
     assert all(name.endswith((".tbl", ".ckp")) for name in tables)

@@ -12,7 +12,7 @@ import numpy as np
 from lsmq_node.storage import ShardStore
 from lsmq_node.storage.state import Topic, TopicOptions
 
-from .harness import Put, batch_of, body, contents, tiny
+from .harness import Put, batch_of, body, contents, remembered, tiny
 
 QUEUES = 4
 TOPIC = 1
@@ -91,7 +91,7 @@ def shown(store: ShardStore) -> dict[str, Any]:
             for group in store.groups()
             for topic in topics
         },
-        "producers": store._state.producers.dump(),
+        "producers": remembered(store),
         "documents": store.documents(),
         "next_topic_id": store._state.next_topic_id,
         "deletes": {topic.name: store._state.topics[topic.id].deletes for topic in topics},

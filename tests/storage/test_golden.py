@@ -16,9 +16,10 @@ import zstandard
 from lsmq.errors import CorruptFile, UnsupportedFormat
 from lsmq.record_batch import Column, RecordBatch
 from lsmq_node.storage.cache import BlockCache
-from lsmq_node.storage.checkpoint import HEAD, load_checkpoint
+from lsmq_node.storage.checkpoint import load_state
 from lsmq_node.storage.disk import OsDisk
-from lsmq_node.storage.dump import dump_manifest, dump_sstable, dump_wal
+from lsmq_node.storage.dump import dump_checkpoint, dump_manifest, dump_sstable, dump_wal
+from lsmq_node.storage.keyed_file import BLOCK, FOOTER, HEAD, KeyedFile
 from lsmq_node.storage.manifest import decode_manifest
 from lsmq_node.storage.sstable import stored_batch
 from lsmq_node.storage.table import Table
@@ -33,13 +34,11 @@ from lsmq_node.storage.wal import (
 )
 from lsmq_node.storage.wal_reader import LogReader
 
-from .golden_files import FILES, GOLDEN, SEGMENT_BYTES, TIME_MS, checkpoint_state, table_meta, wal_entries
+from .golden_files import FILES, GOLDEN, INCREMENTS, SEGMENT_BYTES, TIME_MS, checkpoint_state, table_meta, wal_entries
 
 TABLE = "000000000004.tbl"
 WAL = "0000000000000000.wal"
 CHECKPOINT = "000000000007.ckp"
-CHECKPOINT_2 = "000000000006.ckp"  # of version 2, whose arrays were not narrowed
-CHECKPOINT_1 = "000000000005.ckp"  # of version 1, which had no documents
 ADVICE = "this release reads 1. Start the release that wrote it, or a newer one."
 
 
@@ -53,15 +52,13 @@ def test_bytes_are_the_golden_ones(name: str) -> None:
 
 
 def test_a_checkpoint_is_the_golden_one_but_for_how_zstd_packs() -> None:
-    """Releases of zstd pack differently, so the packed arrays are compared unpacked."""
+    """Releases of zstd pack differently, so what is packed is compared unpacked."""
 
     def unpacked(raw: bytes) -> Any:
-        body = msgpack.unpackb(raw[HEAD.size :])
-        for row in (*body["topics"], *body["offsets"]):
-            for at, value in enumerate(row):
-                if isinstance(value, bytes):
-                    row[at] = value[:9], zstandard.decompress(value[9:])
-        return raw[:12], body
+        tail_at, length, *_ = FOOTER.unpack(raw[-FOOTER.size :])
+        tail = msgpack.unpackb(zstandard.decompress(raw[tail_at : tail_at + length]))
+        [block_at] = [position for _, position in tail["index"]]
+        return raw[: HEAD.size], tail, zstandard.decompress(raw[block_at + BLOCK.size : tail_at])
 
     assert unpacked(FILES[CHECKPOINT]()) == unpacked(golden(CHECKPOINT))
 
@@ -111,31 +108,27 @@ def test_a_golden_table_is_read(tmp_path: Path) -> None:
 
 def test_a_golden_manifest_is_read() -> None:
     found = decode_manifest(golden("MANIFEST"), "MANIFEST")
-    assert (found.segment_bytes, found.next_number, found.flushed_lsn, found.checkpoint) == (SEGMENT_BYTES, 6, 4096, 5)
+    assert (found.segment_bytes, found.next_number, found.flushed_lsn) == (SEGMENT_BYTES, 6, 4096)
+    assert found.checkpoint == INCREMENTS
     assert found.level0 == found.generations[0] == (table_meta(),)
 
 
-@pytest.mark.parametrize(
-    ("name", "documents"),
-    [
-        (CHECKPOINT_1, []),
-        (CHECKPOINT_2, [("group/kitchen", b"state")]),
-        (CHECKPOINT, [("group/kitchen", b"state")]),
-    ],
-)
-def test_golden_checkpoints_of_all_versions_are_read(name: str, documents: list[tuple[str, bytes]]) -> None:
-    lsn, state = load_checkpoint(OsDisk(), GOLDEN / name)
-    expected = checkpoint_state()
-    assert lsn == 4_096
+def test_a_golden_checkpoint_is_read() -> None:
+    file = KeyedFile(OsDisk(), GOLDEN / CHECKPOINT, 7)
+    state, expected = load_state([file]), checkpoint_state()
+    state.producers.open([file])
+    assert (file.properties["first_lsn"], file.properties["end_lsn"]) == (0, 4_096)
+    assert (state.time_ms, state.next_topic_id, state.epochs) == (TIME_MS, 2, [(1, 0), (4, 2_048)])
     assert state.topics[1].topic == expected.topics[1].topic
     np.testing.assert_array_equal(state.topics[1].committed, expected.topics[1].committed)
     np.testing.assert_array_equal(state.topics[1].start, expected.topics[1].start)
-    np.testing.assert_array_equal(state.offsets["group", 1], expected.offsets["group", 1])
+    np.testing.assert_array_equal(state.offsets.get("group", 1), expected.offsets.get("group", 1))
     assert state.topics[1].deletes == 2
-    assert state.documents.items() == documents
-    stored = state.producers.check(9, 1, 0)
+    assert state.documents.items() == [("group/kitchen", b"state")]
+    assert state.producers.head(9) == (1, 1, TIME_MS)
+    stored = state.producers.answer(9, 1, 0)
     assert stored is not None
-    assert (stored.lsn, stored.offsets.tolist()) == (500, [0, 1])
+    assert (stored.lsn, stored.fingerprint, stored.offsets.tolist()) == (500, 0x01020304, [0, 1])
 
 
 # -- newer versions --------------------------------------------------------------------------------------
@@ -206,25 +199,25 @@ def test_a_table_with_a_newer_block_or_index_is_refused(tmp_path: Path, part: st
 
 def test_a_newer_manifest_is_refused() -> None:
     raw = bytearray(golden("MANIFEST"))
-    raw[8:12] = (2).to_bytes(4, "little")
+    raw[8:12] = (3).to_bytes(4, "little")
     with pytest.raises(CorruptFile, match="damaged"):
         decode_manifest(bytes(raw), "MANIFEST")
     raw[16:20] = crc32c.crc32c(raw[8:16] + raw[20:]).to_bytes(4, "little")
-    with pytest.raises(UnsupportedFormat, match=f"manifest version 2; {ADVICE}"):
+    with pytest.raises(UnsupportedFormat, match=f"manifest version 3; {ADVICE.replace('1', '2')}"):
         decode_manifest(bytes(raw), "MANIFEST")
 
 
 def test_a_newer_checkpoint_is_refused(tmp_path: Path) -> None:
     path = tmp_path / CHECKPOINT
     raw = bytearray(golden(CHECKPOINT))
-    raw[8:12] = (4).to_bytes(4, "little")
+    raw[-8:-4] = (5).to_bytes(4, "little")
     path.write_bytes(raw)
     with pytest.raises(CorruptFile, match="damaged"):
-        load_checkpoint(OsDisk(), path)
-    raw[12:16] = crc32c.crc32c(raw[8:12] + raw[16:]).to_bytes(4, "little")
+        KeyedFile(OsDisk(), path, 7)
+    raw[-4:] = crc32c.crc32c(raw[-24:-4]).to_bytes(4, "little")
     path.write_bytes(raw)
-    with pytest.raises(UnsupportedFormat, match=f"checkpoint version 4; {ADVICE.replace('1', '3')}"):
-        load_checkpoint(OsDisk(), path)
+    with pytest.raises(UnsupportedFormat, match=f"checkpoint version 5; {ADVICE.replace('1', '4')}"):
+        KeyedFile(OsDisk(), path, 7)
 
 
 # -- dumps -----------------------------------------------------------------------------------------------
@@ -313,14 +306,43 @@ def test_a_dumped_table_shows_keys_and_tags(tmp_path: Path) -> None:
     _, first, second = dump_sstable(path, records=True)
     assert (first["key"], first["tag"], first["offset"]) == ("k", "g", 0)
     assert "key" not in second
-    _, table = dump_manifest(tmp_path / "s" / "MANIFEST")
+    *_, table = dump_manifest(tmp_path / "s" / "MANIFEST")
     assert table["file"] == path.name
 
 
 def test_a_dumped_manifest_shows_its_tables() -> None:
-    head, *tables = dump_manifest(GOLDEN / "MANIFEST")
-    assert (head["flushed_lsn"], head["checkpoint"], head["segment_bytes"]) == (4096, 5, SEGMENT_BYTES)
+    head, *rest = dump_manifest(GOLDEN / "MANIFEST")
+    assert (head["flushed_lsn"], head["segment_bytes"]) == (4096, SEGMENT_BYTES)
+    increments, tables = rest[:2], rest[2:]
+    assert [(item["file"], item["first_lsn"], item["end_lsn"]) for item in increments] == [
+        ("000000000003.ckp", 0, 2_048),
+        ("000000000005.ckp", 2_048, 4_096),
+    ]
     assert [(item["level"], item["file"], item["record_count"]) for item in tables] == [(1, TABLE, 14), (0, TABLE, 14)]
+
+
+def test_a_dumped_checkpoint_shows_what_changed() -> None:
+    head, erased, *changes = dump_checkpoint(GOLDEN / CHECKPOINT)
+    assert (head["first_lsn"], head["end_lsn"], head["changes"], head["epochs"]) == (0, 4_096, 6, [[1, 0], [4, 2_048]])
+    assert erased == {"erased": "group gone"}
+    assert [item["change"] for item in changes] == [
+        "topic 1",
+        "topic 1 queues from 0",
+        "document group/kitchen",
+        "document txn/1",
+        "group group topic 1 queues from 0",
+        "producer 9",
+    ]
+    assert (changes[0]["name"], changes[0]["queues"], changes[0]["deletes"]) == ("orders", 16, 2)
+    assert changes[3] == {"change": "document txn/1", "deleted": True}
+    assert changes[5] == {
+        "change": "producer 9",
+        "epoch": 1,
+        "next_sequence": 1,
+        "last_ms": TIME_MS,
+        "answers": 1,
+        "lsns": [500],
+    }
 
 
 def test_a_golden_table_holds_the_columns_it_was_given() -> None:

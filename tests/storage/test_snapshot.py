@@ -171,16 +171,16 @@ def test_a_snapshot_of_a_shard_that_holds_nothing(tmp_path: Path) -> None:
 
 
 def test_a_producer_is_known_to_a_replica_made_from_a_snapshot(leader: Leader, tmp_path: Path) -> None:
-    for _ in range(12):
-        leader.put_numbered()
+    fields = {"producer_id": 77, "producer_epoch": 1}
+    for sequence in range(12):
+        leader.commit(leader.store.append(TOPIC, batch_of([Put(0, b"%d" % sequence)], sequence=sequence, **fields)))
     take(leader.store, tmp_path / "target")
     install(tmp_path / "target")
     with open_replica(tmp_path / "target") as store:
         store.replica.begin_epoch(leader.epoch + 1)
-        fields = {"producer_id": 77, "producer_epoch": 1}
-        assert store.append(TOPIC, batch_of([Put(0, b"again")], sequence=11, **fields)).duplicate
+        assert store.append(TOPIC, batch_of([Put(0, b"11")], sequence=11, **fields)).duplicate
         with pytest.raises(StaleSequence):
-            store.append(TOPIC, batch_of([Put(0, b"again")], sequence=1, **fields))
+            store.append(TOPIC, batch_of([Put(0, b"1")], sequence=1, **fields))
 
 
 # -- exporting -------------------------------------------------------------------------------------------
@@ -407,24 +407,18 @@ def test_a_flipped_byte_anywhere_in_a_file_is_found(leader: Leader, tmp_path: Pa
         target.finish()
 
 
-def test_a_table_of_another_snapshot_is_refused(leader: Leader, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_snapshot_is_refused(leader: Leader, tmp_path: Path) -> None:
     leader.write_much(20)
+    leader.store.flush()
     with leader.store.export_snapshot() as export:
-        leader.write_much(40)
-        leader.store.flush()
-        with leader.store.export_snapshot() as later:
-            [checkpoint, *_] = later.snapshot.files
-            known = later.snapshot.manifest
-            mixed = SnapshotManifest(
-                export.snapshot.manifest.with_changes(checkpoint=known.checkpoint),
-                checkpoint.size_bytes,
-                export.snapshot.epochs,
-            )
-            target = SnapshotTarget(tmp_path / "target", mixed)
-            target.write(checkpoint.name, 0, later.read(checkpoint.name, 0, checkpoint.size_bytes))
-            with pytest.raises(CorruptFile, match="another snapshot"):
-                target.complete(checkpoint.name)
-            assert target.held(checkpoint.name) == 0
+        known = export.snapshot.manifest.checkpoint
+        checkpoint = export.snapshot.files[len(known) - 1]
+        mixed = SnapshotManifest(export.snapshot.manifest, ((77, known[-1].first_lsn),))
+        target = SnapshotTarget(tmp_path / "target", mixed)
+        target.write(checkpoint.name, 0, export.read(checkpoint.name, 0, checkpoint.size_bytes))
+        with pytest.raises(CorruptFile, match="another snapshot"):
+            target.complete(checkpoint.name)
+        assert target.held(checkpoint.name) == 0
 
 
 # -- the description -------------------------------------------------------------------------------------
@@ -432,14 +426,15 @@ def test_a_table_of_another_snapshot_is_refused(leader: Leader, tmp_path: Path) 
 
 def test_a_golden_snapshot_manifest_is_read() -> None:
     found = decode_snapshot((GOLDEN / "SNAPSHOT").read_bytes(), "SNAPSHOT")
-    assert (found.applied_lsn, found.epochs, found.checkpoint_bytes) == (4_096, ((1, 0), (4, 2_048)), 300)
-    assert [file.name for file in found.files] == ["000000000005.ckp", "000000000004.tbl", "000000000004.tbl"]
+    assert (found.applied_lsn, found.epochs) == (4_096, ((1, 0), (4, 2_048)))
+    checkpoint, table = ["000000000003.ckp", "000000000005.ckp"], "000000000004.tbl"
+    assert [file.name for file in found.files] == [*checkpoint, table, table]
     assert encode_snapshot(found) == snapshot()
 
 
 def test_a_dumped_snapshot_manifest_shows_where_it_was_taken_and_what_is_in_it() -> None:
     head, *rest = dump_snapshot(GOLDEN / "SNAPSHOT")
-    assert (head["applied_lsn"], head["checkpoint_bytes"], head["epochs"]) == (4_096, 300, [[1, 0], [4, 2_048]])
+    assert (head["applied_lsn"], head["epochs"]) == (4_096, [[1, 0], [4, 2_048]])
     assert rest == list(dump_manifest(GOLDEN / "MANIFEST"))
 
 
@@ -452,11 +447,18 @@ def test_dumps_are_printed(kind: str, arguments: list[str], capsys: pytest.Captu
     assert "000000000004.tbl" in capsys.readouterr().out
 
 
+def test_a_dumped_checkpoint_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["dump", "checkpoint", str(GOLDEN / "000000000007.ckp")])
+    assert ended.value.code == 0
+    assert "producer 9" in capsys.readouterr().out
+
+
 def test_a_newer_snapshot_manifest_is_refused() -> None:
     raw = bytearray(snapshot())
-    raw[8:12] = (2).to_bytes(4, "little")
+    raw[8:12] = (3).to_bytes(4, "little")
     raw[16:20] = crc32c.crc32c(raw[8:16] + raw[20:]).to_bytes(4, "little")
-    with pytest.raises(UnsupportedFormat, match="snapshot version 2; this release reads 1"):
+    with pytest.raises(UnsupportedFormat, match="snapshot version 3; this release reads 2"):
         decode_snapshot(bytes(raw), "SNAPSHOT")
 
 

@@ -19,7 +19,7 @@ _ROWS_AT_A_TIME = 1000
 
 @click.group()
 def dump() -> None:
-    """Look into a node's files: WAL and its mark, SSTable, manifest, snapshot, the control plane's journal.
+    """Look into a node's files: WAL and its mark, SSTable, manifest, checkpoint, snapshot.
 
     Reads the file and nothing else; the node may be running. Damage is reported by name, as an error.
     """
@@ -48,6 +48,14 @@ def sstable(file: Path, records: bool, as_json: bool) -> None:
 def manifest(file: Path, as_json: bool) -> None:
     """Print a manifest: the place of the log, and the tables."""
     _print(_dumper("dump_manifest")(file), as_json)
+
+
+@dump.command()
+@click.argument("file", type=_FILE)
+@json_option
+def checkpoint(file: Path, as_json: bool) -> None:
+    """Print a file of a checkpoint: what changed of topics, groups, documents and producers."""
+    _print(_dumper("dump_checkpoint")(file), as_json)
 
 
 @dump.command()

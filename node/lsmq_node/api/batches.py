@@ -22,10 +22,13 @@ from lsmq.errors import (
     NotEnoughReplicas,
     NotLeader,
     OutOfOrderSequence,
+    ProducerFenced,
     ReadElsewhere,
+    SequenceReused,
     StaleSequence,
     StoreBusy,
     TooManyMessages,
+    TooManyProducers,
     TopicReplaced,
     UnknownFetchSession,
     UnknownProducer,
@@ -45,6 +48,16 @@ from . import schemas
 from .codec import BATCH_TYPE, BATCHES_TYPE, media_type
 from .routing import Call, Content, Parameter, Route, path_parameters
 from .sending import send_parts
+
+#: What a batch of an idempotent producer may be refused with.
+PRODUCER_ERRORS = (
+    OutOfOrderSequence,
+    StaleSequence,
+    SequenceReused,
+    ProducerFenced,
+    UnknownProducer,
+    TooManyProducers,
+)
 
 _SENT_COLUMNS = frozenset(
     {
@@ -267,9 +280,7 @@ def routes(config: NodeConfig) -> tuple[Route, ...]:
                 InvalidBatch,
                 MessageTooLarge,
                 TooManyMessages,
-                OutOfOrderSequence,
-                StaleSequence,
-                UnknownProducer,
+                *PRODUCER_ERRORS,
                 NotLeader,
                 NotEnoughReplicas,
                 TopicReplaced,

@@ -32,6 +32,7 @@ from lsmq_node.config import NodeConfig
 from lsmq_node.storage import Topic
 
 from . import schemas
+from .batches import PRODUCER_ERRORS
 from .codec import answer
 from .routing import Call, Content, Route, path_parameters
 from .schema import Schema, check
@@ -71,10 +72,12 @@ def values_of(message: dict[str, Any]) -> int:
 class Packer:
     """Checks the messages of one request and packs them by shard."""
 
-    __slots__ = ("_broker", "_limit", "_schema", "_topic", "parts")
+    __slots__ = ("_broker", "_limit", "_producer_id", "_schema", "_topic", "parts")
 
-    def __init__(self, broker: Broker, topic: Topic, schema: Schema) -> None:
+    def __init__(self, broker: Broker, topic: Topic, schema: Schema, producer_id: int = 0) -> None:
+        """``producer_id``: 0 for a request that is not idempotent."""
         self._broker = broker
+        self._producer_id = producer_id
         self._topic = topic
         self._schema = schema
         self._limit = message_limit(broker.config, topic)
@@ -99,7 +102,7 @@ class Packer:
         headers = self._headers(index, message) if "headers" in message else None
         topic = self._topic
         if queue is None:
-            queue = self._broker.next_queue(topic) if key_digest is None else key_digest % topic.key_queues
+            queue = self._keyless_queue() if key_digest is None else key_digest % topic.key_queues
         elif type(queue) is not int or not 0 <= queue < topic.queues:
             self._refuse_queue(index, message, queue)
         part = self.parts.get(shard := self._broker.shard_of(topic, queue))
@@ -120,6 +123,12 @@ class Packer:
             )
         except UnicodeEncodeError:
             self._explain(index, message)
+
+    def _keyless_queue(self) -> int:
+        """Where a message without queue and key goes: of a producer all to one queue, so that a repeat is the same."""
+        if self._producer_id:
+            return self._producer_id % self._topic.queues
+        return self._broker.next_queue(self._topic)
 
     def _body(self, index: int, message: dict[str, Any]) -> bytes:
         body = self._bytes(index, message, "body")
@@ -227,12 +236,10 @@ async def produce(call: Call) -> web.StreamResponse:
     assert call.route.request is not None and call.route.request.schema is not None
     schema = call.route.request.schema
     messages = _check_envelope(document, broker.config, schema)
-    packer = Packer(broker, topic, schema["properties"]["messages"]["items"])
-    turns = Turns()
+    producer = document.get("producer") or {"id": 0, "sequence": 0}
+    packer = Packer(broker, topic, schema["properties"]["messages"]["items"], producer["id"])
     for index, message in enumerate(messages):
         packer.add(index, message)
-        await turns.after(values_of(message))
-    producer = document.get("producer") or {"id": 0, "sequence": 0}
     if producer["id"] and len(packer.parts) > 1:
         raise InvalidRequest(
             "producer: sequences are counted for each shard, and these messages belong to several; "
@@ -286,6 +293,7 @@ def routes(config: NodeConfig) -> tuple[Route, ...]:
                 NotLeader,
                 NotEnoughReplicas,
                 TopicReplaced,
+                *PRODUCER_ERRORS,
                 StoreBusy,
                 DiskFull,
             ),

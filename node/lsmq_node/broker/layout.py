@@ -36,6 +36,8 @@ def store_options(config: NodeConfig) -> StoreOptions:
         flush_bytes=config.flush_bytes,
         memtable_bytes=config.memtable_bytes,
         max_documents_bytes=config.max_documents_bytes,
+        producer_expiry_ms=config.producer_expiry_ms,
+        max_producers=config.max_producers,
         cache_bytes=config.cache_bytes,
         max_message_bytes=config.max_message_bytes,
         segment_bytes=config.segment_bytes,

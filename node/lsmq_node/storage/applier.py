@@ -30,11 +30,15 @@ from .columns import (
     wrap64,
 )
 from .memtable import TOMBSTONE_TOPIC
+from .producers import BatchKey, Stored, fingerprint
 from .sstable import stored_batch
-from .state import ShardState, Stored, Topic, TopicOptions, TopicState
+from .state import ShardState, Topic, TopicOptions, TopicState
 from .stats import Counters
 from .tables import TableSet
 from .wal import Entry, EntryKind
+
+#: Where records of a topic that is gone are.
+_NOWHERE: I64 = np.empty(0, np.int64)
 
 
 @dataclass(slots=True)
@@ -51,7 +55,7 @@ class PendingRecords:
     optional: Columns
     touched: U32
     ends: I64
-    producer: tuple[int, int, int] | None
+    producer: BatchKey | None
 
     def touched_queues(self) -> tuple[int, U32]:
         """The topic's id and the queues that got records, in any order and with repeats."""
@@ -61,15 +65,15 @@ class PendingRecords:
     def stored(self) -> Stored:
         """The answer to remember for the producer's batch."""
         assert self.producer is not None
-        return Stored(self.producer[2], self.end_lsn, self.stored_ms, self.offsets)
+        return self.producer.stored(self.end_lsn, self.stored_ms, self.offsets)
 
 
 class BatchColumns:
     """The columns of a producer's batch that the store looks at."""
 
-    __slots__ = ("lengths", "optional", "queues")
+    __slots__ = ("lengths", "optional", "producer", "queues")
 
-    def __init__(self, batch: RecordBatch) -> None:
+    def __init__(self, batch: RecordBatch, topic_id: int) -> None:
         """Raises ``InvalidBatch`` for a batch without records."""
         if batch.record_count == 0:
             raise InvalidBatch("a batch has at least one record")
@@ -78,6 +82,7 @@ class BatchColumns:
         self.optional: Columns = {
             column: self._decode(batch, column) for column in OPTIONAL if column in batch.directory
         }
+        self.producer = batch_key(batch, topic_id)
 
     @staticmethod
     def _decode(batch: RecordBatch, column: Column) -> Any:
@@ -104,7 +109,6 @@ class Applier:
         """Give the records their offsets, and advance the ends of their queues."""
         index = columns.queues - np.uint32(state.first) if state.first else columns.queues
         offsets, touched, ends = assign_offsets(index, state.next, state.scratch)
-        producer = (batch.producer_id, batch.producer_epoch, batch.sequence) if batch.producer_id else None
         return PendingRecords(
             0,
             state,
@@ -116,7 +120,7 @@ class Applier:
             columns.optional,
             touched,
             ends,
-            producer,
+            columns.producer,
         )
 
     def replay(self, entry: Entry) -> PendingRecords | None:
@@ -132,7 +136,7 @@ class Applier:
             self._replay_orphan(entry)
             return None
         batch = stored_batch(entry.body, self._source, entry.lsn, "log entry")
-        pending = self.prepare(state, batch, BatchColumns(batch), entry.time_ms)
+        pending = self.prepare(state, batch, BatchColumns(batch, entry.topic_id), entry.time_ms)
         pending.end_lsn = entry.end_lsn
         if wrap64(int(pending.offsets.sum())) != entry.check:
             raise CorruptFile(
@@ -147,23 +151,28 @@ class Applier:
 
     def _replay_orphan(self, entry: Entry) -> None:
         batch = stored_batch(entry.body, self._source, entry.lsn, "log entry")
-        if batch.producer_id:
-            stored = Stored(batch.sequence, entry.end_lsn, entry.time_ms, np.empty(0, np.int64))
-            self._state.producers.record(batch.producer_id, batch.producer_epoch, stored)
-        self._tables.applied_lsn = entry.end_lsn
+        producer = batch_key(batch, entry.topic_id)
+        if producer is not None:
+            self._state.producers.record(producer.producer_id, producer.stored(entry.end_lsn, entry.time_ms, _NOWHERE))
+        self._applied(entry.end_lsn, entry.time_ms)
+
+    def _applied(self, end_lsn: int, time_ms: int) -> None:
+        self._state.time_ms = time_ms
+        self._tables.applied_lsn = end_lsn
 
     def apply_records(self, item: PendingRecords) -> None:
         """Put records in the memtable, then show them to readers."""
         memtable = self._tables.room_for(len(item.payload), len(item.keys))
         memtable.apply(item.end_lsn, item.keys, item.offsets, item.lengths, item.stored_ms, item.payload, item.optional)
-        item.state.committed[item.touched] = item.ends
-        item.state.version += 1
-        if item.producer is not None:
-            producer_id, epoch, _ = item.producer
-            self._state.producers.record(producer_id, epoch, item.stored())
+        self._state.land(item.state, item.touched, item.ends)
+        producer = item.producer
+        if producer is not None:
+            here = self._state.topics.get(item.state.topic.id) is item.state
+            answer = producer.stored(item.end_lsn, item.stored_ms, item.offsets if here else _NOWHERE)
+            self._state.producers.record(producer.producer_id, answer)
         self._counters.records_written += len(item.keys)
         self._counters.bytes_written += len(item.payload)
-        self._tables.applied_lsn = item.end_lsn
+        self._applied(item.end_lsn, item.stored_ms)
 
     def apply_entry(self, entry: Entry) -> None:
         """Apply a committed entry other than records."""
@@ -185,20 +194,13 @@ class Applier:
                     queues, offsets = _positions(raw)
                     state.commit_offsets(group, entry.topic_id, queues, offsets, reset=reset)
             case EntryKind.TRIM:
-                item = state.topics.get(entry.topic_id)
-                if item is not None:
-                    queues, offsets = _positions(entry.body)
-                    index = queues - np.uint32(item.first)
-                    np.maximum.at(item.start, index, np.minimum(offsets, item.committed[index]))
-                    item.trims += 1
-                    item.version += 1
+                state.trim(entry.topic_id, *_positions(entry.body))
             case EntryKind.DELETE:
                 item = state.topics.get(entry.topic_id)
                 if item is not None:
                     queues, offsets = _positions(entry.body)
                     self._apply_tombstones(entry, queue_keys(entry.topic_id | TOMBSTONE_TOPIC, queues), offsets)
-                    item.deletes += len(queues)
-                    item.version += 1
+                    state.note_deletes(item, len(queues))
             case EntryKind.DOCUMENT:
                 state.documents.apply(entry.body)
             case EntryKind.EPOCH:
@@ -209,13 +211,20 @@ class Applier:
                     file=self._source,
                     position=entry.lsn,
                 )
-        self._tables.applied_lsn = entry.end_lsn
+        self._applied(entry.end_lsn, entry.time_ms)
 
     def _apply_tombstones(self, entry: Entry, keys: U64, offsets: I64) -> None:
         zeros = np.zeros(len(keys), np.uint32)
         flags = np.full(len(keys), Flag.TOMBSTONE, np.uint8)
         memtable = self._tables.room_for(0, len(keys))
         memtable.apply(entry.end_lsn, keys, offsets, zeros, entry.time_ms, memoryview(b""), {Column.FLAGS: flags})
+
+
+def batch_key(batch: RecordBatch, topic_id: int) -> BatchKey | None:
+    """What tells the batch from others of its producer; None where it has none."""
+    if not batch.producer_id:
+        return None
+    return BatchKey(batch.producer_id, batch.producer_epoch, batch.sequence, fingerprint(topic_id, batch))
 
 
 def _positions(raw: bytes) -> tuple[NDArray[np.uint32], I64]:

@@ -1,248 +1,387 @@
-"""Checkpoints: a shard's state as of a flush, in one file.
+"""Checkpoints: a shard's state as of a flush, in a chain of files.
 
-All integers are little-endian::
+Each file is an *increment*: what changed between two LSNs, as sorted keys and values (:mod:`.keyed_file`). A flush adds
+one, so that it costs what changed since the last, whatever the state holds. Increments that follow one another are
+merged into one as they come to be many, like tables: sizes grow by fours with age, a fact is written a logarithmic
+number of times, and the chain stays short. What is read at a start is the chain from the oldest to the newest;
+idempotent producers alone stay where they are, and are looked up there.
 
-    offset width field
-     0      8    magic ``LSMQCKP1``
-     8      4    version (2; in version 1 the body has no documents)
-    12      4    crc      CRC32C of version, length and body
-    16      8    length of the body
-    24      n    body     a msgpack map; arrays of queue ends are zstd over int64
+A key begins with its kind; numbers in keys are big-endian::
 
-Packing costs only for what changed since the last checkpoint: the packed arrays of a topic that nothing was
-written to are used again.
+    key                                            value
+    c topic (4)                                    msgpack [name, queues, options, created_ms, first, end, deletes]
+    c topic (4) page (4)                           the ends of a page of queues, then their log starts
+    d document's key                               the document
+    g length (4) group topic (4) page (4)          committed offsets + 1 of a page of queues
+    p producer (8)                                 see :mod:`.producers`
+
+A page is ``PAGE_QUEUES`` queues. Its numbers are written as count (4), width (1), least (8), and each less the least in
+``width`` bytes. *Erased* prefixes come with an increment: what older ones hold under them is gone.
 """
 
 from __future__ import annotations
 
+import heapq
 import struct
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-import crc32c
 import msgpack
 import numpy as np
-import zstandard
 
-from lsmq.errors import CorruptFile, UnsupportedFormat
+from lsmq.errors import CorruptFile
 
 from .columns import I64, WIDTH_DTYPES, width_of
-from .disk import Disk, replace_file
-from .documents import Documents
-from .state import Producers, ShardState, Topic, TopicOptions
+from .disk import Disk
+from .keyed_file import Item, KeyedFile, KeyedWriter
+from .producers import KIND as PRODUCER
+from .producers import decode_answers, decode_head, merge_values, producer_key
+from .state import PAGE_BITS, ShardState, StateChange, Topic, TopicOptions
 
-MAGIC = b"LSMQCKP1"
-VERSION = 3
-_PLAIN_ARRAYS_VERSION = 2
-HEAD = struct.Struct("<8sIIQ")
-_ARRAY = struct.Struct("<Bq")
+CATALOG, DOCUMENT, OFFSETS = b"c", b"d", b"g"
+_TOPIC_FIELDS = ("name", "queues", "options", "created_ms", "first", "end", "deletes")
+_ARRAY = struct.Struct("<IBq")
+#: So many increments of about one size become one.
+_FAN = 4
+#: Increments below this count as if they were of one size.
+_SMALL_BYTES = 64 * 1024
+#: Writes are refused while the chain is so long: merges do not keep up.
+MAX_INCREMENTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class IncrementMeta:
+    """An increment as the manifest lists it: the state's changes in the log's ``[first_lsn, end_lsn)``."""
+
+    number: int
+    size_bytes: int
+    first_lsn: int
+    end_lsn: int
+
+    @property
+    def name(self) -> str:
+        return checkpoint_name(self.number)
 
 
 def checkpoint_name(number: int) -> str:
     return f"{number:012d}.ckp"
 
 
-@dataclass(slots=True)
-class _TopicPart:
-    header: list[Any]
-    starts: tuple[int, int]  # what ``start`` follows from: trims, and the number of queues
-    next: I64 | bytes
-    start: I64 | bytes
+def choose(sizes: Sequence[int]) -> int:
+    """How many of the newest increments to merge; 0 for none. ``sizes`` in bytes, the oldest first."""
+    newest_first = [max(size, _SMALL_BYTES) for size in sizes[::-1]]
+    count, total = 1, sum(newest_first[:1])
+    while True:
+        tier = newest_first[count : count + _FAN - 1]
+        if len(tier) < _FAN - 1 or max(tier) > 2 * total:
+            return count if count > 1 else 0
+        total += sum(tier)
+        count += len(tier)
 
 
-@dataclass(frozen=True, slots=True)
-class _Packed:
-    """Arrays of a topic as they were at a version of it."""
-
-    version: int
-    starts: tuple[int, int]
-    next: bytes
-    start: bytes
+# -- keys and values -------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Snapshot:
-    """State frozen at an LSN: what changed is copied, the rest refers to packed bytes of the last one."""
-
-    lsn: int
-    next_topic_id: int
-    topics: list[_TopicPart]
-    offsets: list[tuple[str, int, I64 | bytes]]
-    producers: list[Any]
-    epochs: list[tuple[int, int]]
-    documents: list[tuple[str, bytes]]
+def _number(value: int) -> bytes:
+    return value.to_bytes(4, "big")
 
 
-class Checkpointer:
-    """Takes snapshots of a state and writes them; keeps packed arrays by the version they were packed at.
-
-    One thread takes while another may write.
-    """
-
-    def __init__(self) -> None:
-        self._topics: dict[int, _Packed] = {}
-        self._spare: I64 = np.empty(0, np.int64)  # the longest array that was copied to: fresh memory costs more
-        self._offsets: dict[tuple[str, int], tuple[int, bytes]] = {}
-        self._versions: list[tuple[Any, int]] = []
-
-    def take(self, state: ShardState, lsn: int) -> Snapshot:
-        """Copy what changed. Call between two entries; costs a memory copy of the arrays written to."""
-        topics = []
-        for topic_id, item in state.topics.items():
-            topic = item.topic
-            header = [
-                topic.id,
-                topic.name,
-                topic.queues,
-                topic.options.to_dict(),
-                topic.created_ms,
-                item.first,
-                item.end,
-                item.deletes,
-                item.version,
-            ]
-            packed = self._topics.get(topic_id)
-            count = item.end - item.first
-            starts = (item.trims, count)
-            if packed is not None and packed.version == item.version:
-                topics.append(_TopicPart(header, starts, packed.next, packed.start))
-            elif packed is not None and packed.starts == starts:
-                topics.append(_TopicPart(header, starts, self._copy(item.committed[:count]), packed.start))
-            else:
-                start = item.start[:count].copy()
-                topics.append(_TopicPart(header, starts, self._copy(item.committed[:count]), start))
-        for gone in self._offsets.keys() - state.offsets.keys():
-            del self._offsets[gone]
-        offsets: list[tuple[str, int, I64 | bytes]] = []
-        for key, values in state.offsets.items():
-            known = self._offsets.get(key)
-            version = state.offsets_version[key]
-            if known is not None and known[0] == version:
-                offsets.append((*key, known[1]))
-            else:
-                packed_offsets = _pack(values)
-                self._offsets[key] = (version, packed_offsets)
-                offsets.append((*key, packed_offsets))
-        return Snapshot(
-            lsn,
-            state.next_topic_id,
-            topics,
-            offsets,
-            state.producers.dump(),
-            list(state.epochs),
-            state.documents.items(),
-        )
-
-    def _copy(self, values: I64) -> I64:
-        spare, self._spare = self._spare, np.empty(0, np.int64)
-        if len(spare) < len(values):
-            spare = np.empty(len(values), np.int64)
-        np.copyto(spare[: len(values)], values)
-        return spare[: len(values)]
-
-    def done(self, snapshot: Snapshot) -> None:
-        """The snapshot will not be written again: its memory is used for another."""
-        for part in snapshot.topics:
-            if isinstance(part.next, np.ndarray) and isinstance(part.next.base, np.ndarray):
-                self._spare = max(self._spare, part.next.base, key=len)
-
-    def write(self, disk: Disk, directory: Path, number: int, snapshot: Snapshot) -> int:
-        """Write a checkpoint file; durable on return. Returns its size in bytes."""
-        topics = []
-        for part in snapshot.topics:
-            topic_id, version = part.header[0], part.header[8]
-            packed_next, packed_start = _pack(part.next), _pack(part.start)
-            self._topics[topic_id] = _Packed(version, part.starts, packed_next, packed_start)
-            topics.append([*part.header, packed_next, packed_start])
-        live = {part.header[0] for part in snapshot.topics}
-        for topic_id in [topic_id for topic_id in self._topics if topic_id not in live]:
-            del self._topics[topic_id]
-        body = msgpack.packb(
-            {
-                "lsn": snapshot.lsn,
-                "next_topic_id": snapshot.next_topic_id,
-                "topics": topics,
-                "offsets": [[group, topic_id, packed] for group, topic_id, packed in snapshot.offsets],
-                "producers": snapshot.producers,
-                "epochs": snapshot.epochs,
-                "documents": snapshot.documents,
-            }
-        )
-        raw = HEAD.pack(MAGIC, VERSION, _crc(VERSION, body), len(body)) + body
-        replace_file(disk, directory / checkpoint_name(number), raw)
-        return len(raw)
+def _group_prefix(group: str, topic_id: int | None) -> bytes:
+    name = group.encode(errors="surrogatepass")
+    prefix = OFFSETS + _number(len(name)) + name
+    return prefix if topic_id is None else prefix + _number(topic_id)
 
 
-def _crc(version: int, body: bytes | memoryview) -> int:
-    return crc32c.crc32c(body, crc32c.crc32c(struct.pack("<IQ", version, len(body))))
-
-
-def load_checkpoint(disk: Disk, path: Path) -> tuple[int, ShardState]:
-    """LSN and state of a checkpoint file. Raises ``CorruptFile`` or ``UnsupportedFormat``."""
-    source = str(path)
-    try:
-        raw = disk.read_all(path)
-    except FileNotFoundError:
-        raise CorruptFile(
-            f"{source}: the checkpoint that the manifest names is missing. Restore this directory from a replica "
-            "or a backup; nothing was changed.",
-            file=source,
-            position=0,
-        ) from None
-    if len(raw) < HEAD.size or raw[:8] != MAGIC:
-        raise CorruptFile(f"{source}: not a checkpoint ({len(raw)} bytes)", file=source, position=0)
-    _, version, crc, length = HEAD.unpack_from(raw)
-    body = memoryview(raw)[HEAD.size :]
-    if len(body) != length or _crc(version, body) != crc:
-        raise CorruptFile(
-            f"{source}: the checkpoint is damaged. Restore this directory from a replica or a backup; "
-            "nothing was changed.",
-            file=source,
-            position=HEAD.size,
-        )
-    if version > VERSION:
-        raise UnsupportedFormat(
-            f"{source}: checkpoint version {version}; this release reads {VERSION}. "
-            "Start the release that wrote it, or a newer one."
-        )
-    values = msgpack.unpackb(body)
-    unpack = _unpack_plain if version <= _PLAIN_ARRAYS_VERSION else _unpack
-    state = ShardState()
-    for topic_id, name, queues, options, created_ms, first, end, deletes, changes, ends, starts in values["topics"]:
-        topic = Topic(topic_id, name, queues, TopicOptions.from_dict(options), created_ms)
-        state.put_topic(topic, first, end)
-        item = state.topics[topic_id]
-        item.restore(unpack(ends), unpack(starts))
-        item.deletes, item.version = deletes, changes
-    state.next_topic_id = values["next_topic_id"]
-    for group, topic_id, packed in values["offsets"]:
-        state.offsets[group, topic_id] = unpack(packed)
-        state.offsets_version[group, topic_id] = 0
-    state.producers = Producers.load(values["producers"])
-    state.epochs = [(epoch, lsn) for epoch, lsn in values["epochs"]]
-    state.documents = Documents(values.get("documents", ()))
-    return values["lsn"], state
-
-
-def _pack(values: I64 | bytes) -> bytes:
-    """Most offsets are small, or near one another: few bytes each, before zstd sees them."""
-    if isinstance(values, bytes):
-        return values
+def _pack(values: I64) -> bytes:
+    """Most offsets are small, or near one another: few bytes each, before they are compressed."""
     low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
     width = width_of(high - low)
     narrow = np.empty(len(values), WIDTH_DTYPES[width])
     np.subtract(values, low, out=narrow, casting="unsafe")
-    return _ARRAY.pack(width, low) + zstandard.compress(narrow.data, 1)
+    return _ARRAY.pack(len(values), width, low) + narrow.tobytes()
 
 
-def _unpack(packed: bytes) -> I64:
-    width, low = _ARRAY.unpack_from(packed)
-    values = np.frombuffer(zstandard.decompress(memoryview(packed)[_ARRAY.size :]), WIDTH_DTYPES[width])
-    widened: I64 = values.astype(np.int64)
-    widened += low
-    return widened
+def _unpack(packed: bytes, position: int = 0) -> tuple[I64, int]:
+    """The values, and where they end."""
+    count, width, low = _ARRAY.unpack_from(packed, position)
+    position += _ARRAY.size
+    values: I64 = np.frombuffer(packed, WIDTH_DTYPES[width], count, position).astype(np.int64)
+    values += low
+    return values, position + count * width
 
 
-def _unpack_plain(packed: bytes) -> I64:
-    return np.frombuffer(zstandard.decompress(packed), np.int64).copy()
+def _items(change: StateChange) -> list[Item]:
+    """All but the producers, sorted."""
+    items: list[Item] = []
+    for topic in change.topics:
+        of = topic.topic
+        key = CATALOG + _number(of.id)
+        header = [of.name, of.queues, of.options.to_dict(), of.created_ms, topic.first, topic.end, topic.deletes]
+        items.append((key, msgpack.packb(header)))
+        items += ((key + _number(page), _pack(ends) + _pack(starts)) for page, ends, starts in topic.pages)
+    items += ((DOCUMENT + key.encode(), value) for key, value in change.documents.items())
+    items += (
+        (_group_prefix(group, topic_id) + _number(page), _pack(values))
+        for group, topic_id, page, values in change.offsets
+    )
+    items.sort()
+    return items
+
+
+def _properties(change: StateChange) -> dict[str, Any]:
+    erased = [CATALOG + _number(topic_id) for topic_id in change.dropped]
+    erased += (_group_prefix(group, topic_id) for group, topic_id in change.dropped_groups)
+    return {
+        "first_lsn": change.first_lsn,
+        "end_lsn": change.end_lsn,
+        "time_ms": change.time_ms,
+        "next_topic_id": change.next_topic_id,
+        "epochs": change.epochs,
+        "erased": _outermost(erased),
+        "producers": len(change.producers),
+    }
+
+
+def _outermost(prefixes: Iterable[bytes]) -> list[bytes]:
+    """Sorted, without those that begin with another."""
+    found: list[bytes] = []
+    for prefix in sorted(prefixes):
+        if not found or not prefix.startswith(found[-1]):
+            found.append(prefix)
+    return found
+
+
+def describe_key(key: bytes) -> str:
+    """What a key, or an erased prefix, is about, in words."""
+    kind, number = key[:1], int.from_bytes(key[1:5], "big")
+    if kind == CATALOG:
+        return f"topic {number}" + (f" queues {_queues_of(key[5:])}" if len(key) > 5 else "")
+    if kind == DOCUMENT:
+        return f"document {key[1:].decode()}"
+    if kind == PRODUCER:
+        return f"producer {int.from_bytes(key[1:], 'big')}"
+    group, rest = key[5 : 5 + number].decode(errors="backslashreplace"), key[5 + number :]
+    topic = f" topic {int.from_bytes(rest[:4], 'big')}" if rest else ""
+    return f"group {group}{topic}" + (f" queues {_queues_of(rest[4:])}" if rest[4:] else "")
+
+
+def _queues_of(page: bytes) -> str:
+    first = int.from_bytes(page, "big") << PAGE_BITS
+    return f"from {first}"
+
+
+def describe_value(key: bytes, value: bytes | None) -> dict[str, Any]:
+    """What it is now. Of producers where they have come to, and the LSNs of their last batches."""
+    if value is None:
+        return {"deleted": True}
+    kind = key[:1]
+    if kind == PRODUCER:
+        lsns = [answer.lsn for answer in decode_answers(value)]
+        return {**decode_head(value)._asdict(), "answers": len(lsns), "lsns": lsns}
+    if kind == CATALOG and len(key) == 5:
+        return dict(zip(_TOPIC_FIELDS, msgpack.unpackb(value), strict=True))
+    return {"bytes": len(value)}
+
+
+# -- writing ---------------------------------------------------------------------------------------------
+
+
+def write_increment(disk: Disk, directory: Path, number: int, change: StateChange) -> IncrementMeta:
+    """Write what changed; durable on return. Leaves nothing behind when it raises ``OSError``."""
+    return _write(disk, directory, number, lambda writer: _fill(writer, change))
+
+
+def _fill(writer: KeyedWriter, change: StateChange) -> dict[str, Any]:
+    for key, value in _items(change):
+        writer.add(key, value)
+    for producer_id, value in change.producers.items():
+        writer.add(producer_key(producer_id), value, producer_id)
+    return _properties(change)
+
+
+def _write(disk: Disk, directory: Path, number: int, fill: Callable[[KeyedWriter], dict[str, Any]]) -> IncrementMeta:
+    path = directory / checkpoint_name(number)
+    writer = KeyedWriter(disk, path)
+    try:
+        properties = fill(writer)
+        size = writer.finish(properties)
+        disk.sync_directory(directory)
+    except BaseException:
+        writer.abandon()
+        disk.remove(path)
+        raise
+    return IncrementMeta(number, size, properties["first_lsn"], properties["end_lsn"])
+
+
+def merge_increments(
+    disk: Disk,
+    directory: Path,
+    number: int,
+    files: Sequence[KeyedFile],
+    *,
+    oldest: bool,
+    expiry_ms: int,
+    check: Callable[[], None] = lambda: None,
+) -> IncrementMeta:
+    """Write ``files``, increments that follow one another, the oldest first, as one; durable on return.
+
+    Args:
+        oldest: nothing is older than these, so what is gone needs no mention.
+        expiry_ms: producers that sent nothing for so long, up to the end of these, are dropped.
+        check: called now and then; may raise to end it.
+    """
+    return _write(disk, directory, number, lambda writer: _fill_merged(writer, files, oldest, expiry_ms, check))
+
+
+def _fill_merged(
+    writer: KeyedWriter, files: Sequence[KeyedFile], oldest: bool, expiry_ms: int, check: Callable[[], None]
+) -> dict[str, Any]:
+    newest_first = files[::-1]
+    first, last = files[0].properties, files[-1].properties
+    erased: list[list[bytes]] = []  # by age, what newer ones erase
+    for file in newest_first:
+        erased.append(_outermost([*(erased[-1] if erased else ()), *file.properties["erased"]]))
+    erased_by_newer = [[], *erased[:-1]]
+    scans = [_aged(file, age) for age, file in enumerate(newest_first)]
+    producers = 0
+    for key, found in groupby(heapq.merge(*scans), itemgetter(0)):
+        values = [value for _, age, value in found if not _is_under(key, erased_by_newer[age])]
+        if not values:
+            continue
+        value = values[0]
+        if key[:1] == PRODUCER:
+            value = merge_values([each for each in values if each is not None])
+            if last["time_ms"] - decode_head(value).last_ms > expiry_ms:
+                continue
+            writer.add(key, value, int.from_bytes(key[1:], "big"))
+            producers += 1
+        elif value is not None or not oldest:
+            writer.add(key, value)
+        if writer.count % 1024 == 0:
+            check()
+    return {
+        **last,
+        "first_lsn": first["first_lsn"],
+        "epochs": [epoch for file in files for epoch in file.properties["epochs"]],
+        "erased": [] if oldest else erased[-1],
+        "producers": producers,
+    }
+
+
+def _aged(file: KeyedFile, age: int) -> Iterator[tuple[bytes, int, bytes | None]]:
+    return ((key, age, value) for key, value in file.scan())
+
+
+def _is_under(key: bytes, prefixes: list[bytes]) -> bool:
+    """Whether the key begins with one of the sorted prefixes, none of which begins with another."""
+    at = bisect_right(prefixes, key) - 1
+    return at >= 0 and key.startswith(prefixes[at])
+
+
+# -- reading ---------------------------------------------------------------------------------------------
+
+
+def open_checkpoint(disk: Disk, directory: Path, metas: Sequence[IncrementMeta], lsn: int) -> list[KeyedFile]:
+    """The files of a chain that ends at ``lsn``, the oldest first.
+
+    Raises ``CorruptFile`` when one is missing, damaged or not of this chain, ``UnsupportedFormat``.
+    """
+    files = []
+    for meta in metas:
+        path = directory / meta.name
+        try:
+            file = KeyedFile(disk, path, meta.number)
+        except FileNotFoundError:
+            raise CorruptFile(
+                f"{path}: the checkpoint that the manifest names is missing. Restore this directory from a replica "
+                "or a backup; nothing was changed.",
+                file=str(path),
+                position=0,
+            ) from None
+        check_increment(file, meta)
+        files.append(file)
+    end_lsn = 0
+    for meta in metas:
+        if meta.first_lsn != end_lsn:
+            raise _not_of_here(
+                directory / meta.name, f"begins at LSN {meta.first_lsn}, the one before ends at {end_lsn}"
+            )
+        end_lsn = meta.end_lsn
+    if metas and end_lsn != lsn:
+        raise _not_of_here(directory / metas[-1].name, f"is of LSN {end_lsn}, the manifest of {lsn}")
+    return files
+
+
+def check_increment(file: KeyedFile, meta: IncrementMeta) -> None:
+    """Raises ``CorruptFile`` unless the file is what the manifest says."""
+    found = (file.size_bytes, file.properties["first_lsn"], file.properties["end_lsn"])
+    if found != (meta.size_bytes, meta.first_lsn, meta.end_lsn):
+        raise _not_of_here(
+            file.path,
+            f"has {found[0]} bytes of LSN {found[1]} to {found[2]}, the manifest says {meta.size_bytes} bytes of "
+            f"{meta.first_lsn} to {meta.end_lsn}",
+        )
+
+
+def _not_of_here(path: Path, what: str) -> CorruptFile:
+    return CorruptFile(
+        f"{path}: the checkpoint {what}: they do not belong together. Restore this directory from a replica or a "
+        "backup; nothing was changed.",
+        file=str(path),
+        position=0,
+    )
+
+
+def load_state(files: Sequence[KeyedFile]) -> ShardState:
+    """The state of a chain of increments, the oldest first, all but its producers. Raises ``CorruptFile``."""
+    state = ShardState()
+    for file in files:
+        properties = file.properties
+        for prefix in properties["erased"]:
+            _erase(state, prefix)
+        for key, value in file.scan(b"", PRODUCER):
+            _restore(state, key, value)
+        state.epochs += ((epoch, lsn) for epoch, lsn in properties["epochs"])
+        state.next_topic_id = properties["next_topic_id"]
+    if files:
+        state.restored(properties["end_lsn"], properties["time_ms"])
+    return state
+
+
+def _erase(state: ShardState, prefix: bytes) -> None:
+    if prefix[:1] == CATALOG:
+        state.drop_topic(int.from_bytes(prefix[1:5], "big"))
+        return
+    end = 5 + int.from_bytes(prefix[1:5], "big")
+    group = prefix[5:end].decode(errors="surrogatepass")
+    state.offsets.drop(group, int.from_bytes(prefix[end:], "big") if len(prefix) > end else None)
+
+
+def _restore(state: ShardState, key: bytes, value: bytes | None) -> None:
+    kind = key[:1]
+    if kind == DOCUMENT:
+        state.documents.put(key[1:].decode(), value)
+        return
+    assert value is not None, "of these only prefixes are erased"
+    if kind == OFFSETS:
+        end = 5 + int.from_bytes(key[1:5], "big")
+        topic_id, page = int.from_bytes(key[end : end + 4], "big"), int.from_bytes(key[end + 4 :], "big")
+        values, _ = _unpack(value)
+        length = max(len(state.topics[topic_id].next), (page << PAGE_BITS) + len(values))
+        offsets = state.offsets.array(key[5:end].decode(errors="surrogatepass"), topic_id, length)
+        offsets[page << PAGE_BITS :][: len(values)] = values
+        return
+    topic_id = int.from_bytes(key[1:5], "big")
+    if len(key) == 5:
+        name, queues, options, created_ms, first, end, deletes = msgpack.unpackb(value)
+        state.put_topic(Topic(topic_id, name, queues, TopicOptions.from_dict(options), created_ms), first, end)
+        state.topics[topic_id].deletes = deletes
+        return
+    ends, position = _unpack(value)
+    starts, _ = _unpack(value, position)
+    state.topics[topic_id].restore(int.from_bytes(key[5:], "big"), ends, starts)

@@ -1,4 +1,4 @@
-"""Documents: a small map of a shard from text to bytes, in its log and its checkpoints.
+"""Documents: a small map of a shard from text to bytes, in memory, in its log and its checkpoints.
 
 What coordinators have to remember lives here: groups, transactions, retries. A change is one log entry, kind DOCUMENT,
 and takes effect as a whole when it is committed. The body of the entry is msgpack, a list of ``[key, value]``; nil as
@@ -10,7 +10,7 @@ Not supported: conditions. Who leads a shard is the only one to write its docume
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import msgpack
 from sortedcontainers import SortedDict
@@ -52,11 +52,12 @@ def _too_large(what: str, size: int, limit: int) -> RequestTooLarge:
 class Documents:
     """The documents of a shard. Its owner sees to it that one thread at a time changes or lists them."""
 
-    __slots__ = ("_values", "size_bytes")
+    __slots__ = ("_changed", "_values", "size_bytes")
 
-    def __init__(self, items: Iterable[tuple[str, bytes]] = ()) -> None:
-        self._values: SortedDict[str, bytes] = SortedDict(items)
-        self.size_bytes = sum(_size(key, value) for key, value in self._values.items())
+    def __init__(self) -> None:
+        self._values: SortedDict[str, bytes] = SortedDict()
+        self._changed: dict[str, bytes | None] = {}
+        self.size_bytes = 0
 
     def __len__(self) -> int:
         return len(self._values)
@@ -74,14 +75,24 @@ class Documents:
     def apply(self, body: bytes) -> None:
         """Carry out a change as it stands in the log."""
         for key, value in msgpack.unpackb(body):
-            former = dict.get(self._values, key)
-            if former is not None:
-                self.size_bytes -= _size(key, former)
-            if value is not None:
-                self._values[key] = value
-                self.size_bytes += _size(key, value)
-            elif former is not None:
-                del self._values[key]
+            self.put(key, value)
+
+    def put(self, key: str, value: bytes | None) -> None:
+        """Put a document, or delete it where the value is None."""
+        former = dict.get(self._values, key)
+        if former is not None:
+            self.size_bytes -= _size(key, former)
+        if value is not None:
+            self._values[key] = value
+            self.size_bytes += _size(key, value)
+        elif former is not None:
+            del self._values[key]
+        self._changed[key] = value
+
+    def take_change(self) -> dict[str, bytes | None]:
+        """What was put or deleted since the last time, as it is now."""
+        changed, self._changed = self._changed, {}
+        return changed
 
     def check_room(self, changes: Changes, limit_bytes: int) -> None:
         """Raises ``DocumentsFull`` for a change that needs space where there is none.
@@ -102,7 +113,7 @@ class Documents:
             )
 
     def items(self) -> list[tuple[str, bytes]]:
-        """All of them, sorted by key, for a checkpoint."""
+        """All of them, sorted by key."""
         return list(self._values.items())
 
 

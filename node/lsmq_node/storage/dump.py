@@ -18,7 +18,9 @@ from lsmq.errors import CorruptFile, LsmqError
 from lsmq.record_batch import Column, decode_header
 
 from .block import Block
+from .checkpoint import describe_key, describe_value
 from .disk import OsDisk
+from .keyed_file import KeyedFile
 from .log_mark import decode_log_mark
 from .manifest import NAME as MANIFEST
 from .manifest import Manifest, decode_manifest
@@ -149,8 +151,20 @@ def _records(block: Block) -> Iterator[dict[str, Any]]:
 
 
 def dump_manifest(path: Path) -> Iterator[dict[str, Any]]:
-    """A dict of the log's place and the files' numbers, then one for each table, oldest first."""
+    """A dict of the log's place, one for each file of the checkpoint, then one for each table, oldest first."""
     yield from _manifest(decode_manifest(OsDisk().read_all(path), str(path)))
+
+
+def dump_checkpoint(path: Path) -> Iterator[dict[str, Any]]:
+    """A dict of where an increment of a checkpoint begins and ends, then one for each thing that changed there."""
+    file = KeyedFile(OsDisk(), path, 0)
+    properties = dict(file.properties)
+    erased = properties.pop("erased")
+    yield {**properties, "changes": file.count, "size_bytes": file.size_bytes}
+    for prefix in erased:
+        yield {"erased": describe_key(prefix)}
+    for key, value in file.scan():
+        yield {"change": describe_key(key), **describe_value(key, value)}
 
 
 def dump_snapshot(path: Path) -> Iterator[dict[str, Any]]:
@@ -159,7 +173,6 @@ def dump_snapshot(path: Path) -> Iterator[dict[str, Any]]:
     yield {
         "applied_lsn": snapshot.applied_lsn,
         "total_bytes": snapshot.total_bytes,
-        "checkpoint_bytes": snapshot.checkpoint_bytes,
         "epochs": [list(epoch) for epoch in snapshot.epochs],
     }
     yield from _manifest(snapshot.manifest)
@@ -175,9 +188,10 @@ def _manifest(manifest: Manifest) -> Iterator[dict[str, Any]]:
         "segment_bytes": manifest.segment_bytes,
         "next_number": manifest.next_number,
         "flushed_lsn": manifest.flushed_lsn,
-        "checkpoint": manifest.checkpoint,
         "extra": manifest.extra,
     }
+    for increment in manifest.checkpoint:
+        yield {"file": increment.name, **asdict(increment)}
     for number, run in enumerate(manifest.generations):
         for meta in run:
             yield {"level": 1, "generation": number, **_table(meta)}

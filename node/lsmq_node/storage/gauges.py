@@ -24,6 +24,7 @@ def measure(
     version = tables.version
     runs = version.runs()
     states = list(state.topics.values())
+    checkpoint = tables.checkpoint.files
     return StoreStats(
         commits_total=counters.commits,
         committed_entries_total=counters.committed_entries,
@@ -33,6 +34,7 @@ def measure(
         flushes_total=counters.flushes,
         flushed_bytes_total=counters.flushed_bytes,
         flush_seconds=counters.flush_seconds,
+        checkpoint_written_bytes_total=counters.checkpoint_bytes,
         merges_total=counters.merges,
         merged_bytes_total=counters.merged_bytes,
         merge_seconds=counters.merge_seconds,
@@ -57,7 +59,9 @@ def measure(
         table_bytes=sum(run.size_bytes for run in runs),
         topics=len(states),
         queues=sum(item.end - item.first for item in states),
-        producers=len(state.producers),
+        producers=state.producers.count,
+        checkpoint_files=len(checkpoint),
+        checkpoint_bytes=sum(file.size_bytes for file in checkpoint),
         documents=len(state.documents),
         documents_bytes=state.documents.size_bytes,
         waiting_bytes=line.waiting_bytes,

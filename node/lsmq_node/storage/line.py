@@ -22,7 +22,9 @@ from .columns import I64, wrap64
 from .disk import Clock
 from .failures import again
 from .options import StoreOptions
-from .state import ShardState, Stored, TopicState, out_of_order
+from .producers import Stored
+from .sequences import Sequences, Verdict
+from .state import ShardState, TopicState
 from .wal import Appender, Entry, EntryKind, encode_entry_header
 
 Pending = PendingRecords | PendingEntry
@@ -99,7 +101,7 @@ class Line:
         self.lock = threading.Lock()  # guards the line, and the state that appends look at
         self._changing = False  # guarded by lock: whoever takes it and finds it set comes after one that was torn out
         self._pending: list[Pending] = []
-        self._inflight: dict[tuple[int, int], list[Stored]] = {}  # by producer id and epoch
+        self._sequences = Sequences(options, state.producers)
         self.epoch = epoch
         self.closed: LsmqError | None = None  # why nothing may be put in line, where that is so
         self.current = Round(0)
@@ -133,31 +135,37 @@ class Line:
 
         ``documents``, the body of a DOCUMENT entry, comes behind them; what became of it is the last item returned.
 
-        Raises ``UnknownQueue``, ``InvalidBatch``, ``TooManyMessages``, ``MessageTooLarge``,
-        ``OutOfOrderSequence``, ``StaleSequence``, ``UnknownProducer``, or what ``check_open`` and ``admit`` raise.
+        Raises ``UnknownQueue``, ``InvalidBatch``, ``TooManyMessages``, ``MessageTooLarge``, what
+        :meth:`Sequences.check` raises, or what ``check_open`` and ``admit`` raise.
         """
         for _, batch in items:
             check_count(batch, self._options)
-        columns = [BatchColumns(batch) for _, batch in items]
+        columns = [BatchColumns(batch, state.topic.id) for state, batch in items]
         for (state, batch), parsed in zip(items, columns, strict=True):
             check_batch(state, batch, parsed, self._options)
         with self.lock:
             self._check_takes()
-            fresh = self._check_sequences([batch for _, batch in items])
+            now_ms = self._clock.now_ms()
+            verdicts = self._sequences.check([parsed.producer for parsed in columns], now_ms)
+            fresh = [batch for (_, batch), each in zip(items, verdicts, strict=True) if each is Verdict.NEXT]
             if fresh or documents:
                 self.check_room(sum(len(batch.payload) for batch in fresh) + len(documents))
             appended = [
-                self._append_or_repeat(state, batch, parsed)
-                for (state, batch), parsed in zip(items, columns, strict=True)
+                self._append_or_repeat(state, batch, parsed, verdict, now_ms)
+                for (state, batch), parsed, verdict in zip(items, columns, verdicts, strict=True)
             ]
             if documents:
                 appended.append(self.append_entry(EntryKind.DOCUMENT, 0, 0, documents))
             return appended
 
-    def _append_or_repeat(self, state: TopicState, batch: RecordBatch, columns: BatchColumns) -> Appended:
-        repeat = self._find_repeat(batch) if batch.producer_id else None
-        if repeat is None:
+    def _append_or_repeat(
+        self, state: TopicState, batch: RecordBatch, columns: BatchColumns, verdict: Stored | Verdict, now_ms: int
+    ) -> Appended:
+        if verdict is Verdict.NEXT:
             return self._append_records(state, batch, columns)
+        assert columns.producer is not None, "only a producer's batch can be a repeat"
+        repeat = verdict if isinstance(verdict, Stored) else self._sequences.repeat(columns.producer, now_ms)
+        assert repeat is not None, "the other one is in line by now"
         return Appended(repeat.lsn, self.current, repeat.offsets, repeat.stored_ms, duplicate=True)
 
     def _append_records(self, state: TopicState, batch: RecordBatch, columns: BatchColumns) -> Appended:
@@ -168,7 +176,7 @@ class Line:
         count, topic_id = batch.record_count, state.topic.id
         header = encode_entry_header(EntryKind.RECORDS, self.epoch, self.durable_lsn, stored_ms, topic_id, count, check)
         _, pending.end_lsn = self._appender.append(b"".join((header, batch.buffer[: batch.total_bytes])))
-        self._note_inflight(pending)
+        self._note_in_line(pending)
         self._pending.append(pending)
         self._changing = False
         return Appended(pending.end_lsn, self.current, pending.offsets, stored_ms)
@@ -238,64 +246,26 @@ class Line:
         ended, following = self.current, Round(self.current.number + 1)
         ended.end = RoundEnd(kept_lsn, failure, following)
         self._pending = []
-        self._inflight.clear()
+        self._sequences.clear()
         for state in self._state.topics.values():
             np.copyto(state.next, state.committed)
         for item in written:
             item.state.next[item.touched] = item.ends
-            self._note_inflight(item)
+            self._note_in_line(item)
         self._appender.reset(lsn)
         self.current = following
         return ended.number
 
     # -- producers ---------------------------------------------------------------------------------------
 
-    def _check_sequences(self, batches: list[RecordBatch]) -> list[RecordBatch]:
-        """Those that are no repeats. Raises for one that is out of order, before anything is put in line.
-
-        Batches of one producer may follow one another here, and one may be here twice.
-        """
-        fresh: list[RecordBatch] = []
-        ahead: dict[tuple[int, int], list[int]] = {}
-        for batch in batches:
-            if batch.producer_id:
-                sequences = ahead.setdefault((batch.producer_id, batch.producer_epoch), [])
-                if batch.sequence in sequences:
-                    continue
-                if not sequences or batch.sequence <= sequences[-1]:
-                    if self._find_repeat(batch) is not None:
-                        continue
-                elif batch.sequence > sequences[-1] + 1:
-                    raise out_of_order(batch.producer_id, batch.sequence, sequences[-1] + 1)
-                sequences.append(batch.sequence)
-            fresh.append(batch)
-        return fresh
-
-    def _find_repeat(self, batch: RecordBatch) -> Stored | None:
-        inflight = self._inflight.get((batch.producer_id, batch.producer_epoch))
-        if inflight:
-            for stored in inflight:
-                if stored.sequence == batch.sequence:
-                    return stored
-            following = inflight[-1].sequence + 1
-            if batch.sequence == following:
-                return None
-            if batch.sequence > following:
-                raise out_of_order(batch.producer_id, batch.sequence, following)
-        return self._state.producers.check(batch.producer_id, batch.producer_epoch, batch.sequence)
-
-    def _note_inflight(self, item: PendingRecords) -> None:
+    def _note_in_line(self, item: PendingRecords) -> None:
         if item.producer is not None:
-            self._inflight.setdefault(item.producer[:2], []).append(item.stored())
+            self._sequences.put(item.producer.producer_id, item.stored())
 
     def landed(self, item: PendingRecords) -> None:
         """A producer's batch is applied: the state remembers it from here on. The caller holds ``lock``."""
         if item.producer is not None:
-            inflight = self._inflight.get(item.producer[:2])
-            if inflight:
-                inflight.pop(0)
-                if not inflight:
-                    del self._inflight[item.producer[:2]]
+            self._sequences.landed(item.producer.producer_id, item.end_lsn)
 
 
 def end_of(item: Written) -> int:

@@ -1,8 +1,8 @@
 """The threads behind a shard's back: flushing, merging, syncing, housekeeping; and the pressure they put on writers.
 
-The *flusher* writes frozen memtables to level 0, the *merger* merges level 0 into level 1, the *syncer* keeps the
-promise of asynchronous mode and does nothing else, the *housekeeper* allocates log segments ahead, looks at the
-disk's free space and drops what retention has expired.
+The *flusher* writes frozen memtables to level 0, the *merger* merges level 0 into level 1, another thread the files of
+the checkpoint; the *syncer* keeps the promise of asynchronous mode and does nothing else, the *housekeeper* allocates
+log segments ahead, looks at the disk's free space and drops what retention has expired.
 
 Writers never wait for a flush: up to ``max_memtables`` may queue for it. Beyond ``slow_memtables`` the store
 reports pressure ``slow``, at the limit it refuses.
@@ -18,6 +18,7 @@ from pathlib import Path
 
 from lsmq.errors import DiskFull, LsmqError, ShardStopped, StoreBusy
 
+from .checkpoint import MAX_INCREMENTS
 from .disk import Clock, Disk
 from .log_writer import LogWriter
 from .options import FlushMode, StoreOptions
@@ -87,6 +88,8 @@ class Maintenance:
         options, frozen, level0 = self._options, len(self._tables.frozen), len(self._tables.version.level0)
         if frozen >= options.max_memtables or level0 >= options.max_level0:
             return "refuse"
+        if len(self._tables.checkpoint.files) >= MAX_INCREMENTS:
+            return "refuse"
         if frozen >= options.slow_memtables or level0 >= options.slow_level0:
             return "slow"
         return "ok"
@@ -103,9 +106,10 @@ class Maintenance:
             )
         if self.pressure() == "refuse":
             raise StoreBusy(
-                f"{len(self._tables.frozen)} memtables wait for their flush and {len(self._tables.version.level0)} "
-                f"tables for their merge (limits {self._options.max_memtables} and {self._options.max_level0}); try "
-                "again in a moment, or write more slowly",
+                f"{len(self._tables.frozen)} memtables wait for their flush, {len(self._tables.version.level0)} "
+                f"tables and {len(self._tables.checkpoint.files)} files of the checkpoint for their merge (limits "
+                f"{self._options.max_memtables}, {self._options.max_level0} and {MAX_INCREMENTS}); try again in a "
+                "moment, or write more slowly",
                 frozen_memtables=len(self._tables.frozen),
                 level0_tables=len(self._tables.version.level0),
             )
@@ -140,7 +144,12 @@ class Maintenance:
     # -- threads -----------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        loops = [("flush", self._flush_loop), ("merge", self._merge_loop), ("house", self._house_loop)]
+        loops = [
+            ("flush", self._flush_loop),
+            ("merge", self._merge_loop),
+            ("state", self._checkpoint_loop),
+            ("house", self._house_loop),
+        ]
         if self._syncer is not None:
             loops.append(("sync", self._syncer.run))
         for name, loop in loops:
@@ -191,6 +200,15 @@ class Maintenance:
                 self._merging = True
             self._retry_when_full(self._tables.merge, "merge")
             self.on_progress()
+
+    def _checkpoint_loop(self) -> None:
+        checkpoint = self._tables.checkpoint
+        while True:
+            with self._tables.changed:
+                self._tables.changed.wait_for(lambda: self._tables.closing or checkpoint.merge_due())
+                if self._tables.closing:
+                    return
+            self._retry_when_full(checkpoint.merge, "merge")
 
     def _retry_when_full(self, work: Callable[[], None], kind: str = "") -> None:
         try:
@@ -249,10 +267,10 @@ class Maintenance:
 
     def wait_merged(self) -> None:
         """Return when no merge is due, or none ever will be. Raises ``DiskFull``; it goes on then."""
-        limit = self._no_space["merge"] + _ATTEMPTS
+        limit, tables = self._no_space["merge"] + _ATTEMPTS, self._tables
 
         def merged() -> bool:
-            return not self._merging and self._tables.choose_merge() is None
+            return not self._merging and tables.choose_merge() is None and not tables.checkpoint.merge_due()
 
         with self._tables.changed:
             self._tables.changed.wait_for(lambda: self.is_over("merge", merged, limit))

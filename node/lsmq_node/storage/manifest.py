@@ -5,7 +5,7 @@ entirely or not at all. All integers are little-endian::
 
     offset width field
      0      8    magic ``LSMQMAN1``
-     8      4    version (1)
+     8      4    version (2)
     12      4    length of the body
     16      4    crc       CRC32C of version, length and body
     20      n    body      a msgpack map: see :class:`Manifest`
@@ -25,6 +25,7 @@ import msgpack
 
 from lsmq.errors import CorruptFile, UnsupportedFormat
 
+from .checkpoint import IncrementMeta
 from .disk import Disk, replace_file
 from .sstable import TableMeta
 
@@ -33,7 +34,7 @@ WAL_DIRECTORY = "wal"
 TABLE_DIRECTORY = "tables"
 HIGH_WATERMARK = "HIGH_WATERMARK"  # see replica_log
 MAGIC = b"LSMQMAN1"
-VERSION = 1
+VERSION = 2
 HEAD = struct.Struct("<8sIII")
 _TABLE_FIELDS = tuple(item.name for item in fields(TableMeta))
 
@@ -44,9 +45,9 @@ class Manifest:
 
     Attributes:
         segment_bytes: size of a log segment; fixed when the shard is made.
-        next_number: for the next table or checkpoint.
+        next_number: for the next table or increment of the checkpoint.
         flushed_lsn: everything before it is in the tables and the checkpoint.
-        checkpoint: number of the checkpoint file that goes with ``flushed_lsn``; 0 when there is none yet.
+        checkpoint: the increments that make it up, oldest first; the last ends at ``flushed_lsn``.
         level0: tables straight from memory, oldest first; their key ranges overlap.
         generations: level 1, oldest first; each a run of tables in key order that do not overlap.
         extra: what only some shards have. ``log_start_lsn``: the log begins here, in the middle of a segment,
@@ -56,7 +57,7 @@ class Manifest:
     segment_bytes: int
     next_number: int = 1
     flushed_lsn: int = 0
-    checkpoint: int = 0
+    checkpoint: tuple[IncrementMeta, ...] = ()
     level0: tuple[TableMeta, ...] = ()
     generations: tuple[tuple[TableMeta, ...], ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)
@@ -70,9 +71,13 @@ class Manifest:
         """All tables, oldest first."""
         return [*(meta for run in self.generations for meta in run), *self.level0]
 
+    def files(self) -> list[TableMeta | IncrementMeta]:
+        """Those of the checkpoint, then the tables, oldest first."""
+        return [*self.checkpoint, *self.tables()]
+
     def numbers(self) -> set[int]:
         """Numbers of all files that are part of the shard."""
-        return {self.checkpoint, *(meta.number for meta in self.tables())}
+        return {meta.number for meta in self.files()}
 
     def with_changes(self, **changes: Any) -> Manifest:
         return replace(self, **changes)
@@ -84,7 +89,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
             "segment_bytes": manifest.segment_bytes,
             "next_number": manifest.next_number,
             "flushed_lsn": manifest.flushed_lsn,
-            "checkpoint": manifest.checkpoint,
+            "checkpoint": [astuple(meta) for meta in manifest.checkpoint],
             "table_fields": list(_TABLE_FIELDS),
             "level0": [astuple(meta) for meta in manifest.level0],
             "generations": [[astuple(meta) for meta in run] for run in manifest.generations],
@@ -124,7 +129,7 @@ def decode_manifest(raw: bytes, source: str) -> Manifest:
         segment_bytes=fields_of["segment_bytes"],
         next_number=fields_of["next_number"],
         flushed_lsn=fields_of["flushed_lsn"],
-        checkpoint=fields_of["checkpoint"],
+        checkpoint=tuple(IncrementMeta(*row) for row in fields_of["checkpoint"]),
         level0=tuple(table(row) for row in fields_of["level0"]),
         generations=tuple(tuple(table(row) for row in run) for run in fields_of["generations"]),
         extra=fields_of["extra"],

@@ -35,8 +35,10 @@ class StoreOptions:
         max_message_bytes: larger messages are refused.
         max_waiting_bytes: writes are refused while so much of the log waits in memory to be written and committed. So
             is a ``put_many`` of more.
-        max_documents_bytes: documents (groups, transactions, retries) are refused beyond this; they are in memory, and
-            in every checkpoint.
+        max_documents_bytes: documents (groups, transactions, retries) are refused beyond this; they are in memory.
+        producer_expiry_ms: an idempotent producer that sent nothing for so long is forgotten. No retry may come later.
+        max_producers: new idempotent producers are refused while so many are remembered; each takes two bytes of
+            memory and about a hundred on the disk.
         min_free_bytes: writes are refused below this much free disk space, so that flushing still has room.
 
         memtable_bytes: a memtable is flushed at this size. Larger: fewer, larger merges, more memory, longer
@@ -63,6 +65,8 @@ class StoreOptions:
     max_message_bytes: int = 1 * MiB
     max_waiting_bytes: int = 64 * MiB
     max_documents_bytes: int = 256 * MiB
+    producer_expiry_ms: int = 7 * 24 * 3_600_000
+    max_producers: int = 10_000_000
     min_free_bytes: int = 64 * MiB
 
     memtable_bytes: int = 64 * MiB
@@ -141,6 +145,8 @@ _RANGES = {
     "max_message_bytes": (1, 2 * GiB),
     "max_waiting_bytes": (64 * 1024, _UNLIMITED),
     "max_documents_bytes": (0, _UNLIMITED),
+    "producer_expiry_ms": (1, _UNLIMITED),
+    "max_producers": (1, _UNLIMITED),
     "min_free_bytes": (0, _UNLIMITED),
     "memtable_bytes": (64 * 1024, 4 * GiB),  # a batch is up to half of it, and its format counts to 4 GiB
     "slow_memtables": (1, _UNLIMITED),

@@ -240,7 +240,7 @@ class Queries:
     def committed_offsets(self, group: str, topic_id: int, queues: U32 | None = None) -> I64:
         """A group's committed offsets; -1 where it has none."""
         state = self.topic_state(topic_id)
-        values = self._state.offsets.get((group, topic_id))
+        values = self._state.offsets.get(group, topic_id)
         if values is None:
             values = np.zeros(0, np.int64)
         count = state.end - state.first
@@ -257,7 +257,7 @@ class Queries:
 
     def groups(self) -> list[str]:
         """Names of the groups that have committed offsets here."""
-        return sorted({group for group, _ in list(self._state.offsets)})
+        return sorted({group for group, _ in self._state.offsets})
 
 
 def _lost(state: TopicState, queue: int, offset: int) -> CorruptFile:

@@ -60,7 +60,7 @@ class QueueWriter:
         while offset < latest:
             found = self._store.read(self._names_id, 0, offset, max_records=1 << 20, max_bytes=8 << 20)
             for batch in found.batches():
-                columns = BatchColumns(batch)
+                columns = BatchColumns(batch, self._names_id)
                 lengths = columns.lengths.astype(np.int64)
                 seen = len(self._names) - batch.column(Column.OFFSET)[0]  # whole blocks begin below the offset asked
                 begin = int(lengths[:seen].sum())

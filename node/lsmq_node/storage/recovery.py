@@ -10,8 +10,9 @@ from pathlib import Path
 
 from lsmq.errors import CorruptFile, DataDirectoryUnusable
 
-from .checkpoint import checkpoint_name, load_checkpoint
+from .checkpoint import load_state, open_checkpoint
 from .disk import Disk, replace_file
+from .keyed_file import KeyedFile
 from .lock import DirectoryLock
 from .log_mark import NAME as LOG_MARK
 from .log_mark import load_log_mark
@@ -19,7 +20,6 @@ from .manifest import TABLE_DIRECTORY, WAL_DIRECTORY, Manifest, load_manifest, s
 from .options import StoreOptions
 from .segments import SegmentFiles
 from .snapshot_install import settle
-from .sstable import table_name
 from .state import ShardState
 from .wal import Entry, segment_name
 from .wal_reader import LogFloor, LogReader
@@ -36,6 +36,7 @@ class Opened:
     lock: DirectoryLock
     manifest: Manifest
     state: ShardState
+    checkpoint: list[KeyedFile]
     segments: SegmentFiles
 
 
@@ -54,19 +55,11 @@ def open_directory(path: Path, options: StoreOptions, disk: Disk) -> Opened:
                 manifest = settle(disk, path, manifest)
         except OSError as error:
             raise unusable(path, error) from error
-        state = ShardState()
-        if manifest.checkpoint:
-            file = path / TABLE_DIRECTORY / checkpoint_name(manifest.checkpoint)
-            lsn, state = load_checkpoint(disk, file)
-            if lsn != manifest.flushed_lsn:
-                raise CorruptFile(
-                    f"{file}: the checkpoint is of LSN {lsn}, the manifest of {manifest.flushed_lsn}: they do not "
-                    "belong together. Restore this directory from a replica or a backup; nothing was changed.",
-                    file=str(file),
-                    position=0,
-                )
+        checkpoint = open_checkpoint(disk, path / TABLE_DIRECTORY, manifest.checkpoint, manifest.flushed_lsn)
+        state = load_state(checkpoint)
         _check_tables(path / TABLE_DIRECTORY, manifest, disk)
-        return Opened(lock, manifest, state, SegmentFiles(disk, path / WAL_DIRECTORY, manifest.segment_bytes))
+        segments = SegmentFiles(disk, path / WAL_DIRECTORY, manifest.segment_bytes)
+        return Opened(lock, manifest, state, checkpoint, segments)
     except BaseException:
         lock.release()
         raise
@@ -106,7 +99,7 @@ def _new_shard(path: Path, options: StoreOptions, disk: Disk) -> Manifest:
 
 
 def _table_names(manifest: Manifest) -> set[str]:
-    return {table_name(number) for number in manifest.numbers() if number != manifest.checkpoint}
+    return {meta.name for meta in manifest.tables()}
 
 
 def _check_tables(directory: Path, manifest: Manifest, disk: Disk) -> None:
@@ -122,7 +115,7 @@ def _check_tables(directory: Path, manifest: Manifest, disk: Disk) -> None:
 
 def _clean(path: Path, manifest: Manifest, disk: Disk) -> None:
     """Remove files that a crash left half made."""
-    keep = _table_names(manifest) | {checkpoint_name(manifest.checkpoint)}
+    keep = _table_names(manifest) | {meta.name for meta in manifest.checkpoint}
     for name in sorted(set(disk.list(path / TABLE_DIRECTORY)) - keep):
         disk.remove(path / TABLE_DIRECTORY / name)
     for directory, suffix in ((path, ".tmp"), (path / WAL_DIRECTORY, ".new")):

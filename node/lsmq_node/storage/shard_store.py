@@ -263,10 +263,11 @@ class ShardStore:
     # -- writing -----------------------------------------------------------------------------------------
 
     def append(self, topic_id: int, batch: RecordBatch) -> Appended:
-        """Check a batch, give its records offsets and put it in line. Never touches the disk.
+        """Check a batch, give its records offsets and put it in line. Reads the disk for a producer that was idle
+        since the last flush, and never otherwise.
 
         Raises ``UnknownTopic``, ``UnknownQueue``, ``InvalidBatch``, ``MessageTooLarge``, ``StoreBusy``,
-        ``DiskFull``, ``ShardStopped``, ``OutOfOrderSequence``, ``StaleSequence`` or ``UnknownProducer``.
+        ``DiskFull``, ``ShardStopped``, or what :meth:`.Sequences.repeat` raises for a batch of a producer.
         """
         return self._line.append_records(((self._queries.topic_state(topic_id), batch),))[0]
 
@@ -293,8 +294,12 @@ class ShardStore:
         return self._line.append_records((), documents=self._documents_body(changes))[0]
 
     def producer_epoch(self, producer_id: int) -> int | None:
-        """The latest epoch of an idempotent producer's committed batches; None where it is not remembered."""
-        return self._state.producers.epoch(producer_id)
+        """The latest epoch of an idempotent producer's committed batches; None where it is not remembered.
+
+        May read the disk.
+        """
+        head = self._state.producers.head(producer_id)
+        return None if head is None else head.epoch
 
     def barrier(self) -> Appended | None:
         """What to wait for until all that is in line by now is committed; None when it is already."""
@@ -569,8 +574,10 @@ class ShardStore:
         return self._maintenance.disk_full
 
     def damage(self) -> list[str]:
-        """What is known to be damaged on the disk, in words: each table once."""
-        return [table.damage.message for table in self._tables.damaged() if table.damage is not None]
+        """What is known to be damaged on the disk, in words: each file once."""
+        found = [table.damage for table in self._tables.damaged()]
+        found += [file.damage for file in self._tables.checkpoint.damaged()]
+        return [damage.message for damage in found if damage is not None]
 
     def stats(self) -> StoreStats:
         """Counters and gauges for ``/metrics``."""

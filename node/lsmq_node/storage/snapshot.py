@@ -9,13 +9,13 @@ verified. All integers are little-endian::
 
     offset width field
      0      8    magic ``LSMQSNP1``
-     8      4    version (1)
+     8      4    version (2)
     12      4    length of the body
     16      4    crc       CRC32C of version, length and body
-    20      n    body      a msgpack map: epochs, checkpoint_bytes, and the source's manifest as it lies in its file
+    20      n    body      a msgpack map: epochs, and the source's manifest as it lies in its file
 
-The tables carry their own checksums, every byte of them under one, and so does the checkpoint; the manifest says
-what each table holds. So nothing is summed up again for a snapshot, however large.
+The tables carry their own checksums, every byte of them under one, and so do the files of the checkpoint; the manifest
+says what each holds. So nothing is summed up again for a snapshot, however large.
 """
 
 from __future__ import annotations
@@ -28,12 +28,11 @@ import msgpack
 
 from lsmq.errors import CorruptFile, UnsupportedFormat
 
-from .checkpoint import checkpoint_name
 from .manifest import Manifest, decode_manifest, encode_manifest
 
 NAME = "SNAPSHOT"
 MAGIC = b"LSMQSNP1"
-VERSION = 1
+VERSION = 2
 HEAD = struct.Struct("<8sIII")
 INCOMING_DIRECTORY = "incoming"
 
@@ -52,12 +51,10 @@ class SnapshotManifest:
 
     Attributes:
         manifest: of the source, as of the flush.
-        checkpoint_bytes: size of the checkpoint; 0 where nothing was ever flushed, and there is none.
         epochs: leader epochs that begin before ``applied_lsn``, and the LSN at which each begins.
     """
 
     manifest: Manifest
-    checkpoint_bytes: int
     epochs: tuple[tuple[int, int], ...]
 
     @property
@@ -67,12 +64,8 @@ class SnapshotManifest:
 
     @property
     def files(self) -> tuple[SnapshotFile, ...]:
-        """The checkpoint, then the tables, oldest first."""
-        manifest = self.manifest
-        tables = tuple(SnapshotFile(meta.name, meta.size_bytes) for meta in manifest.tables())
-        if not manifest.checkpoint:
-            return tables
-        return (SnapshotFile(checkpoint_name(manifest.checkpoint), self.checkpoint_bytes), *tables)
+        """Those of the checkpoint, then the tables, oldest first."""
+        return tuple(SnapshotFile(meta.name, meta.size_bytes) for meta in self.manifest.files())
 
     @property
     def total_bytes(self) -> int:
@@ -83,7 +76,6 @@ def encode_snapshot(snapshot: SnapshotManifest) -> bytes:
     body: bytes = msgpack.packb(
         {
             "epochs": snapshot.epochs,
-            "checkpoint_bytes": snapshot.checkpoint_bytes,
             "manifest": encode_manifest(snapshot.manifest),
         }
     )
@@ -107,6 +99,5 @@ def decode_snapshot(raw: bytes, source: str) -> SnapshotManifest:
     values = msgpack.unpackb(body)
     return SnapshotManifest(
         decode_manifest(values["manifest"], source),
-        values["checkpoint_bytes"],
         tuple((epoch, lsn) for epoch, lsn in values["epochs"]),
     )

@@ -15,10 +15,11 @@ from __future__ import annotations
 import contextlib
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from lsmq.errors import CorruptFile, InvalidRequest, UnsupportedFormat
 
-from .checkpoint import checkpoint_name
+from .checkpoint import IncrementMeta
 from .disk import Disk, OsDisk
 from .lock import DirectoryLock
 from .log_mark import NAME as LOG_MARK
@@ -31,7 +32,9 @@ from .manifest import (
     store_manifest,
 )
 from .snapshot import INCOMING_DIRECTORY, NAME, SnapshotManifest, decode_snapshot
-from .sstable import TableMeta, table_name
+from .sstable import TableMeta
+
+Numbered = TypeVar("Numbered", TableMeta, IncrementMeta)
 
 
 def install(path: Path, *, disk: Disk | None = None) -> SnapshotManifest:
@@ -90,22 +93,21 @@ def _link(disk: Disk, path: Path, snapshot: SnapshotManifest) -> Manifest:
     source = snapshot.manifest
     number = _free_number(disk, path)
     numbers: dict[int, int] = {}
-    for old in sorted(source.numbers() - {0}):
+    for old in sorted(source.numbers()):
         numbers[old], number = number, number + 1
-    sizes = {file.name: file.size_bytes for file in snapshot.files}
-    for old, new in numbers.items():
-        name_of = checkpoint_name if old == source.checkpoint else table_name
-        name, target = name_of(old), tables / name_of(new)
-        _check_size(disk, incoming / name, sizes[name])
-        disk.remove(target)
-        disk.link(incoming / name, target)
 
-    def renumbered(meta: TableMeta) -> TableMeta:
+    def renumbered(meta: Numbered) -> Numbered:
         return replace(meta, number=numbers[meta.number])
+
+    for meta in dict.fromkeys(source.files()):
+        target = tables / replace(meta, number=numbers[meta.number]).name
+        _check_size(disk, incoming / meta.name, meta.size_bytes)
+        disk.remove(target)
+        disk.link(incoming / meta.name, target)
 
     return source.with_changes(
         next_number=number,
-        checkpoint=numbers.get(source.checkpoint, 0),
+        checkpoint=tuple(map(renumbered, source.checkpoint)),
         level0=tuple(map(renumbered, source.level0)),
         generations=tuple(tuple(map(renumbered, run)) for run in source.generations),
         extra={"log_start_lsn": snapshot.applied_lsn, "installing": True},

@@ -15,7 +15,6 @@ import crc32c
 
 from lsmq.errors import ClientClosed, InvalidRequest
 
-from .checkpoint import checkpoint_name
 from .disk import Disk, File
 from .log_writer import LogWriter
 from .manifest import TABLE_DIRECTORY, Manifest
@@ -134,13 +133,8 @@ class Exports:
     def _hold(self, manifest: Manifest) -> SnapshotSource:
         directory = self._path / TABLE_DIRECTORY
         try:
-            checkpoint_bytes = 0
-            if manifest.checkpoint:
-                file = self._disk.open(directory / checkpoint_name(manifest.checkpoint))
-                checkpoint_bytes = file.size()
-                file.close()
             epochs = tuple((epoch, lsn) for epoch, lsn in self._writer.epochs if lsn < manifest.flushed_lsn)
-            snapshot = SnapshotManifest(manifest.with_changes(extra={}), checkpoint_bytes, epochs)
+            snapshot = SnapshotManifest(manifest.with_changes(extra={}), epochs)
             source = SnapshotSource(self, self._disk, directory, snapshot)
             with self._lock:
                 if self._closed:

@@ -14,8 +14,9 @@ import crc32c
 
 from lsmq.errors import CorruptFile, DiskFull, InvalidRequest
 
-from .checkpoint import load_checkpoint
+from .checkpoint import IncrementMeta, check_increment
 from .disk import Buffer, Disk, File, OsDisk, replace_file
+from .keyed_file import KeyedFile
 from .snapshot import INCOMING_DIRECTORY, NAME, SnapshotFile, SnapshotManifest, encode_snapshot
 from .sstable import FOOTER_BYTES, TableMeta, check_properties, read_footer, stored_batch
 from .table import TableIndex
@@ -35,6 +36,7 @@ class SnapshotTarget:
         self._directory = path / INCOMING_DIRECTORY
         self._files = {file.name: file for file in snapshot.files}
         self._metas = {meta.name: meta for meta in snapshot.manifest.tables()}
+        self._increments = {meta.name: meta for meta in snapshot.manifest.checkpoint}
         self._complete: set[str] = set()
         self._held: dict[str, int] = {}
         self._open: tuple[str, File] | None = None
@@ -132,7 +134,7 @@ class SnapshotTarget:
             if name in self._metas:
                 verify_table(self._disk, path, self._metas[name])
             else:
-                self._verify_checkpoint(path)
+                self._verify_increment(path, self._increments[name])
         except CorruptFile:
             self._shut()
             self._disk.remove(path)
@@ -141,9 +143,12 @@ class SnapshotTarget:
         self._shut()
         self._complete.add(name)
 
-    def _verify_checkpoint(self, path: Path) -> None:
-        lsn, state = load_checkpoint(self._disk, path)
-        if (lsn, tuple(state.epochs)) != (self.snapshot.applied_lsn, self.snapshot.epochs):
+    def _verify_increment(self, path: Path, meta: IncrementMeta) -> None:
+        file = KeyedFile(self._disk, path, meta.number)
+        check_increment(file, meta)
+        file.verify()
+        here = [list(epoch) for epoch in self.snapshot.epochs if meta.first_lsn <= epoch[1] < meta.end_lsn]
+        if file.properties["epochs"] != here:
             raise CorruptFile(f"{path}: the checkpoint is of another snapshot", file=str(path), position=0)
 
     def finish(self) -> None:

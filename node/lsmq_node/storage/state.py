@@ -1,8 +1,9 @@
 """What a shard remembers beside its messages: topics and the ends of their queues, committed offsets, producers,
 documents.
 
-It is the deterministic result of the log: every replica that has applied the same entries has the same state,
-and a *checkpoint* of it goes with each flush, so that the log before it can go.
+It is the deterministic result of the log: every replica that has applied the same entries has the same state. A flush
+takes along what has *changed* since the one before (:class:`StateChange`), so that the log before it can go; see
+:mod:`.checkpoint`. What changed is noted where it changes, so all changes go through the methods here.
 
 Three numbers a queue, in arrays of 8 bytes over the queues of a topic: where the next record will go
 (``next``), how far readers may read (``committed``), and the first offset kept (``start``). Arrays that
@@ -11,24 +12,25 @@ nothing touches take no memory, so an idle queue of a large topic costs nothing.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lsmq.errors import InvalidRequest, InvalidTopicName, OutOfOrderSequence, StaleSequence, UnknownProducer
+from lsmq.errors import InvalidRequest, InvalidTopicName
 
 from .columns import I64, U32
 from .documents import Documents
+from .options import StoreOptions
+from .producers import Layer, Producers
 
 MAX_TOPIC_NAME = 200
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
-#: A producer's last batches, whose answers are remembered.
-PRODUCER_WINDOW = 8
-PRODUCER_LIMIT = 10_000
+#: Of so many queues (a power of two) the numbers change together, as far as checkpoints are concerned.
+PAGE_BITS = 12
+PAGE_QUEUES = 1 << PAGE_BITS
 
 
 def check_topic_name(name: str) -> None:
@@ -103,6 +105,42 @@ class Topic:
         return self.options.key_queues or self.queues
 
 
+@dataclass(frozen=True, slots=True)
+class TopicChange:
+    """A topic, and what changed of its queues: ``(page, ends, starts)``, of queues from ``PAGE_QUEUES * page`` on."""
+
+    topic: Topic
+    first: int
+    end: int
+    deletes: int
+    pages: list[tuple[int, I64, I64]]
+
+
+@dataclass(frozen=True, slots=True)
+class StateChange:
+    """What changed in a shard's state between two LSNs; a copy, which stays as it is.
+
+    Attributes:
+        time_ms: of the last entry.
+        dropped: ids of topics that were deleted.
+        dropped_groups: groups whose offsets were dropped, of all topics (None) or of one, before ``offsets`` were set.
+        offsets: group, topic id, page, and the committed offsets + 1 of its queues.
+        documents: None for one that was deleted.
+    """
+
+    first_lsn: int
+    end_lsn: int
+    time_ms: int
+    next_topic_id: int
+    topics: list[TopicChange]
+    dropped: list[int]
+    offsets: list[tuple[str, int, int, I64]]
+    dropped_groups: list[tuple[str, int | None]]
+    documents: dict[str, bytes | None]
+    epochs: list[tuple[int, int]]
+    producers: Layer
+
+
 class TopicState:
     """A topic's queues ``[first, end)`` on this shard. Arrays are indexed by ``queue - first``.
 
@@ -111,19 +149,7 @@ class TopicState:
     The three numbers of a queue lie side by side, so that an append and its commit touch one cache line of it.
     """
 
-    __slots__ = (
-        "_rows",
-        "committed",
-        "deletes",
-        "end",
-        "first",
-        "next",
-        "scratch",
-        "start",
-        "topic",
-        "trims",
-        "version",
-    )
+    __slots__ = ("_changed", "_rows", "committed", "deletes", "end", "first", "next", "scratch", "start", "topic")
 
     def __init__(self, topic: Topic, first: int, end: int) -> None:
         self.topic = topic
@@ -135,18 +161,27 @@ class TopicState:
         self.scratch: I64  # of whoever advances ``next``
         self._use(np.zeros((end - first, 4), np.int64))
         self.deletes = 0  # tombstones ever applied
-        self.trims = 0  # raised by every change of ``start``
-        self.version = 0  # raised by every change; a checkpoint packs what changed
 
     def _use(self, rows: NDArray[np.int64]) -> None:
         self._rows = rows
         self.next, self.committed, self.start, self.scratch = rows.T
+        self._changed = np.zeros((len(rows) >> PAGE_BITS) + 1, np.bool_)  # by page
 
-    def restore(self, committed: I64, start: I64) -> None:
-        """Take over what a checkpoint holds: the ends and the log starts of all queues."""
-        count = len(committed)
-        self.next[:count] = self.committed[:count] = committed
-        self.start[:count] = start
+    def land(self, index: NDArray[Any], ends: I64) -> None:
+        """Records are readable: these are the ends of their queues."""
+        self.committed[index] = ends
+        self._changed[index >> PAGE_BITS if len(self._changed) > 1 else 0] = True
+
+    def trim(self, index: NDArray[Any], offsets: I64) -> None:
+        """Move log starts up, to the end at most."""
+        np.maximum.at(self.start, index, np.minimum(offsets, self.committed[index]))
+        self._changed[index >> PAGE_BITS] = True
+
+    def restore(self, page: int, ends: I64, starts: I64) -> None:
+        """Take over a page of a checkpoint."""
+        begin = page << PAGE_BITS
+        self.next[begin : begin + len(ends)] = self.committed[begin : begin + len(ends)] = ends
+        self.start[begin : begin + len(starts)] = starts
 
     def grow(self, topic: Topic, end: int) -> None:
         """More queues at the end. Arrays double, so that growing one by one stays cheap."""
@@ -154,120 +189,75 @@ class TopicState:
         if count > len(self._rows):
             rows = np.zeros((max(count, 2 * len(self._rows), 1024), 4), np.int64)
             rows[: len(self._rows)] = self._rows
+            changed = self._changed
             self._use(rows)
+            self._changed[: len(changed)] = changed
         self.topic, self.end = topic, end
-        self.version += 1
+
+    def take_change(self) -> TopicChange:
+        """What changed since the last time. Costs a copy of the pages that were written to."""
+        count = self.end - self.first
+        pages = []
+        for page in np.flatnonzero(self._changed).tolist():
+            queues = slice(page << PAGE_BITS, min(count, page + 1 << PAGE_BITS))
+            pages.append((page, self.committed[queues].copy(), self.start[queues].copy()))
+        self._changed[:] = False
+        return TopicChange(self.topic, self.first, self.end, self.deletes, pages)
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """The remembered answer to a producer's batch."""
+class GroupOffsets:
+    """Committed offsets by (group, topic id): an array of an item a queue, offset + 1, 0 for none."""
 
-    sequence: int
-    lsn: int
-    stored_ms: int
-    offsets: I64
+    def __init__(self) -> None:
+        self._offsets: dict[tuple[str, int], I64] = {}
+        self._changed: dict[tuple[str, int], set[int]] = {}  # pages
+        self._dropped: dict[tuple[str, int | None], None] = {}
 
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        return iter(list(self._offsets))
 
-class Producer:
-    """An idempotent producer as a shard knows it."""
+    def get(self, group: str, topic_id: int) -> I64 | None:
+        return self._offsets.get((group, topic_id))
 
-    __slots__ = ("answers", "epoch", "next_sequence")
+    def array(self, group: str, topic_id: int, length: int) -> I64:
+        """The group's offsets of a topic, made where there are none, at least so long."""
+        key = (group, topic_id)
+        offsets = self._offsets.get(key)
+        if offsets is None or len(offsets) < length:
+            wider = np.zeros(length, np.int64)
+            if offsets is not None:
+                wider[: len(offsets)] = offsets
+            offsets = self._offsets[key] = wider
+        return offsets
 
-    def __init__(self, epoch: int) -> None:
-        self.epoch = epoch
-        self.next_sequence = 0
-        self.answers: deque[Stored] = deque(maxlen=PRODUCER_WINDOW)
+    def commit(self, group: str, topic_id: int, length: int, index: NDArray[Any], values: I64, *, reset: bool) -> None:
+        """Set offsets + 1; without ``reset`` they only move forward. ``length``: queues of the topic."""
+        offsets = self.array(group, topic_id, length)
+        if reset:
+            offsets[index] = values
+        else:
+            np.maximum.at(offsets, index, values)
+        self._changed.setdefault((group, topic_id), set()).update(np.unique(index >> PAGE_BITS).tolist())
 
+    def drop(self, group: str | None = None, topic_id: int | None = None) -> None:
+        """Forget the offsets of a group, or of a topic."""
+        gone = [key for key in self._offsets if group in (None, key[0]) and topic_id in (None, key[1])]
+        for key in gone:
+            del self._offsets[key]
+            self._changed.pop(key, None)
+        noted: list[tuple[str, int | None]] = [(group, None)] if gone and group and topic_id is None else [*gone]
+        self._dropped.update(dict.fromkeys(noted))
 
-def out_of_order(producer_id: int, sequence: int, expected: int) -> OutOfOrderSequence:
-    return OutOfOrderSequence(
-        f"batch {sequence} of producer {producer_id} came, {expected} was expected: send the missing batches first",
-        producer=producer_id,
-        sequence=sequence,
-        expected=expected,
-    )
-
-
-class Producers:
-    """Idempotent producers by id, the least recently used forgotten beyond a limit."""
-
-    def __init__(self, limit: int = PRODUCER_LIMIT) -> None:
-        self._limit = limit
-        self._known: OrderedDict[int, Producer] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-    def check(self, producer_id: int, epoch: int, sequence: int) -> Stored | None:
-        """The answer given before when this batch is a repeat, None when it is the next one.
-
-        Raises ``OutOfOrderSequence``, ``StaleSequence`` or ``UnknownProducer`` when it is neither.
-        """
-        producer = self._known.get(producer_id)
-        if producer is None or epoch > producer.epoch:
-            if sequence == 0:
-                return None
-            raise UnknownProducer(
-                f"producer {producer_id} is not known here and its batch has sequence {sequence}, not 0: its state "
-                "expired or the shard was lost. Whether the batch was stored before cannot be told; begin again "
-                "with a new producer id.",
-                producer=producer_id,
-                sequence=sequence,
-            )
-        if sequence == producer.next_sequence and epoch == producer.epoch:
-            return None
-        for stored in producer.answers:
-            if stored.sequence == sequence and epoch == producer.epoch:
-                return stored
-        if sequence < producer.next_sequence or epoch < producer.epoch:
-            raise StaleSequence(
-                f"batch {sequence} of producer {producer_id} was stored before, and {producer.next_sequence - 1} "
-                f"since; only the last {PRODUCER_WINDOW} answers are remembered",
-                producer=producer_id,
-                sequence=sequence,
-            )
-        raise out_of_order(producer_id, sequence, producer.next_sequence)
-
-    def epoch(self, producer_id: int) -> int | None:
-        """The latest epoch that a producer came with."""
-        producer = self._known.get(producer_id)
-        return None if producer is None else producer.epoch
-
-    def record(self, producer_id: int, epoch: int, stored: Stored) -> None:
-        """Remember a batch and its answer."""
-        producer = self._known.get(producer_id)
-        if producer is None or epoch > producer.epoch:
-            producer = self._known[producer_id] = Producer(epoch)
-        self._known.move_to_end(producer_id)
-        producer.next_sequence = stored.sequence + 1
-        producer.answers.append(stored)
-        while len(self._known) > self._limit:
-            self._known.popitem(last=False)
-
-    def dump(self) -> list[Any]:
-        """For a checkpoint; least recently used first."""
-        return [
-            [
-                producer_id,
-                producer.epoch,
-                producer.next_sequence,
-                [[s.sequence, s.lsn, s.stored_ms, s.offsets.tobytes()] for s in producer.answers],
-            ]
-            for producer_id, producer in self._known.items()
+    def take_change(self) -> tuple[list[tuple[str, int, int, I64]], list[tuple[str, int | None]]]:
+        """What changed since the last time, as in :class:`StateChange`."""
+        pages = [
+            (*key, page, self._offsets[key][page << PAGE_BITS : page + 1 << PAGE_BITS].copy())
+            for key, changed in self._changed.items()
+            for page in sorted(changed)
         ]
-
-    @classmethod
-    def load(cls, rows: list[Any]) -> Producers:
-        producers = cls()
-        for producer_id, epoch, next_sequence, answers in rows:
-            producer = producers._known[producer_id] = Producer(epoch)
-            producer.next_sequence = next_sequence
-            producer.answers.extend(
-                Stored(sequence, lsn, stored_ms, np.frombuffer(offsets, np.int64))
-                for sequence, lsn, stored_ms, offsets in answers
-            )
-        return producers
+        dropped = list(self._dropped)
+        self._changed, self._dropped = {}, {}
+        return pages, dropped
 
 
 class ShardState:
@@ -277,11 +267,15 @@ class ShardState:
         self.topics: dict[int, TopicState] = {}
         self.by_name: dict[str, TopicState] = {}
         self.next_topic_id = 1
-        self.offsets: dict[tuple[str, int], I64] = {}  # committed offset + 1; 0 means none
-        self.offsets_version: dict[tuple[str, int], int] = {}
+        self.offsets = GroupOffsets()
         self.producers = Producers()
         self.documents = Documents()
         self.epochs: list[tuple[int, int]] = []  # leader epochs, and the LSN at which each begins
+        self.time_ms = 0  # of the last applied entry
+        self._taken_lsn = 0
+        self._taken_epochs = 0
+        self._changed: dict[int, TopicState] = {}
+        self._dropped: list[int] = []
 
     def put_topic(self, topic: Topic, first: int, end: int) -> None:
         """Create a topic, or give an existing one new options or more queues."""
@@ -292,37 +286,76 @@ class ShardState:
             self.next_topic_id = max(self.next_topic_id, topic.id + 1)
         else:
             state.grow(topic, end)
+        self._changed[topic.id] = state
 
     def drop_topic(self, topic_id: int) -> None:
         state = self.topics.pop(topic_id, None)
         if state is not None:
             self.by_name.pop(state.topic.name, None)
-        for key in [key for key in self.offsets if key[1] == topic_id]:
-            del self.offsets[key]
-            self.offsets_version.pop(key, None)
+            self._dropped.append(topic_id)
+        self._changed.pop(topic_id, None)
+        self.offsets.drop(topic_id=topic_id)
 
-    def drop_group(self, group: str) -> None:
-        """Forget all committed offsets of a group."""
-        for key in [key for key in self.offsets if key[0] == group]:
-            del self.offsets[key]
-            self.offsets_version[key] += 1  # what a checkpoint has packed is not that of the next group of this name
+    def land(self, state: TopicState, index: NDArray[Any], ends: I64) -> None:
+        """Records are readable: these are the ends of their queues. No effect where the topic is gone."""
+        state.land(index, ends)
+        self._note(state)
+
+    def trim(self, topic_id: int, queues: U32, offsets: I64) -> None:
+        """Move log starts up, to the end at most."""
+        state = self.topics.get(topic_id)
+        if state is not None:
+            state.trim(queues - np.uint32(state.first), offsets)
+            self._note(state)
+
+    def note_deletes(self, state: TopicState, count: int) -> None:
+        """So many tombstones were applied."""
+        state.deletes += count
+        self._note(state)
+
+    def _note(self, state: TopicState) -> None:
+        topic_id = state.topic.id
+        if topic_id not in self._changed and self.topics.get(topic_id) is state:
+            self._changed[topic_id] = state
 
     def commit_offsets(self, group: str, topic_id: int, queues: U32, offsets: I64, *, reset: bool) -> None:
         """Set a group's committed offsets; without ``reset`` they only move forward."""
         state = self.topics.get(topic_id)
-        if state is None:
-            return
-        key = (group, topic_id)
-        committed = self.offsets.get(key)
-        if committed is None or len(committed) < len(state.next):
-            wider = np.zeros(len(state.next), np.int64)
-            if committed is not None:
-                wider[: len(committed)] = committed
-            committed = self.offsets[key] = wider
-        index = queues - np.uint32(state.first)
-        values = offsets + 1
-        if reset:
-            committed[index] = values
-        else:
-            np.maximum.at(committed, index, values)
-        self.offsets_version[key] = self.offsets_version.get(key, 0) + 1
+        if state is not None:
+            index = queues - np.uint32(state.first)
+            self.offsets.commit(group, topic_id, len(state.next), index, offsets + 1, reset=reset)
+
+    def drop_group(self, group: str) -> None:
+        """Forget all committed offsets of a group."""
+        self.offsets.drop(group)
+
+    def restored(self, lsn: int, time_ms: int) -> None:
+        """All of a checkpoint of this LSN but its producers was put in here: nothing of it has changed since."""
+        self.take_change(lsn)
+        self.time_ms = time_ms
+        self.producers = Producers()
+
+    def is_large(self, options: StoreOptions) -> bool:
+        """Whether what changed takes so much memory that a flush is due."""
+        return self.producers.unflushed_bytes > options.memtable_bytes // 2
+
+    def take_change(self, lsn: int) -> StateChange:
+        """What changed since the last time. Call between two entries; costs a copy of what was written to."""
+        offsets, dropped_groups = self.offsets.take_change()
+        change = StateChange(
+            first_lsn=self._taken_lsn,
+            end_lsn=lsn,
+            time_ms=self.time_ms,
+            next_topic_id=self.next_topic_id,
+            topics=[state.take_change() for state in self._changed.values()],
+            dropped=self._dropped,
+            offsets=offsets,
+            dropped_groups=dropped_groups,
+            documents=self.documents.take_change(),
+            epochs=self.epochs[self._taken_epochs :],
+            producers=self.producers.freeze(),
+        )
+        assert change.first_lsn <= lsn, "changes are taken in the order of the log"
+        self._taken_lsn, self._taken_epochs = lsn, len(self.epochs)
+        self._changed, self._dropped = {}, []
+        return change

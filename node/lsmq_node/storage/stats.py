@@ -17,6 +17,7 @@ class Counters:
     flushes: int = 0
     flushed_bytes: int = 0
     flush_seconds: float = 0.0
+    checkpoint_bytes: int = 0
     merges: int = 0
     merged_bytes: int = 0
     merge_seconds: float = 0.0
@@ -38,6 +39,7 @@ class StoreStats:
     flushes_total: int
     flushed_bytes_total: int
     flush_seconds: float
+    checkpoint_written_bytes_total: int
     merges_total: int
     merged_bytes_total: int
     merge_seconds: float
@@ -63,6 +65,8 @@ class StoreStats:
     topics: int
     queues: int
     producers: int
+    checkpoint_files: int
+    checkpoint_bytes: int
     documents: int
     documents_bytes: int
     waiting_bytes: int

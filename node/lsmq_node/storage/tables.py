@@ -19,7 +19,7 @@ import numpy as np
 from lsmq.errors import CorruptFile
 
 from .cache import BlockCache
-from .checkpoint import Checkpointer, Snapshot, checkpoint_name
+from .checkpoint_chain import CheckpointChain
 from .columns import I64, U64
 from .compaction import choose_runs, merge
 from .disk import Clock, Disk
@@ -29,6 +29,7 @@ from .options import StoreOptions
 from .recovery import Opened
 from .snapshot_pins import PinnedFiles
 from .sstable import TableMeta, TableWriter, table_name
+from .state import StateChange
 from .stats import Counters
 from .table import Table
 from .version import Run, Version
@@ -68,8 +69,21 @@ class TableSet:
         self._install_lock = threading.Lock()
         self._merge_lock = threading.Lock()  # held while tables are read to be replaced
         self.changed = threading.Condition()
-        self._checkpointer = Checkpointer()
-        self.frozen: deque[tuple[Memtable, Snapshot]] = deque()
+        self.checkpoint = CheckpointChain(
+            disk,
+            self._directory,
+            options,
+            self.cache,
+            counters,
+            self._files,
+            self._state,
+            opened.checkpoint,
+            take_number=self._take_number,
+            change_manifest=self._change_manifest,
+            discard=lambda name, error: self._discard((name,), error),
+            check=self._check_open,
+        )
+        self.frozen: deque[tuple[Memtable, StateChange]] = deque()
         self.applied_lsn = self.manifest.flushed_lsn
         self.slabs = slabs_for(options.memtable_bytes)
         self.memtable = Memtable(self.applied_lsn, options.memtable_bytes, self.slabs)
@@ -86,7 +100,7 @@ class TableSet:
 
     def room_for(self, payload_bytes: int, record_count: int) -> Memtable:
         """The memtable that takes the next records."""
-        if not self.memtable.has_room(payload_bytes, record_count):
+        if not self.memtable.has_room(payload_bytes, record_count) or self._state.is_large(self._options):
             self.freeze()
             if payload_bytes > self.memtable.capacity_bytes:  # logged when memtable_bytes was larger
                 self.memtable = Memtable(self.memtable.first_lsn, payload_bytes)
@@ -103,47 +117,50 @@ class TableSet:
         """
         if self.applied_lsn == self.memtable.first_lsn:
             return self.applied_lsn
-        snapshot = self._checkpointer.take(self._state, self.applied_lsn)
+        change = self._state.take_change(self.applied_lsn)
         fresh = Memtable(self.applied_lsn, self._options.memtable_bytes, self.slabs)
         with self.changed:
-            self.frozen.append((self.memtable, snapshot))
+            self.frozen.append((self.memtable, change))
             self.memtable = fresh
             version = self.version
             self.version = Version((fresh, *version.memtables), version.level0, version.generations)
             self.changed.notify_all()
-        return snapshot.lsn
+        return change.end_lsn
 
     # -- flush -------------------------------------------------------------------------------------------
 
     def flush_oldest(self) -> None:
         """Write the memtable that was frozen first to level 0. There must be one."""
-        memtable, snapshot = self.frozen[0]
-        self._flush(memtable, snapshot)
+        memtable, change = self.frozen[0]
+        self._flush(memtable, change)
 
-    def _flush(self, memtable: Memtable, snapshot: Snapshot) -> None:
+    def _flush(self, memtable: Memtable, change: StateChange) -> None:
         started = self._clock.monotonic()
         metas: tuple[TableMeta, ...] = ()
         if memtable.record_count:
             number = self._take_number()
-            metas = (self._write_table(number, memtable, snapshot.lsn),)
-        checkpoint = self._take_number()
-        names = (*(meta.name for meta in metas), checkpoint_name(checkpoint))
+            metas = (self._write_table(number, memtable, change.end_lsn),)
+        names = [meta.name for meta in metas]
         try:
-            self._checkpointer.write(self._disk, self._directory, checkpoint, snapshot)
+            increment, file = self.checkpoint.write(change)
+            names.append(increment.name)
             with self._install_lock:
                 old = self.manifest
+                changed = old.with_changes(
+                    flushed_lsn=change.end_lsn,
+                    checkpoint=(*old.checkpoint, increment),
+                    level0=(*old.level0, *metas),
+                )
                 self._install(
-                    old.with_changes(flushed_lsn=snapshot.lsn, checkpoint=checkpoint, level0=(*old.level0, *metas)),
+                    changed,
                     flushed=memtable,
                     level0=tuple(self._run((meta,)) for meta in metas),
+                    then=lambda: self.checkpoint.added(change, file),
                 )
         except OSError as error:
             self._discard(names, error)
             raise
-        self._checkpointer.done(snapshot)
-        if old.checkpoint:
-            self._files.remove(checkpoint_name(old.checkpoint))
-        self._segments.release(min(snapshot.lsn, self.keep_lsn()))
+        self._segments.release(min(change.end_lsn, self.keep_lsn()))
         counters = self._counters
         counters.flushes += 1
         counters.flushed_bytes += sum(meta.size_bytes for meta in metas)
@@ -187,6 +204,20 @@ class TableSet:
             self.manifest = self.manifest.with_changes(next_number=number + 1)
             return number
 
+    def _change_manifest(self, change: Callable[[Manifest], Manifest], then: Callable[[], None]) -> None:
+        """Make a manifest of the same tables durable; ``then`` runs before it changes again. Raises ``OSError``."""
+        with self._install_lock:
+            changed = change(self.manifest)
+            store_manifest(self._disk, self._path, changed)
+            self.manifest = changed
+            then()
+        with self.changed:
+            self.changed.notify_all()
+
+    def _check_open(self) -> None:
+        if self.closing:
+            raise Closing
+
     def _run(self, metas: tuple[TableMeta, ...]) -> Run:
         return Run(tuple(Table(self._disk, self._directory, meta, self.cache, self._counters) for meta in metas))
 
@@ -198,10 +229,12 @@ class TableSet:
         level0: tuple[Run, ...] = (),
         replaced: tuple[Run, ...] = (),
         generation: Run | None = None,
+        then: Callable[[], None] = lambda: None,
     ) -> None:
-        """Make a new set of tables durable, then show it to readers. The install lock is held."""
+        """Make a new set of tables durable, do what comes ``then``, show it to readers. The install lock is held."""
         store_manifest(self._disk, self._path, manifest)
         self.manifest = manifest
+        then()
         with self.changed:
             version = self.version
             generations = tuple(run for run in version.generations if run not in replaced)
@@ -390,8 +423,7 @@ class TableSet:
 
 
 def _file_names(manifest: Manifest) -> list[str]:
-    names = [meta.name for meta in manifest.tables()]
-    return [*names, checkpoint_name(manifest.checkpoint)] if manifest.checkpoint else names
+    return [meta.name for meta in manifest.files()]
 
 
 def _without(run: Run, gone: set[int]) -> Run | None:
