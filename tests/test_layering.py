@@ -22,7 +22,7 @@ NODE_ONLY = ("kazoo", "numpy", "prometheus_client", "pysyncobj", "sortedcontaine
 # For each package, what of ours it may import besides itself. Lower rooms know nothing of upper ones.
 ALLOWED = {
     "lsmq": (),
-    "lsmq_node.storage": ("lsmq.errors", "lsmq.record_batch"),
+    "lsmq_node.storage": ("lsmq.errors", "lsmq.record_batch", "lsmq_node.descriptors"),
     "lsmq_node.history": (),
     "lsmq_coordinator": ("lsmq",),
     "lsmq_pipeline": ("lsmq",),

@@ -126,7 +126,15 @@ class NodeConfig:
         range=(1, 1_000_000_000),
         hazard="Each takes two bytes of memory, and about a hundred on the disk.",
     )
-    cache_bytes: int = setting(64 * MIB, "Block cache, per shard.", range=(0, 1024 * 1024 * MIB), hazard="Memory.")
+    cache_bytes: int = setting(
+        64 * MIB, "Cache of table blocks and index pages, per shard.", range=(0, 1024 * 1024 * MIB), hazard="Memory."
+    )
+    max_open_tables: int = setting(
+        1024,
+        "Table files held open for reading, per shard; fewer where `ulimit -n` is low.",
+        range=(1, 1_000_000),
+        hazard="Too few: files are opened again and again; each counts against `ulimit -n`.",
+    )
     segment_bytes: int = setting(
         64 * MIB,
         "Size of a log segment file. Fixed once the data directory exists.",

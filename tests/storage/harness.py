@@ -278,4 +278,4 @@ def background(store: ShardStore, work: Callable[[], object]) -> None:
     """Do background work as the store's own threads do it: a full disk is waited out, anything else stops it."""
     house = store._maintenance
     with mock.patch("lsmq_node.storage.maintenance._TICK_SECONDS", 0.0):
-        house._guard(lambda: house._retry_when_full(lambda: (work(), None)[1]))
+        house._guard(lambda: house._retry_in_want(lambda: (work(), None)[1]))

@@ -1,4 +1,4 @@
-"""The columnar parts against plain Python: gather, offsets, sorting, packing, bloom filter, cache."""
+"""The columnar parts against plain Python: gather, offsets, sorting, packing, blocks, cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from lsmq.record_batch import Codec, Column, RecordBatch, encode_batch
 from lsmq_node.storage.block import Block
-from lsmq_node.storage.bloom import PROBES, bloom_build, bloom_has_many, bloom_probes
 from lsmq_node.storage.cache import BlockCache
 from lsmq_node.storage.columns import (
     DTYPES,
@@ -29,8 +28,6 @@ from lsmq_node.storage.columns import (
     wrap64,
 )
 from lsmq_node.storage.memtable import Memtable
-from lsmq_node.storage.sstable import INDEX_DTYPES
-from lsmq_node.storage.table import TableIndex
 
 from .harness import profile
 
@@ -193,48 +190,6 @@ def test_wrap64_is_modulo_two_to_the_64(value: int) -> None:
     assert wrap64(value) == value % 2**64
 
 
-# -- bloom filter ----------------------------------------------------------------------------------------
-
-
-@profile(100)
-@given(st.lists(u64, min_size=1, max_size=300, unique=True))
-def test_a_bloom_filter_knows_all_that_it_was_built_from(keys: list[int]) -> None:
-    bits, probes = bloom_build([np.array(keys, np.uint64)])
-    words = bits.view(np.dtype("<u8"))
-    assert probes == PROBES
-    index = TableIndex({column: np.zeros(1, dtype) for column, dtype in INDEX_DTYPES.items()}, words, probes)
-    assert all(index.may_contain(key) for key in keys)
-    assert index.may_have_many(bloom_probes(np.array(keys, np.uint64))).all()
-
-
-@profile(50)
-@given(keys=st.lists(u64, min_size=1, max_size=50, unique=True), data=st.data())
-def test_a_bloom_filter_is_the_same_in_parts(keys: list[int], data: st.DataObject) -> None:
-    """A queue that goes on in the next part counts once."""
-    whole = np.array(sorted(keys), np.uint64)
-    cuts = sorted(data.draw(st.sets(st.integers(1, len(keys)), max_size=4)) | {len(keys)})
-    again = data.draw(st.lists(st.booleans(), min_size=len(cuts), max_size=len(cuts)))
-    firsts = [0, *(cut - repeat for cut, repeat in zip(cuts[:-1], again, strict=False))]
-    parts = [whole[first:end] for first, end in zip(firsts, cuts, strict=True)]
-    assert bloom_build(parts)[0].tobytes() == bloom_build([whole])[0].tobytes()
-
-
-def test_a_bloom_filter_errs_seldom() -> None:
-    bits, probes = bloom_build([queue_keys(7, np.arange(0, 20_000, 2))])
-    words = bits.view(np.dtype("<u8"))
-    others = queue_keys(7, np.arange(1, 20_000, 2))
-    assert np.count_nonzero(bloom_has_many(words, bloom_probes(others))) < 10_000 * 0.04
-    index = TableIndex({column: np.zeros(1, dtype) for column, dtype in INDEX_DTYPES.items()}, words, probes)
-    assert sum(map(index.may_contain, others.tolist())) < 10_000 * 0.04
-
-
-def test_a_filter_of_another_number_of_probes_passes_nothing_over() -> None:
-    bits, probes = bloom_build([queue_keys(7, np.arange(10))])
-    columns = {column: np.zeros(1, dtype) for column, dtype in INDEX_DTYPES.items()}
-    index = TableIndex(columns, bits.view(np.dtype("<u8")), probes + 1)
-    assert all(index.may_contain(7 << 32 | queue) for queue in range(1_000))
-
-
 # -- blocks ----------------------------------------------------------------------------------------------
 
 
@@ -275,7 +230,7 @@ def test_the_cache_stays_within_its_limit_and_keeps_what_was_used_last(uses: lis
     sizes: dict[tuple[int, int], int] = {}
     for owner, part, drawn in uses:
         size = sizes.setdefault((owner, part), drawn)
-        assert cache.get(owner, part, lambda _, size=size: Item(size)).memory_bytes == size  # type: ignore[misc]
+        assert cache.get(owner, part, Item, size).memory_bytes == size
         assert cache.has(owner, part) == (size <= 125)
         assert cache.used_bytes <= 1_000
     for owner in range(4):
@@ -288,13 +243,13 @@ def test_the_cache_stays_within_its_limit_and_keeps_what_was_used_last(uses: lis
 def test_what_was_used_since_outlives_what_was_not() -> None:
     cache = BlockCache(1_000)
     for part in range(10):
-        cache.get(0, part, lambda _: Item(100))
-    cache.get(0, 10, lambda _: Item(100))  # none was used more than once: the oldest goes
+        cache.get(0, part, Item, 100)
+    cache.get(0, 10, Item, 100)  # none was used more than once: the oldest goes
     assert not cache.has(0, 0)
     for part in (1, 3, 5):
-        cache.get(0, part, lambda _: Item(100))
+        cache.get(0, part, Item, 100)
     for part in range(11, 15):
-        cache.get(0, part, lambda _: Item(100))
+        cache.get(0, part, Item, 100)
     assert [part for part in range(1, 7) if cache.has(0, part)] == [1, 3, 5]
 
 

@@ -12,9 +12,9 @@ import pytest
 from lsmq.errors import CorruptFile, LsmqError, StorageError
 from lsmq.record_batch import Column, RecordBatch, encode_batch
 from lsmq_node.storage import QueueStore, ShardStore, StoreOptions
+from lsmq_node.storage.index import IndexPage
 from lsmq_node.storage.sstable import TableMeta
 from lsmq_node.storage.state import Topic, TopicOptions
-from lsmq_node.storage.table import TableIndex
 from support.sim_disk import SimClock, SimDisk
 
 from .harness import (
@@ -117,11 +117,11 @@ def test_any_flipped_byte_of_a_block_is_refused_by_its_place(tmp_path: Path, com
         assert assert_named(outcome, path).details["position"] == block
 
 
-def test_any_flipped_byte_of_index_or_filter_is_made_good_from_the_blocks(
+def test_any_flipped_byte_of_the_index_is_made_good_from_the_blocks(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, meta = store.table()
-    for at in range(meta.index_position, meta.index_position + meta.index_bytes + meta.filter_bytes):
+    for at in range(meta.index_position, meta.root_position + meta.root_bytes):
         caplog.clear()
         with caplog.at_level(logging.WARNING, "lsmq.storage"):
             assert store.with_flip(path, at, 1 << at % 8) == (store.shown, 1)
@@ -133,7 +133,7 @@ def test_any_flipped_byte_of_properties_or_footer_is_named_and_does_no_harm(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, meta = store.table()
-    for at in range(meta.index_position + meta.index_bytes + meta.filter_bytes, meta.size_bytes):
+    for at in range(meta.root_position + meta.root_bytes, meta.size_bytes):
         caplog.clear()
         with caplog.at_level(logging.WARNING, "lsmq.storage"):
             assert store.with_flip(path, at, 1 << at % 8) == (store.shown, 0)
@@ -311,14 +311,12 @@ def test_an_index_made_again_must_have_all_the_records_that_the_manifest_knows(s
     """Intact blocks that are not the table's own: the last ones are gone, and others stand in their place."""
     path, meta = store.table()
     content = store.disk.content(path)
-    index = TableIndex.parse(
-        content[meta.index_position : meta.index_position + meta.index_bytes + meta.filter_bytes],
-        meta.index_bytes,
-        str(path),
-        meta.index_position,
+    size_at = meta.index_position
+    page = IndexPage.parse(
+        content[size_at : size_at + int.from_bytes(content[size_at + 4 : size_at + 8], "little")], "", 0
     )
-    assert index.count > 1
-    begin, size = int(index.positions[1]), int(index.sizes[1])
+    assert page.count > 1
+    begin, size = page.positions[1], page.sizes[1]
     joined = bytearray(content)
     batch = RecordBatch(content[begin : begin + size])
     fewer = encode_batch(1, {Column.TOPIC: 1, Column.QUEUE: 1, Column.OFFSET: 0, Column.LENGTH: 0}, b"")

@@ -129,7 +129,7 @@ def test_places_that_are_remembered_are_few(tmp_path: Path) -> None:
         flush(store.store)
         for name in names:
             assert store.get(name, 0, 3) == [b"0", b"1", b"2"]
-        assert len(store.store._queries._places._places) == point_reads.PLACE_LIMIT
+        assert len(store.store._queries._places) == point_reads.PLACE_LIMIT
         for name in names:
             assert store.get(name, 3, 3) == [b"3", b"4", b"5"]
 
@@ -165,8 +165,8 @@ def test_a_damaged_block_is_named_whatever_way_is_taken(tmp_path: Path) -> None:
         flush(store.store)
         topic = next(topic for topic in store.store.topics() if topic.name == "messages")
         (run,) = store.store._tables.version.runs()
-        index, path = run.tables[0].index(), run.tables[0].path
-        position = int(index.positions[index.seek(topic.id << 32, 0)])
+        (page, *_), path = run.tables[0].pages(), run.tables[0].path
+        position = page.positions[page.seek(topic.id << 32, 0)]
         raw = bytearray(path.read_bytes())
         raw[position + 60] ^= 1
         path.write_bytes(raw)

@@ -39,6 +39,7 @@ def store_options(config: NodeConfig) -> StoreOptions:
         producer_expiry_ms=config.producer_expiry_ms,
         max_producers=config.max_producers,
         cache_bytes=config.cache_bytes,
+        max_open_tables=config.max_open_tables,
         max_message_bytes=config.max_message_bytes,
         segment_bytes=config.segment_bytes,
         max_waiting_bytes=config.max_waiting_bytes,

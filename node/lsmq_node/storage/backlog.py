@@ -15,7 +15,7 @@ import numpy as np
 from lsmq.errors import CorruptFile
 
 from .columns import I64, U64
-from .sstable import IndexColumn
+from .index import IndexColumn
 from .table import Table
 from .version import Version
 
@@ -53,12 +53,31 @@ def _share(table: Table, topic_id: int) -> tuple[int, int]:
     meta = table.meta
     if len(meta.topics) > 1:
         try:
-            columns = table.index().columns
-        except (CorruptFile, FileNotFoundError):  # damaged, or merged away meanwhile: all of it is near enough
-            return meta.size_bytes, meta.record_count
-        low, high = np.array((topic_id << 32, topic_id + 1 << 32), np.uint64)
-        first = int(columns[IndexColumn.LAST_KEY].searchsorted(low))
-        end = int(columns[IndexColumn.FIRST_KEY].searchsorted(high))
-        if first < end:
-            return int(columns[IndexColumn.SIZE][first:end].sum()), int(columns[IndexColumn.RECORDS][first:end].sum())
+            found = _blocks_of(table, topic_id)
+        except (CorruptFile, OSError):  # damaged, or merged away meanwhile: all of it is near enough
+            found = None
+        if found is not None:
+            return found
     return meta.size_bytes, meta.record_count
+
+
+def _blocks_of(table: Table, topic_id: int) -> tuple[int, int] | None:
+    """By the root, and of the index's pages the first and the last that have some."""
+    low, high = np.array((topic_id << 32, topic_id + 1 << 32), np.uint64)
+    root = table.root()
+    first = int(root.column(IndexColumn.LAST_KEY).searchsorted(low))
+    last = int(root.column(IndexColumn.FIRST_KEY).searchsorted(high)) - 1
+    if first > last:
+        return None
+    size_bytes = record_count = 0
+    if last - first > 1:
+        begins = root.column(IndexColumn.BLOCKS)
+        size_bytes = int(begins[last] - begins[first + 1])
+        record_count = int(root.column(IndexColumn.RECORDS)[first + 1 : last].sum())
+    for number in {first, last}:
+        page = table.page(number)
+        begin = int(page.column(IndexColumn.LAST_KEY).searchsorted(low))
+        end = int(page.column(IndexColumn.FIRST_KEY).searchsorted(high))
+        size_bytes += int(page.column(IndexColumn.SIZE)[begin:end].sum())
+        record_count += int(page.column(IndexColumn.RECORDS)[begin:end].sum())
+    return (size_bytes, record_count) if record_count else None

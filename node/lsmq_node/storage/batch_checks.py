@@ -6,12 +6,20 @@ from typing import Any
 
 import numpy as np
 
-from lsmq.errors import InvalidBatch, MessageTooLarge, TooManyMessages, UnknownQueue
+from lsmq.errors import (
+    InvalidBatch,
+    InvalidRequest,
+    MessageTooLarge,
+    OffsetOutOfRange,
+    TooManyMessages,
+    UnknownQueue,
+)
 from lsmq.record_batch import Column, Flag, RecordBatch
 
 from .applier import BatchColumns
+from .columns import I64, U32, encode_columns
 from .options import StoreOptions
-from .state import TopicState
+from .state import Topic, TopicState
 
 
 def check_count(batch: RecordBatch, options: StoreOptions) -> None:
@@ -73,3 +81,21 @@ def _check_flags(flags: Any, lengths: Any, headers: Any) -> None:
     bodies = lengths if headers is None else lengths - headers
     if bodies[flags != 0].any():
         raise InvalidBatch("a record with the flag delete has a body; a deletion has none")
+
+
+def encode_positions(topic: Topic, queues: U32, offsets: I64, latest: I64) -> bytes:
+    """An offset for each of some queues, none beyond ``latest``. Raises ``InvalidRequest`` or ``OffsetOutOfRange``."""
+    if len(queues) == 0 or len(queues) != len(offsets):
+        raise InvalidRequest(f"{len(queues)} queues and {len(offsets)} offsets: give one offset for each queue")
+    wrong = (np.asarray(offsets) > latest) | (np.asarray(offsets) < 0)
+    if wrong.any():
+        at = int(np.argmax(wrong))
+        raise OffsetOutOfRange(
+            f"offset {int(offsets[at])} is not within queue {int(queues[at])} of topic {topic.name!r}, which ends at "
+            f"{int(latest[at])}",
+            topic=topic.name,
+            queue=int(queues[at]),
+            earliest=0,
+            latest=int(latest[at]),
+        )
+    return encode_columns(len(queues), {Column.QUEUE: np.asarray(queues), Column.OFFSET: np.asarray(offsets)})

@@ -1,4 +1,4 @@
-"""The block cache: parsed blocks and indexes of tables, within a limit of bytes.
+"""The block cache: parsed blocks and index pages of tables, within a limit of bytes.
 
 What was not used since it was last looked at goes first ("second chance", or clock): nearly as good as least
 recent use, and a hit takes no lock and moves nothing, it sets a mark.
@@ -30,25 +30,28 @@ class BlockCache:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self._items: OrderedDict[tuple[int, int], Sized] = OrderedDict()
-        self._lock = threading.Lock()  # adding and removing
+        self._lock = threading.Lock()  # guards whatever changes: items, their order, the bytes used
         self.used_bytes = 0
         self.hits = 0  # counted without a lock: readers at the same time may lose one
         self.misses = 0
 
-    def get(self, owner: int, part: int, load: Callable[[int], Item]) -> Item:
-        """The item of ``owner`` numbered ``part``; ``load(part)`` makes it when it is not here."""
+    def get(self, owner: int, part: int, load: Callable[..., Item], *arguments: int) -> Item:
+        """The item of ``owner`` numbered ``part``; ``load(*arguments)`` makes it when it is not here."""
         item = self._items.get((owner, part))
         if item is not None:
             item.recent = True
             self.hits += 1
             return item  # type: ignore[return-value]  # an owner's part has one type
         self.misses += 1
-        loaded = load(part)
-        if loaded.memory_bytes <= self.limit_bytes // 8:
-            self._keep((owner, part), loaded)
+        loaded = load(*arguments)
+        self.keep(owner, part, loaded)
         return loaded
 
-    def _keep(self, key: tuple[int, int], item: Sized) -> None:
+    def keep(self, owner: int, part: int, item: Sized) -> None:
+        """Add an item, or replace it."""
+        if item.memory_bytes > self.limit_bytes // 8:
+            return
+        key = owner, part
         item.recent = True
         with self._lock:
             replaced = self._items.pop(key, None)

@@ -15,6 +15,7 @@ from typing import Any
 
 import crc32c
 import numpy as np
+import numpy.ma
 import zstandard
 from numpy.typing import NDArray
 

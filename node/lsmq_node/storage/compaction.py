@@ -14,6 +14,7 @@ to be damaged is kept out of merges as it is.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -21,12 +22,10 @@ import numpy as np
 
 from lsmq.record_batch import Column
 
-from .block import Block
 from .columns import I64, U64, gather, group_starts, stable_sort
 from .memtable import TOMBSTONE_TOPIC, SortedRecords
 from .options import StoreOptions
 from .reader import concatenate, select
-from .table import Table
 from .version import Run, Version
 
 PARTITION_BYTES = 4 << 20
@@ -120,21 +119,26 @@ def merge(runs: Sequence[Run], log_starts: LogStarts, *, keep_tombstones: bool) 
             yield records
 
 
-def _cuts(runs: Sequence[Run]) -> list[tuple[int, int]]:
-    """Keys (queue key, offset) at which to cut the merge into partitions; the last is the end."""
-    keys, offsets, sizes = [], [], []
-    for run in runs:
-        for table in run.tables:
-            index = table.index()
-            keys.append(index.last_keys)
-            offsets.append(index.last_offsets)
-            sizes.append(index.sizes)
-    all_keys, all_offsets = np.concatenate(keys), np.concatenate(offsets)
-    order = np.lexsort((all_offsets, all_keys))
-    weight = np.cumsum(np.concatenate(sizes)[order]) // PARTITION_BYTES
-    ends = np.append(np.flatnonzero(weight[1:] != weight[:-1]), len(order) - 1)
-    chosen = order[ends]
-    return list(zip(all_keys[chosen].tolist(), all_offsets[chosen].tolist(), strict=True))
+def _cuts(runs: Sequence[Run]) -> Iterator[tuple[int, int]]:
+    """Keys (queue key, offset) at which to cut the merge into partitions; the last is the end.
+
+    Found while the merge goes on: what is held of the index is a page a run.
+    """
+    weight = key = offset = 0
+    for key, offset, size in heapq.merge(*(_block_ends(run) for run in runs)):
+        weight += size
+        if weight >= PARTITION_BYTES:
+            yield key, offset
+            weight = 0
+    if weight:
+        yield key, offset
+
+
+def _block_ends(run: Run) -> Iterator[tuple[int, int, int]]:
+    """Last key and offset, and size, of each block."""
+    for table in run.tables:
+        for page in table.pages():
+            yield from zip(page.last_keys, page.last_offsets, page.sizes, strict=True)
 
 
 def _part(run: Run, after: tuple[int, int], upto: tuple[int, int]) -> Iterator[SortedRecords]:
@@ -145,27 +149,19 @@ def _part(run: Run, after: tuple[int, int], upto: tuple[int, int]) -> Iterator[S
             continue
         if (meta.first_key, meta.first_offset) > upto:
             return
-        index = table.index()
-        first_block = index.seek(after[0], after[1] + 1)
-        last_block = min(index.seek(*upto), index.count - 1)
-        for number, block in enumerate(_blocks(table, first_block, last_block + 1), first_block):
-            first = block.seek(after[0], after[1] + 1) if number == first_block else 0
-            end = block.seek(upto[0], upto[1] + 1) if number == last_block else block.count
-            if first < end:
-                yield block.records(first, end)
-
-
-def _blocks(table: Table, first: int, end: int) -> Iterator[Block]:
-    """Blocks ``[first, end)`` of a table, read at once and past the cache."""
-    index = table.index()
-    positions = index.positions[first:end].tolist()
-    sizes = index.sizes[first:end].tolist()
-    raw = table.file().pread(positions[-1] + sizes[-1] - positions[0], positions[0])
-    for number, position, size in zip(range(first, end), positions, sizes, strict=True):
-        at = position - positions[0]
-        if at + size > len(raw):
-            table.block(number, keep=False)  # raises that it is cut off
-        yield table.parse(raw[at : at + size], position)
+        begin, end = (after[0], after[1] + 1), (upto[0], upto[1] + 1)
+        root = table.root()
+        for number in range(root.seek(*begin), root.count):
+            if (root.first_keys[number], root.first_offsets[number]) > upto:
+                return
+            page = table.page(number)
+            first_row, last_row = page.seek(*begin), min(page.seek(*upto), page.count - 1)
+            sizes = page.sizes[first_row : last_row + 1]
+            for row, block in enumerate(table.blocks(page.positions[first_row], sizes), first_row):
+                first = block.seek(*begin) if row == first_row else 0
+                stop = block.seek(*end) if row == last_row else block.count
+                if first < stop:
+                    yield block.records(first, stop)
 
 
 def _sort(parts: list[SortedRecords]) -> SortedRecords:

@@ -19,6 +19,8 @@ from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from lsmq_node.descriptors import DESCRIPTORS, Descriptors
+
 Buffer = bytes | bytearray | memoryview
 
 _IOV_LIMIT = 512
@@ -161,19 +163,26 @@ class OsFile:
 
 
 class OsDisk:
-    """The operating system's files."""
+    """The operating system's files. Where no descriptor is left for one, what the process keeps back is used."""
+
+    def __init__(self, descriptors: Descriptors = DESCRIPTORS) -> None:
+        self._descriptors = descriptors
+
+    def _open(self, path: Path, flags: int) -> int:
+        return self._descriptors.opening(lambda: os.open(path, flags | os.O_CLOEXEC, 0o644))
 
     def create(self, path: Path) -> File:
-        return OsFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644), write=True)
+        return OsFile(self._open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC), write=True)
 
     def open(self, path: Path, *, write: bool = False, random: bool = False) -> File:
-        fd = os.open(path, (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC)
+        fd = self._open(path, os.O_RDWR if write else os.O_RDONLY)
         if random:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         return OsFile(fd, write=write)
 
     def read_all(self, path: Path) -> bytes:
-        return path.read_bytes()
+        with open(self._open(path, os.O_RDONLY), "rb") as stream:
+            return stream.read()
 
     def rename(self, source: Path, target: Path) -> None:
         source.rename(target)
@@ -187,7 +196,7 @@ class OsDisk:
 
     def list(self, directory: Path) -> list[str]:
         try:
-            return sorted(entry.name for entry in directory.iterdir())
+            return sorted(self._descriptors.opening(lambda: [entry.name for entry in directory.iterdir()]))
         except FileNotFoundError:
             return []
 
@@ -195,7 +204,8 @@ class OsDisk:
         path.mkdir(parents=True, exist_ok=True)
 
     def sync_directory(self, path: Path) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        # A rename has come before: whether it is durable must be known.
+        fd = self._descriptors.opening_at_last(lambda: os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         try:
             os.fsync(fd)
         finally:

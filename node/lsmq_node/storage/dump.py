@@ -20,14 +20,14 @@ from lsmq.record_batch import Column, decode_header
 from .block import Block
 from .checkpoint import describe_key, describe_value
 from .disk import OsDisk
+from .index import IndexPage
 from .keyed_file import KeyedFile
 from .log_mark import decode_log_mark
 from .manifest import NAME as MANIFEST
 from .manifest import Manifest, decode_manifest
 from .memtable import TOMBSTONE_TOPIC
 from .snapshot import decode_snapshot
-from .sstable import FILTER_HEAD, IndexColumn, TableMeta, check_properties, read_footer, stored_batch
-from .table import TableIndex
+from .sstable import TableMeta, check_properties, read_footer, stored_batch
 from .wal import FRAGMENT_BYTES, MAGIC, SEGMENT_HEADER, Entry, EntryKind
 from .wal_reader import LogReader
 
@@ -95,39 +95,46 @@ def dump_sstable(path: Path, records: bool = False) -> Iterator[dict[str, Any]]:
     file, source = OsDisk().open(path), str(path)
     try:
         parts = read_footer(file, source)
-        position = parts["index_position"]
-        raw = file.pread(parts["index_bytes"] + parts["filter_bytes"], position)
-        index = TableIndex.parse(raw, parts["index_bytes"], source, position)
-        at = position + len(raw)
+        root_at = parts["root_position"]
+        root = IndexPage.parse(file.pread(parts["root_bytes"], root_at), source, root_at, root=True)
+        pages = [
+            IndexPage.parse(file.pread(size, position), source, position)
+            for position, size in zip(root.positions, root.sizes, strict=True)
+        ]
+        at = root_at + parts["root_bytes"]
         properties = check_properties(file.pread(parts["properties_bytes"], at), source, at)
         yield {
             **properties,
             **parts,
-            "blocks": index.count,
-            "filter_bits": 8 * (parts["filter_bytes"] - FILTER_HEAD.size),
-            "filter_probes": index.probes,
+            "blocks": sum(page.count for page in pages),
+            "filter_bits": 64 * sum(len(page.words) for page in pages),
+            "filter_probes": pages[0].probes,
         }
-        for number in range(index.count):
-            begin, size = int(index.positions[number]), int(index.sizes[number])
-            block = Block(file.pread(size, begin), source, begin)
-            if records:
-                yield from _records(block)
-            else:
-                yield _block(index, number, block)
+        number = 0
+        for page_number, page in enumerate(pages):
+            for row, (begin, size) in enumerate(zip(page.positions, page.sizes, strict=True)):
+                block = Block(file.pread(size, begin), source, begin)
+                if records:
+                    yield from _records(block)
+                else:
+                    yield {"block": number, "page": page_number, **_block(page, row, block)}
+                number += 1
     finally:
         file.close()
 
 
-def _block(index: TableIndex, number: int, block: Block) -> dict[str, Any]:
-    row = {column.name.lower(): int(index.columns[column][number]) for column in IndexColumn}
-    fields: dict[str, Any] = {"block": number, "position": row["position"], "size_bytes": row["size"]}
-    fields["records"] = row["records"]
-    for end in ("first", "last"):
-        key = row[f"{end}_key"]
+def _block(page: IndexPage, row: int, block: Block) -> dict[str, Any]:
+    fields: dict[str, Any] = {"position": page.positions[row], "size_bytes": page.sizes[row]}
+    fields["records"] = page.records[row]
+    for end, key, offset in (
+        ("first", page.first_keys[row], page.first_offsets[row]),
+        ("last", page.last_keys[row], page.last_offsets[row]),
+    ):
         fields[f"{end}_topic_id"], fields[f"{end}_queue"] = (key >> 32) & ~TOMBSTONE_TOPIC, key & 0xFFFFFFFF
-        fields[f"{end}_offset"] = row[f"{end}_offset"]
-    fields["min_ms"], fields["max_ms"] = row["min_ms"], row["max_ms"]
-    fields["tombstones"] = bool(row["last_key"] >> 32 & TOMBSTONE_TOPIC)
+        fields[f"{end}_offset"] = offset
+    stored = block.column(Column.STORED_MS)
+    fields["min_ms"], fields["max_ms"] = int(stored.min()), int(stored.max())
+    fields["tombstones"] = bool(page.last_keys[row] >> 32 & TOMBSTONE_TOPIC)
     fields["codec"] = block.batch.codec.name.lower()
     fields["columns"] = [Column(column).name.lower() for column in block.batch.directory if column in set(Column)]
     fields["payload_bytes"] = len(block.batch.payload)

@@ -1,10 +1,16 @@
-"""What ends writing to a log, for a while or for good, in words."""
+"""What ends the work of a store, for a while or for good, in words."""
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
-from lsmq.errors import DiskFull, LsmqError, ShardStopped
+from lsmq.errors import DiskFull, LsmqError, ShardStopped, StoreBusy
+from lsmq_node.descriptors import SHORTAGE, shares
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+#: Want of space or of a file descriptor: nothing was done, that is sure, and it can be tried again.
+WANT = (*FULL, *SHORTAGE)
 
 
 def again(error: LsmqError) -> LsmqError:
@@ -19,6 +25,22 @@ def no_space(path: Path) -> DiskFull:
         "when there is space.",
         path=str(path),
     )
+
+
+def no_descriptor(path: Path) -> StoreBusy:
+    """Work on ``path`` ended in an ``OSError`` of :data:`SHORTAGE`."""
+    limit = shares().limit
+    return StoreBusy(
+        f"all {limit} file descriptors of this process are in use (ulimit -n), also those kept back for {path}. Try "
+        "again in a moment; close connections, or raise the limit.",
+        path=str(path),
+        limit=limit,
+    )
+
+
+def want(path: Path, error: OSError) -> LsmqError:
+    """A write was dropped for want of what ``error``, one of :data:`WANT`, names."""
+    return no_space(path) if error.errno in FULL else no_descriptor(path)
 
 
 def disk_failed(path: Path, error: OSError) -> ShardStopped:

@@ -55,6 +55,7 @@ def measure(
         level0_tables=len(version.level0),
         generations=len(version.generations),
         tables=sum(len(run.tables) for run in runs),
+        open_tables=len(tables.open_tables),
         damaged_tables=len(tables.damaged()),
         table_bytes=sum(run.size_bytes for run in runs),
         topics=len(states),

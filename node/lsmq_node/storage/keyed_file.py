@@ -38,10 +38,12 @@ import numpy as np
 import zstandard
 
 from lsmq.errors import CorruptFile, UnsupportedFormat
+from lsmq_node.descriptors import SHORTAGE
 
-from .bloom import bloom_build, bloom_probe
+from .bloom import PROBES, bloom_build, bloom_probe
 from .cache import BlockCache
 from .disk import Disk, File
+from .failures import no_descriptor
 
 MAGIC = b"LSMQCKP1"
 VERSION = 4
@@ -111,15 +113,15 @@ class KeyedWriter:
     def finish(self, properties: dict[str, Any]) -> int:
         """Durable on return, but for the file's name. Returns its size in bytes."""
         self._end_block()
-        words, probes = bloom_build([np.unique(np.frombuffer(self._marks, np.uint64))]) if self._marks else (b"", 0)
+        words, probes = bloom_build(np.unique(np.frombuffer(self._marks, np.uint64)))
         tail = zstandard.compress(
             msgpack.packb(
                 {
                     "properties": properties,
                     "count": self.count,
                     "index": [list(row) for row in self._index],
-                    "filter": bytes(words),
-                    "probes": probes,
+                    "filter": words.astype("<u8", copy=False).tobytes() if self._marks else b"",
+                    "probes": probes if self._marks else 0,
                 }
             ),
             1,
@@ -158,7 +160,7 @@ class KeyedFile:
         self.count: int = tail["count"]
         self._firsts: list[bytes] = [key for key, _ in tail["index"]]
         self._positions: list[int] = [position for _, position in tail["index"]]
-        self._probes: int = tail["probes"]
+        self._has_filter = tail["probes"] == PROBES  # one of another number says nothing
         self._words = np.frombuffer(tail["filter"], np.dtype("<u8"))
         self._view: Sequence[int] = self._words.data
 
@@ -206,11 +208,16 @@ class KeyedFile:
         words = self._view
         if not len(words):
             return False
-        half, marks = bloom_probe(mark, self._probes)
+        if not self._has_filter:
+            return True
+        half, marks = bloom_probe(mark)
         return words[half % len(words)] & marks == marks
 
     def get(self, key: bytes) -> bytes | None:
-        """The value of a key; None where it has none here. Raises ``CorruptFile``, ``FileNotFoundError``."""
+        """The value of a key; None where it has none here.
+
+        Raises ``CorruptFile``, ``FileNotFoundError``, and ``StoreBusy`` for want of a file descriptor.
+        """
         at = bisect_right(self._firsts, key) - 1
         if at < 0:
             return None
@@ -219,10 +226,15 @@ class KeyedFile:
         return block.values[place] if place < len(block.keys) and block.keys[place] == key else None
 
     def _block(self, at: int) -> KeyedBlock:
-        return self._load(at) if self._cache is None else self._cache.get(self.number, at, self._load)
+        return self._load(at) if self._cache is None else self._cache.get(self.number, at, self._load, at)
 
     def _load(self, at: int) -> KeyedBlock:
-        file = self._disk.open(self.path, random=True)
+        try:
+            file = self._disk.open(self.path, random=True)
+        except OSError as error:
+            if error.errno not in SHORTAGE:
+                raise
+            raise no_descriptor(self.path) from error
         try:
             return self._read(file, at)
         finally:

@@ -13,7 +13,6 @@ begins, so that this is seen even where the exception struck twice.
 
 from __future__ import annotations
 
-import errno
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -27,7 +26,7 @@ from lsmq.errors import ClientClosed, LsmqError, TimedOut
 from .applier import Applier, PendingEntry, PendingRecords
 from .columns import U32
 from .disk import Buffer
-from .failures import again, disk_failed, no_space, torn
+from .failures import FULL, WANT, again, disk_failed, torn, want
 from .line import Appended, Line, Pending, Written, end_of
 from .options import FlushMode, StoreOptions
 from .segments import SegmentFiles
@@ -35,8 +34,6 @@ from .state import ShardState
 from .stats import Counters
 from .wal import Entry, EntryKind
 from .wal_stream import EntryStream
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 Result = TypeVar("Result")
 
@@ -259,7 +256,7 @@ class LogWriter:
 
     def _taken_back(self, error: OSError, lsn: int, end_lsn: int) -> bool:
         """Erase what was written of a write that did not fit: a recovery must not find what is reported dropped."""
-        if error.errno not in _FULL:
+        if error.errno not in WANT:
             return False
         try:
             self._segments.erase(lsn, end_lsn)
@@ -339,10 +336,12 @@ class LogWriter:
     # -- failures ----------------------------------------------------------------------------------------
 
     def _write_failed(self, error: OSError, lsn: int, *, survivable: bool) -> LsmqError:
-        """Drop all that is in line. A full disk may be survived; after any other failure the shard stops."""
-        full = survivable and error.errno in _FULL
-        failure = no_space(self._path) if full else disk_failed(self._path, error)
-        self._drop_line(failure, lsn, stop=not full)
+        """Drop all that is in line. Want of space or of a descriptor may be survived; else the shard stops."""
+        survived = survivable and error.errno in WANT
+        failure = want(self._path, error) if survived else disk_failed(self._path, error)
+        self._drop_line(failure, lsn, stop=not survived)
+        if survived and error.errno in FULL:
+            self.on_disk_full()
         return failure
 
     def _torn(self, error: BaseException | None) -> LsmqError:
@@ -360,8 +359,6 @@ class LogWriter:
         with self.line.lock:
             ended = self.line.restart(lsn, self._unapplied(), kept_lsn, failure)
         self._writing = False
-        if not stop:
-            self.on_disk_full()
         self._tell(Committed(kept_lsn, ended, [], failure))
         with self._advanced:
             self._advanced.notify_all()

@@ -10,23 +10,23 @@ reports pressure ``slow``, at the limit it refuses.
 
 from __future__ import annotations
 
-import errno
 import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 from lsmq.errors import DiskFull, LsmqError, ShardStopped, StoreBusy
+from lsmq_node.descriptors import SHORTAGE
 
 from .checkpoint import MAX_INCREMENTS
 from .disk import Clock, Disk
+from .failures import FULL, WANT, no_descriptor
 from .log_writer import LogWriter
 from .options import FlushMode, StoreOptions
 from .segments import SegmentFiles
 from .syncer import Syncer
 from .tables import Closing, TableSet
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _AHEAD_FROM = 4  # the next segment is allocated when this part, one in so many, of the present one is used
 _TICK_SECONDS = 1.0
 #: Memory that no memtable has wanted for so long goes back to the system.
@@ -77,7 +77,8 @@ class Maintenance:
         self._end_lsn = writer.committed_lsn
         self._syncer = Syncer(options, writer) if options.flush_mode is FlushMode.ASYNC else None
         self._merging = False
-        self._no_space: Counter[str] = Counter()  # attempts that ended for want of space
+        self._wants: Counter[str] = Counter()  # attempts that ended for want of space, or of a descriptor
+        self._last_want: int | None = None  # what the last of them failed with
         self._threads: list[threading.Thread] = []
         #: Called, in a background thread, when a flush or a merge has ended, well or not, and when all has stopped.
         self.on_progress: Callable[[], None] = lambda: None
@@ -186,7 +187,7 @@ class Maintenance:
                 self._tables.changed.wait_for(lambda: self._tables.closing or self._tables.frozen)
                 if self._tables.closing:
                     return
-            self._retry_when_full(self._tables.flush_oldest, "flush")
+            self._retry_in_want(self._tables.flush_oldest, "flush")
             self.on_progress()
 
     def _merge_loop(self) -> None:
@@ -198,7 +199,7 @@ class Maintenance:
                 if self._tables.closing:
                     return
                 self._merging = True
-            self._retry_when_full(self._tables.merge, "merge")
+            self._retry_in_want(self._tables.merge, "merge")
             self.on_progress()
 
     def _checkpoint_loop(self) -> None:
@@ -208,17 +209,19 @@ class Maintenance:
                 self._tables.changed.wait_for(lambda: self._tables.closing or checkpoint.merge_due())
                 if self._tables.closing:
                     return
-            self._retry_when_full(checkpoint.merge, "merge")
+            self._retry_in_want(checkpoint.merge, "merge")
 
-    def _retry_when_full(self, work: Callable[[], None], kind: str = "") -> None:
+    def _retry_in_want(self, work: Callable[[], None], kind: str = "") -> None:
         try:
             work()
         except OSError as error:
-            if error.errno not in _FULL:
+            if error.errno not in WANT:
                 raise
-            self.disk_is_full()
+            if error.errno in FULL:
+                self.disk_is_full()
             with self._tables.changed:
-                self._no_space[kind] += 1
+                self._wants[kind] += 1
+                self._last_want = error.errno
             self.progressed()
             with self._tables.changed:
                 self._tables.changed.wait_for(lambda: self._tables.closing, _TICK_SECONDS)
@@ -229,7 +232,7 @@ class Maintenance:
         while not self._tables.closing:
             self._check_space()
             if self._clock.monotonic() >= next_retention:
-                self._retry_when_full(self._retain)  # a full disk is when dropping tables is wanted most
+                self._retry_in_want(self._retain)  # a full disk is when dropping tables is wanted most
                 next_retention = self._clock.monotonic() + self._options.retention_interval_ms / 1000
             if self._clock.monotonic() >= next_trim:
                 self._tables.slabs.trim()
@@ -245,9 +248,9 @@ class Maintenance:
             end_lsn = self._end_lsn
             self._segments.prepare_all(end_lsn, self._ahead(end_lsn) * self._segment_bytes)
         except OSError as error:
-            if error.errno not in _FULL:
+            if error.errno not in WANT:
                 raise
-            ready = False
+            ready = error.errno in SHORTAGE  # a write that needs the segment by then tries again
         self.disk_free_bytes = self._disk.free_bytes(self._path)
         self.disk_full = self.disk_free_bytes < self._options.min_free_bytes or not ready
 
@@ -257,17 +260,17 @@ class Maintenance:
         return self._tables.manifest.flushed_lsn
 
     def failed_attempts(self, kind: str) -> int:
-        """How often a ``flush`` or a ``merge`` has found no space."""
-        return self._no_space[kind]
+        """How often a ``flush`` or a ``merge`` has found no space, or no descriptor."""
+        return self._wants[kind]
 
     def wait_flushed(self, flush: Flush) -> None:
-        """Return when the flush is over. Raises ``DiskFull``; it goes on then."""
+        """Return when the flush is over. Raises ``DiskFull``, or ``StoreBusy`` for want of a descriptor; it goes on."""
         with self._tables.changed:
             self._tables.changed.wait_for(flush.is_over)
 
     def wait_merged(self) -> None:
-        """Return when no merge is due, or none ever will be. Raises ``DiskFull``; it goes on then."""
-        limit, tables = self._no_space["merge"] + _ATTEMPTS, self._tables
+        """Return when no merge is due, or none ever will be. Raises as :meth:`wait_flushed`."""
+        limit, tables = self._wants["merge"] + _ATTEMPTS, self._tables
 
         def merged() -> bool:
             return not self._merging and tables.choose_merge() is None and not tables.checkpoint.merge_due()
@@ -276,10 +279,12 @@ class Maintenance:
             self._tables.changed.wait_for(lambda: self.is_over("merge", merged, limit))
 
     def is_over(self, kind: str, done: Callable[[], bool], limit: int) -> bool:
-        """Whether work is done, or never will be. Raises ``DiskFull`` after ``limit`` attempts."""
+        """Whether work is done, or never will be. Raises ``DiskFull`` or ``StoreBusy`` after ``limit`` attempts."""
         if self._over() or done():
             return True
-        if self._no_space[kind] >= limit:
+        if self._wants[kind] >= limit:
+            if self._last_want in SHORTAGE:
+                raise no_descriptor(self._path)
             raise DiskFull(
                 f"the disk of {self._path} is full, and a {kind} found no space. It is tried again until there is "
                 "some: free it, or add a disk. Reads go on.",

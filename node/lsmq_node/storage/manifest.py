@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import astuple, dataclass, field, fields, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ MAGIC = b"LSMQMAN1"
 VERSION = 2
 HEAD = struct.Struct("<8sIII")
 _TABLE_FIELDS = tuple(item.name for item in fields(TableMeta))
+_table_row = attrgetter(*_TABLE_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +93,8 @@ def encode_manifest(manifest: Manifest) -> bytes:
             "flushed_lsn": manifest.flushed_lsn,
             "checkpoint": [astuple(meta) for meta in manifest.checkpoint],
             "table_fields": list(_TABLE_FIELDS),
-            "level0": [astuple(meta) for meta in manifest.level0],
-            "generations": [[astuple(meta) for meta in run] for run in manifest.generations],
+            "level0": [_table_row(meta) for meta in manifest.level0],
+            "generations": [[_table_row(meta) for meta in run] for run in manifest.generations],
             "extra": manifest.extra,
         }
     )

@@ -55,7 +55,8 @@ class StoreOptions:
         level0_merge: so many tables in level 0 start a merge.
         slow_level0, max_level0: so many slow writers down, or refuse them.
         compression: of table blocks: ``none`` or ``zstd``. zstd costs about 1 us a KiB and saves disk.
-        cache_bytes: limit of the block cache.
+        cache_bytes: limit of the cache of blocks and index pages.
+        max_open_tables: so many table files are held open for reading; fewer where ``ulimit -n`` leaves fewer for them.
         retention_interval_ms: how often old messages are looked for.
     """
 
@@ -82,6 +83,7 @@ class StoreOptions:
     max_level0: int = 48
     compression: str = "none"
     cache_bytes: int = 64 * MiB
+    max_open_tables: int = 1024
     retention_interval_ms: int = 10_000
 
     def validate(self) -> None:
@@ -160,5 +162,6 @@ _RANGES = {
     "slow_level0": (1, _UNLIMITED),
     "max_level0": (1, _UNLIMITED),
     "cache_bytes": (0, _UNLIMITED),
+    "max_open_tables": (1, _UNLIMITED),
     "retention_interval_ms": (1, _UNLIMITED),
 }

@@ -2,7 +2,8 @@
 
 The same search as :mod:`.reader`, without its arrays: what is found is small, and at this size making arrays costs
 more than reading the disk. Newest source first; what a source holds of a queue follows on from what older ones hold,
-so each is asked for what the newer ones have left.
+so each is asked for what the newer ones have left. Where there are many, those that are too new are passed over
+(:mod:`.locate`).
 
 Not supported: topics with tombstones, limits of bytes.
 """
@@ -13,11 +14,13 @@ from dataclasses import dataclass
 
 from .block import Block
 from .bloom import Probe, bloom_probe
-from .table import Table, TableIndex
+from .locate import FEW_RUNS, newest_holding
 from .version import Run, Version
 
 #: So many queues are remembered with the block they were last read from.
 PLACE_LIMIT = 64
+#: Larger blocks are not remembered: they would be memory beyond the cache's limit.
+PLACE_BYTES = 256 * 1024
 
 
 class NotFound(Exception):
@@ -42,22 +45,28 @@ class Place:
 class Places:
     """Where the last reads ended: who reads a queue from end to end finds the next messages in the same block.
 
-    Messages never change, so a place is right for ever; whether they may still be read is for the caller to say.
+    Messages never change, so a place is right for ever; whether they may still be read is for the caller to say. A
+    queue's place may be taken by another queue's. Thread-safe without a lock: a slot is read or replaced as a whole.
     """
 
-    __slots__ = ("_places",)
+    __slots__ = ("_slots",)
 
     def __init__(self) -> None:
-        self._places: dict[int, Place] = {}
+        self._slots: list[tuple[int, Place] | None] = [None] * PLACE_LIMIT
 
     def get(self, key: int, offset: int) -> Place | None:
-        place = self._places.get(key)
-        return place if place is not None and place.first <= offset < place.end else None
+        slot = self._slots[key % PLACE_LIMIT]
+        if slot is None or slot[0] != key:
+            return None
+        place = slot[1]
+        return place if place.first <= offset < place.end else None
 
     def note(self, key: int, place: Place) -> None:
-        self._places[key] = place
-        while len(self._places) > PLACE_LIMIT:
-            self._places.pop(next(iter(self._places)), None)
+        if place.block.memory_bytes <= PLACE_BYTES:
+            self._slots[key % PLACE_LIMIT] = key, place
+
+    def __len__(self) -> int:
+        return PLACE_LIMIT - self._slots.count(None)
 
 
 def read_point(version: Version, key: int, offset: int, end: int, places: Places) -> list[bytes]:
@@ -72,10 +81,17 @@ def read_point(version: Version, key: int, offset: int, end: int, places: Places
         if begins <= offset:
             return _joined(found)
     probe = bloom_probe(key)
-    for run in version.runs():
+    runs = version.runs()
+    skip = 0
+    for run in runs:
+        if skip:
+            skip -= 1
+            continue
         begins = _collect(run, key, probe, offset, begins, found, places)
         if begins <= offset:
             return _joined(found)
+        if run is runs[0] and len(runs) > FEW_RUNS:
+            skip = newest_holding(runs[1:], key, probe, begins - 1)
     raise NotFound
 
 
@@ -87,39 +103,26 @@ def _collect(run: Run, key: int, probe: Probe, offset: int, end: int, found: lis
     """:meth:`.memtable.Memtable.collect` from a run."""
     taken: list[bytes] = []
     begins = end
-    for table in run.tables_from(key, offset, end):
-        index = table.index()
-        if index.may_have(probe):
-            first = _collect_blocks(table, index, key, offset, end, taken, places)
-            begins = min(begins, first)
+    for table, page, row in run.rows_from(key, probe, offset, end):
+        block = table.block_of(page, row)
+        at, stop = block.span(key)
+        if at == stop:
+            continue
+        first, count = block.offset(at), stop - at
+        if count > 1 and block.offset(stop - 1) != first + count - 1:
+            raise NotFound
+        stops = first + count
+        low = first if first > offset else offset
+        high = stops if stops < end else end
+        if low < high:
+            begins = low if low < begins else begins
+            shift = at - first
+            taken += block.record_bytes(low + shift, high + shift)
+        if high < stops:
+            places.note(key, Place(block, at, first, stops))
+            break
     if begins + len(taken) != end:
         raise NotFound
     if taken:
         found.append(taken)
-    return begins
-
-
-def _collect_blocks(
-    table: Table, index: TableIndex, key: int, offset: int, end: int, taken: list[bytes], places: Places
-) -> int:
-    """Add messages of ``[offset, end)`` from the table's blocks; returns the first offset, ``end`` for none."""
-    begins = end
-    for number in range(index.seek(key, offset), index.count):
-        if (index.first_keys[number], index.first_offsets[number]) >= (key, end):
-            break
-        block = table.block(number)
-        at, stop = block.span(key)
-        if at < stop:
-            first, count = block.offset(at), stop - at
-            if count > 1 and block.offset(stop - 1) != first + count - 1:
-                raise NotFound
-            low, high = max(first, offset), min(first + count, end)
-            if low < high:
-                begins = min(begins, low)
-                taken += block.record_bytes(at + low - first, at + high - first)
-            if high < first + count:
-                places.note(key, Place(block, at, first, first + count))
-                break
-        if stop < block.count:
-            break
     return begins

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 import numpy as np
 
 from lsmq.errors import CorruptFile, OffsetOutOfRange, UnknownQueue, UnknownTopic
+from lsmq_node.descriptors import SHORTAGE
 
 from .backlog import first_in_memory, record_bytes
 from .columns import I64, U32, queue_key, queue_keys
+from .failures import no_descriptor
 from .many_reads import Answer, ManyRead
 from .point_reads import NotFound, Places, read_point
 from .ranges import Part, RangeReader
@@ -168,7 +168,11 @@ class Queries:
                 found = read_queue(version, key, offset, end, max_records, max_bytes, deletes=deletes)
             except FileNotFoundError as error:  # merged away between choosing and opening the table
                 if self._tables.version is version:
-                    raise self._tables.missing_table(error) from error
+                    raise _missing_table(error) from error
+            except OSError as error:
+                if error.errno not in SHORTAGE:
+                    raise
+                raise no_descriptor(self._tables.path) from error
             except MissingRecords as missing:
                 self.topic_state(topic_id)  # raises UnknownTopic when it was deleted while we were looking
                 start = int(state.start[queue - state.first])
@@ -187,7 +191,11 @@ class Queries:
                 found = ranges.read(version)
             except FileNotFoundError as error:  # merged away between choosing and opening the table
                 if self._tables.version is version:
-                    raise self._tables.missing_table(error) from error
+                    raise _missing_table(error) from error
+            except OSError as error:
+                if error.errno not in SHORTAGE:
+                    raise
+                raise no_descriptor(self._tables.path) from error
             else:
                 self._counters.records_read += len(found[1]) if found else 0
                 return found
@@ -216,8 +224,10 @@ class Queries:
     def _point(self, state: TopicState, key: int, offset: int, end: int) -> list[bytes]:
         version = self._tables.version
         if not state.deletes:  # asked after: what the version lacks was deleted before
-            with suppress(NotFound, FileNotFoundError):
+            try:
                 return read_point(version, key, offset, end, self._places)
+            except (NotFound, OSError):
+                pass  # the thorough search says what is wrong
         found: list[bytes] = []
         while offset < end:
             part = self.read_records(state.topic.id, key & 0xFFFFFFFF, offset, end, end - offset, _BODIES_BYTES)
@@ -258,6 +268,15 @@ class Queries:
     def groups(self) -> list[str]:
         """Names of the groups that have committed offsets here."""
         return sorted({group for group, _ in self._state.offsets})
+
+
+def _missing_table(error: FileNotFoundError) -> CorruptFile:
+    return CorruptFile(
+        f"{error.filename}: a table of the manifest has disappeared from the disk. Restore this directory from "
+        "a replica or a backup.",
+        file=str(error.filename),
+        position=0,
+    )
 
 
 def _lost(state: TopicState, queue: int, offset: int) -> CorruptFile:

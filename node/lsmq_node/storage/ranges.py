@@ -19,12 +19,13 @@ import numpy as np
 from lsmq.record_batch import Column
 
 from .block import Block
-from .bloom import bloom_probes
+from .bloom import Probes, bloom_probes
 from .columns import I64, U64, group_starts, spread, stable_sort
 from .cuts import Cuts
+from .index import IndexColumn, PageRows
 from .memtable import Memtable, SortedRecords
 from .reader import concatenate, select
-from .table import Table, TableIndex
+from .table import Table
 from .version import Run, Version
 
 Part = tuple[SortedRecords, I64]
@@ -116,27 +117,44 @@ class RangeReader:
             meta = table.meta
             first, end = self._keys[left].searchsorted(np.array((meta.first_key, meta.last_key + 1), np.uint64))
             if first < end:
-                index = table.index()
-                may_have = index.may_have_many((halves[first:end], marks[first:end]))
-                self._from_table(table, index, left[first:end][may_have])
+                self._from_table(table, left[first:end], (halves[first:end], marks[first:end]))
 
-    def _from_table(self, table: Table, index: TableIndex, owners: I64) -> None:
-        firsts, counts, alone = index.blocks_of(self._keys[owners], self._starts[owners], self._ends[owners])
+    def _from_table(self, table: Table, owners: I64, probes: Probes) -> None:
+        keys, root = self._keys[owners], table.root()
+        numbers = root.column(IndexColumn.LAST_KEY).searchsorted(keys)
+        lasts = root.column(IndexColumn.FIRST_KEY).searchsorted(keys, "right") - 1
+        inside = numbers == lasts
+        if not inside.all():
+            self.apart[owners[numbers < lasts]] = True  # of more pages than one: most likely with blocks of its own
+            owners, numbers, probes = owners[inside], numbers[inside], (probes[0][inside], probes[1][inside])
+        if len(owners) == 0:
+            return
+        starts = group_starts(numbers)
+        rows = PageRows([table.page(number) for number in numbers[starts].tolist()])
+        which = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(numbers))) if len(starts) > 1 else starts
+        may_have = rows.may_contain_many(probes, which)
+        if may_have.any():
+            self._from_rows(table, rows, owners[may_have])
+
+    def _from_rows(self, table: Table, rows: PageRows, owners: I64) -> None:
+        firsts, counts, alone = rows.blocks_of(self._keys[owners], self._starts[owners], self._ends[owners])
         self.apart[owners[alone]] = True
         some = (counts > 0) & ~alone
         if not some.any():
             return
         owners, numbers = np.repeat(owners[some], counts[some]), spread(firsts[some], counts[some])
+        positions, sizes = rows.column(IndexColumn.POSITION), rows.column(IndexColumn.SIZE)
         few: list[tuple[int, int, int]] = []
         for group, stop in pairwise((*group_starts(numbers).tolist(), len(numbers))):
-            block = table.block(numbers.item(group))
+            number = numbers.item(group)
+            block = table.block(positions.item(number), sizes.item(number))
             if stop - group > _FEW_QUEUES:
                 self._from_block(block, owners[group:stop])
             else:
                 self._cut(block, owners[group:stop].tolist(), few)
         if few:
-            rows = np.array(few, np.int64)
-            self._pieces.append((rows[:, 0], rows[:, 1], rows[:, 2]))
+            pieces = np.array(few, np.int64)
+            self._pieces.append((pieces[:, 0], pieces[:, 1], pieces[:, 2]))
 
     def _cut(self, block: Block, owners: list[int], pieces: list[tuple[int, int, int]]) -> None:
         """:meth:`_from_block` for so few queues that arrays are not worth making."""

@@ -1,7 +1,8 @@
 """Reading: newest to oldest through memory, level 0 and level 1 (thesis 4.4).
 
 A queue's offsets grow with time, so each source holds a range of them that lies wholly before those of newer
-sources. A read goes back through the sources until one holds the wanted offset, then forward from there.
+sources. A read looks for the newest source that holds the wanted offset (see :mod:`.locate`), then goes forward from
+there, only as far as it has to.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import numpy as np
 from lsmq.errors import CorruptFile
 from lsmq.record_batch import Column, RecordBatch, split_batches, verify_batches
 
+from .bloom import Probe, bloom_probe
 from .columns import DTYPES, I64, U32, Columns, encode_one, gather
+from .index import IndexColumn, IndexPage
+from .locate import newest_holding
 from .memtable import TOMBSTONE_TOPIC, Memtable, SortedRecords
-from .sstable import IndexColumn
 from .table import Table
 from .version import Run, Version
 
@@ -41,7 +44,7 @@ class MissingRecords(Exception):
         self.offset = offset
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class FileRange:
     """Whole blocks of one queue in a table file, to be sent as they are. Each is a record batch.
 
@@ -129,18 +132,6 @@ class Slice:
 
 
 @dataclass(slots=True)
-class _Piece:
-    """A source's records of the queue from the wanted offset on."""
-
-    first_offset: int
-    memtable: Memtable | None = None
-    positions: I64 | None = None
-    table: Table | None = None
-    run: Run | None = None
-    block: int = 0
-
-
-@dataclass(slots=True)
 class QueueRead:
     """One queue's share of a read: records as columns, and whole blocks."""
 
@@ -175,6 +166,18 @@ class QueueRead:
         return None
 
 
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What is read of a queue: up to ``end``, within limits, without ``deleted`` (None: nothing ever was)."""
+
+    key: int
+    probe: Probe
+    end: int
+    max_records: int
+    max_bytes: int
+    deleted: I64 | None
+
+
 def read_queue(
     version: Version, key: int, offset: int, end: int, max_records: int, max_bytes: int, *, deletes: bool
 ) -> QueueRead:
@@ -186,99 +189,67 @@ def read_queue(
     Args:
         deletes: whether the topic ever had tombstones.
     """
-    deleted = _deleted_offsets(version, key, offset, end) if deletes else None
+    probe = bloom_probe(key)
+    deleted = _deleted_offsets(version, key, offset) if deletes else None
+    wanted = _Wanted(key, probe, end, max_records, max_bytes, deleted)
     result = QueueRead([], offset, 0, 0)
     while not result.parts and result.next_offset < end:
         began, result.full = result.next_offset, False
-        pieces = _find_pieces(version, key, result.next_offset, max_records)
-        if not deletes and (not pieces or pieces[-1].first_offset > result.next_offset):
-            raise MissingRecords(result.next_offset)
-        for piece in reversed(pieces):
-            if result.full or result.next_offset >= end:
-                break
-            if not deletes and piece.first_offset > result.next_offset:
-                raise MissingRecords(result.next_offset)
-            if piece.memtable is not None and piece.positions is not None:
-                _from_memtable(result, piece.memtable, piece.positions, end, max_records, max_bytes, deleted)
-            elif piece.run is not None:
-                _from_run(result, piece, key, end, max_records, max_bytes, deleted)
+        memtables, runs = _sources(version, wanted, began)
+        for run in runs:
+            if not result.full and result.next_offset < end:
+                _from_run(result, run, wanted)
+        for memtable, positions in memtables:
+            if not result.full and result.next_offset < end:
+                _from_memtable(result, memtable, positions, wanted)
         if result.next_offset == began:  # all that was left is deleted, and what there is came since
+            if not deletes:
+                raise MissingRecords(began)
             result.next_offset = end
     return result
 
 
-def _find_pieces(version: Version, key: int, offset: int, limit: int) -> list[_Piece]:
-    pieces: list[_Piece] = []
+def _sources(version: Version, wanted: _Wanted, offset: int) -> tuple[list[tuple[Memtable, I64]], Sequence[Run]]:
+    """Memtables with positions of the queue's records from ``offset`` on, and runs: oldest first, as far as needed."""
+    memtables: list[tuple[Memtable, I64]] = []
     for memtable in version.memtables:
-        positions = memtable.find(key, offset, limit)
+        positions = memtable.find(wanted.key, offset, wanted.max_records)
         if len(positions):
-            first = int(memtable.offsets_at(positions[:1])[0])
-            pieces.append(_Piece(first, memtable=memtable, positions=positions))
-            if first <= offset:
-                return pieces
-    for run in version.runs():
-        piece = _seek_run(run, key, offset)
-        if piece is not None:
-            pieces.append(piece)
-            if piece.first_offset <= offset:
-                return pieces
-    return pieces
+            memtables.insert(0, (memtable, positions))
+            if int(memtable.offsets_at(positions[:1])[0]) <= offset:
+                return memtables, ()
+    runs = version.runs()
+    return memtables, runs[newest_holding(runs, wanted.key, wanted.probe, offset) :: -1]
 
 
-def _seek_run(run: Run, key: int, offset: int) -> _Piece | None:
-    for table in run.tables_from(key, offset):
-        index = table.index()
-        if not index.may_contain(key):
-            continue
-        number = index.seek(key, offset)
-        if number == index.count:
-            continue
-        first_key = int(index.columns[IndexColumn.FIRST_KEY][number])
-        if first_key > key:
-            return None
-        if first_key == key:
-            first_offset = int(index.columns[IndexColumn.FIRST_OFFSET][number])
-            if first_offset >= offset:
-                return _Piece(first_offset, table=table, run=run, block=number)
-        block = table.block(number)
-        at = block.seek(key, offset)
-        if at == block.count or block.span(key)[1] <= at:
-            return None
-        return _Piece(int(block.offsets[at]), table=table, run=run, block=number)
-    return None
-
-
-def _deleted_offsets(version: Version, key: int, offset: int, end: int) -> I64:
+def _deleted_offsets(version: Version, key: int, offset: int) -> I64:
     shadow = key | TOMBSTONE_TOPIC << 32
     found: list[I64] = []
     for memtable in version.memtables:
         if memtable.tombstone_count:
             positions = memtable.find(shadow, offset, memtable.record_count)  # a message may be deleted twice
             found.append(memtable.offsets_at(positions))
+    probe = bloom_probe(shadow)
     for run in version.runs():
         if run.tombstone_count:
-            for table in run.tables_from(shadow, offset):
-                index = table.index()
-                if index.may_contain(shadow):
-                    for number in range(index.seek(shadow, offset), index.count):
-                        block = table.block(number)
-                        first, last = block.span(shadow)
-                        found.append(block.column(Column.OFFSET, first, last))
-                        if last < block.count:
-                            break
+            for table, page, row in run.rows_from(shadow, probe, offset):
+                block = table.block_of(page, row)
+                found.append(block.column(Column.OFFSET, *block.span(shadow)))
     return np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
 
 
-def _fits(lengths: U32 | I64, result: QueueRead, max_records: int, max_bytes: int) -> int:
+def _fits(lengths: U32 | I64, result: QueueRead, wanted: _Wanted) -> int:
     """How many of the next records may be taken: at least one for an empty result."""
-    room = max_records - result.record_count
+    room = wanted.max_records - result.record_count
     sizes = np.cumsum(lengths[:room], dtype=np.int64) + result.size_bytes
-    count = int(np.searchsorted(sizes, max_bytes, side="right"))
+    count = int(np.searchsorted(sizes, wanted.max_bytes, side="right"))
     return max(count, 1) if result.record_count == 0 else count
 
 
 def _take(result: QueueRead, records: SortedRecords, deleted: I64 | None) -> None:
     offsets = records.columns[Column.OFFSET]
+    if deleted is None and offsets[0] != result.next_offset:
+        raise MissingRecords(result.next_offset)
     result.next_offset = int(offsets[-1]) + 1
     if deleted is not None and len(deleted):
         alive = ~np.isin(offsets, deleted)
@@ -290,101 +261,75 @@ def _take(result: QueueRead, records: SortedRecords, deleted: I64 | None) -> Non
         result.size_bytes += len(records.payload) + RECORD_OVERHEAD_BYTES * len(records)
 
 
-def _from_memtable(
-    result: QueueRead,
-    memtable: Memtable,
-    positions: I64,
-    end: int,
-    max_records: int,
-    max_bytes: int,
-    deleted: I64 | None,
-) -> None:
-    result.full = len(positions) >= max_records  # the search stopped there; the memtable may hold more
+def _from_memtable(result: QueueRead, memtable: Memtable, positions: I64, wanted: _Wanted) -> None:
+    result.full = len(positions) >= wanted.max_records  # the search stopped there; the memtable may hold more
     offsets = memtable.offsets_at(positions)
-    positions = positions[int(offsets.searchsorted(result.next_offset)) : int(offsets.searchsorted(end))]
+    positions = positions[int(offsets.searchsorted(result.next_offset)) : int(offsets.searchsorted(wanted.end))]
     if len(positions) == 0:
         return
-    count = _fits(memtable.lengths_at(positions), result, max_records, max_bytes)
+    count = _fits(memtable.lengths_at(positions), result, wanted)
     if count < len(positions):
         result.full = True
     if count:
-        _take(result, memtable.records(positions[:count]), deleted)
+        _take(result, memtable.records(positions[:count]), wanted.deleted)
 
 
-def _from_run(
-    result: QueueRead,
-    piece: _Piece,
-    key: int,
-    end: int,
-    max_records: int,
-    max_bytes: int,
-    deleted: I64 | None,
-) -> None:
-    assert piece.run is not None and piece.table is not None
-    number = piece.block
-    tables = piece.run.tables
-    for table in tables[tables.index(piece.table) :]:
-        index = table.index()
-        while number < index.count:
-            if int(index.columns[IndexColumn.FIRST_KEY][number]) > key:
+def _from_run(result: QueueRead, run: Run, wanted: _Wanted) -> None:
+    skip = 0
+    for table, page, row in run.rows_from(wanted.key, wanted.probe, result.next_offset, wanted.end):
+        if skip:  # these left as whole blocks
+            skip -= 1
+            continue
+        result.full = result.record_count >= wanted.max_records or result.size_bytes >= wanted.max_bytes
+        if result.full or result.next_offset >= wanted.end:
+            return
+        taken = 0 if wanted.deleted is not None else _take_whole_blocks(result, table, page, row, wanted)
+        if result.full:
+            return
+        if taken:
+            skip = taken - 1
+            continue
+        block = table.block_of(page, row)
+        first, stop = block.span(wanted.key)
+        offsets = block.column(Column.OFFSET, first, stop)
+        last = first + int(offsets.searchsorted(wanted.end))
+        first += int(offsets.searchsorted(result.next_offset))
+        if first < last:
+            count = _fits(block.column(Column.LENGTH, first, last), result, wanted)
+            result.full = count < last - first
+            if count:
+                _take(result, block.records(first, min(last, first + count)), wanted.deleted)
+            if result.full:
                 return
-            result.full = result.record_count >= max_records or result.size_bytes >= max_bytes
-            if result.full or result.next_offset >= end:
-                return
-            taken = (
-                0
-                if deleted is not None
-                else _take_whole_blocks(result, table, number, key, end, max_records, max_bytes)
-            )
-            if taken:
-                if result.full:
-                    return
-                number += taken
-                continue
-            block = table.block(number)
-            first, stop = block.span(key)
-            offsets = block.column(Column.OFFSET, first, stop)
-            last = first + int(offsets.searchsorted(end))
-            first += int(offsets.searchsorted(result.next_offset))
-            if first < last:
-                lengths = block.column(Column.LENGTH, first, last)
-                count = _fits(lengths, result, max_records, max_bytes)
-                result.full = count < last - first
-                if count:
-                    _take(result, block.records(first, min(last, first + count)), deleted)
-                if result.full:
-                    return
-            if stop < block.count:
-                return
-            number += 1
-        number = 0
 
 
-def _take_whole_blocks(
-    result: QueueRead, table: Table, number: int, key: int, end: int, max_records: int, max_bytes: int
-) -> int:
+def _take_whole_blocks(result: QueueRead, table: Table, page: IndexPage, row: int, wanted: _Wanted) -> int:
     """Add blocks that hold nothing but the queue as one file range; returns how many.
 
     The result is full when the bytes left are too few for the next block: half of it would have to be decoded, and all
     of it again by the next read.
     """
-    columns = table.index().columns
-    firsts = columns[IndexColumn.FIRST_KEY][number : number + 256]
-    lasts = columns[IndexColumn.LAST_KEY][number : number + 256]
-    last_offsets = columns[IndexColumn.LAST_OFFSET][number : number + 256]
-    sizes = np.cumsum(columns[IndexColumn.SIZE][number : number + 256])
-    wanted = np.uint64(key)
-    fits = (firsts == wanted) & (lasts == wanted) & (last_offsets < end)
-    fits &= sizes + result.size_bytes <= max_bytes
-    fits &= last_offsets - result.next_offset + 1 + result.record_count <= max_records
+    last_offsets = page.column(IndexColumn.LAST_OFFSET)[row:]
+    sizes = np.cumsum(page.column(IndexColumn.SIZE)[row:])
+    key = np.uint64(wanted.key)
+    whole = (page.column(IndexColumn.FIRST_KEY)[row:] == key) & (page.column(IndexColumn.LAST_KEY)[row:] == key)
+    whole &= last_offsets < wanted.end
+    whole &= last_offsets - result.next_offset + 1 + result.record_count <= wanted.max_records
+    fits = whole & (sizes + result.size_bytes <= wanted.max_bytes)
     count = len(fits) if fits.all() else int(np.argmin(fits))
-    if count == 0 or sizes[count - 1] < MIN_FILE_RANGE_BYTES:
+    if count == 0:
+        result.full = bool(whole[0]) and bool(result.parts) and isinstance(result.parts[-1], FileRange)
         return 0
-    first_offset = max(int(columns[IndexColumn.FIRST_OFFSET][number]), result.next_offset)
-    position = int(columns[IndexColumn.POSITION][number])
     length = int(sizes[count - 1])
-    result.full = count < len(sizes) and int(sizes[count]) + result.size_bytes > max_bytes
-    result.parts.append(FileRange(table.stream(), position, length, str(table.path), table))
+    if length < MIN_FILE_RANGE_BYTES or not table.may_lend():
+        return 0
+    first_offset = max(page.first_offsets[row], result.next_offset)
+    if first_offset != result.next_offset:
+        raise MissingRecords(result.next_offset)
+    result.full = count < len(sizes) and int(sizes[count]) + result.size_bytes > wanted.max_bytes
+    part = FileRange(table.file().stream(), page.positions[row], length, str(table.path), table)
+    table.lend(part)
+    result.parts.append(part)
     result.next_offset = int(last_offsets[count - 1]) + 1
     result.record_count += result.next_offset - first_offset
     result.size_bytes += length

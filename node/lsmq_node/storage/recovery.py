@@ -12,6 +12,7 @@ from lsmq.errors import CorruptFile, DataDirectoryUnusable
 
 from .checkpoint import load_state, open_checkpoint
 from .disk import Disk, replace_file
+from .failures import FULL
 from .keyed_file import KeyedFile
 from .lock import DirectoryLock
 from .log_mark import NAME as LOG_MARK
@@ -154,6 +155,21 @@ class Replay:
         self.end_lsn = self._reader.end.lsn
         self.reason = self._reader.end.reason
 
+    def run(self, apply: Callable[[Entry], object], committed_lsn: int | None) -> list[Entry]:
+        """Apply the entries up to ``committed_lsn``, where that is known, and finish unless there is damage.
+
+        Returns the entries that are left.
+        """
+        tail: list[Entry] = []
+        for entry in self:
+            if committed_lsn is None or (entry.end_lsn <= committed_lsn and not tail):
+                apply(entry)
+            else:
+                tail.append(entry)
+        if self.damage is None:
+            self.finish()
+        return tail
+
     @property
     def damage(self) -> CorruptFile | None:
         """Why more of the log is missing than a crash can take. What lies behind is left until :meth:`finish`."""
@@ -207,7 +223,7 @@ class Replay:
                     self._read_segment(start).rstrip(b"\0"),
                 )
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in FULL:
                 raise
             kept = []
         _log.warning(

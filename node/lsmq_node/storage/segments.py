@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import re
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from .disk import Buffer, Disk, File
+from .failures import WANT
 from .log_mark import LogMark, store_log_mark
 from .wal import segment_name
 
@@ -184,7 +184,7 @@ class SegmentFiles:
         try:
             self.note()
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in WANT:
                 raise
         with self._names_lock:
             self._release(before_lsn, keep_spares)

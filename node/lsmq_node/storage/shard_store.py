@@ -18,18 +18,17 @@ import numpy as np
 from lsmq.errors import (
     ClientClosed,
     DiskFull,
-    InvalidRequest,
     LsmqError,
     NotLeader,
-    OffsetOutOfRange,
     StoreBusy,
     UnknownTopic,
 )
-from lsmq.record_batch import Column, RecordBatch
+from lsmq.record_batch import RecordBatch
 
 from .applier import Applier
+from .batch_checks import encode_positions
 from .catalog import Catalog
-from .columns import I64, U32, encode_columns
+from .columns import I64, U32
 from .disk import Clock, Disk, OsDisk, SystemClock
 from .documents import Changes, encode_changes
 from .gauges import measure
@@ -169,14 +168,7 @@ class ShardStore:
         Returns the entries that are left.
         """
         started = self._clock.monotonic()
-        tail: list[Entry] = []
-        for entry in replay:
-            if known_committed is None or (entry.end_lsn <= known_committed and not tail):
-                applier.replay(entry)
-            else:
-                tail.append(entry)
-        if replay.damage is None:
-            replay.finish()
+        tail = replay.run(applier.replay, known_committed)
         self._counters.recovered_entries = replay.entries
         self._counters.recovery_seconds = self._clock.monotonic() - started
         self._counters.records_written = self._counters.bytes_written = 0
@@ -350,22 +342,8 @@ class ShardStore:
             return self._line.append_entry(EntryKind.OFFSETS, 0, 0, msgpack.packb([group, None, True]))
 
     def _positions_batch(self, topic_id: int, queues: U32, offsets: I64) -> bytes:
-        if len(queues) == 0 or len(queues) != len(offsets):
-            raise InvalidRequest(f"{len(queues)} queues and {len(offsets)} offsets: give one offset for each queue")
         latest = self.latest_offsets(topic_id, queues)
-        wrong = (np.asarray(offsets) > latest) | (np.asarray(offsets) < 0)
-        if wrong.any():
-            at = int(np.argmax(wrong))
-            name = self.topic_by_id(topic_id).name
-            raise OffsetOutOfRange(
-                f"offset {int(offsets[at])} is not within queue {int(queues[at])} of topic {name!r}, which ends at "
-                f"{int(latest[at])}",
-                topic=name,
-                queue=int(queues[at]),
-                earliest=0,
-                latest=int(latest[at]),
-            )
-        return encode_columns(len(queues), {Column.QUEUE: np.asarray(queues), Column.OFFSET: np.asarray(offsets)})
+        return encode_positions(self.topic_by_id(topic_id), queues, offsets, latest)
 
     # -- committing --------------------------------------------------------------------------------------
 
@@ -607,6 +585,7 @@ class ShardStore:
                     self._note_end()
             finally:
                 self._segments.close()
+                self._tables.open_tables.close()
                 self._lock_file.release()
 
     def _note_end(self) -> None:

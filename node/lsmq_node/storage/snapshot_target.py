@@ -16,10 +16,10 @@ from lsmq.errors import CorruptFile, DiskFull, InvalidRequest
 
 from .checkpoint import IncrementMeta, check_increment
 from .disk import Buffer, Disk, File, OsDisk, replace_file
+from .index import IndexColumn, IndexPage
 from .keyed_file import KeyedFile
 from .snapshot import INCOMING_DIRECTORY, NAME, SnapshotFile, SnapshotManifest, encode_snapshot
-from .sstable import FOOTER_BYTES, TableMeta, check_properties, read_footer, stored_batch
-from .table import TableIndex
+from .sstable import TableMeta, check_properties, read_footer, stored_batch
 
 #: So much is written between two syncs of a file, so that syncing it does not hold up others for long.
 SYNC_BYTES = 16 << 20
@@ -191,21 +191,28 @@ def verify_table(disk: Disk, path: Path, meta: TableMeta) -> None:
         _expect(source, "footer", parts["size_bytes"], meta.size_bytes)
         _expect(source, "footer", parts["record_count"], meta.record_count)
         _expect(source, "index", parts["index_position"], meta.index_position)
-        tail = parts["index_bytes"] + parts["filter_bytes"] + parts["properties_bytes"] + FOOTER_BYTES
-        _expect(source, "footer", parts["index_position"] + tail, meta.size_bytes)
-        position = parts["index_position"]
-        raw = file.pread(meta.size_bytes - position, position)
-        wanted = parts["index_bytes"] + parts["filter_bytes"]
-        index = TableIndex.parse(raw[:wanted], parts["index_bytes"], source, position)
-        check_properties(raw[wanted:-FOOTER_BYTES], source, position + wanted)
-        end = 0
-        records = 0
-        for begin, size in zip(index.positions.tolist(), index.sizes.tolist(), strict=True):
-            _expect(source, "index", begin, end)
-            batch = stored_batch(file.pread(size, begin), source, begin, "block")
-            _expect(source, "block", batch.total_bytes, size)
-            records += batch.record_count
-            end = begin + size
+        root_at, root_end = parts["root_position"], parts["root_position"] + parts["root_bytes"]
+        _expect(source, "footer", root_at, meta.root_position)
+        _expect(source, "footer", parts["root_bytes"], meta.root_bytes)
+        root = IndexPage.parse(file.pread(parts["root_bytes"], root_at), source, root_at, root=True)
+        _expect(source, "index", root.count, parts["pages"])
+        check_properties(file.pread(parts["properties_bytes"], root_end), source, root_end)
+        end = records = 0
+        page_end = meta.index_position
+        for page_at, page_bytes, blocks in zip(
+            root.positions, root.sizes, root.column(IndexColumn.BLOCKS).tolist(), strict=True
+        ):
+            _expect(source, "index", page_at, page_end)
+            page_end += page_bytes
+            page = IndexPage.parse(file.pread(page_bytes, page_at), source, page_at)
+            _expect(source, "index", blocks, end)
+            for begin, size in zip(page.positions, page.sizes, strict=True):
+                _expect(source, "index", begin, end)
+                batch = stored_batch(file.pread(size, begin), source, begin, "block")
+                _expect(source, "block", batch.total_bytes, size)
+                records += batch.record_count
+                end = begin + size
+        _expect(source, "index", page_end, meta.root_position)
         _expect(source, "index", end, meta.index_position)
         _expect(source, "index", records, meta.record_count)
     finally:

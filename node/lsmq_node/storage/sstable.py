@@ -7,18 +7,17 @@ messages of one queue therefore lie together. All integers are little-endian::
                 STORED_MS and whatever else the records have; about ``block_bytes`` each. Frame of reference
                 is the prefix compression of sorted keys, in columns: the base is what the keys of a block
                 share, the deltas are what they do not.
-    index       one record batch without payload, a row a block, with the columns of IndexColumn
-    filter      crc u32, probes u32, bits u64, then bits/8 bytes: a bloom filter over queue keys (see bloom)
-    properties  crc u32, then a msgpack map
+    pages       the index's pages and then its root (see :mod:`.index`)
+    properties  crc u32, then a msgpack map of what :class:`TableMeta` keeps
     footer      48 bytes:
-                 0  8  index position        8  4  index bytes
-                12  4  filter bytes         16  4  properties bytes
-                20  4  version (1)          24  8  records
+                 0  8  index position        8  4  root bytes
+                12  4  pages                16  4  properties bytes
+                20  4  version (2)          24  8  records
                 32  4  reserved (0)         36  4  crc of bytes [0, 36)
                 40  8  magic ``LSMQTBL1``
 
-Index and filter are neighbours and are read together, so a cold point read costs two reads of the file: one
-for index and filter, one for the block. Every checksum is verified on every read from disk.
+A cold point read costs three reads of the file: the root, one page, the block; and two where the root is in the cache,
+or the index so small that all of it is read at once. Every checksum is verified on every read from disk.
 
 Not supported: changing a table; tables larger than 2**63 bytes.
 """
@@ -26,8 +25,7 @@ Not supported: changing a table; tables larger than 2**63 bytes.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from enum import IntEnum
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,50 +38,21 @@ from lsmq.errors import CorruptFile, InvalidBatch, UnsupportedFormat
 from lsmq.record_batch import HEADER_BYTES, Codec, Column, RecordBatch
 from lsmq.record_batch import VERSION as BATCH_VERSION
 
-from .bloom import bloom_build
 from .columns import (
     U64,
     Columns,
     block_cuts,
     encode_batches,
-    encode_one,
     group_starts,
 )
 from .disk import Disk, File
+from .index import IndexColumn, encode_index
 from .memtable import SortedRecords
 
 MAGIC = b"LSMQTBL1"
-VERSION = 1
+VERSION = 2
 FOOTER = struct.Struct("<QIIIIQII8s")
 FOOTER_BYTES = FOOTER.size  # 8 + 4 + 4 + 4 + 4 + 8 + 4 + 4 + 8 = 48
-FILTER_HEAD = struct.Struct("<IIQ")
-
-
-class IndexColumn(IntEnum):
-    """Columns of the index. Numbers are on disk: never renumber."""
-
-    FIRST_KEY = 32
-    FIRST_OFFSET = 33
-    LAST_KEY = 34
-    LAST_OFFSET = 35
-    POSITION = 36
-    SIZE = 37
-    RECORDS = 38
-    MIN_MS = 39
-    MAX_MS = 40
-
-
-INDEX_DTYPES: dict[int, np.dtype[Any]] = {
-    IndexColumn.FIRST_KEY: np.dtype(np.uint64),
-    IndexColumn.FIRST_OFFSET: np.dtype(np.int64),
-    IndexColumn.LAST_KEY: np.dtype(np.uint64),
-    IndexColumn.LAST_OFFSET: np.dtype(np.int64),
-    IndexColumn.POSITION: np.dtype(np.int64),
-    IndexColumn.SIZE: np.dtype(np.int64),
-    IndexColumn.RECORDS: np.dtype(np.int64),
-    IndexColumn.MIN_MS: np.dtype(np.int64),
-    IndexColumn.MAX_MS: np.dtype(np.int64),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +72,8 @@ class TableMeta:
     first_lsn: int
     end_lsn: int
     index_position: int
-    index_bytes: int
-    filter_bytes: int
+    root_position: int
+    root_bytes: int
     topics: tuple[int, ...]
 
     @property
@@ -125,11 +94,12 @@ class TableWriter:
         self._codec = codec
         self._file = disk.create(path)
         self.size_bytes = 0
-        self._index: dict[int, list[NDArray[Any]]] = {column: [] for column in IndexColumn}
+        self._index: list[list[NDArray[Any]]] = []  # for each piece added, the columns of the index
         self._keys: list[U64] = []
         self._topics: set[int] = set()
         self.record_count = 0
         self._tombstones = 0
+        self._min_ms, self._max_ms = np.iinfo(np.int64).max, np.iinfo(np.int64).min
 
     def add(self, records: SortedRecords) -> None:
         """Append records, all of which sort after those added before."""
@@ -150,18 +120,11 @@ class TableWriter:
         self._file.pwrite_many(blocks, self.size_bytes)
         self.size_bytes += int(sizes.sum())
         offsets, stored = columns[Column.OFFSET], columns[Column.STORED_MS]
-        for column, values in (
-            (IndexColumn.FIRST_KEY, keys[firsts]),
-            (IndexColumn.FIRST_OFFSET, offsets[firsts]),
-            (IndexColumn.LAST_KEY, keys[lasts]),
-            (IndexColumn.LAST_OFFSET, offsets[lasts]),
-            (IndexColumn.POSITION, positions),
-            (IndexColumn.SIZE, sizes),
-            (IndexColumn.RECORDS, np.diff(cuts)),
-            (IndexColumn.MIN_MS, np.minimum.reduceat(stored, firsts)),
-            (IndexColumn.MAX_MS, np.maximum.reduceat(stored, firsts)),
-        ):
-            self._index[column].append(values)
+        self._index.append(
+            [keys[firsts], offsets[firsts], keys[lasts], offsets[lasts], positions, sizes, np.diff(cuts)]
+        )
+        self._min_ms = min(self._min_ms, int(stored.min()))
+        self._max_ms = max(self._max_ms, int(stored.max()))
         distinct = keys[group_starts(keys)]
         self._keys.append(distinct)
         topics = distinct >> np.uint64(32)
@@ -171,67 +134,37 @@ class TableWriter:
             self._tombstones += int(np.count_nonzero(columns[Column.FLAGS] & 1))
 
     def finish(self, first_lsn: int, end_lsn: int) -> TableMeta:
-        """Write index, filter, properties and footer; durable (but for its name) on return."""
-        index = {column: np.concatenate(values) for column, values in self._index.items()}
-        blocks = len(index[IndexColumn.SIZE])
-        nothing = np.zeros(blocks, np.uint32)
-        index_block = encode_one({Column.LENGTH: nothing, **index}, np.empty(0, np.uint8))
-        bits, probes = bloom_build(self._keys)
-        filter_body = FILTER_HEAD.pack(0, probes, len(bits) * 8)[4:] + bits.tobytes()
-        filter_block = crc32c.crc32c(filter_body).to_bytes(4, "little") + filter_body
+        """Write index, properties and footer; durable (but for its name) on return."""
+        columns = [np.concatenate(values) for values in zip(*self._index, strict=True)]
+        keys = np.concatenate(self._keys)
         index_position = self.size_bytes
+        pages, root = encode_index(columns, keys[group_starts(keys)], index_position)
         meta = TableMeta(
             number=self.number,
             size_bytes=0,
             record_count=self.record_count,
             tombstone_count=self._tombstones,
-            first_key=int(index[IndexColumn.FIRST_KEY][0]),
-            first_offset=int(index[IndexColumn.FIRST_OFFSET][0]),
-            last_key=int(index[IndexColumn.LAST_KEY][-1]),
-            last_offset=int(index[IndexColumn.LAST_OFFSET][-1]),
-            min_ms=int(index[IndexColumn.MIN_MS].min()),
-            max_ms=int(index[IndexColumn.MAX_MS].max()),
+            first_key=int(columns[IndexColumn.FIRST_KEY][0]),
+            first_offset=int(columns[IndexColumn.FIRST_OFFSET][0]),
+            last_key=int(columns[IndexColumn.LAST_KEY][-1]),
+            last_offset=int(columns[IndexColumn.LAST_OFFSET][-1]),
+            min_ms=self._min_ms,
+            max_ms=self._max_ms,
             first_lsn=first_lsn,
             end_lsn=end_lsn,
             index_position=index_position,
-            index_bytes=len(index_block),
-            filter_bytes=len(filter_block),
+            root_position=index_position + sum(map(len, pages)),
+            root_bytes=len(root),
             topics=tuple(sorted(self._topics)),
         )
-        properties_body: bytes = msgpack.packb(
-            {
-                "number": meta.number,
-                "records": meta.record_count,
-                "tombstones": meta.tombstone_count,
-                "first_key": meta.first_key,
-                "last_key": meta.last_key,
-                "min_ms": meta.min_ms,
-                "max_ms": meta.max_ms,
-                "first_lsn": first_lsn,
-                "end_lsn": end_lsn,
-                "topics": list(meta.topics),
-            }
-        )
-        properties = crc32c.crc32c(properties_body).to_bytes(4, "little") + properties_body
-        head = FOOTER.pack(
-            index_position,
-            len(index_block),
-            len(filter_block),
-            len(properties),
-            VERSION,
-            self.record_count,
-            0,
-            0,
-            MAGIC,
-        )[:36]
-        footer = head + crc32c.crc32c(head).to_bytes(4, "little") + MAGIC
-        tail = b"".join((index_block, filter_block, properties, footer))
+        properties = encode_properties(meta)
+        footer = encode_footer(index_position, len(root), len(pages), len(properties), self.record_count)
+        tail = b"".join((*pages, root, properties, footer))
         self._file.pwrite(tail, self.size_bytes)
         self.size_bytes += len(tail)
         self._file.sync()
         self._file.close()
-        fields = {field: getattr(meta, field) for field in TableMeta.__slots__}
-        return TableMeta(**{**fields, "size_bytes": self.size_bytes})
+        return replace(meta, size_bytes=self.size_bytes)
 
     def abandon(self) -> None:
         """Close the unfinished file; the caller removes it."""
@@ -255,11 +188,25 @@ def stored_batch(raw: bytes | memoryview, source: str, position: int, what: str)
         ) from error
 
 
+def encode_properties(meta: TableMeta) -> bytes:
+    """All that the manifest keeps of a table, but for its size."""
+    fields = {field: getattr(meta, field) for field in TableMeta.__slots__ if field != "size_bytes"}
+    body: bytes = msgpack.packb(fields)
+    return crc32c.crc32c(body).to_bytes(4, "little") + body
+
+
 def check_properties(raw: bytes, source: str, position: int) -> dict[str, Any]:
     """A table's properties. Raises ``CorruptFile``."""
     if len(raw) < 4 or crc32c.crc32c(raw[4:]) != int.from_bytes(raw[:4], "little"):
         raise CorruptFile(f"{source}: the properties at byte {position} are damaged", file=source, position=position)
     return dict(msgpack.unpackb(raw[4:]))
+
+
+def encode_footer(index_position: int, root_bytes: int, pages: int, properties_bytes: int, records: int) -> bytes:
+    """The last 48 bytes of a table."""
+    fields = (index_position, root_bytes, pages, properties_bytes, VERSION, records, 0, 0, MAGIC)
+    head = FOOTER.pack(*fields)[:36]
+    return head + crc32c.crc32c(head).to_bytes(4, "little") + MAGIC
 
 
 def read_footer(file: File, source: str) -> dict[str, int]:
@@ -277,7 +224,7 @@ def decode_footer(raw: bytes, size: int, source: str) -> dict[str, int]:
             file=source,
             position=max(0, size - 48),
         )
-    index_position, index_bytes, filter_bytes, properties_bytes, version, records, _, _, _ = FOOTER.unpack(raw)
+    index_position, root_bytes, pages, properties_bytes, version, records, _, _, _ = FOOTER.unpack(raw)
     if version != VERSION:
         raise UnsupportedFormat(
             f"{source}: table version {version}; this release reads {VERSION}. "
@@ -286,8 +233,9 @@ def decode_footer(raw: bytes, size: int, source: str) -> dict[str, int]:
     return {
         "size_bytes": size,
         "index_position": index_position,
-        "index_bytes": index_bytes,
-        "filter_bytes": filter_bytes,
+        "root_position": size - FOOTER_BYTES - properties_bytes - root_bytes,
+        "root_bytes": root_bytes,
+        "pages": pages,
         "properties_bytes": properties_bytes,
         "record_count": records,
     }

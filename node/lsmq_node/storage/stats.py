@@ -60,6 +60,7 @@ class StoreStats:
     level0_tables: int
     generations: int
     tables: int
+    open_tables: int
     damaged_tables: int
     table_bytes: int
     topics: int

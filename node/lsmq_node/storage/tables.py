@@ -7,7 +7,6 @@ readers are shown a new :class:`Version`. A crash at any moment leaves the old s
 
 from __future__ import annotations
 
-import errno
 import logging
 import threading
 from collections import deque
@@ -23,8 +22,10 @@ from .checkpoint_chain import CheckpointChain
 from .columns import I64, U64
 from .compaction import choose_runs, merge
 from .disk import Clock, Disk
+from .failures import WANT
 from .manifest import TABLE_DIRECTORY, Manifest, store_manifest
 from .memtable import Memtable, slabs_for
+from .open_tables import OpenTables
 from .options import StoreOptions
 from .recovery import Opened
 from .snapshot_pins import PinnedFiles
@@ -34,7 +35,6 @@ from .stats import Counters
 from .table import Table
 from .version import Run, Version
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _log = logging.getLogger("lsmq.storage")
 
 
@@ -55,7 +55,7 @@ class TableSet:
     def __init__(
         self, path: Path, options: StoreOptions, disk: Disk, clock: Clock, opened: Opened, counters: Counters
     ) -> None:
-        self._path = path
+        self.path = path
         self._options = options
         self._disk = disk
         self._clock = clock
@@ -65,6 +65,7 @@ class TableSet:
         self._directory = path / TABLE_DIRECTORY
         self._files = PinnedFiles(disk, self._directory)
         self.cache = BlockCache(options.cache_bytes)
+        self.open_tables = OpenTables(options.max_open_tables)
         self.manifest = opened.manifest
         self._install_lock = threading.Lock()
         self._merge_lock = threading.Lock()  # held while tables are read to be replaced
@@ -141,6 +142,14 @@ class TableSet:
             number = self._take_number()
             metas = (self._write_table(number, memtable, change.end_lsn),)
         names = [meta.name for meta in metas]
+
+        def installed() -> None:
+            self.checkpoint.added(change, file)
+            counters = self._counters  # before anybody who waits for the flush goes on
+            counters.flushes += 1
+            counters.flushed_bytes += sum(meta.size_bytes for meta in metas)
+            counters.flush_seconds += self._clock.monotonic() - started
+
         try:
             increment, file = self.checkpoint.write(change)
             names.append(increment.name)
@@ -155,23 +164,19 @@ class TableSet:
                     changed,
                     flushed=memtable,
                     level0=tuple(self._run((meta,)) for meta in metas),
-                    then=lambda: self.checkpoint.added(change, file),
+                    then=installed,
                 )
         except OSError as error:
             self._discard(names, error)
             raise
         self._segments.release(min(change.end_lsn, self.keep_lsn()))
-        counters = self._counters
-        counters.flushes += 1
-        counters.flushed_bytes += sum(meta.size_bytes for meta in metas)
-        counters.flush_seconds += self._clock.monotonic() - started
 
     def _discard(self, names: Iterable[str], error: OSError) -> None:
         """Give back the space of files that did not become part of the set, to have it for the next attempt.
 
-        After any other failure than a full disk it is not known whether they did: recovery sorts it out.
+        After any failure but want of space or of a descriptor it is not known whether they did: recovery sorts it out.
         """
-        if error.errno in _FULL:
+        if error.errno in WANT:
             for name in names:
                 self._disk.remove(self._directory / name)
 
@@ -182,11 +187,11 @@ class TableSet:
             for records in memtable.sorted():
                 writer.add(records)
             meta = writer.finish(memtable.first_lsn, end_lsn)
+            self._disk.sync_directory(self._directory)
         except OSError:
             writer.abandon()
             self._disk.remove(path)
             raise
-        self._disk.sync_directory(self._directory)
         return meta
 
     def _table_writer(self, number: int) -> TableWriter:
@@ -208,7 +213,7 @@ class TableSet:
         """Make a manifest of the same tables durable; ``then`` runs before it changes again. Raises ``OSError``."""
         with self._install_lock:
             changed = change(self.manifest)
-            store_manifest(self._disk, self._path, changed)
+            store_manifest(self._disk, self.path, changed)
             self.manifest = changed
             then()
         with self.changed:
@@ -219,7 +224,8 @@ class TableSet:
             raise Closing
 
     def _run(self, metas: tuple[TableMeta, ...]) -> Run:
-        return Run(tuple(Table(self._disk, self._directory, meta, self.cache, self._counters) for meta in metas))
+        disk, directory, counters = self._disk, self._directory, self._counters
+        return Run(tuple(Table(disk, directory, meta, self.cache, self.open_tables, counters) for meta in metas))
 
     def _install(
         self,
@@ -232,7 +238,7 @@ class TableSet:
         then: Callable[[], None] = lambda: None,
     ) -> None:
         """Make a new set of tables durable, do what comes ``then``, show it to readers. The install lock is held."""
-        store_manifest(self._disk, self._path, manifest)
+        store_manifest(self._disk, self.path, manifest)
         self.manifest = manifest
         then()
         with self.changed:
@@ -377,7 +383,7 @@ class TableSet:
                 kept for run in old.generations if (kept := tuple(meta for meta in run if meta.number not in gone))
             )
             changed = old.with_changes(level0=level0, generations=generations)
-            store_manifest(self._disk, self._path, changed)
+            store_manifest(self._disk, self.path, changed)
             self.manifest = changed
             with self.changed:
                 self.version = Version(
@@ -395,6 +401,7 @@ class TableSet:
         for table in tables:
             self.cache.drop(table.meta.number)
             self._files.remove(table.meta.name)
+            self.open_tables.forget(table)
 
     # -- snapshots ---------------------------------------------------------------------------------------
 
@@ -412,14 +419,6 @@ class TableSet:
         """Return once everything before ``lsn`` is flushed, the store is closed, it is ``over``, or time is up."""
         with self.changed:
             self.changed.wait_for(lambda: self.closing or over() or self.manifest.flushed_lsn >= lsn, timeout)
-
-    def missing_table(self, error: FileNotFoundError) -> CorruptFile:
-        return CorruptFile(
-            f"{error.filename}: a table of the manifest has disappeared from the disk. Restore this directory from "
-            "a replica or a backup.",
-            file=str(error.filename),
-            position=0,
-        )
 
 
 def _file_names(manifest: Manifest) -> list[str]:

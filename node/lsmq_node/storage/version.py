@@ -7,8 +7,11 @@ table's file is closed when the last of them is done.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from .bloom import Probe
+from .index import IndexPage
 from .memtable import Memtable
 from .sstable import TableMeta
 from .table import Table
@@ -19,20 +22,14 @@ _NO_END = 1 << 63
 class Run:
     """Tables in key order that do not overlap: one table of level 0, or a generation of level 1."""
 
-    __slots__ = ("_firsts", "_lasts", "tables")
+    __slots__ = ("_firsts", "_lasts", "size_bytes", "tables", "tombstone_count")
 
     def __init__(self, tables: tuple[Table, ...]) -> None:
         self.tables = tables
+        self.size_bytes = sum(table.meta.size_bytes for table in tables)
+        self.tombstone_count = sum(table.meta.tombstone_count for table in tables)
         self._firsts = [(table.meta.first_key, table.meta.first_offset) for table in tables]
         self._lasts = [(table.meta.last_key, table.meta.last_offset) for table in tables]
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(table.meta.size_bytes for table in self.tables)
-
-    @property
-    def tombstone_count(self) -> int:
-        return sum(table.meta.tombstone_count for table in self.tables)
 
     @property
     def damaged(self) -> bool:
@@ -44,8 +41,35 @@ class Run:
 
     def tables_from(self, key: int, offset: int, end: int = _NO_END) -> tuple[Table, ...]:
         """Tables that may hold records of the queue in ``[offset, end)``, in order."""
+        if len(self.tables) == 1:  # as all of level 0: asked by each read
+            return self.tables if self._firsts[0][0] <= key <= self._lasts[0][0] else ()
         first = bisect_left(self._lasts, (key, offset))
         return self.tables[first : bisect_left(self._firsts, (key, end), first)]
+
+    def rows_from(
+        self, key: int, probe: Probe, offset: int, end: int = _NO_END
+    ) -> Iterator[tuple[Table, IndexPage, int]]:
+        """Rows of the index, in order, whose blocks may hold records of the queue in ``[offset, end)``.
+
+        ``probe`` is that of ``key``. Raises ``CorruptFile``, and ``FileNotFoundError`` for a table that is gone.
+        """
+        for table in self.tables_from(key, offset, end):
+            root = table.root()
+            for number in range(root.seek(key, offset), root.count):
+                first_key = root.first_keys[number]
+                if first_key > key or (first_key == key and root.first_offsets[number] >= end):
+                    return
+                page = table.page(number)
+                if not page.may_contain(key, probe):
+                    break
+                first_keys, first_offsets, last_keys = page.first_keys, page.first_offsets, page.last_keys
+                for row in range(page.seek(key, offset), page.count):
+                    first_key = first_keys[row]
+                    if first_key > key or (first_key == key and first_offsets[row] >= end):
+                        return
+                    yield table, page, row
+                    if last_keys[row] > key:
+                        return
 
 
 @dataclass(frozen=True, slots=True)
