@@ -166,7 +166,8 @@ class NodeConfig:
         10_000,
         "How often messages beyond a topic's retention are dropped.",
         range=(1, 86_400_000),
-        hazard="Between two rounds topics are larger than their limit.",
+        hazard="What has expired is readable for so long at most; `retention_bytes` counts what is in tables, and "
+        "never leaves less than the limit.",
     )
 
     max_message_bytes: int = setting(

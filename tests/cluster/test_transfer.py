@@ -508,7 +508,7 @@ class Busy:
             self.writes += 1
             if self.writes % 40 == 0:
                 self._leader.store.compact()
-                self._leader.store._retain()
+                self._leader.store._maintenance._retain()
 
 
 @pytest.mark.parametrize("seed", range(3))

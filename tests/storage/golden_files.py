@@ -105,7 +105,7 @@ def table() -> bytes:
         path = Path(directory) / "000000000004.tbl"
         writer = TableWriter(OsDisk(), path, 4, block_bytes=120, codec=Codec.NONE)
         writer.add(table_records())
-        writer.finish(31, 4_096)
+        writer.finish(31, 4_096, 31)
         return path.read_bytes()
 
 
@@ -114,7 +114,7 @@ def table_meta() -> TableMeta:
         path = Path(directory) / "000000000004.tbl"
         writer = TableWriter(OsDisk(), path, 4, block_bytes=120, codec=Codec.NONE)
         writer.add(table_records())
-        return writer.finish(31, 4_096)
+        return writer.finish(31, 4_096, 31)
 
 
 def manifest() -> bytes:
@@ -128,7 +128,7 @@ def checkpoint_state() -> ShardState:
     topic = state.topics[1]
     state.land(topic, np.array([1, 2, 7]), np.array([6, 14, 2]))
     state.trim(1, np.array([2], np.uint32), np.array([10]))
-    state.note_deletes(topic, 2)
+    state.delete(1, np.array([1, 1, 7], np.uint32), np.array([0, 4, 1]))
     state.commit_offsets("group", 1, np.array([7], np.uint32), np.array([1], np.int64), reset=False)
     state.epochs = [(1, 0), (4, 2_048)]
     state.documents.put("group/kitchen", b"state")

@@ -22,6 +22,7 @@ from lsmq_node.storage import Appended, QueueStore, ShardStore, StoreOptions
 from lsmq_node.storage.disk import Clock, Disk
 from lsmq_node.storage.maintenance import Maintenance
 from lsmq_node.storage.producers import Head, Layer, decode_answers, decode_head, merge_values
+from lsmq_node.storage.state import PAGE_BITS, PAGE_QUEUES, TopicState
 
 KIB = 1024
 SMALL: dict[str, Any] = {
@@ -105,12 +106,25 @@ def flush(store: ShardStore) -> None:
 
 def merge(store: ShardStore) -> int:
     """All merges that are due."""
-    count = 0
-    while store._tables.choose_merge() is not None:
-        store._tables.merge()
+    merger, count = store._merger, -1
+    while True:
         count += 1
-    merge_checkpoint(store)
-    return count
+        if merger.due_level0() is not None:
+            merger.merge_level0()
+        elif merger.due_rest() is not None:
+            merger.merge_rest()
+        else:
+            merge_checkpoint(store)
+            return count
+
+
+def known_deleted(state: TopicState) -> dict[int, tuple[list[int], list[int], list[tuple[int, int, int]]]]:
+    """What is known of a topic's deleted messages, by page."""
+    if state.deletions is None:
+        return {}
+    count = state.end - state.first
+    found = state.deletions.take(range(count // PAGE_QUEUES + 1), PAGE_BITS, state.start[:count])
+    return {page: (part.floors.tolist(), part.ends.tolist(), part.stretches) for page, part in found.items()}
 
 
 def merge_checkpoint(store: ShardStore) -> None:
@@ -125,7 +139,7 @@ def keep_house(store: ShardStore) -> None:
 
 
 def house_round(store: ShardStore) -> None:
-    """One whole round of the housekeeper, retention included, as its thread does it."""
+    """One whole round of the housekeeper and of the retainer, as their threads do it."""
     tables, house = store._tables, store._maintenance
 
     def no_second_round(timeout: float | None = None) -> bool:
@@ -135,6 +149,7 @@ def house_round(store: ShardStore) -> None:
     with mock.patch.object(tables.changed, "wait", no_second_round):
         house._guard(house._house_loop)
     tables.closing = False
+    background(store, store._maintenance._retain)
 
 
 def sync(store: ShardStore) -> None:
@@ -143,7 +158,7 @@ def sync(store: ShardStore) -> None:
 
 
 def retain(store: ShardStore) -> None:
-    store._retain()
+    store._maintenance._retain()
 
 
 def abandon(store: ShardStore | QueueStore) -> None:
@@ -278,4 +293,4 @@ def background(store: ShardStore, work: Callable[[], object]) -> None:
     """Do background work as the store's own threads do it: a full disk is waited out, anything else stops it."""
     house = store._maintenance
     with mock.patch("lsmq_node.storage.maintenance._TICK_SECONDS", 0.0):
-        house._guard(lambda: house._retry_in_want(lambda: (work(), None)[1]))
+        house._guard(lambda: (house._retry_in_want(work, "test"), None)[1])

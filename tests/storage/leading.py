@@ -12,7 +12,7 @@ import numpy as np
 from lsmq_node.storage import ShardStore
 from lsmq_node.storage.state import Topic, TopicOptions
 
-from .harness import Put, batch_of, body, contents, remembered, tiny
+from .harness import Put, batch_of, body, contents, known_deleted, remembered, tiny
 
 QUEUES = 4
 TOPIC = 1
@@ -94,7 +94,7 @@ def shown(store: ShardStore) -> dict[str, Any]:
         "producers": remembered(store),
         "documents": store.documents(),
         "next_topic_id": store._state.next_topic_id,
-        "deletes": {topic.name: store._state.topics[topic.id].deletes for topic in topics},
+        "deleted": {topic.name: known_deleted(store._state.topics[topic.id]) for topic in topics},
         "history": store.replica.history,
         "committed_lsn": store.committed_lsn,
     }

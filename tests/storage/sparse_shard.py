@@ -20,6 +20,7 @@ from lsmq_node.storage.columns import block_cuts, encode_one, queue_keys
 from lsmq_node.storage.disk import OsDisk
 from lsmq_node.storage.index import MAX_PAGES, PAGE_HEAD_BYTES, ROW_COLUMNS, encode_page
 from lsmq_node.storage.manifest import TABLE_DIRECTORY, load_manifest, store_manifest
+from lsmq_node.storage.sample import Sample
 from lsmq_node.storage.sstable import FOOTER_BYTES, TableMeta, encode_footer, encode_properties
 
 from .harness import put
@@ -117,8 +118,12 @@ class SparseTable:
             root_position=self.index_position + int(sizes.sum()),
             root_bytes=len(root),
             topics=(self.topic,),
+            topic_records=(self.blocks * BLOCK_QUEUES * RUN_RECORDS,),
+            topic_bytes=(self.index_position,),
+            clean_lsn=1,
         )
-        properties = encode_properties(meta)
+        some = Sample(rows[0][:8].astype(np.uint64), rows[1][:8], TIME_MS + rows[1][:8])
+        properties = encode_properties(meta, some)
         footer = encode_footer(self.index_position, len(root), len(firsts), len(properties), meta.record_count)
         with self.path.open("wb") as file:
             for queue in queues:
@@ -138,7 +143,8 @@ def build(path: Path, options: StoreOptions, queues: Sequence[int]) -> int:
     with ShardStore.open(path, options) as store:
         topic = store.create_topic("t", QUEUES).id
         state = store._state.topics[topic]
-        state.committed[:] = state.next[:] = OFFSETS
+        state.next[:] = OFFSETS
+        store._state.land(state, np.arange(QUEUES), state.next)
         for queue in queues:
             put(store, topic, (queue, message(queue, OFFSETS)))
         store.flush()

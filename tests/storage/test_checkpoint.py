@@ -35,7 +35,7 @@ from lsmq_node.storage.state import ShardState, StateChange, Topic, TopicOptions
 from lsmq_node.storage.stats import Counters
 from lsmq_node.storage.wal import Entry, EntryKind
 
-from .harness import profile
+from .harness import known_deleted, profile
 
 DAY_MS = 24 * 3_600_000
 EXPIRY_MS = 3 * DAY_MS
@@ -54,7 +54,7 @@ def described(state: ShardState) -> dict[str, Any]:
                 item.topic,
                 item.first,
                 item.end,
-                item.deletes,
+                known_deleted(item),
                 item.committed[: item.end - item.first].tolist(),
                 item.start[: item.end - item.first].tolist(),
             )
@@ -128,6 +128,13 @@ class CheckpointMachine(RuleBasedStateMachine):
         if item is not None and queue < item.end:
             body = encode_columns(1, {Column.QUEUE: queue, Column.OFFSET: int(item.committed[queue])})
             self._apply(EntryKind.TRIM, topic_id, body)
+
+    @rule(topic_id=topics, queue=queues, back=st.integers(1, 5))
+    def delete(self, topic_id: int, queue: int, back: int) -> None:
+        item = self._state.topics.get(topic_id)
+        if item is not None and queue < item.end and item.committed[queue] >= back:
+            self._state.delete(topic_id, np.array([queue], np.uint32), item.committed[[queue]] - back)
+            self._lsn += 10
 
     @rule(topic_id=topics)
     def put_or_grow(self, topic_id: int) -> None:

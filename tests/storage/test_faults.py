@@ -272,7 +272,7 @@ def test_retention_that_finds_the_disk_full_or_its_topic_gone_does_not_stop_the_
     flush(store)
     clock.time_ms += 1_000
     disk.at(1, errno.ENOSPC, ("write",))
-    background(store, store._retain)
+    background(store, store._maintenance._retain)
     assert not store._writer.stopped
     store._maintenance.disk_full = False
     trim = store.trim
@@ -281,8 +281,8 @@ def test_retention_that_finds_the_disk_full_or_its_topic_gone_does_not_stop_the_
         store.delete_topic("t")
         return trim(topic_id, queues, offsets)  # type: ignore[arg-type]
 
-    store.trim = deleted_first  # type: ignore[method-assign, assignment]
-    background(store, store._retain)
+    store._maintenance._retain.__self__._put_in_line = deleted_first  # type: ignore[attr-defined]
+    background(store, store._maintenance._retain)
     assert not store._writer.stopped
     assert [topic.name for topic in store.topics()] == []
     abandon(store)

@@ -17,6 +17,7 @@ import pytest
 
 from lsmq.errors import ClientClosed, CorruptFile, DiskFull, InvalidRequest, LsmqError, RequestTooLarge, ShardStopped
 from lsmq_node.storage import QueueStore, ShardStore
+from lsmq_node.storage.retainer import Retainer
 from support.sim_disk import SimClock, SimDisk
 from support.waiting import eventually
 
@@ -406,11 +407,11 @@ def test_a_write_is_judged_by_its_round_also_when_its_place_is_taken_in_between(
 def test_the_log_is_synced_in_time_whatever_retention_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     going_on, release = threading.Event(), threading.Event()
 
-    def retain(self: ShardStore) -> None:
+    def retain(self: Retainer) -> bool:
         going_on.set()
-        release.wait(30)
+        return release.wait(30)
 
-    monkeypatch.setattr(ShardStore, "_retain", retain)
+    monkeypatch.setattr(Retainer, "run", retain)
     options = {**TINY, "flush_mode": "async", "flush_interval_ms": 20, "retention_interval_ms": 1}
     with QueueStore(tmp_path / "q", **options) as store:
         try:

@@ -38,6 +38,7 @@ class Bench:
     def fill(self, topic_id: int, queues: int, count: int, size: int = 100) -> dict[tuple[int, int], bytes]:
         """``count`` messages to each of ``queues`` queues, flushed to a table of their own."""
         sent = {}
+        self.clock.time_ms += 1_000
         for _ in range(count):
             for queue in range(queues):
                 self.serial += 1
@@ -94,25 +95,88 @@ def test_a_topic_over_its_size_loses_its_oldest_files(bench: Bench) -> None:
     assert bench.shown(topic.id, 2) == {**parts[3], **parts[4]}
 
 
-def test_a_file_that_others_share_stays_until_a_merge_takes_the_rest(bench: Bench) -> None:
+def test_what_has_expired_goes_on_time_from_a_file_that_others_keep_and_a_merge_takes_its_space(bench: Bench) -> None:
     short = bench.store.create_topic("short", 1, TopicOptions(retention_ms=HOUR_MS))
     long = bench.store.create_topic("long", 1)
-    put(bench.store, short.id, (0, b"s"))
+    for _ in range(30):
+        put(bench.store, short.id, (0, b"s" * 1_000))
     kept = bench.fill(long.id, 1, 3)
-    bench.clock.time_ms += 2 * HOUR_MS
-    retain(bench.store)
-    assert bench.tables() == 1
-    assert bodies(bench.store, short.id, 0) == {0: b"s"}
-    bench.store.wait(bench.store.trim(short.id, 0, 1))
     size = bench.store.stats().table_bytes
-    bench.fill(long.id, 1, 1)
-    bench.reopen(level0_merge=2)
+    bench.clock.time_ms += HOUR_MS + 1
+    retain(bench.store)
+    assert bench.store.bounds(short.id, 0) == (30, 30)
     merge(bench.store)
-    assert {topic for run in bench.store._tables.manifest.generations for meta in run for topic in meta.topics} == {
-        long.id
-    }
-    assert bench.store.stats().table_bytes < 2 * size
+    assert [meta.topics for meta in bench.store._tables.manifest.tables()] == [(long.id,)]
+    assert bench.store.stats().table_bytes < size / 10
     assert kept.items() <= bench.shown(long.id, 1).items()
+
+
+def test_each_topic_pays_for_its_own_bytes(bench: Bench) -> None:
+    small = bench.store.create_topic("small", 1, TopicOptions(retention_bytes=100_000))
+    large = bench.store.create_topic("large", 2, TopicOptions(retention_bytes=30_000))
+    put(bench.store, small.id, (0, b"kept"))
+    for _ in range(5):
+        bench.fill(large.id, 2, 50, 400)
+    merge(bench.store)
+    retain(bench.store)
+    assert bodies(bench.store, small.id, 0) == {0: b"kept"}
+    left = sum(map(len, bench.shown(large.id, 2).values()))
+    assert 30_000 * 0.8 < left < 30_000 + 2 * 50 * 400
+    starts = bench.store.earliest_offsets(large.id).tolist()
+    for _ in range(3):
+        merge(bench.store)
+        retain(bench.store)
+    assert bench.store.earliest_offsets(large.id).tolist() == starts, "what is over is taken once"
+
+
+def test_what_expires_goes_though_a_merge_is_under_way_and_in_one_entry(bench: Bench) -> None:
+    topic = bench.store.create_topic("t", 300, TopicOptions(retention_ms=HOUR_MS))
+    bench.fill(topic.id, 300, 2)
+    bench.fill(topic.id, 300, 2)
+    bench.clock.time_ms += HOUR_MS + 1
+    merger, entries = bench.store._merger, bench.store.stats().committed_entries_total
+    merger._busy |= {meta.number for meta in bench.store._tables.manifest.tables()}
+    retain(bench.store)
+    assert bench.store.earliest_offsets(topic.id).tolist() == [4] * 300
+    assert bench.store.stats().committed_entries_total == entries + 1
+    assert bench.tables() == 4
+    merger._busy.clear()
+    retain(bench.store)
+    assert bench.tables() == 0
+
+
+def test_expiry_stops_at_the_first_message_that_has_not_expired_and_is_one_round_late_at_most(bench: Bench) -> None:
+    topic = bench.store.create_topic("t", 3, TopicOptions(retention_ms=HOUR_MS))
+    stored: dict[int, list[int]] = {0: [], 1: [], 2: []}
+    for turn in range(90):
+        bench.clock.time_ms += 60_000
+        for queue in (0, 1, 2)[: 1 + turn % 3]:
+            put(bench.store, topic.id, (queue, body(turn, 600)))
+            stored[queue].append(bench.clock.time_ms)
+        if turn % 20 == 7:
+            flush(bench.store)
+            merge(bench.store)
+        retain(bench.store)
+        expected = [sum(at < bench.clock.time_ms - HOUR_MS for at in times) for times in stored.values()]
+        assert bench.store.earliest_offsets(topic.id).tolist() == expected
+    assert bench.store.earliest_offsets(topic.id).min() > 0
+
+
+def test_a_topic_in_which_nothing_can_expire_is_not_looked_at(bench: Bench) -> None:
+    topic = bench.store.create_topic("t", 1_000, TopicOptions(retention_ms=HOUR_MS))
+    bench.fill(topic.id, 1_000, 1)
+    retain(bench.store)
+    asked, retention = [], bench.store._maintenance._retain.__self__._retention  # type: ignore[attr-defined]
+    ask = retention._ask
+    retention._ask = lambda *arguments: (asked.append(1), ask(*arguments))[1]  # type: ignore[method-assign]
+    for _ in range(50):
+        bench.clock.time_ms += HOUR_MS // 60
+        retain(bench.store)
+    assert not asked
+    bench.clock.time_ms += HOUR_MS
+    retain(bench.store)
+    assert asked
+    assert bench.shown(topic.id, 1_000) == {}
 
 
 def test_a_tombstone_that_expires_does_not_bring_its_message_back(bench: Bench) -> None:
@@ -127,7 +191,7 @@ def test_a_tombstone_that_expires_does_not_bring_its_message_back(bench: Bench) 
     bench.clock.time_ms += 2 * HOUR_MS
     retain(bench.store)
     assert bench.tables() == 1
-    assert b"s1" not in bodies(bench.store, short.id, 0).values()
+    assert bodies(bench.store, short.id, 0) == {}
     bench.reopen()
     assert b"s1" not in bodies(bench.store, short.id, 0).values()
 
@@ -182,7 +246,7 @@ def test_deleted_messages_and_their_tombstones_leave_with_merges(bench: Bench) -
     flush(bench.store)
     assert bench.shown(topic.id, 2) == expected
     expected |= bench.fill(topic.id, 2, 1)
-    assert sum(run.tombstone_count for run in bench.store._tables.version.runs()) == len(gone)
+    assert sum(run.tombstone_count for run in bench.store._tables.version.runs()) == len(gone) - 1
     merge(bench.store)
     assert [run.tombstone_count for run in bench.store._tables.version.runs()] == [0]
     assert bench.shown(topic.id, 2) == expected
@@ -204,7 +268,7 @@ def test_deleting_a_message_again_changes_nothing(bench: Bench) -> None:
 
 
 def test_tombstones_stay_while_something_older_is_left(bench: Bench) -> None:
-    """A merge of the newer tables alone keeps the tombstones, for the sake of the older generation."""
+    """A merge of the newer tables keeps a tombstone for a message of the older generation, and no other."""
     bench.reopen(level0_merge=2, generation_bytes=64 * 1024)
     topic = bench.store.create_topic("t", 1)
     sent = dict(bench.fill(topic.id, 1, 50, 1_500))
@@ -217,7 +281,7 @@ def test_tombstones_stay_while_something_older_is_left(bench: Bench) -> None:
     runs = len(bench.store._tables.version.runs())
     assert runs == 3
     merge(bench.store)
-    assert [run.tombstone_count for run in bench.store._tables.version.runs()] == [2, 0]
+    assert [run.tombstone_count for run in bench.store._tables.version.runs()] == [1, 0]
     assert bench.shown(topic.id, 1) == sent
 
 

@@ -515,9 +515,11 @@ class SimClock:
     """A clock that a test moves. Implements ``lsmq_node.storage.disk.Clock``."""
 
     time_ms: int = 1_700_000_000_000
+    #: How far the wall clock is from the time that has passed.
+    wrong_ms: int = 0
 
     def now_ms(self) -> int:
-        return self.time_ms
+        return self.time_ms + self.wrong_ms
 
     def monotonic(self) -> float:
         return self.time_ms / 1000

@@ -157,7 +157,7 @@ class Applier:
         self._applied(entry.end_lsn, entry.time_ms)
 
     def _applied(self, end_lsn: int, time_ms: int) -> None:
-        self._state.time_ms = time_ms
+        self._state.time_ms = max(self._state.time_ms, time_ms)
         self._tables.applied_lsn = end_lsn
 
     def apply_records(self, item: PendingRecords) -> None:
@@ -196,11 +196,11 @@ class Applier:
             case EntryKind.TRIM:
                 state.trim(entry.topic_id, *_positions(entry.body))
             case EntryKind.DELETE:
-                item = state.topics.get(entry.topic_id)
-                if item is not None:
-                    queues, offsets = _positions(entry.body)
-                    self._apply_tombstones(entry, queue_keys(entry.topic_id | TOMBSTONE_TOPIC, queues), offsets)
-                    state.note_deletes(item, len(queues))
+                queues, offsets = _positions(entry.body)
+                needed = state.delete(entry.topic_id, queues, offsets)
+                if needed.any():
+                    keys = queue_keys(entry.topic_id | TOMBSTONE_TOPIC, queues[needed])
+                    self._apply_tombstones(entry, keys, offsets[needed])
             case EntryKind.DOCUMENT:
                 state.documents.apply(entry.body)
             case EntryKind.EPOCH:

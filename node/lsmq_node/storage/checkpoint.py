@@ -9,8 +9,9 @@ idempotent producers alone stay where they are, and are looked up there.
 A key begins with its kind; numbers in keys are big-endian::
 
     key                                            value
-    c topic (4)                                    msgpack [name, queues, options, created_ms, first, end, deletes]
-    c topic (4) page (4)                           the ends of a page of queues, then their log starts
+    c topic (4)                                    msgpack [name, queues, options, created_ms, first, end]
+    c topic (4) page (4)                           the ends of a page of queues, their log starts, and where messages of
+                                                   them are deleted the floors, ends and stretches of :mod:`.deletions`
     d document's key                               the document
     g length (4) group topic (4) page (4)          committed offsets + 1 of a page of queues
     p producer (8)                                 see :mod:`.producers`
@@ -37,14 +38,15 @@ import numpy as np
 from lsmq.errors import CorruptFile
 
 from .columns import I64, WIDTH_DTYPES, width_of
+from .deletions import Deleted
 from .disk import Disk
 from .keyed_file import Item, KeyedFile, KeyedWriter
 from .producers import KIND as PRODUCER
 from .producers import decode_answers, decode_head, merge_values, producer_key
-from .state import PAGE_BITS, ShardState, StateChange, Topic, TopicOptions
+from .state import PAGE_BITS, PageChange, ShardState, StateChange, Topic, TopicOptions
 
 CATALOG, DOCUMENT, OFFSETS = b"c", b"d", b"g"
-_TOPIC_FIELDS = ("name", "queues", "options", "created_ms", "first", "end", "deletes")
+_TOPIC_FIELDS = ("name", "queues", "options", "created_ms", "first", "end")
 _ARRAY = struct.Struct("<IBq")
 #: So many increments of about one size become one.
 _FAN = 4
@@ -97,6 +99,26 @@ def _group_prefix(group: str, topic_id: int | None) -> bytes:
     return prefix if topic_id is None else prefix + _number(topic_id)
 
 
+def _pack_page(page: PageChange) -> bytes:
+    packed = _pack(page.ends) + _pack(page.starts)
+    if page.deleted is None:
+        return packed
+    stretches = np.array(page.deleted.stretches, np.int64).ravel()
+    return packed + _pack(page.deleted.floors) + _pack(page.deleted.ends) + _pack(stretches)
+
+
+def _unpack_page(number: int, packed: bytes) -> PageChange:
+    ends, position = _unpack(packed)
+    starts, position = _unpack(packed, position)
+    if position == len(packed):
+        return PageChange(number, ends, starts, None)
+    floors, position = _unpack(packed, position)
+    deleted_ends, position = _unpack(packed, position)
+    stretches, _ = _unpack(packed, position)
+    rows = [(row, first, end) for row, first, end in stretches.reshape(-1, 3).tolist()]
+    return PageChange(number, ends, starts, Deleted(floors, deleted_ends, rows))
+
+
 def _pack(values: I64) -> bytes:
     """Most offsets are small, or near one another: few bytes each, before they are compressed."""
     low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
@@ -121,9 +143,9 @@ def _items(change: StateChange) -> list[Item]:
     for topic in change.topics:
         of = topic.topic
         key = CATALOG + _number(of.id)
-        header = [of.name, of.queues, of.options.to_dict(), of.created_ms, topic.first, topic.end, topic.deletes]
+        header = [of.name, of.queues, of.options.to_dict(), of.created_ms, topic.first, topic.end]
         items.append((key, msgpack.packb(header)))
-        items += ((key + _number(page), _pack(ends) + _pack(starts)) for page, ends, starts in topic.pages)
+        items += ((key + _number(page.number), _pack_page(page)) for page in topic.pages)
     items += ((DOCUMENT + key.encode(), value) for key, value in change.documents.items())
     items += (
         (_group_prefix(group, topic_id) + _number(page), _pack(values))
@@ -378,10 +400,7 @@ def _restore(state: ShardState, key: bytes, value: bytes | None) -> None:
         return
     topic_id = int.from_bytes(key[1:5], "big")
     if len(key) == 5:
-        name, queues, options, created_ms, first, end, deletes = msgpack.unpackb(value)
+        name, queues, options, created_ms, first, end = msgpack.unpackb(value)
         state.put_topic(Topic(topic_id, name, queues, TopicOptions.from_dict(options), created_ms), first, end)
-        state.topics[topic_id].deletes = deletes
         return
-    ends, position = _unpack(value)
-    starts, _ = _unpack(value, position)
-    state.topics[topic_id].restore(int.from_bytes(key[5:], "big"), ends, starts)
+    state.topics[topic_id].restore(_unpack_page(int.from_bytes(key[5:], "big"), value))

@@ -33,17 +33,19 @@ class Clock(Protocol):
         """Milliseconds since 1970."""
 
     def monotonic(self) -> float:
-        """Seconds on a clock that never goes back."""
+        """Seconds on a clock that never goes back, and counts while the machine sleeps."""
 
 
 class SystemClock:
     """The machine's clocks."""
 
+    _counting: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
     def monotonic(self) -> float:
-        return time.monotonic()
+        return time.clock_gettime(self._counting)
 
 
 class File(Protocol):

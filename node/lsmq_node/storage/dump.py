@@ -26,6 +26,7 @@ from .log_mark import decode_log_mark
 from .manifest import NAME as MANIFEST
 from .manifest import Manifest, decode_manifest
 from .memtable import TOMBSTONE_TOPIC
+from .sample import Sample
 from .snapshot import decode_snapshot
 from .sstable import TableMeta, check_properties, read_footer, stored_batch
 from .wal import FRAGMENT_BYTES, MAGIC, SEGMENT_HEADER, Entry, EntryKind
@@ -103,8 +104,10 @@ def dump_sstable(path: Path, records: bool = False) -> Iterator[dict[str, Any]]:
         ]
         at = root_at + parts["root_bytes"]
         properties = check_properties(file.pread(parts["properties_bytes"], at), source, at)
+        sample = Sample.decode(stored_batch(properties.pop("sample"), source, at, "sample"))
         yield {
             **properties,
+            "sample_records": len(sample),
             **parts,
             "blocks": sum(page.count for page in pages),
             "filter_bits": 64 * sum(len(page.words) for page in pages),

@@ -5,7 +5,9 @@ from __future__ import annotations
 from .line import Line
 from .log_writer import LogWriter
 from .maintenance import Maintenance
+from .merger import Merger
 from .segments import SegmentFiles
+from .shard_time import ShardTime
 from .state import ShardState
 from .stats import Counters, StoreStats
 from .tables import TableSet
@@ -19,6 +21,8 @@ def measure(
     line: Line,
     writer: LogWriter,
     maintenance: Maintenance,
+    merger: Merger,
+    time: ShardTime,
 ) -> StoreStats:
     """Everything in one look; parts may move on while it is taken."""
     version = tables.version
@@ -66,6 +70,9 @@ def measure(
         documents=len(state.documents),
         documents_bytes=state.documents.size_bytes,
         waiting_bytes=line.waiting_bytes,
+        garbage_bytes=merger.garbage.dead_bytes(),
+        clock_steps_total=time.steps,
+        clock_ahead_ms=time.ahead_ms,
         disk_free_bytes=maintenance.disk_free_bytes,
         disk_full=int(maintenance.disk_full),
         pressure=("ok", "slow", "refuse").index(maintenance.pressure()),

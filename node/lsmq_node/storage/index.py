@@ -156,6 +156,30 @@ class IndexPage:
             return left
         return bisect_left(self.last_offsets, offset, left, bisect_right(last_keys, key, left))
 
+    def seek_many(self, keys: U64, offsets: I64) -> I64:
+        """:meth:`seek` of many places."""
+        is_row = np.arange(self.count + len(keys)) < self.count
+        order = np.lexsort(
+            (
+                is_row,  # a place comes before the row that ends with it
+                np.concatenate((self.column(IndexColumn.LAST_OFFSET), offsets)),
+                np.concatenate((self.column(IndexColumn.LAST_KEY), keys)),
+            )
+        )
+        rows = np.empty(len(keys), np.int64)
+        places = order >= self.count
+        rows[order[places] - self.count] = np.cumsum(is_row[order])[places]
+        return rows
+
+    def covers(self, keys: U64, offsets: I64) -> NDArray[np.bool_]:
+        """Which places lie between the first and the last record of a row."""
+        rows = self.seek_many(keys, offsets)
+        at = np.minimum(rows, self.count - 1)
+        first_keys, first_offsets = self.column(IndexColumn.FIRST_KEY)[at], self.column(IndexColumn.FIRST_OFFSET)[at]
+        begun = (first_keys < keys) | ((first_keys == keys) & (first_offsets <= offsets))
+        found: NDArray[np.bool_] = (rows < self.count) & begun
+        return found
+
 
 class PageRows:
     """Rows and filters of some pages of a table, in order, joined for questions about many queues at once."""

@@ -45,6 +45,8 @@ def _begins_behind(run: Run, key: int, probe: Probe, offset: int) -> bool | None
     """Whether the run's first record of the queue comes after ``offset``; None where it has none."""
     for table in run.tables_from(key, 0)[:1]:
         meta = table.meta
+        if meta.first_key == key:
+            return meta.first_offset > offset
         if meta.last_key == key and meta.last_offset <= offset:
             return False
         try:

@@ -103,6 +103,8 @@ class LogWriter:
         self.after_apply: Callable[[int], None] = lambda lsn: None
         #: Between write and sync: from where to where, the bytes, and the end of each entry in them.
         self.on_written: Callable[[int, int, bytearray, list[int]], None] = lambda lsn, end_lsn, piece, ends: None
+        #: A follower: an entry came that is stamped with this time.
+        self.saw_time: Callable[[int], None] = lambda time_ms: None
         self.on_durable: Callable[[int], None] = lambda lsn: None
         self.before_truncate: Callable[[], None] = lambda: None
         self.on_disk_full: Callable[[], None] = lambda: None
@@ -134,6 +136,11 @@ class LogWriter:
         with self._lock:
             if cuts == self._cuts:  # else what was synced may be gone
                 self._note_durable(max(self.durable_lsn, lsn))
+
+    def sync_to(self, lsn: int) -> None:
+        """Return once the log is on the disk up to ``lsn``, which is applied, whatever the mode. Raises ``OSError``."""
+        if self.durable_lsn < lsn:
+            self.sync_now()
 
     @property
     def promised_lsn(self) -> int:

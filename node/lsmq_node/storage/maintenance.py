@@ -1,8 +1,9 @@
 """The threads behind a shard's back: flushing, merging, syncing, housekeeping; and the pressure they put on writers.
 
-The *flusher* writes frozen memtables to level 0, the *merger* merges level 0 into level 1, another thread the files of
-the checkpoint; the *syncer* keeps the promise of asynchronous mode and does nothing else, the *housekeeper* allocates
-log segments ahead, looks at the disk's free space and drops what retention has expired.
+The *flusher* writes frozen memtables to level 0. One thread merges level 0 into level 1, another the generations, and
+gives back the space of what nobody can read; a third one merges the files of the checkpoint. The *retainer* moves log
+starts past what has expired. The *syncer* keeps the promise of asynchronous mode and does nothing else. The
+*housekeeper* allocates log segments ahead and looks at the disk's free space.
 
 Writers never wait for a flush: up to ``max_memtables`` may queue for it. Beyond ``slow_memtables`` the store
 reports pressure ``slow``, at the limit it refuses.
@@ -10,9 +11,12 @@ reports pressure ``slow``, at the limit it refuses.
 
 from __future__ import annotations
 
+import errno
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from lsmq.errors import DiskFull, LsmqError, ShardStopped, StoreBusy
@@ -22,10 +26,12 @@ from .checkpoint import MAX_INCREMENTS
 from .disk import Clock, Disk
 from .failures import FULL, WANT, no_descriptor
 from .log_writer import LogWriter
+from .merger import Merger, NoRoom
 from .options import FlushMode, StoreOptions
 from .segments import SegmentFiles
 from .syncer import Syncer
 from .tables import Closing, TableSet
+from .version import Version
 
 _AHEAD_FROM = 4  # the next segment is allocated when this part, one in so many, of the present one is used
 _TICK_SECONDS = 1.0
@@ -33,6 +39,12 @@ _TICK_SECONDS = 1.0
 _TRIM_SECONDS = 10.0
 #: So many attempts that find the disk full are waited for: the first may have begun before the caller came.
 _ATTEMPTS = 2
+#: The kinds of work that merge.
+_MERGES = ("merge", "tidy", "state")
+#: Work that found the disk full while it wrote is tried again after a pause, which doubles up to so many ticks.
+_LONGEST_PAUSE = 64
+
+_log = logging.getLogger("lsmq.storage")
 
 
 class Flush:
@@ -58,11 +70,12 @@ class Maintenance:
         disk: Disk,
         clock: Clock,
         tables: TableSet,
+        merger: Merger,
         segments: SegmentFiles,
         writer: LogWriter,
-        retain: Callable[[], None],
+        retain: Callable[[], bool],
     ) -> None:
-        """``retain`` drops what has expired; it is called every ``retention_interval_ms``."""
+        """``retain`` drops what has expired, every ``retention_interval_ms``; sooner when it could not (False)."""
         self._path = path
         self._options = options
         self._disk = disk
@@ -76,9 +89,13 @@ class Maintenance:
         self.disk_free_bytes = 0
         self._end_lsn = writer.committed_lsn
         self._syncer = Syncer(options, writer) if options.flush_mode is FlushMode.ASYNC else None
-        self._merging = False
+        self._merger = merger
+        self._settling = 0  # raised by who waits for merges
+        #: By thread, when it last found nothing to do, and of what.
+        self._settled: dict[str, tuple[int, Version] | None] = {"merge": None, "tidy": None}
         self._wants: Counter[str] = Counter()  # attempts that ended for want of space, or of a descriptor
-        self._last_want: int | None = None  # what the last of them failed with
+        self._last_want: dict[str, int] = {}  # what the last of them failed with
+        self._pauses: dict[str, int] = {}  # in ticks, of the kinds of work that last wanted something
         self._threads: list[threading.Thread] = []
         #: Called, in a background thread, when a flush or a merge has ended, well or not, and when all has stopped.
         self.on_progress: Callable[[], None] = lambda: None
@@ -148,7 +165,9 @@ class Maintenance:
         loops = [
             ("flush", self._flush_loop),
             ("merge", self._merge_loop),
+            ("tidy", self._tidy_loop),
             ("state", self._checkpoint_loop),
+            ("retain", self._retain_loop),
             ("house", self._house_loop),
         ]
         if self._syncer is not None:
@@ -191,16 +210,38 @@ class Maintenance:
             self.on_progress()
 
     def _merge_loop(self) -> None:
-        while True:
+        merger = self._merger
+        self._work_loop("merge", lambda _: merger.merge_level0(), lambda _: merger.due_level0() is not None)
+
+    def _tidy_loop(self) -> None:
+        merger = self._merger
+
+        def due(urgent: bool) -> bool:
+            return merger.due_rest(at_once=urgent) is not None or merger.looks_later
+
+        self._work_loop("tidy", lambda urgent: merger.merge_rest(at_once=urgent), due)
+
+    def _work_loop(self, kind: str, work: Callable[[bool], None], due: Callable[[bool], bool]) -> None:
+        """Do ``work`` whenever it is ``due``; both are told whether somebody waits for it."""
+        while not self._tables.closing:
+            version, settling = self._tables.version, self._settling
+            known = self._settled[kind]
+            urgent = known is None or settling > known[0]
+            if due(urgent):
+                self._retry_in_want(partial(work, urgent), kind)
+                self.on_progress()
+                if version is not self._tables.version:
+                    continue
+            else:
+                self._settled[kind] = settling, version
             with self._tables.changed:
-                self._merging = False
                 self._tables.changed.notify_all()
-                self._tables.changed.wait_for(lambda: self._tables.closing or self._tables.choose_merge() is not None)
-                if self._tables.closing:
-                    return
-                self._merging = True
-            self._retry_in_want(self._tables.merge, "merge")
-            self.on_progress()
+                self._tables.changed.wait_for(
+                    lambda version=version, settling=settling: (  # type: ignore[misc]
+                        self._tables.closing or self._tables.version is not version or self._settling != settling
+                    ),
+                    _TICK_SECONDS,
+                )
 
     def _checkpoint_loop(self) -> None:
         checkpoint = self._tables.checkpoint
@@ -209,31 +250,56 @@ class Maintenance:
                 self._tables.changed.wait_for(lambda: self._tables.closing or checkpoint.merge_due())
                 if self._tables.closing:
                     return
-            self._retry_in_want(checkpoint.merge, "merge")
+            self._retry_in_want(checkpoint.merge, "state")
 
-    def _retry_in_want(self, work: Callable[[], None], kind: str = "") -> None:
+    def _retain_loop(self) -> None:
+        while not self._tables.closing:
+            done = self._retry_in_want(self._retain, "retain")
+            interval = self._options.retention_interval_ms / 1000
+            seconds = interval if done else min(interval, _TICK_SECONDS)
+            with self._tables.changed:
+                self._tables.changed.wait_for(lambda: self._tables.closing, seconds)
+
+    def _retry_in_want(self, work: Callable[[], object], kind: str) -> bool:
+        """Do ``work``; False when it has to be done again.
+
+        Work that reserves its space first is tried every tick, since an attempt writes nothing; other work that finds
+        the disk full is tried after pauses that grow, since each may write until then.
+        """
         try:
-            work()
+            done = work() is not False
+        except NoRoom as error:
+            if kind not in self._pauses:
+                _log.warning("%s. It waits until there is", error)
+            self._wait_in_want(kind, 1, errno.ENOSPC)
+            return False
         except OSError as error:
             if error.errno not in WANT:
                 raise
+            pause = 1
             if error.errno in FULL:
                 self.disk_is_full()
-            with self._tables.changed:
-                self._wants[kind] += 1
-                self._last_want = error.errno
-            self.progressed()
-            with self._tables.changed:
-                self._tables.changed.wait_for(lambda: self._tables.closing, _TICK_SECONDS)
+                if kind in ("merge", "tidy"):
+                    pause = min(2 * self._pauses.get(kind, 0), _LONGEST_PAUSE) or 1
+            assert error.errno is not None
+            self._wait_in_want(kind, pause, error.errno)
+            return False
+        self._pauses.pop(kind, None)
+        return done
+
+    def _wait_in_want(self, kind: str, pause: int, wanted: int) -> None:
+        self._pauses[kind] = pause
+        with self._tables.changed:
+            self._wants[kind] += 1
+            self._last_want[kind] = wanted
+        self.progressed()
+        with self._tables.changed:
+            self._tables.changed.wait_for(lambda: self._tables.closing, pause * _TICK_SECONDS)
 
     def _house_loop(self) -> None:
-        next_retention = 0.0
         next_trim = self._clock.monotonic() + _TRIM_SECONDS
         while not self._tables.closing:
             self._check_space()
-            if self._clock.monotonic() >= next_retention:
-                self._retry_in_want(self._retain)  # a full disk is when dropping tables is wanted most
-                next_retention = self._clock.monotonic() + self._options.retention_interval_ms / 1000
             if self._clock.monotonic() >= next_trim:
                 self._tables.slabs.trim()
                 next_trim = self._clock.monotonic() + _TRIM_SECONDS
@@ -260,7 +326,7 @@ class Maintenance:
         return self._tables.manifest.flushed_lsn
 
     def failed_attempts(self, kind: str) -> int:
-        """How often a ``flush`` or a ``merge`` has found no space, or no descriptor."""
+        """How often a ``flush`` or another kind of work has found no space, or no descriptor."""
         return self._wants[kind]
 
     def wait_flushed(self, flush: Flush) -> None:
@@ -270,24 +336,32 @@ class Maintenance:
 
     def wait_merged(self) -> None:
         """Return when no merge is due, or none ever will be. Raises as :meth:`wait_flushed`."""
-        limit, tables = self._wants["merge"] + _ATTEMPTS, self._tables
+        changed = self._tables.changed
+        with changed:
+            self._settling += 1
+            wanted = self._settling
+            changed.notify_all()
+            limits = {kind: self._wants[kind] + _ATTEMPTS for kind in _MERGES}
+            changed.wait_for(
+                lambda: any(self.is_over(kind, lambda: self._is_settled(wanted), limits[kind]) for kind in _MERGES)
+            )
 
-        def merged() -> bool:
-            return not self._merging and tables.choose_merge() is None and not tables.checkpoint.merge_due()
-
-        with self._tables.changed:
-            self._tables.changed.wait_for(lambda: self.is_over("merge", merged, limit))
+    def _is_settled(self, wanted: int) -> bool:
+        """Whether those who merge have found nothing to do since ``wanted``."""
+        version = self._tables.version
+        settled = all(known and known[0] >= wanted and known[1] is version for known in self._settled.values())
+        return settled and not self._tables.checkpoint.merge_due()
 
     def is_over(self, kind: str, done: Callable[[], bool], limit: int) -> bool:
         """Whether work is done, or never will be. Raises ``DiskFull`` or ``StoreBusy`` after ``limit`` attempts."""
         if self._over() or done():
             return True
         if self._wants[kind] >= limit:
-            if self._last_want in SHORTAGE:
+            if self._last_want[kind] in SHORTAGE:
                 raise no_descriptor(self._path)
             raise DiskFull(
-                f"the disk of {self._path} is full, and a {kind} found no space. It is tried again until there is "
-                "some: free it, or add a disk. Reads go on.",
+                f"the disk of {self._path} is full, and a {'merge' if kind in _MERGES else kind} found no space. It is "
+                "tried again until there is some: free it, or add a disk. Reads go on.",
                 path=str(self._path),
                 frozen_memtables=len(self._tables.frozen),
             )

@@ -39,6 +39,7 @@ VERSION = 2
 HEAD = struct.Struct("<8sIII")
 _TABLE_FIELDS = tuple(item.name for item in fields(TableMeta))
 _table_row = attrgetter(*_TABLE_FIELDS)
+_LISTS = ("topics", "topic_records", "topic_bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ def decode_manifest(raw: bytes, source: str) -> Manifest:
 
     def table(row: list[Any]) -> TableMeta:
         values = dict(zip(names, row, strict=True))
-        return TableMeta(**{**values, "topics": tuple(values["topics"])})
+        return TableMeta(**{**values, **{name: tuple(values[name]) for name in _LISTS}})
 
     return Manifest(
         segment_bytes=fields_of["segment_bytes"],

@@ -6,6 +6,7 @@ from itertools import groupby
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lsmq.record_batch import Column
 
@@ -73,6 +74,11 @@ class Answer:
             self._moved(queues[ranks[lasts]], records.columns[Column.OFFSET][lasts] + 1)
             self._count(keep, int(sizes[keep - 1]))
 
+    def pass_over(self, queues: U32, next_offsets: I64) -> None:
+        """Queues of which all that was asked for is deleted."""
+        if len(queues):
+            self._moved(queues, next_offsets)
+
     def _moved(self, queues: U32, next_offsets: I64) -> None:
         self._queues.append(queues)
         self._next_offsets.append(next_offsets)
@@ -109,11 +115,10 @@ class ManyRead:
         self._answer = answer
         self._round_records = FIRST_ROUND_RECORDS
 
-    def read(self, *, together: bool) -> None:
-        """Fill the answer. Without ``together`` queues are read one by one, as those with tombstones must be."""
+    def read(self, whole: NDArray[np.bool_]) -> None:
+        """Fill the answer. Queues that are not ``whole``, since messages of them are deleted, are read one by one."""
         answer = self._answer
-        limit = FEW_RECORDS if together else 0
-        single = np.flatnonzero(np.minimum(self._ends - self._starts, answer.records_left) > limit)
+        single = np.flatnonzero(~whole | (np.minimum(self._ends - self._starts, answer.records_left) > FEW_RECORDS))
         at = 0
         for stop in (*single.tolist(), len(self._queues)):
             while at < stop and not answer.full:

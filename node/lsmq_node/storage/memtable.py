@@ -16,6 +16,7 @@ between the messages of a queue and yet sort, flush and merge like them.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -165,14 +166,23 @@ class Memtable:
                 by_first = by_first.copy()
             else:  # make one of all
                 by_first, covered = SortedDict(), 0
-            order, keys = stable_sort(self._keys[covered:end])
+            order, keys = self._order(covered, end)
             by_first[covered] = _Chunk(covered, end, keys, order + covered)
             chunks, covered = tuple(by_first.values()), end
             self._chunks = by_first, chunks
         return chunks, covered, max(covered, end)
 
+    def _order(self, first: int, end: int) -> tuple[I64, U64]:
+        """Places that sort the records ``[first, end)`` by key and offset, counted from ``first``; and the keys."""
+        order, keys = stable_sort(self._keys[first:end])
+        tail = int(keys.searchsorted(_TOMBSTONE_KEYS)) if self.tombstone_count else len(keys)
+        if tail < len(keys):  # messages are deleted in any order
+            shadow = order[tail:]
+            order[tail:] = shadow[np.lexsort((self._columns[Column.OFFSET][first:end][shadow], keys[tail:]))]
+        return order, keys
+
     def find(self, key: int, offset: int, limit: int) -> I64:
-        """Positions of the queue's records from ``offset`` on, by offset, ``limit`` at most."""
+        """Positions of the queue's messages from ``offset`` on, by offset, ``limit`` at most. Not for tombstones."""
         chunks, covered, end = self._sorted_chunks()
         wanted = np.uint64(key)
         found: list[I64] = []
@@ -186,12 +196,6 @@ class Memtable:
                 found.append(rest + covered)
         if not found:
             return np.empty(0, np.int64)
-        if key & (TOMBSTONE_TOPIC << 32):  # in any order, and with gaps
-            positions = np.concatenate(found)
-            offsets = self._columns[Column.OFFSET][positions]
-            positions = positions[np.argsort(offsets, kind="stable")]
-            skip = int(np.count_nonzero(offsets < offset))
-            return positions[skip : skip + limit]
         # The offsets of a queue's messages follow one another without gaps.
         skip = max(0, offset - int(self._columns[Column.OFFSET][found[0][0]]))
         taken: list[I64] = []
@@ -203,6 +207,26 @@ class Memtable:
         if not taken:
             return np.empty(0, np.int64)
         return taken[0] if len(taken) == 1 else np.concatenate(taken)
+
+    def deleted(self, key: int, offset: int, end: int) -> I64:
+        """Offsets in ``[offset, end)`` of which a tombstone is here, in any order; ``key`` is that of the messages."""
+        chunks, covered, count = self._sorted_chunks()
+        shadow = key | TOMBSTONE_TOPIC << 32
+        offsets = self._columns[Column.OFFSET]
+        found: list[I64] = []
+        for chunk in chunks:
+            left = int(chunk.keys.searchsorted(np.uint64(shadow), "left"))
+            right = int(chunk.keys.searchsorted(np.uint64(shadow), "right"))
+            if left < right:
+                order = chunk.order
+                first = bisect_left(order, offset, left, right, key=lambda at: offsets.item(at))
+                found.append(
+                    offsets[order[first : bisect_left(order, end, first, right, key=lambda at: offsets.item(at))]]
+                )
+        if covered < count:
+            rest = offsets[covered:count][self._keys[covered:count] == np.uint64(shadow)]
+            found.append(rest[(rest >= offset) & (rest < end)])
+        return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def collect(self, key: int, offset: int, end: int, found: list[list[bytes]]) -> int:
         """Bytes of the queue's messages in ``[offset, end)``, as far as they are here: the newest of them.
@@ -309,11 +333,7 @@ class Memtable:
 
     def sorted(self) -> Iterator[SortedRecords]:
         """All records sorted by (key, offset), in pieces of about ``PIECE_BYTES``: what a flush writes."""
-        order, keys = stable_sort(self._keys[: self.record_count])
-        if self.tombstone_count:
-            tail = int(keys.searchsorted(_TOMBSTONE_KEYS))
-            shadow = order[tail:]
-            order[tail:] = shadow[np.lexsort((self._columns[Column.OFFSET][shadow], keys[tail:]))]
+        order, keys = self._order(0, self.record_count)
         pieces = -(-self.size_bytes // PIECE_BYTES)
         step = -(-len(order) // pieces)
         firsts = range(0, len(order), step)

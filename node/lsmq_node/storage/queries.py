@@ -111,11 +111,18 @@ class Queries:
         """
         state = self.topic_state(topic_id)
         latest = self.values(state, state.committed, queues)
-        starts = np.maximum(offsets, self.values(state, state.start, queues))
+        rows = self.rows(state, queues)
+        starts = np.maximum(offsets, state.start[rows])
         active = np.flatnonzero(starts < latest)
         answer = Answer(max_records, max_bytes)
+        if state.deletions is not None:
+            starts = np.maximum(starts, state.live_from(rows))
+            over = active[starts[active] >= latest[active]]
+            answer.pass_over(queues[over], latest[over])
+            active = active[starts[active] < latest[active]]
+        whole = starts[active] >= state.holes_ends(rows[active])
         many = ManyRead(self, topic_id, queues[active], starts[active], latest[active], answer)
-        many.read(together=not state.deletes)
+        many.read(whole)
         return answer.slice()
 
     def lag(self, topic_id: int, queues: U32, offsets: I64) -> tuple[I64, float]:
@@ -161,9 +168,12 @@ class Queries:
         """
         state = self.topic_state(topic_id)
         key = queue_key(topic_id, queue)
+        row = queue - state.first
         while True:
             version = self._tables.version
-            deletes = state.deletes > 0  # asked after: what the version lacks was deleted before
+            # Asked after: what the version lacks was deleted before.
+            offset = min(max(offset, state.first_live(row)), end)
+            deletes = offset < state.holes_end(row)
             try:
                 found = read_queue(version, key, offset, end, max_records, max_bytes, deletes=deletes)
             except FileNotFoundError as error:  # merged away between choosing and opening the table
@@ -175,10 +185,10 @@ class Queries:
                 raise no_descriptor(self._tables.path) from error
             except MissingRecords as missing:
                 self.topic_state(topic_id)  # raises UnknownTopic when it was deleted while we were looking
-                start = int(state.start[queue - state.first])
-                if start <= missing.offset:
+                start = state.first_live(row)
+                if start <= missing.offset and state.holes_end(row) <= missing.offset:
                     raise _lost(state, queue, missing.offset) from missing
-                offset = min(max(offset, start), end)  # the log start moved on while we were looking
+                # The log start moved on, or something was deleted, while we were looking.
             else:
                 self._counters.records_read += found.record_count
                 return found
@@ -208,13 +218,13 @@ class Queries:
         state = self.topic_state(topic_id)
         row = queue - state.first
         end = state.committed.item(row)
-        offset = max(offset, state.start.item(row))
+        offset = max(offset, state.first_live(row))
         end = min(end, offset + max_records)
         if offset >= end:
             return []
         key = queue_key(topic_id, queue)
         place = self._places.get(key, offset)
-        if place is not None and end <= place.end and not state.deletes:
+        if place is not None and end <= place.end and offset >= state.holes_end(row):
             found = place.record_bytes(offset, end)
         else:
             found = self._point(state, key, offset, end)
@@ -223,7 +233,8 @@ class Queries:
 
     def _point(self, state: TopicState, key: int, offset: int, end: int) -> list[bytes]:
         version = self._tables.version
-        if not state.deletes:  # asked after: what the version lacks was deleted before
+        # Asked after: what the version lacks was deleted before.
+        if offset >= state.holes_end((key & 0xFFFFFFFF) - state.first):
             try:
                 return read_point(version, key, offset, end, self._places)
             except (NotFound, OSError):

@@ -34,6 +34,8 @@ MIN_FILE_RANGE_BYTES = 64 * 1024
 RECORD_OVERHEAD_BYTES = 16
 #: What is far behind is read from the disk in pieces, between which the log's fsyncs have their turn.
 _PIECE_BYTES = 128 << 10
+#: Of a queue with deleted messages so many offsets are looked at at first, and twice as many when none is left of them.
+_FIRST_PART = 1024
 
 
 class MissingRecords(Exception):
@@ -168,7 +170,7 @@ class QueueRead:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What is read of a queue: up to ``end``, within limits, without ``deleted`` (None: nothing ever was)."""
+    """What is read of a queue: up to ``end``, within limits, without ``deleted`` (None: nothing there is)."""
 
     key: int
     probe: Probe
@@ -187,12 +189,22 @@ def read_queue(
     ``MissingRecords``.
 
     Args:
-        deletes: whether the topic ever had tombstones.
+        deletes: whether messages in the range may be deleted. The tombstones of a part of it are looked at at a time.
     """
-    probe = bloom_probe(key)
-    deleted = _deleted_offsets(version, key, offset) if deletes else None
-    wanted = _Wanted(key, probe, end, max_records, max_bytes, deleted)
     result = QueueRead([], offset, 0, 0)
+    probe = bloom_probe(key)
+    part = _FIRST_PART if deletes else end - offset
+    while result.next_offset < end and not result.record_count:
+        stop = min(end, result.next_offset + part)
+        deleted = _deleted_offsets(version, key, result.next_offset, stop) if deletes else None
+        _read_part(version, _Wanted(key, probe, stop, max_records, max_bytes, deleted), result)
+        part *= 2
+    return result
+
+
+def _read_part(version: Version, wanted: _Wanted, result: QueueRead) -> None:
+    """What is wanted of a queue, from where the result has come to."""
+    end = wanted.end
     while not result.parts and result.next_offset < end:
         began, result.full = result.next_offset, False
         memtables, runs = _sources(version, wanted, began)
@@ -203,10 +215,9 @@ def read_queue(
             if not result.full and result.next_offset < end:
                 _from_memtable(result, memtable, positions, wanted)
         if result.next_offset == began:  # all that was left is deleted, and what there is came since
-            if not deletes:
+            if wanted.deleted is None:
                 raise MissingRecords(began)
             result.next_offset = end
-    return result
 
 
 def _sources(version: Version, wanted: _Wanted, offset: int) -> tuple[list[tuple[Memtable, I64]], Sequence[Run]]:
@@ -222,19 +233,17 @@ def _sources(version: Version, wanted: _Wanted, offset: int) -> tuple[list[tuple
     return memtables, runs[newest_holding(runs, wanted.key, wanted.probe, offset) :: -1]
 
 
-def _deleted_offsets(version: Version, key: int, offset: int) -> I64:
+def _deleted_offsets(version: Version, key: int, offset: int, end: int) -> I64:
+    """Offsets of the queue in ``[offset, end)`` that have a tombstone, sorted."""
     shadow = key | TOMBSTONE_TOPIC << 32
-    found: list[I64] = []
-    for memtable in version.memtables:
-        if memtable.tombstone_count:
-            positions = memtable.find(shadow, offset, memtable.record_count)  # a message may be deleted twice
-            found.append(memtable.offsets_at(positions))
+    found = [memtable.deleted(key, offset, end) for memtable in version.memtables if memtable.tombstone_count]
     probe = bloom_probe(shadow)
     for run in version.runs():
         if run.tombstone_count:
-            for table, page, row in run.rows_from(shadow, probe, offset):
+            for table, page, row in run.rows_from(shadow, probe, offset, end):
                 block = table.block_of(page, row)
-                found.append(block.column(Column.OFFSET, *block.span(shadow)))
+                offsets = block.column(Column.OFFSET, *block.span(shadow))
+                found.append(offsets[offsets.searchsorted(offset) : offsets.searchsorted(end)])
     return np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
 
 
@@ -293,7 +302,7 @@ def _from_run(result: QueueRead, run: Run, wanted: _Wanted) -> None:
         first, stop = block.span(wanted.key)
         offsets = block.column(Column.OFFSET, first, stop)
         last = first + int(offsets.searchsorted(wanted.end))
-        first += int(offsets.searchsorted(result.next_offset))
+        first += int(offsets.searchsorted(max(result.next_offset, table.begins(wanted.key))))
         if first < last:
             count = _fits(block.column(Column.LENGTH, first, last), result, wanted)
             result.full = count < last - first

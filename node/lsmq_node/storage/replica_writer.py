@@ -44,6 +44,7 @@ class ReplicaWriter(LogWriter):
             self._put(at, fresh)
             for entry in entries:
                 self._note_epoch(entry)
+                self.saw_time(entry.time_ms)
             with self.line.lock:
                 self._written.extend(entries)
             self.written_lsn = stream.lsn

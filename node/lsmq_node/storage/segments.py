@@ -33,6 +33,8 @@ class SegmentFiles:
         self._mark_lock = threading.Lock()
         #: How far the log is on the disk and will not be cut off again.
         self.final_lsn: Callable[[], int] = lambda: 0
+        self._sync_lock = threading.Lock()  # who finds nothing left to sync waits for who is at it
+        self._sync_failure: OSError | None = None
         self.fsync_count = 0
         self.written_bytes = 0
 
@@ -159,9 +161,19 @@ class SegmentFiles:
 
     def sync(self) -> None:
         """Make all that was written durable. Raises ``OSError``; the log must not be used after that."""
-        with self._unsynced_lock:
-            unsynced, self._unsynced = self._unsynced, set()
-        for start in sorted(unsynced):
+        with self._sync_lock:
+            if self._sync_failure is not None:
+                raise self._sync_failure
+            with self._unsynced_lock:
+                unsynced, self._unsynced = self._unsynced, set()
+            try:
+                self._sync(unsynced)
+            except OSError as failure:
+                self._sync_failure = failure
+                raise
+
+    def _sync(self, starts: Iterable[int]) -> None:
+        for start in sorted(starts):
             file = self._open.get(start)
             if file is not None:  # else it was flushed to tables and released meanwhile
                 file.sync()

@@ -16,12 +16,7 @@ import msgpack
 import numpy as np
 
 from lsmq.errors import (
-    ClientClosed,
-    DiskFull,
     LsmqError,
-    NotLeader,
-    StoreBusy,
-    UnknownTopic,
 )
 from lsmq.record_batch import RecordBatch
 
@@ -36,13 +31,16 @@ from .line import Appended, Line
 from .lock import forked
 from .log_writer import Committed, LogWriter
 from .maintenance import Flush, Maintenance
+from .merger import Merger
 from .options import StoreOptions
 from .queries import Queries
 from .reader import Slice
 from .recovery import Opened, Replay, open_directory, unusable
 from .replica_log import ReplicaLog, load_high_watermark
 from .replica_writer import ReplicaWriter
-from .retention import expired_tables
+from .retainer import Retainer
+from .retention import Retention
+from .shard_time import ShardTime
 from .snapshot_source import FLUSH_WAIT_S, Exports, SnapshotSource
 from .state import Topic, TopicOptions
 from .stats import Counters, StoreStats
@@ -71,6 +69,7 @@ class ShardStore:
         self.path = path
         self.options = options
         self._clock = clock
+        self._time = ShardTime(clock, str(path))
         self._state = opened.state
         self._segments = opened.segments
         self._lock_file = opened.lock
@@ -85,7 +84,8 @@ class ShardStore:
         tail = self._replay(replay, applier, known_committed)
         epochs = [*self._state.epochs, *((entry.epoch, entry.lsn) for entry in tail if entry.kind == EntryKind.EPOCH)]
         appender = Appender(replay.end_lsn, self._segments.segment_bytes)
-        self._line = Line(options, clock, self._state, applier, appender, epochs[-1][0] if epochs else 0)
+        self._time.opened(max([self._state.time_ms, *(entry.time_ms for entry in tail)]))
+        self._line = Line(options, self._time, self._state, applier, appender, epochs[-1][0] if epochs else 0)
         writer = (ReplicaWriter if replicated else LogWriter)(
             path,
             options,
@@ -109,9 +109,16 @@ class ShardStore:
             )
             self._replica.damage = replay.damage
         self._queries = Queries(self._state, self._tables, self._counters)
-        self._maintenance = Maintenance(
-            path, options, disk, clock, self._tables, self._segments, self._writer, self._retain
+        self._merger = Merger(path, options, disk, clock, self._tables, self._state, self._counters)
+        retention = Retention(
+            self._state, self._tables, self._queries, self._merger.log_starts, self._time.expired_before
         )
+        retainer = Retainer(retention, self._merger, self._time, self._line, writer, self.trim)
+        self._maintenance = Maintenance(
+            path, options, disk, clock, self._tables, self._merger, self._segments, writer, retainer.run
+        )
+        self._tables.make_durable = self._writer.sync_to
+        self._writer.saw_time = self._time.saw
         self._line.admit = self._maintenance.admit
         self._writer.after_write = self._maintenance.committed
         self._writer.after_apply = self._maintenance.applied
@@ -497,29 +504,6 @@ class ShardStore:
         """
         return self._exports.export(flush_wait_s)
 
-    def _retain(self) -> None:
-        """Drop whole tables that nobody can read any more, after moving log starts past what has expired.
-
-        On a replica the leader moves log starts, and tables go in a later round, when that is committed.
-        """
-        plan = expired_tables(self._tables.version, self._state, self._clock.now_ms())
-        try:
-            trims = [self.trim(*trim) for trim in plan.trims if self._is_open(*trim)]
-            if trims and self._replica is not None:
-                self._writer.commit()
-                return
-            for appended in trims:
-                self.wait(appended)
-        except (UnknownTopic, DiskFull, StoreBusy, ClientClosed, NotLeader):
-            return  # the next round looks again
-        if plan.tables:
-            self._tables.drop_tables(plan.tables)
-
-    def _is_open(self, topic_id: int, queues: U32, offsets: I64) -> bool:
-        """Whether a log start is below one of these offsets."""
-        state = self._state.topics.get(topic_id)
-        return state is not None and bool((state.start[queues - np.uint32(state.first)] < offsets).any())
-
     def stop(self, failure: LsmqError) -> None:
         """Take no more writes: ``failure`` says why."""
         self._writer.stop(failure)
@@ -567,6 +551,8 @@ class ShardStore:
             self._line,
             self._writer,
             self._maintenance,
+            self._merger,
+            self._time,
         )
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ messages of one queue therefore lie together. All integers are little-endian::
                 is the prefix compression of sorted keys, in columns: the base is what the keys of a block
                 share, the deltas are what they do not.
     pages       the index's pages and then its root (see :mod:`.index`)
-    properties  crc u32, then a msgpack map of what :class:`TableMeta` keeps
+    properties  crc u32, then a msgpack map of what :class:`TableMeta` keeps, and a ``sample`` (see :mod:`.sample`)
     footer      48 bytes:
                  0  8  index position        8  4  root bytes
                 12  4  pages                16  4  properties bytes
@@ -39,6 +39,7 @@ from lsmq.record_batch import HEADER_BYTES, Codec, Column, RecordBatch
 from lsmq.record_batch import VERSION as BATCH_VERSION
 
 from .columns import (
+    I64,
     U64,
     Columns,
     block_cuts,
@@ -48,16 +49,27 @@ from .columns import (
 from .disk import Disk, File
 from .index import IndexColumn, encode_index
 from .memtable import SortedRecords
+from .sample import Sample, Sampler
 
 MAGIC = b"LSMQTBL1"
 VERSION = 2
 FOOTER = struct.Struct("<QIIIIQII8s")
 FOOTER_BYTES = FOOTER.size  # 8 + 4 + 4 + 4 + 4 + 8 + 4 + 4 + 8 = 48
+#: What a record counts for beside its bytes, where a block's bytes are shared out.
+RECORD_BYTES = 12
 
 
 @dataclass(frozen=True, slots=True)
 class TableMeta:
-    """What the manifest keeps of a table, so that opening a store opens no table."""
+    """What the manifest keeps of a table, so that opening a store opens no table.
+
+    Attributes:
+        first_key, first_offset: records before it are not part of the shard any more, though they are in the file: a
+            merge that is under way has them elsewhere.
+        topics: ids; tombstones count as records of their shadow topic.
+        topic_records, topic_bytes: of each of them, and what they take of the blocks.
+        clean_lsn: no record here has a tombstone that came before this LSN.
+    """
 
     number: int
     size_bytes: int
@@ -75,6 +87,9 @@ class TableMeta:
     root_position: int
     root_bytes: int
     topics: tuple[int, ...]
+    topic_records: tuple[int, ...]
+    topic_bytes: tuple[int, ...]
+    clean_lsn: int
 
     @property
     def name(self) -> str:
@@ -96,7 +111,8 @@ class TableWriter:
         self.size_bytes = 0
         self._index: list[list[NDArray[Any]]] = []  # for each piece added, the columns of the index
         self._keys: list[U64] = []
-        self._topics: set[int] = set()
+        self._sampler = Sampler()
+        self._topics: dict[int, tuple[int, int]] = {}  # records and bytes
         self.record_count = 0
         self._tombstones = 0
         self._min_ms, self._max_ms = np.iinfo(np.int64).max, np.iinfo(np.int64).min
@@ -127,13 +143,24 @@ class TableWriter:
         self._max_ms = max(self._max_ms, int(stored.max()))
         distinct = keys[group_starts(keys)]
         self._keys.append(distinct)
-        topics = distinct >> np.uint64(32)
-        self._topics.update(topics[group_starts(topics)].tolist())
         self.record_count += len(keys)
+        shares = lengths.astype(np.int64) + RECORD_BYTES
+        self._sampler.add(keys, offsets, stored, shares)
+        self._bill(columns[Column.TOPIC], shares, int(sizes.sum()))
         if Column.FLAGS in columns:
             self._tombstones += int(np.count_nonzero(columns[Column.FLAGS] & 1))
 
-    def finish(self, first_lsn: int, end_lsn: int) -> TableMeta:
+    def _bill(self, topics: NDArray[np.uint32], shares: I64, size_bytes: int) -> None:
+        """Charge each topic with its part of the blocks."""
+        starts = group_starts(topics)
+        parts = np.add.reduceat(shares, starts)
+        counts = np.diff(starts, append=len(topics))
+        charges = np.diff(np.cumsum(parts) * size_bytes // int(parts.sum()), prepend=0)
+        for topic, count, charge in zip(topics[starts].tolist(), counts.tolist(), charges.tolist(), strict=True):
+            records, charged = self._topics.get(topic, (0, 0))
+            self._topics[topic] = records + count, charged + charge
+
+    def finish(self, first_lsn: int, end_lsn: int, clean_lsn: int) -> TableMeta:
         """Write index, properties and footer; durable (but for its name) on return."""
         columns = [np.concatenate(values) for values in zip(*self._index, strict=True)]
         keys = np.concatenate(self._keys)
@@ -156,8 +183,11 @@ class TableWriter:
             root_position=index_position + sum(map(len, pages)),
             root_bytes=len(root),
             topics=tuple(sorted(self._topics)),
+            topic_records=tuple(self._topics[topic][0] for topic in sorted(self._topics)),
+            topic_bytes=tuple(self._topics[topic][1] for topic in sorted(self._topics)),
+            clean_lsn=clean_lsn,
         )
-        properties = encode_properties(meta)
+        properties = encode_properties(meta, self._sampler.finish(index_position))
         footer = encode_footer(index_position, len(root), len(pages), len(properties), self.record_count)
         tail = b"".join((*pages, root, properties, footer))
         self._file.pwrite(tail, self.size_bytes)
@@ -188,10 +218,10 @@ def stored_batch(raw: bytes | memoryview, source: str, position: int, what: str)
         ) from error
 
 
-def encode_properties(meta: TableMeta) -> bytes:
-    """All that the manifest keeps of a table, but for its size."""
+def encode_properties(meta: TableMeta, sample: Sample) -> bytes:
+    """All that the manifest keeps of a table, but for its size; and the sample."""
     fields = {field: getattr(meta, field) for field in TableMeta.__slots__ if field != "size_bytes"}
-    body: bytes = msgpack.packb(fields)
+    body: bytes = msgpack.packb({**fields, "sample": sample.encode()})
     return crc32c.crc32c(body).to_bytes(4, "little") + body
 
 

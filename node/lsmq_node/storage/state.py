@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from lsmq.errors import InvalidRequest, InvalidTopicName
 
 from .columns import I64, U32
+from .deletions import Deleted, Deletions
 from .documents import Documents
 from .options import StoreOptions
 from .producers import Layer, Producers
@@ -106,14 +107,23 @@ class Topic:
 
 
 @dataclass(frozen=True, slots=True)
+class PageChange:
+    """The queues of a topic from ``PAGE_QUEUES * number`` on: their ends, log starts, and what is deleted of them."""
+
+    number: int
+    ends: I64
+    starts: I64
+    deleted: Deleted | None
+
+
+@dataclass(frozen=True, slots=True)
 class TopicChange:
-    """A topic, and what changed of its queues: ``(page, ends, starts)``, of queues from ``PAGE_QUEUES * page`` on."""
+    """A topic, and the pages of its queues that changed."""
 
     topic: Topic
     first: int
     end: int
-    deletes: int
-    pages: list[tuple[int, I64, I64]]
+    pages: list[PageChange]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +159,20 @@ class TopicState:
     The three numbers of a queue lie side by side, so that an append and its commit touch one cache line of it.
     """
 
-    __slots__ = ("_changed", "_rows", "committed", "deletes", "end", "first", "next", "scratch", "start", "topic")
+    __slots__ = (
+        "_changed",
+        "_rows",
+        "committed",
+        "deletions",
+        "end",
+        "first",
+        "losses",
+        "next",
+        "scratch",
+        "start",
+        "topic",
+        "version",
+    )
 
     def __init__(self, topic: Topic, first: int, end: int) -> None:
         self.topic = topic
@@ -160,7 +183,9 @@ class TopicState:
         self.start: I64
         self.scratch: I64  # of whoever advances ``next``
         self._use(np.zeros((end - first, 4), np.int64))
-        self.deletes = 0  # tombstones ever applied
+        self.deletions: Deletions | None = None  # None when nothing was deleted
+        self.losses = 0  # raised by whatever makes records unreadable
+        self.version = 0  # raised by every change
 
     def _use(self, rows: NDArray[np.int64]) -> None:
         self._rows = rows
@@ -171,17 +196,18 @@ class TopicState:
         """Records are readable: these are the ends of their queues."""
         self.committed[index] = ends
         self._changed[index >> PAGE_BITS if len(self._changed) > 1 else 0] = True
+        self.version += 1
 
-    def trim(self, index: NDArray[Any], offsets: I64) -> None:
-        """Move log starts up, to the end at most."""
-        np.maximum.at(self.start, index, np.minimum(offsets, self.committed[index]))
-        self._changed[index >> PAGE_BITS] = True
-
-    def restore(self, page: int, ends: I64, starts: I64) -> None:
+    def restore(self, page: PageChange) -> None:
         """Take over a page of a checkpoint."""
-        begin = page << PAGE_BITS
-        self.next[begin : begin + len(ends)] = self.committed[begin : begin + len(ends)] = ends
-        self.start[begin : begin + len(starts)] = starts
+        begin, count = page.number << PAGE_BITS, len(page.ends)
+        queues = slice(begin, begin + count)
+        self.next[queues] = self.committed[queues] = page.ends
+        self.start[queues] = page.starts
+        if page.deleted is not None and self.deletions is None:
+            self.deletions = Deletions(len(self._rows))
+        if self.deletions is not None:
+            self.deletions.restore(begin, count, page.deleted)
 
     def grow(self, topic: Topic, end: int) -> None:
         """More queues at the end. Arrays double, so that growing one by one stays cheap."""
@@ -192,17 +218,60 @@ class TopicState:
             changed = self._changed
             self._use(rows)
             self._changed[: len(changed)] = changed
+        if self.deletions is not None:
+            self.deletions.widen(len(self._rows))
         self.topic, self.end = topic, end
+        self.version += 1
 
     def take_change(self) -> TopicChange:
         """What changed since the last time. Costs a copy of the pages that were written to."""
         count = self.end - self.first
+        changed = np.flatnonzero(self._changed).tolist()
+        deleted = {} if self.deletions is None else self.deletions.take(changed, PAGE_BITS, self.start[:count])
         pages = []
-        for page in np.flatnonzero(self._changed).tolist():
+        for page in changed:
             queues = slice(page << PAGE_BITS, min(count, page + 1 << PAGE_BITS))
-            pages.append((page, self.committed[queues].copy(), self.start[queues].copy()))
+            pages.append(PageChange(page, self.committed[queues].copy(), self.start[queues].copy(), deleted.get(page)))
         self._changed[:] = False
-        return TopicChange(self.topic, self.first, self.end, self.deletes, pages)
+        return TopicChange(self.topic, self.first, self.end, pages)
+
+    def trim(self, rows: I64, offsets: I64) -> None:
+        """Move log starts up, never beyond what is committed."""
+        np.maximum.at(self.start, rows, np.minimum(offsets, self.committed[rows]))
+        if self.deletions is not None:
+            self.deletions.trimmed(rows, self.start)
+        self._lost(rows)
+
+    def delete(self, rows: I64, offsets: I64) -> NDArray[np.bool_]:
+        """Messages are deleted; returns which of them need a tombstone."""
+        if self.deletions is None:
+            self.deletions = Deletions(len(self._rows))
+        needed = self.deletions.apply(rows, offsets, self.start, self.committed)
+        self._lost(rows)
+        return needed
+
+    def _lost(self, rows: I64) -> None:
+        self._changed[rows >> PAGE_BITS] = True
+        self.losses += 1
+        self.version += 1
+
+    def live_from(self, rows: I64) -> I64:
+        """Below these offsets nothing of the queues can be read: log starts, or what is deleted behind them."""
+        starts: I64 = self.start[rows]
+        return starts if self.deletions is None else np.maximum(starts, self.deletions.floor[rows])
+
+    def first_live(self, row: int) -> int:
+        """:meth:`live_from` of one queue."""
+        start = self.start.item(row)
+        return start if self.deletions is None else max(start, self.deletions.floor.item(row))
+
+    def holes_ends(self, rows: I64) -> I64:
+        """:meth:`holes_end` of many queues."""
+        return np.zeros(len(rows), np.int64) if self.deletions is None else self.deletions.end[rows]
+
+    def holes_end(self, row: int) -> int:
+        """From here on nothing of the queue is deleted."""
+        return 0 if self.deletions is None else self.deletions.end.item(row)
 
 
 class GroupOffsets:
@@ -265,13 +334,14 @@ class ShardState:
 
     def __init__(self) -> None:
         self.topics: dict[int, TopicState] = {}
+        self.space_changes = 0  # raised by whatever makes records unreadable
         self.by_name: dict[str, TopicState] = {}
         self.next_topic_id = 1
         self.offsets = GroupOffsets()
         self.producers = Producers()
         self.documents = Documents()
         self.epochs: list[tuple[int, int]] = []  # leader epochs, and the LSN at which each begins
-        self.time_ms = 0  # of the last applied entry
+        self.time_ms = 0  # the latest that an applied entry is stamped with
         self._taken_lsn = 0
         self._taken_epochs = 0
         self._changed: dict[int, TopicState] = {}
@@ -290,6 +360,7 @@ class ShardState:
 
     def drop_topic(self, topic_id: int) -> None:
         state = self.topics.pop(topic_id, None)
+        self.space_changes += 1
         if state is not None:
             self.by_name.pop(state.topic.name, None)
             self._dropped.append(topic_id)
@@ -305,13 +376,19 @@ class ShardState:
         """Move log starts up, to the end at most."""
         state = self.topics.get(topic_id)
         if state is not None:
-            state.trim(queues - np.uint32(state.first), offsets)
+            state.trim(queues.astype(np.int64) - state.first, offsets)
+            self.space_changes += 1
             self._note(state)
 
-    def note_deletes(self, state: TopicState, count: int) -> None:
-        """So many tombstones were applied."""
-        state.deletes += count
+    def delete(self, topic_id: int, queues: U32, offsets: I64) -> NDArray[np.bool_]:
+        """Messages are deleted; returns which of them need a tombstone: none of a topic that is gone."""
+        state = self.topics.get(topic_id)
+        if state is None:
+            return np.zeros(len(queues), np.bool_)
+        needed = state.delete(queues.astype(np.int64) - state.first, offsets)
+        self.space_changes += 1
         self._note(state)
+        return needed
 
     def _note(self, state: TopicState) -> None:
         topic_id = state.topic.id

@@ -71,6 +71,9 @@ class StoreStats:
     documents: int
     documents_bytes: int
     waiting_bytes: int
+    garbage_bytes: int
+    clock_steps_total: int
+    clock_ahead_ms: int
     disk_free_bytes: int
     disk_full: int
     pressure: int

@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lsmq.errors import CorruptFile
 from lsmq.record_batch import HEADER_BYTES
 
 from .block import Block
+from .bloom import bloom_probes
 from .cache import BlockCache
-from .columns import group_starts
+from .columns import I64, U64, group_starts
 from .disk import Disk, File
-from .index import ROW_COLUMNS, IndexColumn, IndexPage, encode_page, encode_root
+from .index import ROW_COLUMNS, IndexColumn, IndexPage, PageRows, encode_page, encode_root
 from .open_tables import OpenTables
-from .sstable import FOOTER_BYTES, TableMeta, check_properties, decode_footer
+from .sample import Sample
+from .sstable import FOOTER_BYTES, TableMeta, check_properties, decode_footer, stored_batch
 from .stats import Counters
 
 _log = logging.getLogger("lsmq.storage")
@@ -166,6 +169,42 @@ class Table:
             return IndexPage.parse(raw, str(self.path), position)
         except CorruptFile as damage:
             return self._rebuild_page(number, root, damage)
+
+    def may_have_many(self, keys: U64, offsets: I64) -> NDArray[np.bool_]:
+        """False only for records, sorted by queue, that the table has nothing of. Raises as :meth:`root`."""
+        meta = self.meta
+        inside = (keys >= meta.first_key) & (keys <= meta.last_key)
+        inside &= (keys > meta.first_key) | (offsets >= meta.first_offset)
+        left = np.flatnonzero(inside)
+        if len(left) == 0:
+            return inside
+        inside[left] = False
+        root = self.root()
+        numbers = root.seek_many(keys[left], offsets[left])
+        for number in np.unique(numbers[numbers < root.count]).tolist():
+            mine = left[numbers == number]
+            page = self.page(number)
+            mine = mine[PageRows([page]).may_contain_many(bloom_probes(keys[mine]), np.zeros(len(mine), np.int64))]
+            inside[mine] = page.covers(keys[mine], offsets[mine])
+        return inside
+
+    def begins(self, key: int) -> int:
+        """Records of the queue below this offset are not of the shard any more, though the file may have them."""
+        return self.meta.first_offset if key == self.meta.first_key else 0
+
+    def sample(self) -> Sample:
+        """A few of its records, each of which stands for as many bytes. Raises ``CorruptFile``."""
+        meta, source = self.meta, str(self.path)
+        position = meta.root_position + meta.root_bytes
+        raw = self.file().pread(meta.size_bytes - FOOTER_BYTES - position, position)
+        packed = check_properties(raw, source, position)["sample"]
+        return Sample.decode(stored_batch(packed, source, position, "sample"))
+
+    def clipped(self, meta: TableMeta) -> Table:
+        """The same file, of which the shard has less by now: ``meta`` says from where on."""
+        twin = Table(self._disk, self.path.parent, meta, self._cache, self._files, self._counters)
+        twin.damage, twin._rebuilt_root, twin._rebuilt_pages = self.damage, self._rebuilt_root, self._rebuilt_pages
+        return twin
 
     # -- an index that is damaged ------------------------------------------------------------------------
 

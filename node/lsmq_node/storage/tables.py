@@ -1,27 +1,21 @@
 """A shard's memtables and tables: the set of them, and how it changes.
 
-A flush turns the oldest frozen memtable into a table of level 0, a merge turns runs into a new generation of
-level 1, retention drops tables. Each changes the set in one step: the new manifest is made durable, then
-readers are shown a new :class:`Version`. A crash at any moment leaves the old set or the new one.
+A flush turns the oldest frozen memtable into a table of level 0; merges and retention put tables in place of others
+(see :mod:`.merger`). Each changes the set in one step: the new manifest is made durable, then readers are shown a new
+:class:`Version`. A crash at any moment leaves the old set or the new one.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import numpy as np
-
-from lsmq.errors import CorruptFile
-
 from .cache import BlockCache
 from .checkpoint_chain import CheckpointChain
-from .columns import I64, U64
-from .compaction import choose_runs, merge
 from .disk import Clock, Disk
+from .edits import Edit, apply_edit
 from .failures import WANT
 from .manifest import TABLE_DIRECTORY, Manifest, store_manifest
 from .memtable import Memtable, slabs_for
@@ -35,9 +29,6 @@ from .stats import Counters
 from .table import Table
 from .version import Run, Version
 
-_log = logging.getLogger("lsmq.storage")
-
-
 _NOTHING_KEPT = 1 << 63
 
 
@@ -48,7 +39,7 @@ class Closing(Exception):
 class TableSet:
     """Owns memtables, tables and manifest.
 
-    One thread applies (``room_for``, ``freeze``), one flushes, one merges; readers take ``version``.
+    One thread applies (``room_for``, ``freeze``), one flushes, two merge; readers take ``version``.
     ``changed`` is notified whenever the set, or what waits to be flushed, changes.
     """
 
@@ -67,8 +58,7 @@ class TableSet:
         self.cache = BlockCache(options.cache_bytes)
         self.open_tables = OpenTables(options.max_open_tables)
         self.manifest = opened.manifest
-        self._install_lock = threading.Lock()
-        self._merge_lock = threading.Lock()  # held while tables are read to be replaced
+        self._install_lock = threading.Lock()  # one changes the manifest at a time
         self.changed = threading.Condition()
         self.checkpoint = CheckpointChain(
             disk,
@@ -81,21 +71,19 @@ class TableSet:
             opened.checkpoint,
             take_number=self._take_number,
             change_manifest=self._change_manifest,
-            discard=lambda name, error: self._discard((name,), error),
+            discard=lambda name, error: self.discard((name,), error),
             check=self._check_open,
         )
         self.frozen: deque[tuple[Memtable, StateChange]] = deque()
         self.applied_lsn = self.manifest.flushed_lsn
         self.slabs = slabs_for(options.memtable_bytes)
         self.memtable = Memtable(self.applied_lsn, options.memtable_bytes, self.slabs)
-        self.version = Version(
-            (self.memtable,),
-            tuple(self._run((meta,)) for meta in reversed(self.manifest.level0)),
-            tuple(self._run(metas) for metas in reversed(self.manifest.generations)),
-        )
+        self.version = self._version_of(self.manifest, (self.memtable,), Version((), (), ()))
         self.closing = False
         #: The log is kept from here on, though it is flushed: a replica may ask for it.
         self.keep_lsn: Callable[[], int] = lambda: _NOTHING_KEPT
+        #: Returns once the log is on the disk up to an LSN, whatever the flush mode. Raises ``OSError``.
+        self.make_durable: Callable[[int], None] = lambda lsn: None
 
     # -- memtables ---------------------------------------------------------------------------------------
 
@@ -160,25 +148,11 @@ class TableSet:
                     checkpoint=(*old.checkpoint, increment),
                     level0=(*old.level0, *metas),
                 )
-                self._install(
-                    changed,
-                    flushed=memtable,
-                    level0=tuple(self._run((meta,)) for meta in metas),
-                    then=installed,
-                )
+                self._install(changed, flushed=memtable, then=installed)
         except OSError as error:
-            self._discard(names, error)
+            self.discard(names, error)
             raise
         self._segments.release(min(change.end_lsn, self.keep_lsn()))
-
-    def _discard(self, names: Iterable[str], error: OSError) -> None:
-        """Give back the space of files that did not become part of the set, to have it for the next attempt.
-
-        After any failure but want of space or of a descriptor it is not known whether they did: recovery sorts it out.
-        """
-        if error.errno in WANT:
-            for name in names:
-                self._disk.remove(self._directory / name)
 
     def _write_table(self, number: int, memtable: Memtable, end_lsn: int) -> TableMeta:
         path = self._directory / table_name(number)
@@ -186,7 +160,7 @@ class TableSet:
         try:
             for records in memtable.sorted():
                 writer.add(records)
-            meta = writer.finish(memtable.first_lsn, end_lsn)
+            meta = writer.finish(memtable.first_lsn, end_lsn, memtable.first_lsn)
             self._disk.sync_directory(self._directory)
         except OSError:
             writer.abandon()
@@ -223,185 +197,94 @@ class TableSet:
         if self.closing:
             raise Closing
 
-    def _run(self, metas: tuple[TableMeta, ...]) -> Run:
-        disk, directory, counters = self._disk, self._directory, self._counters
-        return Run(tuple(Table(disk, directory, meta, self.cache, self.open_tables, counters) for meta in metas))
-
     def _install(
-        self,
-        manifest: Manifest,
-        *,
-        flushed: Memtable | None = None,
-        level0: tuple[Run, ...] = (),
-        replaced: tuple[Run, ...] = (),
-        generation: Run | None = None,
-        then: Callable[[], None] = lambda: None,
+        self, manifest: Manifest, *, flushed: Memtable | None = None, then: Callable[[], None] = lambda: None
     ) -> None:
         """Make a new set of tables durable, do what comes ``then``, show it to readers. The install lock is held."""
         store_manifest(self._disk, self.path, manifest)
         self.manifest = manifest
         then()
         with self.changed:
-            version = self.version
-            generations = tuple(run for run in version.generations if run not in replaced)
-            if generation is not None and generation.tables:
-                generations = (generation, *generations)
-            self.version = Version(
-                tuple(memtable for memtable in version.memtables if memtable is not flushed),
-                (*level0, *(run for run in version.level0 if run not in replaced)),
-                generations,
-            )
+            memtables = tuple(memtable for memtable in self.version.memtables if memtable is not flushed)
+            self.version = self._version_of(manifest, memtables, self.version)
             if flushed is not None:
                 self.frozen.popleft()
             self.changed.notify_all()
 
-    # -- merge -------------------------------------------------------------------------------------------
+    def _version_of(self, manifest: Manifest, memtables: tuple[Memtable, ...], old: Version) -> Version:
+        """The version that goes with a manifest. Tables and runs of ``old`` that are in it stay what they are."""
+        runs = {id(run.metas): run for run in old.generations}
+        tables = {table.meta.number: table for run in old.runs() for table in run.tables}
 
-    def choose_merge(self) -> tuple[Run, ...] | None:
-        """Runs to merge next, oldest first."""
-        return choose_runs(self.version, self._options)
-
-    def merge(self) -> None:
-        """Do the next merge, if there is one. Tables that turn out to be damaged are left as they are."""
-        with self._merge_lock:
-            runs = self.choose_merge()
-            if runs is None:
-                return
-            if runs[0].damaged:
-                self._set_aside(runs[0])
-                return
-            try:
-                self._merge(runs)
-            except CorruptFile as damage:
-                if not any(run.damaged for run in runs):
-                    raise
-                _log.error("%s. The table is kept as it is, out of merges", damage.message)
-
-    def _set_aside(self, run: Run) -> None:
-        """Make the oldest table of level 0 a generation of its own, as it is."""
-        numbers = {table.meta.number for table in run.tables}
-        with self._install_lock:
-            old = self.manifest
-            self._install(
-                old.with_changes(
-                    level0=tuple(meta for meta in old.level0 if meta.number not in numbers),
-                    generations=(*old.generations, run.metas()),
-                ),
-                replaced=(run,),
-                generation=run,
+        def run_of(metas: tuple[TableMeta, ...]) -> Run:
+            return runs.get(id(metas)) or Run(
+                tuple(self._table(meta, tables.get(meta.number)) for meta in metas), metas
             )
+
+        return Version(
+            memtables,
+            tuple(run_of((meta,)) for meta in reversed(manifest.level0)),
+            tuple(run_of(metas) for metas in reversed(manifest.generations)),
+        )
+
+    def _table(self, meta: TableMeta, known: Table | None) -> Table:
+        if known is None:
+            return Table(self._disk, self._directory, meta, self.cache, self.open_tables, self._counters)
+        return known if known.meta == meta else known.clipped(meta)
+
+    # -- changes -----------------------------------------------------------------------------------------
+
+    def writer(self) -> TableWriter:
+        """Of a new table. Its file becomes part of the set, or is to be discarded."""
+        return self._table_writer(self._take_number())
+
+    def sync_names(self) -> None:
+        """Make the names of new tables durable."""
+        self._disk.sync_directory(self._directory)
+
+    def edit(self, edit: Edit) -> None:
+        """Put tables in place of others. Durable on return; then the files of those that are gone go.
+
+        What they lack is gone by what was applied by now, so the log is made durable up to here first: after a power
+        cut no table must lack what the log does not say is gone. Raises ``OSError``.
+        """
+        self.make_durable(self.applied_lsn)
+        with self._install_lock:
+            before = self.version.tables()
+            self._install(apply_edit(self.manifest, edit))
+            staying = set(map(id, self.version.tables()))
+        for table in before:
+            if id(table) not in staying:
+                self.open_tables.forget(table)
+        for number in sorted(edit.gone - {meta.number for meta in edit.added}):
+            self.cache.drop(number)
+            self._files.remove(table_name(number))
+
+    def discard(self, names: Iterable[str], error: BaseException) -> None:
+        """Give back the space of files that did not become part of the set, to have it for the next attempt.
+
+        After any failure of the disk but want of space or of a descriptor it is not known whether they did: recovery
+        finds out.
+        """
+        if not isinstance(error, OSError) or error.errno in WANT:
+            for name in names:
+                self._disk.remove(self._directory / name)
+
+    def hold(self, wanted: Callable[[Version], Iterable[Table]]) -> tuple[Version, list[str]]:
+        """The version as it is. The files wanted of it stay until their names are handed to :meth:`drop`."""
+        with self._install_lock:
+            version = self.version
+            names = [table.meta.name for table in wanted(version)]
+            self._files.hold(names)
+        return version, names
+
+    def drop(self, names: list[str]) -> None:
+        """The end of :meth:`hold`."""
+        self._files.release(names)
 
     def damaged(self) -> list[Table]:
         """Tables in which damage was found since the store was opened."""
-        return [table for run in self.version.runs() for table in run.tables if table.damage is not None]
-
-    def _merge(self, runs: tuple[Run, ...]) -> None:
-        started = self._clock.monotonic()
-        oldest = self.version.generations[-1] if self.version.generations else runs[0]
-        keep_tombstones = oldest not in runs
-        metas = self._write_generation(runs, keep_tombstones=keep_tombstones)
-        generation = self._run(metas)
-        gone = {table.meta.number for run in runs for table in run.tables}
-        try:
-            with self._install_lock:
-                old = self.manifest
-                kept = tuple(run for run in old.generations if not gone.intersection(meta.number for meta in run))
-                self._install(
-                    old.with_changes(
-                        level0=tuple(meta for meta in old.level0 if meta.number not in gone),
-                        generations=(*kept, metas) if metas else kept,
-                    ),
-                    replaced=runs,
-                    generation=generation,
-                )
-        except OSError as error:
-            self._discard([meta.name for meta in metas], error)
-            raise
-        self._retire(table for run in runs for table in run.tables)
-        counters = self._counters
-        counters.merges += 1
-        counters.merged_bytes += generation.size_bytes
-        counters.merge_seconds += self._clock.monotonic() - started
-
-    def _write_generation(self, runs: tuple[Run, ...], *, keep_tombstones: bool) -> tuple[TableMeta, ...]:
-        first_lsn = min(table.meta.first_lsn for run in runs for table in run.tables)
-        end_lsn = max(table.meta.end_lsn for run in runs for table in run.tables)
-        metas: list[TableMeta] = []
-        writer: TableWriter | None = None
-        try:
-            for records in merge(runs, self._log_starts, keep_tombstones=keep_tombstones):
-                if self.closing:
-                    raise Closing
-                if writer is None:
-                    writer = self._table_writer(self._take_number())
-                writer.add(records)
-                if writer.size_bytes >= self._options.table_bytes:
-                    metas.append(writer.finish(first_lsn, end_lsn))
-                    writer = None
-            if writer is not None:
-                metas.append(writer.finish(first_lsn, end_lsn))
-        except BaseException:
-            for meta in metas:
-                self._disk.remove(self._directory / meta.name)
-            if writer is not None:
-                writer.abandon()
-                self._disk.remove(self._directory / table_name(writer.number))
-            raise
-        self._disk.sync_directory(self._directory)
-        return tuple(metas)
-
-    def _log_starts(self, keys: U64) -> I64:
-        """Earliest offset kept of each queue; everything of a topic that is gone goes."""
-        starts = np.full(len(keys), np.iinfo(np.int64).max, np.int64)
-        topics = keys >> np.uint64(32)
-        for topic_id in np.unique(topics).tolist():
-            item = self._state.topics.get(topic_id)
-            if item is not None:
-                mine = topics == np.uint64(topic_id)
-                starts[mine] = item.start[(keys[mine] & np.uint64(0xFFFFFFFF)).astype(np.int64) - item.first]
-        return starts
-
-    # -- dropping ----------------------------------------------------------------------------------------
-
-    def drop_tables(self, tables: list[Table]) -> int:
-        """Drop whole tables, unless a merge is reading tables; returns how many went."""
-        if not self._merge_lock.acquire(blocking=False):
-            return 0
-        try:
-            return self._drop_tables(tables)
-        finally:
-            self._merge_lock.release()
-
-    def _drop_tables(self, tables: list[Table]) -> int:
-        live = {table.meta.number for run in self.version.runs() for table in run.tables}
-        tables = [table for table in tables if table.meta.number in live]
-        gone = {table.meta.number for table in tables}
-        with self._install_lock:
-            old = self.manifest
-            level0 = tuple(meta for meta in old.level0 if meta.number not in gone)
-            generations = tuple(
-                kept for run in old.generations if (kept := tuple(meta for meta in run if meta.number not in gone))
-            )
-            changed = old.with_changes(level0=level0, generations=generations)
-            store_manifest(self._disk, self.path, changed)
-            self.manifest = changed
-            with self.changed:
-                self.version = Version(
-                    self.version.memtables,
-                    tuple(left for run in self.version.level0 if (left := _without(run, gone)) is not None),
-                    tuple(left for run in self.version.generations if (left := _without(run, gone)) is not None),
-                )
-                self.changed.notify_all()
-        self._retire(tables)
-        self._counters.dropped_tables += len(tables)
-        return len(tables)
-
-    def _retire(self, tables: Iterable[Table]) -> None:
-        """These are in no version any more: remove their names. Readers that have them open go on."""
-        for table in tables:
-            self.cache.drop(table.meta.number)
-            self._files.remove(table.meta.name)
-            self.open_tables.forget(table)
+        return [table for table in self.version.tables() if table.damage is not None]
 
     # -- snapshots ---------------------------------------------------------------------------------------
 
@@ -423,10 +306,3 @@ class TableSet:
 
 def _file_names(manifest: Manifest) -> list[str]:
     return [meta.name for meta in manifest.files()]
-
-
-def _without(run: Run, gone: set[int]) -> Run | None:
-    if not any(table.meta.number in gone for table in run.tables):
-        return run
-    kept = tuple(table for table in run.tables if table.meta.number not in gone)
-    return Run(kept) if kept else None

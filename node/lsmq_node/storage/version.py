@@ -22,12 +22,14 @@ _NO_END = 1 << 63
 class Run:
     """Tables in key order that do not overlap: one table of level 0, or a generation of level 1."""
 
-    __slots__ = ("_firsts", "_lasts", "size_bytes", "tables", "tombstone_count")
+    __slots__ = ("_firsts", "_lasts", "metas", "size_bytes", "tables", "tombstone_count")
 
-    def __init__(self, tables: tuple[Table, ...]) -> None:
+    def __init__(self, tables: tuple[Table, ...], metas: tuple[TableMeta, ...] | None = None) -> None:
+        """``metas``: of the tables, where the manifest's own tuple is at hand."""
         self.tables = tables
-        self.size_bytes = sum(table.meta.size_bytes for table in tables)
-        self.tombstone_count = sum(table.meta.tombstone_count for table in tables)
+        self.metas = tuple(table.meta for table in tables) if metas is None else metas
+        self.size_bytes = sum(meta.size_bytes for meta in self.metas)
+        self.tombstone_count = sum(meta.tombstone_count for meta in self.metas)
         self._firsts = [(table.meta.first_key, table.meta.first_offset) for table in tables]
         self._lasts = [(table.meta.last_key, table.meta.last_offset) for table in tables]
 
@@ -36,8 +38,10 @@ class Run:
         """Whether a table of it was found to be damaged."""
         return any(table.damage is not None for table in self.tables)
 
-    def metas(self) -> tuple[TableMeta, ...]:
-        return tuple(table.meta for table in self.tables)
+    @property
+    def numbers(self) -> set[int]:
+        """Of its tables."""
+        return {meta.number for meta in self.metas}
 
     def tables_from(self, key: int, offset: int, end: int = _NO_END) -> tuple[Table, ...]:
         """Tables that may hold records of the queue in ``[offset, end)``, in order."""
@@ -82,3 +86,7 @@ class Version:
 
     def runs(self) -> tuple[Run, ...]:
         return (*self.level0, *self.generations)
+
+    def tables(self) -> list[Table]:
+        """All tables, newest first."""
+        return [table for run in self.runs() for table in run.tables]

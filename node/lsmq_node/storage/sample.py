@@ -1,0 +1,110 @@
+"""A sample of a table's records: what of the table is dead, and how its bytes lie in time, without reading it.
+
+Every so many bytes, in key order, one record is taken: its key, its offset and its time. So each point stands for the
+same number of bytes, and the share of points below their queues' log starts is the share of the table that nobody can
+read. The sample lies in the table's properties as a record batch without payload.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lsmq.record_batch import Column, RecordBatch
+
+from .columns import DTYPES, I64, U64, decode_column, encode_columns, queue_keys
+
+#: At most so many points a table, and one for so many of its bytes: the sample stays below a hundredth of it.
+MAX_POINTS = 512
+BYTES_A_POINT = 1024
+MIN_POINTS = 16
+_FIRST_SPACING_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Points in key order; tombstones are among them, under their shadow topics."""
+
+    keys: U64
+    offsets: I64
+    stored_ms: I64
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def before(self, key: int, offset: int) -> NDArray[np.bool_]:
+        """Which points lie before a place."""
+        wanted = np.uint64(key)
+        before: NDArray[np.bool_] = (self.keys < wanted) | ((self.keys == wanted) & (self.offsets < offset))
+        return before
+
+    def encode(self) -> bytes:
+        """A record batch of columns."""
+        return encode_columns(
+            len(self),
+            {
+                Column.TOPIC: (self.keys >> np.uint64(32)).astype(np.uint32),
+                Column.QUEUE: self.keys.astype(np.uint32),
+                Column.OFFSET: self.offsets,
+                Column.STORED_MS: self.stored_ms,
+            },
+        )
+
+    @classmethod
+    def decode(cls, batch: RecordBatch) -> Sample:
+        """What :meth:`encode` has made."""
+
+        def column(number: Column) -> NDArray[Any]:
+            return decode_column(batch.buffer, batch.directory.get(number), batch.record_count, DTYPES[number])
+
+        keys = queue_keys(0, column(Column.QUEUE)) | column(Column.TOPIC).astype(np.uint64) << np.uint64(32)
+        return cls(keys, column(Column.OFFSET), column(Column.STORED_MS))
+
+
+class Sampler:
+    """Takes the sample of a table that is being written, whose size nobody knows yet."""
+
+    def __init__(self) -> None:
+        self._spacing = _FIRST_SPACING_BYTES
+        self._next = 0  # the byte whose record is the next point
+        self._bytes = 0
+        self._count = 0
+        self._parts: list[Sample] = []
+
+    def add(self, keys: U64, offsets: I64, stored_ms: I64, weights: I64) -> None:
+        """Records that follow those added before, and the bytes that each stands for."""
+        ends = np.cumsum(weights) + self._bytes
+        marks = np.arange(self._next, int(ends[-1]), self._spacing)
+        self._bytes = int(ends[-1])
+        if len(marks) == 0:
+            return
+        self._next = int(marks[-1]) + self._spacing
+        chosen = ends.searchsorted(marks, "right")
+        self._parts.append(Sample(keys[chosen], offsets[chosen], stored_ms[chosen]))
+        self._count += len(chosen)
+        while self._count > 8 * MAX_POINTS:
+            whole = self._joined()
+            self._parts = [Sample(whole.keys[::2], whole.offsets[::2], whole.stored_ms[::2])]
+            self._count = len(self._parts[0])
+            if len(whole) % 2:  # its last point stays, and the next one is two steps behind it
+                self._next += self._spacing
+            self._spacing *= 2
+
+    def finish(self, size_bytes: int) -> Sample:
+        """The sample of a table of so many bytes."""
+        whole = self._joined()
+        limit = min(MAX_POINTS, max(MIN_POINTS, size_bytes // BYTES_A_POINT))
+        if len(whole) <= limit:
+            return whole
+        chosen = (np.arange(limit) * 2 + 1) * len(whole) // (2 * limit)
+        return Sample(whole.keys[chosen], whole.offsets[chosen], whole.stored_ms[chosen])
+
+    def _joined(self) -> Sample:
+        return Sample(
+            np.concatenate([part.keys for part in self._parts]),
+            np.concatenate([part.offsets for part in self._parts]),
+            np.concatenate([part.stored_ms for part in self._parts]),
+        )

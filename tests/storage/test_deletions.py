@@ -1,0 +1,182 @@
+"""Deleting messages one by one costs the same for each, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lsmq_node.storage import ShardStore, reader
+from lsmq_node.storage.deletions import MAX_STRETCHES, Deletions
+from lsmq_node.storage.memtable import Memtable
+from support.sim_disk import SimClock, SimDisk
+
+from .harness import Put, abandon, batch_of, bodies, flush, merge, open_stepped, profile, small
+
+COUNT = 6_000
+
+
+class Queue:
+    """A stepped store with one queue of many messages."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.disk = root, SimDisk(root)
+        self.store = self.open()
+        self.topic = self.store.create_topic("t", 1).id
+        for first in range(0, COUNT, 1_000):
+            puts = [Put(0, b"%d" % offset) for offset in range(first, first + 1_000)]
+            self.store.wait(self.store.append(self.topic, batch_of(puts)))
+            if first % 2_000:
+                flush(self.store)
+
+    def open(self) -> ShardStore:
+        return open_stepped(self.root / "shard", small(), self.disk, SimClock())
+
+    def reopen(self) -> None:
+        abandon(self.store)
+        self.disk = self.disk.kill()
+        self.store = self.open()
+
+    def delete(self, *offsets: int) -> None:
+        self.store.wait(self.store.delete(self.topic, np.zeros(len(offsets), np.uint32), np.array(offsets)))
+
+    def next(self, offset: int = 0) -> int | None:
+        """The first message that is left from an offset on."""
+        found = self.store.read(self.topic, 0, offset, max_records=1)
+        for batch in found.batches():
+            for message in batch.messages("t"):
+                if message.offset >= offset:
+                    return message.offset
+        return None
+
+
+def tombstones_looked_at(offsets: list[int]) -> mock._patch[mock.Mock]:
+    """Notes how many offsets each look for tombstones returns."""
+    real = reader._deleted_offsets
+
+    def counted(*arguments: object) -> object:
+        found = real(*arguments)  # type: ignore[arg-type]
+        offsets.append(len(found))
+        return found
+
+    return mock.patch("lsmq_node.storage.reader._deleted_offsets", counted)
+
+
+@pytest.mark.parametrize("window", [1, 40])
+def test_draining_a_queue_from_its_beginning_looks_at_no_more_than_a_window(tmp_path: Path, window: int) -> None:
+    """Acknowledged in order, or a few at a time in any order."""
+    queue, chance, looked = Queue(tmp_path), random.Random(4), list[int]()
+    with tombstones_looked_at(looked):
+        for first in range(0, COUNT // 4, window):
+            assert queue.next() == first
+            for offset in chance.sample(range(first, first + window), window):
+                queue.delete(offset)
+            if first % 1_000 < window:
+                flush(queue.store)
+    assert sum(looked) <= 2 * window * len(looked)
+    assert queue.next() == first + window
+    for reopen in (lambda: None, queue.reopen):
+        reopen()
+        looked.clear()
+        with tombstones_looked_at(looked):
+            assert len(bodies(queue.store, queue.topic, 0)) == COUNT - first - window
+        assert not looked, "what is behind is forgotten"
+    abandon(queue.store)
+
+
+def test_draining_a_queue_in_any_order_looks_at_tombstones_of_the_range_alone(tmp_path: Path) -> None:
+    queue, looked = Queue(tmp_path), list[int]()
+    order = list(range(COUNT))
+    random.Random(5).shuffle(order)
+    for at in range(0, COUNT, 50):
+        queue.delete(*order[at : at + 50])
+        if at % 1_500 == 0:
+            flush(queue.store)
+            merge(queue.store)
+        gone = set(order[: at + 50])
+        wanted = next((offset for offset in range(3_000, COUNT) if offset not in gone), None)
+        with tombstones_looked_at(looked):
+            assert queue.next(3_000) == wanted
+    assert max(looked) <= 1024 + 2048 + 4096
+    assert sum(looked) < COUNT * 10
+    flush(queue.store)
+    merge(queue.store)
+    assert sum(run.tombstone_count for run in queue.store._tables.version.runs()) == 0
+    queue.reopen()
+    queue.store.wait(queue.store.append(queue.topic, batch_of([Put(0, b"new")])))
+    looked.clear()
+    with tombstones_looked_at(looked):
+        assert queue.next(COUNT) == COUNT
+    assert not looked
+    abandon(queue.store)
+
+
+def test_a_batch_of_messages_that_are_not_there_yet_deletes_none_of_those_that_come(tmp_path: Path) -> None:
+    queue = Queue(tmp_path)
+    queue.delete(COUNT)
+    queue.store.wait(queue.store.append(queue.topic, batch_of([Put(0, b"new")])))
+    assert queue.next(COUNT) == COUNT
+    abandon(queue.store)
+
+
+def test_a_memtable_finds_the_tombstones_of_a_range_in_chunks_and_behind_them() -> None:
+    with mock.patch("lsmq_node.storage.memtable.CHUNK_RECORDS", 10):
+        memtable, chance = Memtable(0, 1 << 20), np.random.default_rng(6)
+        offsets = chance.permutation(200)
+        for at in range(0, 200, 4):
+            part = offsets[at : at + 4].astype(np.int64)
+            keys = np.full(4, 1 << 32 | 1 << 63, np.uint64)
+            memtable.apply(at + 4, keys, part, np.zeros(4, np.uint32), 0, memoryview(b""), {})
+            for low, high in ((0, 200), (50, 60), (199, 200), (7, 7)):
+                expected = sorted(offset for offset in offsets[: at + 4].tolist() if low <= offset < high)
+                assert sorted(memtable.deleted(1 << 32, low, high).tolist()) == expected
+
+
+@profile(150)
+@given(
+    steps=st.lists(
+        st.tuples(st.booleans(), st.lists(st.tuples(st.integers(0, 2), st.integers(0, 60)), min_size=1, max_size=12)),
+        max_size=30,
+    )
+)
+def test_floor_and_end_say_what_sets_of_offsets_say(steps: list[tuple[bool, list[tuple[int, int]]]]) -> None:
+    found, ends = Deletions(3), np.array([50, 20, 5])
+    starts, gone = np.zeros(3, np.int64), [set[int](), set[int](), set[int]()]
+    for is_trim, pairs in steps:
+        rows, offsets = np.array([row for row, _ in pairs]), np.array([offset for _, offset in pairs])
+        if is_trim:
+            np.maximum.at(starts, rows, np.minimum(offsets, ends[rows]))
+            found.trimmed(rows, starts)
+        else:
+            needed = found.apply(rows, offsets, starts, ends)
+            for row, offset in pairs:
+                if starts[row] <= offset < ends[row]:
+                    gone[row].add(offset)
+            for (row, offset), kept in zip(pairs, needed.tolist(), strict=True):
+                floor = max(int(starts[row]), int(found.floor[row]))
+                if kept:
+                    assert floor <= offset < ends[row], "no tombstone for what is behind"
+        again = Deletions(3)
+        again.restore(0, 3, found.take([0], 2, starts).get(0))
+        for known in (found, again):
+            for row in range(3):
+                floor = int(starts[row])
+                while floor in gone[row]:
+                    floor += 1
+                assert max(int(starts[row]), int(known.floor[row])) == floor
+                assert all(offset < max(int(known.end[row]), int(starts[row])) for offset in gone[row])
+
+
+def test_stretches_that_are_remembered_are_bounded() -> None:
+    found, starts, ends = Deletions(1), np.zeros(1, np.int64), np.full(1, 10_000)
+    for offset in range(9_999, 0, -2):
+        found.apply(np.zeros(1, np.int64), np.array([offset]), starts, ends)
+    assert len(found.take([0], 2, starts)[0].stretches) == MAX_STRETCHES
+    for offset in range(0, 2 * MAX_STRETCHES, 2):
+        found.apply(np.zeros(1, np.int64), np.array([offset]), starts, ends)
+    assert int(found.floor[0]) == 2 * MAX_STRETCHES
