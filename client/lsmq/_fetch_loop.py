@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
+from contextlib import suppress
 from typing import Any
 
+from lsmq._background import Background
 from lsmq._fetch import Chunk, Fetcher, FetchOptions, OutOfRange, Prefetch, Restart, out_of_range, split_slots
 from lsmq._positions import QueuePositions
 from lsmq._ranges import contains, subtract, to_ranges
@@ -113,7 +115,7 @@ class FetchLoop:
         """Fetch until cancelled."""
         task = asyncio.current_task()
         assert task is not None
-        while not task.cancelling():  # A task group that ends with errors swallows what cancelled it.
+        while not task.cancelling():
             try:
                 try:
                     while self._unchecked:
@@ -149,6 +151,7 @@ class FetchLoop:
                 self._restart.set()
 
         router.table.listen(notice)
+        fetchers = Background()
 
         async def together(work: Coroutine[Any, Any, None]) -> None:
             """With the end of one it is over for all: also where a library told a cancelled request as a failed one."""
@@ -159,31 +162,25 @@ class FetchLoop:
                 raise
 
         try:
-            async with asyncio.TaskGroup() as group:
-                for leader, slots in owners.items():
-                    for portion in split_slots(slots):
-                        fetcher = Fetcher(
-                            self._client,
-                            self._options,
-                            topic,
-                            leader,
-                            portion,
-                            self.positions,
-                            self.buffer,
-                            policy=self._policy,
-                            spawn=lambda work: group.create_task(together(work)),
-                        )
-                        group.create_task(together(fetcher.run()))
-                try:
-                    await self._restart.wait()
-                finally:
-                    self.positions.generation += 1
-                raise Restart
-        except BaseExceptionGroup as errors:
-            for error in errors.exceptions:
-                if not isinstance(error, Restart):
-                    raise error from None
+            for leader, slots in owners.items():
+                for portion in split_slots(slots):
+                    fetcher = Fetcher(
+                        self._client,
+                        self._options,
+                        topic,
+                        leader,
+                        portion,
+                        self.positions,
+                        self.buffer,
+                        policy=self._policy,
+                        spawn=lambda work: fetchers.begin(together(work), f"lsmq detour of {topic.name}"),
+                    )
+                    fetchers.begin(together(fetcher.run()), f"lsmq fetch {topic.name} from {leader}", lasting=True)
+            with suppress(Restart):
+                await fetchers.until(self._restart.wait())
         finally:
+            self.positions.generation += 1
+            await fetchers.end()
             router.table.unlisten(notice)
 
     async def check_bounds(self) -> bool:

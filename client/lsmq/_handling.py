@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping
 from typing import Any, Literal, Protocol
 
+from lsmq._background import Background
 from lsmq._hands import Hands
 from lsmq._ranges import contains
 from lsmq.errors import InvalidRequest
@@ -170,30 +171,26 @@ class Handling:
 
         What is not handled then was put back.
         """
+        background = Background()
         for worker in self._workers:
-            worker.task = asyncio.create_task(self._serve(worker), name="lsmq handler")
-        feeding = asyncio.create_task(self._feed(), name="lsmq feed")
-        going_on: set[asyncio.Future[None]] = {
-            self._abandoned,
-            feeding,
-            *(worker.task for worker in self._workers if worker.task is not None),
-        }
+            worker.task = background.begin(self._serve(worker), "lsmq handler")
+        background.begin(self._feed(), "lsmq feed")
         if beside is not None:
-            going_on.add(asyncio.create_task(beside, name="lsmq commit"))
-        failure: BaseException | None = None
+            background.begin(beside, "lsmq commit")
         try:
-            while going_on - {self._abandoned} and failure is None and not self._abandoned.done():
-                done, going_on = await asyncio.wait(going_on, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    failure = asyncio.CancelledError() if task.cancelled() else task.exception() or failure
+            await background.until(self._over(list(background)))
         finally:
-            for task in going_on:
-                task.cancel()
-            await asyncio.gather(*going_on, return_exceptions=True)
+            await background.end()
             self._put_back(None)
             self._wake_those_who_wait()
-        if failure is not None:
-            raise failure
+
+    async def _over(self, tasks: Iterable[asyncio.Task[None]]) -> None:
+        """Return when all of them have, or when they are abandoned."""
+        over = asyncio.ensure_future(asyncio.wait(tasks))
+        try:
+            await asyncio.wait((over, self._abandoned), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            over.cancel()
 
     def abandon(self) -> None:
         """Have :meth:`run` return whatever the handlers do."""

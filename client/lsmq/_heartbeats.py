@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
+from lsmq._background import Background, as_lsmq_error
 from lsmq._hands import Hands
 from lsmq._loop_thread import LoopThread
 from lsmq._member import Change, Member
@@ -100,7 +101,7 @@ class Heart:
         self._tell = tell
         self._inner: asyncio.AbstractEventLoop | None = None
         self._nudged = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._background = Background(self._broke)  # in the thread
         self._is_known = False  # to the group, perhaps
 
     # From the consumer's event loop
@@ -122,15 +123,11 @@ class Heart:
 
     async def _start(self) -> None:
         self._inner = asyncio.get_running_loop()
-        self._tasks = [
-            asyncio.create_task(self._beat_for_ever(), name="lsmq heartbeats"),
-            asyncio.create_task(self._keep_time(), name="lsmq stalled handlers"),
-        ]
+        self._background.begin(self._beat_for_ever(), "lsmq heartbeats")
+        self._background.begin(self._keep_time(), "lsmq stalled handlers")
 
     async def _stop(self, leave: bool) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._background.end()
         if leave and self._is_known:
             try:
                 await self._group.leave(self._member.beat(), deadline_ms=_LEAVE_DEADLINE_MS)
@@ -174,10 +171,12 @@ class Heart:
                         await self._rest()
         except _NobodyThere:
             return
-        except Exception as error:
-            _log.exception("heartbeats ended: group=%s member=%s", self._group.name, self._member.id)
-            lost = self._member.lose()
-            self._say(LsmqError(f"heartbeats of group {self._group.name!r} ended: {type(error).__name__}: {error}"))
+
+    def _broke(self, error: Exception) -> None:
+        """A member that does not say that it lives, or does not notice who stalls, is none any more."""
+        lost = self._member.lose()
+        with suppress(_NobodyThere):
+            self._say(as_lsmq_error(error, f"heartbeating in group {self._group.name!r}"))
             self._say(lost)
 
     def _say(self, news: Change | LsmqError) -> None:

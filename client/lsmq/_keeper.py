@@ -10,6 +10,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from lsmq._background import Background
 from lsmq._documents import Documents
 from lsmq._retry import Deadline
 from lsmq._routes import RouteSource, RouteTable
@@ -19,6 +20,7 @@ from lsmq.topics import Topic
 
 _ROUTE_TIMEOUT_S = 1.0
 _NODES_PER_LOOK = 4
+_RESTART_S = 1.0
 #: Its own: it draws in threads beside programs that count on the sequence of the module's.
 _random = random.Random()
 _log = logging.getLogger("lsmq")
@@ -41,7 +43,8 @@ class RouteKeeper:
         self._source = source
         self._followed: Counter[str] = Counter()
         self._asking: set[tuple[str, str]] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background(self._broke)
+        self._refreshing: asyncio.Task[None] | None = None
         self._started = False
         self._closed = False
 
@@ -57,21 +60,28 @@ class RouteKeeper:
             self._started = True
             if self._source is not None:
                 self._source.start(self._heard_documents)
-            self.spawn(self._refresh_for_ever(), "lsmq routes")
+            self._refresh()
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+    def _refresh(self) -> None:
+        if not self._closed and (self._refreshing is None or self._refreshing.done()):
+            self._refreshing = self.spawn(self._refresh_for_ever(), "lsmq routes", lasting=True)
+
+    def spawn(self, work: Coroutine[Any, Any, None], name: str, *, lasting: bool = False) -> asyncio.Task[None]:
+        """What goes wrong is logged: whoever needs a route asks for it anyway, and refreshing begins anew."""
+        return self._background.begin(work, name, lasting=lasting)
+
+    def _broke(self, error: Exception) -> None:
+        if isinstance(error, LsmqError):  # It was cancelled, as all is when a loop ends before its client is closed.
+            _log.debug("looking for routes was cut off: %s", error)
+        else:
+            _log.error("looking for routes broke, it begins anew", exc_info=error)
+        # Later: a loop that is about to end must not find another task.
+        asyncio.get_running_loop().call_later(_RESTART_S, self._refresh)
 
     async def close(self) -> None:
         """Stop asking. Returns once no task and no thread of its own is left."""
         self._closed = True
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._background.end()
         source, self._source = self._source, None
         if source is not None and self._started:
             await source.stop()

@@ -25,6 +25,7 @@ from dataclasses import astuple, dataclass
 from operator import add
 from urllib.parse import urlencode
 
+from lsmq._background import as_lsmq_error
 from lsmq._keeper import topic_path
 from lsmq._outbox import PendingBatch
 from lsmq._retry import Backoff, Deadline, maybe_carried_out
@@ -109,15 +110,15 @@ class Lane:
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
-        self._broken = False
+        self.broken = False
         self._new_identity()
 
     # Filling
 
     def start_batch(self) -> PendingBatch:
         """Open the batch that the next messages go into; it is due when the linger time is over."""
-        if self._broken:
-            raise LsmqError(f"the producer's lane to shard {self.shard} has stopped; make a new producer")
+        if self.broken:
+            raise ClientClosed("this producer is closed; make a new one")
         batch = self.open = PendingBatch(time.monotonic())
         if self._options.linger_s > 0:
             self._timer = asyncio.get_running_loop().call_later(self._options.linger_s, self._wake.set)
@@ -155,22 +156,23 @@ class Lane:
 
     async def run(self) -> None:
         """Send batches until stopped. Batches left over when it is cancelled or breaks fail."""
-        reason: BaseException | None = None
         try:
             while (batch := await self._next()) is not None:
                 self._flying = batch
-                await self._deliver(batch)
+                try:
+                    await self._deliver(batch)
+                except Exception as error:
+                    self._new_identity()  # Nobody knows whether its sequence number was used.
+                    if not batch.settled:
+                        self._fail(batch, as_lsmq_error(error, f"sending to topic {self._topic.name!r}"))
                 self._flying = None
-        except BaseException as error:
-            reason = error
-            raise
         finally:
-            self._broken = True
+            self.broken = True
             if self._timer is not None:
                 self._timer.cancel()
             for batch in self.unsettled():
                 if not batch.settled:
-                    self._fail(batch, _abandoned(reason))
+                    self._fail(batch, _abandoned())
             self._flying = self.open = None
             self._full.clear()
 
@@ -297,7 +299,5 @@ class Lane:
         self._on_settled(batch)
 
 
-def _abandoned(reason: BaseException | None) -> LsmqError:
-    if isinstance(reason, Exception):
-        return LsmqError(f"the producer broke: {reason!r}")
+def _abandoned() -> LsmqError:
     return ClientClosed("the producer was closed before this message was stored; it may be stored all the same")

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from lsmq._background import Background
 from lsmq._hands import Hands
 from lsmq._heartbeats import Heart, HeartbeatThread
 from lsmq._member import ByTopic, Change, Member
@@ -114,7 +115,7 @@ class Membership:
         self._inbox: deque[Change | LsmqError] = deque()
         self._news = asyncio.Event()
         self._joined = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background(self._broke)
         self._taking_over: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._calling = asyncio.Lock()
 
@@ -152,7 +153,7 @@ class Membership:
             await self._heart.start()
             while True:
                 self._reader.check()  # It may have been refused before the heart's start was over.
-                if self._joined and not self._tasks:
+                if self._joined and not self._background:
                     return
                 self._news.clear()
                 await self._news.wait()
@@ -168,20 +169,18 @@ class Membership:
             return
         try:
             self.drain()
-            for task in self._tasks:
+            for task in self._background:
                 if task.get_name() == _TAKING_OVER:
-                    task.cancel()
+                    self._background.drop(task)
             async with asyncio.TaskGroup() as tasks:
                 for topic in self._reader.loops:
                     tasks.create_task(self._let_go_in_time(topic, self.member.staying(topic)))
-                if under_way := set(self._tasks):  # as they are now: they may be over when the wait begins
+                if under_way := set(self._background):  # as they are now: they may be over when the wait begins
                     tasks.create_task(asyncio.wait(under_way, timeout=self.member.patience_s))
             held = {topic: ranges for topic in self._reader.loops if (ranges := self.member.owned(topic))}
             await self._call(self._options.on_revoked, held)
         finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._background.end()
             await heart.stop(leave=for_good)
             await thread.release(self._client)
 
@@ -224,16 +223,11 @@ class Membership:
 
     def _spawn(self, work: Coroutine[Any, Any, None], name: str = "lsmq member") -> None:
         """What goes wrong is raised to the application by its next read."""
+        self._background.begin(work, name).add_done_callback(lambda _: self._news.set())
 
-        def ended(task: asyncio.Task[None]) -> None:
-            self._tasks.discard(task)
-            if not task.cancelled() and isinstance(error := task.exception(), Exception):
-                self._reader.buffer.put_error(error)
-            self._news.set()
-
-        task = asyncio.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(ended)
+    def _broke(self, error: Exception) -> None:
+        self._reader.buffer.put_error(error)
+        self._news.set()
 
     async def _call(self, callback: Callback | None, queues: ByTopic) -> None:
         if callback is not None and queues:

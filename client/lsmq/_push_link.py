@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
 import msgpack
 
+from lsmq._background import Background
 from lsmq._ranges import NONE
 from lsmq._transport import Transport
 from lsmq.errors import ConnectionFailed, LsmqError, TimedOut, from_dict
@@ -53,19 +55,21 @@ class PushLink:
         socket = self._socket = await self._transport.websocket(
             self.url + path, params=params, protocol=PROTOCOL, timeout_s=timeout_s, topic_id=self._topic.id
         )
-        sending = asyncio.create_task(self._send_acks(socket), name="lsmq push acknowledgements")
+        background = Background()
+        background.begin(self._send_acks(socket), f"lsmq push acknowledgements to {self.url}", lasting=True)
         try:
-            await self._listen(socket)
+            await background.until(self._listen(socket))
+        except (aiohttp.ClientError, OSError) as error:
+            if not self._closing:
+                reason = str(error) or type(error).__name__
+                raise ConnectionFailed(f"the stream from {self.url} broke: {reason}", url=self.url) from error
         finally:
             self.is_open = False
-            sending.cancel()
-            await asyncio.gather(sending, return_exceptions=True)
+            await background.end()
             if not self._closing:  # Else whoever closes it waits for the node, too.
-                try:
+                with suppress(TimeoutError, ConnectionError, aiohttp.ClientError):
                     async with asyncio.timeout(_DROP_S):
                         await socket.close()
-                except TimeoutError:
-                    pass
 
     async def close(self) -> None:
         """Send what is acknowledged, and return when the node has committed it, or that takes too long."""
@@ -73,12 +77,10 @@ class PushLink:
         socket = self._socket
         if socket is None or socket.closed:
             return
-        try:
+        with suppress(TimeoutError, ConnectionError, aiohttp.ClientError):
             async with asyncio.timeout(_CLOSE_S):
                 await self._flush(socket)
                 await socket.close()
-        except (TimeoutError, ConnectionError, aiohttp.ClientError):
-            pass
 
     def acknowledge(self, queue: int, offset: int) -> None:
         """What the node sent of the queue is handled up to this offset. Sent soon, together with others."""
@@ -94,10 +96,7 @@ class PushLink:
         while True:
             await self._acks_wait.wait()
             await asyncio.sleep(0)
-            try:
-                await self._flush(socket)
-            except (ConnectionError, aiohttp.ClientError):
-                return  # Who listens is told.
+            await self._flush(socket)
 
     async def _flush(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._acks_wait.clear()

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 from urllib.parse import quote
 
+from lsmq._background import Background
 from lsmq._push_link import PushLink, is_reset
 from lsmq._ranges import NONE, subtract, union
 from lsmq._retry import Backoff, Deadline, give_up
@@ -16,6 +17,7 @@ from lsmq.errors import LsmqError, NotLeader
 from lsmq.group_values import Ranges
 from lsmq.topics import Topic
 
+_LEADERLESS_S = 0.1
 _log = logging.getLogger("lsmq")
 
 
@@ -59,26 +61,29 @@ class PushStreams:
         """Until cancelled. Raises an error that does not pass, and one that has not passed before the deadline."""
         self._router.follow(self.topic.name)
         self._router.table.listen(self._changed.set)
+        background = Background()
         try:
-            async with asyncio.TaskGroup() as group:
-                while True:
-                    self._changed.clear()
-                    topic = await self._router.current(self.topic, Deadline(self._deadline_ms))
-                    leaders = {route.leader for route in topic.routes if route.leader is not None}
-                    for url in leaders - self._tasks.keys():
-                        self._tasks[url] = group.create_task(self._keep(url))
-                    for url in self._tasks.keys() - leaders:
-                        self._tasks.pop(url).cancel()
-                    if any(route.leader is None for route in topic.routes):
-                        self._router._keeper.look_around(topic.name, beside=None)
-                        await asyncio.sleep(0.1)
-                    else:
-                        await self._changed.wait()
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+            await background.until(self._hold(background))
         finally:
+            await background.end()
             self._router.table.unlisten(self._changed.set)
             self._router.unfollow(self.topic.name)
+
+    async def _hold(self, background: Background) -> None:
+        """A stream to each node that leads queues, as they change."""
+        while True:
+            self._changed.clear()
+            topic = await self._router.current(self.topic, Deadline(self._deadline_ms))
+            leaders = {route.leader for route in topic.routes if route.leader is not None}
+            for url in leaders - self._tasks.keys():
+                self._tasks[url] = background.begin(self._keep(url), f"lsmq push stream from {url}")
+            for url in self._tasks.keys() - leaders:
+                background.drop(self._tasks.pop(url))
+            if any(route.leader is None for route in topic.routes):
+                self._router._keeper.look_around(topic.name, beside=None)
+                await asyncio.sleep(_LEADERLESS_S)
+            else:
+                await self._changed.wait()
 
     async def close(self) -> None:
         """Let nodes commit what was acknowledged. End :meth:`run` afterwards."""
@@ -97,7 +102,8 @@ class PushStreams:
             except LsmqError as failure:
                 error = failure
             finally:
-                self.links.pop(url, None)
+                if self.links.get(url) is link:  # Not another one, begun when the node led queues again.
+                    del self.links[url]
                 self._lose(link, link.queues, reset=error is not None and is_reset(error))
             if link.queues:
                 backoff, deadline = Backoff(), Deadline(self._deadline_ms)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Container, Iterable, Iterator
 
+from lsmq._background import Background, as_lsmq_error
 from lsmq._fetch import FetchOptions, OutOfRange, Prefetch
 from lsmq._fetch_loop import FetchLoop
 from lsmq._positions import QueuePositions
@@ -25,7 +25,8 @@ class Reader:
         self.broken: LsmqError | None = None
         self._options = options
         self._track_changes = track_changes
-        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._begun: set[str] = set()
+        self._background = Background(self._broke)
         self._messages: Iterator[Message] = iter(())
 
     # Topics
@@ -40,17 +41,21 @@ class Reader:
         return loop
 
     def begin(self, topic: str) -> None:
-        if topic not in self._tasks:
+        if topic not in self._begun:
+            self._begun.add(topic)
             self.client._router.follow(topic)
-            self._tasks[topic] = asyncio.create_task(self.loops[topic].run(), name=f"lsmq consumer {topic}")
+            self._background.begin(self.loops[topic].run(), f"lsmq consumer {topic}", lasting=True)
+
+    def _broke(self, error: Exception) -> None:
+        self.broken = self.broken or as_lsmq_error(error, f"the consumer of {', '.join(map(repr, self.loops))}")
+        self.buffer.wake()
 
     async def stop(self) -> None:
         """Fetch no more, and drop what is buffered. Positions stay."""
-        tasks, self._tasks = self._tasks, {}
-        for topic, task in tasks.items():
+        begun, self._begun = self._begun, set()
+        for topic in begun:
             self.client._router.unfollow(topic)
-            task.cancel()
-        await asyncio.gather(*tasks.values(), return_exceptions=True)
+        await self._background.end()
         self.buffer.chunks.clear()
         self.buffer.current = None
         self._messages = iter(())

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from lsmq._background import Background, as_lsmq_error
 from lsmq._retry import Deadline
 from lsmq.errors import LsmqError, from_dict
 from lsmq.topics import Topic
@@ -25,17 +26,19 @@ class Settler:
         self._path = f"/v1/groups/{quote(group, safe='')}"
         self._deadline_ms = deadline_ms
         self._pending: dict[int, list[tuple[Topic, str, asyncio.Future[None]]]] = {}
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._sending: dict[int, asyncio.Task[None]] = {}
+        self._background = Background()  # What a task does not live to do, it says to those who wait for it.
 
     async def ack(self, topic: Topic, shard: int, receipt: str) -> None:
         """Durable on return. Raises ``ReceiptExpired``, ``UnknownReceipt``, and what a request raises."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._pending.setdefault(shard, []).append((topic, receipt, future))
-        if shard not in self._tasks:
-            self._tasks[shard] = asyncio.create_task(self._send(shard))
+        if shard not in self._sending:
+            self._sending[shard] = self._background.begin(self._send(shard), f"lsmq acknowledge shard {shard}")
         await future
 
     async def _send(self, shard: int) -> None:
+        part: list[tuple[Topic, str, asyncio.Future[None]]] = []
         try:
             while pending := self._pending.get(shard):
                 part, self._pending[shard] = pending[:_MAX_RECEIPTS], pending[_MAX_RECEIPTS:]
@@ -43,8 +46,8 @@ class Settler:
                     outcome: Sequence[LsmqError | None] = await self.settle(
                         "ack", part[0][0], shard, [receipt for _, receipt, _ in part]
                     )
-                except LsmqError as error:
-                    outcome = [error] * len(part)
+                except Exception as error:
+                    outcome = [as_lsmq_error(error, "acknowledging")] * len(part)
                 for (_, _, future), failed in zip(part, outcome, strict=True):
                     if future.done():
                         continue
@@ -52,11 +55,13 @@ class Settler:
                         future.set_result(None)
                     else:
                         future.set_exception(failed)
-            self._pending.pop(shard, None)
         finally:
-            del self._tasks[shard]
-            for _, _, future in self._pending.pop(shard, []):
-                future.cancel()
+            del self._sending[shard]
+            for _, _, future in [*part, *self._pending.pop(shard, [])]:
+                if not future.done():
+                    future.set_exception(
+                        LsmqError("acknowledging was cut off: the message may be acknowledged, or come again")
+                    )
 
     async def settle(
         self, how: str, topic: Topic, shard: int, receipts: Sequence[str], deadline_ms: int | None = None, **more: Any
@@ -74,5 +79,5 @@ class Settler:
 
     async def close(self) -> None:
         """Let what is under way come to its end."""
-        while self._tasks:
-            await asyncio.wait(set(self._tasks.values()))
+        while self._sending:
+            await asyncio.wait(set(self._sending.values()))

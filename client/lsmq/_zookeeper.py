@@ -133,7 +133,11 @@ class ZooKeeperRoutes:
                 self._wake.clear()
                 if self._stopping:
                     break
-                delay_s = self._read_if_connected()
+                try:
+                    delay_s = self._read_if_connected()
+                except Exception:
+                    _log.exception("reading routes from ZooKeeper broke, trying again: hosts=%s", self._hosts)
+                    delay_s = PATIENCE_S
                 if not self._told and time.monotonic() - started_s >= PATIENCE_S:
                     self._tell_copy()
         finally:

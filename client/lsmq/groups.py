@@ -348,7 +348,7 @@ class Group:
         """Begin to ask another node who coordinates."""
         urls = [url for url in self._router.urls if url != beside] or self._router.urls
         if urls and len(self._looks) < _MAX_LOOKS:
-            task = asyncio.create_task(self._look_at(random.choice(urls)))
+            task = self._router._keeper.spawn(self._look_at(random.choice(urls)), f"lsmq look for group {self.name}")
             self._looks.add(task)
             task.add_done_callback(self._looks.discard)
 

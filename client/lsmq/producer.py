@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from bisect import bisect_right
 from collections import deque
@@ -11,6 +12,7 @@ from operator import index as whole
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from lsmq._background import Background
 from lsmq._lane import Lane, LaneOptions, ProducerStats
 from lsmq._outbox import PendingBatch, Receipt, Receipts, Sent
 from lsmq.client import Client
@@ -44,6 +46,7 @@ MAX_BATCH_MESSAGES = 10_000
 
 _OVERHEAD_BYTES = BatchBuilder.RECORD_OVERHEAD_BYTES
 _REMEMBERED_FAILURES = 1024
+_log = logging.getLogger("lsmq")
 
 Body = bytes | str
 
@@ -140,9 +143,10 @@ class Producer:
         self._queues = self._key_queues = 0
         self._next_queue = 0
         self._lanes: dict[int, Lane] = {}
+        self._gone_stats = ProducerStats()  # of lanes that broke
         self._range_firsts: list[int] = []
         self._range_lanes: list[Lane | None] = []  # of the ranges that begin there, once there was something to send
-        self._tasks: list[asyncio.Task[None]] = []
+        self._background = Background(self._broke)
         self._buffered_bytes = 0
         self._space = asyncio.Event()
         self._space_turn = asyncio.Lock()
@@ -204,7 +208,7 @@ class Producer:
     @property
     def stats(self) -> ProducerStats:
         """Counts since the start."""
-        return sum((lane.stats for lane in self._lanes.values()), ProducerStats())
+        return sum((lane.stats for lane in self._lanes.values()), self._gone_stats)
 
     async def flush(self) -> None:
         """Send all that was accepted so far without lingering, and return when it is settled.
@@ -229,16 +233,16 @@ class Producer:
         for lane in self._lanes.values():
             lane.stop()
         try:
-            await asyncio.gather(*self._tasks)
-        except BaseException:
-            await self._cancel_tasks()
-            raise
+            if lanes := set(self._background):
+                await asyncio.wait(lanes)
+        finally:
+            await self._background.end()
         await self.flush()
 
     async def abort(self) -> None:
         """Stop at once. Messages that are not stored yet fail with ``ClientClosed``."""
         self._stop_accepting()
-        await self._cancel_tasks()
+        await self._background.end()
 
     def _stop_accepting(self) -> None:
         if not self._closed and self._topic is not None:
@@ -247,10 +251,13 @@ class Producer:
         self._closed = True
         self._space.set()
 
-    async def _cancel_tasks(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+    def _broke(self, error: Exception) -> None:
+        """A lane is gone, and its batches have failed; messages that come for its shard get a new one."""
+        _log.error("a producer's lane ended: topic=%s error=%r", self._name, error)
+        gone = [shard for shard, lane in self._lanes.items() if lane.broken]
+        for shard in gone:
+            self._gone_stats += self._lanes.pop(shard).stats
+        self._range_lanes = [None] * len(self._range_lanes)
 
     # Sending
 
@@ -462,7 +469,7 @@ class Producer:
             lane = self._lanes[shard] = Lane(
                 self._client._router, self._topic, shard, self._options, self._on_closed, self._on_settled
             )
-            self._tasks.append(asyncio.create_task(lane.run(), name=f"lsmq producer {self._name} shard {shard}"))
+            self._background.begin(lane.run(), f"lsmq producer {self._name} shard {shard}")
         self._range_lanes[self._topic.routes.index(route)] = lane
         return lane
 

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Literal
 
+from lsmq._background import Background, as_lsmq_error
 from lsmq._handling import Handler, Handling, Order
 from lsmq._hands import Hands
 from lsmq._lifecycle import Iterated, Starting
@@ -15,7 +16,7 @@ from lsmq._push_streams import PushStreams
 from lsmq._retry import Deadline
 from lsmq._values import check_max_messages
 from lsmq.client import Client
-from lsmq.errors import ClientClosed, InvalidRequest, LsmqError
+from lsmq.errors import ClientClosed, InvalidRequest
 from lsmq.group_values import Ranges
 from lsmq.record_batch import Message
 
@@ -79,11 +80,10 @@ class PushConsumer(Starting, Iterated[Message]):
         }
         self._buffer = PushBuffer(topic, self._lost)
         self._streams: PushStreams | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._background = Background(self._broke)
         self._handling: Handling | None = None
         self._run_ended = asyncio.Event()
         self._run_ended.set()
-        self._letting_go: set[asyncio.Task[None]] = set()
         self._closed = False
 
     # Life
@@ -95,13 +95,10 @@ class PushConsumer(Starting, Iterated[Message]):
         if self._streams is None:
             topic = await self._client._router.known(self._topic, Deadline(self._deadline_ms))
             self._streams = PushStreams(self._client, topic, self._group, self._params, self._buffer, self._deadline_ms)
-            self._task = asyncio.create_task(self._keep(self._streams), name=f"lsmq push {self._topic}")
+            self._background.begin(self._streams.run(), f"lsmq push {self._topic}", lasting=True)
 
-    async def _keep(self, streams: PushStreams) -> None:
-        try:
-            await streams.run()
-        except LsmqError as error:
-            self._buffer.fail(error)
+    def _broke(self, error: Exception) -> None:
+        self._buffer.fail(as_lsmq_error(error, f"the push consumer of topic {self._topic!r}"))
 
     async def close(self) -> None:
         """Take no more. What handlers have in their hands is finished; what was acknowledged is durable on return."""
@@ -122,12 +119,11 @@ class PushConsumer(Starting, Iterated[Message]):
         self._handling.stop()
 
     async def _finish(self) -> None:
-        task, self._task = self._task, None
-        if self._streams is not None:
-            await self._streams.close()
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, *self._letting_go, return_exceptions=True)
+        try:
+            if self._streams is not None:
+                await self._streams.close()
+        finally:
+            await self._background.end()
 
     @property
     def assignment(self) -> Ranges:
@@ -230,6 +226,4 @@ class PushConsumer(Starting, Iterated[Message]):
             return
         if reset:
             self._handling.forget(self._topic, ranges, cancel=False)
-        task = asyncio.create_task(self._handling.let_go(self._topic, ranges), name="lsmq push let go")
-        self._letting_go.add(task)
-        task.add_done_callback(self._letting_go.discard)
+        self._background.begin(self._handling.let_go(self._topic, ranges), f"lsmq push let go of {self._topic}")

@@ -23,6 +23,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from lsmq._background import Background, as_lsmq_error
 from lsmq._heartbeats import HeartbeatThread
 from lsmq._lifecycle import Starting
 from lsmq._retry import Backoff
@@ -111,7 +112,9 @@ class TransactionalProducer(Starting):
         self._begins = asyncio.Semaphore(_MAX_BEGINS)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: HeartbeatThread | None = None
-        self._heart: asyncio.Task[None] | None = None  # in the thread
+        self._heart = Background(self._heart_broke)  # in the thread
+        self._checks = Background(self._check_broke)
+        self._broken: LsmqError | None = None
         self._closed = False
 
     @property
@@ -125,6 +128,8 @@ class TransactionalProducer(Starting):
         """Join the group. Entering ``async with`` or the first transaction does it."""
         if self._closed:
             raise ClientClosed("this producer is closed; make a new one")
+        if self._broken is not None:
+            raise self._broken
         async with self._joining:
             if self._thread is None:
                 self._loop = asyncio.get_running_loop()
@@ -153,8 +158,7 @@ class TransactionalProducer(Starting):
         if self._thread is not None:
             await self._thread.call(self._stop_beating())
             await self._thread.release(self._client)
-        for task in list(self._checking.values()):
-            await _end(task)
+        await self._checks.end()
         if self._member:
             try:
                 await self._group.leave(self._member, deadline_ms=_LEAVE_DEADLINE_MS)
@@ -168,11 +172,14 @@ class TransactionalProducer(Starting):
     async def _beat(self) -> None:
         assert self._thread is not None
         group = ProducerGroup(self._thread.client, self._group.name)
-        self._heart = asyncio.create_task(self._beat_for_ever(group), name="lsmq producer heartbeats")
+        self._heart.begin(self._beat_for_ever(group), "lsmq producer heartbeats", lasting=True)
 
     async def _stop_beating(self) -> None:
-        assert self._heart is not None
-        await _end(self._heart)
+        await self._heart.end()
+
+    def _heart_broke(self, error: Exception) -> None:
+        """Its session will end: every transaction that is begun from now on raises it."""
+        self._broken = as_lsmq_error(error, f"heartbeating in producer group {self._group.name!r}")
 
     async def _beat_for_ever(self, group: ProducerGroup) -> None:
         backoff = Backoff()
@@ -221,8 +228,12 @@ class TransactionalProducer(Starting):
             self._start(id, self._answer(transaction))
 
     def _start(self, name: str, work: Any) -> None:
-        task = self._checking[name] = asyncio.create_task(work, name=f"lsmq check {name}")
+        task = self._checking[name] = self._checks.begin(work, f"lsmq check {name}")
         task.add_done_callback(lambda _: self._checking.pop(name, None))
+
+    def _check_broke(self, error: Exception) -> None:
+        """The broker asks again, as it does after each that is not answered; and says again that the place is lost."""
+        _log.warning("a check was not answered: group=%s error=%r", self._group.name, error)
 
     async def _answer(self, transaction: TransactionInfo) -> None:
         """Ask the application, unless it has said it before, and tell the broker."""
@@ -344,9 +355,3 @@ class TransactionalProducer(Starting):
         """Nobody here knows how far its local step came: the application is asked."""
         if self._intents.get(id, Outcome.UNKNOWN) is None:
             del self._intents[id]
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    """Cancel it, and see to its end."""
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

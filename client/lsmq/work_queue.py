@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
+from lsmq._background import Background, as_lsmq_error
 from lsmq._lifecycle import Iterated
 from lsmq._pulling import Puller, Waiting
 from lsmq._settling import Settler
@@ -160,7 +161,8 @@ class WorkQueue(Iterated[Task]):
         self._changed = Waiting()
         self._pulling: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
-        self._error: BaseException | None = None
+        self._background = Background(self._broke)
+        self._error: LsmqError | None = None
         self._closed = False
 
     async def close(self) -> None:
@@ -170,7 +172,7 @@ class WorkQueue(Iterated[Task]):
         self._closed = True
         self._changed.wake()
         if self._pulling is not None:
-            self._pulling.cancel()
+            self._background.drop(self._pulling)
             await asyncio.gather(self._pulling, return_exceptions=True)
         self._end_keeping()
         await self._release(self._ahead)
@@ -199,13 +201,12 @@ class WorkQueue(Iterated[Task]):
         if concurrency < 1:
             raise InvalidRequest(f"concurrency is {concurrency}; it must be at least 1")
         self._hands = concurrency
+        workers = Background()
+        working = [workers.begin(self._work(handler), f"lsmq worker of {self.topic}") for _ in range(concurrency)]
         try:
-            async with asyncio.TaskGroup() as workers:
-                for _ in range(concurrency):
-                    workers.create_task(self._work(handler))
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+            await workers.until(asyncio.wait(working))
         finally:
+            await workers.end()
             self._hands = None
 
     async def _work(self, handler: Handler) -> None:
@@ -245,7 +246,9 @@ class WorkQueue(Iterated[Task]):
         except asyncio.CancelledError:
             if not task.settled:
                 await self._release([task])
-            raise
+            worker = asyncio.current_task()
+            if worker is None or worker.cancelling():
+                raise  # Else it was the handler alone that was cancelled, by itself.
 
     async def configure(
         self,
@@ -319,31 +322,31 @@ class WorkQueue(Iterated[Task]):
         while True:
             if self._closed:
                 raise ClientClosed("this work queue is closed; make a new one")
-            if self._pulling is None:
-                self._pulling = asyncio.create_task(self._pull())
-            if self._keeping is None:
-                self._keeping = asyncio.create_task(self._keep())
+            if self._error is None and (self._pulling is None or self._pulling.done()):
+                self._pulling = self._background.begin(
+                    self._puller.run(), f"lsmq work queue {self.topic}", lasting=True
+                )
+            if self._keeping is None or self._keeping.done():
+                self._keeping = self._background.begin(self._keep(), f"lsmq keep {self.topic}", lasting=True)
             task = self._take()
             if task is not None:
                 self._puller.look()
                 return task
             if self._error is not None:
-                error, self._error, self._pulling = self._error, None, None
+                error, self._error = self._error, None
                 raise error
             self._puller.look()
             await self._changed.wait()
 
-    async def _pull(self) -> None:
-        try:
-            await self._puller.run()
-        except Exception as error:
-            self._error = error
-            self._changed.wake()
+    def _broke(self, error: Exception) -> None:
+        """Whoever takes the next task is told, and both begin anew after that."""
+        self._error = as_lsmq_error(error, f"the work queue of topic {self.topic!r}")
+        self._changed.wake()
 
     def _end_keeping(self) -> None:
         """Once it is closed, and the last handler has ended."""
         if self._closed and not self._asking and self._keeping is not None:
-            self._keeping.cancel()
+            self._background.drop(self._keeping)
 
     async def _keep(self) -> None:
         """Extend what is held here, before its visibility ends."""

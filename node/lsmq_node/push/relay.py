@@ -13,8 +13,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import structlog
-
+from lsmq._background import Background, as_lsmq_error
 from lsmq._push_link import PushLink
 from lsmq._push_streams import PushStreams
 from lsmq.client import Client
@@ -67,7 +66,7 @@ class Relay:
         self._queues_changed = False
         self._left = False
         self._streams: PushStreams | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._background = Background(self._broke)
 
     # What the subscriber and the service say
 
@@ -147,7 +146,7 @@ class Relay:
         if subscriber is not None:
             params["subscriber"] = subscriber
         self._streams = PushStreams(self._client, known, self.group, params, self, self._client.deadline_ms)
-        self._task = asyncio.create_task(self._listen(self._streams))
+        self._background.begin(self._streams.run(), f"push relay {self.id}", lasting=True)
         while not self._left:
             if self.ended is not None:
                 raise self.ended
@@ -161,14 +160,8 @@ class Relay:
             else:
                 await self._news.wait()
 
-    async def _listen(self, streams: PushStreams) -> None:
-        try:
-            await streams.run()
-        except LsmqError as error:
-            self.end(error)
-        except Exception as error:  # The stream must not stay open with nobody behind it.
-            _log.error("push_relay_failed", exc_info=error)
-            self.end(LsmqError(f"passing on from other nodes failed: {error!r}"))
+    def _broke(self, error: Exception) -> None:
+        self.end(as_lsmq_error(error, f"the relay of topic {self.topic.name!r}"))
 
     async def _pass_on(self, messages: Sequence[Mapping[str, Any]], size: int) -> None:
         frame = self.sink.note("messages", [_shown(message, binary=self.sink.binary) for message in messages])
@@ -187,9 +180,7 @@ class Relay:
         finally:
             self._frames.clear()
             self._hold.resize(0)
-            if self._task is not None:
-                self._task.cancel()
-                await asyncio.gather(self._task, return_exceptions=True)
+            await self._background.end()
 
 
 def _shown(message: Mapping[str, Any], *, binary: bool) -> Mapping[str, Any]:
