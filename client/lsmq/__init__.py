@@ -16,6 +16,7 @@ All errors are in :mod:`lsmq.errors`, and here.
 
 from lsmq import errors
 from lsmq._lane import ProducerStats
+from lsmq._outages import Outage
 from lsmq._outbox import Receipt, Receipts, Sent
 from lsmq.client import Client
 from lsmq.consumer import Consumer
@@ -112,7 +113,7 @@ __all__ = [
     "OriginNotAllowed",
     "Offsets",
     "OutOfOrderSequence",
-    "ProducerFenced",
+    "Outage",
     "Outcome",
     "Producer",
     "ProducerStats",

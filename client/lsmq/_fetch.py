@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from lsmq._detours import CHOSEN, LOST_S, SENT, SILENT_S, STAND_IN, Detours, Fetched, Manner, ReadFrom
 from lsmq._keeper import topic_path
+from lsmq._outages import Attempts
 from lsmq._positions import QueuePositions
 from lsmq._retry import Backoff, Deadline
 from lsmq._router import POLL_SILENCE_S, SILENCE_S
@@ -47,7 +48,7 @@ class FetchOptions:
     wait_ms: int
     prefetch_bytes: int
     request_timeout_ms: int
-    deadline_ms: int
+    deadline_ms: float
     read_from: ReadFrom = "auto"
 
 
@@ -188,6 +189,7 @@ class Fetcher:
         slots: Sequence[range],
         positions: QueuePositions,
         buffer: Prefetch,
+        attempts: Attempts,
         *,
         policy: OutOfRange,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
@@ -206,6 +208,7 @@ class Fetcher:
         self._positions = positions
         self._generation = positions.generation
         self._buffer = buffer
+        self._attempts = attempts
         self._policy: OutOfRange = policy
 
     async def run(self) -> None:
@@ -227,14 +230,16 @@ class Fetcher:
                 if not self._router.worth_retrying(error) or deadline.passed:
                     raise
                 _log.debug("fetch failed, trying again: node=%s error=%s", self._leader, error)
+                self._attempts.failed(error, self._shards)
                 await self._router.recover(self._topic, self._shards, self._leader, error, backoff, deadline)
                 await self._check_routes(deadline)
                 self._check_generation()
-                lost_s = deadline.total_ms / 1000 - deadline.remaining_s()
+                lost_s = time.monotonic() - deadline.began_s
                 if self._options.read_from == "auto" and lost_s > LOST_S and not self._detours.held_off:
                     self._go_to_followers(STAND_IN)
                 continue
             deadline = None
+            self._attempts.passed(self._shards)
             if moved:
                 backoff.reset()
             else:

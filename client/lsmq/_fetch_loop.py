@@ -7,15 +7,16 @@ is held for the application: the loop rests until it has been raised to it once,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
 
 from lsmq._background import Background
 from lsmq._fetch import Chunk, Fetcher, FetchOptions, OutOfRange, Prefetch, Restart, out_of_range, split_slots
+from lsmq._outages import Attempts
 from lsmq._positions import QueuePositions
 from lsmq._ranges import contains, subtract, to_ranges
-from lsmq._retry import Deadline
+from lsmq._retry import Backoff, Deadline
 from lsmq.client import Client
 from lsmq.errors import OffsetOutOfRange
 from lsmq.group_values import Ranges
@@ -34,10 +35,15 @@ class FetchLoop:
         policy: OutOfRange,
         buffer: Prefetch,
         *,
+        is_patient_with: Callable[[Exception], bool],
         whole: bool = False,
     ) -> None:
-        """``whole``: it is all queues of the topic that are read, also those that it grows by."""
+        """``is_patient_with``: whether what failed so is tried again for ever.
+
+        ``whole``: it is all queues of the topic that are read, also those that it grows by.
+        """
         self._whole = whole
+        self._is_patient_with = is_patient_with
         self.positions = positions
         self.topic = topic
         self.buffer = buffer
@@ -46,6 +52,7 @@ class FetchLoop:
         self._policy: OutOfRange = policy
         self._unchecked: set[int] = set()
         self._restart = asyncio.Event()
+        self._attempts = Attempts(client._router.outages, f"reading topic {topic.name!r}")
 
     # For the consumer
 
@@ -113,8 +120,15 @@ class FetchLoop:
 
     async def run(self) -> None:
         """Fetch until cancelled."""
+        try:
+            await self._fetch_for_ever()
+        finally:
+            self._attempts.end()
+
+    async def _fetch_for_ever(self) -> None:
         task = asyncio.current_task()
         assert task is not None
+        backoff = Backoff()
         while not task.cancelling():
             try:
                 try:
@@ -127,7 +141,11 @@ class FetchLoop:
                     if not await self.check_bounds():
                         raise
             except Exception as error:
-                if not task.cancelling():
+                if task.cancelling():
+                    continue
+                if self._is_patient_with(error):
+                    await backoff.pause()
+                else:
                     await self.buffer.give(error)
         raise asyncio.CancelledError
 
@@ -172,6 +190,7 @@ class FetchLoop:
                         portion,
                         self.positions,
                         self.buffer,
+                        self._attempts,
                         policy=self._policy,
                         spawn=lambda work: fetchers.begin(together(work), f"lsmq detour of {topic.name}"),
                     )

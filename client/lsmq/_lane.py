@@ -27,6 +27,7 @@ from urllib.parse import urlencode
 
 from lsmq._background import as_lsmq_error
 from lsmq._keeper import topic_path
+from lsmq._outages import Attempts
 from lsmq._outbox import PendingBatch
 from lsmq._retry import Backoff, Deadline, maybe_carried_out
 from lsmq._router import Router
@@ -111,6 +112,7 @@ class Lane:
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
         self.broken = False
+        self._attempts = Attempts(router.outages, f"sending to topic {topic.name!r}")
         self._new_identity()
 
     # Filling
@@ -168,6 +170,7 @@ class Lane:
                 self._flying = None
         finally:
             self.broken = True
+            self._attempts.end()
             if self._timer is not None:
                 self._timer.cancel()
             for batch in self.unsettled():
@@ -231,8 +234,10 @@ class Lane:
                 if not self._router.worth_retrying(error):
                     break
                 _log.debug("batch not stored, trying again: shard=%d node=%s error=%s", self.shard, leader, error)
+                self._attempts.failed(error)
                 await self._router.recover(self._topic, (self.shard,), leader, error, backoff, deadline)
                 continue
+            self._attempts.passed()
             self.stored_batches += 1
             self._sequence += 1
             if self._sequence > _MAX_SEQUENCE:

@@ -26,7 +26,7 @@ from lsmq._heartbeats import Heart, HeartbeatThread
 from lsmq._member import ByTopic, Change, Member
 from lsmq._ranges import NONE, contains, intersect, subtract, union
 from lsmq._reader import Reader
-from lsmq._retry import Deadline
+from lsmq._retry import Backoff, Deadline
 from lsmq._router import replaced
 from lsmq.client import Client
 from lsmq.errors import InvalidRequest, LsmqError, StaleGeneration, UnknownQueue
@@ -143,7 +143,7 @@ class Membership:
 
     async def join(self) -> None:
         """Return when this is a member and reads all queues it has been given. Raises what refuses it."""
-        await self._group.coordinator()
+        await self._reader.persist(self._group.coordinator)
         self._loop = asyncio.get_running_loop()
         self._thread = HeartbeatThread.of(self._client)
         self._heart = Heart(
@@ -226,7 +226,10 @@ class Membership:
         self._background.begin(work, name).add_done_callback(lambda _: self._news.set())
 
     def _broke(self, error: Exception) -> None:
-        self._reader.buffer.put_error(error)
+        if self._reader.is_patient_with(error):
+            _log.warning("queues were given up uncommitted, some messages come again: %s: %s", self._group.name, error)
+        else:
+            self._reader.buffer.put_error(error)
         self._news.set()
 
     async def _call(self, callback: Callback | None, queues: ByTopic) -> None:
@@ -265,7 +268,7 @@ class Membership:
 
     async def _take_over(self, topic: str, ranges: Ranges) -> None:
         async with self._taking_over[topic]:
-            deadline = Deadline(self._client.deadline_ms)
+            deadline, backoff = Deadline(self._client.deadline_ms), Backoff()
             while True:
                 try:
                     begun = await self._begin(topic, ranges)
@@ -275,6 +278,9 @@ class Membership:
                         await asyncio.sleep(_GROWING_S)  # Who was asked has not heard yet that the topic has grown.
                         continue
                     self._news.set()
+                    if self._reader.is_patient_with(error):
+                        await backoff.pause()
+                        continue
                     await self._reader.buffer.give(error)  # And then try again: queues must not be left lying.
         if self._options.on_assigned is not None and begun:
             try:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from lsmq._outages import Attempts
 from lsmq._retry import Backoff, Deadline, give_up
 from lsmq._router import POLL_SILENCE_S
 from lsmq.errors import LsmqError, Unavailable
@@ -34,7 +35,7 @@ class Puller:
         found: Found,
         visibility_ms: int | None,
         wait_ms: int,
-        deadline_ms: int,
+        deadline_ms: float,
     ) -> None:
         """``wanted``: how many more there may be now. ``found`` gets topic, message and when it was asked for."""
         self._client = client
@@ -46,6 +47,7 @@ class Puller:
         self._wait_ms = wait_ms
         self._deadline_ms = deadline_ms
         self._room = asyncio.Event()
+        self._attempts = Attempts(client._router.outages, f"taking work of topic {topic!r}")
         self._failing: Deadline | None = None
         self._backoffs: dict[str | None, Backoff] = {}
 
@@ -80,6 +82,7 @@ class Puller:
             for task in left:
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
+            self._attempts.end()
             router.unfollow(self._topic)
 
     async def _pop(self, topic: Topic, url: str | None, shards: tuple[int, ...]) -> None:
@@ -109,9 +112,11 @@ class Puller:
             if self._failing.passed:
                 raise give_up(error, "POST", self._path, self._failing) from error
             _log.debug("request failed, trying again: POST %s%s: %s", url, self._path, error)
+            self._attempts.failed(error, shards)
             await router.recover(topic, shards, url, error, backoff, self._failing)
             return
         self._failing = None
+        self._attempts.passed(shards)
         backoff.reset()
         for message in answer.value()["messages"]:
             self._found(topic, message, asked_at)

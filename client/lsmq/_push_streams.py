@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from urllib.parse import quote
 
 from lsmq._background import Background
+from lsmq._outages import Attempts
 from lsmq._push_link import PushLink, is_reset
 from lsmq._ranges import NONE, subtract, union
 from lsmq._retry import Backoff, Deadline, give_up
@@ -38,7 +39,13 @@ class PushStreams:
     """Belongs to one event loop. ``params`` are those of each stream's request."""
 
     def __init__(
-        self, client: Client, topic: Topic, group: str, params: Mapping[str, str], audience: Audience, deadline_ms: int
+        self,
+        client: Client,
+        topic: Topic,
+        group: str,
+        params: Mapping[str, str],
+        audience: Audience,
+        deadline_ms: float,
     ) -> None:
         self.topic = topic
         self.links: dict[str, PushLink] = {}  # by URL
@@ -49,6 +56,7 @@ class PushStreams:
         self._params = {**params, "topic": topic.name, "scope": "node"}
         self._audience = audience
         self._deadline_ms = deadline_ms
+        self._attempts = Attempts(self._router.outages, f"streams of topic {topic.name!r}")
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
 
@@ -66,6 +74,7 @@ class PushStreams:
             await background.until(self._hold(background))
         finally:
             await background.end()
+            self._attempts.end()
             self._router.table.unlisten(self._changed.set)
             self._router.unfollow(self.topic.name)
 
@@ -79,6 +88,7 @@ class PushStreams:
                 self._tasks[url] = background.begin(self._keep(url), f"lsmq push stream from {url}")
             for url in self._tasks.keys() - leaders:
                 background.drop(self._tasks.pop(url))
+                self._attempts.passed((url,))  # It leads nothing any more: others are tried.
             if any(route.leader is None for route in topic.routes):
                 self._router._keeper.look_around(topic.name, beside=None)
                 await asyncio.sleep(_LEADERLESS_S)
@@ -112,6 +122,7 @@ class PushStreams:
             if deadline.passed:
                 raise give_up(error, "GET", f"{url}{self._path}", deadline) from error
             _log.info("stream from %s ended: %s; coming again", url, error)
+            self._attempts.failed(error, (url,))
             self.reconnects += 1
             if isinstance(error, NotLeader):
                 self._router._heed(error, ())
@@ -125,6 +136,7 @@ class PushStreams:
         if kind == "messages":
             self._audience.messages(link, value)
         elif kind == "queues":
+            self._attempts.passed((link.url,))
             lost = subtract(value, link.queues)
             self._lose(link, lost, reset=False)
             if lost:

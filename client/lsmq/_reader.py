@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator
+from typing import TypeVar
 
 from lsmq._background import Background, as_lsmq_error
 from lsmq._fetch import FetchOptions, OutOfRange, Prefetch
 from lsmq._fetch_loop import FetchLoop
 from lsmq._positions import QueuePositions
+from lsmq._retry import NEVER_MS, Backoff
 from lsmq.client import Client
 from lsmq.errors import LsmqError
 from lsmq.record_batch import Message
 from lsmq.topics import Topic
+
+T = TypeVar("T")
 
 
 class Reader:
@@ -24,10 +28,32 @@ class Reader:
         self.policy: OutOfRange = policy
         self.broken: LsmqError | None = None
         self._options = options
+        self._router = client._router
         self._track_changes = track_changes
         self._begun: set[str] = set()
         self._background = Background(self._broke)
         self._messages: Iterator[Message] = iter(())
+
+    # Outages
+
+    def is_patient_with(self, error: Exception) -> bool:
+        """Whether what failed so is tried again for ever."""
+        return (
+            self._options.deadline_ms == NEVER_MS
+            and isinstance(error, LsmqError)
+            and self._router.worth_retrying(error)
+        )
+
+    async def persist(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do ``work``, again and again where this is patient with how it fails."""
+        backoff = Backoff()
+        while True:
+            try:
+                return await work()
+            except LsmqError as error:
+                if not self.is_patient_with(error):
+                    raise
+            await backoff.pause()
 
     # Topics
 
@@ -36,7 +62,16 @@ class Reader:
         whole = queues is None
         owned = range(topic.queues) if queues is None else queues
         positions = QueuePositions(owned, track_changes=self._track_changes)
-        loop = FetchLoop(self.client, topic, self._options, positions, self.policy, self.buffer, whole=whole)
+        loop = FetchLoop(
+            self.client,
+            topic,
+            self._options,
+            positions,
+            self.policy,
+            self.buffer,
+            is_patient_with=self.is_patient_with,
+            whole=whole,
+        )
         self.loops[topic.name] = loop
         return loop
 

@@ -9,6 +9,7 @@ second mostly: whoever waits must not sleep much longer than that.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 
@@ -19,6 +20,9 @@ LONGEST_PAUSE_MS = 1_000
 GROWTH = 1.5
 MAX_SKIPS = 8
 
+#: As a deadline: whoever has it tries for ever.
+NEVER_MS = math.inf
+
 #: What an attempt gets that begins as the deadline passes: a busy machine answers within it, too.
 LEAST_ATTEMPT_S = 0.25
 
@@ -26,12 +30,13 @@ LEAST_ATTEMPT_S = 0.25
 class Deadline:
     """A moment by which something must have happened; handed down to every step towards it."""
 
-    __slots__ = ("at_s", "total_ms")
+    __slots__ = ("at_s", "began_s", "total_ms")
 
     def __init__(self, total_ms: float, *, start_s: float | None = None) -> None:
         """``start_s`` is the monotonic time it counts from; now, when left out."""
         self.total_ms = total_ms
-        self.at_s = (time.monotonic() if start_s is None else start_s) + total_ms / 1000
+        self.began_s = time.monotonic() if start_s is None else start_s
+        self.at_s = self.began_s + total_ms / 1000
 
     def remaining_s(self) -> float:
         """Seconds left, never negative."""

@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from lsmq._keeper import RouteKeeper, topic_path
+from lsmq._outages import Attempts, Outages
 from lsmq._retry import Backoff, Deadline, give_up, maybe_carried_out
 from lsmq._routes import RouteSource
 from lsmq._transport import Answer, Transport
@@ -42,6 +44,7 @@ from lsmq.topics import Topic
 HEDGE_S = 0.4
 HEDGE_WRITE_S = 2.0
 SILENCE_S = 0.25  # A leader that takes a write answers sooner, mostly.
+_NO_NODE_MS = 250  # Then it is said that no node is known, and waited again.
 POLL_SILENCE_S = 1.0  # A long poll is silent by nature; looking around costs a request each time.
 _log = logging.getLogger("lsmq")
 
@@ -57,7 +60,9 @@ class Router:
         request_timeout_ms: int,
         refresh_s: float,
         source: RouteSource | None = None,
+        outages: Outages | None = None,
     ) -> None:
+        self.outages = outages or Outages(warn=False)
         self.request_timeout_s = request_timeout_ms / 1000
         self._transport = transport
         self._keeper = RouteKeeper(transport, seeds, refresh_s=refresh_s, source=source)
@@ -107,9 +112,11 @@ class Router:
         repeated = False
         under_way: dict[asyncio.Task[Answer], str] = {}
         asked_in_round: set[str] = set()
+        attempts = Attempts(self.outages, f"{method} {path}", began_s=time.monotonic())
+        last: LsmqError | None = None
         try:
             while True:
-                url = await self._next_node(asked_in_round, deadline)
+                url = await self._next_node(asked_in_round, deadline, attempts)
                 if url is not None:
                     asked_in_round.add(url)
                     timeout_s = deadline.attempt_s(self.request_timeout_s)
@@ -123,6 +130,7 @@ class Router:
                     try:
                         answer = task.result()
                         self._current = url
+                        attempts.passed()
                         return answer, repeated
                     except LsmqError as error:
                         done_before = accept_repeated is not None and isinstance(error, accept_repeated)
@@ -133,21 +141,28 @@ class Router:
                         if deadline.passed:
                             raise give_up(error, method, path, deadline) from error
                         repeated = repeated or maybe_carried_out(error)
+                        last = error
                         _log.debug("request failed, trying again: %s %s%s: %s", method, url, path, error)
                 if not under_way and all(url in asked_in_round for url in self.urls):
+                    if last is not None:
+                        attempts.failed(last)
                     await backoff.pause(deadline)
                     asked_in_round.clear()
         finally:
+            attempts.end()
             for task in under_way:
                 task.cancel()
             await asyncio.gather(*under_way, return_exceptions=True)
 
-    async def _next_node(self, asked: set[str], deadline: Deadline) -> str | None:
+    async def _next_node(self, asked: set[str], deadline: Deadline, attempts: Attempts) -> str | None:
         """The node to ask next, beginning with the one that answered last; ``None`` when all were asked."""
-        urls = self.urls
-        if not urls:
-            await self._keeper.first_node(deadline)
-            urls = self.urls
+        while not (urls := self.urls):
+            try:
+                await self._keeper.first_node(Deadline(min(1000 * deadline.remaining_s(), _NO_NODE_MS)))
+            except Unavailable as error:
+                if deadline.passed:
+                    raise
+                attempts.failed(error)
         if self._current not in urls:
             self._current = urls[0]
         place = urls.index(self._current)
@@ -170,19 +185,23 @@ class Router:
         Raises ``TopicReplaced`` when ``topic`` is not the topic of its name any more.
         """
         backoff = Backoff()
-        while True:
-            url: str | None = None
-            try:
-                url = self.leader(await self.current(topic, deadline), shard)
-                timeout_s = deadline.attempt_s(self.request_timeout_s)
-                return await self.attempt(topic, url, (shard,), method, path, timeout_s=timeout_s, **request)
-            except LsmqError as error:
-                if not self.worth_retrying(error):
-                    raise
-                if deadline.passed:
-                    raise give_up(error, method, path, deadline) from error
-                _log.debug("request failed, trying again: %s %s%s: %s", method, url, path, error)
-                await self.recover(topic, (shard,), url, error, backoff, deadline)
+        with Attempts(self.outages, f"{method} {path}", began_s=time.monotonic()) as attempts:
+            while True:
+                url: str | None = None
+                try:
+                    url = self.leader(await self.current(topic, deadline), shard)
+                    timeout_s = deadline.attempt_s(self.request_timeout_s)
+                    answer = await self.attempt(topic, url, (shard,), method, path, timeout_s=timeout_s, **request)
+                    attempts.passed()
+                    return answer
+                except LsmqError as error:
+                    if not self.worth_retrying(error):
+                        raise
+                    if deadline.passed:
+                        raise give_up(error, method, path, deadline) from error
+                    _log.debug("request failed, trying again: %s %s%s: %s", method, url, path, error)
+                    attempts.failed(error)
+                    await self.recover(topic, (shard,), url, error, backoff, deadline)
 
     async def current(self, topic: Topic, deadline: Deadline) -> Topic:
         """The topic with the routes known by now. Raises ``TopicReplaced`` when it was made anew."""

@@ -14,6 +14,7 @@ from urllib.parse import quote, urlsplit
 from lsmq._documents import DiskCopy, default_cache_directory
 from lsmq._keeper import topic_path
 from lsmq._lifecycle import Closing
+from lsmq._outages import OnOutage, Outages
 from lsmq._retry import Deadline
 from lsmq._router import Router
 from lsmq._routes import RouteSource
@@ -63,7 +64,11 @@ class Client(Closing):
 
     Every method that asks a node tries again on failures that may pass, on other nodes where it knows any,
     until ``deadline_ms`` is over; then it raises the last error. ``request_timeout_ms`` bounds one attempt.
-    A node that does not answer is not waited for where another one can.
+    A node that does not answer is not waited for where another one can. Consumers and work queues go on for ever.
+
+    What has had no success for a second is told of in a warning (logger ``lsmq``), then after twice as long each time,
+    at most once a minute, and once more when it succeeds again. ``on_outage`` is called then as well, in the event
+    loop, with an :class:`lsmq.Outage`: for all that is done with this client, by its producers and consumers, too.
 
     Use it as ``async with Client() as client``; it belongs to one event loop.
     """
@@ -79,7 +84,9 @@ class Client(Closing):
         deadline_ms: int = DEFAULT_DEADLINE_MS,
         request_timeout_ms: int = DEFAULT_REQUEST_TIMEOUT_MS,
         connect_timeout_ms: int = DEFAULT_CONNECT_TIMEOUT_MS,
+        on_outage: OnOutage | None = None,
     ) -> None:
+        self._outages = Outages(on_outage)
         if urls is None and zookeeper is None:
             zookeeper = os.environ.get("LSMQ_ZOOKEEPER") or None
             urls = os.environ.get("LSMQ_URL") or (DEFAULT_URL if zookeeper is None else "")
@@ -98,7 +105,12 @@ class Client(Closing):
             cluster = cluster or os.environ.get("LSMQ_CLUSTER") or DEFAULT_CLUSTER
             source = _zookeeper_source(zookeeper, cluster, refresh_s, cache_dir)
         self._router = Router(
-            self._transport, seeds, request_timeout_ms=request_timeout_ms, refresh_s=refresh_s, source=source
+            self._transport,
+            seeds,
+            request_timeout_ms=request_timeout_ms,
+            refresh_s=refresh_s,
+            source=source,
+            outages=self._outages,
         )
 
     async def close(self) -> None:
@@ -337,12 +349,14 @@ class Client(Closing):
 
     def _twin(self) -> Client:
         """A client with the same settings for another event loop, which knows the nodes that this one knows."""
-        return Client(
+        twin = Client(
             self.urls,
             deadline_ms=self.deadline_ms,
             request_timeout_ms=self.request_timeout_ms,
             connect_timeout_ms=self._connect_timeout_ms,
         )
+        twin._outages.warn = False  # Whoever has a twin says by itself what fails there.
+        return twin
 
     def _deadline(self) -> Deadline:
         return Deadline(self.deadline_ms)

@@ -17,7 +17,7 @@ from lsmq._hands import Hands, ReadingHand
 from lsmq._lifecycle import Iterated, Starting
 from lsmq._membership import DEFAULT_MAX_HANDLER_MS, DEFAULT_SESSION_MS, Callback, MemberOptions, Membership, Mode
 from lsmq._reader import Reader
-from lsmq._retry import Deadline
+from lsmq._retry import NEVER_MS, Deadline
 from lsmq._starting import EDGES, Start, check_start, start_alone
 from lsmq._values import check_max_messages
 from lsmq.client import Client
@@ -58,8 +58,8 @@ class Consumer(Starting, Iterated[Message]):
     One request per node and topic is under way at any time, for all queues it leads; it brings at most
     ``max_messages`` and about ``max_bytes``, and waits up to ``wait_ms`` at the node for the first message.
     Fetching pauses while ``prefetch_bytes`` wait to be handed out: the memory used is at most that and one
-    answer a node. A failure that may pass is tried again for ``deadline_ms``; then the application gets the
-    error, and may go on.
+    answer a node. A failure that may pass, such as nodes that are gone, is tried again for ever, and warned of (see
+    :class:`lsmq.Client`); with ``deadline_ms`` for so long: then the application gets the error, and may go on.
 
     ``read_from`` says whom to read from in a cluster: ``"auto"`` the leaders, and a follower in sync where a leader
     says that there is much to catch up, or is gone; ``"leader"`` never a follower; ``"follower"`` one wherever it is.
@@ -121,7 +121,7 @@ class Consumer(Starting, Iterated[Message]):
             wait_ms,
             prefetch_bytes,
             request_timeout_ms or client.request_timeout_ms,
-            deadline_ms or client.deadline_ms,
+            NEVER_MS if deadline_ms is None else deadline_ms,
             read_from,
         )
         self._reader = Reader(client, options, on_out_of_range, track_changes=group is not None)
@@ -157,8 +157,15 @@ class Consumer(Starting, Iterated[Message]):
         if self._membership is not None:
             await self._membership.join()
         else:
-            await start_alone(
-                self._reader, self._topics, self._wanted, self._start, group=self._group, uncommitted=self._uncommitted
+            await self._reader.persist(
+                lambda: start_alone(
+                    self._reader,
+                    self._topics,
+                    self._wanted,
+                    self._start,
+                    group=self._group,
+                    uncommitted=self._uncommitted,
+                )
             )
         self._started = True
 
@@ -279,7 +286,12 @@ class Consumer(Starting, Iterated[Message]):
         while not handling.stopping:
             await handling.handled.wait()
             handling.handled.clear()
-            await self._commits.put_changed()
+            try:
+                await self._commits.put_changed()
+            except LsmqError as error:
+                if not self._reader.is_patient_with(error):
+                    raise
+                handling.handled.set()  # Again, with what was handled meanwhile.
             await asyncio.sleep(_COMMIT_EVERY_S)
 
     # Where it stands

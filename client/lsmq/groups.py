@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from lsmq._outages import Attempts
 from lsmq._retry import Backoff, Deadline, give_up
 from lsmq._router import POLL_SILENCE_S, SILENCE_S
 from lsmq._transport import Answer
@@ -299,7 +300,20 @@ class Group:
         **request: Any,
     ) -> Answer:
         """Ask the leader of ``shard`` (the group's, when left out), whoever that is, until it answers."""
-        deadline, backoff = self._deadline(deadline_ms), Backoff()
+        with Attempts(self._router.outages, f"{method} {path}") as attempts:
+            return await self._ask_until(attempts, method, path, self._deadline(deadline_ms), held_ms, shard, request)
+
+    async def _ask_until(
+        self,
+        attempts: Attempts,
+        method: str,
+        path: str,
+        deadline: Deadline,
+        held_ms: int,
+        shard: int | None,
+        request: dict[str, Any],
+    ) -> Answer:
+        backoff = Backoff()
         while True:
             url: str | None = None
             try:
@@ -311,12 +325,15 @@ class Group:
                 if url is None:
                     raise Unavailable(f"shard {number} has no leader now", shard=number, sent=False)
                 timeout_s = deadline.attempt_s(self._router.request_timeout_s) + held_ms / 1000
-                return await self._attempt(number, url, method, path, timeout_s, held_ms > 0, request)
+                answer = await self._attempt(number, url, method, path, timeout_s, held_ms > 0, request)
+                attempts.passed()
+                return answer
             except LsmqError as error:
                 if not self._router.worth_retrying(error):
                     raise
                 if deadline.passed:
                     raise give_up(error, method, path, deadline) from error
+                attempts.failed(error)
                 if shard is not None:
                     await self._look_for(shard)
                 elif not (isinstance(error, NotLeader) and error.details.get("leader")):

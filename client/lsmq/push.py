@@ -13,7 +13,7 @@ from lsmq._hands import Hands
 from lsmq._lifecycle import Iterated, Starting
 from lsmq._push_buffer import PushBuffer
 from lsmq._push_streams import PushStreams
-from lsmq._retry import Deadline
+from lsmq._retry import NEVER_MS, Deadline
 from lsmq._values import check_max_messages
 from lsmq.client import Client
 from lsmq.errors import ClientClosed, InvalidRequest
@@ -40,8 +40,9 @@ class PushConsumer(Starting, Iterated[Message]):
     Each node sends at most ``credit`` messages and ``credit_bytes`` that are not acknowledged: that bounds memory on
     both sides. A node ends a stream of which nothing is acknowledged for ``ack_timeout_ms`` (0: never).
 
-    Streams that end are made anew, at other nodes if need be; what does not pass, or not within ``deadline_ms``, is
-    raised by the next read. Use it as ``async with PushConsumer(client, topic, group=...) as consumer``; it belongs to
+    Streams that end are made anew, at other nodes if need be, for ever, and it is warned of (see
+    :class:`lsmq.Client`); what does not pass, or not within ``deadline_ms`` where that is given, is raised by the next
+    read. Use it as ``async with PushConsumer(client, topic, group=...) as consumer``; it belongs to
     one event loop, which must not be blocked for long: a node that hears nothing for a minute ends the stream.
     """
 
@@ -69,7 +70,7 @@ class PushConsumer(Starting, Iterated[Message]):
         self._client = client
         self._topic = topic
         self._group = group
-        self._deadline_ms = client.deadline_ms if deadline_ms is None else deadline_ms
+        self._deadline_ms = NEVER_MS if deadline_ms is None else deadline_ms
         self._params = {
             "mode": mode,
             "start": start,

@@ -14,6 +14,7 @@ from urllib.parse import quote
 from lsmq._background import Background, as_lsmq_error
 from lsmq._lifecycle import Iterated
 from lsmq._pulling import Puller, Waiting
+from lsmq._retry import NEVER_MS
 from lsmq._settling import Settler
 from lsmq._values import check_max_messages, message_from_dict
 from lsmq.client import Client, _together
@@ -118,7 +119,9 @@ class WorkQueue(Iterated[Task]):
     ``async for task in work`` gets up to ``max_messages`` ahead and keeps them hidden until they are handed out; then
     the application settles or extends each in time. :meth:`run` does all of that.
 
-    Requests are tried again until ``deadline_ms`` is over; ``wait_ms`` is how long a pop is held when there is nothing.
+    Where nodes are gone it tries for ever to get more, and warns of it (see :class:`lsmq.Client`); with ``deadline_ms``
+    for so long, and then raises. A call that settles a task has the client's deadline, or this one. ``wait_ms`` is how
+    long a pop is held when there is nothing.
     """
 
     def __init__(
@@ -142,8 +145,8 @@ class WorkQueue(Iterated[Task]):
         self._client = client
         self._max_messages = max_messages
         self._max_handler_ms = max_handler_ms
-        self._deadline_ms = client.deadline_ms if deadline_ms is None else deadline_ms
-        self._settler = Settler(client, group, self._deadline_ms)
+        self._deadline_ms = NEVER_MS if deadline_ms is None else deadline_ms
+        self._settler = Settler(client, group, client.deadline_ms if deadline_ms is None else deadline_ms)
         self._puller = Puller(
             client,
             topic,
@@ -243,6 +246,10 @@ class WorkQueue(Iterated[Task]):
                     await task.ack()
         except ReceiptExpired as error:
             _log.warning("message %s was handled too late and comes again: %s", task.message.id, error)
+        except LsmqError as error:
+            if self._deadline_ms != NEVER_MS or not self._client._router.worth_retrying(error):
+                raise
+            _log.warning("message %s could not be settled and comes again: %s", task.message.id, error)
         except asyncio.CancelledError:
             if not task.settled:
                 await self._release([task])

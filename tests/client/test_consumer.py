@@ -346,8 +346,8 @@ async def test_an_error_that_does_not_pass_is_told_and_the_consumer_can_go_on(
     async with (
         filled(shared_node, topic_name) as (_, _),
         FaultProxy(shared_node.url) as proxy,
-        Client(proxy.url, deadline_ms=200) as client,
-        Consumer(client, topic_name) as consumer,
+        Client(proxy.url) as client,
+        Consumer(client, topic_name, deadline_ms=200) as consumer,
     ):
         await take(consumer, 40)
         proxy.cut("fetch", times=100)

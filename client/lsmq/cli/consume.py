@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
 import click
+from click.core import ParameterSource
 
 from lsmq import Client, Consumer, Message
 from lsmq._starting import Start
@@ -84,6 +85,8 @@ def consume(
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--format") from error
 
+    limited = click.get_current_context().get_parameter_source("deadline_ms") is ParameterSource.COMMANDLINE
+
     async def work(client: Client) -> None:
         start: Start | None = from_time
         if isinstance(offset, int):
@@ -102,6 +105,7 @@ def consume(
             static_id=static_id,
             on_assigned=job.gain if is_member else None,
             on_revoked=job.give_up if is_member else None,
+            deadline_ms=None if follow and not limited else deadline_ms,
         )
         async with consumer:
             await (job.follow(consumer) if follow else job.to_the_end(consumer))

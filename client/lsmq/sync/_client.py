@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any, Literal
 
 from lsmq import client as asynchronous
 from lsmq._loop_thread import LoopThread
+from lsmq._outages import OnOutage, Outage
 from lsmq.errors import ClientClosed
 from lsmq.record_batch import Message
 from lsmq.sync._lifecycle import Closing
@@ -29,7 +31,13 @@ class Client(Closing):
         deadline_ms: int = asynchronous.DEFAULT_DEADLINE_MS,
         request_timeout_ms: int = asynchronous.DEFAULT_REQUEST_TIMEOUT_MS,
         connect_timeout_ms: int = asynchronous.DEFAULT_CONNECT_TIMEOUT_MS,
+        on_outage: OnOutage | None = None,
     ) -> None:
+        """``on_outage`` is called in a thread of its own, and may use the client."""
+
+        def in_a_thread(outage: Outage) -> None:
+            threading.Thread(target=on_outage, args=(outage,), name="lsmq outage", daemon=True).start()
+
         self._async = asynchronous.Client(
             urls,
             zookeeper=zookeeper,
@@ -39,6 +47,7 @@ class Client(Closing):
             deadline_ms=deadline_ms,
             request_timeout_ms=request_timeout_ms,
             connect_timeout_ms=connect_timeout_ms,
+            on_outage=None if on_outage is None else in_a_thread,
         )
         self._thread = LoopThread()
 
