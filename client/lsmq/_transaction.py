@@ -9,7 +9,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from lsmq.errors import InvalidRequest, LsmqError
-from lsmq.messages import Key, check_delete, check_headers
+from lsmq.messages import (
+    Key,
+    body_bytes,
+    check_delete,
+    check_extras,
+    check_headers,
+    check_key,
+    check_many,
+    check_tag,
+    key_and_body,
+    whole_queue,
+)
 from lsmq.producer import Body
 from lsmq.producer_groups import SequencePosition, TransactionInfo
 
@@ -67,24 +78,27 @@ class Transaction:
         delete: bool = False,
     ) -> None:
         """Store one message, not to be seen. Costs a request; :meth:`send_many` sends many in one."""
+        check_extras(properties, priority)
+        if tag is not None:
+            check_tag(tag)
+        fields = _message(topic, body, key)
         if delete:
-            check_delete(key, body)
+            check_delete(key, fields["body"])
         optional = {
             "tag": tag,
-            "queue": queue,
+            "queue": None if queue is None else whole_queue(queue),
             "properties": properties and dict(properties),
             "headers": [{"name": name, "value": value} for name, value in check_headers(headers)] or None,
             "priority": priority or None,
             "delete": delete or None,
         }
-        fields = _message(topic, body, key)
         fields.update((name, value) for name, value in optional.items() if value is not None)
         await self._send([fields])
 
     async def send_many(self, topic: str, messages: Iterable[Body | tuple[Key | None, Body]]) -> None:
         """Store many messages, each a body or a pair of key and body, in one request."""
-        pairs = (message if isinstance(message, tuple) else (None, message) for message in messages)
-        await self._send([_message(topic, body, key) for key, body in pairs])
+        check_many(messages)
+        await self._send([_message(topic, body, key) for key, body in map(key_and_body, messages)])
 
     async def _send(self, messages: list[dict[str, Any]]) -> None:
         if not messages:
@@ -186,7 +200,10 @@ class _SequenceTransaction(Transaction):
 
 
 def _message(topic: str, body: Body, key: Key | None) -> dict[str, Any]:
-    fields: dict[str, Any] = {"topic": topic, "body": body.encode() if isinstance(body, str) else bytes(body)}
+    if not isinstance(topic, str):
+        raise InvalidRequest(f"topic is {topic!r}; it must be the name of a topic")
+    fields: dict[str, Any] = {"topic": topic, "body": body_bytes(body)}
     if key is not None:
+        check_key(key)
         fields["key"] = key
     return fields

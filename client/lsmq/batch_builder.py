@@ -202,14 +202,14 @@ class BatchBuilder:
         """Append one record. ``key_hash_hint`` is :func:`key_hash` of ``key`` where the caller has it."""
         header = encode_header(key, tag, properties, headers)
         length = len(header) + len(body)
+        hashed = 0 if key is None else key_hash(key) if key_hash_hint is None else key_hash_hint
+        tag_hashed = 0 if tag is None else tag_hash(tag)
+        # From here on nothing fails: all columns get a value, or none.
         self._queues.append(queue)
         self._lengths.append(length)
         self._header_lengths.append(len(header))
-        if key is None:
-            self._key_hashes.append(0)
-        else:
-            self._key_hashes.append(key_hash(key) if key_hash_hint is None else key_hash_hint)
-        self._tag_hashes.append(tag_hash(tag) if tag is not None else 0)
+        self._key_hashes.append(hashed)
+        self._tag_hashes.append(tag_hashed)
         self._priorities.append(priority)
         self._due.append(due_ms)
         self._expires.append(expires_ms)

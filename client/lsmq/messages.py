@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from operator import index
+from typing import Any, NamedTuple
 
 import msgpack
 import xxhash
@@ -12,6 +13,7 @@ import xxhash
 from lsmq.errors import InvalidBatch, InvalidRequest
 
 MAX_PRIORITY = 255
+_SHOWN = 40
 
 Key = str | bytes
 """Text stands for its UTF-8 bytes: ``"k"`` and ``b"k"`` are one key."""
@@ -73,6 +75,78 @@ class Message:
         return self.body.decode()
 
 
+def body_bytes(body: object) -> bytes:
+    """A body as a record holds it: text as UTF-8, what is like bytes copied. Raises ``InvalidRequest`` for all else."""
+    match body:
+        case bytes():
+            return body
+        case str():
+            return _utf8(body, "body")
+        case bytearray() | memoryview():
+            return bytes(body)
+        case None:
+            raise InvalidRequest("body is None; send b'' for an empty one, and b'' with delete=True to delete a key")
+        case _:
+            raise InvalidRequest(
+                f"body is {_named(body)}; it must be bytes or text: make it so first, for example with json.dumps(body)"
+            )
+
+
+def check_key(key: object) -> None:
+    """Raises ``InvalidRequest`` unless it is text or bytes."""
+    if isinstance(key, str):
+        _utf8(key, "key")
+    elif not isinstance(key, bytes):
+        raise InvalidRequest(f"key is {_named(key)}; it must be text or bytes: make it so first, such as with str(key)")
+
+
+def check_tag(tag: object) -> None:
+    """Raises ``InvalidRequest`` unless it is text."""
+    if not isinstance(tag, str):
+        raise InvalidRequest(f"tag is {_named(tag)}; it must be text")
+    _utf8(tag, "tag")
+
+
+def check_many(messages: object) -> None:
+    """Raises ``InvalidRequest`` for one message, or a mapping, where many are expected."""
+    if isinstance(messages, str | bytes | bytearray | memoryview | Mapping) or not isinstance(messages, Iterable):
+        raise InvalidRequest(
+            f"messages is {_named(messages)}; give a list of bodies, or of pairs of key and body; send() sends one"
+        )
+
+
+def key_and_body(message: object) -> tuple[Key | None, Any]:
+    """The parts of one of many messages. Raises ``InvalidRequest`` for a tuple that is no pair."""
+    if not isinstance(message, tuple):
+        return None, message
+    if len(message) != 2:
+        raise InvalidRequest(f"a message is a tuple of {len(message)}; it must be a body, or a pair of key and body")
+    return message
+
+
+def whole_queue(queue: object, whose: str = "queue") -> int:
+    """Raises ``InvalidRequest`` unless it is a whole number."""
+    try:
+        return index(queue)  # type: ignore[arg-type]  # Which is what is found out here.
+    except TypeError as error:
+        raise InvalidRequest(f"{whose} is {_named(queue)}; it must be a whole number") from error
+
+
+def _utf8(text: str, name: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"{name} is text that UTF-8 has no bytes for ({error.reason}); send it as bytes"
+        ) from error
+
+
+def _named(value: object) -> str:
+    """What it is, and its beginning."""
+    text = repr(value)
+    return f"{text if len(text) <= _SHOWN else text[:_SHOWN] + '...'} of type {type(value).__name__}"
+
+
 def check_extras(properties: Mapping[str, str] | None, priority: int) -> None:
     """Raises ``InvalidRequest`` for properties and a priority that no record can hold."""
     if type(priority) is not int or not 0 <= priority <= MAX_PRIORITY:
@@ -95,12 +169,14 @@ def check_headers(headers: Iterable[tuple[str, bytes]]) -> Headers:
     return tuple(found)
 
 
-def check_delete(key: Key | None, body: bytes | str) -> None:
+def check_delete(key: Key | None, body: object) -> None:
     """Raises ``InvalidRequest`` for a deletion that names no key, or has a body."""
     if key is None:
         raise InvalidRequest("a message with delete says that its key is gone, and it has no key; give it one")
-    if body:
-        raise InvalidRequest(f"a message with delete has no body, and this one has one of {len(body)}; send it without")
+    if given := body_bytes(body):
+        raise InvalidRequest(
+            f"a message with delete has no body, and this one has one of {len(given)}; send it without"
+        )
 
 
 class RecordHeader(NamedTuple):

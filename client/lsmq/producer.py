@@ -8,7 +8,6 @@ import random
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping
-from operator import index as whole
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -27,12 +26,18 @@ from lsmq.errors import (
 from lsmq.messages import (
     Headers,
     Key,
+    body_bytes,
     check_delete,
     check_extras,
     check_headers,
+    check_key,
+    check_many,
+    check_tag,
     encode_header,
     header_bound,
+    key_and_body,
     key_hash,
+    whole_queue,
 )
 from lsmq.partitioners import Partitioner
 from lsmq.record_batch import BatchBuilder, Codec
@@ -48,7 +53,7 @@ _OVERHEAD_BYTES = BatchBuilder.RECORD_OVERHEAD_BYTES
 _REMEMBERED_FAILURES = 1024
 _log = logging.getLogger("lsmq")
 
-Body = bytes | str
+Body = bytes | bytearray | memoryview | str
 
 
 class Extras(NamedTuple):
@@ -118,6 +123,12 @@ class Producer:
         request_timeout_ms: int | None = None,
         codec: Codec = Codec.NONE,
     ) -> None:
+        if not isinstance(topic, str):
+            raise InvalidRequest(f"topic is {topic!r}; it must be the name of a topic")
+        if not isinstance(codec, Codec):
+            raise InvalidRequest(f"codec is {codec!r}; it must be one of lsmq.Codec, such as Codec.ZSTD")
+        if partitioner is not None and not callable(partitioner):
+            raise InvalidRequest(f"partitioner is {partitioner!r}; it must be a function of key, body and queues")
         if not 0 < batch_bytes <= MAX_BATCH_BYTES:
             raise InvalidRequest(f"batch_bytes is {batch_bytes}; it must be 1 to {MAX_BATCH_BYTES}")
         if max_buffer_bytes < batch_bytes:
@@ -275,9 +286,9 @@ class Producer:
     ) -> Receipt:
         """Accept one message; waits only while the buffer is full. Await the receipt for its offset.
 
-        Text is sent as UTF-8. ``queue`` is chosen by ``key``, or in turn, when left out. ``delete`` says that the key
-        is gone: the message has no body. Raises ``InvalidRequest``, ``MessageTooLarge``, ``UnknownQueue`` and
-        ``ClientClosed`` at once.
+        The body is text, which is sent as UTF-8, or bytes, or like bytes. ``queue`` is chosen by ``key``, or in turn,
+        when left out. ``delete`` says that the key is gone: the message has no body. Raises ``InvalidRequest``,
+        ``MessageTooLarge``, ``UnknownQueue`` and ``ClientClosed`` at once.
         """
         if self._topic is None:
             await self.start()
@@ -357,6 +368,7 @@ class Producer:
         Await the result for the list of where each was stored, in order. A message that is refused raises
         at once; those before it are accepted.
         """
+        check_many(messages)
         if self._topic is None:
             await self.start()
         assert self._topic is not None
@@ -366,7 +378,7 @@ class Producer:
         add = self._add
         try:
             for message in messages:
-                key, body = message if isinstance(message, tuple) else (None, message)
+                key, body = key_and_body(message) if isinstance(message, tuple) else (None, message)
                 try:
                     batch = add(body, key, tag, queue, None)
                 except BufferFull:
@@ -397,8 +409,12 @@ class Producer:
         """Put a message into the open batch of its shard; the batch it is now the last of."""
         if self._topic is None or self._closed or self._replaced is not None:
             raise self._not_open()
-        if isinstance(body, str):
-            body = body.encode()
+        if type(body) is not bytes:
+            body = body_bytes(body)
+        if key is not None and type(key) is not bytes and not (type(key) is str and key.isascii()):
+            check_key(key)
+        if tag is not None and not (type(tag) is str and tag.isascii()):
+            check_tag(tag)
         size_bytes = len(body)
         properties, headers, priority, delete = _NO_EXTRAS if extras is None else extras
         if properties or headers:
@@ -421,10 +437,11 @@ class Producer:
         hashed: int | None = None
         in_turn = False
         if queue is not None:
-            queue = whole(queue)
+            queue = whole_queue(queue)
             self._topic.check_queue(queue)
         elif self._partitioner is not None:
-            queue = whole(self._partitioner(key, body, self._queues if key is None else self._key_queues))
+            queue = self._partitioner(key, body, self._queues if key is None else self._key_queues)
+            queue = whole_queue(queue, "what the partitioner returned")
             self._topic.check_queue(queue)
         elif key is not None:
             hashed = key_hash(key)

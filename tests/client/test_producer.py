@@ -270,7 +270,7 @@ async def test_a_field_that_no_record_can_hold_is_refused_and_harms_no_other_mes
         ({"priority": "high"}, InvalidRequest, "0 to 255"),
         ({"properties": {"a": 1}}, InvalidRequest, "property 'a' is 1"),
         ({"properties": {5: "a"}}, InvalidRequest, "property 5"),
-        ({"queue": 1.5}, TypeError, "float"),
+        ({"queue": 1.5}, InvalidRequest, "queue is 1.5 of type float; it must be a whole number"),
         ({"queue": -1}, UnknownQueue, "queues 0 to 7"),
     ]
     async with Producer(node, "t") as producer:

@@ -12,7 +12,7 @@ from lsmq import producer as asynchronous
 from lsmq._lane import ProducerStats
 from lsmq._loop_thread import LoopThread, wait_for
 from lsmq._outbox import Sent
-from lsmq.messages import Key
+from lsmq.messages import Key, check_many
 from lsmq.partitioners import Partitioner
 from lsmq.producer import Body
 from lsmq.record_batch import Codec
@@ -224,6 +224,7 @@ class Producer:
 
         ``messages`` is read in the calling thread.
         """
+        check_many(messages)
         parts: list[_outbox.Receipts] = []
         source = iter(messages)
         while portion := list(islice(source, _SEND_PORTION_MESSAGES)):
