@@ -6,22 +6,33 @@ queue stays in order.
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 
 from lsmq import Client, Consumer, Message, Producer
 
 COUNT = 400
 
 
-async def work(client: Client, name: str, done: Counter[str], enough: asyncio.Event) -> None:
+class Worker:
+    """``ready`` when the group has given it queues; it works until ``enough``."""
+
+    def __init__(self) -> None:
+        self.ready, self.enough = asyncio.Event(), asyncio.Event()
+
+
+async def work(client: Client, name: str, done: Counter[str], worker: Worker, enough: Callable[[], bool]) -> None:
     async def handle(message: Message) -> None:
         await asyncio.sleep(0.001)
         done[name] += 1
-        if done.total() == COUNT:
-            enough.set()
+        if enough():
+            worker.enough.set()
 
-    async with Consumer(client, "parcels", group="couriers", static_id=name) as consumer:
+    def ready(queues: object) -> None:
+        worker.ready.set()
+
+    async with Consumer(client, "parcels", group="couriers", static_id=name, on_assigned=ready) as consumer:
         handling = asyncio.create_task(consumer.run(handle, concurrency=4))
-        await enough.wait()
+        await worker.enough.wait()
         await consumer.close(leave=True)  # Without it, a static id keeps its place for the session.
         await handling
 
@@ -31,20 +42,21 @@ async def main() -> None:
         await client.delete_topic("parcels", missing_ok=True)
         await client.create_topic("parcels", queues=16)
         done: Counter[str] = Counter()
-        enough, home_time = asyncio.Event(), asyncio.Event()
+        ann, bob = Worker(), Worker()
 
         async with Producer(client, "parcels") as producer, asyncio.TaskGroup() as workers:
-            workers.create_task(work(client, "ann", done, enough))
-            workers.create_task(work(client, "bob", done, home_time))
+            workers.create_task(work(client, "ann", done, ann, lambda: done.total() == COUNT))
+            # Bob goes home after some. Ann gets his queues.
+            workers.create_task(work(client, "bob", done, bob, lambda: done["bob"] >= COUNT // 8))
+            await ann.ready.wait()
+            await bob.ready.wait()
             for number in range(COUNT):
-                if number == COUNT // 2:
-                    await producer.flush()
-                    home_time.set()  # Bob goes home. Ann gets his queues.
                 await producer.send(f"parcel {number}", key=f"street {number % 40}")
 
         committed = await client.committed_offsets("couriers", "parcels")
         print(f"{done['ann']} parcels by Ann, {done['bob']} by Bob, {sum(committed.values())} committed")
         assert done.total() == sum(committed.values()) == COUNT
+        assert done["ann"] >= COUNT // 2 and done["bob"] >= COUNT // 8
 
 
 asyncio.run(main())
