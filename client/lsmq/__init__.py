@@ -14,12 +14,14 @@ This is the client, for asyncio; :mod:`lsmq.sync` has the same names for plain b
 All errors are in :mod:`lsmq.errors`, and here.
 """
 
-from lsmq import errors
+from lsmq import errors, partitioners
 from lsmq._lane import ProducerStats
 from lsmq._outages import Outage
 from lsmq._outbox import Receipt, Receipts, Sent
+from lsmq.admin import ClusterAdmin
 from lsmq.client import Client
 from lsmq.consumer import Consumer
+from lsmq.dead_letters import DeadLetter, DeadLetters
 from lsmq.errors import (
     AddressInUse,
     BufferFull,
@@ -77,6 +79,7 @@ from lsmq.errors import (
     UnsupportedFormat,
     ZooKeeperNotInstalled,
 )
+from lsmq.groups import Group, list_groups
 from lsmq.producer import Producer
 from lsmq.producer_groups import TransactionInfo
 from lsmq.push import PushConsumer
@@ -92,13 +95,17 @@ __all__ = [
     "BufferFull",
     "Client",
     "ClientClosed",
+    "ClusterAdmin",
     "Codec",
     "ConnectionFailed",
     "Consumer",
     "CorruptFile",
     "DataDirectoryLocked",
     "DataDirectoryUnusable",
+    "DeadLetter",
+    "DeadLetters",
     "DiskFull",
+    "Group",
     "GroupHasMembers",
     "GroupModeMismatch",
     "InvalidBatch",
@@ -163,5 +170,7 @@ __all__ = [
     "WorkQueue",
     "ZooKeeperNotInstalled",
     "errors",
+    "list_groups",
+    "partitioners",
     "__version__",
 ]

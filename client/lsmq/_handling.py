@@ -14,7 +14,7 @@ import asyncio
 import heapq
 import inspect
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from typing import Any, Literal, Protocol
 
 from lsmq._background import Background
@@ -24,7 +24,8 @@ from lsmq.errors import InvalidRequest
 from lsmq.group_values import Ranges
 from lsmq.record_batch import Message
 
-Handler = Callable[[Message], Awaitable[None] | None]
+Handler = Callable[[Message], object]
+"""What it returns is awaited where it can be, and then dropped."""
 Order = Literal["queue", "key", "none"]
 Place = tuple[str, int]
 

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 from lsmq._background import Background
 from lsmq._lane import Lane, LaneOptions, ProducerStats
@@ -117,7 +117,7 @@ class Producer:
         batch_bytes: int = DEFAULT_BATCH_BYTES,
         max_buffer_bytes: int = DEFAULT_MAX_BUFFER_BYTES,
         max_message_bytes: int | None = None,
-        ack: str | None = None,
+        ack: Literal["quorum", "leader"] | None = None,
         partitioner: Partitioner | None = None,
         deadline_ms: int | None = None,
         request_timeout_ms: int | None = None,

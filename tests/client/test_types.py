@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal, get_type_hints
 
 import pytest
 
-from lsmq import Client, Codec, InvalidRequest, Producer, TransactionalProducer
+import lsmq
+from lsmq import Client, Codec, Consumer, InvalidRequest, Message, Producer, TransactionalProducer
 from lsmq import sync as blocking
 from lsmq.record_batch import BatchBuilder
 from support.node_process import NodeProcess
@@ -133,3 +134,41 @@ def test_a_record_that_is_refused_leaves_a_batch_as_it_was() -> None:
     builder.add(0, b"good")
     packed = builder.build()
     assert len(builder) == 2 and packed.endswith(b"goodgood")
+
+
+def test_what_applications_need_is_imported_from_lsmq() -> None:
+    for name in ("ClusterAdmin", "DeadLetter", "DeadLetters", "Group", "Outage", "list_groups", "partitioners"):
+        assert name in lsmq.__all__ and hasattr(lsmq, name)
+
+
+@pytest.mark.parametrize("producer", [Producer, blocking.Producer])
+def test_the_names_of_acknowledgements_are_typed(producer: type) -> None:
+    assert get_type_hints(producer.__init__)["ack"] == Literal["quorum", "leader"] | None  # type: ignore[misc]
+
+
+async def test_handlers_may_return_something(shared_node: NodeProcess, topic_name: str) -> None:
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name)
+        async with Producer(client, topic_name) as producer:
+            await producer.send_and_wait("one")
+        seen: list[str] = []
+
+        async def handle(message: Message) -> int:
+            seen.append(message.text())
+            await consumer.close()
+            return len(seen)
+
+        async with Consumer(client, topic_name) as consumer:
+            await consumer.run(handle)
+        assert seen == ["one"]
+
+
+def test_a_blocking_task_says_how_long_it_is_hidden(shared_node: NodeProcess, topic_name: str) -> None:
+    with blocking.Client(shared_node.url) as client:
+        client.create_topic(topic_name)
+        with blocking.Producer(client, topic_name) as producer:
+            producer.send("one")
+        with blocking.WorkQueue(client, topic_name, topic_name, visibility_ms=60_000) as work:
+            (task,) = work.poll(1)
+            assert 0 < task.remaining_ms <= 60_000
+            task.ack()

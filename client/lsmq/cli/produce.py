@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -66,7 +67,7 @@ def produce(
     key_separator: str | None,
     tag: str | None,
     queue: int | None,
-    ack: str | None,
+    ack: Literal["quorum", "leader"] | None,
     compress: bool,
     linger_ms: int,
     receipts: bool,

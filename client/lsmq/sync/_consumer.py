@@ -139,7 +139,7 @@ class Consumer(Iterating[Message]):
                 self._async._hand.take()  # Before the lock is free: who gives up queues looks after it.
         return taken
 
-    def run(self, handler: Callable[[Message], None], *, concurrency: int = 1, order: Order = "queue") -> None:
+    def run(self, handler: Callable[[Message], object], *, concurrency: int = 1, order: Order = "queue") -> None:
         """See :meth:`lsmq.Consumer.run`. The handler runs in threads, ``concurrency`` of them.
 
         A thread cannot be cancelled: one whose queue is gone runs on, and only then the next message of its queue, or

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from lsmq import _outbox
 from lsmq import producer as asynchronous
@@ -89,7 +89,7 @@ class Producer:
         batch_bytes: int = asynchronous.DEFAULT_BATCH_BYTES,
         max_buffer_bytes: int = asynchronous.DEFAULT_MAX_BUFFER_BYTES,
         max_message_bytes: int | None = None,
-        ack: str | None = None,
+        ack: Literal["quorum", "leader"] | None = None,
         partitioner: Partitioner | None = None,
         deadline_ms: int | None = None,
         request_timeout_ms: int | None = None,

@@ -83,7 +83,7 @@ class PushConsumer(Iterating[Message]):
 
         self._thread.call(acknowledge())
 
-    def run(self, handler: Callable[[Message], None], *, concurrency: int = 1, order: Order = "queue") -> None:
+    def run(self, handler: Callable[[Message], object], *, concurrency: int = 1, order: Order = "queue") -> None:
         """See :meth:`lsmq.PushConsumer.run`. The handler runs in threads, ``concurrency`` of them."""
         with self._handlers.open(handler, concurrency) as handle:
             self._thread.call(self._async._run(handle, concurrency, order, cancel=False))

@@ -40,6 +40,15 @@ class Task:
         """Whether it was acknowledged or given back here."""
         return self._async.settled
 
+    @property
+    def remaining_ms(self) -> float:
+        """See :attr:`lsmq.Task.remaining_ms`."""
+
+        async def now() -> float:
+            return self._async.remaining_ms
+
+        return self._thread.call(now())
+
     def text(self) -> str:
         """The body decoded as UTF-8."""
         return self._async.text()

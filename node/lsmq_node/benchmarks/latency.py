@@ -11,7 +11,7 @@ import contextlib
 import random
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from lsmq import Client, Consumer, Producer, PushConsumer
 
@@ -82,7 +82,9 @@ def run(values: Mapping[str, Any], progress: Progress) -> Report:
     return Report(result, [_table(result)], [describe(facts), *_NOTES])
 
 
-def measure(urls: str, face: str, queues: int, ack: str, rate: int, each: int, seconds: float) -> dict[str, float]:
+def measure(
+    urls: str, face: str, queues: int, ack: Literal["quorum", "leader"], rate: int, each: int, seconds: float
+) -> dict[str, float]:
     """One case, in a process of its own: producer and consumer share its event loop."""
 
     async def work() -> dict[str, float]:
