@@ -1,8 +1,7 @@
 """LSMQ and Spark: topics as data frames and streams, and jobs over them.
 
 ``pip install "lsmq[spark]"``, then ``spark.read.format("lsmq")``. Spark finds the data source by itself where this
-package is installed; :func:`register` makes sure, and turns the push-down of filters on. :func:`spark_session`
-makes a session with a Java it finds.
+package is installed; :func:`register` makes sure. :func:`spark_session` makes a session with a Java it finds.
 """
 
 from __future__ import annotations

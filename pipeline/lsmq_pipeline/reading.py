@@ -16,10 +16,9 @@ from lsmq_pipeline.cluster import Cluster, Want
 from lsmq_pipeline.decode import positions
 from lsmq_pipeline.fetch import FetchPlan, SplitReader
 from lsmq_pipeline.options import ReadOptions
-from lsmq_pipeline.pushdown import Pushed
-from lsmq_pipeline.resolve import select_queues
 from lsmq_pipeline.schema import arrow_schema, message_schema
 from lsmq_pipeline.splits import Split
+from lsmq_pipeline.wanted import Wanted
 
 I64 = NDArray[np.int64]
 
@@ -40,9 +39,9 @@ class PlannedSplit(InputPartition):
         return repr(self.split)
 
 
-def from_options(options: ReadOptions) -> Pushed:
-    """What the options ask for, in the form of filters: streams have no others."""
-    return Pushed(
+def wanted_of(options: ReadOptions) -> Wanted:
+    """What options ``keys`` and ``tags`` ask for."""
+    return Wanted(
         keys=None if options.keys is None else frozenset(options.keys),
         tags=None if options.tags is None else frozenset(options.tags),
     )
@@ -62,14 +61,6 @@ def fetch_plan(cluster: Cluster, options: ReadOptions) -> FetchPlan:
     )
 
 
-def chosen_queues(topic: Topic, options: ReadOptions, pushed: Pushed) -> NDArray[np.bool_] | None:
-    """The queues that options and filters leave; None when they leave all."""
-    selected, wanted = select_queues(topic, options.queues), pushed.queue_mask(topic.queues)
-    if selected is None or wanted is None:
-        return wanted if selected is None else selected
-    return selected & wanted
-
-
 def sampled_bytes(cluster: Cluster, topic: Topic, start: I64, end: I64) -> int:
     """About how large a message is: the mean of a few of some queues that have any. 0 when there are none."""
     total = count = 0
@@ -87,21 +78,20 @@ def sampled_bytes(cluster: Cluster, topic: Topic, start: I64, end: I64) -> int:
     return total // count if count else 0
 
 
-def read_split(options: ReadOptions, planned: PlannedSplit, pushed: Pushed, schema: StructType) -> Iterator[Any]:
+def read_split(options: ReadOptions, planned: PlannedSplit, schema: StructType) -> Iterator[Any]:
     """One task's work: connect, read, disconnect."""
-    wanted = arrow_schema(schema)
-    extra = pushed.columns_needed() - set(wanted.names)
-    made = wanted
+    wanted, asked = wanted_of(options), arrow_schema(schema)
+    extra = wanted.columns - set(asked.names)
+    made = asked
     if extra:
         everything = arrow_schema(message_schema())
         for name in sorted(extra):
             made = made.append(everything.field(name))
 
     def exact(batch: Any) -> Any:
-        batch = pushed.exact(batch)
-        return batch.select(wanted.names) if extra else batch
+        batch = wanted.exact(batch)
+        return batch.select(asked.names) if extra else batch
 
     with Cluster(options.connection) as cluster:
-        narrow = pushed.narrow if pushed.narrows else None
-        after = exact if pushed.columns_needed() else None
-        yield from SplitReader(cluster, planned.split, planned.fetch).arrow(made, narrow, after)
+        reader = SplitReader(cluster, planned.split, planned.fetch)
+        yield from reader.arrow(made, wanted.narrow, exact) if wanted.columns else reader.arrow(made)

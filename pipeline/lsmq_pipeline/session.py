@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LEAST_JAVA = 17
-_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
-_DEFAULTS = {"spark.sql.session.timeZone": "UTC", _PUSHDOWN: "true"}
+_DEFAULTS = {"spark.sql.session.timeZone": "UTC"}
 _DEFAULTS_AT_START = {
     "spark.ui.showConsoleProgress": "false",
     "spark.python.daemon.module": "lsmq_pipeline.daemon",
@@ -44,7 +43,7 @@ exec "{java}" "$@"
 
 
 def register(spark: SparkSession) -> None:
-    """Make ``lsmq`` known to a session, and let Spark hand filters down to reads that ask for it.
+    """Make ``lsmq`` known to a session.
 
     Spark also finds the data source by itself, where the driver's Python has this package; then it says in a warning
     that this one takes its place. Call it before several streams start at the same moment: of the one that Spark finds
@@ -53,7 +52,6 @@ def register(spark: SparkSession) -> None:
     source = _need_spark("lsmq_pipeline.source")
     with _environment_of_streams(spark):
         spark.dataSource.register(source.LsmqDataSource)
-    spark.conf.set(_PUSHDOWN, "true")
 
 
 @contextmanager

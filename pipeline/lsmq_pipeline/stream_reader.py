@@ -28,8 +28,8 @@ from lsmq_pipeline.errors import DataLoss
 from lsmq_pipeline.fetch import FetchPlan
 from lsmq_pipeline.offsets import TopicOffsets, from_document, to_document
 from lsmq_pipeline.options import ReadOptions
-from lsmq_pipeline.reading import PlannedSplit, chosen_queues, fetch_plan, from_options, read_split
-from lsmq_pipeline.resolve import EARLIEST, admit, check_loss, explicit_offsets, place, same_topic
+from lsmq_pipeline.reading import PlannedSplit, fetch_plan, read_split
+from lsmq_pipeline.resolve import EARLIEST, admit, check_loss, explicit_offsets, place, same_topic, select_queues
 from lsmq_pipeline.splits import Portion, plan
 
 Offsets = dict[str, Any]
@@ -42,7 +42,6 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self.options = options
         self.schema = schema
-        self.pushed = from_options(options)
         self._cluster: Cluster | None = None
         self._fetch: FetchPlan | None = None
         self._last: dict[str, TopicOffsets] | None = None
@@ -148,7 +147,7 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, PlannedSplit)
-        return read_split(self.options, partition, self.pushed, self.schema)
+        return read_split(self.options, partition, self.schema)
 
     # Within
 
@@ -213,7 +212,7 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_loss(topic, active & (end > bounds.latest), end, "latest", bounds.latest, options.fail_on_data_loss)
         start = np.maximum(start, bounds.earliest)
         end = np.maximum(np.minimum(end, bounds.latest), start)
-        chosen = chosen_queues(topic, options, self.pushed)
+        chosen = select_queues(topic, options.queues)
         return Portion(topic, start, end if chosen is None else np.where(chosen, end, start))
 
     def _gone(self, name: str, before: TopicOffsets | None, until: TopicOffsets) -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyspark.sql.datasource import EqualTo, GreaterThanOrEqual, In, LessThan, StringStartsWith
 from pyspark.sql.types import StructType
 
 from lsmq.topics import Route, Topic
@@ -19,7 +18,6 @@ from lsmq_pipeline.errors import DataLoss, InvalidOption, SchemaMismatch
 from lsmq_pipeline.fetch import WINDOW_MESSAGES, windows
 from lsmq_pipeline.offsets import TopicOffsets, from_document, pack, to_document, unpack
 from lsmq_pipeline.options import read_options, write_options
-from lsmq_pipeline.pushdown import Pushed, push
 from lsmq_pipeline.resolve import admit, explicit_offsets, place
 from lsmq_pipeline.schema import check_read_schema, check_write_schema
 from lsmq_pipeline.splits import Portion, Split, plan
@@ -211,31 +209,3 @@ def test_windows_depend_on_the_split_alone_and_leave_nothing_out() -> None:
     assert found == [([0], True), ([1], True), ([2], True), ([3], True)]
     small = Split(TOPIC.to_dict(), 0, queues, offsets_of(0, 0, 0, 5), offsets_of(4_000, 4_000, 50_000, 6))
     assert [window.queues.tolist() for window in windows(small)] == [[0, 1], [2], [3]]
-
-
-# Filters
-
-
-def test_filters_become_queues_offsets_times_and_hashes() -> None:
-    filters = [
-        EqualTo(("queue",), 3),
-        GreaterThanOrEqual(("offset",), 10),
-        LessThan(("offset",), 20),
-        In(("key",), ("a", "b")),
-        EqualTo(("tag",), "t"),
-        GreaterThanOrEqual(("stored_time",), 1_700_000_000_000_500),
-        StringStartsWith(("key",), "a"),
-    ]
-    pushed, left = push(filters, Pushed())
-    assert pushed.queues == {3} and (pushed.offset.low, pushed.offset.high) == (10, 20)
-    assert pushed.keys == {"a", "b"} and pushed.tags == {"t"}
-    assert pushed.time_ms.low == 1_700_000_000_000
-    assert list(left) == filters[5:], "time is narrowed here and exact in Spark; a prefix is Spark's"
-    mask = pushed.queue_mask(8)
-    assert mask is not None and np.flatnonzero(mask).tolist() == [3]
-
-
-def test_filters_that_exclude_each_other_leave_no_queue() -> None:
-    pushed, left = push([EqualTo(("queue",), 3), EqualTo(("queue",), 4)], Pushed())
-    mask = pushed.queue_mask(8)
-    assert mask is not None and not mask.any() and not list(left)

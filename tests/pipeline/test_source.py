@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from support.played_node import played_node
 from support.spark_topic import SparkTopic, numbers
@@ -78,30 +81,63 @@ def test_options_narrow_a_batch_down(topic: SparkTopic) -> None:
     assert numbers(topic.read(startingTimestamp="2001-01-01T00:00:00Z", queues="2")) == of(lambda row: row.queue == 2)
 
 
-def test_filters_are_spark_s_own_work_unless_they_are_handed_down(topic: SparkTopic) -> None:
-    topic.send(400)
-    frame = topic.read()
-    wanted = numbers(frame.where("key = 'key-3' and offset >= 10"))
-    assert wanted and len(wanted) < 60
-    assert numbers(frame) == list(range(400)), "a data frame is not narrowed by what was asked of it before"
-    pushed = topic.read(pushFilters="true").where("key = 'key-3' and offset >= 10")
-    assert numbers(pushed) == wanted
-    plan = pushed._jdf.queryExecution().optimizedPlan().toString()
-    assert "key-3" not in plan and ">= 10" not in plan, plan
-    times = topic.read(pushFilters="true").where("stored_time < timestamp'2001-01-01'")
-    assert numbers(times) == []
+PREDICATES = [
+    "queue = 1",
+    "queue < -1",
+    "queue in (0, 3)",
+    "offset between 5 and 12",
+    "offset >= 1000000",
+    "key = 'key-3'",
+    "key in ('key-1', 'key-6')",
+    "tag = 'tag-2'",
+    "tag is null",
+    "not (tag <=> 'tag-1')",
+    "stored_time < timestamp'1960-01-01'",
+    "stored_time >= timestamp'2001-01-01'",
+    "body like '%7'",
+]
+SHAPES = [
+    "select * from {t} where {a}",
+    "select * from {t} where {a} and ({b} or {c})",
+    "select * from {t} where {a} union all select * from {t} where {b} union all select * from {t}",
+    "select l.* from {t} l join {t} r on l.queue = r.queue and l.offset = r.offset + 1 where l.{a} and r.{b}",
+    "with q as (select * from {t} where {a}) select * from q where {b} union all select * from q where {c}",
+    "select * from {t} where {a} and offset < (select max(offset) from {t} where {b})",
+    "select * from {t} where {a} and id not in (select id from {t} where {b})",
+    "select l.* from (select * from {t} where {a}) l left semi join (select * from {t} where {b}) r on l.key = r.key",
+]
 
 
-def test_a_session_that_hands_no_filters_down_reads_as_well(topic: SparkTopic) -> None:
-    topic.send(20)
-    name = "spark.sql.python.filterPushdown.enabled"
-    settings = topic.spark.conf
-    before = settings.get(name)
-    settings.set(name, "false")
+def test_a_query_has_the_rows_that_it_has_of_a_copy_whatever_it_filters(topic: SparkTopic, tmp_path: Path) -> None:
+    """Unions, self-joins, common table expressions and subqueries of one frame, each scan with filters of its own."""
+    topic.send(120)
+    frame = topic.read(includeProperties="false")
+    frame.write.parquet(str(tmp_path / "copy"))
+    topic.spark.read.parquet(str(tmp_path / "copy")).createOrReplaceTempView("copied")
+    frame.createOrReplaceTempView("scanned")
+    setting = "spark.sql.python.filterPushdown.enabled"
+    topic.spark.conf.set(setting, "true")
+
+    def rows(query: str, view: str) -> list[Any]:
+        return sorted((row.queue, row.offset) for row in topic.spark.sql(query.replace("{t}", view)).collect())
+
+    @settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(st.sampled_from(SHAPES), *[st.sampled_from(PREDICATES)] * 3)
+    def same(shape: str, a: str, b: str, c: str) -> None:
+        parts = {"l.{a}": _of("l", a), "r.{b}": _of("r", b), "{a}": a, "{b}": b, "{c}": c}
+        query = shape
+        for part, text in parts.items():
+            query = query.replace(part, f"({text})")
+        assert rows(query, "scanned") == rows(query, "copied"), query
+
     try:
-        assert numbers(topic.read(pushFilters="true").where("queue >= 0")) == list(range(20))
+        same()
     finally:
-        settings.set(name, before or "true")
+        topic.spark.conf.unset(setting)
+
+
+def _of(alias: str, predicate: str) -> str:
+    return re.sub(r"\b(queue|offset|key|tag|stored_time|body)\b", rf"{alias}.\1", predicate)
 
 
 def test_a_pattern_reads_all_topics_it_matches(topic: SparkTopic) -> None:
@@ -117,6 +153,7 @@ def test_a_pattern_reads_all_topics_it_matches(topic: SparkTopic) -> None:
         ({"topic": "not-there"}, "UnknownTopic.*not-there"),
         ({"topic": "", "topicPattern": "not-[a-z]*"}, "no topic matches the pattern 'not-"),
         ({"startingOffset": "latest"}, "there is no option startingoffset"),
+        ({"pushFilters": "true"}, "there is no option pushfilters"),
         ({"startingOffsets": '{"{topic}": {"0": 99}}'}, "failOnDataLoss"),
         ({"deadlineMs": "500", "url": "http://127.0.0.1:9"}, "no connection to http://127.0.0.1:9"),
     ],
