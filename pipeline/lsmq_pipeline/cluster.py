@@ -10,6 +10,7 @@ import asyncio
 import re
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -109,6 +110,14 @@ class Cluster:
         found = [topic for topic in self._loop.call(self._client.topics()) if matches.fullmatch(topic.name)]
         if not found:
             raise UnknownTopic(f"no topic matches the pattern {pattern!r}", pattern=pattern)
+        return found
+
+    def existing(self, names: Sequence[str], pattern: str | None) -> list[Topic]:
+        """As :meth:`topics`, those that are there; perhaps none."""
+        found: list[Topic] = []
+        for name in names if pattern is None else [None]:
+            with suppress(UnknownTopic):
+                found += self.topics((), pattern) if name is None else [self.topic(name)]
         return found
 
     def bounds(self, topic: Topic, *, at_time: int | None = None) -> Bounds:

@@ -10,7 +10,8 @@ A column of offsets, one a queue, is written in one of two forms, whichever the 
 A million queues that all stand at 0 are 11 characters; a million that stand at random offsets below 1000 are about
 1.7 MB, which is what they hold. Equal offsets always give equal text, since Spark compares the text.
 
-A document is ``{"version": 1, "topics": {name: {"id", "queues", "offsets"}}}``.
+A document is ``{"version": 1, "topics": {name: {"id", "queues", "offsets", "start"?}}}``. ``start``, a column as well,
+stands in the end of a stream's batch that begins with a topic or with queues of it: no batch before says from where.
 """
 
 from __future__ import annotations
@@ -35,14 +36,31 @@ MAX_QUEUES = 1 << 26  # what a reader accepts: a few bytes could claim any numbe
 
 @dataclass(frozen=True, slots=True)
 class TopicOffsets:
-    """An offset for each queue of a topic. ``topic_id`` tells the topic from one made anew under its name."""
+    """An offset for each queue of a topic. ``topic_id`` tells the topic from one made anew under its name.
+
+    ``start`` is where the batch of a stream that ends here reads from; None when that is where the one before ended.
+    """
 
     name: str
     topic_id: int
     offsets: I64
+    start: I64 | None = None
+
+    @property
+    def is_unread(self) -> bool:
+        """Whether a stream has begun with the topic and read nothing of it."""
+        return self.start is not None and np.array_equal(self.start, self.offsets)
 
     def to_dict(self) -> dict[str, Any]:
-        return {"id": self.topic_id, "queues": len(self.offsets), "offsets": pack(self.offsets)}
+        fields = {"id": self.topic_id, "queues": len(self.offsets), "offsets": pack(self.offsets)}
+        return fields if self.start is None else {**fields, "start": pack(self.start)}
+
+    @classmethod
+    def from_dict(cls, name: str, fields: Mapping[str, Any]) -> TopicOffsets:
+        """The reverse of :meth:`to_dict`. Raises ``KeyError``, ``ValueError``."""
+        queues, start = int(fields["queues"]), fields.get("start")
+        offsets = unpack(str(fields["offsets"]), queues)
+        return cls(name, int(fields["id"]), offsets, None if start is None else unpack(str(start), queues))
 
 
 def to_document(topics: Mapping[str, TopicOffsets]) -> dict[str, Any]:
@@ -55,10 +73,7 @@ def from_document(document: Mapping[str, Any]) -> dict[str, TopicOffsets]:
     if document.get("version") != VERSION:
         raise ValueError(f"offsets of version {document.get('version')!r}; this release reads {VERSION}")
     try:
-        return {
-            str(name): TopicOffsets(str(name), int(entry["id"]), unpack(str(entry["offsets"]), int(entry["queues"])))
-            for name, entry in document["topics"].items()
-        }
+        return {str(name): TopicOffsets.from_dict(str(name), entry) for name, entry in document["topics"].items()}
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"not a document of offsets: {error!r}") from error
 

@@ -63,6 +63,10 @@ class ReadOptions:
     def what(self) -> str:
         return ", ".join(self.topics) if self.topics else f"pattern {self.topic_pattern}"
 
+    def asks_for(self, topic: str) -> bool:
+        """Whether a topic of this name is to be read."""
+        return topic in self.topics or bool(self.topic_pattern and re.fullmatch(self.topic_pattern, topic))
+
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:

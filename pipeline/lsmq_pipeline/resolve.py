@@ -66,10 +66,12 @@ def _from_document(option: str, given: Mapping[str, Any], topics: Sequence[Topic
 def _from_ranges(topic: Topic, queues: Mapping[str, int], missing: int) -> I64:
     offsets = np.full(topic.queues, missing, np.int64)
     for text, offset in queues.items():
+        if type(offset) is not int or offset < EARLIEST:
+            raise ValueError(f"queues {text} have offset {offset!r}; it is a number, -2 (earliest) or -1 (latest)")
         for part in parse_ranges(text):
             if part.stop > topic.queues:
                 raise ValueError(f"topic {topic.name!r} has queues 0 to {topic.queues - 1}, not {part.stop - 1}")
-            offsets[part.start : part.stop] = int(offset)
+            offsets[part.start : part.stop] = offset
     return offsets
 
 

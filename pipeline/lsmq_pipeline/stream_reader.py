@@ -1,17 +1,20 @@
 """``spark.readStream.format("lsmq")``: offsets of all queues in the checkpoint, batches cut by admission control.
 
 Spark keeps the offsets, as JSON, in the query's checkpoint, which alone is the truth: ``commit`` comes a batch late and
-``stop`` perhaps never.
+``stop`` perhaps never. It keeps where a batch ends, and takes for its start where the one before ended. Of what a batch
+begins with there is no such end: the whole first batch, a topic that comes later, new queues. So the end of that batch
+carries the start as well, and a repeat of it reads from there, or says what is gone, whatever has become of the topic.
 """
 
 from __future__ import annotations
 
 import logging
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -21,10 +24,10 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from lsmq.errors import LsmqError
+from lsmq.errors import LsmqError, UnknownTopic
 from lsmq.topics import Topic
-from lsmq_pipeline.cluster import Cluster
-from lsmq_pipeline.errors import DataLoss
+from lsmq_pipeline.cluster import Bounds, Cluster
+from lsmq_pipeline.errors import DataLoss, InvalidOption
 from lsmq_pipeline.fetch import FetchPlan
 from lsmq_pipeline.offsets import TopicOffsets, from_document, to_document
 from lsmq_pipeline.options import ReadOptions
@@ -32,8 +35,17 @@ from lsmq_pipeline.reading import PlannedSplit, fetch_plan, read_split
 from lsmq_pipeline.resolve import EARLIEST, admit, check_loss, explicit_offsets, place, same_topic, select_queues
 from lsmq_pipeline.splits import Portion, plan
 
+I64 = NDArray[np.int64]
 Offsets = dict[str, Any]
 _log = logging.getLogger("lsmq")
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A topic that is there, and its bounds."""
+
+    topic: Topic
+    bounds: Bounds
 
 
 class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -44,18 +56,19 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.schema = schema
         self._cluster: Cluster | None = None
         self._fetch: FetchPlan | None = None
-        self._last: dict[str, TopicOffsets] | None = None
-        self._committed: dict[str, TopicOffsets] = {}
+        self._last: dict[str, _Seen] | None = None
+        self._reported: dict[str, TopicOffsets] = {}
+        self._told_gone: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_cluster": None, "_last": None, "_committed": {}}
+        return {**self.__dict__, "_cluster": None, "_last": None, "_reported": {}, "_told_gone": set()}
 
     # On the driver
 
     def initialOffset(self) -> Offsets:
-        """Where a new query starts."""
+        """Where a new query starts. Spark keeps it nowhere, and asks again when it repeats the first batch."""
         options = self.options
-        topics = self._topics()
+        topics = self._connected().topics(options.topics, options.topic_pattern)
         starting = explicit_offsets("startingOffsets", options.starting_offsets, topics, EARLIEST)
         found = {}
         for topic in topics:
@@ -65,7 +78,7 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             offsets = place(
                 topic, bounds, given, default, fail_on_data_loss=options.fail_on_data_loss, may_be_lost=True
             )
-            found[topic.name] = TopicOffsets(topic.name, topic.id, offsets)
+            found[topic.name] = TopicOffsets(topic.name, topic.id, offsets, start=offsets)
         return to_document(found)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -73,45 +86,49 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
-        """Where the next batch ends: what is there, or a fair share of it from each queue."""
+        """Where the next batch ends: what is there, or a fair share of it from each queue.
+
+        Every batch up to ``start`` is done. Where nothing has come, ``start`` is returned to the letter: any other text
+        would be a batch.
+        """
         known = from_document(start)
-        latest = self._last if self._last is not None else self._latest()
-        ends: dict[str, TopicOffsets] = {}
-        for name, end in latest.items():
-            before = known.get(name)
-            if before is not None and before.topic_id == end.topic_id:
-                begun = np.zeros(len(end.offsets), np.int64)
-                begun[: len(before.offsets)] = before.offsets
-                # Never back: a leader that lost messages it had not replicated is found out where they are read.
-                ends[name] = TopicOffsets(name, end.topic_id, np.maximum(end.offsets, begun))
-            else:
-                ends[name] = end
+        self._check_asked_for(known)
+        seen = self._last if self._last is not None else self._seen()
+        self._check_there(known, seen)
+        self._report(known, seen)
+        ends = {name: self._end(known.get(name), each) for name, each in seen.items()}
         # What is not there any more stays in the offsets, so that it is noticed when it comes again.
-        ends |= {name: known[name] for name in known.keys() - ends.keys()}
+        gone = known.keys() - ends.keys()
+        ends |= {name: TopicOffsets(name, known[name].topic_id, known[name].offsets) for name in gone}
         if isinstance(limit, ReadMaxRows):
-            ends = self._admitted(known, ends, limit.max_rows)
-        return to_document(ends)
+            ends = _admitted(known, ends, limit.max_rows)
+        return to_document(ends) if _differ(known, ends) else start
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._last = self._latest()
+        self._last = self._seen()
 
     def reportLatestOffset(self) -> Offsets | None:
-        return to_document(self._latest())
+        seen = self._seen()
+        return to_document({name: TopicOffsets(name, each.topic.id, each.bounds.latest) for name, each in seen.items()})
 
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[InputPartition]:
         """Splits between two offsets; the same ones for the same offsets, also after a restart."""
+        if start == end:
+            return []
         options = self.options
         before, after = from_document(start), from_document(end)
-        topics = {topic.name: topic for topic in self._topics(missing_ok=True)}
+        self._check_asked_for(after)
+        topics = {topic.name: topic for topic in self._existing()}
         if self._fetch is None:
             self._fetch = fetch_plan(self._connected(), options)
         portions = []
         for name, until in after.items():
             topic = topics.get(name)
+            begin = _begin(before.get(name), until)
             if topic is None or topic.id != until.topic_id:
-                self._gone(name, before.get(name), until)
+                self._lost(name, begin, until)
                 continue
-            portions.append(self._portion(topic, before.get(name), until))
+            portions.append(self._portion(topic, begin, until))
         splits = plan(
             portions,
             min_splits=options.min_partitions,
@@ -119,24 +136,6 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             max_bytes=options.max_bytes_per_partition,
         )
         return [PlannedSplit(split, self._fetch) for split in splits]
-
-    def commit(self, end: Offsets) -> None:
-        """Spark will not ask for anything before these offsets again. With option ``group``, tell the broker."""
-        if self.options.group is None:
-            return
-        for name, offsets in from_document(end).items():
-            done = self._committed.get(name)
-            moved = offsets.offsets != (-1 if done is None else done.offsets[: len(offsets.offsets)])
-            places = np.flatnonzero(moved & (offsets.offsets > 0)).tolist()
-            if not places:
-                continue
-            chosen = dict(zip(places, offsets.offsets[places].tolist(), strict=True))
-            try:
-                self._connected().commit(self.options.group, name, chosen)
-                self._committed[name] = offsets
-            except LsmqError as error:
-                # For those who look at the lag only: the checkpoint decides where the query goes on.
-                _log.warning("offsets not committed: group=%s topic=%s error=%s", self.options.group, name, error)
 
     def stop(self) -> None:
         cluster, self._cluster = self._cluster, None
@@ -156,70 +155,118 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._cluster = Cluster(self.options.connection)
         return self._cluster
 
-    def _topics(self, *, missing_ok: bool = False) -> list[Topic]:
+    def _existing(self) -> list[Topic]:
+        return self._connected().existing(self.options.topics, self.options.topic_pattern)
+
+    def _seen(self) -> dict[str, _Seen]:
+        return {topic.name: _Seen(topic, self._connected().bounds(topic)) for topic in self._existing()}
+
+    def _check_asked_for(self, known: Iterable[str]) -> None:
+        """Raises ``InvalidOption`` when the checkpoint is of another query: its topics are not those of the options."""
+        others = sorted(name for name in known if not self.options.asks_for(name))
+        if others:
+            raise InvalidOption(
+                f"the checkpoint is of a query that reads topic {others[0]!r}; this one reads {self.options.what}. "
+                "Give it a checkpoint of its own, and the other's offsets as startingOffsets if it is to go on there",
+                option="topic",
+            )
+
+    def _check_there(self, known: Mapping[str, TopicOffsets], seen: Mapping[str, _Seen]) -> None:
+        """Raises, or warns once, when a topic that the query has begun with was deleted."""
+        for name in sorted(known.keys() - seen.keys() - self._told_gone):
+            message = f"topic {name!r} was deleted: what was not read of it is gone"
+            if self.options.fail_on_data_loss:
+                raise DataLoss(f"{message}; set failOnDataLoss to false to go on without", topic=name)
+            _log.warning("%s; going on without", message)
+            self._told_gone.add(name)
+        for name in sorted(set(self.options.topics) - known.keys() - seen.keys()):
+            raise UnknownTopic(f"there is no topic {name!r}", topic=name)
+
+    def _report(self, done: Mapping[str, TopicOffsets], seen: Mapping[str, _Seen]) -> None:
+        """With option ``group``, tell the broker how far the query is.
+
+        Not in ``commit``, which Spark calls when the batch after is planned: never for the last one.
+        """
+        if self.options.group is None:
+            return
+        for name in done.keys() & seen.keys():
+            at, before = done[name], self._reported.get(name)
+            if at.topic_id != seen[name].topic.id:
+                continue
+            reported = np.full(len(at.offsets), -1, np.int64)
+            if before is not None and before.topic_id == at.topic_id:
+                reported[: len(before.offsets)] = before.offsets
+            places = np.flatnonzero((at.offsets != reported) & (at.offsets > 0)).tolist()
+            if not places:
+                continue
+            chosen = dict(zip(places, at.offsets[places].tolist(), strict=True))
+            try:
+                self._connected().commit(self.options.group, name, chosen)
+                self._reported[name] = at
+            except LsmqError as error:
+                # For those who look at the lag only: the checkpoint decides where the query goes on.
+                _log.warning("offsets not committed: group=%s topic=%s error=%s", self.options.group, name, error)
+
+    def _end(self, known: TopicOffsets | None, seen: _Seen) -> TopicOffsets:
+        """All that is there of a topic; of one that is new to the query, and of new queues, from the beginning."""
+        topic, bounds = seen.topic, seen.bounds
+        fail = self.options.fail_on_data_loss
+        if known is None or not same_topic(topic, known, fail_on_data_loss=fail):
+            return TopicOffsets(topic.name, topic.id, np.maximum(bounds.latest, bounds.earliest), bounds.earliest)
+        begin = bounds.earliest.copy()
+        begin[: len(known.offsets)] = known.offsets
+        begins = known.is_unread or len(known.offsets) < len(begin)
+        # Never back: a leader that lost messages it had not replicated is found out where they are read.
+        return TopicOffsets(topic.name, topic.id, np.maximum(bounds.latest, begin), begin if begins else None)
+
+    def _portion(self, topic: Topic, begin: I64, until: TopicOffsets) -> Portion:
         options = self.options
-        if missing_ok:
-            names = "|".join(map(re.escape, options.topics)) if options.topics else options.topic_pattern
-            return self._connected().topics((), names) if names else []
-        return self._connected().topics(options.topics, options.topic_pattern)
-
-    def _latest(self) -> dict[str, TopicOffsets]:
-        found = {}
-        for topic in self._topics():
-            bounds = self._connected().bounds(topic)
-            found[topic.name] = TopicOffsets(topic.name, topic.id, bounds.latest)
-        return found
-
-    def _start_of(self, name: str, before: TopicOffsets | None, until: TopicOffsets) -> Any:
-        """Where a topic's part of a batch starts: where the last one ended; new queues and topics at 0."""
-        start = np.zeros(len(until.offsets), np.int64)
-        if before is not None and before.topic_id == until.topic_id:
-            start[: len(before.offsets)] = before.offsets
-        return start
-
-    def _admitted(
-        self, known: dict[str, TopicOffsets], ends: dict[str, TopicOffsets], limit: int
-    ) -> dict[str, TopicOffsets]:
-        names = sorted(ends)
-        if not names:
-            return ends
-        starts = [self._floor(name, known.get(name), ends[name]) for name in names]
-        admitted = admit(np.concatenate(starts), np.concatenate([ends[name].offsets for name in names]), limit)
-        cuts = np.cumsum([len(ends[name].offsets) for name in names])[:-1]
-        parts = np.split(admitted, cuts)
-        return {name: TopicOffsets(name, ends[name].topic_id, part) for name, part in zip(names, parts, strict=True)}
-
-    def _floor(self, name: str, before: TopicOffsets | None, until: TopicOffsets) -> Any:
-        """Starts for admission control: a topic new to the query counts from what it still has."""
-        start = self._start_of(name, before, until)
-        if before is None or before.topic_id != until.topic_id:
-            topic = next((topic for topic in self._topics(missing_ok=True) if topic.id == until.topic_id), None)
-            if topic is not None:
-                start = np.minimum(self._connected().bounds(topic).earliest, until.offsets)
-        return start
-
-    def _portion(self, topic: Topic, before: TopicOffsets | None, until: TopicOffsets) -> Portion:
-        options = self.options
-        start, end = self._start_of(topic.name, before, until), until.offsets
-        is_known = before is not None and same_topic(topic, before, fail_on_data_loss=options.fail_on_data_loss)
-        if len(end) < topic.queues:
-            start, end = (np.pad(column, (0, topic.queues - len(end))) for column in (start, end))
+        more = topic.queues - len(until.offsets)
+        start, end = (np.pad(column, (0, max(0, more))) for column in (begin, until.offsets))
         active = end > start
         bounds = self._connected().bounds(topic)
-        if is_known:
-            lost = active & (start < bounds.earliest)
-            check_loss(topic, lost, start, "earliest", bounds.earliest, options.fail_on_data_loss)
-        check_loss(topic, active & (end > bounds.latest), end, "latest", bounds.latest, options.fail_on_data_loss)
+        fail = options.fail_on_data_loss
+        check_loss(topic, active & (start < bounds.earliest), start, "earliest", bounds.earliest, fail)
+        check_loss(topic, active & (end > bounds.latest), end, "latest", bounds.latest, fail)
         start = np.maximum(start, bounds.earliest)
         end = np.maximum(np.minimum(end, bounds.latest), start)
         chosen = select_queues(topic, options.queues)
         return Portion(topic, start, end if chosen is None else np.where(chosen, end, start))
 
-    def _gone(self, name: str, before: TopicOffsets | None, until: TopicOffsets) -> None:
-        """A topic that the offsets name is deleted: a loss if any of its messages were to be read."""
-        if not (until.offsets > self._start_of(name, before, until)).any():
+    def _lost(self, name: str, begin: I64, until: TopicOffsets) -> None:
+        """A topic of a batch is deleted: a loss if any of its messages were to be read."""
+        if not (until.offsets > begin).any():
             return
         message = f"topic {name!r} was deleted before all of it was read"
         if self.options.fail_on_data_loss:
             raise DataLoss(f"{message}; set failOnDataLoss to false to go on without", topic=name)
         _log.warning("%s; going on without", message)
+
+
+def _begin(before: TopicOffsets | None, until: TopicOffsets) -> I64:
+    """Where a topic's part of a batch begins: where its end says, else where the one before ended."""
+    if until.start is not None:
+        return until.start
+    if before is None or before.topic_id != until.topic_id:
+        return np.zeros(len(until.offsets), np.int64)
+    return before.offsets
+
+
+def _admitted(
+    known: Mapping[str, TopicOffsets], ends: Mapping[str, TopicOffsets], limit: int
+) -> dict[str, TopicOffsets]:
+    """Ends of a batch of at most ``limit`` messages."""
+    names = sorted(ends)
+    if not names:
+        return {}
+    starts = [_begin(known.get(name), ends[name]) for name in names]
+    admitted = admit(np.concatenate(starts), np.concatenate([ends[name].offsets for name in names]), limit)
+    parts = np.split(admitted, np.cumsum([len(start) for start in starts])[:-1])
+    return {name: replace(ends[name], offsets=part) for name, part in zip(names, parts, strict=True)}
+
+
+def _differ(known: Mapping[str, TopicOffsets], ends: Mapping[str, TopicOffsets]) -> bool:
+    return known.keys() != ends.keys() or any(
+        known[name].topic_id != end.topic_id or not np.array_equal(known[name].offsets, end.offsets)
+        for name, end in ends.items()
+    )

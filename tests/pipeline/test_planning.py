@@ -121,6 +121,9 @@ def test_documents_of_offsets_are_the_same_text_for_the_same_offsets() -> None:
     document = json.loads(json.dumps(to_document(topics)))
     assert document["topics"]["a"] == {"id": 3, "queues": 3, "offsets": "0-1:1,2:2"}
     assert json.dumps(to_document(from_document(document))) == json.dumps(to_document(topics))
+    begun = {"a": TopicOffsets("a", 3, offsets_of(1, 1, 2), offsets_of(0, 0, 2))}
+    assert to_document(begun)["topics"]["a"]["start"] == "0-1:0,2:2"
+    assert to_document(from_document(to_document(begun))) == to_document(begun)
 
 
 @pytest.mark.parametrize("text", ["0:1", "0-1:1,2", "x:1", "0-2:-1", "znonsense"])
@@ -142,7 +145,16 @@ def test_explicit_offsets_name_ranges_of_queues_and_the_ends_by_number() -> None
 
 
 @pytest.mark.parametrize(
-    "text", ["first", "[]", '{"others": {"0": 1}}', '{"orders": {"0-8": 1}}', '{"orders": {"x": 1}}']
+    "text",
+    [
+        "first",
+        "[]",
+        '{"others": {"0": 1}}',
+        '{"orders": {"0-8": 1}}',
+        '{"orders": {"x": 1}}',
+        '{"orders": {"0": -3}}',
+        '{"orders": {"0": 1.5}}',
+    ],
 )
 def test_explicit_offsets_that_make_no_sense_are_refused(text: str) -> None:
     with pytest.raises(InvalidOption, match="startingOffsets"):

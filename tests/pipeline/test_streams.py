@@ -35,7 +35,8 @@ def test_a_stream_goes_on_where_it_was_and_takes_so_much_at_a_time(topic: SparkT
     last = json.loads(logs[-1].read_text().splitlines()[-1])
     assert sum(topic.client.offsets(topic.name).latest) == 300
     assert last["topics"][topic.name]["queues"] == 4
-    assert topic.client.committed_offsets(group, topic.name), "the group tells others how far the stream is"
+    committed = topic.client.committed_offsets(group, topic.name)
+    assert sum(committed.values()) == 300, "the group tells others how far the stream is, its last batch too"
 
 
 def test_a_stream_from_topic_to_topic_is_exact_over_a_replay(topic: SparkTopic, files: StreamFiles) -> None:
@@ -58,9 +59,7 @@ def test_a_stream_from_topic_to_topic_is_exact_over_a_replay(topic: SparkTopic, 
     copy()
     assert numbers(topic.read()) == list(range(300))
     # As if the driver had died after the last batch was written and before that was noted.
-    commits = sorted((files.checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
-    for suffix in ("", ".crc"):
-        (commits[-1].parent / f"{'.' if suffix else ''}{commits[-1].name}{suffix}").unlink(missing_ok=True)
+    files.forget_batches_from(max(int(path.name) for path in (files.checkpoint / "commits").glob("[0-9]*")))
     copy()
     assert numbers(topic.read()) == list(range(300))
 
@@ -89,6 +88,72 @@ def test_a_stream_whose_topic_was_made_anew_says_so(topic: SparkTopic, files: St
         files.take(topic.stream(startingOffsets="earliest"))
     files.take(topic.stream(startingOffsets="earliest", failOnDataLoss="false"))
     assert files.numbers() == [*range(20), *range(100, 105)]
+
+
+def test_a_first_batch_that_is_repeated_begins_where_it_began_or_says_what_is_gone(
+    topic: SparkTopic, files: StreamFiles
+) -> None:
+    topic.send(80)
+    frame = topic.stream(startingOffsets="earliest", maxMessagesPerTrigger=40)
+    files.take(frame)
+    files.forget_batches_from(0)
+    topic.trim(before=3)
+    with pytest.raises(Exception, match=r"was to be read at 0, its earliest is 3.*failOnDataLoss"):
+        files.take(frame)
+    files.take(topic.stream(startingOffsets="earliest", failOnDataLoss="false"))
+    assert files.numbers()[-1] == 79
+
+
+def test_a_first_batch_from_the_latest_on_is_repeated_as_it_was(topic: SparkTopic, files: StreamFiles) -> None:
+    topic.send(40)
+    frame = topic.stream()
+    files.take(frame)
+    files.forget_batches_from(0)
+    topic.send(40, first=40)
+    files.take(frame)
+    assert files.numbers() == list(range(40, 80)), "where the query began is not asked anew"
+
+
+def test_a_topic_that_came_later_is_repeated_from_where_it_began(topic: SparkTopic, files: StreamFiles) -> None:
+    first, second = (replace(topic, name=f"{topic.name}-{part}") for part in "ab")
+    pattern = {"topic": "", "topicPattern": "{topic}-.", "startingOffsets": "earliest"}
+    first.send(20)
+    files.take(topic.stream(**pattern))
+    second.send(40, first=20)
+    files.take(topic.stream(**pattern))
+    last = max(int(path.name) for path in (files.checkpoint / "offsets").glob("[0-9]*"))
+    files.forget_batches_from(last)
+    second.trim(before=2)
+    with pytest.raises(Exception, match=r"was to be read at 0, its earliest is 2.*failOnDataLoss"):
+        files.take(topic.stream(**pattern))
+    second.client.delete_topic(second.name)
+    with pytest.raises(Exception, match=r"deleted before all of it was read.*failOnDataLoss"):
+        files.take(topic.stream(**pattern))
+
+
+def test_a_checkpoint_is_refused_to_a_query_of_another_topic(topic: SparkTopic, files: StreamFiles) -> None:
+    other = replace(topic, name=f"{topic.name}-other")
+    topic.send(10)
+    other.send(10)
+    files.take(topic.stream(startingOffsets="earliest"))
+    with pytest.raises(Exception, match=f"reads topic '{topic.name}'; this one reads {other.name}.*checkpoint of its"):
+        files.take(other.stream(startingOffsets="earliest", failOnDataLoss="false"))
+
+
+def test_a_stream_whose_topic_was_deleted_says_so_or_goes_on_without(topic: SparkTopic, files: StreamFiles) -> None:
+    kept = replace(topic, name=f"{topic.name}-kept")
+    topic.send(10)
+    kept.send(10, first=10)
+    both = {"topic": f"{topic.name},{kept.name}", "startingOffsets": "earliest"}
+    files.take(topic.stream(**both))
+    topic.client.delete_topic(topic.name)
+    kept.send(10, first=20)
+    with pytest.raises(Exception, match=f"topic '{topic.name}' was deleted.*failOnDataLoss"):
+        files.take(topic.stream(**both))
+    files.take(topic.stream(**both, failOnDataLoss="false"))
+    assert files.numbers() == list(range(30))
+    kept.client.delete_topic(kept.name)
+    files.take(topic.stream(**both, failOnDataLoss="false"))
 
 
 def test_a_stream_starts_at_a_time_and_goes_on_from_its_checkpoint(topic: SparkTopic, files: StreamFiles) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,6 +48,18 @@ class SparkTopic:
     def write(self, rows: DataFrame, **options: Any) -> None:
         rows.write.format("lsmq").options(**self._options(options)).mode("append").save()
 
+    def trim(self, before: int) -> None:
+        """Delete what is before this offset in every queue."""
+        queues = list(range(self.client.topic(self.name).queues))
+        order = {"queues": queues, "offsets": [before] * len(queues), "before": True}
+        request = urllib.request.Request(
+            f"{self.url}/v1/topics/{self.name}/delete",
+            json.dumps(order).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=30):
+            pass
+
     def _options(self, given: dict[str, Any]) -> dict[str, Any]:
         """``{topic}`` in an option is the topic's name."""
         named = {option: str(value).replace("{topic}", self.name) for option, value in given.items()}
@@ -69,6 +83,18 @@ class StreamFiles:
         query = writer.option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True).start()
         query.awaitTermination()
         return [progress["numInputRows"] for progress in query.recentProgress]
+
+    def forget_batches_from(self, first: int) -> None:
+        """As if the driver had died while it was about the batch ``first``, its end noted and nothing more."""
+        logs = {self.checkpoint / "commits": first, self.checkpoint / "offsets": first + 1}
+        written = self.directory / "files" / "_spark_metadata"
+        if written.exists():
+            logs[written] = first
+        for log, kept in logs.items():
+            for path in log.iterdir():
+                number = path.name.removeprefix(".").removesuffix(".crc")
+                if number.isdecimal() and int(number) >= kept:
+                    path.unlink()
 
     def numbers(self) -> list[int]:
         return numbers(self.spark.read.parquet(str(self.directory / "files")))
