@@ -36,6 +36,7 @@ class LsmqReader(DataSourceReader):
             min_splits=options.min_partitions,
             max_messages=options.max_messages_per_partition,
             max_bytes=options.max_bytes_per_partition,
+            whole_queues=options.preserve_order,
         )
         return [PlannedSplit(split, fetch) for split in splits]
 

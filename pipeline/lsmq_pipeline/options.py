@@ -51,6 +51,7 @@ class ReadOptions:
     min_partitions: int
     max_messages_per_partition: int
     max_bytes_per_partition: int
+    preserve_order: bool
     max_messages_per_trigger: int | None
     fail_on_data_loss: bool
     include_properties: bool
@@ -152,6 +153,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool = False) -> Read
         min_partitions=given.number("minPartitions", 1),
         max_messages_per_partition=given.number("maxMessagesPerPartition", 1_000_000),
         max_bytes_per_partition=given.number("maxBytesPerPartition", 64 << 20),
+        preserve_order=given.switch("preserveOrder", True),
         max_messages_per_trigger=given.parsed("maxMessagesPerTrigger", _positive, "a whole number of at least 1"),
         fail_on_data_loss=given.switch("failOnDataLoss", True),
         include_properties=given.switch("includeProperties", True),

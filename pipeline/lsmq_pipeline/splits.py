@@ -77,11 +77,14 @@ class Portion:
         return int(np.maximum(self.end - self.start, 0).sum())
 
 
-def plan(portions: Sequence[Portion], *, min_splits: int, max_messages: int, max_bytes: int) -> list[Split]:
+def plan(
+    portions: Sequence[Portion], *, min_splits: int, max_messages: int, max_bytes: int, whole_queues: bool
+) -> list[Split]:
     """Cut the portions into splits of about equal size.
 
     At least ``min_splits`` where there are as many messages, and at least one for each shard that has any; no split
-    has more than ``max_messages``, or about ``max_bytes``.
+    has more than ``max_messages``, or about ``max_bytes``. With ``whole_queues`` no queue is cut: tasks run side by
+    side, and what two of them write of one queue is stored in any order. A queue that is larger is a split alone then.
     """
     total = sum(portion.message_count for portion in portions)
     if total == 0:
@@ -93,12 +96,12 @@ def plan(portions: Sequence[Portion], *, min_splits: int, max_messages: int, max
         if portion.mean_bytes:
             size = min(size, max(1, max_bytes // portion.mean_bytes))
         for route in portion.topic.routes:
-            splits += _cut(portion, route.shard, route.first, route.end, size)
+            splits += _cut(portion, route.shard, route.first, route.end, size, whole_queues)
     return splits
 
 
-def _cut(portion: Portion, shard: int, first: int, end: int, size: int) -> list[Split]:
-    """One shard's queues in runs of about ``size`` messages, cut within a queue where that is needed."""
+def _cut(portion: Portion, shard: int, first: int, end: int, size: int, whole_queues: bool) -> list[Split]:
+    """One shard's queues in runs of about ``size`` messages, cut within a queue where that is needed and allowed."""
     backlog = portion.end[first:end] - portion.start[first:end]
     active = np.flatnonzero(backlog > 0)
     if len(active) == 0:
@@ -109,7 +112,7 @@ def _cut(portion: Portion, shard: int, first: int, end: int, size: int) -> list[
     np.cumsum(counts, out=bounds[1:])
     total = int(bounds[-1])
     pieces = -(-total // size)
-    cuts = [piece * total // pieces for piece in range(pieces + 1)]
+    cuts = _between_queues(bounds, size) if whole_queues else [piece * total // pieces for piece in range(pieces + 1)]
     identity = _identity(portion.topic)
     splits = []
     for low, high in pairwise(cuts):
@@ -122,6 +125,15 @@ def _cut(portion: Portion, shard: int, first: int, end: int, size: int) -> list[
         ends[-1] -= bounds[stop] - high
         splits.append(Split(identity, shard, chosen, starts, ends, portion.mean_bytes))
     return splits
+
+
+def _between_queues(bounds: I64, size: int) -> list[int]:
+    """Those of ``bounds``, where queues begin and end, that make runs of at most ``size``, or of one queue."""
+    at, cuts = 0, [0]
+    while at < len(bounds) - 1:
+        at = max(at + 1, int(np.searchsorted(bounds, bounds[at] + size, side="right")) - 1)
+        cuts.append(int(bounds[at]))
+    return cuts
 
 
 def _identity(topic: Topic) -> dict[str, Any]:

@@ -134,6 +134,7 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             min_splits=options.min_partitions,
             max_messages=options.max_messages_per_partition,
             max_bytes=options.max_bytes_per_partition,
+            whole_queues=options.preserve_order,
         )
         return [PlannedSplit(split, self._fetch) for split in splits]
 

@@ -56,7 +56,7 @@ def test_followers_are_read_where_nodes_offer_it_and_leaders_where_not(follower_
             topic = cluster.topic("t")
             how = fetch_plan(cluster, options)
             portion = Portion(topic, np.zeros(1, np.int64), np.ones(1, np.int64))
-            (split,) = plan([portion], min_splits=1, max_messages=10, max_bytes=10)
+            (split,) = plan([portion], min_splits=1, max_messages=10, max_bytes=10, whole_queues=True)
             (records,) = SplitReader(cluster, split, how).records()
             assert len(records) == 1 and records.payload.tobytes() == b"one"
             again = cluster.fetch(topic, 0, Want(np.zeros(1), np.zeros(1), 1, 1), how.read_from).result()
@@ -103,7 +103,7 @@ def test_messages_that_vanish_while_they_are_read_are_a_loss_or_passed_over() ->
         with Cluster(connection) as cluster:
             topic: Topic = cluster.topic("t")
             portion = Portion(topic, np.full(1, 3, np.int64), np.full(1, 9, np.int64))
-            (split,) = plan([portion], min_splits=1, max_messages=10, max_bytes=10)
+            (split,) = plan([portion], min_splits=1, max_messages=10, max_bytes=10, whole_queues=True)
             with pytest.raises(DataLoss, match="its latest is 3"):
                 list(SplitReader(cluster, split, FetchPlan(True, None, 1000, 2000)).records())
             assert list(SplitReader(cluster, split, FetchPlan(False, None, 1000, 2000)).records()) == []

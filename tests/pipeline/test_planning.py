@@ -187,20 +187,27 @@ def test_admission_lets_in_as_much_as_it_may_and_never_more(pairs: list[tuple[in
     st.lists(st.integers(0, 40), min_size=8, max_size=8),
     st.integers(1, 20),
     st.integers(1, 100),
+    st.booleans(),
 )
-def test_splits_cover_every_message_once_and_stay_within_a_shard(counts: list[int], least: int, most: int) -> None:
+def test_splits_cover_every_message_once_and_stay_within_a_shard(
+    counts: list[int], least: int, most: int, whole: bool
+) -> None:
     start = np.arange(8, dtype=np.int64)
-    splits = plan([Portion(TOPIC, start, start + counts)], min_splits=least, max_messages=most, max_bytes=1 << 30)
+    portion = Portion(TOPIC, start, start + counts)
+    splits = plan([portion], min_splits=least, max_messages=most, max_bytes=1 << 30, whole_queues=whole)
     seen = set()
     for split in pickle.loads(pickle.dumps(splits)):
-        assert isinstance(split, Split) and 0 < split.message_count <= most
+        assert isinstance(split, Split) and split.message_count > 0
+        assert split.message_count <= most or (whole and len(split.queues) == 1)
         assert {int(queue) // 4 for queue in split.queues} == {split.shard}
         for queue, first, end in zip(split.queues.tolist(), split.starts.tolist(), split.ends.tolist(), strict=True):
             places = {(queue, offset) for offset in range(first, end)}
             assert places and not places & seen
             seen |= places
     assert seen == {(queue, queue + number) for queue, count in enumerate(counts) for number in range(count)}
-    assert len(splits) >= min(least, sum(counts)) or len(splits) >= 1 or not sum(counts)
+    read = [int(queue) for split in splits for queue in split.queues]
+    assert len(set(read)) == len(read) or not whole, "no queue is in two splits"
+    assert len(splits) >= 1 or not sum(counts)
 
 
 def test_a_million_queues_make_a_sensible_number_of_tasks() -> None:
@@ -208,7 +215,7 @@ def test_a_million_queues_make_a_sensible_number_of_tasks() -> None:
     topic = Topic("many", 1, queues, {}, 0, (Route(0, queues, 0, None, 1),))
     end = np.full(queues, 5, np.int64)
     portion = Portion(topic, np.zeros(queues, np.int64), end, mean_bytes=100)
-    splits = plan([portion], min_splits=1, max_messages=1_000_000, max_bytes=64 << 20)
+    splits = plan([portion], min_splits=1, max_messages=1_000_000, max_bytes=64 << 20, whole_queues=True)
     assert len(splits) == 8
     assert max(len(pickle.dumps(split)) for split in splits) < 500_000
     assert sum(1 for _ in windows(splits[0])) == -(-splits[0].message_count // WINDOW_MESSAGES)

@@ -64,6 +64,23 @@ def test_a_stream_from_topic_to_topic_is_exact_over_a_replay(topic: SparkTopic, 
     assert numbers(topic.read()) == list(range(300))
 
 
+def test_the_order_of_each_key_outlives_more_tasks_than_queues(topic: SparkTopic, files: StreamFiles) -> None:
+    source = replace(topic, name=f"{topic.name}-in")
+    source.create(queues=2)
+    with Producer(source.client, source.name) as producer:
+        for number in range(6000):
+            producer.send(str(number), key=f"key-{number % 8}")
+    topic.create(queues=3)
+    frame = source.stream(minPartitions=6, startingOffsets="earliest").select("key", "body")
+    writer = frame.writeStream.format("lsmq").options(url=topic.url, topic=topic.name, batchMessages="50")
+    query = writer.option("checkpointLocation", str(files.checkpoint)).trigger(availableNow=True).start()
+    query.awaitTermination()
+    rows = topic.read().select("key", "queue", "offset", "body").collect()
+    for key in {row.key for row in rows}:
+        found = sorted((row.queue, row.offset, int(row.body)) for row in rows if row.key == key)
+        assert [number for _, _, number in found] == list(range(int(key[4:]), 6000, 8))
+
+
 def test_the_start_of_a_stream_adds_nothing_to_what_all_streams_share(
     spark: SparkSession, topic: SparkTopic, files: StreamFiles
 ) -> None:

@@ -92,7 +92,8 @@ def _write(spark: Any, system: str, address: str, rows: str, place: str) -> None
 def _source(spark: Any, system: str, address: str, place: str, cores: int) -> Any:
     match system:
         case "lsmq":
-            return spark.read.format("lsmq").options(url=address, topic=place, minPartitions=str(cores)).load()
+            source = spark.read.format("lsmq").options(url=address, topic=place, preserveOrder="false")
+            return source.option("minPartitions", str(cores)).load()
         case "kafka":
             source = spark.read.format("kafka").option("kafka.bootstrap.servers", address).option("subscribe", place)
             # A task asks for bounds behind the fetch that the one before left waiting, half a second by default.

@@ -61,6 +61,7 @@ def archive(
                 startingOffsets=as_offsets(start_document),
                 endingOffsets=as_offsets(end_document),
                 failOnDataLoss=fail_on_data_loss,
+                preserveOrder=False,
             )
         )
         with shown.step(f"archiving run {run}, {left:,} messages left"):

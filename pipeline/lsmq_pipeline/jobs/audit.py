@@ -56,7 +56,7 @@ def audit(
     sums: dict[str, DataFrame] = {}
     rows: list[tuple[Any, ...]] = []
     for replica in replicas:
-        more = {"readFrom": "leader", "queues": replica.queues or None}
+        more = {"readFrom": "leader", "queues": replica.queues or None, "preserveOrder": False}
         if replica.node is not None:
             more |= {"readFrom": "any", "readNode": replica.node}
         frame = spark.read.format("lsmq").options(**reader_options(connection, topic=topic_name, **span, **more)).load()

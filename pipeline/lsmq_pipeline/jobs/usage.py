@@ -43,7 +43,11 @@ def usage(
         frame = frame.where(F.col("topic").isin(list(topics))) if topics else frame
     elif topics:
         options = reader_options(
-            connection, topic=",".join(topics), startingTimestamp=since_ms, endingTimestamp=until_ms
+            connection,
+            topic=",".join(topics),
+            startingTimestamp=since_ms,
+            endingTimestamp=until_ms,
+            preserveOrder=False,
         )
         frame = spark.read.format("lsmq").options(**options).load()
     else:
