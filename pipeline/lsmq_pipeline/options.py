@@ -6,10 +6,11 @@ same. Unknown ones are refused: a misspelt option that is silently ignored is fo
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from lsmq.topics import parse_ranges
@@ -94,10 +95,12 @@ class _Given:
         value = self._given.get(name.lower())
         return value.strip() if value is not None else None
 
-    def parsed(self, name: str, parse: Callable[[str], T], expected: str) -> T | None:
+    def parsed(self, name: str, parse: Callable[[str], T], expected: str, *, strip: bool = True) -> T | None:
         text = self.text(name)
         if text is None:
             return None
+        if not strip:
+            text = self._given[name.lower()]
         try:
             return parse(text)
         except (ValueError, KeyError) as error:
@@ -148,8 +151,8 @@ def read_options(options: Mapping[str, str], *, streaming: bool = False) -> Read
         starting_ms=given.parsed("startingTimestamp", parse_time, _TIME),
         ending_ms=given.parsed("endingTimestamp", parse_time, _TIME),
         queues=given.parsed("queues", _ranges, "queues and ranges such as 0-99,200"),
-        keys=given.parsed("keys", _names, "names separated by commas"),
-        tags=given.parsed("tags", _names, "names separated by commas"),
+        keys=given.parsed("keys", _values, _VALUES, strip=False),
+        tags=given.parsed("tags", _values, _VALUES, strip=False),
         min_partitions=given.number("minPartitions", 1),
         max_messages_per_partition=given.number("maxMessagesPerPartition", 1_000_000),
         max_bytes_per_partition=given.number("maxBytesPerPartition", 64 << 20),
@@ -200,14 +203,22 @@ def _connection(given: _Given) -> Connection:
     )
 
 
-_TIME = "milliseconds since 1970, or a time such as 2013-07-01T00:00:00Z"
+_TIME = "milliseconds since 1970, or a time with its zone such as 2013-07-01T00:00:00Z or 2013-07-01T09:00:00+09:00"
+_VALUES = 'one value, or a JSON array of values such as ["a", "b"] (values may hold commas)'
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def parse_time(text: str) -> int:
-    """Milliseconds since 1970 from such a number or from ISO 8601 (local time unless it names a zone)."""
+    """Milliseconds since 1970 from such a number or from ISO 8601; 0 for times before, when nothing was stored.
+
+    A time must name its zone: the session's is not told to a data source, and the driver's is another one.
+    """
     if re.fullmatch(r"-?\d+", text):
-        return int(text)
-    return int(datetime.fromisoformat(text).astimezone().timestamp() * 1000)
+        return max(0, int(text))
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:
+        raise ValueError(f"{text!r} names no zone")
+    return max(0, (moment - _EPOCH) // timedelta(milliseconds=1))
 
 
 def _pattern(text: str) -> str:
@@ -222,11 +233,16 @@ def _ranges(text: str) -> tuple[range, ...]:
     return tuple(parse_ranges(text))
 
 
-def _names(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    if not names:
-        raise ValueError("no name")
-    return names
+def _values(text: str) -> tuple[str, ...]:
+    """A JSON array of values, or one value to the letter. A text with a comma could be several, and is refused."""
+    if text.lstrip().startswith("["):
+        values = json.loads(text)
+        if not values or not all(isinstance(value, str) for value in values):
+            raise ValueError("not an array of texts")
+        return tuple(values)
+    if not text or "," in text:
+        raise ValueError("several values, or one with a comma")
+    return (text,)
 
 
 def _positive(text: str) -> int:

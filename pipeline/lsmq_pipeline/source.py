@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
@@ -16,12 +17,22 @@ if TYPE_CHECKING:
     from lsmq_pipeline.stream_reader import LsmqStreamReader
     from lsmq_pipeline.writers import LsmqStreamWriter, LsmqWriter
 
+_LOST = (
+    "Spark keeps the options of a Python data source's table nowhere, and what reads or writes it later would go to "
+    "another cluster. Take CREATE TEMPORARY VIEW ... USING lsmq OPTIONS (...), which keeps them"
+)
+
 
 class LsmqDataSource(DataSource):
     """Reads and writes topics, in batches and as streams; ``docs/pipeline.md`` has the options.
 
     Spark pickles it and calls it in processes of its own; nothing connects before a plan is made.
     """
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        if "provider" in options:  # CREATE TABLE is what tells it.
+            raise InvalidOption(f"lsmq is no table of a catalogue: {_LOST}")
 
     @classmethod
     def name(cls) -> str:
@@ -37,6 +48,7 @@ class LsmqDataSource(DataSource):
     def reader(self, schema: StructType) -> LsmqReader:
         from lsmq_pipeline.batch_reader import LsmqReader
 
+        self._check_given()
         check_read_schema(schema)
         return LsmqReader(read_options(self.options), schema)
 
@@ -51,6 +63,7 @@ class LsmqDataSource(DataSource):
 
         if overwrite:
             raise InvalidOption("a topic is appended to: write with mode append")
+        self._check_given()
         options = write_options(self.options)
         check_write_schema(schema, topic=options.topic)
         return LsmqWriter(options)
@@ -58,6 +71,12 @@ class LsmqDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> LsmqStreamWriter:
         from lsmq_pipeline.writers import LsmqStreamWriter
 
+        self._check_given()
         options = write_options(self.options)
         check_write_schema(schema, topic=options.topic)
         return LsmqStreamWriter(options)
+
+    def _check_given(self) -> None:
+        """Raises ``InvalidOption`` without a single option, which is how a table of a catalogue is read and written."""
+        if not self.options:
+            raise InvalidOption(f"there is no option, not even url. Is it a table of a catalogue? {_LOST}")

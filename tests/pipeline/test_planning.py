@@ -39,6 +39,10 @@ def test_options_are_read_whatever_their_case() -> None:
     assert options.topics == ("a", "b") and not options.fail_on_data_loss
     assert options.queues == (range(3), range(5, 6))
     assert options.read_from == "follower"
+    later, moment = "2013-07-01T09:00:00.0015+09:00", "2013-07-01T00:00:00.001Z"
+    moments = (later, moment, "1372636800001", "-5", "1960-01-01T00:00:00Z")
+    found = [read_options({"topic": "a", "endingTimestamp": moment}).ending_ms for moment in moments]
+    assert found == [1372636800001] * 3 + [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +59,11 @@ def test_options_are_read_whatever_their_case() -> None:
         ({"topic": "a", "readFrom": "moon"}, "readFrom"),
         ({"topic": "a", "failOnDataLoss": "perhaps"}, "failOnDataLoss"),
         ({"topic": "a", "startingTimestamp": "yesterday"}, "startingTimestamp"),
+        ({"topic": "a", "startingTimestamp": "2013-07-01T00:00:00"}, "startingTimestamp.*zone"),
         ({"topic": "a", "queues": "5-2"}, "queues"),
+        ({"topic": "a", "keys": "a,b"}, "keys"),
+        ({"topic": "a", "tags": '["a", 1]'}, "tags"),
+        ({"topic": "a", "tags": "[]"}, "tags"),
     ],
 )
 def test_a_wrong_option_is_refused_by_name(options: dict[str, str], named: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lsmq.sync import Producer
 from support.played_node import played_node
 from support.spark_topic import SparkTopic, numbers
 from support.waiting import eventually
@@ -71,7 +73,7 @@ def test_options_narrow_a_batch_down(topic: SparkTopic) -> None:
         return sorted(int(row.body) for row in everything if condition(row))
 
     assert numbers(topic.read(queues="0-1")) == of(lambda row: row.queue in (0, 1))
-    assert numbers(topic.read(keys="key-3,key-5")) == of(lambda row: row.key in ("key-3", "key-5"))
+    assert numbers(topic.read(keys='["key-3", "key-5"]')) == of(lambda row: row.key in ("key-3", "key-5"))
     assert numbers(topic.read("body binary", tags="tag-2")) == of(lambda row: row.tag == "tag-2")
     starting, ending = json.dumps({topic.name: {"0-3": 10}}), json.dumps({topic.name: {"0-3": 20}})
     limited = topic.read(startingOffsets=starting, endingOffsets=ending, failOnDataLoss="false")
@@ -171,6 +173,43 @@ def test_missing_credentials_are_told_to_who_reads_and_to_who_writes(topic: Spar
             topic.read(url=url).count()
         with pytest.raises(Exception, match=f"answered {status}: credentials, please"):
             topic.write(topic.spark.sql("select 'x' body"), url=url)
+
+
+def test_a_key_with_a_comma_or_a_space_is_one_key(topic: SparkTopic) -> None:
+    topic.create()
+    keys = ["a,b", "a", "b", " a", '["a"]']
+    with Producer(topic.client, topic.name) as producer:
+        for key in keys:
+            producer.send(key, key=key)
+
+    def found(text: str) -> list[str]:
+        return sorted(row.key for row in topic.read(keys=text).select("key").collect())
+
+    assert found('["a,b"]') == ["a,b"]
+    assert found(" a") == [" a"]
+    assert found(json.dumps(["a", '["a"]'])) == sorted(["a", '["a"]'])
+    with pytest.raises(Exception, match="option keys is 'a,b'; it must be one value, or a JSON array"):
+        topic.read(keys="a,b").count()
+
+
+def test_a_table_of_the_catalogue_is_refused_since_it_would_forget_its_options(
+    spark: SparkSession, topic: SparkTopic
+) -> None:
+    topic.send(10)
+    given = f"USING lsmq OPTIONS (url '{topic.url}', topic '{topic.name}')"
+    table = f"table_{uuid.uuid4().hex}"
+    with pytest.raises(Exception, match="CREATE TEMPORARY VIEW"):
+        spark.sql(f"CREATE TABLE {table} {given}")
+    spark.sql(f"CREATE TABLE {table} (topic STRING, body STRING) USING lsmq OPTIONS (url '{topic.url}')")
+    try:
+        with pytest.raises(Exception, match="CREATE TEMPORARY VIEW"):
+            spark.sql(f"INSERT INTO {table} VALUES ('{topic.name}', 'x')")
+        with pytest.raises(Exception, match="CREATE TEMPORARY VIEW"):
+            spark.sql(f"SELECT * FROM {table}").collect()
+    finally:
+        spark.sql(f"DROP TABLE {table}")
+    spark.sql(f"CREATE TEMPORARY VIEW {table} {given}")
+    assert numbers(spark.table(table)) == list(range(10))
 
 
 def test_out_of_range_offsets_are_moved_inside_when_loss_is_allowed(topic: SparkTopic) -> None:
