@@ -18,7 +18,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from lsmq.errors import InvalidBatch
-from lsmq.messages import Key, decode_header
+from lsmq.messages import Headers as RecordHeaders
+from lsmq.messages import RecordHeader, decode_header
 from lsmq.record_batch import Column, Flag, RecordBatch
 from lsmq.topics import Topic
 
@@ -35,9 +36,10 @@ _DTYPES: dict[Column, type[np.generic]] = {
     Column.PRIORITY: np.int32,
     Column.KEY_HASH: np.uint64,
     Column.TAG_HASH: np.uint32,
+    Column.FLAGS: np.uint8,
 }
 _NOT_A_MESSAGE = Flag.TOMBSTONE | Flag.POSITION
-_NIL, _STR8, _STR16 = 0xC0, 0xD9, 0xDA
+_NIL, _STR8, _STR16, _BIN8, _BIN16 = 0xC0, 0xD9, 0xDA, 0xC4, 0xC5
 _HEX = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), "<u2")
 
 
@@ -121,7 +123,7 @@ def select(batches: Sequence[RecordBatch], topic: Topic, spans: Sequence[Span]) 
         if Column.TOPIC in batch.directory:
             keep &= column(batch, Column.TOPIC, np.uint32) == topic.id
         if Column.FLAGS in batch.directory:
-            keep &= (column(batch, Column.FLAGS, np.uint8) & _NOT_A_MESSAGE) == 0
+            keep &= (found[Column.FLAGS] & _NOT_A_MESSAGE) == 0
         at = ends - lengths + base
         if not keep.all():
             if not keep.any():
@@ -171,11 +173,12 @@ def slices(payload: U8, starts: I64, lengths: I64, valid: NDArray[np.bool_] | No
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """Keys and tags as Arrow strings, and a function for the properties of all records."""
+    """Keys as Arrow binary, tags as strings, and functions for the properties and the headers of all records."""
 
     keys: Any
     tags: Any
     properties: Callable[[], Any]
+    headers: Callable[[], Any]
 
 
 def headers(records: Records) -> Headers:
@@ -183,7 +186,8 @@ def headers(records: Records) -> Headers:
     count, lengths = len(records), records.columns[Column.HEADER_LENGTH]
     has = lengths > 0
     if not has.any():
-        return Headers(pa.nulls(count, pa.string()), pa.nulls(count, pa.string()), lambda: _properties([], count, has))
+        nothing = pa.nulls(count, pa.binary())
+        return Headers(nothing, nothing.cast(pa.string()), lambda: _properties([], count, has), lambda: _pairs([], has))
     parsed = _Parsed(records, has)
     if parsed.irregular:
         return _slow_headers(records)
@@ -193,7 +197,8 @@ def headers(records: Records) -> Headers:
 class _Parsed:
     """Where key and tag lie in every header, by a look at all first bytes at once.
 
-    A header is a msgpack array of one to three: key and tag, each nil or a string below 64 KiB, then a map.
+    A header is a msgpack array of one to four: key and tag, each nil or below 64 KiB, then a map and an array. A tag is
+    a string, a key perhaps bytes.
     """
 
     def __init__(self, records: Records, has: NDArray[np.bool_]) -> None:
@@ -201,23 +206,28 @@ class _Parsed:
         self._last = max(0, len(records.payload) - 1)
         kind = np.where(has, records.payload[np.minimum(records.at, self._last)], 0x90)
         fields = kind & 0x0F
-        self.irregular = bool(((kind & 0xF0) != 0x90).any()) or bool((has & ((fields < 1) | (fields > 3))).any())
+        self.irregular = bool(((kind & 0xF0) != 0x90).any()) or bool((has & ((fields < 1) | (fields > 4))).any())
         if self.irregular:
             return
-        self._key = self._text(records.at + 1, fields >= 1)
+        self._key = self._text(records.at + 1, fields >= 1, bytes_too=True)
         self._tag = self._text(self._key[3], fields >= 2)
-        self._has_properties = fields == 3
+        self._has_properties = has & (fields >= 3)
+        self._has_headers = has & (fields == 4)
         end = np.where(fields >= 2, self._tag[3], self._key[3])
         exact = ~has | self._has_properties | (end == records.at + records.columns[Column.HEADER_LENGTH])
         self.irregular = self.irregular or not bool(exact.all())
 
-    def _text(self, at: I64, there: NDArray[np.bool_]) -> tuple[I64, I64, NDArray[np.bool_], I64]:
-        """Start, length, whether it is a string, and the position behind, of the string or nil at ``at``."""
+    def _text(
+        self, at: I64, there: NDArray[np.bool_], *, bytes_too: bool = False
+    ) -> tuple[I64, I64, NDArray[np.bool_], I64]:
+        """Start, length, whether there is any, and the position behind, of the string (or bytes) or nil at ``at``."""
         payload, last = self._records.payload, self._last
         mark = payload[np.minimum(at, last)]
         one = payload[np.minimum(at + 1, last)].astype(np.int64)
         two = payload[np.minimum(at + 2, last)].astype(np.int64)
         fixed, short, long = (mark & 0xE0) == 0xA0, mark == _STR8, mark == _STR16
+        if bytes_too:
+            short, long = short | (mark == _BIN8), long | (mark == _BIN16)
         known = fixed | short | long | (mark == _NIL)
         self.irregular = self.irregular or bool((there & ~known).any())
         length = np.where(fixed, mark & 0x1F, np.where(short, one, np.where(long, one << 8 | two, 0))).astype(np.int64)
@@ -227,26 +237,31 @@ class _Parsed:
         return start, length, valid, end
 
     def headers(self) -> Headers:
-        return Headers(self._strings(self._key), self._strings(self._tag), self._properties)
+        return Headers(
+            self._binary(self._key), self._binary(self._tag).cast(pa.string()), self._properties, self._pairs
+        )
 
-    def _strings(self, place: tuple[I64, I64, NDArray[np.bool_], I64]) -> Any:
+    def _binary(self, place: tuple[I64, I64, NDArray[np.bool_], I64]) -> Any:
         start, length, valid, _ = place
         count = len(start)
         if not valid.any():
-            return pa.nulls(count, pa.string())
+            return pa.nulls(count, pa.binary())
         # A field that is not there is an empty slice at its record's start, so that slices stay in order.
         at = np.where(valid, start, self._records.at)
-        found = slices(self._records.payload, at, np.where(valid, length, 0), None if valid.all() else valid)
-        return found.cast(pa.string())
+        return slices(self._records.payload, at, np.where(valid, length, 0), None if valid.all() else valid)
 
     def _properties(self) -> Any:
-        records, chosen = self._records, np.flatnonzero(self._has_properties)
+        found = [header.properties for header in self._decoded(self._has_properties)]
+        return _properties(found, len(self._records), self._has_properties)
+
+    def _pairs(self) -> Any:
+        return _pairs([header.headers for header in self._decoded(self._has_headers)], self._has_headers)
+
+    def _decoded(self, which: NDArray[np.bool_]) -> list[RecordHeader]:
+        records, chosen = self._records, np.flatnonzero(which)
         at, lengths = records.at[chosen].tolist(), records.columns[Column.HEADER_LENGTH][chosen].tolist()
         view = memoryview(records.payload)  # type: ignore[arg-type]  # numpy arrays have the buffer protocol
-        found = [
-            decode_header(view[start : start + length]).properties for start, length in zip(at, lengths, strict=True)
-        ]
-        return _properties(found, len(records), self._has_properties)
+        return [decode_header(view[start : start + length]) for start, length in zip(at, lengths, strict=True)]
 
 
 def _properties(found: list[dict[str, str]], count: int, has: NDArray[np.bool_]) -> Any:
@@ -261,6 +276,20 @@ def _properties(found: list[dict[str, str]], count: int, has: NDArray[np.bool_])
     return pa.MapArray.from_arrays(pa.array(offsets), names, values)
 
 
+def _pairs(found: list[RecordHeaders], has: NDArray[np.bool_]) -> Any:
+    """The headers of each record: those found where there are any, null else, as Spark's Kafka source has it."""
+    sizes = np.zeros(len(has), np.int64)
+    if found:
+        sizes[has] = [len(each) for each in found]
+    offsets = np.zeros(len(has) + 1, np.int32)
+    np.cumsum(sizes, out=offsets[1:])
+    pairs = [pair for each in found for pair in each]
+    names = pa.array([name for name, _ in pairs], pa.string())
+    values = pa.array([value for _, value in pairs], pa.binary())
+    structs = pa.StructArray.from_arrays([names, values], ["key", "value"])
+    return pa.ListArray.from_arrays(pa.array(offsets), structs, mask=pa.array(sizes == 0))
+
+
 def _slow_headers(records: Records) -> Headers:
     """Message by message, for headers that no client of ours packs."""
     view = memoryview(records.payload)  # type: ignore[arg-type]  # numpy arrays have the buffer protocol
@@ -271,26 +300,30 @@ def _slow_headers(records: Records) -> Headers:
         raise InvalidBatch("a record's header is not msgpack") from error
     everywhere = np.ones(len(records), np.bool_)
     return Headers(
-        pa.array([_text(header.key) for header in found], pa.string()),
+        pa.array([header.key.encode() if isinstance(header.key, str) else header.key for header in found], pa.binary()),
         pa.array([header.tag for header in found], pa.string()),
         lambda: _properties([header.properties for header in found], len(records), everywhere),
+        lambda: _pairs([header.headers for header in found], everywhere),
     )
 
 
-def _text(key: Key | None) -> str | None:
-    """A key as the text that the column holds. Raises ``InvalidBatch`` for bytes that are none."""
-    if not isinstance(key, bytes):
-        return key
+def _as_asked(keys: Any, topic: Topic, kind: Any) -> Any:
+    """Keys as a column of this type. Raises ``InvalidBatch`` for bytes that are no text where text is asked for."""
     try:
-        return key.decode()
-    except UnicodeDecodeError as error:
-        raise InvalidBatch(f"the key {key!r} is not text; column 'key' holds text") from error
+        return keys.cast(kind)
+    except pa.ArrowInvalid as error:
+        raise InvalidBatch(
+            f"a key of topic {topic.name!r} is bytes that are no text; set option binaryKeys to true to read column "
+            "'key' as binary"
+        ) from error
 
 
 def bodies(records: Records) -> Any:
-    """What follows each record's header."""
+    """What follows each record's header; null where the message says that its key is gone."""
     header_lengths = records.columns[Column.HEADER_LENGTH]
-    return slices(records.payload, records.at + header_lengths, records.columns[Column.LENGTH] - header_lengths)
+    lengths = records.columns[Column.LENGTH] - header_lengths
+    stays = (records.columns[Column.FLAGS] & Flag.DELETE) == 0
+    return slices(records.payload, records.at + header_lengths, lengths, None if stays.all() else stays)
 
 
 def whole(records: Records) -> Any:
@@ -312,7 +345,7 @@ def ids(topic_id: int, records: Records) -> Any:
 
 def to_arrow(records: Records, topic: Topic, schema: Any) -> Any:
     """The records as an Arrow batch of the columns that ``schema`` names, in order of queue and offset."""
-    parsed = headers(records) if {"key", "tag", "properties"} & set(schema.names) else None
+    parsed = headers(records) if {"key", "tag", "properties", "headers"} & set(schema.names) else None
     makers: dict[str, Callable[[], Any]] = {
         "topic": lambda: pa.repeat(pa.scalar(topic.name), len(records)),
         "queue": lambda: pa.array(records.columns[Column.QUEUE].astype(np.int32)),
@@ -323,7 +356,12 @@ def to_arrow(records: Records, topic: Topic, schema: Any) -> Any:
         "body": lambda: bodies(records),
     }
     if parsed is not None:
-        makers |= {"key": lambda: parsed.keys, "tag": lambda: parsed.tags, "properties": parsed.properties}
+        makers |= {
+            "key": lambda: _as_asked(parsed.keys, topic, schema.field("key").type),
+            "tag": lambda: parsed.tags,
+            "properties": parsed.properties,
+            "headers": parsed.headers,
+        }
     arrays = [makers[field.name]() for field in schema]
     arrays = [
         array if array.type.equals(field.type) else array.cast(field.type)

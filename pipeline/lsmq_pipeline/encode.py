@@ -1,8 +1,8 @@
 """Rows to records, column by column: Arrow joins header and body of all rows at once.
 
-A record's header is msgpack: ``[key]``, ``[key, tag]`` or ``[key, tag, properties]``. Of a string msgpack needs its
-length in front, and there are few different lengths; so a header is a join of short columns, which Arrow does at
-memory speed. Only properties are packed row by row, of rows that have any.
+A record's header is msgpack: ``[key]``, ``[key, tag]``, ``[key, tag, properties]``, or all three and ``headers``. Of a
+string msgpack needs its length in front, and there are few different lengths; so a header is a join of short columns,
+which Arrow does at memory speed. Only properties and headers are packed row by row, of rows that have any.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import pyarrow.compute as pc
 import zstandard
 from numpy.typing import NDArray
 
-from lsmq.batch_builder import COLUMN, HEADER, HEADER_BYTES, VERSION, Codec, Column
+from lsmq.batch_builder import COLUMN, HEADER, HEADER_BYTES, VERSION, Codec, Column, Flag
 from lsmq.errors import InvalidRequest, MessageTooLarge
 from lsmq.messages import key_hash, tag_hash
 from lsmq_pipeline.errors import SchemaMismatch
 
 I64 = NDArray[np.int64]
 
-_NIL = b"\xc0"
+_NIL, _EMPTY_MAP = b"\xc0", b"\x80"
 MAX_PRIORITY = 255
 
 
@@ -40,6 +40,7 @@ class Rows:
     key_hashes: NDArray[np.uint64]
     tag_hashes: NDArray[np.uint32]
     priorities: NDArray[np.uint8]
+    flags: NDArray[np.uint8]
     bytes: Any
 
     def __len__(self) -> int:
@@ -54,6 +55,7 @@ class Rows:
             self.key_hashes[places],
             self.tag_hashes[places],
             self.priorities[places],
+            self.flags[places],
             self.bytes.take(pa.array(places)),
         )
 
@@ -66,6 +68,7 @@ class Rows:
             self.key_hashes[start:stop],
             self.tag_hashes[start:stop],
             self.priorities[start:stop],
+            self.flags[start:stop],
             self.bytes.slice(start, stop - start),
         )
 
@@ -81,6 +84,7 @@ def joined(parts: list[Rows]) -> Rows:
         np.concatenate([part.key_hashes for part in parts]),
         np.concatenate([part.tag_hashes for part in parts]),
         np.concatenate([part.priorities for part in parts]),
+        np.concatenate([part.flags for part in parts]),
         pa.concat_arrays([part.bytes for part in parts]),
     )
 
@@ -90,10 +94,10 @@ def to_rows(batch: Any, *, max_message_bytes: int) -> Rows:
     count = batch.num_rows
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     body = columns["body"].cast(pa.binary())
-    if body.null_count:
-        raise SchemaMismatch("column 'body' has a null; a message needs a body", column="body")
-    keys, tags = _strings(columns.get("key"), count), _strings(columns.get("tag"), count)
-    header = _headers(keys, tags, columns.get("properties"), count)
+    keys, tags = _keys(columns.get("key"), count), _strings(columns.get("tag"), count)
+    flags = _flags(body, keys)
+    body = body.fill_null(b"")
+    header = _headers(keys, tags, _packed_maps(columns.get("properties"), count), _packed_pairs(columns.get("headers")))
     header_lengths = np.zeros(count, np.int64)
     record = body
     if header is not None:
@@ -108,6 +112,7 @@ def to_rows(batch: Any, *, max_message_bytes: int) -> Rows:
         key_hashes=_hashes(keys, key_hash, np.uint64, count),
         tag_hashes=_hashes(tags, tag_hash, np.uint32, count),
         priorities=_priorities(columns.get("priority"), count),
+        flags=flags,
         bytes=record,
     )
 
@@ -120,6 +125,25 @@ def _check(lengths: I64, limit: int) -> None:
             "(max_message_bytes)",
             limit=limit,
         )
+
+
+def _flags(body: Any, keys: Any) -> NDArray[np.uint8]:
+    """``DELETE`` where the body is null: the key is gone. Raises ``SchemaMismatch`` where there is none."""
+    gone = ~_valid(body)
+    if (gone if keys is None else gone & ~_valid(keys)).any():
+        raise SchemaMismatch(
+            "column 'body' has a null where there is no key: a null body says that its key is gone; send an empty one",
+            column="body",
+        )
+    return np.where(gone, np.uint8(Flag.DELETE), np.uint8(0))
+
+
+def _keys(column: Any, count: int) -> Any:
+    """The column as Arrow strings or as binary, whichever it is; None when no row has one."""
+    if column is None or column.null_count == count:
+        return None
+    is_binary = pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)
+    return column.cast(pa.binary() if is_binary else pa.string())
 
 
 def _strings(column: Any, count: int) -> Any:
@@ -151,7 +175,7 @@ def _priorities(column: Any, count: int) -> NDArray[np.uint8]:
     return found.astype(np.uint8)  # type: ignore[no-any-return]
 
 
-def _hashes(strings: Any, hash_of: Callable[[str], int], dtype: Any, count: int) -> NDArray[Any]:
+def _hashes(strings: Any, hash_of: Callable[[Any], int], dtype: Any, count: int) -> NDArray[Any]:
     """Each string's hash, 0 for none. Each different string is hashed once."""
     if strings is None:
         return np.zeros(count, dtype)
@@ -162,19 +186,23 @@ def _hashes(strings: Any, hash_of: Callable[[str], int], dtype: Any, count: int)
     return found
 
 
-def _headers(keys: Any, tags: Any, properties: Any, count: int) -> Any:
-    """Each row's header as binary, empty where it has none of the three; None when no row has any."""
-    maps = _packed_maps(properties, count)
-    if keys is None and tags is None and maps is None:
+def _headers(keys: Any, tags: Any, maps: Any, pairs: Any) -> Any:
+    """Each row's header as binary, empty where it has none of the four; None when no row has any."""
+    given = [column for column in (keys, tags, maps, pairs) if column is not None]
+    if not given:
         return None
-    has_map = np.zeros(count, np.bool_) if maps is None else _lengths(maps) > 0
+    count = len(given[0])
+    has_pairs = np.zeros(count, np.bool_) if pairs is None else _lengths(pairs) > 0
+    has_map = has_pairs | (np.zeros(count, np.bool_) if maps is None else _lengths(maps) > 0)
     has_tag = has_map | (np.zeros(count, np.bool_) if tags is None else _valid(tags))
     has_key = has_tag | (np.zeros(count, np.bool_) if keys is None else _valid(keys))
-    marks = np.where(has_map, 0x93, np.where(has_tag, 0x92, np.where(has_key, 0x91, 0)))
-    starts = pa.array([b"", b"\x91", b"\x92", b"\x93"], pa.binary()).take(pa.array(np.maximum(marks - 0x90, 0)))
+    fields = has_key.astype(np.int64) + has_tag + has_map + has_pairs
+    starts = pa.array([b"", b"\x91", b"\x92", b"\x93", b"\x94"], pa.binary()).take(pa.array(fields))
     parts = [starts, *_packed_strings(keys, has_key, count), *_packed_strings(tags, has_tag, count)]
-    if maps is not None:
-        parts.append(maps)
+    if pairs is not None:
+        empty = pa.array(np.where(has_pairs, _EMPTY_MAP, b"").tolist(), pa.binary())
+        maps = empty if maps is None else pc.if_else(pc.equal(maps, b""), empty, maps)
+    parts += [column for column in (maps, pairs) if column is not None]
     return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
 
 
@@ -186,14 +214,17 @@ def _packed_strings(strings: Any, there: NDArray[np.bool_], count: int) -> list[
     """Two columns that joined are each row's string in msgpack: nil for null, nothing where not ``there``."""
     if strings is None:
         return [pa.array([b"", _NIL], pa.binary()).take(pa.array(there.astype(np.int8)))]
-    lengths = _lengths(strings.fill_null(""))
+    is_text = pa.types.is_string(strings.type)
+    strings = strings.cast(pa.binary())
+    lengths = _lengths(strings.fill_null(b""))
     valid = _valid(strings)
     codes = np.where(valid, lengths + 2, there.astype(np.int64))
     different, places = np.unique(codes, return_inverse=True)
-    marks = [b"" if code == 0 else _NIL if code == 1 else _string_mark(int(code) - 2) for code in different.tolist()]
+    mark = _string_mark if is_text else _bytes_mark
+    marks = [b"" if code == 0 else _NIL if code == 1 else mark(int(code) - 2) for code in different.tolist()]
     return [
         pa.array(marks, pa.binary()).take(pa.array(places.astype(np.int64))),
-        strings.cast(pa.binary()).fill_null(b""),
+        strings.fill_null(b""),
     ]
 
 
@@ -206,6 +237,31 @@ def _string_mark(length: int) -> bytes:
     if length < 1 << 16:
         return b"\xda" + length.to_bytes(2, "big")
     return b"\xdb" + length.to_bytes(4, "big")
+
+
+def _bytes_mark(length: int) -> bytes:
+    """What msgpack puts before so many bytes."""
+    if length < 1 << 8:
+        return bytes((0xC4, length))
+    if length < 1 << 16:
+        return b"\xc5" + length.to_bytes(2, "big")
+    return b"\xc6" + length.to_bytes(4, "big")
+
+
+def _packed_pairs(headers: Any) -> Any:
+    """Each row's headers in msgpack, empty where it has none; None when no row has any."""
+    if headers is None or headers.null_count == len(headers) or len(headers.flatten()) == 0:
+        return None
+    packed = []
+    for pairs in headers.to_pylist():
+        flat = [part for pair in pairs or () for part in (pair["key"], pair["value"])]
+        if None in flat:
+            raise SchemaMismatch(
+                "column 'headers' has a null name or value; names are strings and values bytes, perhaps none",
+                column="headers",
+            )
+        packed.append(msgpack.packb(flat) if flat else b"")
+    return pa.array(packed, pa.binary())
 
 
 def _packed_maps(properties: Any, count: int) -> Any:
@@ -230,6 +286,7 @@ def encode(rows: Rows, *, producer_id: int, sequence: int, codec: Codec) -> byte
         (Column.KEY_HASH, rows.key_hashes),
         (Column.TAG_HASH, rows.tag_hashes),
         (Column.PRIORITY, rows.priorities),
+        (Column.FLAGS, rows.flags),
     ]
     directory, deltas = [], []
     for number, values in columns:

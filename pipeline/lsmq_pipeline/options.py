@@ -56,6 +56,8 @@ class ReadOptions:
     max_messages_per_trigger: int | None
     fail_on_data_loss: bool
     include_properties: bool
+    include_headers: bool
+    binary_keys: bool
     read_from: str
     read_node: str | None
     group: str | None
@@ -160,6 +162,8 @@ def read_options(options: Mapping[str, str], *, streaming: bool = False) -> Read
         max_messages_per_trigger=given.parsed("maxMessagesPerTrigger", _positive, "a whole number of at least 1"),
         fail_on_data_loss=given.switch("failOnDataLoss", True),
         include_properties=given.switch("includeProperties", True),
+        include_headers=given.switch("includeHeaders", False),
+        binary_keys=given.switch("binaryKeys", False),
         read_from=given.choice("readFrom", READ_FROM, "follower"),
         read_node=given.text("readNode") or None,
         group=given.text("group") or None,

@@ -6,6 +6,7 @@ from typing import Any
 
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
+    ArrayType,
     BinaryType,
     DataType,
     IntegerType,
@@ -31,27 +32,39 @@ COLUMNS: dict[str, DataType] = {
     "id": StringType(),
     "body": BinaryType(),
 }
+#: Columns that a read makes when it is told to, and types that a column may have instead.
+HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+_READABLE: dict[str, tuple[DataType, ...]] = {
+    **{name: (kind,) for name, kind in COLUMNS.items()},
+    "key": (StringType(), BinaryType()),
+    "headers": (HEADERS,),
+}
 
 
-def message_schema(*, include_properties: bool = True) -> StructType:
+def message_schema(
+    *, include_properties: bool = True, include_headers: bool = False, binary_keys: bool = False
+) -> StructType:
     """All columns of a read."""
-    return StructType(
-        [StructField(name, kind) for name, kind in COLUMNS.items() if include_properties or name != "properties"]
-    )
+    kinds = {name: kind for name, kind in COLUMNS.items() if include_properties or name != "properties"}
+    if binary_keys:
+        kinds["key"] = BinaryType()
+    if include_headers:
+        kinds["headers"] = HEADERS
+    return StructType([StructField(name, kind) for name, kind in kinds.items()])
 
 
 def check_read_schema(schema: StructType) -> None:
     """A user may ask for some of the columns by a schema of his own. Raises :class:`SchemaMismatch`."""
     for field in schema.fields:
-        kind = COLUMNS.get(field.name)
-        if kind is None:
+        kinds = _READABLE.get(field.name)
+        if kinds is None:
             raise SchemaMismatch(
-                f"a message has no column {field.name!r}; it has: {', '.join(COLUMNS)}", column=field.name
+                f"a message has no column {field.name!r}; it has: {', '.join(_READABLE)}", column=field.name
             )
-        if field.dataType != kind:
+        if field.dataType not in kinds:
+            names = " or ".join(kind.simpleString() for kind in kinds)
             raise SchemaMismatch(
-                f"column {field.name!r} is read as {kind.simpleString()}, not {field.dataType.simpleString()}; "
-                "cast it after reading",
+                f"column {field.name!r} is read as {names}, not {field.dataType.simpleString()}; cast it after reading",
                 column=field.name,
             )
 
@@ -64,12 +77,13 @@ def arrow_schema(schema: StructType) -> Any:
 #: For each column that a write takes, the types it may have.
 _WRITABLE: dict[str, tuple[str, ...]] = {
     "body": ("binary", "string"),
-    "key": ("string",),
+    "key": ("string", "binary"),
     "tag": ("string",),
     "topic": ("string",),
     "queue": ("int", "bigint", "smallint", "tinyint"),
     "priority": ("int", "bigint", "smallint", "tinyint"),
     "properties": ("map<string,string>",),
+    "headers": (HEADERS.simpleString(),),
 }
 _PASSED_OVER = frozenset({"offset", "id", "stored_time"})
 

@@ -22,8 +22,8 @@ import xxhash
 from numpy.typing import NDArray
 
 from lsmq._transport import Answer
-from lsmq.batch_builder import Codec, Column
-from lsmq.errors import LsmqError, OutOfOrderSequence, SequenceReused, StaleSequence, UnknownProducer, UnknownQueue
+from lsmq.batch_builder import Codec, Column, Flag
+from lsmq.errors import LsmqError, OutOfOrderSequence, StaleSequence, UnknownProducer, UnknownQueue
 from lsmq.record_batch import RecordBatch
 from lsmq.topics import Topic
 from lsmq_pipeline.cluster import Cluster
@@ -215,7 +215,12 @@ class TopicWriter:
             raise self._changed(lane, f"{answer.record_count} rows then, {len(rows)} now")
         offsets = column(answer, Column.OFFSET, np.int64)
         order = np.lexsort((offsets, rows.queues))
-        queues, offsets, mine = rows.queues[order], offsets[order], rows.bytes.take(pa.array(order))
+        queues, offsets, flags, mine = (
+            rows.queues[order],
+            offsets[order],
+            rows.flags[order],
+            rows.bytes.take(pa.array(order)),
+        )
         cuts = np.flatnonzero(np.diff(queues, prepend=-1))
         stops = np.append(cuts[1:], len(queues)) - 1
         split = Split(lane.topic.to_dict(), lane.shard, queues[cuts], offsets[cuts], offsets[stops] + 1)
@@ -225,7 +230,8 @@ class TopicWriter:
             places = _places(found.columns[Column.QUEUE], found.columns[Column.OFFSET])
             at = np.minimum(np.searchsorted(wanted, places), len(wanted) - 1)
             ours = np.flatnonzero(wanted[at] == places)
-            if not whole(found).take(pa.array(ours)).equals(mine.take(pa.array(at[ours]))):
+            is_same = np.array_equal(found.columns[Column.FLAGS][ours] & Flag.DELETE, flags[at[ours]])
+            if not is_same or not whole(found).take(pa.array(ours)).equals(mine.take(pa.array(at[ours]))):
                 raise self._changed(lane, "not the same rows, or not in the same order")
 
     def _changed(self, lane: _Lane, how: str) -> InputChanged:

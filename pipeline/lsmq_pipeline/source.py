@@ -40,10 +40,11 @@ class LsmqDataSource(DataSource):
 
     def schema(self) -> StructType:
         # Whether it is a stream is not known yet, and makes no difference to the columns.
-        text = str(self.options.get("includeProperties", "true")).strip().lower()
-        if text not in ("true", "false"):
-            raise InvalidOption(f"option includeProperties is {text!r}; it must be true or false")
-        return message_schema(include_properties=text == "true")
+        return message_schema(
+            include_properties=self._switch("includeProperties", "true"),
+            include_headers=self._switch("includeHeaders", "false"),
+            binary_keys=self._switch("binaryKeys", "false"),
+        )
 
     def reader(self, schema: StructType) -> LsmqReader:
         from lsmq_pipeline.batch_reader import LsmqReader
@@ -75,6 +76,12 @@ class LsmqDataSource(DataSource):
         options = write_options(self.options)
         check_write_schema(schema, topic=options.topic)
         return LsmqStreamWriter(options)
+
+    def _switch(self, name: str, default: str) -> bool:
+        text = str(self.options.get(name, default)).strip().lower()
+        if text not in ("true", "false"):
+            raise InvalidOption(f"option {name} is {text!r}; it must be true or false", option=name)
+        return text == "true"
 
     def _check_given(self) -> None:
         """Raises ``InvalidOption`` without a single option, which is how a table of a catalogue is read and written."""

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lsmq.batch_builder import BatchBuilder, Codec, Column, Flag, encode_batch
-from lsmq.errors import MessageTooLarge
+from lsmq.errors import InvalidBatch, MessageTooLarge
 from lsmq.record_batch import Message, RecordBatch
 from lsmq.topics import Route, Topic
 from lsmq_pipeline.decode import Span, positions, select, to_arrow
@@ -23,6 +23,7 @@ from lsmq_pipeline.schema import arrow_schema, message_schema
 TOPIC = Topic("orders", 7, 16, {}, 0, (Route(0, 16, 0, None, 1),))
 EVERYTHING = Span(np.arange(16), np.zeros(16, np.int64), np.full(16, 1 << 60))
 TEXT = st.one_of(st.none(), st.text(max_size=5), st.sampled_from(["x" * 31, "x" * 32, "é" * 130, "y" * 300]))
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 MESSAGES = st.lists(
     st.tuples(
         st.integers(0, 15),
@@ -30,56 +31,70 @@ MESSAGES = st.lists(
         TEXT,
         st.one_of(st.none(), st.dictionaries(st.text(max_size=3), st.text(max_size=3), max_size=3)),
         st.integers(0, 255),
-        st.binary(min_size=1, max_size=40),
-    ),
+        st.one_of(st.none(), st.binary(max_size=40)),
+        st.lists(st.tuples(st.text(max_size=3), st.binary(max_size=3)), max_size=3),
+    ).filter(lambda message: message[5] is not None or message[1] is not None),
     min_size=1,
     max_size=30,
 )
 
 
+def with_bytes_for_keys(messages: list[Any]) -> list[Any]:
+    return [(queue, None if key is None else key.encode() + b"\xff", *rest) for queue, key, *rest in messages]
+
+
+def fill(builder: BatchBuilder, messages: list[Any]) -> BatchBuilder:
+    for queue, key, tag, properties, priority, body, headers in messages:
+        more = {"headers": tuple(headers), "delete": body is None}
+        builder.add(queue, body or b"", key=key, tag=tag, properties=properties, priority=priority, **more)
+    return builder
+
+
 def table(messages: list[Any]) -> Any:
-    queues, keys, tags, properties, priorities, bodies = zip(*messages, strict=True)
+    queues, keys, tags, properties, priorities, bodies, headers = zip(*messages, strict=True)
+    key_type = pa.binary() if any(isinstance(key, bytes) for key in keys) else pa.string()
     pairs = [None if each is None else list(each.items()) for each in properties]
     return pa.record_batch(
         {
             "queue": pa.array(queues, pa.int32()),
-            "key": pa.array(keys, pa.string()),
+            "key": pa.array(keys, key_type),
             "tag": pa.array(tags, pa.string()),
             "properties": pa.array(pairs, pa.map_(pa.string(), pa.string())),
             "priority": pa.array(priorities, pa.int32()),
             "body": pa.array(bodies, pa.binary()),
+            "headers": pa.array([[{"key": n, "value": v} for n, v in each] or None for each in headers], HEADERS),
         }
     )
 
 
 @settings(max_examples=150, deadline=None)
-@given(MESSAGES)
-def test_rows_are_packed_to_the_bytes_that_a_producer_packs(messages: list[Any]) -> None:
-    builder = BatchBuilder()
-    for queue, key, tag, properties, priority, body in messages:
-        builder.add(queue, body, key=key, tag=tag, properties=properties, priority=priority)
+@given(MESSAGES, st.booleans())
+def test_rows_are_packed_to_the_bytes_that_a_producer_packs(messages: list[Any], binary: bool) -> None:
+    messages = with_bytes_for_keys(messages) if binary else messages
+    builder = fill(BatchBuilder(), messages)
     rows = to_rows(table(messages), max_message_bytes=1 << 20)
     assert encode(rows, producer_id=9, sequence=3, codec=Codec.NONE) == builder.build(producer_id=9, sequence=3)
 
 
 @settings(max_examples=150, deadline=None)
-@given(MESSAGES, st.booleans())
-def test_a_batch_becomes_the_rows_that_a_consumer_gets(messages: list[Any], compressed: bool) -> None:
+@given(MESSAGES, st.booleans(), st.booleans())
+def test_a_batch_becomes_the_rows_that_a_consumer_gets(messages: list[Any], compressed: bool, binary: bool) -> None:
+    messages = with_bytes_for_keys(messages) if binary else messages
     batch = stored(messages, Codec.ZSTD if compressed else Codec.NONE)
     found = select([batch], TOPIC, [EVERYTHING])
     assert found is not None
-    rows = to_arrow(found, TOPIC, arrow_schema(message_schema())).to_pylist()
+    schema = message_schema(include_headers=True, binary_keys=binary)
+    rows = to_arrow(found, TOPIC, arrow_schema(schema)).to_pylist()
     expected = sorted(batch.messages("orders", 7), key=lambda message: (message.queue, message.offset))
     assert [as_message(row) for row in rows] == expected
 
 
 def stored(messages: list[Any], codec: Codec = Codec.NONE) -> RecordBatch:
     """The messages as a node has them: with offsets and times."""
-    builder = BatchBuilder()
+    builder = fill(BatchBuilder(), messages)
     offsets: dict[int, int] = {}
     places = []
-    for queue, key, tag, properties, priority, body in messages:
-        builder.add(queue, body, key=key, tag=tag, properties=properties, priority=priority)
+    for queue, *_ in messages:
         places.append(offsets.setdefault(queue, 0))
         offsets[queue] += 1
     sent = RecordBatch(builder.build())
@@ -94,12 +109,14 @@ def as_message(row: dict[str, Any]) -> Message:
         row["queue"],
         row["offset"],
         row["id"],
-        row["body"],
+        row["body"] or b"",
         row["key"],
         row["tag"],
         row["priority"],
         dict(row["properties"] or ()),
         int(row["stored_time"].timestamp() * 1000 + 0.5),
+        tuple((pair["key"], pair["value"]) for pair in row["headers"] or ()),
+        row["body"] is None,
     )
 
 
@@ -134,12 +151,20 @@ def test_headers_of_another_packer_are_read_message_by_message() -> None:
     assert dict(rows[0]["properties"]) == {"a": "b"}
 
 
+def test_a_key_that_is_no_text_is_read_as_binary_or_says_how() -> None:
+    found = select([stored([(0, b"\xff", None, None, 0, b"x", [])])], TOPIC, [EVERYTHING])
+    assert found is not None
+    with pytest.raises(InvalidBatch, match=r"orders.*binaryKeys"):
+        to_arrow(found, TOPIC, arrow_schema(message_schema()))
+    assert to_arrow(found, TOPIC, arrow_schema(message_schema(binary_keys=True))).column("key").to_pylist() == [b"\xff"]
+
+
 def test_positions_are_told_from_messages() -> None:
     columns = {Column.QUEUE: [3, 9], Column.OFFSET: [10, 20], Column.FLAGS: int(Flag.POSITION)}
     moved = positions(RecordBatch(encode_batch(2, columns, b"")))
     assert moved is not None
     assert moved[0].tolist() == [3, 9] and moved[1].tolist() == [10, 20]
-    assert positions(stored([(0, None, None, None, 0, b"x")])) is None
+    assert positions(stored([(0, None, None, None, 0, b"x", [])])) is None
 
 
 @pytest.mark.parametrize(
@@ -149,6 +174,10 @@ def test_positions_are_told_from_messages() -> None:
         ({"body": pa.array([b"x", b"y" * 101], pa.binary())}, MessageTooLarge),
         ({"body": pa.array(["x", "y"]), "queue": pa.array([0, -3])}, SchemaMismatch),
         ({"body": pa.array(["x", "y"]), "priority": pa.array([0, 256])}, SchemaMismatch),
+        (
+            {"body": pa.array(["x"]), "headers": pa.array([[{"key": "a", "value": None}]], HEADERS)},
+            SchemaMismatch,
+        ),
         (
             {"body": pa.array(["x"]), "properties": pa.array([[("a", None)]], pa.map_(pa.string(), pa.string()))},
             SchemaMismatch,

@@ -84,7 +84,8 @@ def test_a_stream_takes_no_end_and_a_write_no_options_of_reading() -> None:
         ({"text": "string"}, "text"),
         ({"queue": "integer"}, "body"),
         ({"body": "integer"}, "body"),
-        ({"body": "binary", "key": "binary"}, "key"),
+        ({"body": "binary", "key": "integer"}, "key"),
+        ({"body": "binary", "headers": "string"}, "headers"),
     ],
 )
 def test_a_schema_that_does_not_fit_is_refused_by_column(columns: dict[str, str], named: str) -> None:

@@ -236,6 +236,32 @@ def test_rows_are_written_with_key_tag_priority_and_properties(spark: SparkSessi
         assert row.tag == ("even" if number % 2 == 0 else None) and row.properties == {"n": str(number)}
 
 
+def test_keys_of_bytes_headers_empty_bodies_and_deletions_are_written_and_read_back(
+    spark: SparkSession, topic: SparkTopic
+) -> None:
+    topic.create()
+    rows = spark.sql(
+        "select * from values"
+        " (X'FF01', X'01', array(named_struct('key', 'h', 'value', X'00'), named_struct('key', 'h', 'value', X''))),"
+        " (X'FF02', X'', null), (X'FF03', null, null) as t(key, body, headers)"
+    )
+    topic.write(rows)
+    found = {bytes(row.key): row for row in topic.read(binaryKeys="true", includeHeaders="true").collect()}
+    assert [pair.asDict() for pair in found[b"\xff\x01"].headers] == [
+        {"key": "h", "value": b"\x00"},
+        {"key": "h", "value": b""},
+    ]
+    assert found[b"\xff\x02"].body == b"" and found[b"\xff\x02"].headers is None
+    assert found[b"\xff\x03"].body is None
+    message = topic.client.message(found[b"\xff\x03"].id)
+    assert message.delete and message.key == b"\xff\x03"
+    assert len(topic.read("body binary", failOnDataLoss="true").collect()) == 3, (
+        "keys that are not asked for harm nobody"
+    )
+    with pytest.raises(Exception, match="binaryKeys"):
+        topic.read().collect()
+
+
 def test_a_write_that_is_repeated_stores_nothing_twice(spark: SparkSession, topic: SparkTopic) -> None:
     topic.create()
     rows = spark.range(3000, numPartitions=3).selectExpr("cast(id as string) body", "concat('k', id % 50) key")
@@ -284,7 +310,7 @@ def test_a_task_that_dies_is_tried_again_and_stores_nothing_twice(
         ("select 1 body", {}, "column 'body' is int"),
         ("select 'x' body", {"topic": ""}, "option topic, or a column 'topic'"),
         ("select 'x' body", {"topic": "not-there"}, "not-there"),
-        ("select cast(null as string) body", {}, "a message needs a body"),
+        ("select cast(null as string) body", {}, "a null body says that its key is gone"),
         ("select 'x' body, 99 queue", {}, "queues 0 to 3, not 99"),
     ],
 )
