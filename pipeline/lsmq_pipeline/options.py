@@ -21,6 +21,13 @@ T = TypeVar("T")
 #: What Spark itself puts among the options.
 _OF_SPARK = frozenset({"path", "paths", "checkpointlocation", "queryname", "outputmode", "header"})
 
+#: What Spark's Kafka source calls options of a read that mean the same here.
+_OF_KAFKA = {
+    "subscribe": "topic",
+    "subscribepattern": "topicPattern",
+    "maxoffsetspertrigger": "maxMessagesPerTrigger",
+}
+
 READ_FROM = ("follower", "leader", "any")
 
 
@@ -88,8 +95,13 @@ class WriteOptions:
 class _Given:
     """The options a user gave, taken one by one; what is left over in the end is unknown."""
 
-    def __init__(self, options: Mapping[str, str]) -> None:
-        self._given = {name.lower(): value for name, value in options.items()}
+    def __init__(self, options: Mapping[str, str], aliases: Mapping[str, str] | None = None) -> None:
+        self._given: dict[str, str] = {}
+        for name, value in options.items():
+            own = (aliases or {}).get(name.lower(), name)
+            if own.lower() in self._given:
+                raise InvalidOption(f"option {name} is given by another name as well ({own}); give one", option=own)
+            self._given[own.lower()] = value
         self._known: dict[str, str] = {}
 
     def text(self, name: str) -> str | None:
@@ -139,7 +151,7 @@ class _Given:
 
 def read_options(options: Mapping[str, str], *, streaming: bool = False) -> ReadOptions:
     """The options of a read. Raises :class:`InvalidOption`."""
-    given = _Given(options)
+    given = _Given(options, _OF_KAFKA)
     topics = tuple(name.strip() for name in (given.text("topic") or "").split(",") if name.strip())
     pattern = given.parsed("topicPattern", _pattern, "a regular expression")
     if bool(topics) == (pattern is not None):

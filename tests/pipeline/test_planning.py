@@ -71,6 +71,14 @@ def test_a_wrong_option_is_refused_by_name(options: dict[str, str], named: str) 
         read_options(options)
 
 
+def test_names_of_spark_s_kafka_source_mean_the_same() -> None:
+    options = read_options({"subscribe": "a,b", "maxOffsetsPerTrigger": "7"}, streaming=True)
+    assert options.topics == ("a", "b") and options.max_messages_per_trigger == 7
+    assert read_options({"subscribePattern": "a.*"}).topic_pattern == "a.*"
+    with pytest.raises(InvalidOption, match="subscribe is given by another name as well"):
+        read_options({"topic": "a", "subscribe": "b"})
+
+
 def test_a_stream_takes_no_end_and_a_write_no_options_of_reading() -> None:
     with pytest.raises(InvalidOption, match="endingOffsets"):
         read_options({"topic": "a", "endingOffsets": "latest"}, streaming=True)
