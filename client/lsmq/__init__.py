@@ -121,6 +121,7 @@ __all__ = [
     "Offsets",
     "OutOfOrderSequence",
     "Outage",
+    "ProducerFenced",
     "Outcome",
     "Producer",
     "ProducerStats",

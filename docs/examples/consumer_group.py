@@ -16,15 +16,21 @@ class Worker:
         self.handled: set[str] = set()
         self.failures_left = 1
 
-    async def handle(self, message: Message) -> None:
+    async def work(self, consumer: Consumer) -> None:
+        async def handle(message: Message) -> None:
+            self.handle(message)
+            if len(self.handled) == COUNT:
+                await consumer.close()  # Enough for an example.
+
+        await consumer.run(handle, concurrency=4)
+
+    def handle(self, message: Message) -> None:
         if message.id in self.handled:
             return
         if self.failures_left and len(self.handled) == COUNT // 2:
             self.failures_left -= 1
             raise ConnectionError("the oven does not answer")
         self.handled.add(message.id)
-        if len(self.handled) == COUNT:
-            raise asyncio.CancelledError  # Enough for an example.
 
 
 async def main() -> None:
@@ -35,14 +41,12 @@ async def main() -> None:
             await (await producer.send_many(f"pizza {number}" for number in range(COUNT)))
 
         worker = Worker()
-        while True:
+        while len(worker.handled) < COUNT:
             async with Consumer(client, "kitchen", group="cooks") as consumer:
                 try:
-                    await consumer.run(worker.handle, concurrency=4)
+                    await worker.work(consumer)
                 except ConnectionError as error:
                     print(f"failed after {len(worker.handled)} messages ({error}), starting again")
-                except asyncio.CancelledError:
-                    break
 
         print(f"handled {len(worker.handled)} messages, each once")
         assert len(worker.handled) == COUNT

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from lsmq._transport import Answer
 from lsmq.batch_builder import Codec, Column, Flag
-from lsmq.errors import LsmqError, OutOfOrderSequence, StaleSequence, UnknownProducer, UnknownQueue
+from lsmq.errors import LsmqError, OutOfOrderSequence, SequenceReused, StaleSequence, UnknownProducer, UnknownQueue
 from lsmq.record_batch import RecordBatch
 from lsmq.topics import Topic
 from lsmq_pipeline.cluster import Cluster

@@ -20,6 +20,7 @@ from lsmq_node.broker.waiters import Waiter, WaiterTable
 from lsmq_node.config import InvalidConfig, LogFormat, NodeConfig
 from lsmq_node.storage import Appended, Committed, FlushMode, Topic
 from lsmq_node.storage.columns import encode_columns
+from lsmq_node.storage.line import Round
 
 QUEUES = st.integers(1, 50)
 SHARDS = st.integers(1, 9)
@@ -139,7 +140,7 @@ class FakeStore:
 
 
 def appended(lsn: int, round_: int = 0, *, duplicate: bool = False) -> Appended:
-    return Appended(lsn=lsn, round=round_, offsets=np.empty(0, np.int64), stored_ms=0, duplicate=duplicate)
+    return Appended(lsn=lsn, fate=Round(round_), offsets=np.empty(0, np.int64), stored_ms=0, duplicate=duplicate)
 
 
 def with_committer(test: Any) -> None:

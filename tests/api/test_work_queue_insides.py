@@ -28,9 +28,9 @@ async def pop(session: Session, **document: Any) -> list[dict[str, Any]]:
     return found
 
 
-async def settle(session: Session, what: str, messages: list[dict[str, Any]]) -> int:
+async def settle(session: Session, what: str, messages: list[dict[str, Any]], **more: Any) -> int:
     receipts = [message["receipt"] for message in messages]
-    answer = await session.post(f"/v1/groups/g/{what}", json={"topic": "t", "receipts": receipts})
+    answer = await session.post(f"/v1/groups/g/{what}", json={"topic": "t", "receipts": receipts, **more})
     return answer.status
 
 
@@ -49,7 +49,7 @@ def test_a_work_queue_nobody_uses_is_forgotten_and_goes_on_where_it_was(tmp_path
         await send(session, "0", "1", "2", "3")
         first, second, third, _ = await pop(session, visibility_ms=100)
         assert await settle(session, "ack", [first, third]) == 200
-        assert await settle(session, "nack", [second]) == 200
+        assert await settle(session, "nack", [second], delay_ms=600_000) == 200
         known = work_service(session)
         with patch.object(service, "_IDLE_S", 0.0):
             await comes_true(lambda: not known.works(), "it is forgotten")

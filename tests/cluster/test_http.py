@@ -230,7 +230,11 @@ def test_every_node_shows_the_cluster_and_is_ready(cluster: LocalCluster) -> Non
         assert found["control_leader"] in ("n1", "n2", "n3")
         figures = ask(f"{node.url}/v1/status")[1]["shards"]
         assert [entry["shard"] for entry in figures] == [0, 1, 2]
-        assert {entry["role"] for entry in figures} == {"leading", "following"}
+
+        def lead_and_follow(url: str = node.url) -> bool:
+            return {entry["role"] for entry in ask(f"{url}/v1/status")[1]["shards"]} == {"leading", "following"}
+
+        eventually(lead_and_follow, "each node leads one shard and follows in the others")
 
 
 def test_a_node_that_does_not_know_the_cluster_shows_none(tmp_path: Path) -> None:

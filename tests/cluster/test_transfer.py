@@ -23,6 +23,7 @@ from lsmq_node.cluster import transfer_client, transfer_server, transfer_throttl
 from lsmq_node.cluster.transfer import Snapshots
 from lsmq_node.cluster.transfer_throttle import BURST_S, Throttle
 from lsmq_node.storage import ShardStore
+from lsmq_node.storage.snapshot import NAME as SNAPSHOT
 from storage.harness import small
 from storage.leading import TOPIC, Leader, catch_up, log_bytes, open_replica, shown
 from support.waiting import eventually
@@ -128,11 +129,13 @@ def leader(tmp_path: Path) -> Iterator[Leader]:
         leader.write_much(20)
         store.compact()
         leader.write_much(20)
+        store.compact()  # from here on merges change nothing while files are fetched
         yield leader
 
 
 def held_bytes(path: Path) -> int:
-    return sum(file.stat().st_size for file in (path / "incoming").iterdir())
+    """Of the files that the source gives in pieces; what a snapshot says of itself comes with the first answer."""
+    return sum(file.stat().st_size for file in (path / "incoming").iterdir() if file.name != SNAPSHOT)
 
 
 def assert_equal_after(install: Callable[[], None], path: Path, leader: Leader) -> None:
@@ -150,7 +153,7 @@ def test_a_snapshot_is_fetched_verified_and_installed(leader: Leader, tmp_path: 
     async def main() -> Callable[[], None]:
         async with Source(leader.store) as source:
             install = await fetch(source, tmp_path / "target", lambda done, total: seen.append((done, total)))
-            assert source.given_bytes == seen[-1][1] > 2_000_000
+            assert source.given_bytes == seen[-1][1] > 1_000_000
             assert source.requests["checksum"] == 0
             assert source.requests["DELETE"] == 1
             return install

@@ -19,7 +19,7 @@ _ROWS_AT_A_TIME = 1000
 
 @click.group()
 def dump() -> None:
-    """Look into a node's files: WAL and its mark, SSTable, manifest, checkpoint, snapshot.
+    """Look into a node's files: WAL and its mark, SSTable, manifest, checkpoint, snapshot, the control journal.
 
     Reads the file and nothing else; the node may be running. Damage is reported by name, as an error.
     """

@@ -238,8 +238,10 @@ async def produce(call: Call) -> web.StreamResponse:
     messages = _check_envelope(document, broker.config, schema)
     producer = document.get("producer") or {"id": 0, "sequence": 0}
     packer = Packer(broker, topic, schema["properties"]["messages"]["items"], producer["id"])
+    turns = Turns()
     for index, message in enumerate(messages):
         packer.add(index, message)
+        await turns.after(values_of(message))
     if producer["id"] and len(packer.parts) > 1:
         raise InvalidRequest(
             "producer: sequences are counted for each shard, and these messages belong to several; "

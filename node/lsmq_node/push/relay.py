@@ -30,7 +30,6 @@ from .stream import Counts, Sink, send_in_time
 #: Bytes that each leader may have on its way here, however much the subscriber takes.
 MAX_CREDIT_BYTES = 256 * 1024
 _MESSAGE_OVERHEAD_BYTES = 300  # of what is no body, in memory
-_log = structlog.get_logger("lsmq.push")
 
 
 class Relay:

@@ -11,6 +11,7 @@ One document and one producer a coordinator, however many transactions.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 
 import crc32c
 
@@ -21,6 +22,7 @@ from .delivery import Delivery
 
 LANE = "transaction-lane/"
 _EPOCH_BITS = 32
+_MAX_AHEAD = 1 << 20  # a delivery has far fewer batches
 #: Producers of clients have ids below this.
 BROKER_PRODUCERS = 1 << 63
 
@@ -46,15 +48,14 @@ def with_producer(batch: bytes, producer_id: int, epoch: int) -> bytes:
 def fresh_batches(shard: int, last: int, delivery: Delivery) -> list[tuple[int, int, str, bytes]]:
     """Those that ``shard`` has not had, which has had all up to ``last``.
 
-    Raises ``DeliveriesAhead``, and ``InvalidRequest`` for numbers that no coordinator gives: one that is far ahead
-    would make the shard take all that is to come for what it has had.
+    Numbers may be missing: of what was decided and lost. Raises ``DeliveriesAhead``, and ``InvalidRequest`` for numbers
+    that no coordinator gives: one that is far ahead would make the shard take all that is to come for what it has had.
     """
-    first = delivery.batches[0][0]
-    numbers = [number for number, *_ in delivery.batches]
-    if not 1 <= first <= delivery.limit + 1 or numbers != list(range(first, first + len(numbers))):
+    numbers = [0, *(number for number, *_ in delivery.batches)]
+    if any(number <= before for before, number in pairwise(numbers)) or numbers[-1] > delivery.limit + _MAX_AHEAD:
         raise InvalidRequest(
-            f"the numbers of a delivery follow one another from {delivery.limit + 1} at most, since none above "
-            f"{delivery.limit} was sent before; these are {first} to {numbers[-1]}"
+            f"the numbers of a delivery ascend, up to {delivery.limit + _MAX_AHEAD} at most, since none above "
+            f"{delivery.limit} was sent before; these are {numbers[1]} to {numbers[-1]}"
         )
     if last > delivery.limit:
         raise DeliveriesAhead(
