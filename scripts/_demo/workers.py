@@ -217,7 +217,7 @@ async def _receive(task: ReceiveTask, signals: Signals, index: int) -> None:
             polls.append((time.monotonic_ns(), len(messages)))
             queue += [message.queue for message in messages]
             offset += [message.offset for message in messages]
-            key += [str(message.key) for message in messages]
+            key += [None if message.key is None else str(message.key) for message in messages]
             body += [message.body for message in messages]
             _set(signals.counters, index, len(body))
     np.savez(
