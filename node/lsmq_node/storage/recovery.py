@@ -199,8 +199,7 @@ class Replay:
         self._disk.sync_directory(self._directory)
         self._segments.open_for_append(end)
         if last_start in self._starts and last_start != end:
-            rest = self._read_segment(last_start)[end - last_start :].rstrip(b"\0")
-            self._segments.erase(end, end + len(rest))
+            self._segments.erase_rest(end)
         self._segments.begin(end)
 
     def _keep_aside(self) -> None:

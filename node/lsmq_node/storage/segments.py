@@ -12,6 +12,7 @@ from .failures import WANT
 from .log_mark import LogMark, store_log_mark
 from .wal import segment_name
 
+_PIECE_BYTES = 1 << 20  # read or erased at a time
 _SEGMENT_NAME = re.compile(r"[0-9a-f]{16}\.wal")
 
 
@@ -184,12 +185,23 @@ class SegmentFiles:
         with self._mark_lock:
             if self._mark is not None and start < self._mark.durable_lsn:
                 self._store_mark(LogMark(start, self._mark.segments_end_lsn))
-        zeros = bytes(1 << 20)
+        zeros = bytes(_PIECE_BYTES)
         while start < end:
             piece = min(end - start, len(zeros))
             self.write(start, memoryview(zeros)[:piece])
             start += piece
         self.sync()
+
+    def erase_rest(self, lsn: int) -> None:
+        """:meth:`erase` what there is from ``lsn`` to the end of its segment, which is read a piece at a time."""
+        end_lsn = written_lsn = lsn
+        while piece := self.read(end_lsn, _PIECE_BYTES):
+            end_lsn += len(piece)
+            if piece.strip(b"\0"):
+                written_lsn = end_lsn
+            if end_lsn % self.segment_bytes == 0:
+                break
+        self.erase(lsn, written_lsn)
 
     def release(self, before_lsn: int, keep_spares: int = 2) -> None:
         """Recycle or delete the segments that end at or below ``before_lsn``, and note how far the log is by now."""
