@@ -109,9 +109,10 @@ async def _stopping(services: Sequence[_Service]) -> None:
 def make_app(broker: Broker) -> web.Application:
     """The application of a broker. The broker outlives it."""
     config = broker.config
-    app = web.Application(middlewares=[failures, own_pages(config)], client_max_size=config.max_request_bytes)
-    workers = Workers()
     http_metrics = HttpMetrics()
+    middlewares = [failures, own_pages(config, http_metrics)]
+    app = web.Application(middlewares=middlewares, client_max_size=config.max_request_bytes)
+    workers = Workers()
     app[groups.GROUPS_KEY] = service = GroupService(broker)
     app[work_queues.WORK_KEY] = work = WorkService(broker, service)
     app[push.PUSH_KEY] = pushing = PushService(broker, service)
@@ -124,7 +125,8 @@ def make_app(broker: Broker) -> web.Application:
     table = route_table(config)
     app[system.OPENAPI_KEY] = document(table, system.version())
     for route in table:
-        app.router.add_route(route.method, route.path, _handler(route, broker, workers, http_metrics))
+        handler = _handler(route, broker, workers, http_metrics)
+        app.router.add_route(route.method, route.path, handler, name=route.operation)
     return app
 
 

@@ -23,8 +23,9 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from lsmq.errors import HostNotAllowed, OriginNotAllowed, UnsupportedMediaType
+from lsmq.errors import HostNotAllowed, LsmqError, OriginNotAllowed, UnsupportedMediaType
 from lsmq_node.config import NodeConfig
+from lsmq_node.metrics import HttpMetrics
 
 from .codec import media_type
 
@@ -35,12 +36,14 @@ _SIMPLE_TYPES = frozenset({"", "text/plain", "multipart/form-data", "application
 _REMEMBERED = 1_000
 
 
-def own_pages(config: NodeConfig) -> Middleware:
-    """Refuses what pages of other origins send. Raises ``OriginNotAllowed``, ``HostNotAllowed``."""
+def own_pages(config: NodeConfig, metrics: HttpMetrics) -> Middleware:
+    """Refuses what pages of other origins send, and counts it as their operation's answer.
+
+    Raises ``OriginNotAllowed``, ``HostNotAllowed``, ``UnsupportedMediaType``.
+    """
     origins, hosts = Origins(config), Hosts(config)
 
-    @web.middleware
-    async def check(request: web.Request, handler: Handler) -> web.StreamResponse:
+    def check(request: web.Request) -> None:
         host = request.headers.get("Host")
         if host is not None:
             hosts.check(host)
@@ -50,9 +53,17 @@ def own_pages(config: NodeConfig) -> Middleware:
             _check_type(request)
         elif "Sec-Fetch-Site" in request.headers:
             _check_type(request)
+
+    @web.middleware
+    async def checked(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            check(request)
+        except LsmqError as error:
+            metrics.series(request.match_info.route.name or "unknown").observe(error.status, 0.0)
+            raise
         return await handler(request)
 
-    return check
+    return checked
 
 
 def _check_type(request: web.Request) -> None:
