@@ -10,7 +10,7 @@ from typing import Any
 
 from lsmq._transport import Answer
 from lsmq.errors import InvalidRequest
-from lsmq.record_batch import Message
+from lsmq.record_batch import Message, parse_message_id
 from lsmq.topics import format_ranges
 
 _MAX_RANGES_TEXT = 4_000  # characters; a request line ends at 8 KiB
@@ -64,7 +64,7 @@ def message_from_dict(fields: Mapping[str, Any]) -> Message:
         topic=str(fields.get("topic", "")),
         queue=int(fields["queue"]),
         offset=int(fields["offset"]),
-        id=str(fields["id"]),
+        topic_id=parse_message_id(str(fields["id"]))[0],
         body=body.encode() if isinstance(body, str) else bytes(body),
         key=fields.get("key"),
         tag=fields.get("tag"),

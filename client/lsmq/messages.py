@@ -52,15 +52,16 @@ def parse_message_id(text: str) -> tuple[int, int, int]:
 class Message:
     """A message as a consumer gets it.
 
-    ``offset`` counts from 0 in its queue without gaps. ``stored_ms`` is the broker's clock, milliseconds
-    since 1970. ``properties`` maps strings to strings; ``headers`` are names and bytes, in order. ``delete``: the
-    message says that its key is gone; its body is empty.
+    ``topic_id`` is what the cluster numbers the topic by; no two topics ever have the same. ``offset`` counts from 0 in
+    its queue without gaps. ``stored_ms`` is the broker's clock, milliseconds since 1970. ``properties`` maps strings to
+    strings; ``headers`` are names and bytes, in order. ``delete``: the message says that its key is gone; its body is
+    empty.
     """
 
     topic: str
     queue: int
     offset: int
-    id: str
+    topic_id: int
     body: bytes
     key: Key | None = None
     tag: str | None = None
@@ -69,6 +70,11 @@ class Message:
     stored_ms: int = 0
     headers: Headers = ()
     delete: bool = False
+
+    @property
+    def id(self) -> str:
+        """Its id, by which it can be fetched: see :func:`message_id`."""
+        return message_id(self.topic_id, self.queue, self.offset)
 
     def text(self) -> str:
         """The body decoded as UTF-8."""

@@ -199,25 +199,24 @@ class RecordBatch:
     ) -> Iterator[Message]:
         """The messages, in batch order; with ``spans`` those of topic ``topic_id`` in these offsets of the queues."""
         payload = self.payload
+        deletes = int(Flag.DELETE)
         for owner, queue, offset, start, body_at, end, stored_ms, priority, flags in self.rows(topic_id):
             if spans is not None:
                 span = spans.get(queue)
                 if span is None or not span[0] <= offset < span[1] or owner != topic_id:
                     continue
-            identity = message_id(owner, queue, offset)
+            delete = flags & deletes != 0
             body = payload[body_at:end].tobytes()
             if body_at > start:
                 try:
                     key, tag, properties, headers = decode_header(payload[start:body_at])
                 except InvalidBatch as error:
                     raise unreadable(error, topic, queue, offset) from error
-                delete = bool(flags & Flag.DELETE)
                 yield Message(
-                    topic, queue, offset, identity, body, key, tag, priority, properties, stored_ms, headers, delete
+                    topic, queue, offset, owner, body, key, tag, priority, properties, stored_ms, headers, delete
                 )
             else:
-                delete = bool(flags & Flag.DELETE)
-                yield Message(topic, queue, offset, identity, body, None, None, priority, {}, stored_ms, (), delete)
+                yield Message(topic, queue, offset, owner, body, None, None, priority, {}, stored_ms, (), delete)
 
 
 class _Constant(Sequence[int]):

@@ -254,7 +254,7 @@ def does(kind: str, at: float, *, worker: str = "a", until: float = 0.0, queue: 
 
 def letter(queue: int, offset: int) -> DeadLetter:
     properties = {"lsmq-dlq-queue": f"{queue}", "lsmq-dlq-offset": f"{offset}"}
-    return DeadLetter(Message("t.dlq", 0, 0, "id", b"0 k", properties=properties))
+    return DeadLetter(Message("t.dlq", 0, 0, 7, b"0 k", properties=properties))
 
 
 def handled(at: float, offset: int) -> list[Event]:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from lsmq.batch_builder import BatchBuilder, Codec, Column, Flag, encode_batch
 from lsmq.errors import InvalidBatch, MessageTooLarge
-from lsmq.record_batch import Message, RecordBatch
+from lsmq.record_batch import Message, RecordBatch, parse_message_id
 from lsmq.topics import Route, Topic
 from lsmq_pipeline.decode import Span, positions, select, to_arrow
 from lsmq_pipeline.encode import encode, to_rows
@@ -108,7 +108,7 @@ def as_message(row: dict[str, Any]) -> Message:
         row["topic"],
         row["queue"],
         row["offset"],
-        row["id"],
+        parse_message_id(row["id"])[0],
         row["body"] or b"",
         row["key"],
         row["tag"],

@@ -74,6 +74,7 @@ class GarbageCounter:
 
         Raises ``FileNotFoundError`` for a table that was merged away meanwhile.
         """
+        version = version.on_disk()
         seen = (version, self._state.space_changes)
         known: dict[int, Deadness] = {}
         marks: dict[int, tuple[int, ...]] = {}

@@ -31,7 +31,7 @@ from .options import FlushMode, StoreOptions
 from .segments import SegmentFiles
 from .syncer import Syncer
 from .tables import Closing, TableSet
-from .version import Version
+from .version import Run
 
 _AHEAD_FROM = 4  # the next segment is allocated when this part, one in so many, of the present one is used
 _TICK_SECONDS = 1.0
@@ -91,8 +91,8 @@ class Maintenance:
         self._syncer = Syncer(options, writer) if options.flush_mode is FlushMode.ASYNC else None
         self._merger = merger
         self._settling = 0  # raised by who waits for merges
-        #: By thread, when it last found nothing to do, and of what.
-        self._settled: dict[str, tuple[int, Version] | None] = {"merge": None, "tidy": None}
+        #: By thread, when it last found nothing to do, and in which tables.
+        self._settled: dict[str, tuple[int, tuple[Run, ...]] | None] = {"merge": None, "tidy": None}
         self._wants: Counter[str] = Counter()  # attempts that ended for want of space, or of a descriptor
         self._last_want: dict[str, int] = {}  # what the last of them failed with
         self._pauses: dict[str, int] = {}  # in ticks, of the kinds of work that last wanted something
@@ -224,21 +224,21 @@ class Maintenance:
     def _work_loop(self, kind: str, work: Callable[[bool], None], due: Callable[[bool], bool]) -> None:
         """Do ``work`` whenever it is ``due``; both are told whether somebody waits for it."""
         while not self._tables.closing:
-            version, settling = self._tables.version, self._settling
+            runs, settling = self._tables.version.runs(), self._settling
             known = self._settled[kind]
             urgent = known is None or settling > known[0]
             if due(urgent):
                 self._retry_in_want(partial(work, urgent), kind)
                 self.on_progress()
-                if version is not self._tables.version:
+                if runs != self._tables.version.runs():
                     continue
             else:
-                self._settled[kind] = settling, version
+                self._settled[kind] = settling, runs
             with self._tables.changed:
                 self._tables.changed.notify_all()
                 self._tables.changed.wait_for(
-                    lambda version=version, settling=settling: (  # type: ignore[misc]
-                        self._tables.closing or self._tables.version is not version or self._settling != settling
+                    lambda runs=runs, settling=settling: (  # type: ignore[misc]
+                        self._tables.closing or self._tables.version.runs() != runs or self._settling != settling
                     ),
                     _TICK_SECONDS,
                 )
@@ -348,8 +348,8 @@ class Maintenance:
 
     def _is_settled(self, wanted: int) -> bool:
         """Whether those who merge have found nothing to do since ``wanted``."""
-        version = self._tables.version
-        settled = all(known and known[0] >= wanted and known[1] is version for known in self._settled.values())
+        runs = self._tables.version.runs()
+        settled = all(known and known[0] >= wanted and known[1] == runs for known in self._settled.values())
         return settled and not self._tables.checkpoint.merge_due()
 
     def is_over(self, kind: str, done: Callable[[], bool], limit: int) -> bool:

@@ -138,7 +138,7 @@ class Merger:
 
         Unless ``at_once``, garbage is not looked for again soon after a look that took long; see ``looks_later``.
         """
-        version = self._tables.version
+        version = self._tables.version.on_disk()
         for stretch in self._free_generations(version):
             tier = choose_tier(
                 [run.size_bytes for run in stretch],

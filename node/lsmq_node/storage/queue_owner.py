@@ -254,7 +254,7 @@ class QueueOwner:
         else:
             first = 0
             for put in group:
-                put.offsets = offsets[first : first + len(put)]
+                put.offsets = offsets[first : first + len(put)].tolist()
                 first += len(put)
                 put.answer()
 

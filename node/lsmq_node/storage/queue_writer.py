@@ -67,15 +67,15 @@ class QueueWriter:
                 self._names.load(np.frombuffer(batch.payload, np.uint8)[begin:], lengths[seen:])
             offset = int(found.next_offsets[0])
 
-    def write(self, group: Sequence[Put]) -> list[int]:
+    def write(self, group: Sequence[Put]) -> I64:
         """Put a group in line and commit it; returns the offset of each message. All of it is stored, or nothing."""
-        names = [name for put in group for name in put.names]
         payload = b"".join([put.payload for put in group])
         lengths = np.frombuffer(b"".join([put.lengths for put in group]), np.uint32)
         if int(lengths.sum(dtype=np.int64)) != len(payload):
             raise InvalidRequest("a message is a memoryview of items that are not bytes; cast it to 'B'")
-        numbers = self._known_numbers(names)
+        numbers = self._known_numbers(group)
         if numbers is None:
+            names = group[0].names if len(group) == 1 else [name for put in group for name in put.names]
             batch = self._names.batch(names, b"\0".join([put.joined for put in group]))
             appended = self._append_named(batch, lengths, payload)
         else:
@@ -86,13 +86,13 @@ class QueueWriter:
             self._names.truncate(self._store.next_offset(self._names_id, 0))
             raise
         self.known = len(self._names)
-        return [offset for part in appended for offset in part.offsets.tolist()]
+        return appended[0].offsets if len(appended) == 1 else np.concatenate([part.offsets for part in appended])
 
-    def _known_numbers(self, names: list[str]) -> I64 | None:
+    def _known_numbers(self, group: Sequence[Put]) -> I64 | None:
         """The numbers of a few names; None where they are many, or one of them is new."""
-        if len(names) > _FEW_NAMES:
+        if sum(map(len, group)) > _FEW_NAMES:
             return None
-        numbers = [self._names.find_one(name) for name in names]
+        numbers = [self._names.find_one(name) for put in group for name in put.names]
         return None if -1 in numbers else np.array(numbers)
 
     def _append_named(self, names: NameBatch, lengths: NDArray[np.uint32], payload: bytes) -> list[Appended]:

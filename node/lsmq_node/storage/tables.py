@@ -271,9 +271,9 @@ class TableSet:
                 self._disk.remove(self._directory / name)
 
     def hold(self, wanted: Callable[[Version], Iterable[Table]]) -> tuple[Version, list[str]]:
-        """The version as it is. The files wanted of it stay until their names are handed to :meth:`drop`."""
+        """The tables as they are. The files wanted of them stay until their names are handed to :meth:`drop`."""
         with self._install_lock:
-            version = self.version
+            version = self.version.on_disk()
             names = [table.meta.name for table in wanted(version)]
             self._files.hold(names)
         return version, names

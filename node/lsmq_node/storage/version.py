@@ -87,6 +87,10 @@ class Version:
     def runs(self) -> tuple[Run, ...]:
         return (*self.level0, *self.generations)
 
+    def on_disk(self) -> Version:
+        """The same without memtables. For who keeps it a while: as long as he did, the memory would not be free."""
+        return Version((), self.level0, self.generations)
+
     def tables(self) -> list[Table]:
         """All tables, newest first."""
         return [table for run in self.runs() for table in run.tables]
