@@ -37,6 +37,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
+from itertools import repeat
 
 import crc32c
 import zstandard
@@ -167,6 +168,7 @@ class BatchBuilder:
     def __init__(self) -> None:
         self._queues: list[int] = []
         self._lengths: list[int] = []
+        # What most records have nothing in reaches as far as the last record that has something.
         self._header_lengths: list[int] = []
         self._key_hashes: list[int] = []
         self._tag_hashes: list[int] = []
@@ -205,19 +207,32 @@ class BatchBuilder:
         hashed = 0 if key is None else key_hash(key) if key_hash_hint is None else key_hash_hint
         tag_hashed = 0 if tag is None else tag_hash(tag)
         # From here on nothing fails: all columns get a value, or none.
-        self._queues.append(queue)
-        self._lengths.append(length)
-        self._header_lengths.append(len(header))
-        self._key_hashes.append(hashed)
-        self._tag_hashes.append(tag_hashed)
-        self._priorities.append(priority)
-        self._due.append(due_ms)
-        self._expires.append(expires_ms)
-        self._flags.append(Flag.DELETE if delete else 0)
+        if key is not None:
+            self._filled(self._key_hashes).append(hashed)
+        if tag is not None:
+            self._filled(self._tag_hashes).append(tag_hashed)
+        if priority:
+            self._filled(self._priorities).append(priority)
+        if due_ms:
+            self._filled(self._due).append(due_ms)
+        if expires_ms:
+            self._filled(self._expires).append(expires_ms)
+        if delete:
+            self._filled(self._flags).append(Flag.DELETE)
         if header:
+            self._filled(self._header_lengths).append(len(header))
             self._bodies.append(header)
         self._bodies.append(body)
+        self._queues.append(queue)
+        self._lengths.append(length)
         self.size_bytes += length + self.RECORD_OVERHEAD_BYTES
+
+    def _filled(self, column: list[int]) -> list[int]:
+        """With nothing for the records that have nothing in it: the next value is the next record's."""
+        missing = len(self._queues) - len(column)
+        if missing:
+            column.extend(repeat(0, missing))
+        return column
 
     def build(
         self, *, producer_id: int = 0, producer_epoch: int = 0, sequence: int = 0, codec: Codec = Codec.NONE
@@ -233,7 +248,7 @@ class BatchBuilder:
             (Column.EXPIRES_MS, self._expires),
             (Column.FLAGS, self._flags),
         )
-        columns.update((column, values) for column, values in optional if any(values))
+        columns.update((column, self._filled(values)) for column, values in optional if any(values))
         return encode_batch(
             len(self._queues),
             columns,

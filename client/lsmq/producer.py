@@ -437,7 +437,8 @@ class Producer:
         hashed: int | None = None
         in_turn = False
         if queue is not None:
-            queue = whole_queue(queue)
+            if type(queue) is not int:
+                queue = whole_queue(queue)
             self._topic.check_queue(queue)
         elif self._partitioner is not None:
             queue = self._partitioner(key, body, self._queues if key is None else self._key_queues)
