@@ -164,6 +164,7 @@ class Producer:
         self._failed: deque[PendingBatch] = deque(maxlen=_REMEMBERED_FAILURES)
         self._replaced: TopicReplaced | None = None
         self._closed = False
+        self._closing = asyncio.Lock()  # who closes it a second time waits for the first
 
     # Life
 
@@ -238,17 +239,18 @@ class Producer:
 
     async def close(self) -> None:
         """Flush, then stop. Raises what :meth:`flush` raises, after stopping."""
-        if self._closed:
-            return
-        self._stop_accepting()
-        for lane in self._lanes.values():
-            lane.stop()
-        try:
-            if lanes := set(self._background):
-                await asyncio.wait(lanes)
-        finally:
-            await self._background.end()
-        await self.flush()
+        async with self._closing:
+            if self._closed:
+                return
+            self._stop_accepting()
+            for lane in self._lanes.values():
+                lane.stop()
+            try:
+                if lanes := set(self._background):
+                    await asyncio.wait(lanes)
+            finally:
+                await self._background.end()
+            await self.flush()
 
     async def abort(self) -> None:
         """Stop at once. Messages that are not stored yet fail with ``ClientClosed``."""

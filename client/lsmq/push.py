@@ -86,6 +86,7 @@ class PushConsumer(Starting, Iterated[Message]):
         self._run_ended = asyncio.Event()
         self._run_ended.set()
         self._closed = False
+        self._finishing = asyncio.Lock()  # who closes it a second time waits for the first
 
     # Life
 
@@ -120,11 +121,12 @@ class PushConsumer(Starting, Iterated[Message]):
         self._handling.stop()
 
     async def _finish(self) -> None:
-        try:
-            if self._streams is not None:
-                await self._streams.close()
-        finally:
-            await self._background.end()
+        async with self._finishing:
+            try:
+                if self._streams is not None:
+                    await self._streams.close()
+            finally:
+                await self._background.end()
 
     @property
     def assignment(self) -> Ranges:

@@ -116,6 +116,7 @@ class TransactionalProducer(Starting):
         self._checks = Background(self._check_broke)
         self._broken: LsmqError | None = None
         self._closed = False
+        self._closing = asyncio.Lock()  # who closes it a second time waits for the first
 
     @property
     def member_id(self) -> str:
@@ -152,20 +153,21 @@ class TransactionalProducer(Starting):
 
     async def close(self) -> None:
         """Leave the group. Others are asked about what is not decided."""
-        if self._closed:
-            return
-        self._closed = True
-        if self._thread is not None:
-            await self._thread.call(self._stop_beating())
-            await self._thread.release(self._client)
-        await self._checks.end()
-        if self._member:
-            try:
-                await self._group.leave(self._member, deadline_ms=_LEAVE_DEADLINE_MS)
-            except LsmqError as error:
-                _log.warning(
-                    "producer could not leave, its session will end: group=%s error=%s", self._group.name, error
-                )
+        async with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            if self._thread is not None:
+                await self._thread.call(self._stop_beating())
+                await self._thread.release(self._client)
+            await self._checks.end()
+            if self._member:
+                try:
+                    await self._group.leave(self._member, deadline_ms=_LEAVE_DEADLINE_MS)
+                except LsmqError as error:
+                    _log.warning(
+                        "producer could not leave, its session will end: group=%s error=%s", self._group.name, error
+                    )
 
     # Heartbeats, in the thread
 

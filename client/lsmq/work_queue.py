@@ -167,20 +167,22 @@ class WorkQueue(Iterated[Task]):
         self._background = Background(self._broke)
         self._error: LsmqError | None = None
         self._closed = False
+        self._closing = asyncio.Lock()  # who closes it a second time waits for the first
 
     async def close(self) -> None:
         """Stop asking, and give back what was not handed out, which does not count as delivered."""
-        if self._closed:
-            return
-        self._closed = True
-        self._changed.wake()
-        if self._pulling is not None:
-            self._background.drop(self._pulling)
-            await asyncio.gather(self._pulling, return_exceptions=True)
-        self._end_keeping()
-        await self._release(self._ahead)
-        self._ahead.clear()
-        await self._settler.close()
+        async with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            self._changed.wake()
+            if self._pulling is not None:
+                self._background.drop(self._pulling)
+                await asyncio.gather(self._pulling, return_exceptions=True)
+            self._end_keeping()
+            await self._release(self._ahead)
+            self._ahead.clear()
+            await self._settler.close()
 
     async def poll(self, max_messages: int = DEFAULT_MAX_MESSAGES, timeout_ms: float | None = None) -> list[Task]:
         """Up to ``max_messages`` tasks, waiting for the first; none after ``timeout_ms``."""

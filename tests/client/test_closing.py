@@ -1,0 +1,98 @@
+"""Whoever closes what somebody else is closing already waits for the same end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Protocol
+
+import pytest
+
+from lsmq import Client, Message, Producer, PushConsumer, Task, TransactionalProducer, WorkQueue
+from support.node_process import NodeProcess
+from support.waiting import comes_true
+
+
+class Closeable(Protocol):
+    async def close(self) -> None: ...
+
+
+Maker = Callable[[Client, str], Closeable]
+
+
+async def _use(thing: Closeable, client: Client, topic: str) -> None:
+    """Have it do something that closing it has to wait for."""
+    match thing:
+        case Producer():
+            await thing.send("while it is closed")
+        case PushConsumer():
+            await thing.poll(1)
+            thing.ack()
+        case WorkQueue():
+            await thing.poll(1)
+        case TransactionalProducer():
+            await thing.transaction().send(topic, "never decided")
+
+
+MAKERS: dict[str, Maker] = {
+    "producer": lambda client, topic: Producer(client, topic, linger_ms=0),
+    "push": lambda client, topic: PushConsumer(client, topic, group="closing-push"),
+    "work": lambda client, topic: WorkQueue(client, topic, "closing-work"),
+    "transactions": lambda client, topic: TransactionalProducer(client, "closing"),
+}
+
+
+@pytest.mark.parametrize("what", MAKERS)
+async def test_a_second_close_waits_for_the_first(shared_node: NodeProcess, topic_name: str, what: str) -> None:
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name)
+        async with Producer(client, topic_name) as producer:
+            await (await producer.send_many(["one", "two"]))
+        thing = MAKERS[what](client, topic_name)
+        await _use(thing, client, topic_name)
+        first = asyncio.create_task(thing.close())
+        await asyncio.sleep(0)  # It has begun.
+        assert not first.done()
+        await thing.close()
+        assert first.done()
+        await first
+
+
+async def test_what_a_handler_closed_is_committed_when_the_block_is_left(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name, queues=8)
+        async with Producer(client, topic_name) as producer:
+            for number in range(40):
+                await producer.send(f"{number}", queue=number % 8)
+        handled: list[str] = []
+
+        async def handle(message: Message) -> None:
+            handled.append(message.id)
+            if len(handled) == 40:
+                await consumer.close()
+
+        async with PushConsumer(client, topic_name, group="from-inside") as consumer:
+            running = asyncio.create_task(consumer.run(handle, concurrency=4))
+            await comes_true(lambda: len(handled) == 40, "all are handled")
+        assert sum((await client.committed_offsets("from-inside", topic_name)).values()) == 40
+        await running
+
+
+async def test_a_work_queue_is_closed_when_what_it_settled_is_settled(shared_node: NodeProcess, topic_name: str) -> None:
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name)
+        async with Producer(client, topic_name) as producer:
+            await (await producer.send_many(f"{number}" for number in range(20)))
+        tasks: list[Task] = []
+        async with WorkQueue(client, topic_name, "settling") as work:
+            tasks += await work.poll(1)
+            first = asyncio.create_task(work.close())
+            await asyncio.sleep(0)
+        assert first.done()
+        async with WorkQueue(client, topic_name, "settling") as work:
+            rest: list[Task] = []
+            while len(rest) < 19:
+                rest += await work.poll(20, timeout_ms=10_000)
+            assert all(task.deliveries == 1 for task in rest)
