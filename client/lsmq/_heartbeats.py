@@ -154,7 +154,7 @@ class Heart:
                     await backoff.pause()
                     continue
                 except LsmqError as error:
-                    if isinstance(error, _FINAL):
+                    if self._is_final(error):
                         self._is_known = False
                         lost = self._member.lose()
                         self._say(error)
@@ -171,6 +171,10 @@ class Heart:
                         await self._rest()
         except _NobodyThere:
             return
+
+    def _is_final(self, error: LsmqError) -> bool:
+        """Whether trying again is in vain: also whatever does not pass and keeps out a member that is not in yet."""
+        return isinstance(error, _FINAL) or not (error.retriable or self._member.version)
 
     def _broke(self, error: Exception) -> None:
         """A member that does not say that it lives, or does not notice who stalls, is none any more."""

@@ -147,8 +147,8 @@ class Consumer(Starting, Iterated[Message]):
         """Find out where to begin, and begin to fetch. Entering ``async with`` or the first read does it.
 
         A member returns when it has been told its queues; there may be none yet. Raises ``UnknownTopic``,
-        ``UnknownQueue``, and ``OffsetOutOfRange`` if that is the policy; for members also ``GroupModeMismatch`` and
-        ``TooManyMembers``.
+        ``UnknownQueue``, and ``OffsetOutOfRange`` if that is the policy; for members also ``GroupModeMismatch``,
+        ``TooManyMembers`` and ``TooManyGroups``.
         """
         if self._closed:
             raise ClientClosed("this consumer is closed; make a new one")

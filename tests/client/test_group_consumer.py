@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -18,6 +19,7 @@ from lsmq import (
     UnknownTopic,
 )
 from lsmq._heartbeats import Heart
+from lsmq.errors import TooManyGroups
 from lsmq.groups import Group
 from support.group_topic import Handler, fill, filled, numbers, queues_of, take
 from support.node_process import NodeProcess
@@ -157,6 +159,13 @@ async def test_what_keeps_a_member_out_is_raised_at_the_start(shared_node: NodeP
                 await Consumer(client, topic_name, group=topic_name, mode="broadcast").start()
             with pytest.raises(InvalidRequest, match="session_ms"):
                 await Consumer(client, topic_name, group=topic_name, session_ms=1).start()
+
+
+async def test_a_group_too_many_is_raised_at_the_start(make_node: Callable[..., NodeProcess], topic_name: str) -> None:
+    async with filled(make_node(max_groups=1).start(), topic_name) as client, Consumer(client, topic_name, group="one"):
+        async with asyncio.timeout(30):
+            with pytest.raises(TooManyGroups, match="max_groups"):
+                await Consumer(client, topic_name, group="two").start()
 
 
 async def test_a_member_that_is_refused_at_once_is_told_so(
