@@ -6,6 +6,7 @@ and, for numbers, ``range`` as ``(lowest, highest)``. Names end in their unit.
 
 from __future__ import annotations
 
+import difflib
 import types
 import typing
 from collections.abc import Mapping
@@ -39,10 +40,10 @@ def known_fields(kind: Any) -> Mapping[str, Field[Any]]:
 
 
 def unknown_setting(source: str, name: str, known: typing.Iterable[str]) -> InvalidConfig:
-    return InvalidConfig(
-        f"{source}: there is no setting {name!r}; the settings are {', '.join(known)}",
-        setting=name,
-    )
+    """Names what was meant, probably; where nothing is like it, where all are listed."""
+    alike = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+    meant = f"did you mean {' or '.join(alike)}?" if alike else "python -m lsmq_node.config_file prints all there are"
+    return InvalidConfig(f"{source}: there is no setting {name!r}; {meant}", setting=name)
 
 
 def check_ranges(config: Any, prefix: str = "") -> None:

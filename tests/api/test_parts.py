@@ -227,7 +227,8 @@ def test_settings_come_from_file_environment_and_arguments_in_this_order(tmp_pat
 @pytest.mark.parametrize(
     ("toml", "environment", "overrides", "message"),
     [
-        ("prot = 1", {}, {}, "there is no setting 'prot'"),
+        ("prot = 1", {}, {}, "there is no setting 'prot'; did you mean port"),
+        ("zzz = 1", {}, {}, "there is no setting 'zzz'; python -m lsmq_node.config_file prints all"),
         ("", {"LSMQ_PROT": "1"}, {}, "environment LSMQ_PROT: there is no setting 'prot'"),
         ("", {}, {"prot": 1}, "argument: there is no setting 'prot'"),
         ("port = true", {}, {}, "port is True; it must be an integer"),
