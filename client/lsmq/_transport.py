@@ -10,9 +10,12 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 import msgpack
@@ -145,7 +148,7 @@ class Transport:
         except aiohttp.InvalidURL as error:
             raise LsmqError(f"{url!r} is not a URL of a node; it looks like http://host:7600") from error
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise ConnectionFailed(f"no connection to {url}: {_reason(error)}", url=url, sent=False) from error
+            raise ConnectionFailed(f"no connection to {_node(url)}: {_reason(error)}", url=url, sent=False) from error
         except TimeoutError as error:
             within_s = min(timeout_s, stall_s or timeout_s)
             raise TimedOut(f"no answer from {url} within {within_s:.1f} s", url=url, sent=True) from error
@@ -179,7 +182,7 @@ class Transport:
         except TimeoutError as error:
             raise TimedOut(f"no answer from {url} within {timeout_s:.1f} s", url=url, sent=True) from error
         except (aiohttp.ClientError, OSError) as error:
-            raise ConnectionFailed(f"no connection to {url}: {_reason(error)}", url=url, sent=False) from error
+            raise ConnectionFailed(f"no connection to {_node(url)}: {_reason(error)}", url=url, sent=False) from error
 
     async def close(self) -> None:
         """Close all connections. Requests under way fail."""
@@ -196,5 +199,15 @@ def _payload(body: bytes | None) -> bytes | io.BytesIO | None:
     return body if body is None or len(body) < _PIECEWISE_BYTES else io.BytesIO(body)
 
 
+def _node(url: str) -> str:
+    """The node of a request's URL."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"
+
+
 def _reason(error: BaseException) -> str:
+    """In the system's words where it said something, else in those of the library."""
+    if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno is not None:
+        found = error.os_error
+        return str(found.strerror) if isinstance(found, socket.gaierror) else os.strerror(error.os_error.errno)
     return str(error) or type(error).__name__
