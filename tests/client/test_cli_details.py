@@ -68,6 +68,19 @@ def test_ids_stay_on_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert identity in capsys.readouterr().out
 
 
+def test_a_terminal_too_narrow_for_a_table_gets_a_field_a_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "60")
+    print_table(["id", "reason", "body"], [["0123456789abcdef" * 2, "because the oven is cold", "one pizza"], ["1", "-", "-"]])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[:4] == [["id", "0123456789abcdef" * 2], ["reason", *"because the oven is cold".split()], ["body", "one", "pizza"], []]
+    monkeypatch.setenv("COLUMNS", "90")
+    print_table(["id", "reason", "body"], [["0123456789abcdef" * 2, "because the oven is cold", "one pizza"]])
+    assert "because the oven is cold   one pizza" in capsys.readouterr().out
+
+
 def test_what_consume_prints_as_json_can_be_sent(shared_node: NodeProcess, topic_name: str) -> None:
     copy = f"{topic_name}-copy"
     for name in (topic_name, copy):

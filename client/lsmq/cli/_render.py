@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import click
 
 _WHOLE_COLUMNS = ("id", "offset", "queue", "transaction")
+_ENDLESS = 10_000
+_FOLDABLE = 1.2  # A table so much wider than the terminal is still readable when its longest columns are folded.
 
 
 def print_json(value: Any) -> None:
@@ -22,7 +24,8 @@ def print_json(value: Any) -> None:
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:
     """A table on standard output; numbers stand to the right.
 
-    Where the output is not a terminal lines are as long as they need to be.
+    Where the output is not a terminal lines are as long as they need to be. On a terminal that is much too narrow for
+    the table each row is a paragraph, a field a line: a table of columns of three letters cannot be read.
     """
     from rich import box
     from rich.console import Console
@@ -38,8 +41,16 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title:
         )
     for row in rows:
         table.add_row(*(_cell(value) for value in row))
-    terminal = sys.stdout.isatty()
-    Console(width=None if terminal else 10_000, highlight=False, markup=False, soft_wrap=False).print(table)
+    console = Console(
+        width=None if sys.stdout.isatty() else _ENDLESS, highlight=False, markup=False, soft_wrap=False
+    )
+    wanted = console.measure(table, options=console.options.update_width(_ENDLESS)).maximum
+    if rows and wanted > console.width * _FOLDABLE:
+        for row in rows:
+            print_fields(zip(columns, row, strict=True))
+            click.echo()
+    else:
+        console.print(table)
 
 
 def print_fields(pairs: Iterable[tuple[str, Any]]) -> None:
