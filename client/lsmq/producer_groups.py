@@ -224,7 +224,7 @@ class ProducerGroup:
 
 
 async def list_producer_groups(client: Client) -> list[ProducerGroupInfo]:
-    """All producer groups with members or unfinished transactions, by name."""
+    """All producer groups with members, or with transactions that are open or remembered, by name."""
     pages = await list_at_leaders(client, "/v1/producer-groups")
     found = {each["group"]: ProducerGroupInfo(**each) for page in pages for each in page["groups"]}
     return [found[name] for name in sorted(found)]

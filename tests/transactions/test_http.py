@@ -271,6 +271,9 @@ def test_an_operator_sees_and_decides(api: Api, topic_name: str) -> None:
         "members": 1,
         "unfinished": 0,
     }
+    member.heartbeat(leave=True)
+    remembered = {found["group"]: found for found in api.get("/v1/producer-groups").json()["groups"]}[topic_name]
+    assert (remembered["members"], remembered["unfinished"]) == (0, 0), "what it decided can still be looked at"
 
 
 def test_a_sequence_goes_on_at_another_member(api: Api, topic_name: str) -> None:

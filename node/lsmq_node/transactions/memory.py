@@ -137,8 +137,8 @@ class Memory:
     # Looking
 
     def groups(self) -> list[str]:
-        """Groups with members, or with transactions that are not finished."""
-        return sorted({*self._members_of, *self._unfinished_of})
+        """Groups with members, or with transactions that are not finished or remembered."""
+        return sorted({*self._members_of, *(group for group, _ in self.transactions)})
 
     def members_of(self, group: str) -> list[str]:
         return sorted(self._members_of.get(group, ()))
