@@ -204,3 +204,24 @@ def test_a_cluster_with_its_own_zookeeper_that_grows(tmp_path: Path) -> None:
     finally:
         run("down", "--dir", directory, "--delete")
     assert not directory.exists()
+
+
+def test_a_node_that_was_removed_is_said_to_be_and_can_be_forgotten(tmp_path: Path) -> None:
+    directory = tmp_path / "c"
+    one = ("--nodes", "1", "--replicas", "1", "--shards", "1", "--zookeeper", "none")
+    command("up", "--dir", directory, *one)
+    try:
+        run("add", "--dir", directory)
+        assert "lsmq node remove n2" in run("forget", "n2", "--dir", directory, code=1)
+        assert "there is no node 'n7'" in run("forget", "n7", "--dir", directory, code=1)
+        with Client(status(directory)["nodes"][0]["url"]) as client:
+            client.ask("POST", "/v1/cluster/nodes/n2/drain")
+            client.ask("DELETE", "/v1/cluster/nodes/n2")
+        assert [node["state"] for node in status(directory)["nodes"]] == ["running", "removed"]
+        address = LocalCluster(directory).plan.node("n2").url
+        assert address not in run("up", "--dir", directory).split("export LSMQ_URL=")[1]
+        assert "n2 is forgotten" in run("forget", "n2", "--dir", directory)
+        assert [node["id"] for node in status(directory)["nodes"]] == ["n1"]
+        assert not (directory / "n2").exists()
+    finally:
+        run("down", "--dir", directory, "--delete")

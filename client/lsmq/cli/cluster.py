@@ -106,7 +106,7 @@ def up(directory: Path, settings: tuple[str, ...], timeout_ms: int, as_json: boo
         print_json(status.to_dict())
     else:
         _print_status(found, status)
-        urls = ",".join(node.url for node in status.nodes)
+        urls = ",".join(node.url for node in status.nodes if node.state.value != "removed")
         click.echo(f"\nThe cluster serves. For clients:\n  export LSMQ_URL={urls}")
 
 
@@ -170,8 +170,8 @@ def _bringing_up(nodes: int, shards: int) -> Iterator[Callable[[Any], None]]:
 def status(directory: Path, as_json: bool) -> None:
     """Show every node's process and every shard's leader, epoch and in-sync set.
 
-    A node is `running` when it answers, `starting` when it does not (yet), `paused` or `stopped`. Exit code 0
-    says that the status could be found out, not that it is good.
+    A node is `running` when it answers, `starting` when it does not (yet), `paused` or `stopped`; `removed` when it
+    was taken out of the cluster. Exit code 0 says that the status could be found out, not that it is good.
     """
     found = _open(directory)
     status = found.status()
@@ -231,6 +231,25 @@ def add(directory: Path, base_port: int | None) -> None:
     found = _open(directory)
     node = found.add_node(base_port)
     click.echo(f"{node.id} started (pid {found.start(node.id)}) at {node.url}")
+
+
+@cluster.command()
+@click.argument("node")
+@dir_option
+def forget(node: str, directory: Path) -> None:
+    """Drop NODE, which `lsmq node remove` took out of the cluster: end its process and delete its files."""
+    found = _open(directory)
+    found.plan.node(node)
+    status = found.status().node(node)
+    if status.state.value != "removed":
+        raise InvalidRequest(
+            f"{node} belongs to the cluster, as far as is known ({status.state.value}); while the cluster runs:"
+            f" lsmq node drain {node} --wait, lsmq node remove {node}, and then this"
+        )
+    if status.pid is not None:
+        found.stop(node)
+    found.forget_node(node)
+    click.echo(f"{node} is forgotten, and its files are gone")
 
 
 @cluster.command()

@@ -25,6 +25,7 @@ class NodeState(Enum):
     STARTING = "starting"  # A process, and no answer (yet).
     PAUSED = "paused"
     STOPPED = "stopped"
+    REMOVED = "removed"  # Taken out of the cluster for good, whatever its process does.
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +120,13 @@ def collect(
     overviews = [overview for overview, _ in found.values() if overview is not None]
     latest = max(overviews, key=lambda overview: overview["version"], default=None)
     serving = {node: _served(status) for node, (_, status) in found.items()}
+    removed = {node["id"] for node in (latest or {"nodes": ()})["nodes"] if node["state"] == "removed"}
     nodes = []
     for node in plan.nodes:
-        pid, state = processes[node.id]
+        pid, process = processes[node.id]
         answered = found.get(node.id, (None, None)) != (None, None)
-        nodes.append(NodeStatus(node.id, pid, node.url, _node_state(state, answered)))
+        state = NodeState.REMOVED if node.id in removed else _node_state(process, answered)
+        nodes.append(NodeStatus(node.id, pid, node.url, state))
     return ClusterStatus(
         nodes=tuple(nodes),
         shards=tuple(_shards(plan, latest, {node.id for node in nodes if node.pid is not None}, serving)),
