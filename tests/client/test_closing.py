@@ -80,7 +80,9 @@ async def test_what_a_handler_closed_is_committed_when_the_block_is_left(
         await running
 
 
-async def test_a_work_queue_is_closed_when_what_it_settled_is_settled(shared_node: NodeProcess, topic_name: str) -> None:
+async def test_a_work_queue_is_closed_when_what_it_settled_is_settled(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
     async with Client(shared_node.url) as client:
         await client.create_topic(topic_name)
         async with Producer(client, topic_name) as producer:

@@ -153,5 +153,8 @@ def test_the_command_says_at_once_that_nobody_is_there_and_tries_on() -> None:
     command = [sys.executable, "-m", "lsmq", "topic", "list", "--url", NOBODY, "--timeout", "3s"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     first, *_, hint = ended.stderr.strip().splitlines()
-    assert "GET /v1/topics has had no success for 1." in first and "no connection to http://127.0.0.1:9: Connection refused" in first
+    assert (
+        "GET /v1/topics has had no success for 1." in first
+        and "no connection to http://127.0.0.1:9: Connection refused" in first
+    )
     assert ended.returncode == 1 and "is a node running there?" in hint

@@ -243,19 +243,22 @@ def test_a_put_that_waits_for_room_fails_as_soon_as_a_flush_has_failed(stepped: 
 
 
 @pytest.mark.parametrize(
-    ("pairs", "error"),
+    ("pairs", "message"),
     [
-        ([("q", "text")], TypeError),
-        ([(b"q", b"x")], TypeError),
-        ([("q", 5)], TypeError),
-        ([("q", memoryview(b"12345678").cast("I"))], InvalidRequest),
-        ([("good", b"x"), ("\ud800", b"x")], InvalidRequest),
+        ([("q", "text")], "the message for queue 'q' is text; encode it"),
+        ([(b"q", b"x")], "a queue name is b'q'; it must be text"),
+        ([("q", 5)], "for queue 'q' is of type int; it must be bytes"),
+        ([("q", None)], "for queue 'q' is of type NoneType; it must be bytes"),
+        ([("q", [1])], "for queue 'q' is of type list; it must be bytes"),
+        ([("good", b"x"), ("q", "text")], r"the message \(number 1 of 2\) for queue 'q' is text"),
+        ([("q", memoryview(b"12345678").cast("I"))], "cast it to 'B'"),
+        ([("good", b"x"), ("\ud800", b"x")], "cannot be encoded in UTF-8"),
     ],
 )
 def test_what_is_no_message_is_refused_and_the_store_goes_on(
-    stepped: QueueStore, pairs: list[Any], error: type[Exception]
+    stepped: QueueStore, pairs: list[Any], message: str
 ) -> None:
-    with pytest.raises(error):
+    with pytest.raises(InvalidRequest, match=message):
         stepped.put_many(pairs)
     assert len(stepped) == 0
     assert stepped.put("q", bytearray(b"x")) == 0  # type: ignore[arg-type]

@@ -417,6 +417,13 @@ def test_impossible_options_are_refused_by_name(tmp_path: Path, options: dict[st
         QueueStore(tmp_path / "q", **options)
 
 
+def test_an_option_there_is_not_is_answered_with_what_was_meant(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequest, match="there is no option 'flush_mod'; did you mean flush_mode"):
+        QueueStore(tmp_path / "q", flush_mod="sync")
+    with pytest.raises(InvalidRequest, match="no option 'zzz'; there are block_bytes, "):
+        QueueStore(tmp_path / "q", zzz=1)
+
+
 def test_every_option_that_is_a_number_has_a_range() -> None:
     numbers = {field.name for field in fields(StoreOptions) if field.type == "int"}
     assert numbers == set(options_module._RANGES)

@@ -41,9 +41,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title:
         )
     for row in rows:
         table.add_row(*(_cell(value) for value in row))
-    console = Console(
-        width=None if sys.stdout.isatty() else _ENDLESS, highlight=False, markup=False, soft_wrap=False
-    )
+    console = Console(width=None if sys.stdout.isatty() else _ENDLESS, highlight=False, markup=False, soft_wrap=False)
     wanted = console.measure(table, options=console.options.update_width(_ENDLESS)).maximum
     if rows and wanted > console.width * _FOLDABLE:
         for row in rows:

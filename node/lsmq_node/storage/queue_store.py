@@ -9,8 +9,10 @@ Not supported: use by a child that was forked while the store was open (its call
 
 from __future__ import annotations
 
+import difflib
 import weakref
 from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -126,14 +128,16 @@ class QueueStore:
 
 
 def _settings(options: dict[str, Any]) -> StoreOptions:
+    known = {entry.name for entry in fields(StoreOptions)}
+    for name in options.keys() - known:
+        alike = difflib.get_close_matches(name, known, n=1)
+        meant = f"did you mean {alike[0]}?" if alike else f"there are {', '.join(sorted(known))}"
+        raise InvalidRequest(f"there is no option {name!r}; {meant}")
     if "flush_mode" in options:
         try:
             options["flush_mode"] = FlushMode(options["flush_mode"])
         except ValueError:
             raise InvalidRequest(f"option flush_mode is {options['flush_mode']!r}; it must be sync or async") from None
-    try:
-        settings = StoreOptions(**options)
-    except TypeError as error:
-        raise InvalidRequest(f"unknown option: {error}; options are the fields of StoreOptions") from error
+    settings = StoreOptions(**options)
     settings.validate()
     return settings

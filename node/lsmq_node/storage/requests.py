@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
 from lsmq.errors import InvalidRequest, MessageTooLarge
 
@@ -59,18 +60,19 @@ class Put(Request):
     __slots__ = ("deadline", "joined", "lengths", "names", "offsets", "payload")
 
     def __init__(self, names: Sequence[str], messages: Sequence[bytes]) -> None:
-        """Takes a copy. Raises ``InvalidRequest``, ``MessageTooLarge`` or ``TypeError``."""
+        """Takes a copy. Raises ``InvalidRequest`` or ``MessageTooLarge``."""
         super().__init__()
         self.names = names
         try:
             self.joined = join_names(names)
+            self.payload = b"".join(messages)
+            self.lengths = array("I", map(len, messages))
         except UnicodeEncodeError as error:
             raise InvalidRequest(f"a queue name cannot be encoded in UTF-8: {error}") from error
-        self.payload = b"".join(messages)
-        try:
-            self.lengths = array("I", map(len, messages))
         except OverflowError as error:
             raise MessageTooLarge("a message of 4 GiB or more cannot be stored; send it in parts") from error
+        except TypeError as error:
+            raise _of_wrong_type(names, messages) from error
         self.deadline = 0.0
         self.offsets: list[int] = []
 
@@ -81,6 +83,24 @@ class Put(Request):
     def size_bytes(self) -> int:
         """What it takes in the log and in memory, about."""
         return len(self.payload) + len(self.joined) + len(self.lengths) * RECORD_COLUMN_BYTES
+
+
+def _of_wrong_type(names: Sequence[Any], messages: Sequence[Any]) -> InvalidRequest:
+    """Names the first that is no text or no bytes; looked for only when something is."""
+    for place, (name, message) in enumerate(zip(names, messages, strict=True)):
+        at = f" (number {place} of {len(names)})" if len(names) > 1 else ""
+        if not isinstance(name, str):
+            return InvalidRequest(f"a queue name{at} is {name!r:.40}; it must be text")
+        if isinstance(message, str):
+            return InvalidRequest(f"the message{at} for queue {name!r:.40} is text; encode it: message.encode()")
+        try:
+            memoryview(message)
+        except TypeError:
+            return InvalidRequest(
+                f"the message{at} for queue {name!r:.40} is of type {type(message).__name__}; it must be bytes,"
+                " a bytearray or a memoryview"
+            )
+    return InvalidRequest("queue names must be text, and messages bytes, bytearrays or memoryviews of bytes")
 
 
 class FlushRequest(Request):
