@@ -209,7 +209,9 @@ class ZooKeeperRegistry:
 
     def _look(self) -> float:
         """Do what is due; return seconds until the next time."""
-        if self._stopping or not self._client.connected:
+        if self._stopping:
+            return self.config.retry_s
+        if not self._client.connected:
             if time.monotonic() - max(self.status.last_success, self._began) > self.config.session_timeout_s:
                 self._part.retrying(f"no connection to {self.config.hosts}")
             return self.config.retry_s

@@ -84,3 +84,14 @@ def test_the_publisher_to_zookeeper_survives_whatever_its_library_does(monkeypat
         assert parts.problems(essential=True) == [], "the cluster does not need it"
     finally:
         registry.stop()
+
+
+def test_a_node_that_stops_does_not_say_that_zookeeper_is_away() -> None:
+    parts = Parts()
+    config = ZooKeeperConfig("127.0.0.1:1", "c", "n1", "http://u")
+    registry = ZooKeeperRegistry(config, part=parts.part("zookeeper", essential=False))
+    registry._began = -1e9  # Long without success.
+    registry.stop()
+    before = parts.problems(essential=False)
+    registry._look()  # As its thread does once more when it is woken to end.
+    assert parts.problems(essential=False) == before
