@@ -218,6 +218,8 @@ def test_a_node_that_was_removed_is_said_to_be_and_can_be_forgotten(tmp_path: Pa
             client.ask("POST", "/v1/cluster/nodes/n2/drain")
             client.ask("DELETE", "/v1/cluster/nodes/n2")
         assert [node["state"] for node in status(directory)["nodes"]] == ["running", "removed"]
+        log = directory / "n2" / "node.log"
+        eventually(lambda: "was removed from the cluster" in log.read_text(), "it says itself why it holds no lease")
         address = LocalCluster(directory).plan.node("n2").url
         assert address not in run("up", "--dir", directory).split("export LSMQ_URL=")[1]
         assert "n2 is forgotten" in run("forget", "n2", "--dir", directory)

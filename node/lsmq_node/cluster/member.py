@@ -19,7 +19,7 @@ from lsmq.errors import InvalidRequest, LsmqError, NotLeader, Unavailable
 from lsmq_coordinator.control import ControlClient
 from lsmq_coordinator.election import Progress
 from lsmq_coordinator.parts import Parts
-from lsmq_coordinator.state import ClusterState, Shard
+from lsmq_coordinator.state import ClusterState, NodeState, Shard
 from lsmq_node.broker.peers import Peers
 from lsmq_node.broker.topology import Ack, Leadership
 from lsmq_node.broker.waiters import WaiterTable
@@ -237,14 +237,20 @@ class ClusterMember:
         told = self.control.told
         return None if told is None else told.clocks_ms.get(self.settings.node)
 
+    def _why_unleased(self) -> str:
+        known = self.control.state.nodes.get(self.settings.node)
+        if known is not None and known.state is NodeState.REMOVED:
+            return "this node was removed from the cluster: stop its process; another start needs another id"
+        return (
+            f"the control plane has given this node none for over {_UNLEASED_S:.0f} s; what it leads it does not "
+            "serve, and others will lead"
+        )
+
     async def watch(self) -> None:
         """See whether this node holds a lease and has the right time. Until cancelled."""
         while True:
             if self.control.unleased_s > _UNLEASED_S:
-                self._lease.retrying(
-                    f"the control plane has given this node none for over {_UNLEASED_S:.0f} s; what it leads it does "
-                    "not serve, and others will lead"
-                )
+                self._lease.retrying(self._why_unleased())
             else:
                 self._lease.running()
             ahead_ms, limit_ms = self._clock_ahead_ms(), self.settings.clock_limit_ms
