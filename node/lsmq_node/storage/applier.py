@@ -8,7 +8,7 @@ replay that comes to another sum is refused.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgpack
 import numpy as np
@@ -29,12 +29,11 @@ from .columns import (
     queue_keys,
     wrap64,
 )
-from .memtable import TOMBSTONE_TOPIC
+from .memtable import TOMBSTONE_TOPIC, Memtable
 from .producers import BatchKey, Stored, fingerprint
 from .sstable import stored_batch
 from .state import ShardState, Topic, TopicOptions, TopicState
 from .stats import Counters
-from .tables import TableSet
 from .wal import Entry, EntryKind
 
 #: Where records of a topic that is gone are.
@@ -96,10 +95,19 @@ class PendingEntry:
     entry: Entry
 
 
+class Memtables(Protocol):
+    """Where applied records go."""
+
+    applied_lsn: int
+
+    def room_for(self, payload_bytes: int, record_count: int) -> Memtable:
+        """The memtable that takes the next records."""
+
+
 class Applier:
     """Applies committed entries in log order. One thread at a time."""
 
-    def __init__(self, state: ShardState, tables: TableSet, counters: Counters, source: str) -> None:
+    def __init__(self, state: ShardState, tables: Memtables, counters: Counters, source: str) -> None:
         self._state = state
         self._tables = tables
         self._counters = counters
@@ -141,8 +149,7 @@ class Applier:
         if wrap64(int(pending.offsets.sum())) != entry.check:
             raise CorruptFile(
                 f"{self._source}: the log entry at LSN {entry.lsn} was given other offsets when it was written; the "
-                "checkpoint and the log do not belong together. Restore this directory from a replica or a backup; "
-                "nothing was changed.",
+                "checkpoint and the log do not belong together",
                 file=self._source,
                 position=entry.lsn,
             )
@@ -191,12 +198,12 @@ class Applier:
                 if raw is None:
                     state.drop_group(group)
                 else:
-                    queues, offsets = _positions(raw)
+                    queues, offsets = positions(raw)
                     state.commit_offsets(group, entry.topic_id, queues, offsets, reset=reset)
             case EntryKind.TRIM:
-                state.trim(entry.topic_id, *_positions(entry.body))
+                state.trim(entry.topic_id, *positions(entry.body))
             case EntryKind.DELETE:
-                queues, offsets = _positions(entry.body)
+                queues, offsets = positions(entry.body)
                 needed = state.delete(entry.topic_id, queues, offsets)
                 if needed.any():
                     keys = queue_keys(entry.topic_id | TOMBSTONE_TOPIC, queues[needed])
@@ -227,7 +234,8 @@ def batch_key(batch: RecordBatch, topic_id: int) -> BatchKey | None:
     return BatchKey(batch.producer_id, batch.producer_epoch, batch.sequence, fingerprint(topic_id, batch))
 
 
-def _positions(raw: bytes) -> tuple[NDArray[np.uint32], I64]:
+def positions(raw: bytes) -> tuple[NDArray[np.uint32], I64]:
+    """Queues and offsets of an entry that names places."""
     batch = RecordBatch(raw, source="log entry")
     return (
         decode_column(raw, batch.directory.get(Column.QUEUE), batch.record_count, DTYPES[Column.QUEUE]),

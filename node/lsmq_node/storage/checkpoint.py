@@ -137,8 +137,8 @@ def _unpack(packed: bytes, position: int = 0) -> tuple[I64, int]:
     return values, position + count * width
 
 
-def _items(change: StateChange) -> list[Item]:
-    """All but the producers, sorted."""
+def items_of(change: StateChange) -> list[Item]:
+    """All that a file holds of a change but the producers, sorted."""
     items: list[Item] = []
     for topic in change.topics:
         of = topic.topic
@@ -155,7 +155,8 @@ def _items(change: StateChange) -> list[Item]:
     return items
 
 
-def _properties(change: StateChange) -> dict[str, Any]:
+def properties_of(change: StateChange) -> dict[str, Any]:
+    """What a file says of itself."""
     erased = [CATALOG + _number(topic_id) for topic_id in change.dropped]
     erased += (_group_prefix(group, topic_id) for group, topic_id in change.dropped_groups)
     return {
@@ -176,6 +177,26 @@ def _outermost(prefixes: Iterable[bytes]) -> list[bytes]:
         if not found or not prefix.startswith(found[-1]):
             found.append(prefix)
     return found
+
+
+def page_key(topic_id: int, page: int) -> bytes:
+    """Of the numbers of a topic's queues from ``PAGE_QUEUES * page`` on."""
+    return CATALOG + _number(topic_id) + _number(page)
+
+
+def topic_of(key: bytes) -> int | None:
+    """The topic that must be there before what is under a key can be put in."""
+    if key[:1] == CATALOG:
+        return int.from_bytes(key[1:5], "big") if len(key) > 5 else None
+    if key[:1] == OFFSETS:
+        end = 5 + int.from_bytes(key[1:5], "big")
+        return int.from_bytes(key[end : end + 4], "big")
+    return None
+
+
+def page_size(value: bytes) -> int:
+    """Of how many queues a page is."""
+    return int(_ARRAY.unpack_from(value)[0])
 
 
 def describe_key(key: bytes) -> str:
@@ -215,18 +236,21 @@ def describe_value(key: bytes, value: bytes | None) -> dict[str, Any]:
 
 def write_increment(disk: Disk, directory: Path, number: int, change: StateChange) -> IncrementMeta:
     """Write what changed; durable on return. Leaves nothing behind when it raises ``OSError``."""
-    return _write(disk, directory, number, lambda writer: _fill(writer, change))
+    return write_keyed(disk, directory, number, lambda writer: _fill(writer, change))
 
 
 def _fill(writer: KeyedWriter, change: StateChange) -> dict[str, Any]:
-    for key, value in _items(change):
+    for key, value in items_of(change):
         writer.add(key, value)
     for producer_id, value in change.producers.items():
         writer.add(producer_key(producer_id), value, producer_id)
-    return _properties(change)
+    return properties_of(change)
 
 
-def _write(disk: Disk, directory: Path, number: int, fill: Callable[[KeyedWriter], dict[str, Any]]) -> IncrementMeta:
+def write_keyed(
+    disk: Disk, directory: Path, number: int, fill: Callable[[KeyedWriter], dict[str, Any]]
+) -> IncrementMeta:
+    """Write an increment that ``fill`` fills, and of which it returns the properties; durable on return."""
     path = directory / checkpoint_name(number)
     writer = KeyedWriter(disk, path)
     try:
@@ -257,7 +281,7 @@ def merge_increments(
         expiry_ms: producers that sent nothing for so long, up to the end of these, are dropped.
         check: called now and then; may raise to end it.
     """
-    return _write(disk, directory, number, lambda writer: _fill_merged(writer, files, oldest, expiry_ms, check))
+    return write_keyed(disk, directory, number, lambda writer: _fill_merged(writer, files, oldest, expiry_ms, check))
 
 
 def _fill_merged(
@@ -320,8 +344,7 @@ def open_checkpoint(disk: Disk, directory: Path, metas: Sequence[IncrementMeta],
             file = KeyedFile(disk, path, meta.number)
         except FileNotFoundError:
             raise CorruptFile(
-                f"{path}: the checkpoint that the manifest names is missing. Restore this directory from a replica "
-                "or a backup; nothing was changed.",
+                f"{path}: the checkpoint that the manifest names is missing",
                 file=str(path),
                 position=0,
             ) from None
@@ -352,8 +375,7 @@ def check_increment(file: KeyedFile, meta: IncrementMeta) -> None:
 
 def _not_of_here(path: Path, what: str) -> CorruptFile:
     return CorruptFile(
-        f"{path}: the checkpoint {what}: they do not belong together. Restore this directory from a replica or a "
-        "backup; nothing was changed.",
+        f"{path}: the checkpoint {what}: they do not belong together",
         file=str(path),
         position=0,
     )
@@ -365,9 +387,9 @@ def load_state(files: Sequence[KeyedFile]) -> ShardState:
     for file in files:
         properties = file.properties
         for prefix in properties["erased"]:
-            _erase(state, prefix)
+            erase(state, prefix)
         for key, value in file.scan(b"", PRODUCER):
-            _restore(state, key, value)
+            restore_item(state, key, value)
         state.epochs += ((epoch, lsn) for epoch, lsn in properties["epochs"])
         state.next_topic_id = properties["next_topic_id"]
     if files:
@@ -375,7 +397,8 @@ def load_state(files: Sequence[KeyedFile]) -> ShardState:
     return state
 
 
-def _erase(state: ShardState, prefix: bytes) -> None:
+def erase(state: ShardState, prefix: bytes) -> None:
+    """Forget what is under a prefix."""
     if prefix[:1] == CATALOG:
         state.drop_topic(int.from_bytes(prefix[1:5], "big"))
         return
@@ -384,7 +407,8 @@ def _erase(state: ShardState, prefix: bytes) -> None:
     state.offsets.drop(group, int.from_bytes(prefix[end:], "big") if len(prefix) > end else None)
 
 
-def _restore(state: ShardState, key: bytes, value: bytes | None) -> None:
+def restore_item(state: ShardState, key: bytes, value: bytes | None) -> None:
+    """Put in what a file holds under a key, unless it is a producer. The topic that it is about must be there."""
     kind = key[:1]
     if kind == DOCUMENT:
         state.documents.put(key[1:].decode(), value)

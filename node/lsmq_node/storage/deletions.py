@@ -83,7 +83,35 @@ class Deletions:
         """Take in what is deleted of one queue; returns its floor."""
         breaks = np.flatnonzero(np.diff(offsets) > 1) + 1
         parts = np.split(offsets, breaks) if len(offsets) else []
-        stretches = [(int(part[0]), int(part[-1]) + 1) for part in parts]
+        return self._add(row, [(int(part[0]), int(part[-1]) + 1) for part in parts], floor)
+
+    def hide(self, row: int, first: int, end: int, start: int) -> None:
+        """There are no messages ``[first, end)`` of a queue with this log start, whatever became of them."""
+        self._add(row, [(first, end)], max(start, int(self.floor[row])))
+        self.end[row] = max(end, int(self.end[row]))
+
+    def stretches(self, row: int) -> list[tuple[int, int]]:
+        """What is remembered of deleted messages ahead of the floor."""
+        return list(self._ahead.get(row, ()))
+
+    def remembered(self, rows: I64, offsets: I64) -> NDArray[np.bool_]:
+        """Which messages, sorted by row and offset, lie in a stretch that is remembered as deleted."""
+        found = np.zeros(len(rows), np.bool_)
+        for row in self._ahead.keys() & set(rows.tolist()) if self._ahead else ():
+            low, high = int(rows.searchsorted(row)), int(rows.searchsorted(row, "right"))
+            for first, end in self._ahead[row]:
+                begin, stop = offsets[low:high].searchsorted((first, end))
+                found[low + begin : low + stop] = True
+        return found
+
+    def copy(self) -> Deletions:
+        """The same, which stays as it is."""
+        twin = Deletions(0)
+        twin.floor, twin.end = self.floor.copy(), self.end.copy()
+        twin._ahead = {row: list(stretches) for row, stretches in self._ahead.items()}
+        return twin
+
+    def _add(self, row: int, stretches: list[tuple[int, int]], floor: int) -> int:
         left: list[tuple[int, int]] = []
         for first, end in sorted(stretches + self._ahead.get(row, [])):
             if first <= floor:

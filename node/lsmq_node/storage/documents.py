@@ -89,6 +89,10 @@ class Documents:
             del self._values[key]
         self._changed[key] = value
 
+    def touch_all(self) -> None:
+        """Have :meth:`take_change` give all there is."""
+        self._changed = dict(self._values)
+
     def take_change(self) -> dict[str, bytes | None]:
         """What was put or deleted since the last time, as it is now."""
         changed, self._changed = self._changed, {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from lsmq.errors import DiskFull, LsmqError, ShardStopped, StoreBusy
+from lsmq.errors import CorruptFile, DiskFull, LsmqError, ShardStopped, StoreBusy
 from lsmq_node.descriptors import SHORTAGE, shares
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -16,6 +16,20 @@ WANT = (*FULL, *SHORTAGE)
 def again(error: LsmqError) -> LsmqError:
     """An error that is raised to many, to be raised once more: without the frames of all who had it before."""
     return error.with_traceback(None)
+
+
+def how_to_repair(path: Path) -> str:
+    """The remedy for damage of the store in a directory."""
+    return (
+        f"'lsmq repair {path} --out NEW' saves what is whole, or restore a backup; a member of a cluster is filled "
+        "again from the others"
+    )
+
+
+def refused(path: Path, damage: CorruptFile, *, untouched: bool) -> CorruptFile:
+    """A store that is damaged is not opened: what its owner is told. ``untouched``: its files are as they were."""
+    end = "; nothing was changed" if untouched else ""
+    return CorruptFile(f"{damage.message.rstrip('.')}. {how_to_repair(path)}{end}.", **damage.details)
 
 
 def no_space(path: Path) -> DiskFull:

@@ -187,8 +187,7 @@ class KeyedFile:
 
     def _damaged(self, what: str, position: int) -> CorruptFile:
         self.damage = CorruptFile(
-            f"{self.path}: {what} (byte {position}): the checkpoint is damaged. Restore this directory from a replica "
-            "or a backup; nothing was changed.",
+            f"{self.path}: {what} (byte {position}): the checkpoint is damaged",
             file=str(self.path),
             position=position,
         )
@@ -266,6 +265,19 @@ class KeyedFile:
                         return
                     if key >= first:
                         yield key, value
+        finally:
+            file.close()
+
+    def blocks(self) -> Iterator[tuple[int, int, bytes, KeyedBlock | None]]:
+        """Of each block where it begins and ends, its first key, and what is in it: None where it is damaged."""
+        ends = [*self._positions[1:], self._end]
+        file = self._disk.open(self.path)
+        try:
+            for at, (position, first) in enumerate(zip(self._positions, self._firsts, strict=True)):
+                try:
+                    yield position, ends[at], first, self._read(file, at)
+                except CorruptFile:
+                    yield position, ends[at], first, None
         finally:
             file.close()
 

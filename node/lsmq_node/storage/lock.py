@@ -5,7 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from lsmq.errors import ClientClosed, DataDirectoryLocked, DataDirectoryUnusable
@@ -34,14 +35,9 @@ class DirectoryLock:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            pid = os.pread(self._fd, 32, 0).decode(errors="replace").strip()
+            locked = _locked(directory, self._fd)
             os.close(self._fd)
-            raise DataDirectoryLocked(
-                f"the data directory {directory} is in use by process {pid or 'unknown'}. Stop that process, or "
-                "choose another directory.",
-                directory=str(directory),
-                pid=int(pid) if pid.isdigit() else None,
-            ) from None
+            raise locked from None
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
         _held.add(self)
@@ -56,6 +52,16 @@ class DirectoryLock:
         self.release()
         for tell in self.on_fork:
             tell()
+
+
+def _locked(directory: Path, fd: int) -> DataDirectoryLocked:
+    pid = os.pread(fd, 32, 0).decode(errors="replace").strip()
+    return DataDirectoryLocked(
+        f"the data directory {directory} is in use by process {pid or 'unknown'}. Stop that process, or choose another "
+        "directory.",
+        directory=str(directory),
+        pid=int(pid) if pid.isdigit() else None,
+    )
 
 
 _held: weakref.WeakSet[DirectoryLock] = weakref.WeakSet()
@@ -76,3 +82,28 @@ def forked(directory: Path | str) -> ClientClosed:
         "forked while it was open. Close it before forking, or open another one in the child.",
         directory=str(directory),
     )
+
+
+@contextmanager
+def unused_directory(directory: Path) -> Iterator[None]:
+    """Nobody opens the store in a directory meanwhile. Writes nothing, and needs no right to.
+
+    Raises ``DataDirectoryLocked`` when somebody has it open, ``DataDirectoryUnusable`` when it cannot be read.
+    """
+    try:
+        fd = os.open(directory / "LOCK", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:  # it was never open, or was copied without
+        yield
+        return
+    except OSError as error:
+        raise DataDirectoryUnusable(
+            f"the data directory {directory} cannot be read: {error.strerror}", directory=str(directory)
+        ) from error
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            raise _locked(directory, fd) from None
+        yield
+    finally:
+        os.close(fd)

@@ -62,8 +62,7 @@ def decode_log_mark(raw: bytes, source: str) -> LogMark:
     body = raw[: _BODY.size]
     if len(raw) != _FILE_BYTES or crc32c.crc32c(body).to_bytes(4, "little") != raw[_BODY.size :] or raw[:8] != _MAGIC:
         raise CorruptFile(
-            f"{source}: the mark of the log's end is damaged, so that nobody knows whether the log is whole. "
-            "'lsmq repair' saves what is there; nothing was changed.",
+            f"{source}: the mark of the log's end is damaged, so that nobody knows whether the log is whole",
             file=source,
             position=0,
         )

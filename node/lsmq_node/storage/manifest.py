@@ -37,9 +37,10 @@ HIGH_WATERMARK = "HIGH_WATERMARK"  # see replica_log
 MAGIC = b"LSMQMAN1"
 VERSION = 2
 HEAD = struct.Struct("<8sIII")
-_TABLE_FIELDS = tuple(item.name for item in fields(TableMeta))
-_table_row = attrgetter(*_TABLE_FIELDS)
-_LISTS = ("topics", "topic_records", "topic_bytes")
+#: What it keeps of a table, in the order of a row; and which of these are lists.
+TABLE_FIELDS = tuple(item.name for item in fields(TableMeta))
+LISTS = ("topics", "topic_records", "topic_bytes")
+_table_row = attrgetter(*TABLE_FIELDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
             "next_number": manifest.next_number,
             "flushed_lsn": manifest.flushed_lsn,
             "checkpoint": [astuple(meta) for meta in manifest.checkpoint],
-            "table_fields": list(_TABLE_FIELDS),
+            "table_fields": list(TABLE_FIELDS),
             "level0": [_table_row(meta) for meta in manifest.level0],
             "generations": [[_table_row(meta) for meta in run] for run in manifest.generations],
             "extra": manifest.extra,
@@ -111,8 +112,7 @@ def decode_manifest(raw: bytes, source: str) -> Manifest:
     body = raw[HEAD.size :]
     if len(body) != length or crc32c.crc32c(struct.pack("<II", version, length) + body) != crc:
         raise CorruptFile(
-            f"{source}: the manifest is damaged. Restore this directory from a replica or a backup; "
-            "nothing was changed.",
+            f"{source}: the manifest is damaged",
             file=source,
             position=HEAD.size,
         )
@@ -126,7 +126,7 @@ def decode_manifest(raw: bytes, source: str) -> Manifest:
 
     def table(row: list[Any]) -> TableMeta:
         values = dict(zip(names, row, strict=True))
-        return TableMeta(**{**values, **{name: tuple(values[name]) for name in _LISTS}})
+        return TableMeta(**{**values, **{name: tuple(values[name]) for name in LISTS}})
 
     return Manifest(
         segment_bytes=fields_of["segment_bytes"],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
 from lsmq.errors import CorruptFile, OffsetOutOfRange, UnknownQueue, UnknownTopic
@@ -9,7 +11,7 @@ from lsmq_node.descriptors import SHORTAGE
 
 from .backlog import first_in_memory, record_bytes
 from .columns import I64, U32, queue_key, queue_keys
-from .failures import no_descriptor
+from .failures import how_to_repair, no_descriptor
 from .many_reads import Answer, ManyRead
 from .point_reads import NotFound, Places, read_point
 from .ranges import Part, RangeReader
@@ -283,8 +285,8 @@ class Queries:
 
 def _missing_table(error: FileNotFoundError) -> CorruptFile:
     return CorruptFile(
-        f"{error.filename}: a table of the manifest has disappeared from the disk. Restore this directory from "
-        "a replica or a backup.",
+        f"{error.filename}: a table of the manifest has disappeared from the disk. "
+        f"{how_to_repair(Path(error.filename).parents[1])}.",
         file=str(error.filename),
         position=0,
     )
@@ -293,7 +295,8 @@ def _missing_table(error: FileNotFoundError) -> CorruptFile:
 def _lost(state: TopicState, queue: int, offset: int) -> CorruptFile:
     return CorruptFile(
         f"offset {offset} of queue {queue} of topic {state.topic.name!r} was written and not deleted, but no table has "
-        "it. Restore this shard from a replica or a backup.",
+        "it. 'lsmq repair' says what is damaged, and saves what is whole; a member of a cluster is filled again from "
+        "the others.",
         topic=state.topic.name,
         queue=queue,
         offset=offset,

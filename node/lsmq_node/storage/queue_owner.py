@@ -13,10 +13,10 @@ from collections import deque
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from lsmq.errors import ClientClosed, InvalidRequest, LsmqError, ShardStopped, StoreBusy
+from lsmq.errors import ClientClosed, CorruptFile, InvalidRequest, LsmqError, ShardStopped, StoreBusy
 
 from .disk import Clock, Disk, SystemClock
-from .failures import again
+from .failures import again, refused
 from .lock import forked
 from .maintenance import Flush
 from .options import StoreOptions
@@ -130,9 +130,11 @@ class QueueOwner:
             store.on_fork(self._let_go)
             self.writer = QueueWriter(store)
             store.on_progress(self._wake)
-        except BaseException:
+        except BaseException as error:
             with contextlib.suppress(LsmqError, OSError):
                 store.close()
+            if isinstance(error, CorruptFile):
+                raise refused(Path(self._path), error, untouched=False) from error
             raise
         self.store = store
 

@@ -80,8 +80,7 @@ def _new_shard(path: Path, options: StoreOptions, disk: Disk) -> Manifest:
     kept = [name for name in leftovers if name.endswith((".tbl", ".ckp", ".wal")) or name == LOG_MARK]
     if kept:
         raise CorruptFile(
-            f"{path}: the manifest is missing, but there are {len(kept)} data files. Restore the manifest or the "
-            "directory from a replica or a backup; nothing was changed.",
+            f"{path}: the manifest is missing, but there are {len(kept)} data files",
             file=str(path / "MANIFEST"),
             position=0,
         )
@@ -107,8 +106,7 @@ def _check_tables(directory: Path, manifest: Manifest, disk: Disk) -> None:
     missing = sorted(_table_names(manifest) - set(disk.list(directory)))
     if missing:
         raise CorruptFile(
-            f"{directory / missing[0]}: the table is in the manifest but not on the disk ({len(missing)} missing). "
-            "Restore this directory from a replica or a backup; nothing was changed.",
+            f"{directory / missing[0]}: the table is in the manifest but not on the disk ({len(missing)} missing)",
             file=str(directory / missing[0]),
             position=0,
         )

@@ -15,9 +15,7 @@ from pathlib import Path
 import msgpack
 import numpy as np
 
-from lsmq.errors import (
-    LsmqError,
-)
+from lsmq.errors import CorruptFile, LsmqError
 from lsmq.record_batch import RecordBatch
 
 from .applier import Applier
@@ -26,6 +24,7 @@ from .catalog import Catalog
 from .columns import I64, U32
 from .disk import Clock, Disk, OsDisk, SystemClock
 from .documents import Changes, encode_changes
+from .failures import refused
 from .gauges import measure
 from .line import Appended, Line
 from .lock import forked
@@ -158,7 +157,10 @@ class ShardStore:
         options = options or StoreOptions()
         options.validate()
         disk, clock, path = disk or OsDisk(), clock or SystemClock(), Path(path)
-        opened = open_directory(path, options, disk)
+        try:
+            opened = open_directory(path, options, disk)
+        except CorruptFile as damage:
+            raise refused(path, damage, untouched=True) from damage
         try:
             store = cls(path, options, disk, clock, opened, replicated=replicated, floor=floor)
         except BaseException as error:
@@ -166,6 +168,8 @@ class ShardStore:
             opened.lock.release()
             if isinstance(error, OSError):
                 raise unusable(path, error) from error
+            if isinstance(error, CorruptFile):
+                raise refused(path, error, untouched=True) from error
             raise
         return store
 

@@ -235,6 +235,12 @@ class TopicState:
         self._changed[:] = False
         return TopicChange(self.topic, self.first, self.end, pages)
 
+    def touch_all(self) -> None:
+        """Have :meth:`take_change` give all there is."""
+        count = self.end - self.first
+        used = np.flatnonzero((self.committed[:count] > 0) | (self.start[:count] > 0))
+        self._changed[used >> PAGE_BITS] = True
+
     def trim(self, rows: I64, offsets: I64) -> None:
         """Move log starts up, never beyond what is committed."""
         np.maximum.at(self.start, rows, np.minimum(offsets, self.committed[rows]))
@@ -316,6 +322,12 @@ class GroupOffsets:
             self._changed.pop(key, None)
         noted: list[tuple[str, int | None]] = [(group, None)] if gone and group and topic_id is None else [*gone]
         self._dropped.update(dict.fromkeys(noted))
+
+    def touch_all(self) -> None:
+        """Have :meth:`take_change` give all there is."""
+        self._dropped = {}
+        for key, values in self._offsets.items():
+            self._changed[key] = set(np.unique(np.flatnonzero(values) >> PAGE_BITS).tolist())
 
     def take_change(self) -> tuple[list[tuple[str, int, int, I64]], list[tuple[str, int | None]]]:
         """What changed since the last time, as in :class:`StateChange`."""
@@ -411,6 +423,16 @@ class ShardState:
         self.take_change(lsn)
         self.time_ms = time_ms
         self.producers = Producers()
+
+    def take_whole(self, lsn: int) -> StateChange:
+        """All there is but the producers in files, as a change from nothing: for a checkpoint that stands alone."""
+        self._taken_lsn = self._taken_epochs = 0
+        self._changed, self._dropped = dict(self.topics), []
+        for state in self.topics.values():
+            state.touch_all()
+        self.offsets.touch_all()
+        self.documents.touch_all()
+        return self.take_change(lsn)
 
     def is_large(self, options: StoreOptions) -> bool:
         """Whether what changed takes so much memory that a flush is due."""

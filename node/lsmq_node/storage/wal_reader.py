@@ -27,7 +27,7 @@ from .wal import (
 )
 
 _NO_SEGMENT = "end of the last segment"
-_SHORT = "segment file is short"
+SHORT = "segment file is short"  #: segments are allocated whole before they get their names
 _NOTHING = "nothing written from here"
 
 
@@ -98,7 +98,7 @@ class LogReader:
         entry_lsn = lsn
         parts: list[memoryview] = []
         while True:
-            fragment = self._fragment(lsn)
+            fragment = self.fragment(lsn)
             if isinstance(fragment, str):
                 self._refuse_damage(entry_lsn, lsn, fragment)
                 self.end = LogEnd(entry_lsn, fragment)
@@ -122,7 +122,7 @@ class LogReader:
     def first_entry(self, lsn: int) -> int:
         """LSN of the first entry that begins at or after ``lsn``, a segment's first: past the rest of an older one."""
         begin = lsn  # an entry begins before the header of the segment that it begins in
-        while not isinstance(fragment := self._fragment(lsn), str):
+        while not isinstance(fragment := self.fragment(lsn), str):
             kind, _, lsn = fragment
             if kind in (Fragment.FULL, Fragment.FIRST):
                 break
@@ -142,16 +142,23 @@ class LogReader:
             self._segment, self._segment_lsn = self._read_segment(start), start
         return start
 
-    def _fragment(self, lsn: int) -> tuple[int, memoryview, int] | str:
-        room = BLOCK_BYTES - lsn % BLOCK_BYTES
-        if room < FRAGMENT_BYTES:
-            lsn += room
+    def raw(self, lsn: int, end_lsn: int) -> bytes:
+        """Bytes of the log as they are, of one segment; none where that is missing."""
+        start = self._load(lsn)
+        return b"" if start is None else self._segment[lsn - start : end_lsn - start]
+
+    def fragment(self, lsn: int) -> tuple[int, memoryview, int] | str:
+        """Type, payload and end of the fragment at ``lsn``, or why there is none that is whole.
+
+        Raises as :meth:`entries`.
+        """
+        lsn = self._place(lsn)
         start = self._load(lsn)
         if start is None:
             return _NO_SEGMENT
         position = lsn - start
         if position + FRAGMENT_BYTES > len(self._segment):
-            return _SHORT
+            return SHORT
         crc, length, kind = FRAGMENT.unpack_from(self._segment, position)
         if kind == 0 and crc == 0 and length == 0:
             return _NOTHING
@@ -161,7 +168,7 @@ class LogReader:
             return f"a fragment of {length} bytes does not fit its block"
         first = position + FRAGMENT_BYTES
         if first + length > len(self._segment):
-            return _SHORT
+            return SHORT
         payload = memoryview(self._segment)[first : first + length]
         if crc32c.crc32c(payload, crc32c.crc32c(bytes((kind,)), segment_seed(start))) != crc:
             return "checksum does not match"
@@ -188,12 +195,17 @@ class LogReader:
                 position=0,
             )
 
+    @staticmethod
+    def _place(lsn: int) -> int:
+        """Where the fragment lies that follows ``lsn``: not in the last few bytes of a block."""
+        room = BLOCK_BYTES - lsn % BLOCK_BYTES
+        return lsn + room if room < FRAGMENT_BYTES else lsn
+
     def _refuse_damage(self, entry_lsn: int, bad_lsn: int, reason: str) -> None:
         """Refuse a log of which something acknowledged is missing: by what was noted, or by what stands behind."""
-        room = BLOCK_BYTES - bad_lsn % BLOCK_BYTES
-        at = bad_lsn + room if room < FRAGMENT_BYTES else bad_lsn
+        at = self._place(bad_lsn)
         start = at - at % self._segment_bytes
-        known = self._known_durable(entry_lsn, bad_lsn, start, reason)
+        known = self.known_durable(entry_lsn, bad_lsn, reason)
         if known is None:
             return
         name = f"{self._source}/{segment_name(start)}"
@@ -201,8 +213,7 @@ class LogReader:
             reason = "the file is missing, and the log would go on in it"
         error = CorruptFile(
             f"{name}: {reason} at byte {at - start} (LSN {bad_lsn}); the log was on the disk up to LSN "
-            f"{known} at least. What was written from LSN {entry_lsn} on is lost or cannot be told. Restore this "
-            "directory from a replica or a backup, or save what is whole with 'lsmq repair'; nothing was changed.",
+            f"{known} at least. What was written from LSN {entry_lsn} on is lost or cannot be told",
             file=name,
             position=at - start,
         )
@@ -210,12 +221,17 @@ class LogReader:
             raise error
         self.damage = error
 
-    def _known_durable(self, entry_lsn: int, bad_lsn: int, start: int, reason: str) -> int | None:
-        """How far the log was on the disk, if it was beyond where it ends now, as far as anything tells."""
+    def known_durable(self, entry_lsn: int, bad_lsn: int, reason: str) -> int | None:
+        """How far the log was on the disk, if it was beyond an entry that is not whole, as far as anything tells.
+
+        ``bad_lsn`` is where :meth:`fragment` gave ``reason``.
+        """
+        at = self._place(bad_lsn)
+        start = at - at % self._segment_bytes
         noted = max(self._floor.lsn if self._floor else 0, self._mark.durable_lsn if self._mark else 0)
         if entry_lsn < noted:
             return noted
-        if self._mark is not None and reason in (_NO_SEGMENT, _SHORT) and start < self._mark.segments_end_lsn:
+        if self._mark is not None and reason in (_NO_SEGMENT, SHORT) and start < self._mark.segments_end_lsn:
             return bad_lsn
         return self._durable_in_block(bad_lsn) or self._durable_beyond(bad_lsn)
 
@@ -230,8 +246,7 @@ class LogReader:
 
     def _durable_in_block(self, bad_lsn: int) -> int | None:
         """The rest of the bad fragment's block. Its length cannot be trusted: any byte may begin the next one."""
-        room = BLOCK_BYTES - bad_lsn % BLOCK_BYTES
-        lsn = bad_lsn + room if room < FRAGMENT_BYTES else bad_lsn
+        lsn = self._place(bad_lsn)
         start = self._load(lsn)
         if start is None:
             return None
@@ -248,7 +263,7 @@ class LogReader:
 
     def _durable_in(self, lsn: int, bad_lsn: int) -> int | None:
         """What the entry that begins at ``lsn``, if one does, knew to be durable, if that is beyond ``bad_lsn``."""
-        fragment = self._fragment(lsn)
+        fragment = self.fragment(lsn)
         if isinstance(fragment, str) or len(fragment[1]) < ENTRY_BYTES:
             return None
         durable_lsn = self._proves(fragment[1])
@@ -263,7 +278,7 @@ class LogReader:
         for lsn in self._blocks_from(block):
             block = lsn + BLOCK_BYTES
             while lsn < block and block - lsn >= FRAGMENT_BYTES:
-                fragment = self._fragment(lsn)
+                fragment = self.fragment(lsn)
                 if isinstance(fragment, str):
                     break
                 kind, payload, end_lsn = fragment
