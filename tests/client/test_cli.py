@@ -385,6 +385,7 @@ def test_every_command_has_help_worth_reading(lsmq: Run) -> None:
         "group",
         "status",
         "dump",
+        "repair",
         "bench",
         "completion",
     ):

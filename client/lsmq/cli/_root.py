@@ -28,6 +28,7 @@ _COMMANDS = {
     "shard": "lsmq.cli.shard:shard",
     "status": "lsmq.cli.status:status",
     "dump": "lsmq.cli.dump:dump",
+    "repair": "lsmq.cli.repair:repair",
     "pipeline": "lsmq.cli.pipeline:pipeline",
     "bench": "lsmq.cli.bench:bench",
     "drill": "lsmq.cli.drill:drill",

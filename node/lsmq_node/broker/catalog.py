@@ -18,7 +18,8 @@ from lsmq_node.storage import ShardStore, Topic, TopicOptions
 
 from .placement import grown_ranges, shard_cuts
 
-_RANGES = "ranges/"
+#: Keys of the documents with the ranges of topics that have grown: this and the topic's id.
+RANGES = "ranges/"
 
 Ranges = tuple[tuple[int, int, int], ...]
 
@@ -42,8 +43,8 @@ class Catalog:
     def complete(self) -> None:
         """Make the other shards' topics those of the first, with all queues they have grown to."""
         self._complete_topics()
-        for key, value in self._first.documents(_RANGES):
-            topic_id, ranges = int(key.removeprefix(_RANGES)), tuple((f, e, s) for f, e, s in msgpack.unpackb(value))
+        for key, value in self._first.documents(RANGES):
+            topic_id, ranges = int(key.removeprefix(RANGES)), tuple((f, e, s) for f, e, s in msgpack.unpackb(value))
             if any(topic.id == topic_id for topic in self._first.topics()):
                 self._grow(self._first.topic_by_id(topic_id), ranges)
 
@@ -84,7 +85,7 @@ class Catalog:
             return self._first.grow_topic(name, queues)
         self.complete()
         ranges = grown_ranges(topic, queues, len(self._stores))
-        self._first.wait(self._first.put_documents({f"{_RANGES}{topic.id}": msgpack.packb(ranges)}))
+        self._first.wait(self._first.put_documents({f"{RANGES}{topic.id}": msgpack.packb(ranges)}))
         self._grow(topic, ranges)
         return self.placed(self._first.topic(name))
 
@@ -104,7 +105,7 @@ class Catalog:
         for store in self._stores:
             store.delete_topic(name)
         if self._ranges.pop(topic.id, None) is not None:
-            self._first.wait(self._first.put_documents({f"{_RANGES}{topic.id}": None}))
+            self._first.wait(self._first.put_documents({f"{RANGES}{topic.id}": None}))
         return topic
 
 

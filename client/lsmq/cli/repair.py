@@ -1,0 +1,107 @@
+"""``lsmq repair``: say what is damaged of a store, and save what is whole into a new one."""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lsmq.cli._node import need_node
+from lsmq.cli._options import json_option
+from lsmq.cli._render import counted, print_json, print_table, progress, size_text
+
+#: Of each kind of finding so many are shown to people; scripts get all.
+_SHOWN = 20
+_TITLES = {
+    "damage": "Damaged",
+    "loss": "Lost messages",
+    "unknown": "Not known any more",
+    "renamed": "Names that are lost",
+    "unplaced": "Whole, but nobody knows at which offsets",
+    "remark": "Remarks",
+}
+
+
+@click.command()
+@click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--out", metavar="DIR2", type=click.Path(path_type=Path), help="Save what is whole here: new or empty.")
+@json_option
+@click.pass_context
+def repair(context: click.Context, directory: Path, out: Path | None, as_json: bool) -> None:
+    """Say what is damaged in DIR, and with --out save what is whole into a new store.
+
+    DIR is the directory of a QueueStore, of one shard, or of a node; nothing may have it open. It is never written to.
+    A member of a cluster is better filled again from the others.
+
+    Exits with 0 when nothing is damaged, with 1 when something is.
+    """
+    with need_node("lsmq repair"):
+        module: Any = importlib.import_module("lsmq_node.broker.repair")
+        findings: Any = importlib.import_module("lsmq_node.storage.repair")
+    report = _Report(print_json if as_json else None)
+    with ExitStack() as shown:
+
+        def begin(total: int) -> Callable[[int], None]:
+            label = "examining" if out is None else "saving"
+            return shown.enter_context(progress(label, total, of_bytes=True)).advance
+
+        summary = module.repair_directory(
+            directory, out, tell=lambda found: report.add(findings.as_dict(found)), begin=begin
+        )
+    if as_json:
+        print_json({**findings.as_dict(summary), "damaged": summary.damaged})
+    else:
+        report.show()
+        _show_summary(summary, out)
+    context.exit(1 if summary.damaged else 0)
+
+
+class _Report:
+    """Findings as they come: printed at once for scripts, the first of each kind kept for people."""
+
+    def __init__(self, print_one: Callable[[Any], None] | None) -> None:
+        self._print_one = print_one
+        self._kept: dict[str, list[dict[str, Any]]] = {kind: [] for kind in _TITLES}
+        self._counts: Counter[str] = Counter()
+
+    def add(self, found: dict[str, Any]) -> None:
+        if self._print_one is not None:
+            self._print_one(found)
+            return
+        kind = found.pop("finding")
+        self._counts[kind] += 1
+        if len(self._kept[kind]) < _SHOWN:
+            self._kept[kind].append(found)
+
+    def show(self) -> None:
+        for kind, kept in self._kept.items():
+            if not kept:
+                continue
+            if "what" in kept[0]:
+                click.echo(f"{_TITLES[kind]}:")
+                for found in kept:
+                    click.echo(f"  {found['what']}")
+            else:
+                print_table(list(kept[0]), [list(found.values()) for found in kept], title=_TITLES[kind])
+            more = self._counts[kind] - len(kept)
+            if more:
+                click.echo(f"  ... and {more} more; --json lists all")
+            click.echo()
+
+
+def _show_summary(summary: Any, out: Path | None) -> None:
+    whole = f"{counted(summary.messages, 'message')} are whole"
+    if out is None:
+        click.echo(f"{whole}; --out DIR2 saves them" if summary.damaged else f"{whole}; nothing is damaged")
+    else:
+        click.echo(f"{whole}, and in {out} now ({size_text(summary.size_bytes)})")
+    if summary.damaged:
+        click.echo(
+            f"{counted(summary.damages, 'place')} damaged, {counted(summary.lost, 'message')} lost at least"
+            + (f", and {summary.maybe_lost} more offsets lost or deleted before" if summary.maybe_lost else "")
+        )
