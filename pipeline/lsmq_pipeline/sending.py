@@ -4,10 +4,10 @@ A *writer* is named by (query, batch, partition): the same name and the same row
 record batches, byte for byte, under the same producer ids and sequences, and the broker answers a repeat with the
 first answer. For that the cuts between record batches depend on the rows alone, never on how they arrive.
 
-The broker remembers the last ``PRODUCER_WINDOW`` answers of a producer. So a writer takes a new producer id after
-as many batches of a shard: then every repeat is answered with offsets, and what is stored there is *compared* with
-what was to be stored. Rows that came in another order this time are thereby found out (``InputChanged``) instead of
-being lost in silence, as they would be were sequence numbers trusted alone.
+The broker remembers the last ``PRODUCER_WINDOW`` batches of a producer, each by a fingerprint. So a writer takes a new
+producer id after as many batches of a shard: then every repeat is compared with what was stored. Rows that came in
+another order this time are thereby found out (``InputChanged``) instead of being lost in silence, as they would be were
+sequence numbers trusted alone.
 """
 
 from __future__ import annotations
@@ -22,21 +22,17 @@ import xxhash
 from numpy.typing import NDArray
 
 from lsmq._transport import Answer
-from lsmq.batch_builder import Codec, Column, Flag
+from lsmq.batch_builder import Codec
 from lsmq.errors import LsmqError, OutOfOrderSequence, SequenceReused, StaleSequence, UnknownProducer, UnknownQueue
-from lsmq.record_batch import RecordBatch
 from lsmq.topics import Topic
 from lsmq_pipeline.cluster import Cluster
-from lsmq_pipeline.decode import column, whole
 from lsmq_pipeline.encode import Rows, encode, joined, to_rows
 from lsmq_pipeline.errors import InputChanged
-from lsmq_pipeline.fetch import FetchPlan, SplitReader
 from lsmq_pipeline.options import WriteOptions
-from lsmq_pipeline.splits import Split
 
 I64 = NDArray[np.int64]
 
-PRODUCER_WINDOW = 8  # answers that a broker remembers of a producer
+PRODUCER_WINDOW = 8  # batches that a broker remembers of a producer
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,14 +176,14 @@ class TopicWriter:
         lane.batches += 1
 
     def _settle(self, lane: _Lane) -> None:
-        """Wait for the batch under way, and look at what a repeat had stored."""
+        """Wait for the batch under way."""
         if lane.flying is None:
             return
         (future, rows), lane.flying = lane.flying, None
         try:
             answer = future.result()
         except SequenceReused as error:
-            raise self._changed(lane, f"other rows came under the same number ({error.message})") from error
+            raise self._changed(lane, error) from error
         except (StaleSequence, OutOfOrderSequence, UnknownProducer) as error:
             raise self._lost_identity(lane, error) from error
         self.written.messages += len(rows)
@@ -195,7 +191,6 @@ class TopicWriter:
         self.written.batches += 1
         if "Lsmq-Duplicate" in answer.headers:
             self.written.repeats += 1
-            self._compare(lane, rows, RecordBatch(answer.body, source="answer to a repeat"))
 
     def _lost_identity(self, lane: _Lane, error: LsmqError) -> LsmqError:
         what = f"a task's writes to shard {lane.shard} of topic {lane.topic.name!r}"
@@ -209,42 +204,10 @@ class TopicWriter:
             f"allow; rows of this batch may be stored twice when it is tried again ({error.message})"
         )
 
-    def _compare(self, lane: _Lane, rows: Rows, answer: RecordBatch) -> None:
-        """Raises ``InputChanged`` unless what is stored of an earlier attempt is what this one wanted to store."""
-        if answer.record_count != len(rows):
-            raise self._changed(lane, f"{answer.record_count} rows then, {len(rows)} now")
-        offsets = column(answer, Column.OFFSET, np.int64)
-        order = np.lexsort((offsets, rows.queues))
-        queues, offsets, flags, mine = (
-            rows.queues[order],
-            offsets[order],
-            rows.flags[order],
-            rows.bytes.take(pa.array(order)),
-        )
-        cuts = np.flatnonzero(np.diff(queues, prepend=-1))
-        stops = np.append(cuts[1:], len(queues)) - 1
-        split = Split(lane.topic.to_dict(), lane.shard, queues[cuts], offsets[cuts], offsets[stops] + 1)
-        plan = FetchPlan(False, None, 8 << 20, self._options.connection.deadline_ms)
-        wanted = _places(queues, offsets)
-        for found in SplitReader(self._cluster, split, plan).records():
-            places = _places(found.columns[Column.QUEUE], found.columns[Column.OFFSET])
-            at = np.minimum(np.searchsorted(wanted, places), len(wanted) - 1)
-            ours = np.flatnonzero(wanted[at] == places)
-            is_same = np.array_equal(found.columns[Column.FLAGS][ours] & Flag.DELETE, flags[at[ours]])
-            if not is_same or not whole(found).take(pa.array(ours)).equals(mine.take(pa.array(at[ours]))):
-                raise self._changed(lane, "not the same rows, or not in the same order")
-
-    def _changed(self, lane: _Lane, how: str) -> InputChanged:
+    def _changed(self, lane: _Lane, error: SequenceReused) -> InputChanged:
         return InputChanged(
             f"a repeated task wants to write to shard {lane.shard} of topic {lane.topic.name!r} what is not what its "
-            f"first attempt stored: {how}. Nothing was stored twice. Rows must come in the same order each time: sort "
-            "within partitions after a shuffle (sortWithinPartitions) before writing",
+            f"first attempt stored: other rows, or another order ({error.message}). Nothing was stored twice. "
+            "Rows must come in the same order each time: after a shuffle, sort them (sortWithinPartitions) first",
             topic=lane.topic.name,
         )
-
-
-def _places(queues: NDArray[Any], offsets: I64) -> NDArray[Any]:
-    """Queue and offset in one sortable value."""
-    places = np.empty(len(queues), np.dtype([("queue", np.int64), ("offset", np.int64)]))
-    places["queue"], places["offset"] = queues, offsets
-    return places
