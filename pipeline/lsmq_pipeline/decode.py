@@ -39,6 +39,7 @@ _DTYPES: dict[Column, type[np.generic]] = {
     Column.FLAGS: np.uint8,
 }
 _NOT_A_MESSAGE = Flag.TOMBSTONE | Flag.POSITION
+_IN_HEADER = {"key", "key_is_text", "tag", "properties", "headers"}
 _NIL, _STR8, _STR16, _BIN8, _BIN16 = 0xC0, 0xD9, 0xDA, 0xC4, 0xC5
 _HEX = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), "<u2")
 
@@ -173,10 +174,11 @@ def slices(payload: U8, starts: I64, lengths: I64, valid: NDArray[np.bool_] | No
 
 @dataclass(frozen=True, slots=True)
 class Headers:
-    """Keys as Arrow binary, tags as strings, and functions for the properties and the headers of all records."""
+    """Keys as Arrow binary, tags as strings, and functions for what is rarely asked for, of all records."""
 
     keys: Any
     tags: Any
+    keys_are_text: Callable[[], Any]
     properties: Callable[[], Any]
     headers: Callable[[], Any]
 
@@ -187,7 +189,13 @@ def headers(records: Records) -> Headers:
     has = lengths > 0
     if not has.any():
         nothing = pa.nulls(count, pa.binary())
-        return Headers(nothing, nothing.cast(pa.string()), lambda: _properties([], count, has), lambda: _pairs([], has))
+        return Headers(
+            nothing,
+            nothing.cast(pa.string()),
+            lambda: pa.nulls(count, pa.bool_()),
+            lambda: _properties([], count, has),
+            lambda: _pairs([], has),
+        )
     parsed = _Parsed(records, has)
     if parsed.irregular:
         return _slow_headers(records)
@@ -238,8 +246,16 @@ class _Parsed:
 
     def headers(self) -> Headers:
         return Headers(
-            self._binary(self._key), self._binary(self._tag).cast(pa.string()), self._properties, self._pairs
+            self._binary(self._key),
+            self._binary(self._tag).cast(pa.string()),
+            self._keys_are_text,
+            self._properties,
+            self._pairs,
         )
+
+    def _keys_are_text(self) -> Any:
+        mark = self._records.payload[np.minimum(self._records.at + 1, self._last)]
+        return pa.array((mark != _BIN8) & (mark != _BIN16), mask=~self._key[2])
 
     def _binary(self, place: tuple[I64, I64, NDArray[np.bool_], I64]) -> Any:
         start, length, valid, _ = place
@@ -302,6 +318,7 @@ def _slow_headers(records: Records) -> Headers:
     return Headers(
         pa.array([header.key.encode() if isinstance(header.key, str) else header.key for header in found], pa.binary()),
         pa.array([header.tag for header in found], pa.string()),
+        lambda: pa.array([None if header.key is None else isinstance(header.key, str) for header in found], pa.bool_()),
         lambda: _properties([header.properties for header in found], len(records), everywhere),
         lambda: _pairs([header.headers for header in found], everywhere),
     )
@@ -326,11 +343,6 @@ def bodies(records: Records) -> Any:
     return slices(records.payload, records.at + header_lengths, lengths, None if stays.all() else stays)
 
 
-def whole(records: Records) -> Any:
-    """Each record's bytes, header and body."""
-    return slices(records.payload, records.at, records.columns[Column.LENGTH])
-
-
 def ids(topic_id: int, records: Records) -> Any:
     """Message ids: 32 hex digits of topic (8), queue (8) and offset (16)."""
     count = len(records)
@@ -345,7 +357,7 @@ def ids(topic_id: int, records: Records) -> Any:
 
 def to_arrow(records: Records, topic: Topic, schema: Any) -> Any:
     """The records as an Arrow batch of the columns that ``schema`` names, in order of queue and offset."""
-    parsed = headers(records) if {"key", "tag", "properties", "headers"} & set(schema.names) else None
+    parsed = headers(records) if _IN_HEADER & set(schema.names) else None
     makers: dict[str, Callable[[], Any]] = {
         "topic": lambda: pa.repeat(pa.scalar(topic.name), len(records)),
         "queue": lambda: pa.array(records.columns[Column.QUEUE].astype(np.int32)),
@@ -358,6 +370,7 @@ def to_arrow(records: Records, topic: Topic, schema: Any) -> Any:
     if parsed is not None:
         makers |= {
             "key": lambda: _as_asked(parsed.keys, topic, schema.field("key").type),
+            "key_is_text": parsed.keys_are_text,
             "tag": lambda: parsed.tags,
             "properties": parsed.properties,
             "headers": parsed.headers,

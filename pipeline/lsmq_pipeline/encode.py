@@ -25,6 +25,7 @@ from lsmq.messages import key_hash, tag_hash
 from lsmq_pipeline.errors import SchemaMismatch
 
 I64 = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 _NIL, _EMPTY_MAP = b"\xc0", b"\x80"
 MAX_PRIORITY = 255
@@ -97,7 +98,9 @@ def to_rows(batch: Any, *, max_message_bytes: int) -> Rows:
     keys, tags = _keys(columns.get("key"), count), _strings(columns.get("tag"), count)
     flags = _flags(body, keys)
     body = body.fill_null(b"")
-    header = _headers(keys, tags, _packed_maps(columns.get("properties"), count), _packed_pairs(columns.get("headers")))
+    is_text = _which_are_text(keys, columns.get("key_is_text"))
+    maps, pairs = _packed_maps(columns.get("properties"), count), _packed_pairs(columns.get("headers"))
+    header = _headers(keys, is_text, tags, maps, pairs)
     header_lengths = np.zeros(count, np.int64)
     record = body
     if header is not None:
@@ -146,6 +149,26 @@ def _keys(column: Any, count: int) -> Any:
     return column.cast(pa.binary() if is_binary else pa.string())
 
 
+def _which_are_text(keys: Any, told: Any) -> Mask | None:
+    """Which keys are text: as the column of their own says, and where that says nothing, as the keys' type does.
+
+    Raises ``SchemaMismatch`` for bytes that are no text and are told to be.
+    """
+    if keys is None:
+        return None
+    by_type = pa.types.is_string(keys.type)
+    if told is None:
+        return np.full(len(keys), by_type)
+    is_text: Mask = told.fill_null(by_type).to_numpy(zero_copy_only=False)
+    try:
+        keys.filter(pa.array(is_text)).cast(pa.string())
+    except pa.ArrowInvalid as error:
+        raise SchemaMismatch(
+            "column 'key_is_text' is true for a key of bytes that are no text", column="key_is_text"
+        ) from error
+    return is_text
+
+
 def _strings(column: Any, count: int) -> Any:
     """The column as Arrow strings, None when no row has one."""
     if column is None or column.null_count == count:
@@ -186,7 +209,7 @@ def _hashes(strings: Any, hash_of: Callable[[Any], int], dtype: Any, count: int)
     return found
 
 
-def _headers(keys: Any, tags: Any, maps: Any, pairs: Any) -> Any:
+def _headers(keys: Any, keys_are_text: Mask | None, tags: Any, maps: Any, pairs: Any) -> Any:
     """Each row's header as binary, empty where it has none of the four; None when no row has any."""
     given = [column for column in (keys, tags, maps, pairs) if column is not None]
     if not given:
@@ -198,7 +221,8 @@ def _headers(keys: Any, tags: Any, maps: Any, pairs: Any) -> Any:
     has_key = has_tag | (np.zeros(count, np.bool_) if keys is None else _valid(keys))
     fields = has_key.astype(np.int64) + has_tag + has_map + has_pairs
     starts = pa.array([b"", b"\x91", b"\x92", b"\x93", b"\x94"], pa.binary()).take(pa.array(fields))
-    parts = [starts, *_packed_strings(keys, has_key, count), *_packed_strings(tags, has_tag, count)]
+    parts = [starts, *_packed_strings(keys, keys_are_text, has_key, count)]
+    parts += _packed_strings(tags, None, has_tag, count)
     if pairs is not None:
         empty = pa.array(np.where(has_pairs, _EMPTY_MAP, b"").tolist(), pa.binary())
         maps = empty if maps is None else pc.if_else(pc.equal(maps, b""), empty, maps)
@@ -210,22 +234,31 @@ def _valid(column: Any) -> NDArray[np.bool_]:
     return column.is_valid().to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
 
-def _packed_strings(strings: Any, there: NDArray[np.bool_], count: int) -> list[Any]:
-    """Two columns that joined are each row's string in msgpack: nil for null, nothing where not ``there``."""
+def _packed_strings(strings: Any, is_text: Mask | None, there: Mask, count: int) -> list[Any]:
+    """Two columns that joined are each row's string in msgpack: nil for null, nothing where not ``there``.
+
+    ``is_text`` says which are text and which are bytes; without it all are text.
+    """
     if strings is None:
         return [pa.array([b"", _NIL], pa.binary()).take(pa.array(there.astype(np.int8)))]
-    is_text = pa.types.is_string(strings.type)
     strings = strings.cast(pa.binary())
     lengths = _lengths(strings.fill_null(b""))
     valid = _valid(strings)
-    codes = np.where(valid, lengths + 2, there.astype(np.int64))
+    kinds = lengths * 2 + (1 if is_text is None else is_text)
+    codes = np.where(valid, kinds + 2, there.astype(np.int64))
     different, places = np.unique(codes, return_inverse=True)
-    mark = _string_mark if is_text else _bytes_mark
-    marks = [b"" if code == 0 else _NIL if code == 1 else mark(int(code) - 2) for code in different.tolist()]
     return [
-        pa.array(marks, pa.binary()).take(pa.array(places.astype(np.int64))),
+        pa.array([_mark_of(code) for code in different.tolist()], pa.binary()).take(pa.array(places.astype(np.int64))),
         strings.fill_null(b""),
     ]
+
+
+def _mark_of(code: int) -> bytes:
+    """What stands before a string: nothing for 0, nil for 1, else msgpack's mark of its length and kind."""
+    if code < 2:
+        return _NIL if code else b""
+    length, is_text = divmod(code - 2, 2)
+    return _string_mark(length) if is_text else _bytes_mark(length)
 
 
 def _string_mark(length: int) -> bytes:

@@ -8,6 +8,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
+    BooleanType,
     DataType,
     IntegerType,
     LongType,
@@ -32,12 +33,13 @@ COLUMNS: dict[str, DataType] = {
     "id": StringType(),
     "body": BinaryType(),
 }
-#: Columns that a read makes when it is told to, and types that a column may have instead.
+#: Columns that a read makes when it is told to, by an option or by a schema, and types that a column may have instead.
 HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 _READABLE: dict[str, tuple[DataType, ...]] = {
     **{name: (kind,) for name, kind in COLUMNS.items()},
     "key": (StringType(), BinaryType()),
     "headers": (HEADERS,),
+    "key_is_text": (BooleanType(),),
 }
 
 
@@ -51,6 +53,11 @@ def message_schema(
     if include_headers:
         kinds["headers"] = HEADERS
     return StructType([StructField(name, kind) for name, kind in kinds.items()])
+
+
+def whole_schema() -> StructType:
+    """All that a message holds, none of it changed: what a copy needs."""
+    return message_schema(include_headers=True, binary_keys=True).add("key_is_text", BooleanType())
 
 
 def check_read_schema(schema: StructType) -> None:
@@ -84,6 +91,7 @@ _WRITABLE: dict[str, tuple[str, ...]] = {
     "priority": ("int", "bigint", "smallint", "tinyint"),
     "properties": ("map<string,string>",),
     "headers": (HEADERS.simpleString(),),
+    "key_is_text": ("boolean",),
 }
 _PASSED_OVER = frozenset({"offset", "id", "stored_time"})
 

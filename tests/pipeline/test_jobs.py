@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +77,71 @@ def test_an_archive_goes_on_holds_every_message_once_and_comes_back_in_order(
     assert stored(client, target) == stored(client, topic_name)
 
 
+def test_archive_and_replay_keep_all_that_a_message_holds_and_audit_looks_at_it(
+    spark: SparkSession, client: Client, connection: dict[str, Any], tmp_path: Path
+) -> None:
+    source, target = "007", "008"  # Names that Spark would take for numbers.
+    client.create_topic(source, queues=2)
+    headers = (("trace", b"\x00\xff"), ("trace", b""), ("kind", "é".encode()))
+    with Producer(client, source) as producer:
+        more = {"tag": "a", "priority": 7, "properties": {"n": "1"}}
+        producer.send(b"\xff\x00", key=b"\xff\x01", headers=headers, queue=0, **more)
+        producer.send(b"", key="text", queue=0)
+        producer.send(b"", key=b"text", headers=headers[:1], queue=0)
+        producer.send(b"", key=b"\xff\x01", delete=True, queue=0)
+        producer.send(b"", key="text", delete=True, headers=headers, queue=1)
+        producer.send(b"no key", queue=1)
+    path = str(tmp_path / "archive")
+    assert archive(spark, connection, [source], path).facts["messages"] == 6
+    for _ in range(2):
+        replay(spark, connection, path, source, target, name="all of it", create=True)
+
+    def held(topic: str) -> list[Any]:
+        with Consumer(client, topic) as consumer:
+            messages = [message for _ in range(2) for message in consumer.poll(6, timeout_ms=2000)]
+        own = {"topic": "", "id": "", "stored_ms": 0}
+        return [replace(each, **own) for each in sorted(messages, key=lambda each: (each.queue, each.offset))]
+
+    assert held(target) == held(source) and len(held(source)) == 6
+    for topic in (source, target):
+        report = audit(spark, connection, topic)
+        assert (report.problems, report.facts["messages"]) == ([], 6)
+    latest = Archive(spark, str(tmp_path / "latest"))
+    compact(spark, path, latest.path)
+    kept = {(row.key and bytes(row.key), row.body and bytes(row.body)) for row in latest.frame().collect()}
+    assert kept == {(b"\xff\x01", None), (b"text", None), (None, b"no key")}
+
+
+def test_an_audit_tells_headers_and_kinds_of_keys_apart(
+    spark: SparkSession, client: Client, connection: dict[str, Any], topic_name: str
+) -> None:
+    from lsmq_pipeline.jobs import audit as room
+
+    client.create_topic(topic_name, queues=1)
+    with Producer(client, topic_name) as producer:
+        producer.send("x", key="k", headers=(("h", b"1"),))
+    frame = room._whole(spark, {**connection, "topic": topic_name}).cache()
+    sums = room._sums(frame)
+    for changed in (
+        "cast(null as array<struct<key:string,value:binary>>) headers",
+        "array(named_struct('key', 'h', 'value', X'32')) headers",
+        "false key_is_text",
+        "cast(null as binary) body",
+    ):
+        other = frame.selectExpr(*[name for name in frame.columns if name != changed.split()[-1]], changed)
+        assert room._compare(sums, room._sums(other), "n1") == ["n1: queue 0 differs from its leader's"], changed
+    assert room._compare(sums, room._sums(frame), "n1") == []
+
+
+def test_usage_counts_topics_whose_keys_are_no_text(
+    spark: SparkSession, client: Client, connection: dict[str, Any], topic_name: str
+) -> None:
+    client.create_topic(topic_name, queues=1)
+    with Producer(client, topic_name) as producer:
+        producer.send("four", key=b"\xff")
+    assert usage(spark, connection, [topic_name]).facts["bytes"] == 4
+
+
 def test_a_replay_keeps_to_a_time_and_to_queues_there_are(
     spark: SparkSession, client: Client, connection: dict[str, Any], topic_name: str, tmp_path: Path
 ) -> None:
@@ -127,7 +193,7 @@ def test_an_audit_proves_a_topic_and_finds_what_is_wrong_with_one(
 
     from lsmq_pipeline.jobs import audit as room
 
-    frame = spark.read.format("lsmq").options(**connection, topic=topic_name).load()
+    frame = room._whole(spark, {**connection, "topic": topic_name})
     damaged = frame.where("not (queue = 1 and offset = 3)").unionByName(frame.where("queue = 2 and offset = 5"))
     replica = room._Replica("n1", None, "")
     from lsmq_pipeline.cluster import Cluster

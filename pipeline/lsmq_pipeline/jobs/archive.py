@@ -2,7 +2,7 @@
 
 Each run takes at most so many messages, a share of each queue's backlog, and counts as a whole or not at all
 (:mod:`lsmq_pipeline.jobs.archives`). So a job that was killed is simply started again, and every message is in the
-archive exactly once.
+archive exactly once, with all that it holds.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from lsmq_pipeline.jobs.report import Progress, Quiet, Report, reader_options
 from lsmq_pipeline.offsets import TopicOffsets, to_document
 from lsmq_pipeline.options import read_options
 from lsmq_pipeline.resolve import admit, check_loss, same_topic
+from lsmq_pipeline.schema import whole_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -54,7 +55,8 @@ def archive(
         run += 1
         ends = _ends(begun, goal, messages_per_run)
         start_document, end_document = to_document(begun), to_document(ends)
-        frame = spark.read.format("lsmq").options(
+        reader = spark.read.format("lsmq").schema(whole_schema())
+        frame = reader.options(
             **reader_options(
                 connection,
                 topic=",".join(topics),

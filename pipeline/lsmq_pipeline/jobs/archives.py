@@ -5,6 +5,8 @@
     PATH/data/run=000001/topic=flights/date=2026-11-21/part-*.parquet
     PATH/manifests/000001.json
 
+A row has all that a message holds (``whole_schema``): keys are bytes, and ``key_is_text`` tells which were text.
+
 A run's files count once its manifest is there, which appears in one step, by a rename. What a killed run left behind is
 written over by the next, since it has the same number. A manifest holds ``version``, ``run``, ``kind`` (``archive``, or
 the job that made a new archive of an old one), ``start`` and ``end`` (documents of :mod:`lsmq_pipeline.offsets`),
@@ -20,13 +22,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql.types import DateType, IntegerType
+
 from lsmq_pipeline.errors import JobFailed
 from lsmq_pipeline.offsets import TopicOffsets, from_document
+from lsmq_pipeline.schema import whole_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +123,13 @@ class Archive:
         return ends
 
     def frame(self) -> DataFrame:
-        """The messages of all runs that count, with the columns of a topic and ``run`` and ``date``."""
+        """The messages of all runs that count: the columns of ``whole_schema``, and ``run`` and ``date``."""
         runs = [f"{self.path}/data/run={manifest.run:06d}" for manifest in self.must_exist() if manifest.messages]
         if not runs:
             raise JobFailed(f"the archive at {self.path} is empty")
-        return self._spark.read.option("basePath", f"{self.path}/data").parquet(*runs)
+        # Spark would take a topic called 007 for a number, were it left to guess.
+        columns = whole_schema().add("run", IntegerType()).add("date", DateType())
+        return self._spark.read.schema(columns).option("basePath", f"{self.path}/data").parquet(*runs)
 
     def write(self, frame: DataFrame, run: int, *, compression: str = "zstd") -> int:
         """Write a run's files over what may be there of it; the number of messages in them."""

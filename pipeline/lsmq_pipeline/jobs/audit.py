@@ -16,13 +16,14 @@ from lsmq_pipeline.jobs.archives import as_offsets
 from lsmq_pipeline.jobs.report import Progress, Quiet, Report, Sheet, reader_options
 from lsmq_pipeline.offsets import TopicOffsets, to_document
 from lsmq_pipeline.options import read_options
+from lsmq_pipeline.schema import whole_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from lsmq.topics import Topic
 
-_FIELDS = ("queue", "offset", "id", "key", "tag", "priority", "stored_time", "body")
+_FIELDS = ("queue", "offset", "id", "key", "key_is_text", "tag", "priority", "stored_time", "body", "headers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def audit(
         more = {"readFrom": "leader", "queues": replica.queues or None, "preserveOrder": False}
         if replica.node is not None:
             more |= {"readFrom": "any", "readNode": replica.node}
-        frame = spark.read.format("lsmq").options(**reader_options(connection, topic=topic_name, **span, **more)).load()
+        frame = _whole(spark, reader_options(connection, topic=topic_name, **span, **more))
         with shown.step(f"reading {topic_name} from {replica.name}"):
             found = _sums(frame).cache()
             rows.append((replica.name, *_totals(found)))
@@ -101,6 +102,11 @@ def _replicas(cluster: Cluster, topic: Topic) -> tuple[list[_Replica], list[str]
         elif ranges:
             found.append(_Replica(node.id, node.url, ",".join(ranges)))
     return found, problems
+
+
+def _whole(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
+    """A topic with all that its messages hold."""
+    return spark.read.format("lsmq").schema(whole_schema()).options(**options).load()
 
 
 def _sums(frame: DataFrame) -> DataFrame:

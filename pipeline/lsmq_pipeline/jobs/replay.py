@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PARTITIONS = 16
+WRITTEN = ("queue", "key", "key_is_text", "tag", "priority", "properties", "headers", "body")
 
 
 def replay(
@@ -57,10 +58,7 @@ def replay(
         topic = cluster.create_topic(target, found.queue + 1) if create else cluster.topic(target)
     if topic.queues <= found.queue:
         raise JobFailed(f"topic {target!r} has {topic.queues} queues; the archive has messages of queue {found.queue}")
-    columns = [
-        column for column in ("queue", "key", "tag", "priority", "properties", "body") if column in frame.columns
-    ]
-    ordered = frame.repartition(PARTITIONS, "queue").sortWithinPartitions("queue", "run", "offset").select(*columns)
+    ordered = frame.repartition(PARTITIONS, "queue").sortWithinPartitions("queue", "run", "offset").select(*WRITTEN)
     with shown.step(f"replaying {found.messages:,} messages into {target}"):
         ordered.write.format("lsmq").options(**options).mode("append").save()
     return Report("replay", {"archive": path, "from": source, "to": target, "messages": found.messages, "name": name})

@@ -17,6 +17,7 @@ from lsmq_pipeline.jobs.report import Progress, Quiet, Report, Sheet, reader_opt
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+COUNTED = "topic string, properties map<string,string>, stored_time timestamp, body binary"
 PERCENTILES = (0.5, 0.95, 0.99)
 PLOTTED = 8
 
@@ -49,7 +50,7 @@ def usage(
             endingTimestamp=until_ms,
             preserveOrder=False,
         )
-        frame = spark.read.format("lsmq").options(**options).load()
+        frame = spark.read.format("lsmq").schema(COUNTED).options(**options).load()
     else:
         raise JobFailed("name topics, or an archive")
     if since_ms is not None:
