@@ -12,8 +12,7 @@ from pyspark.sql.types import StructType
 from lsmq.topics import Topic
 from lsmq_pipeline.cluster import Cluster
 from lsmq_pipeline.options import ReadOptions
-from lsmq_pipeline.reading import PlannedSplit, fetch_plan, read_split, sampled_bytes
-from lsmq_pipeline.resolve import EARLIEST, LATEST, explicit_offsets, place, select_queues
+from lsmq_pipeline.reading import PlannedSplit, edges_of, fetch_plan, read_split, sampled_bytes
 from lsmq_pipeline.splits import Portion, plan
 
 
@@ -46,25 +45,12 @@ class LsmqReader(DataSourceReader):
             yield from read_split(self.options, partition, self.schema)
 
 
-def portions_of(
-    cluster: Cluster, topics: Sequence[Topic], options: ReadOptions, *, sample: bool = True
-) -> list[Portion]:
+def portions_of(cluster: Cluster, topics: Sequence[Topic], options: ReadOptions) -> list[Portion]:
     """What options ask for, of each topic. Raises ``DataLoss``, ``InvalidOption``."""
-    starting = explicit_offsets("startingOffsets", options.starting_offsets, topics, EARLIEST)
-    ending = explicit_offsets("endingOffsets", options.ending_offsets, topics, LATEST)
     portions = []
-    for topic in topics:
-        fail = options.fail_on_data_loss
-        first = cluster.bounds(topic, at_time=options.starting_ms)
-        last = first if options.ending_ms == options.starting_ms else cluster.bounds(topic, at_time=options.ending_ms)
-        given = None if starting is None else starting.get(topic.name)
-        start = place(topic, first, given, "earliest", fail_on_data_loss=fail, may_be_lost=True)
-        given = None if ending is None else ending.get(topic.name)
-        end = place(topic, last, given, "latest", fail_on_data_loss=fail, may_be_lost=False)
+    for topic, chosen, (start, end) in edges_of(cluster, topics, options, (options.start, options.end)):
         end = np.maximum(end, start)
-        chosen = select_queues(topic, options.queues)
         if chosen is not None:
             end = np.where(chosen, end, start)
-        mean_bytes = sampled_bytes(cluster, topic, start, end) if sample else 0
-        portions.append(Portion(topic, start, end, mean_bytes))
+        portions.append(Portion(topic, start, end, sampled_bytes(cluster, topic, start, end)))
     return portions

@@ -37,11 +37,10 @@ _ELSEWHERE = "read_elsewhere"
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of all queues of a topic: first offset kept, next to be written, and first at a time where one was given."""
+    """Of all queues of a topic: first offset kept, and next to be written."""
 
     earliest: I64
     latest: I64
-    at_time: I64 | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +119,22 @@ class Cluster:
                 found += self.topics((), pattern) if name is None else [self.topic(name)]
         return found
 
-    def bounds(self, topic: Topic, *, at_time: int | None = None) -> Bounds:
+    def bounds(self, topic: Topic) -> Bounds:
         """Bounds of all queues of just this topic; raises ``TopicReplaced`` when it was made anew."""
-        found = self._loop.call(self._client._offsets(topic, None, at_time))
-        times = None if at_time is None else np.array(found.at_time, np.int64)
-        return Bounds(np.array(found.earliest, np.int64), np.array(found.latest, np.int64), times)
+        found = self._loop.call(self._client._offsets(topic, None, None))
+        return Bounds(np.array(found.earliest, np.int64), np.array(found.latest, np.int64))
+
+    def offsets_at(self, topic: Topic, times: I64) -> I64:
+        """Of each queue that has a time (milliseconds, -1 for none) the first offset stored then or later, -1 else.
+
+        That is the queue's end where there is none yet. Each different time is a request to each shard.
+        """
+        offsets = np.full(topic.queues, -1, np.int64)
+        for time_ms in np.unique(times[times >= 0]).tolist():
+            queues = np.flatnonzero(times == time_ms).tolist()
+            found = self._loop.call(self._client._offsets(topic, queues, time_ms))
+            offsets[np.array(found.queues, np.int64)] = found.at_time
+        return offsets
 
     def bounds_of(self, topic: Topic, queues: Sequence[int]) -> tuple[I64, I64]:
         """Earliest and latest offset of some queues, ascending."""

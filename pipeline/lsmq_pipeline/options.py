@@ -1,34 +1,43 @@
 """Options of the data source: what a user writes, checked and typed.
 
 Names are compared without regard to case, as Spark does, and are those of Spark's Kafka source where they mean the
-same. Unknown ones are refused: a misspelt option that is silently ignored is found out at the worst moment.
+same. Unknown ones are refused: a misspelt option that is silently ignored is found out at the worst moment. So are
+those that would count for nothing beside others, or for a stream, or for a batch.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any
 
-from lsmq.topics import parse_ranges
 from lsmq_pipeline.errors import InvalidOption
-
-T = TypeVar("T")
-
-#: What Spark itself puts among the options.
-_OF_SPARK = frozenset({"path", "paths", "checkpointlocation", "queryname", "outputmode", "header"})
-
-#: What Spark's Kafka source calls options of a read that mean the same here.
-_OF_KAFKA = {
-    "subscribe": "topic",
-    "subscribepattern": "topicPattern",
-    "maxoffsetspertrigger": "maxMessagesPerTrigger",
-}
+from lsmq_pipeline.from_kafka import READ_ALIASES, read_remedy, write_remedy
+from lsmq_pipeline.given import (
+    DURATION,
+    QUEUES,
+    QUEUES_BY_TOPIC,
+    TIME,
+    VALUES,
+    Given,
+    parse_duration_ms,
+    parse_pattern,
+    parse_queues,
+    parse_queues_by_topic,
+    parse_time,
+    parse_values,
+)
+from lsmq_pipeline.times import TIMES_BY_QUEUE, Times, parse_times_by_queue
 
 READ_FROM = ("follower", "leader", "any")
+NO_MESSAGE_SINCE = ("latest", "error")
+MAX_TRIGGER_DELAY_MS = 900_000
+
+_STARTS = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets")
+_ENDS = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
+_STRATEGY = "startingOffsetsByTimestampStrategy"
+_OF_STREAMS = ("maxMessagesPerTrigger", "minMessagesPerTrigger", "maxTriggerDelay", "group")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +52,41 @@ class Connection:
 
 
 @dataclass(frozen=True, slots=True)
+class Edge:
+    """Where a read starts, or where it ends: at ``times``, of the queues that have one, else at ``offsets``.
+
+    ``offsets`` is ``earliest``, ``latest`` or JSON. With ``needs_message`` a time after which a queue has none is an
+    error, and else that queue's end.
+    """
+
+    option: str
+    offsets: str
+    times: Times | None
+    is_start: bool
+    needs_message: bool = False
+
+    @property
+    def unnamed(self) -> str:
+        """Where queues stand that neither times nor offsets name, ``earliest`` or ``latest``."""
+        if self.offsets in ("earliest", "latest"):
+            return self.offsets
+        return "earliest" if self.is_start else "latest"
+
+
+@dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """Of a read, batch or streaming. ``docs/pipeline.md`` says what each means."""
+    """Of a read, batch or streaming. ``docs/pipeline.md`` says what each means.
+
+    ``assigned`` are the queues that are read of each of ``topics``; else ``queues`` of each, all where that is None.
+    """
 
     connection: Connection
     topics: tuple[str, ...]
     topic_pattern: str | None
-    starting_offsets: str
-    ending_offsets: str
-    starting_ms: int | None
-    ending_ms: int | None
+    assigned: Mapping[str, tuple[range, ...]] | None
     queues: tuple[range, ...] | None
+    start: Edge
+    end: Edge
     keys: tuple[str, ...] | None
     tags: tuple[str, ...] | None
     min_partitions: int
@@ -61,6 +94,8 @@ class ReadOptions:
     max_bytes_per_partition: int
     preserve_order: bool
     max_messages_per_trigger: int | None
+    min_messages_per_trigger: int | None
+    max_trigger_delay_ms: int
     fail_on_data_loss: bool
     include_properties: bool
     include_headers: bool
@@ -92,86 +127,27 @@ class WriteOptions:
     compression: str
 
 
-class _Given:
-    """The options a user gave, taken one by one; what is left over in the end is unknown."""
-
-    def __init__(self, options: Mapping[str, str], aliases: Mapping[str, str] | None = None) -> None:
-        self._given: dict[str, str] = {}
-        for name, value in options.items():
-            own = (aliases or {}).get(name.lower(), name)
-            if own.lower() in self._given:
-                raise InvalidOption(f"option {name} is given by another name as well ({own}); give one", option=own)
-            self._given[own.lower()] = value
-        self._known: dict[str, str] = {}
-
-    def text(self, name: str) -> str | None:
-        self._known[name.lower()] = name
-        value = self._given.get(name.lower())
-        return value.strip() if value is not None else None
-
-    def parsed(self, name: str, parse: Callable[[str], T], expected: str, *, strip: bool = True) -> T | None:
-        text = self.text(name)
-        if text is None:
-            return None
-        if not strip:
-            text = self._given[name.lower()]
-        try:
-            return parse(text)
-        except (ValueError, KeyError) as error:
-            raise InvalidOption(f"option {name} is {text!r}; it must be {expected}", option=name) from error
-
-    def number(self, name: str, default: int, low: int = 1) -> int:
-        value = self.parsed(name, int, f"a whole number of at least {low}")
-        if value is None:
-            return default
-        if value < low:
-            raise InvalidOption(f"option {name} is {value}; it must be at least {low}", option=name)
-        return value
-
-    def switch(self, name: str, default: bool) -> bool:
-        value = self.parsed(name, lambda text: {"true": True, "false": False}[text.lower()], "true or false")
-        return default if value is None else value
-
-    def choice(self, name: str, choices: tuple[str, ...], default: str) -> str:
-        text = self.text(name)
-        if text is None:
-            return default
-        if text.lower() not in choices:
-            raise InvalidOption(f"option {name} is {text!r}; it must be one of {', '.join(choices)}", option=name)
-        return text.lower()
-
-    def check_all_known(self, what: str) -> None:
-        unknown = sorted(self._given.keys() - self._known.keys() - _OF_SPARK)
-        if unknown:
-            raise InvalidOption(
-                f"there is no option {', '.join(unknown)} for {what}; there are: {', '.join(self._known.values())}",
-                option=unknown[0],
-            )
-
-
 def read_options(options: Mapping[str, str], *, streaming: bool = False) -> ReadOptions:
     """The options of a read. Raises :class:`InvalidOption`."""
-    given = _Given(options, _OF_KAFKA)
-    topics = tuple(name.strip() for name in (given.text("topic") or "").split(",") if name.strip())
-    pattern = given.parsed("topicPattern", _pattern, "a regular expression")
-    if bool(topics) == (pattern is not None):
-        raise InvalidOption("give either option topic (several separated by commas) or option topicPattern")
+    given = Given(options, READ_ALIASES, read_remedy)
+    topics, pattern, assigned = _topics(given)
     read = ReadOptions(
         connection=_connection(given),
         topics=topics,
         topic_pattern=pattern,
-        starting_offsets=given.text("startingOffsets") or ("latest" if streaming else "earliest"),
-        ending_offsets=given.text("endingOffsets") or "latest",
-        starting_ms=given.parsed("startingTimestamp", parse_time, _TIME),
-        ending_ms=given.parsed("endingTimestamp", parse_time, _TIME),
-        queues=given.parsed("queues", _ranges, "queues and ranges such as 0-99,200"),
-        keys=given.parsed("keys", _values, _VALUES, strip=False),
-        tags=given.parsed("tags", _values, _VALUES, strip=False),
+        assigned=assigned,
+        queues=given.parsed("queues", parse_queues, QUEUES),
+        start=_start(given, "latest" if streaming else "earliest"),
+        end=_end(given),
+        keys=given.parsed("keys", parse_values, VALUES, strip=False),
+        tags=given.parsed("tags", parse_values, VALUES, strip=False),
         min_partitions=given.number("minPartitions", 1),
         max_messages_per_partition=given.number("maxMessagesPerPartition", 1_000_000),
         max_bytes_per_partition=given.number("maxBytesPerPartition", 64 << 20),
         preserve_order=given.switch("preserveOrder", True),
-        max_messages_per_trigger=given.parsed("maxMessagesPerTrigger", _positive, "a whole number of at least 1"),
+        max_messages_per_trigger=given.count("maxMessagesPerTrigger"),
+        min_messages_per_trigger=given.count("minMessagesPerTrigger"),
+        max_trigger_delay_ms=_or(given.parsed("maxTriggerDelay", parse_duration_ms, DURATION), MAX_TRIGGER_DELAY_MS),
         fail_on_data_loss=given.switch("failOnDataLoss", True),
         include_properties=given.switch("includeProperties", True),
         include_headers=given.switch("includeHeaders", False),
@@ -182,20 +158,13 @@ def read_options(options: Mapping[str, str], *, streaming: bool = False) -> Read
         fetch_bytes=given.number("fetchBytes", 8 << 20, 1 << 10),
     )
     given.check_all_known("reading")
-    if streaming and (read.ending_ms is not None or given.text("endingOffsets")):
-        raise InvalidOption("a stream has no end: leave out endingOffsets and endingTimestamp", option="endingOffsets")
-    if read.starting_offsets == "latest" and not streaming:
-        raise InvalidOption(
-            "startingOffsets of a batch cannot be latest: nothing would be read", option="startingOffsets"
-        )
-    if read.ending_offsets == "earliest":
-        raise InvalidOption("endingOffsets cannot be earliest: nothing would be read", option="endingOffsets")
+    _check_together(given, read, streaming)
     return read
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
     """The options of a write. Raises :class:`InvalidOption`."""
-    given = _Given(options)
+    given = Given(options, remedy=write_remedy)
     write = WriteOptions(
         connection=_connection(given),
         topic=given.text("topic") or None,
@@ -209,7 +178,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     return write
 
 
-def _connection(given: _Given) -> Connection:
+def _connection(given: Given) -> Connection:
     return Connection(
         url=given.text("url") or "",
         zookeeper=given.text("zookeeper") or "",
@@ -219,53 +188,75 @@ def _connection(given: _Given) -> Connection:
     )
 
 
-_TIME = "milliseconds since 1970, or a time with its zone such as 2013-07-01T00:00:00Z or 2013-07-01T09:00:00+09:00"
-_VALUES = 'one value, or a JSON array of values such as ["a", "b"] (values may hold commas)'
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+def _topics(given: Given) -> tuple[tuple[str, ...], str | None, dict[str, tuple[range, ...]] | None]:
+    """Names of topics, or a pattern, or queues by topic."""
+    topics = tuple(name.strip() for name in (given.text("topic") or "").split(",") if name.strip())
+    pattern = given.parsed("topicPattern", parse_pattern, "a regular expression") or None
+    assigned = given.parsed("assign", parse_queues_by_topic, QUEUES_BY_TOPIC)
+    if bool(topics) + (pattern is not None) + (assigned is not None) != 1:
+        raise InvalidOption(
+            "give one of the options topic (several separated by commas), topicPattern and assign (queues by topic)",
+            option="topic",
+        )
+    return (tuple(assigned) if assigned is not None else topics), pattern, assigned
 
 
-def parse_time(text: str) -> int:
-    """Milliseconds since 1970 from such a number or from ISO 8601; 0 for times before, when nothing was stored.
-
-    A time must name its zone: the session's is not told to a data source, and the driver's is another one.
-    """
-    if re.fullmatch(r"-?\d+", text):
-        return max(0, int(text))
-    moment = datetime.fromisoformat(text)
-    if moment.tzinfo is None:
-        raise ValueError(f"{text!r} names no zone")
-    return max(0, (moment - _EPOCH) // timedelta(milliseconds=1))
-
-
-def _pattern(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise ValueError(str(error)) from error
-    return text
+def _start(given: Given, default: str) -> Edge:
+    times = _times(given, _STARTS)
+    strategy = given.choice(_STRATEGY, NO_MESSAGE_SINCE, "latest")
+    if _STRATEGY in given and times is None:
+        raise InvalidOption(
+            f"option {_STRATEGY} is for startingTimestamp and startingOffsetsByTimestamp; neither is given",
+            option=_STRATEGY,
+        )
+    offsets = given.text("startingOffsets") or (default if times is None else "earliest")
+    return Edge("startingOffsets", offsets, times, is_start=True, needs_message=strategy == "error")
 
 
-def _ranges(text: str) -> tuple[range, ...]:
-    return tuple(parse_ranges(text))
+def _end(given: Given) -> Edge:
+    times = _times(given, _ENDS)
+    return Edge("endingOffsets", given.text("endingOffsets") or "latest", times, is_start=False)
 
 
-def _values(text: str) -> tuple[str, ...]:
-    """A JSON array of values, or one value to the letter. A text with a comma could be several, and is refused."""
-    if text.lstrip().startswith("["):
-        values = json.loads(text)
-        if not values or not all(isinstance(value, str) for value in values):
-            raise ValueError("not an array of texts")
-        return tuple(values)
-    if not text or "," in text:
-        raise ValueError("several values, or one with a comma")
-    return (text,)
+def _times(given: Given, names: tuple[str, str, str]) -> Times | None:
+    """Of the options for one edge: a time for all queues, times by queue, or none where offsets are given."""
+    given.at_most_one(names)
+    everywhere, by_queue, _ = names
+    moment = given.parsed(everywhere, parse_time, TIME)
+    if moment is not None:
+        given.text(by_queue)
+        return Times(everywhere, moment)
+    by_topic = given.parsed(by_queue, parse_times_by_queue, TIMES_BY_QUEUE)
+    return None if by_topic is None else Times(by_queue, None, by_topic)
 
 
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError(text)
-    return value
+def _check_together(given: Given, read: ReadOptions, streaming: bool) -> None:
+    """Raises ``InvalidOption`` for options that cannot be obeyed beside others."""
+    if streaming:
+        given.refuse(_ENDS, "is for a batch: a stream has no end")
+        given.refuse(["maxBytesPerPartition"], "is for a batch: a stream cuts by messages, alike at each repeat")
+    else:
+        given.refuse(_OF_STREAMS, "is for a stream, and this is a batch")
+        if read.start.offsets == "latest":
+            raise InvalidOption(
+                "startingOffsets of a batch cannot be latest: nothing would be read", option="startingOffsets"
+            )
+    if read.end.offsets == "earliest":
+        raise InvalidOption("endingOffsets cannot be earliest: nothing would be read", option="endingOffsets")
+    if read.assigned is not None:
+        given.refuse(["queues"], "goes with topic or topicPattern; assign names queues itself")
+    least, most = read.min_messages_per_trigger, read.max_messages_per_trigger
+    if least is None:
+        given.refuse(["maxTriggerDelay"], "bounds the delay by minMessagesPerTrigger, which is not given")
+    elif most is not None and least > most:
+        raise InvalidOption(
+            f"minMessagesPerTrigger is {least} and maxMessagesPerTrigger {most}: no batch could be both",
+            option="minMessagesPerTrigger",
+        )
+
+
+def _or(value: int | None, default: int) -> int:
+    return default if value is None else value
 
 
 def as_options(values: Mapping[str, Any]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,8 @@ from lsmq.topics import Topic
 from lsmq_pipeline.cluster import Cluster, Want
 from lsmq_pipeline.decode import positions
 from lsmq_pipeline.fetch import FetchPlan, SplitReader
-from lsmq_pipeline.options import ReadOptions
+from lsmq_pipeline.options import Edge, ReadOptions
+from lsmq_pipeline.resolve import Mask, chosen_queues, explicit_offsets, place, times_of
 from lsmq_pipeline.schema import arrow_schema, message_schema
 from lsmq_pipeline.splits import Split
 from lsmq_pipeline.wanted import Wanted
@@ -61,6 +62,30 @@ def fetch_plan(cluster: Cluster, options: ReadOptions) -> FetchPlan:
     )
 
 
+def edges_of(
+    cluster: Cluster, topics: Sequence[Topic], options: ReadOptions, edges: Sequence[Edge]
+) -> Iterator[tuple[Topic, Mask | None, list[I64]]]:
+    """Each topic, which of its queues are asked for, and where they all stand at each edge.
+
+    Raises ``DataLoss``, ``InvalidOption``.
+    """
+    explicit = [explicit_offsets(edge, topics) for edge in edges]
+    for edge in edges:
+        if edge.times is not None:
+            edge.times.check_topics({topic.name for topic in topics})
+    for topic in topics:
+        chosen = chosen_queues(topic, options)
+        times = [times_of(edge, topic, chosen) for edge in edges]
+        at_times = [None if each is None else cluster.offsets_at(topic, each) for each in times]
+        bounds = cluster.bounds(topic)  # After what was found of times, so that none of that lies beyond.
+        placed = []
+        for edge, offsets, at_time in zip(edges, explicit, at_times, strict=True):
+            given = None if offsets is None else offsets.get(topic.name)
+            fail = options.fail_on_data_loss
+            placed.append(place(edge, topic, bounds, given, at_time, chosen, fail_on_data_loss=fail))
+        yield topic, chosen, placed
+
+
 def sampled_bytes(cluster: Cluster, topic: Topic, start: I64, end: I64) -> int:
     """About how large a message is: the mean of a few of some queues that have any. 0 when there are none."""
     total = count = 0
@@ -84,7 +109,7 @@ def read_split(options: ReadOptions, planned: PlannedSplit, schema: StructType) 
     extra = wanted.columns - set(asked.names)
     made = asked
     if extra:
-        everything = arrow_schema(message_schema())
+        everything = arrow_schema(message_schema(binary_keys=True))  # Keys that nobody sees may be bytes.
         for name in sorted(extra):
             made = made.append(everything.field(name))
 

@@ -5,7 +5,6 @@ Pure functions over columns, one entry a queue; the cluster is asked by whoever 
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,37 +15,40 @@ from numpy.typing import NDArray
 from lsmq.topics import Topic, parse_ranges
 from lsmq_pipeline.cluster import Bounds
 from lsmq_pipeline.errors import DataLoss, InvalidOption
+from lsmq_pipeline.given import json_object
 from lsmq_pipeline.offsets import TopicOffsets, from_document
+from lsmq_pipeline.options import Edge, ReadOptions
 
 I64 = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 EARLIEST, LATEST = -2, -1  # in explicit offsets, as in Spark's Kafka source
 _log = logging.getLogger("lsmq")
 
 
-def explicit_offsets(option: str, text: str, topics: Sequence[Topic], missing: int) -> dict[str, I64] | None:
-    """Offsets given one by one; None when the text is ``earliest`` or ``latest``.
+def explicit_offsets(edge: Edge, topics: Sequence[Topic]) -> dict[str, I64] | None:
+    """Offsets given one by one; None when they are ``earliest`` or ``latest``.
 
     Two forms: ``{"orders": {"0-9": 23, "10": -1}}`` with ranges of queues (-2 the earliest, -1 the latest, queues that
-    are not named ``missing``), and a document of :mod:`lsmq_pipeline.offsets`. Raises :class:`InvalidOption`.
+    are not named where :attr:`Edge.unnamed` says), and a document of :mod:`lsmq_pipeline.offsets`. Raises
+    :class:`InvalidOption`.
     """
-    if text in ("earliest", "latest"):
+    if edge.offsets in ("earliest", "latest"):
         return None
+    missing = EARLIEST if edge.unnamed == "earliest" else LATEST
     try:
-        given = json.loads(text)
-        if not isinstance(given, dict):
-            raise ValueError("it is not an object")
+        given = json_object(edge.offsets)
         if "version" in given:
-            return _from_document(option, given, topics)
+            return _from_document(edge.option, given, topics)
         by_name = {topic.name: topic for topic in topics}
         unknown = given.keys() - by_name.keys()
         if unknown:
             raise ValueError(f"topic {sorted(unknown)[0]!r} is not among those read")
         return {name: _from_ranges(by_name[name], queues, missing) for name, queues in given.items()}
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, OverflowError) as error:
         raise InvalidOption(
-            f"option {option} is neither earliest nor latest nor offsets such as "
+            f"option {edge.option} is neither earliest nor latest nor offsets such as "
             f'{{"orders": {{"0-9": 23, "10": -1}}}}: {error}',
-            option=option,
+            option=edge.option,
         ) from error
 
 
@@ -76,29 +78,58 @@ def _from_ranges(topic: Topic, queues: Mapping[str, int], missing: int) -> I64:
 
 
 def place(
+    edge: Edge,
     topic: Topic,
     bounds: Bounds,
     explicit: I64 | None,
-    default: str,
+    at_time: I64 | None,
+    chosen: Mask | None,
     *,
     fail_on_data_loss: bool,
-    may_be_lost: bool,
 ) -> I64:
-    """An offset for each queue: the time's, else the explicit ones, else ``default``.
+    """An offset for each queue: its time's (-1 for none), else the explicit one, else :attr:`Edge.unnamed`.
 
-    Explicit ones outside the bounds raise :class:`DataLoss` with ``fail_on_data_loss``, and are moved inside without.
-    ``may_be_lost`` says whether one below the earliest matters: it does where a read starts, not where it ends.
+    Explicit ones of ``chosen`` queues outside the bounds raise :class:`DataLoss` with ``fail_on_data_loss``, and are
+    moved inside without; where a read ends, one below the earliest does not matter. Raises ``InvalidOption`` for a
+    queue that has no message of its time on where it needs one.
     """
-    if bounds.at_time is not None:
-        return bounds.at_time
     if explicit is None:
-        return bounds.earliest if default == "earliest" else bounds.latest
-    offsets = explicit if len(explicit) == topic.queues else _grown(explicit, topic, bounds)
-    offsets = np.where(offsets == EARLIEST, bounds.earliest, np.where(offsets == LATEST, bounds.latest, offsets))
-    if may_be_lost:
-        check_loss(topic, offsets < bounds.earliest, offsets, "earliest", bounds.earliest, fail_on_data_loss)
-    check_loss(topic, offsets > bounds.latest, offsets, "latest", bounds.latest, fail_on_data_loss)
-    return np.clip(offsets, bounds.earliest, bounds.latest)
+        offsets = bounds.earliest if edge.unnamed == "earliest" else bounds.latest
+    else:
+        offsets = explicit if len(explicit) == topic.queues else _grown(explicit, topic, bounds)
+        offsets = np.where(offsets == EARLIEST, bounds.earliest, np.where(offsets == LATEST, bounds.latest, offsets))
+        asked = np.True_ if chosen is None else chosen
+        if edge.is_start:
+            below = asked & (offsets < bounds.earliest)
+            check_loss(topic, below, offsets, "earliest", bounds.earliest, fail_on_data_loss)
+        check_loss(topic, asked & (offsets > bounds.latest), offsets, "latest", bounds.latest, fail_on_data_loss)
+    if at_time is not None:
+        timed = at_time >= 0
+        if edge.needs_message:
+            _check_messages(edge, topic, timed & (at_time >= bounds.latest))
+        offsets = np.where(timed, at_time, offsets)
+    placed: I64 = np.clip(offsets, bounds.earliest, bounds.latest)
+    return placed
+
+
+def times_of(edge: Edge, topic: Topic, chosen: Mask | None) -> I64 | None:
+    """The times that the offsets of queues are to be found of: -1 where none is. None where there are none at all."""
+    if edge.times is None:
+        return None
+    times = edge.times.of(topic)
+    return times if chosen is None else np.where(chosen, times, -1)
+
+
+def _check_messages(edge: Edge, topic: Topic, without: Mask) -> None:
+    if not without.any():
+        return
+    assert edge.times is not None, "queues have a time"
+    raise InvalidOption(
+        f"option {edge.times.option}: {np.count_nonzero(without)} queues of topic {topic.name!r}, the first of them "
+        f"{int(np.argmax(without))}, have no message that was stored then or later; set "
+        "startingOffsetsByTimestampStrategy to latest to begin with what comes",
+        option=edge.times.option,
+    )
 
 
 def _grown(explicit: I64, topic: Topic, bounds: Bounds) -> I64:
@@ -131,8 +162,19 @@ def check_loss(topic: Topic, wrong: NDArray[Any], wanted: I64, bound: str, bound
     _log.warning("%s; going on with what is there", message)
 
 
-def select_queues(topic: Topic, queues: Sequence[range] | None) -> NDArray[np.bool_] | None:
-    """Which queues of the topic are asked for; None when all are. Queues it does not have are no error."""
+def chosen_queues(topic: Topic, options: ReadOptions) -> Mask | None:
+    """Which queues of the topic are asked for; None when all are.
+
+    Queues that it does not have are an error where they are assigned: option ``queues`` may be for a larger topic.
+    """
+    assigned = None if options.assigned is None else options.assigned.get(topic.name, ())
+    for part in assigned or ():
+        if part.stop > topic.queues:
+            raise InvalidOption(
+                f"option assign: topic {topic.name!r} has queues 0 to {topic.queues - 1}, not {part.stop - 1}",
+                option="assign",
+            )
+    queues = options.queues if assigned is None else assigned
     if queues is None:
         return None
     chosen = np.zeros(topic.queues, np.bool_)

@@ -72,6 +72,11 @@ class LsmqDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> LsmqStreamWriter:
         from lsmq_pipeline.writers import LsmqStreamWriter
 
+        if overwrite:
+            raise InvalidOption(
+                "a topic is appended to, and with output mode complete each batch would replace all before it: "
+                "write with output mode append, or by foreachBatch what each batch is to add"
+            )
         self._check_given()
         options = write_options(self.options)
         check_write_schema(schema, topic=options.topic)

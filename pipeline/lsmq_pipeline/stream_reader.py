@@ -20,6 +20,7 @@ from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
+    ReadMinRows,
     SupportsTriggerAvailableNow,
 )
 from pyspark.sql.types import StructType
@@ -31,9 +32,10 @@ from lsmq_pipeline.errors import DataLoss, InvalidOption
 from lsmq_pipeline.fetch import FetchPlan
 from lsmq_pipeline.offsets import TopicOffsets, from_document, to_document
 from lsmq_pipeline.options import ReadOptions
-from lsmq_pipeline.reading import PlannedSplit, fetch_plan, read_split
-from lsmq_pipeline.resolve import EARLIEST, admit, check_loss, explicit_offsets, place, same_topic, select_queues
+from lsmq_pipeline.reading import PlannedSplit, edges_of, fetch_plan, read_split
+from lsmq_pipeline.resolve import admit, check_loss, chosen_queues, same_topic
 from lsmq_pipeline.splits import Portion, plan
+from lsmq_pipeline.triggers import TriggerGate
 
 I64 = NDArray[np.int64]
 Offsets = dict[str, Any]
@@ -59,6 +61,7 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last: dict[str, _Seen] | None = None
         self._reported: dict[str, TopicOffsets] = {}
         self._told_gone: set[str] = set()
+        self._gate = TriggerGate(options.min_messages_per_trigger, options.max_trigger_delay_ms)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_cluster": None, "_last": None, "_reported": {}, "_told_gone": set()}
@@ -69,27 +72,24 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a new query starts. Spark keeps it nowhere, and asks again when it repeats the first batch."""
         options = self.options
         topics = self._connected().topics(options.topics, options.topic_pattern)
-        starting = explicit_offsets("startingOffsets", options.starting_offsets, topics, EARLIEST)
         found = {}
-        for topic in topics:
-            bounds = self._connected().bounds(topic, at_time=options.starting_ms)
-            given = None if starting is None else starting.get(topic.name)
-            default = "earliest" if starting is not None else options.starting_offsets
-            offsets = place(
-                topic, bounds, given, default, fail_on_data_loss=options.fail_on_data_loss, may_be_lost=True
-            )
+        for topic, _, (offsets,) in edges_of(self._connected(), topics, options, (options.start,)):
             found[topic.name] = TopicOffsets(topic.name, topic.id, offsets, start=offsets)
         return to_document(found)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        limit = self.options.max_messages_per_trigger
-        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+        """What Spark hands back when it asks for a batch; with a trigger of one batch it asks for all there is."""
+        if self.options.max_messages_per_trigger is not None:
+            return ReadMaxRows(self.options.max_messages_per_trigger)
+        if self.options.min_messages_per_trigger is not None:
+            return ReadMinRows(self.options.min_messages_per_trigger)
+        return ReadAllAvailable()
 
     def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:
         """Where the next batch ends: what is there, or a fair share of it from each queue.
 
-        Every batch up to ``start`` is done. Where nothing has come, ``start`` is returned to the letter: any other text
-        would be a batch.
+        Every batch up to ``start`` is done. Where nothing has come, or too little to be a batch, ``start`` is returned
+        to the letter: any other text would be a batch.
         """
         known = from_document(start)
         self._check_asked_for(known)
@@ -100,9 +100,13 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # What is not there any more stays in the offsets, so that it is noticed when it comes again.
         gone = known.keys() - ends.keys()
         ends |= {name: TopicOffsets(name, known[name].topic_id, known[name].offsets) for name in gone}
-        if isinstance(limit, ReadMaxRows):
-            ends = _admitted(known, ends, limit.max_rows)
-        return to_document(ends) if _differ(known, ends) else start
+        if not _differ(known, ends):
+            return start
+        may_wait = self._last is None and not isinstance(limit, ReadAllAvailable)
+        if may_wait and not self._gate.lets(_waiting(known, ends)):
+            return start
+        self._gate.taken()
+        return to_document(_admitted(known, ends, limit.max_rows) if isinstance(limit, ReadMaxRows) else ends)
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._last = self._seen()
@@ -197,28 +201,40 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             reported = np.full(len(at.offsets), -1, np.int64)
             if before is not None and before.topic_id == at.topic_id:
                 reported[: len(before.offsets)] = before.offsets
-            places = np.flatnonzero((at.offsets != reported) & (at.offsets > 0)).tolist()
+            moved = (at.offsets != reported) & (at.offsets > 0)
+            chosen = chosen_queues(seen[name].topic, self.options)
+            if chosen is not None:
+                moved &= chosen[: len(moved)]
+            places = np.flatnonzero(moved).tolist()
             if not places:
                 continue
-            chosen = dict(zip(places, at.offsets[places].tolist(), strict=True))
+            offsets = dict(zip(places, at.offsets[places].tolist(), strict=True))
             try:
-                self._connected().commit(self.options.group, name, chosen)
+                self._connected().commit(self.options.group, name, offsets)
                 self._reported[name] = at
             except LsmqError as error:
                 # For those who look at the lag only: the checkpoint decides where the query goes on.
                 _log.warning("offsets not committed: group=%s topic=%s error=%s", self.options.group, name, error)
 
     def _end(self, known: TopicOffsets | None, seen: _Seen) -> TopicOffsets:
-        """All that is there of a topic; of one that is new to the query, and of new queues, from the beginning."""
+        """All that is there of a topic; of one that is new to the query, and of new queues, from the beginning.
+
+        Queues that are not asked for stay where they are: should a query that is started again ask for them, it reads
+        them from there.
+        """
         topic, bounds = seen.topic, seen.bounds
         fail = self.options.fail_on_data_loss
-        if known is None or not same_topic(topic, known, fail_on_data_loss=fail):
-            return TopicOffsets(topic.name, topic.id, np.maximum(bounds.latest, bounds.earliest), bounds.earliest)
         begin = bounds.earliest.copy()
-        begin[: len(known.offsets)] = known.offsets
-        begins = known.is_unread or len(known.offsets) < len(begin)
+        begins = True
+        if known is not None and same_topic(topic, known, fail_on_data_loss=fail):
+            begin[: len(known.offsets)] = known.offsets
+            begins = known.is_unread or len(known.offsets) < len(begin)
         # Never back: a leader that lost messages it had not replicated is found out where they are read.
-        return TopicOffsets(topic.name, topic.id, np.maximum(bounds.latest, begin), begin if begins else None)
+        end = np.maximum(bounds.latest, begin)
+        chosen = chosen_queues(topic, self.options)
+        if chosen is not None:
+            end = np.where(chosen, end, begin)
+        return TopicOffsets(topic.name, topic.id, end, begin if begins else None)
 
     def _portion(self, topic: Topic, begin: I64, until: TopicOffsets) -> Portion:
         options = self.options
@@ -230,9 +246,7 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_loss(topic, active & (start < bounds.earliest), start, "earliest", bounds.earliest, fail)
         check_loss(topic, active & (end > bounds.latest), end, "latest", bounds.latest, fail)
         start = np.maximum(start, bounds.earliest)
-        end = np.maximum(np.minimum(end, bounds.latest), start)
-        chosen = select_queues(topic, options.queues)
-        return Portion(topic, start, end if chosen is None else np.where(chosen, end, start))
+        return Portion(topic, start, np.maximum(np.minimum(end, bounds.latest), start))
 
     def _lost(self, name: str, begin: I64, until: TopicOffsets) -> None:
         """A topic of a batch is deleted: a loss if any of its messages were to be read."""
@@ -251,6 +265,11 @@ def _begin(before: TopicOffsets | None, until: TopicOffsets) -> I64:
     if before is None or before.topic_id != until.topic_id:
         return np.zeros(len(until.offsets), np.int64)
     return before.offsets
+
+
+def _waiting(known: Mapping[str, TopicOffsets], ends: Mapping[str, TopicOffsets]) -> int:
+    """Messages between what is known to be read and these ends."""
+    return sum(int((end.offsets - _begin(known.get(name), end)).sum()) for name, end in ends.items())
 
 
 def _admitted(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,11 @@ from lsmq_pipeline.cluster import Bounds
 from lsmq_pipeline.errors import DataLoss, InvalidOption, SchemaMismatch
 from lsmq_pipeline.fetch import WINDOW_MESSAGES, windows
 from lsmq_pipeline.offsets import TopicOffsets, from_document, pack, to_document, unpack
-from lsmq_pipeline.options import read_options, write_options
-from lsmq_pipeline.resolve import admit, explicit_offsets, place
+from lsmq_pipeline.options import Edge, read_options, write_options
+from lsmq_pipeline.resolve import admit, chosen_queues, explicit_offsets, place, times_of
 from lsmq_pipeline.schema import check_read_schema, check_write_schema
 from lsmq_pipeline.splits import Portion, Split, plan
+from lsmq_pipeline.triggers import TriggerGate
 
 TOPIC = Topic("orders", 7, 8, {}, 0, (Route(0, 4, 0, None, 1), Route(4, 8, 1, None, 1)))
 
@@ -41,8 +43,8 @@ def test_options_are_read_whatever_their_case() -> None:
     assert options.read_from == "follower"
     later, moment = "2013-07-01T09:00:00.0015+09:00", "2013-07-01T00:00:00.001Z"
     moments = (later, moment, "1372636800001", "-5", "1960-01-01T00:00:00Z")
-    found = [read_options({"topic": "a", "endingTimestamp": moment}).ending_ms for moment in moments]
-    assert found == [1372636800001] * 3 + [0, 0]
+    found = [read_options({"topic": "a", "endingTimestamp": moment}).end.times for moment in moments]
+    assert [times and times.everywhere for times in found] == [1372636800001] * 3 + [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -64,6 +66,32 @@ def test_options_are_read_whatever_their_case() -> None:
         ({"topic": "a", "keys": "a,b"}, "keys"),
         ({"topic": "a", "tags": '["a", 1]'}, "tags"),
         ({"topic": "a", "tags": "[]"}, "tags"),
+        ({"topic": "a", "endingTimestamp": "99999999999999999999"}, "endingTimestamp"),
+        ({"assign": "a"}, "assign.*object of topics"),
+        ({"assign": "{}"}, "assign.*object of topics"),
+        ({"assign": '{"a": []}'}, "assign.*object of topics"),
+        ({"assign": '{"a": [1.5]}'}, "assign.*object of topics"),
+        ({"assign": '{"a": ["5-2"]}'}, "assign.*object of topics"),
+        ({"assign": '{"a": [0]}', "topic": "a"}, "one of the options topic .* topicPattern and assign"),
+        ({"assign": '{"a": [0]}', "queues": "0"}, "queues goes with topic or topicPattern"),
+        ({"topic": "a", "startingOffsetsByTimestamp": '{"a": 5}'}, "startingOffsetsByTimestamp.*object of topics"),
+        ({"topic": "a", "startingOffsetsByTimestamp": '{"a": {"0": 1.5}}'}, "startingOffsetsByTimestamp"),
+        ({"topic": "a", "startingOffsetsByTimestamp": '{"a": {"0": "2013-07-01"}}'}, "startingOffsetsByTimestamp"),
+        (
+            {"topic": "a", "startingTimestamp": "5", "startingOffsets": "earliest"},
+            "startingTimestamp and startingOffsets say the same thing twice",
+        ),
+        (
+            {"topic": "a", "endingTimestamp": "5", "endingOffsetsByTimestamp": "{}"},
+            "endingTimestamp and endingOffsetsByTimestamp say the same thing twice",
+        ),
+        ({"topic": "a", "startingOffsetsByTimestampStrategy": "error"}, "neither is given"),
+        (
+            {"topic": "a", "startingTimestamp": "5", "startingOffsetsByTimestampStrategy": "earliest"},
+            "Strategy is 'earliest'; it must be one of latest, error",
+        ),
+        ({"topic": "a", "maxMessagesPerTrigger": "5"}, "maxMessagesPerTrigger is for a stream"),
+        ({"topic": "a", "group": "g"}, "group is for a stream"),
     ],
 )
 def test_a_wrong_option_is_refused_by_name(options: dict[str, str], named: str) -> None:
@@ -71,19 +99,36 @@ def test_a_wrong_option_is_refused_by_name(options: dict[str, str], named: str) 
         read_options(options)
 
 
-def test_names_of_spark_s_kafka_source_mean_the_same() -> None:
-    options = read_options({"subscribe": "a,b", "maxOffsetsPerTrigger": "7"}, streaming=True)
-    assert options.topics == ("a", "b") and options.max_messages_per_trigger == 7
-    assert read_options({"subscribePattern": "a.*"}).topic_pattern == "a.*"
-    with pytest.raises(InvalidOption, match="subscribe is given by another name as well"):
-        read_options({"topic": "a", "subscribe": "b"})
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"endingOffsets": "latest"}, "endingOffsets is for a batch"),
+        ({"endingTimestamp": "5"}, "endingTimestamp is for a batch"),
+        ({"endingOffsetsByTimestamp": '{"a": {"0": 5}}'}, "endingOffsetsByTimestamp is for a batch"),
+        ({"maxBytesPerPartition": "5"}, "maxBytesPerPartition is for a batch"),
+        ({"minMessagesPerTrigger": "0"}, "minMessagesPerTrigger"),
+        ({"minMessagesPerTrigger": "9", "maxMessagesPerTrigger": "8"}, "no batch could be both"),
+        ({"maxTriggerDelay": "5m"}, "maxTriggerDelay bounds the delay by minMessagesPerTrigger"),
+        ({"minMessagesPerTrigger": "9", "maxTriggerDelay": "5 moons"}, "maxTriggerDelay is '5 moons'.*500ms, 30s, 15m"),
+    ],
+)
+def test_what_a_stream_cannot_obey_is_refused_by_name(options: dict[str, str], named: str) -> None:
+    with pytest.raises(InvalidOption, match=named):
+        read_options({"topic": "a", **options}, streaming=True)
 
 
-def test_a_stream_takes_no_end_and_a_write_no_options_of_reading() -> None:
-    with pytest.raises(InvalidOption, match="endingOffsets"):
-        read_options({"topic": "a", "endingOffsets": "latest"}, streaming=True)
+def test_a_write_takes_no_options_of_reading() -> None:
     with pytest.raises(InvalidOption, match="startingoffsets"):
         write_options({"topic": "a", "startingOffsets": "earliest"})
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [("250", 250), ("250ms", 250), ("30 s", 30_000), ("15m", 900_000), ("2H", 7_200_000), ("1d", 86_400_000)],
+)
+def test_a_delay_has_spark_s_units(text: str, found: int) -> None:
+    options = read_options({"topic": "a", "minMessagesPerTrigger": "1", "maxTriggerDelay": text}, streaming=True)
+    assert options.max_trigger_delay_ms == found
 
 
 @pytest.mark.parametrize(
@@ -151,14 +196,24 @@ def test_damaged_offsets_are_refused(text: str) -> None:
 
 # Where reading starts and ends
 
-BOUNDS = Bounds(offsets_of(*[10] * 8), offsets_of(*[20] * 8), None)
+BOUNDS = Bounds(offsets_of(*[10] * 8), offsets_of(*[20] * 8))
+
+
+START = Edge("startingOffsets", "earliest", None, is_start=True)
+
+
+def placed(start: Edge, *, at_time: Any = None, chosen: Any = None, fail: bool = True) -> list[int]:
+    """Where the queues of ``TOPIC`` start."""
+    given = explicit_offsets(start, [TOPIC])
+    explicit = None if given is None else given[TOPIC.name]
+    offsets: list[int] = place(start, TOPIC, BOUNDS, explicit, at_time, chosen, fail_on_data_loss=fail).tolist()
+    return offsets
 
 
 def test_explicit_offsets_name_ranges_of_queues_and_the_ends_by_number() -> None:
-    found = explicit_offsets("startingOffsets", '{"orders": {"0-2": 12, "3": -1}}', [TOPIC], -2)
-    assert found is not None
-    placed = place(TOPIC, BOUNDS, found["orders"], "earliest", fail_on_data_loss=True, may_be_lost=True)
-    assert placed.tolist() == [12, 12, 12, 20, 10, 10, 10, 10]
+    start = replace(START, offsets='{"orders": {"0-2": 12, "3": -1}}')
+    assert placed(start) == [12, 12, 12, 20, 10, 10, 10, 10]
+    assert placed(replace(start, is_start=False)) == [12, 12, 12, 20, 20, 20, 20, 20]
 
 
 @pytest.mark.parametrize(
@@ -171,20 +226,86 @@ def test_explicit_offsets_name_ranges_of_queues_and_the_ends_by_number() -> None
         '{"orders": {"x": 1}}',
         '{"orders": {"0": -3}}',
         '{"orders": {"0": 1.5}}',
+        '{"orders": {"0": 99999999999999999999}}',
     ],
 )
 def test_explicit_offsets_that_make_no_sense_are_refused(text: str) -> None:
     with pytest.raises(InvalidOption, match="startingOffsets"):
-        explicit_offsets("startingOffsets", text, [TOPIC], -2)
+        explicit_offsets(replace(START, offsets=text), [TOPIC])
 
 
 @pytest.mark.parametrize("offset", [9, 21])
 def test_offsets_out_of_range_fail_or_are_moved_inside(offset: int) -> None:
-    explicit = np.full(8, offset, np.int64)
+    start = replace(START, offsets=f'{{"orders": {{"0-7": {offset}}}}}')
     with pytest.raises(DataLoss, match="failOnDataLoss"):
-        place(TOPIC, BOUNDS, explicit, "earliest", fail_on_data_loss=True, may_be_lost=True)
-    placed = place(TOPIC, BOUNDS, explicit, "earliest", fail_on_data_loss=False, may_be_lost=True)
-    assert placed.tolist() == [10 if offset < 10 else 20] * 8
+        placed(start)
+    assert placed(start, fail=False) == [10 if offset < 10 else 20] * 8
+    assert placed(start, chosen=np.zeros(8, np.bool_)), "of queues that are not asked for nothing is lost"
+
+
+def times_in(options: dict[str, str]) -> Any:
+    """The time of each queue of ``TOPIC``."""
+    read = read_options({"topic": "orders", **options})
+    return times_of(read.start, TOPIC, chosen_queues(TOPIC, read))
+
+
+def test_times_are_of_all_queues_or_of_those_that_are_named() -> None:
+    assert times_in({}) is None
+    assert times_in({"startingTimestamp": "5"}).tolist() == [5] * 8
+    assert times_in({"startingTimestamp": "5", "queues": "2"}).tolist() == [-1, -1, 5, -1, -1, -1, -1, -1]
+    by_queue = json.dumps({"orders": {"0-3": 7, "2": "1970-01-01T00:00:00.009Z", "5": -4}})
+    assert times_in({"startingOffsetsByTimestamp": by_queue}).tolist() == [7, 7, 9, 7, -1, 0, -1, -1]
+    with pytest.raises(InvalidOption, match="startingOffsetsByTimestamp: topic 'orders' has queues 0 to 7, not 8"):
+        times_in({"startingOffsetsByTimestamp": '{"orders": {"3-8": 7}}'})
+
+
+def test_more_times_than_can_be_asked_for_are_refused() -> None:
+    many = Topic("many", 1, 2_000, {}, 0, (Route(0, 2_000, 0, None, 1),))
+    text = json.dumps({"many": {str(queue): queue for queue in range(2_000)}})
+    read = read_options({"topic": "many", "startingOffsetsByTimestamp": text})
+    with pytest.raises(InvalidOption, match="2000 different times for topic 'many', the limit is 1000; give offsets"):
+        times_of(read.start, many, None)
+
+
+def test_a_time_decides_where_it_is_given_and_others_begin_at_the_earliest() -> None:
+    read = read_options({"topic": "orders", "startingOffsetsByTimestamp": '{"orders": {"0-2": 7}}'}, streaming=True)
+    assert placed(read.start, at_time=offsets_of(15, 20, 3, -1, -1, -1, -1, -1)) == [15, 20, 10, *[10] * 5]
+
+
+def test_a_queue_without_a_message_since_its_time_is_an_error_where_that_is_asked_for() -> None:
+    given = {"topic": "orders", "startingTimestamp": "7", "startingOffsetsByTimestampStrategy": "error"}
+    at_time = offsets_of(15, 16, 20, 20, -1, -1, -1, -1)
+    with pytest.raises(InvalidOption, match=r"startingTimestamp: 2 queues .* first of them 2, .*Strategy to latest"):
+        placed(read_options(given).start, at_time=at_time)
+    at_time[2:4] = 19
+    assert placed(read_options(given).start, at_time=at_time)[:4] == [15, 16, 19, 19]
+
+
+def test_assigned_queues_are_read_and_no_others() -> None:
+    read = read_options({"assign": '{"orders": [0, "2-3", "6"], "others": [1]}'})
+    assert read.topics == ("orders", "others") and read.asks_for("others")
+    assert np.flatnonzero(chosen_queues(TOPIC, read)).tolist() == [0, 2, 3, 6]
+    with pytest.raises(InvalidOption, match="assign: topic 'orders' has queues 0 to 7, not 8"):
+        chosen_queues(TOPIC, read_options({"assign": '{"orders": ["7-8"]}'}))
+    assert np.flatnonzero(chosen_queues(TOPIC, read_options({"topic": "orders", "queues": "7-8"}))).tolist() == [7]
+
+
+# When a stream takes a batch
+
+
+def test_a_batch_waits_for_enough_messages_or_until_some_wait_too_long() -> None:
+    now = [100.0]
+    gate = TriggerGate(10, 5_000, lambda: now[0])
+    assert gate.lets(1), "the first one does not wait"
+    gate.taken()
+    assert not gate.lets(9) and gate.lets(10)
+    now[0] += 4.999
+    assert not gate.lets(9)
+    now[0] += 0.001
+    assert gate.lets(1)
+    gate.taken()
+    assert not gate.lets(9)
+    assert TriggerGate(None, 5_000, lambda: now[0]).lets(1)
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), min_size=1, max_size=40), st.integers(1, 600))

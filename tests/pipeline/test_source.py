@@ -78,6 +78,15 @@ def test_options_narrow_a_batch_down(topic: SparkTopic) -> None:
     starting, ending = json.dumps({topic.name: {"0-3": 10}}), json.dumps({topic.name: {"0-3": 20}})
     limited = topic.read(startingOffsets=starting, endingOffsets=ending, failOnDataLoss="false")
     assert numbers(limited) == of(lambda row: 10 <= row.offset < 20)
+    assigned = json.dumps({topic.name: [0, "2-3"]})
+    assert numbers(topic.read(topic="", assign=assigned)) == of(lambda row: row.queue != 1)
+    since = {"startingOffsetsByTimestamp": json.dumps({topic.name: {"0-1": boundary_ms, "2": 0}})}
+    until = {"endingOffsetsByTimestamp": json.dumps({topic.name: {"0": boundary_ms, "3": boundary_ms}})}
+    assert numbers(topic.read(**since)) == of(lambda row: row.queue > 1 or int(row.body) >= 400)
+    assert numbers(topic.read(**until)) == of(lambda row: row.queue in (1, 2) or int(row.body) < 400)
+    assert numbers(topic.read(**since, **until, maxRecordsPerPartition=7, preserveOrder="false")) == of(
+        lambda row: (row.queue > 1 or int(row.body) >= 400) and (row.queue in (1, 2) or int(row.body) < 400)
+    )
     assert "properties" not in topic.read(includeProperties="false").columns
     assert numbers(topic.read(endingTimestamp="2001-01-01T00:00:00Z")) == []
     assert numbers(topic.read(startingTimestamp="2001-01-01T00:00:00Z", queues="2")) == of(lambda row: row.queue == 2)
@@ -260,6 +269,22 @@ def test_keys_of_bytes_headers_empty_bodies_and_deletions_are_written_and_read_b
     )
     with pytest.raises(Exception, match="binaryKeys"):
         topic.read().collect()
+    assert len(topic.read("body binary", keys="k").collect()) == 0
+
+
+def test_keys_are_text_or_bytes_as_a_column_says(spark: SparkSession, topic: SparkTopic) -> None:
+    topic.create()
+    rows = "select * from values ('1', cast('k' as binary), true), ('2', cast('k' as binary), false), ('3', null, null)"
+    topic.write(spark.sql(f"{rows} as t(body, key, key_is_text)"))
+    found = topic.read("body binary, key binary, key_is_text boolean, id string").collect()
+    assert sorted((bytes(row.body), row.key and bytes(row.key), row.key_is_text) for row in found) == [
+        (b"1", b"k", True),
+        (b"2", b"k", False),
+        (b"3", None, None),
+    ]
+    assert {topic.client.message(row.id).key for row in found} == {"k", b"k", None}
+    with pytest.raises(Exception, match=r"key_is_text.*no text"):
+        topic.write(spark.sql("select X'FF' key, true key_is_text, 'x' body"))
 
 
 def test_a_write_that_is_repeated_stores_nothing_twice(spark: SparkSession, topic: SparkTopic) -> None:

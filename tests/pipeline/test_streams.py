@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from lsmq.sync import Client, Producer
+from lsmq_pipeline.offsets import from_document
 from support.node_process import NodeProcess
 from support.spark_topic import SparkTopic, StreamFiles, numbers
 from support.waiting import eventually
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.slow
 
@@ -37,6 +38,54 @@ def test_a_stream_goes_on_where_it_was_and_takes_so_much_at_a_time(topic: SparkT
     assert last["topics"][topic.name]["queues"] == 4
     committed = topic.client.committed_offsets(group, topic.name)
     assert sum(committed.values()) == 300, "the group tells others how far the stream is, its last batch too"
+
+
+def test_a_stream_of_assigned_queues_takes_small_batches_when_too_few_have_waited_for_long(
+    topic: SparkTopic, files: StreamFiles
+) -> None:
+    topic.send(80)
+    assigned = json.dumps({topic.name: [1, 3]})
+    options = {"startingOffsets": "earliest", "minOffsetsPerTrigger": 5, "maxTriggerDelay": "0ms"}
+    frame = topic.stream(topic="", assign=assigned, **options)
+    writer = frame.writeStream.format("parquet").option("path", str(files.directory / "files"))
+    query = writer.option("checkpointLocation", str(files.checkpoint)).start()
+    try:
+        query.processAllAvailable()
+        topic.send(8, first=80)
+        query.processAllAvailable()
+        source = query.lastProgress["sources"][0]
+    finally:
+        query.stop()
+    expected = topic.read(topic="", assign=assigned)
+    assert files.numbers() == numbers(expected)
+    told = (json.loads(source[name]) for name in ("endOffset", "latestOffset"))
+    end, latest = (from_document(document)[topic.name].offsets for document in told)
+    assert (end[[1, 3]] == latest[[1, 3]]).all() and (end[[0, 2]] == 0).all(), "progress tells how far it is"
+    # What the pages say that Spark has no place for: with a Spark that has, they are to change.
+    assert "PythonMicroBatchStream" in source["description"] and source["metrics"] == {}
+
+
+def test_only_appending_is_taken_and_foreach_batch_writes_what_an_update_changed(
+    topic: SparkTopic, files: StreamFiles
+) -> None:
+    source = replace(topic, name=f"{topic.name}-in")
+    source.send(40)
+    topic.create()
+    totals = source.stream(startingOffsets="earliest").groupBy("key").count()
+    rows = totals.selectExpr("key", "cast(count as string) body")
+    for mode, told in (("complete", "replace all before it"), ("update", "(?i)update")):
+        writer = rows.writeStream.outputMode(mode).option("checkpointLocation", str(files.directory / mode))
+        into = writer.format("lsmq").options(url=topic.url, topic=topic.name)
+        with pytest.raises(Exception, match=told):
+            into.trigger(availableNow=True).start().awaitTermination()
+
+    def write(batch: DataFrame, number: int) -> None:
+        for _ in range(2):
+            topic.write(batch.sortWithinPartitions("key"), queryId=f"{topic.name}-{number}")
+
+    writer = rows.writeStream.outputMode("update").option("checkpointLocation", str(files.checkpoint))
+    writer.foreachBatch(write).trigger(availableNow=True).start().awaitTermination()
+    assert sorted((row.key, int(row.body)) for row in topic.read().collect()) == [(f"key-{key}", 5) for key in range(8)]
 
 
 def test_a_stream_from_topic_to_topic_is_exact_over_a_replay(topic: SparkTopic, files: StreamFiles) -> None:
@@ -179,7 +228,8 @@ def test_a_stream_starts_at_a_time_and_goes_on_from_its_checkpoint(topic: SparkT
     eventually(lambda: time.time() * 1000 > boundary_ms, "the clock has gone on")
     topic.send(20, first=100)
     moment = datetime.fromtimestamp(boundary_ms / 1000, UTC).isoformat(timespec="milliseconds")
-    frame = topic.stream(startingTimestamp=moment)
+    # What there is is taken by this trigger, however few they are.
+    frame = topic.stream(startingTimestamp=moment, minMessagesPerTrigger=1000)
     files.take(frame)
     assert files.numbers() == list(range(100, 120))
     topic.send(10, first=120)

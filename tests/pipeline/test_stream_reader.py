@@ -1,0 +1,143 @@
+"""The stream reader against a real node, asked as Spark asks it: what it takes, and from which queues."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
+
+from lsmq.errors import UnknownTopic
+from lsmq.sync import Client, Producer
+from lsmq_pipeline.errors import InvalidOption
+from lsmq_pipeline.options import read_options
+from lsmq_pipeline.schema import message_schema
+from lsmq_pipeline.stream_reader import LsmqStreamReader
+from support.node_process import NodeProcess
+
+
+@contextmanager
+def reader(node: NodeProcess, **options: Any) -> Iterator[LsmqStreamReader]:
+    given = {"url": node.url, **{name: str(value) for name, value in options.items()}}
+    made = LsmqStreamReader(read_options(given, streaming=True), message_schema())
+    try:
+        yield made
+    finally:
+        made.stop()
+
+
+def send(client: Client, topic: str, *counts: int) -> None:
+    """So many messages to each queue of a topic."""
+    client.create_topic(topic, queues=len(counts))
+    with Producer(client, topic) as producer:
+        for queue, count in enumerate(counts):
+            for number in range(count):
+                producer.send(str(number), queue=queue)
+
+
+def ends(offsets: dict[str, Any], topic: str) -> str:
+    text: str = offsets["topics"][topic]["offsets"]
+    return text
+
+
+def taken(found: LsmqStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[int, int]]:
+    """Queues of a batch and how many messages of each."""
+    splits = [planned.split for planned in found.partitions(start, end)]  # type: ignore[attr-defined]
+    return [
+        (queue, last - first)
+        for split in splits
+        for queue, first, last in zip(split.queues.tolist(), split.starts, split.ends, strict=True)
+    ]
+
+
+def test_queues_that_are_not_asked_for_stand_still_and_cost_no_share_of_a_batch(
+    shared_node: NodeProcess, client: Client, topic_name: str
+) -> None:
+    send(client, topic_name, 40, 3, 40, 0)
+    with reader(shared_node, assign=json.dumps({topic_name: [1, "3"]}), startingOffsets="earliest") as found:
+        start = found.initialOffset()
+        first = found.latestOffset(start, ReadMaxRows(2))
+        assert ends(first, topic_name) == "0:0,1:2,2-3:0" and taken(found, start, first) == [(1, 2)]
+        second = found.latestOffset(first, ReadMaxRows(2))
+        assert ends(second, topic_name) == "0:0,1:3,2-3:0" and taken(found, first, second) == [(1, 1)]
+        send(client, topic_name, 5, 0, 0, 0)
+        assert found.latestOffset(second, ReadMaxRows(2)) is second, "what came elsewhere is no batch"
+    with reader(shared_node, assign=json.dumps({topic_name: ["0-3"]}), group=f"{topic_name}-g") as found:
+        third = found.latestOffset(second, ReadAllAvailable())
+        assert taken(found, second, third) == [(0, 45), (2, 40)], "from where it stood"
+
+
+def test_a_group_is_told_of_the_queues_that_are_read(shared_node: NodeProcess, client: Client, topic_name: str) -> None:
+    send(client, topic_name, 4, 4)
+    group = f"{topic_name}-g"
+    with reader(shared_node, topic=topic_name, queues="1", group=group) as found:
+        start = found.initialOffset()
+        send(client, topic_name, 3, 3)
+        end = found.latestOffset(start, ReadAllAvailable())
+        assert found.latestOffset(end, ReadAllAvailable()) is end
+    assert client.committed_offsets(group, topic_name) == {1: 7}
+
+
+def test_too_few_messages_wait_unless_all_there_is_is_asked_for(
+    shared_node: NodeProcess, client: Client, topic_name: str
+) -> None:
+    send(client, topic_name, 2, 2)
+    options = {"topic": topic_name, "startingOffsets": "earliest", "minMessagesPerTrigger": 6}
+    with reader(shared_node, **options) as found:
+        limit = found.getDefaultReadLimit()
+        assert limit == ReadMinRows(6)
+        first = found.latestOffset(found.initialOffset(), limit)
+        assert ends(first, topic_name) == "0-1:2", "the first batch does not wait"
+        send(client, topic_name, 3, 2)
+        assert found.latestOffset(first, limit) is first
+        send(client, topic_name, 0, 1)
+        assert ends(found.latestOffset(first, limit), topic_name) == "0-1:5"
+        send(client, topic_name, 1, 0)
+        second = found.latestOffset(first, limit)
+        send(client, topic_name, 1, 0)
+        assert found.latestOffset(second, limit) is second
+        assert ends(found.latestOffset(second, ReadAllAvailable()), topic_name) == "0:7,1:5"
+    with reader(shared_node, **options, maxMessagesPerTrigger=6) as found:
+        assert found.getDefaultReadLimit() == ReadMaxRows(6)
+        found.prepareForTriggerAvailableNow()
+        begun = found.latestOffset(first, ReadMaxRows(6))
+        rest = found.latestOffset(begun, ReadMaxRows(6))
+        assert ends(rest, topic_name) == "0:7,1:5", "what there is is taken to its end"
+        assert found.latestOffset(rest, ReadMaxRows(6)) is rest
+
+
+def test_a_batch_that_waited_too_long_is_taken(shared_node: NodeProcess, client: Client, topic_name: str) -> None:
+    send(client, topic_name, 1)
+    options = {"topic": topic_name, "startingOffsets": "earliest", "minMessagesPerTrigger": 6, "maxTriggerDelay": "0"}
+    with reader(shared_node, **options) as found:
+        first = found.latestOffset(found.initialOffset(), ReadMinRows(6))
+        send(client, topic_name, 1)
+        assert ends(found.latestOffset(first, ReadMinRows(6)), topic_name) == "0:2"
+
+
+def test_queues_start_at_times_of_their_own(shared_node: NodeProcess, client: Client, topic_name: str) -> None:
+    send(client, topic_name, 3, 3, 3)
+    late = json.dumps({topic_name: {"0": 5, "1": "2100-01-01T00:00:00Z"}})
+    with reader(shared_node, topic=topic_name, startingOffsetsByTimestamp=late) as found:
+        assert ends(found.initialOffset(), topic_name) == "0:0,1:3,2:0"
+    strict = {"startingOffsetsByTimestamp": late, "startingOffsetsByTimestampStrategy": "error"}
+    with reader(shared_node, topic=topic_name, queues="0", **strict) as found:
+        assert ends(found.initialOffset(), topic_name) == "0-2:0"
+    refused(shared_node, "the first of them 1, have no message", topic=topic_name, **strict)
+    other = {"startingOffsetsByTimestamp": '{"other": {"0": 5}}'}
+    refused(shared_node, "'other' is not among those read", topic=topic_name, **other)
+
+
+def refused(node: NodeProcess, told: str, **options: Any) -> None:
+    with reader(node, **options) as found, pytest.raises(InvalidOption, match=told):
+        found.initialOffset()
+
+
+def test_what_is_assigned_must_be_there(shared_node: NodeProcess, client: Client, topic_name: str) -> None:
+    with reader(shared_node, assign='{"not-there": [0]}') as found, pytest.raises(UnknownTopic, match="not-there"):
+        found.initialOffset()
+    send(client, topic_name, 1, 1)
+    refused(shared_node, "has queues 0 to 1, not 2", assign=json.dumps({topic_name: [2]}))
