@@ -50,13 +50,13 @@ class LsmqDataSource(DataSource):
         from lsmq_pipeline.batch_reader import LsmqReader
 
         self._check_given()
-        check_read_schema(schema)
+        self._check_schema(schema)
         return LsmqReader(read_options(self.options), schema)
 
     def streamReader(self, schema: StructType) -> LsmqStreamReader:
         from lsmq_pipeline.stream_reader import LsmqStreamReader
 
-        check_read_schema(schema)
+        self._check_schema(schema)
         return LsmqStreamReader(read_options(self.options, streaming=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> LsmqWriter:
@@ -81,6 +81,16 @@ class LsmqDataSource(DataSource):
         options = write_options(self.options)
         check_write_schema(schema, topic=options.topic)
         return LsmqStreamWriter(options)
+
+    def _check_schema(self, schema: StructType) -> None:
+        """Raises ``SchemaMismatch``, and ``InvalidOption`` for an option on columns beside a schema without them."""
+        check_read_schema(schema)
+        given = [name for name in ("includeProperties", "includeHeaders", "binaryKeys") if name in self.options]
+        if given and schema != self.schema():
+            raise InvalidOption(
+                f"option {given[0]} is for reading without a schema of one's own, which itself names the columns",
+                option=given[0],
+            )
 
     def _switch(self, name: str, default: str) -> bool:
         text = str(self.options.get(name, default)).strip().lower()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import StructType
 
 from lsmq.topics import Route, Topic
@@ -21,6 +22,7 @@ from lsmq_pipeline.offsets import TopicOffsets, from_document, pack, to_document
 from lsmq_pipeline.options import Edge, read_options, write_options
 from lsmq_pipeline.resolve import admit, chosen_queues, explicit_offsets, place, times_of
 from lsmq_pipeline.schema import check_read_schema, check_write_schema
+from lsmq_pipeline.source import LsmqDataSource
 from lsmq_pipeline.splits import Portion, Split, plan
 from lsmq_pipeline.triggers import TriggerGate
 
@@ -158,6 +160,19 @@ def test_a_write_says_where_to_and_a_read_takes_columns_as_they_are() -> None:
 def schema_of(**columns: str) -> StructType:
     fields = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in columns.items()]
     return StructType.fromJson({"type": "struct", "fields": fields})
+
+
+@pytest.mark.parametrize(("option", "value"), [("includeHeaders", "true"), ("binarykeys", "false")])
+def test_an_option_on_columns_is_refused_beside_a_schema_that_says_otherwise(option: str, value: str) -> None:
+    given = CaseInsensitiveDict({"topic": "a", option: value})
+    for own in (LsmqDataSource(given), LsmqDataSource(CaseInsensitiveDict({"topic": "a"}))):
+        own.reader(own.schema())
+        own.streamReader(own.schema())
+    with pytest.raises(InvalidOption, match=f"(?i)option {option} is for reading without a schema"):
+        LsmqDataSource(given).reader(schema_of(body="binary"))
+    with pytest.raises(InvalidOption, match="without a schema"):
+        LsmqDataSource(given).streamReader(schema_of(body="binary"))
+    LsmqDataSource(CaseInsensitiveDict({"topic": "a"})).reader(schema_of(body="binary"))
 
 
 # Offsets
