@@ -11,6 +11,7 @@ import pytest
 
 from lsmq.sync import Client
 from support.node_process import NodeProcess
+from support.spark_settings import FEW_ROWS
 from support.spark_topic import SparkTopic, StreamFiles
 
 if TYPE_CHECKING:
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
 #: Small enough for two cores that others use as well; a task that fails is tried again, which ``local[2]`` would not.
 MASTER = "local[2,4]"
 SETTINGS = {
+    **FEW_ROWS,
     "spark.ui.enabled": "false",
     "spark.driver.memory": "1g",
-    "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lsmq_pipeline import register, spark_session
+from lsmq_pipeline.jobs.audit import audit
 from lsmq_pipeline.jobs.usage import usage
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class Program:
 
     def streamed(self, kind: str, **options: str) -> None:
         """A stream of small batches until there is no more, into another topic or into files."""
-        source = {"url": self.url, "topic": self.topic, "startingOffsets": "earliest", "maxMessagesPerTrigger": "100"}
+        source = {"url": self.url, "topic": self.topic, "startingOffsets": "earliest", "maxMessagesPerTrigger": "150"}
         query = (
             self.spark.readStream.format("lsmq")
             .options(**source)
@@ -99,6 +100,8 @@ def main() -> None:
     found["files"] = numbers(spark.read.parquet(str(program.directory / "files")))
     found["unknown_topic"] = program.refusal(None)
     found["schema_mismatch"] = program.refusal(spark.sql("select 1 as text"))
+    audited = audit(spark, {"url": program.url}, program.topic)
+    found["audit"] = [audited.facts["messages"], *audited.problems]
     found["usage"] = usage(spark, {"url": program.url}, [program.topic]).facts["messages"]
     register(spark)
     found["registered"] = numbers(program.read())

@@ -12,6 +12,7 @@ from typing import Self
 
 import pyspark
 
+from support.spark_settings import FEW_ROWS, JAVA_OF_FEW_ROWS
 from support.waiting import eventually
 
 START_TIMEOUT_S = 120.0
@@ -44,13 +45,13 @@ class SparkConnectServer:
         logging.write_text(_LOG)
         home = Path(pyspark.__file__).parent
         settings = {
+            **FEW_ROWS,
             "spark.connect.grpc.binding.address": "127.0.0.1",
             "spark.connect.grpc.binding.port": "0",
-            "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={logging}",
+            "spark.driver.extraJavaOptions": f"{JAVA_OF_FEW_ROWS} -Dlog4j2.configurationFile={logging}",
             "spark.local.dir": str(self._directory / "local"),
             "spark.python.daemon.module": "lsmq_pipeline.daemon",
             "spark.sql.session.timeZone": "UTC",
-            "spark.sql.shuffle.partitions": "2",
             "spark.sql.warehouse.dir": str(self._directory / "warehouse"),
             "spark.ui.enabled": "false",
         }
