@@ -21,8 +21,9 @@ from lsmq.record_batch import BatchBuilder, Message, RecordBatch
 from lsmq_node.storage import Appended, QueueStore, ShardStore, StoreOptions
 from lsmq_node.storage.disk import Clock, Disk
 from lsmq_node.storage.maintenance import Maintenance
+from lsmq_node.storage.pages import PAGE_BITS, PAGE_QUEUES
 from lsmq_node.storage.producers import Head, Layer, decode_answers, decode_head, merge_values
-from lsmq_node.storage.state import PAGE_BITS, PAGE_QUEUES, TopicState
+from lsmq_node.storage.state import TopicState
 
 KIB = 1024
 SMALL: dict[str, Any] = {
@@ -87,9 +88,16 @@ def no_threads() -> Iterator[None]:
         yield
 
 
-def open_stepped(path: Path, options: StoreOptions, disk: Disk | None = None, clock: Clock | None = None) -> ShardStore:
+def open_stepped(
+    path: Path,
+    options: StoreOptions,
+    disk: Disk | None = None,
+    clock: Clock | None = None,
+    *,
+    replicated: bool = False,
+) -> ShardStore:
     with no_threads():
-        return ShardStore.open(path, options, disk=disk, clock=clock)
+        return ShardStore.open(path, options, disk=disk, clock=clock, replicated=replicated)
 
 
 def freeze(store: ShardStore) -> None:

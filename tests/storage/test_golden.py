@@ -129,7 +129,9 @@ def test_a_golden_checkpoint_is_read() -> None:
     assert state.topics[1].topic == expected.topics[1].topic
     np.testing.assert_array_equal(state.topics[1].committed, expected.topics[1].committed)
     np.testing.assert_array_equal(state.topics[1].start, expected.topics[1].start)
-    np.testing.assert_array_equal(state.offsets.get("group", 1), expected.offsets.get("group", 1))
+    found, wanted = (each.offsets.get("group", 1) for each in (state, expected))
+    assert found is not None and wanted is not None
+    np.testing.assert_array_equal(found.first(16), wanted.first(16))
     deleted = state.topics[1].deletions
     assert deleted is not None
     assert deleted.end[[1, 2, 7]].tolist() == [5, 0, 2]

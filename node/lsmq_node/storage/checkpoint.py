@@ -41,9 +41,10 @@ from .columns import I64, WIDTH_DTYPES, width_of
 from .deletions import Deleted
 from .disk import Disk
 from .keyed_file import Item, KeyedFile, KeyedWriter
+from .pages import PAGE_BITS
 from .producers import KIND as PRODUCER
 from .producers import decode_answers, decode_head, merge_values, producer_key
-from .state import PAGE_BITS, PageChange, ShardState, StateChange, Topic, TopicOptions
+from .state import PageChange, ShardState, StateChange, Topic, TopicOptions
 
 CATALOG, DOCUMENT, OFFSETS = b"c", b"d", b"g"
 _TOPIC_FIELDS = ("name", "queues", "options", "created_ms", "first", "end")
@@ -418,9 +419,7 @@ def restore_item(state: ShardState, key: bytes, value: bytes | None) -> None:
         end = 5 + int.from_bytes(key[1:5], "big")
         topic_id, page = int.from_bytes(key[end : end + 4], "big"), int.from_bytes(key[end + 4 :], "big")
         values, _ = _unpack(value)
-        length = max(len(state.topics[topic_id].next), (page << PAGE_BITS) + len(values))
-        offsets = state.offsets.array(key[5:end].decode(errors="surrogatepass"), topic_id, length)
-        offsets[page << PAGE_BITS :][: len(values)] = values
+        state.offsets.restore(key[5:end].decode(errors="surrogatepass"), topic_id, page, values)
         return
     topic_id = int.from_bytes(key[1:5], "big")
     if len(key) == 5:

@@ -264,19 +264,11 @@ class Queries:
         """A group's committed offsets; -1 where it has none."""
         state = self.topic_state(topic_id)
         values = self._state.offsets.get(group, topic_id)
-        if values is None:
-            values = np.zeros(0, np.int64)
-        count = state.end - state.first
         if queues is None:
-            whole = np.zeros(count, np.int64)
-            known = min(count, len(values))
-            whole[:known] = values[:known]
-            return whole - 1
+            count = state.end - state.first
+            return np.full(count, -1) if values is None else values.first(count) - 1
         rows = self.rows(state, queues)
-        found = np.zeros(len(rows), np.int64)
-        some = rows < len(values)
-        found[some] = values[rows[some]]
-        return found - 1
+        return np.full(len(rows), -1) if values is None else values.at(rows) - 1
 
     def groups(self) -> list[str]:
         """Names of the groups that have committed offsets here."""

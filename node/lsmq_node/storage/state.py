@@ -12,7 +12,7 @@ nothing touches take no memory, so an idle queue of a large topic costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -24,14 +24,13 @@ from lsmq.errors import InvalidRequest, InvalidTopicName
 from .columns import I64, U32
 from .deletions import Deleted, Deletions
 from .documents import Documents
+from .group_offsets import GroupOffsets
 from .options import StoreOptions
+from .pages import PAGE_BITS
 from .producers import Layer, Producers
 
 MAX_TOPIC_NAME = 200
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
-#: Of so many queues (a power of two) the numbers change together, as far as checkpoints are concerned.
-PAGE_BITS = 12
-PAGE_QUEUES = 1 << PAGE_BITS
 
 
 def check_topic_name(name: str) -> None:
@@ -278,67 +277,6 @@ class TopicState:
     def holes_end(self, row: int) -> int:
         """From here on nothing of the queue is deleted."""
         return 0 if self.deletions is None else self.deletions.end.item(row)
-
-
-class GroupOffsets:
-    """Committed offsets by (group, topic id): an array of an item a queue, offset + 1, 0 for none."""
-
-    def __init__(self) -> None:
-        self._offsets: dict[tuple[str, int], I64] = {}
-        self._changed: dict[tuple[str, int], set[int]] = {}  # pages
-        self._dropped: dict[tuple[str, int | None], None] = {}
-
-    def __iter__(self) -> Iterator[tuple[str, int]]:
-        return iter(list(self._offsets))
-
-    def get(self, group: str, topic_id: int) -> I64 | None:
-        return self._offsets.get((group, topic_id))
-
-    def array(self, group: str, topic_id: int, length: int) -> I64:
-        """The group's offsets of a topic, made where there are none, at least so long."""
-        key = (group, topic_id)
-        offsets = self._offsets.get(key)
-        if offsets is None or len(offsets) < length:
-            wider = np.zeros(length, np.int64)
-            if offsets is not None:
-                wider[: len(offsets)] = offsets
-            offsets = self._offsets[key] = wider
-        return offsets
-
-    def commit(self, group: str, topic_id: int, length: int, index: NDArray[Any], values: I64, *, reset: bool) -> None:
-        """Set offsets + 1; without ``reset`` they only move forward. ``length``: queues of the topic."""
-        offsets = self.array(group, topic_id, length)
-        if reset:
-            offsets[index] = values
-        else:
-            np.maximum.at(offsets, index, values)
-        self._changed.setdefault((group, topic_id), set()).update(np.unique(index >> PAGE_BITS).tolist())
-
-    def drop(self, group: str | None = None, topic_id: int | None = None) -> None:
-        """Forget the offsets of a group, or of a topic."""
-        gone = [key for key in self._offsets if group in (None, key[0]) and topic_id in (None, key[1])]
-        for key in gone:
-            del self._offsets[key]
-            self._changed.pop(key, None)
-        noted: list[tuple[str, int | None]] = [(group, None)] if gone and group and topic_id is None else [*gone]
-        self._dropped.update(dict.fromkeys(noted))
-
-    def touch_all(self) -> None:
-        """Have :meth:`take_change` give all there is."""
-        self._dropped = {}
-        for key, values in self._offsets.items():
-            self._changed[key] = set(np.unique(np.flatnonzero(values) >> PAGE_BITS).tolist())
-
-    def take_change(self) -> tuple[list[tuple[str, int, int, I64]], list[tuple[str, int | None]]]:
-        """What changed since the last time, as in :class:`StateChange`."""
-        pages = [
-            (*key, page, self._offsets[key][page << PAGE_BITS : page + 1 << PAGE_BITS].copy())
-            for key, changed in self._changed.items()
-            for page in sorted(changed)
-        ]
-        dropped = list(self._dropped)
-        self._changed, self._dropped = {}, {}
-        return pages, dropped
 
 
 class ShardState:

@@ -113,9 +113,10 @@ class Known:
         for group, topic_id in self.state.offsets:
             item, offsets = self.state.topics.get(topic_id), self.state.offsets.get(group, topic_id)
             if item is not None and offsets is not None:
-                known = min(len(offsets), len(item.next))
-                rows = np.flatnonzero(offsets[:known] - 1 > item.next[:known])
-                self.raise_ends(item, rows, offsets[rows] - 1)
+                known = min(offsets.row_count, len(item.next))
+                committed = offsets.first(known) - 1
+                rows = np.flatnonzero(committed > item.next[:known])
+                self.raise_ends(item, rows, committed[rows])
 
     def hole(self) -> None:
         """Entries of the log are lost here: from now on nobody knows how long any queue is."""
