@@ -78,7 +78,7 @@ def test_a_golden_record_batch_is_read() -> None:
 
 def test_a_golden_log_is_read() -> None:
     raw = golden(WAL)
-    reader = LogReader(lambda _: raw, [0], SEGMENT_BYTES, "wal")
+    reader = LogReader(lambda lsn, length: raw[lsn : lsn + length], [0], SEGMENT_BYTES, "wal")
     entries = list(reader.entries(0))
     assert [entry.body for entry in entries] == [entry[ENTRY_BYTES:] for entry in wal_entries()]
     assert [entry.kind for entry in entries] == [2, 1, 1, 3, 4, 5, 6, 8]
@@ -163,7 +163,7 @@ def test_a_newer_record_batch_in_a_file_is_refused() -> None:
 
 
 def read_log(raw: bytes) -> None:
-    list(LogReader(lambda _: raw, [0], SEGMENT_BYTES, "wal").entries(0))
+    list(LogReader(lambda lsn, length: raw[lsn : lsn + length], [0], SEGMENT_BYTES, "wal").entries(0))
 
 
 def refragmented(payload: bytes, kind: int) -> bytes:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given
@@ -23,11 +24,32 @@ from lsmq_node.storage.wal import (
     segment_name,
 )
 from lsmq_node.storage.wal_reader import LogReader
-from support.sim_disk import PAGE_BYTES, SimClock, SimDisk
+from support.sim_disk import PAGE_BYTES, SimClock, SimDisk, SimFile
 
-from .harness import abandon, append, bodies, body, flush, keep_house, merge, open_stepped, profile, put, sync, tiny
+from .harness import (
+    abandon,
+    append,
+    bodies,
+    body,
+    flush,
+    keep_house,
+    merge,
+    open_stepped,
+    profile,
+    put,
+    small,
+    sync,
+    tiny,
+)
 
 SEGMENT = 64 * 1024
+
+
+@pytest.fixture(autouse=True)
+def narrow_window() -> Iterator[None]:
+    """The log is read back a block at a time: it is short here, and would be in memory whole."""
+    with mock.patch("lsmq_node.storage.wal_reader.WINDOW_BYTES", BLOCK_BYTES):
+        yield
 
 
 class Log:
@@ -324,15 +346,51 @@ def test_entries_of_any_size_come_back_as_they_went_in(sizes: list[int], start: 
         payload = header + body(number, size)
         entries.append((*appender.append(payload), payload))
     _, stream = appender.take()
-    segments = {at: bytes(stream[at : at + SEGMENT]) for at in range(0, len(stream), SEGMENT)}
-    reader = LogReader(segments.__getitem__, segments, SEGMENT, "log")
+    segments = range(0, len(stream), SEGMENT)
+
+    def read(lsn: int, length: int) -> bytes:
+        assert lsn // SEGMENT == (lsn + length - 1) // SEGMENT, "one file at a time is read"
+        assert length <= BLOCK_BYTES, "no more than the window"
+        return bytes(stream[lsn : lsn + length])
+
+    reader = LogReader(read, segments, SEGMENT, "log")
     found = [(entry.lsn, entry.end_lsn, header + entry.body) for entry in reader.entries(0)]
     assert found == entries
     assert reader.end.lsn == appender.lsn
     for first in range(len(entries)):
-        assert len(list(LogReader(segments.__getitem__, segments, SEGMENT, "log").entries(entries[first][0]))) == (
-            len(entries) - first
-        )
+        assert len(list(LogReader(read, segments, SEGMENT, "log").entries(entries[first][0]))) == len(entries) - first
+
+
+def test_opening_a_store_holds_a_window_of_its_log_not_a_segment(tmp_path: Path) -> None:
+    options = small(segment_bytes=8 << 20, memtable_bytes=16 << 20)
+    disk = SimDisk(tmp_path)
+    store = open_stepped(tmp_path / "s", options, disk, SimClock())
+    topic = store.create_topic("t", 1).id
+    for at in range(100):
+        put(store, topic, (0, body(at, 90_000)))
+    abandon(store)
+    read: list[int] = []
+    pread, read_all = SimFile.pread, SimDisk.read_all
+
+    def counted(file: SimFile, length: int, position: int) -> bytes:
+        read.append(length)
+        return pread(file, length, position)
+
+    def counted_whole(disk: SimDisk, path: Path) -> bytes:
+        content = read_all(disk, path)
+        read.append(len(content))
+        return content
+
+    with (
+        mock.patch("lsmq_node.storage.wal_reader.WINDOW_BYTES", 1 << 20),
+        mock.patch.multiple(SimFile, pread=counted),
+        mock.patch.multiple(SimDisk, read_all=counted_whole),
+    ):
+        again = open_stepped(tmp_path / "s", options, disk, SimClock())
+    assert again.bounds(topic, 0) == (0, 100)
+    assert sum(read) > 100 * 90_000
+    assert max(read) <= 1 << 20
+    abandon(again)
 
 
 def test_files_of_other_names_are_left_alone(log: Log) -> None:

@@ -14,7 +14,7 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -218,17 +218,20 @@ class OsDisk:
         return usage.f_bavail * usage.f_frsize
 
 
-def replace_file(disk: Disk, path: Path, content: bytes) -> None:
+def replace_file(disk: Disk, path: Path, content: bytes | Callable[[File], None]) -> None:
     """Replace a file in one step that survives a crash: write, sync, rename, sync the directory.
 
-    A reader sees the old content or the new, never a part. Durable on return. When it raises ``ENOSPC`` the old
-    file is there as before.
+    ``content`` is all of it, or writes it to the new file. A reader sees the old content or the new, never a part.
+    Durable on return. When it raises ``ENOSPC`` the old file is there as before.
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
         file = disk.create(temporary)
         try:
-            file.pwrite(content, 0)
+            if isinstance(content, bytes):
+                file.pwrite(content, 0)
+            else:
+                content(file)
             file.sync()
         finally:
             file.close()

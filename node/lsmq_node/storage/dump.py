@@ -19,7 +19,7 @@ from lsmq.record_batch import Column, decode_header
 
 from .block import Block
 from .checkpoint import describe_key, describe_value
-from .disk import OsDisk
+from .disk import File, OsDisk
 from .index import IndexPage
 from .keyed_file import KeyedFile
 from .log_mark import decode_log_mark
@@ -38,9 +38,13 @@ def dump_wal(path: Path) -> Iterator[dict[str, Any]]:
 
     Works on recycled (``.spare``) and renamed files too: the segment's header says which LSN it begins at.
     """
-    raw = OsDisk().read_all(path)
-    start, segment_bytes = _segment(raw, path)
-    reader = LogReader(lambda _: raw, [start], segment_bytes, str(path.parent))
+    file = OsDisk().open(path)
+    start, segment_bytes = _segment(file, path)
+
+    def read(lsn: int, length: int) -> bytes:
+        return file.pread(length, lsn - start)
+
+    reader = LogReader(read, [start], segment_bytes, str(path.parent))
     begun = _log_start(path)
     first = begun if start < begun < start + segment_bytes else reader.first_entry(start)
     for entry in reader.entries(first):
@@ -57,14 +61,15 @@ def _log_start(path: Path) -> int:
         return 0
 
 
-def _segment(raw: bytes, path: Path) -> tuple[int, int]:
+def _segment(file: File, path: Path) -> tuple[int, int]:
     """First LSN and size of a segment: what its header says, or else its name."""
-    if len(raw) >= FRAGMENT_BYTES + SEGMENT_HEADER.size:
-        magic, _, segment_bytes, lsn = SEGMENT_HEADER.unpack_from(raw, FRAGMENT_BYTES)
+    header = file.pread(SEGMENT_HEADER.size, FRAGMENT_BYTES)
+    if len(header) == SEGMENT_HEADER.size:
+        magic, _, segment_bytes, lsn = SEGMENT_HEADER.unpack(header)
         if magic == MAGIC and segment_bytes:
             return lsn, segment_bytes
     if re.fullmatch("[0-9a-f]{16}", path.stem):
-        return int(path.stem, 16), len(raw)
+        return int(path.stem, 16), file.size()
     raise CorruptFile(
         f"{path}: neither its header nor its name says which part of a log it is", file=str(path), position=0
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from lsmq.errors import CorruptFile, DataDirectoryUnusable
 
 from .checkpoint import load_state, open_checkpoint
-from .disk import Disk, replace_file
+from .disk import Disk
 from .failures import FULL
 from .keyed_file import KeyedFile
 from .lock import DirectoryLock
@@ -136,10 +136,9 @@ class Replay:
         self._first_lsn = opened.manifest.flushed_lsn
         self._segment_bytes = opened.manifest.segment_bytes
         self._starts = [start for start in self._segments.start_lsns() if start + self._segment_bytes > self._first_lsn]
-        self._read_segment = _segment_source(self._directory, disk)
         mark = load_log_mark(disk, path)
         self._reader = LogReader(
-            self._read_segment, self._starts, self._segment_bytes, str(self._directory), floor, mark
+            self._segments.read, self._starts, self._segment_bytes, str(self._directory), floor, mark
         )
         self.end_lsn = self._first_lsn
         self.entries = 0
@@ -214,11 +213,7 @@ class Replay:
         kept = [start for start in self._starts if start + self._segment_bytes > self.end_lsn]
         try:
             for start in kept:
-                replace_file(
-                    self._disk,
-                    self._directory / segment_name(start).replace(".wal", TORN),
-                    self._read_segment(start).rstrip(b"\0"),
-                )
+                self._segments.copy(start, self._directory / segment_name(start).replace(".wal", TORN))
         except OSError as error:
             if error.errno not in FULL:
                 raise
@@ -230,8 +225,3 @@ class Replay:
             self.reason,
             f"kept as *{TORN}" if kept else "there was no space to keep them",
         )
-
-
-def _segment_source(directory: Path, disk: Disk) -> Callable[[int], bytes]:
-    """Reads segments. No method of :class:`Replay`: in a cycle with it the last segment would stay in memory."""
-    return lambda start: disk.read_all(directory / segment_name(start))

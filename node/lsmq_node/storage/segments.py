@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from .disk import Buffer, Disk, File
+from .disk import Buffer, Disk, File, replace_file
 from .failures import WANT
 from .log_mark import LogMark, store_log_mark
 from .wal import segment_name
@@ -194,14 +194,33 @@ class SegmentFiles:
 
     def erase_rest(self, lsn: int) -> None:
         """:meth:`erase` what there is from ``lsn`` to the end of its segment, which is read a piece at a time."""
-        end_lsn = written_lsn = lsn
-        while piece := self.read(end_lsn, _PIECE_BYTES):
-            end_lsn += len(piece)
-            if piece.strip(b"\0"):
-                written_lsn = end_lsn
-            if end_lsn % self.segment_bytes == 0:
-                break
-        self.erase(lsn, written_lsn)
+        self.erase(lsn, self._written_end(lsn))
+
+    def copy(self, start: int, target: Path) -> None:
+        """Copy the segment that starts there, without the zeros at its end, to a file. Durable on return."""
+        end_lsn = self._written_end(start)
+
+        def write(file: File) -> None:
+            for lsn in range(start, end_lsn, _PIECE_BYTES):
+                file.pwrite(self.read(lsn, min(_PIECE_BYTES, end_lsn - lsn)), lsn - start)
+
+        replace_file(self._disk, target, write)
+
+    def _written_end(self, lsn: int) -> int:
+        """Where the zeros at the end of a segment begin, from ``lsn`` on."""
+        written_lsn = lsn
+        for at, piece in self._pieces(lsn):
+            kept = piece.rstrip(b"\0")
+            if kept:
+                written_lsn = at + len(kept)
+        return written_lsn
+
+    def _pieces(self, lsn: int) -> Iterator[tuple[int, bytes]]:
+        """What there is of a segment from ``lsn`` on, and where each piece begins."""
+        end_lsn = lsn - lsn % self.segment_bytes + self.segment_bytes
+        while lsn < end_lsn and (piece := self.read(lsn, _PIECE_BYTES)):
+            yield lsn, piece
+            lsn += len(piece)
 
     def release(self, before_lsn: int, keep_spares: int = 2) -> None:
         """Recycle or delete the segments that end at or below ``before_lsn``, and note how far the log is by now."""

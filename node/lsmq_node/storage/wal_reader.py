@@ -29,6 +29,8 @@ from .wal import (
 _NO_SEGMENT = "end of the last segment"
 SHORT = "segment file is short"  #: segments are allocated whole before they get their names
 _NOTHING = "nothing written from here"
+#: So much of the log is in memory at a time: whole blocks, so whole fragments.
+WINDOW_BYTES = 32 * BLOCK_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +59,10 @@ class LogFloor:
 
 
 class LogReader:
-    """Reads entries from an LSN on, block by block.
+    """Reads entries from an LSN on, block by block, through a window of ``WINDOW_BYTES``.
 
     Args:
-        read_segment: the bytes of the segment file that starts at an LSN.
+        read: up to so many bytes of the log at an LSN; fewer only where the segment's file ends.
         segments: first LSN of each segment there is.
         source: what to call the log in errors.
         floor: of a replica's log. Then damage is no error: it is put into ``damage``, and the log ends before it.
@@ -71,19 +73,19 @@ class LogReader:
 
     def __init__(
         self,
-        read_segment: Callable[[int], bytes],
+        read: Callable[[int, int], bytes],
         segments: Iterable[int],
         segment_bytes: int,
         source: str,
         floor: LogFloor | None = None,
         mark: LogMark | None = None,
     ) -> None:
-        self._read_segment = read_segment
+        self._read = read
         self._segments = sorted(segments)
         self._segment_bytes = segment_bytes
         self._source = source
-        self._segment_lsn = -1
-        self._segment = b""
+        self._window_lsn = -1
+        self._window = b""
         self._floor = floor
         self._mark = mark
         self.end = LogEnd(0, "not read yet")
@@ -135,17 +137,22 @@ class LogReader:
         return any(True for _ in self._entries_beyond(lsn))
 
     def _load(self, lsn: int) -> int | None:
-        start = lsn - lsn % self._segment_bytes
-        if start != self._segment_lsn:
+        """Have the window show ``lsn``. Returns where its segment starts; None when there is none."""
+        position = lsn % self._segment_bytes
+        start = lsn - position
+        window_lsn = lsn - position % WINDOW_BYTES
+        if window_lsn != self._window_lsn:
             if start not in self._segments:
                 return None
-            self._segment, self._segment_lsn = self._read_segment(start), start
+            self._window, self._window_lsn = b"", -1  # what was shown goes before more comes
+            length = min(WINDOW_BYTES, start + self._segment_bytes - window_lsn)
+            self._window, self._window_lsn = self._read(window_lsn, length), window_lsn
         return start
 
     def raw(self, lsn: int, end_lsn: int) -> bytes:
-        """Bytes of the log as they are, of one segment; none where that is missing."""
-        start = self._load(lsn)
-        return b"" if start is None else self._segment[lsn - start : end_lsn - start]
+        """Bytes of the log as they are, of one block; none where its segment is missing."""
+        found = self._load(lsn) is not None
+        return self._window[lsn - self._window_lsn : end_lsn - self._window_lsn] if found else b""
 
     def fragment(self, lsn: int) -> tuple[int, memoryview, int] | str:
         """Type, payload and end of the fragment at ``lsn``, or why there is none that is whole.
@@ -156,10 +163,10 @@ class LogReader:
         start = self._load(lsn)
         if start is None:
             return _NO_SEGMENT
-        position = lsn - start
-        if position + FRAGMENT_BYTES > len(self._segment):
+        position = lsn - self._window_lsn
+        if position + FRAGMENT_BYTES > len(self._window):
             return SHORT
-        crc, length, kind = FRAGMENT.unpack_from(self._segment, position)
+        crc, length, kind = FRAGMENT.unpack_from(self._window, position)
         if kind == 0 and crc == 0 and length == 0:
             return _NOTHING
         if not Fragment.FULL <= kind <= Fragment.SEGMENT:
@@ -167,9 +174,9 @@ class LogReader:
         if length > BLOCK_BYTES - lsn % BLOCK_BYTES - FRAGMENT_BYTES:
             return f"a fragment of {length} bytes does not fit its block"
         first = position + FRAGMENT_BYTES
-        if first + length > len(self._segment):
+        if first + length > len(self._window):
             return SHORT
-        payload = memoryview(self._segment)[first : first + length]
+        payload = memoryview(self._window)[first : first + length]
         if crc32c.crc32c(payload, crc32c.crc32c(bytes((kind,)), segment_seed(start))) != crc:
             return "checksum does not match"
         if kind == Fragment.SEGMENT:
@@ -247,15 +254,14 @@ class LogReader:
     def _durable_in_block(self, bad_lsn: int) -> int | None:
         """The rest of the bad fragment's block. Its length cannot be trusted: any byte may begin the next one."""
         lsn = self._place(bad_lsn)
-        start = self._load(lsn)
-        if start is None:
+        if self._load(lsn) is None:
             return None
-        first = lsn + 1 - start
-        rest = self._segment[first : lsn - lsn % BLOCK_BYTES + BLOCK_BYTES - start]
+        first = lsn + 1 - self._window_lsn
+        rest = self._window[first : lsn - lsn % BLOCK_BYTES + BLOCK_BYTES - self._window_lsn]
         for kind in (Fragment.FULL, Fragment.FIRST):
             at = rest.find(kind, FRAGMENT_BYTES - 1)
             while at >= 0:
-                known = self._durable_in(start + first + at - FRAGMENT_BYTES + 1, bad_lsn)
+                known = self._durable_in(lsn + 1 + at - FRAGMENT_BYTES + 1, bad_lsn)
                 if known is not None:
                     return known
                 at = rest.find(kind, at + 1)

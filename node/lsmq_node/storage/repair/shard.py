@@ -24,6 +24,7 @@ from ..manifest import NAME as MANIFEST
 from ..memtable import SortedRecords
 from ..options import StoreOptions
 from ..producers import KIND as PRODUCER
+from ..segments import SegmentFiles
 from ..snapshot import INCOMING_DIRECTORY
 from ..state import TopicState
 from ..wal import BLOCK_BYTES, FRAGMENT_BYTES, MAGIC, SEGMENT_HEADER, segment_name
@@ -208,12 +209,11 @@ class ShardRepair:
 
     def _reader(self) -> LogReader:
         floor = LogFloor() if _RECORD in self._disk.list(self.path) else None
-        directory, disk = self._log, self._disk
         return LogReader(
-            lambda start: disk.read_all(directory / segment_name(start)),
+            SegmentFiles(self._disk, self._log, self.segment_bytes).read,
             self._segments,
             self.segment_bytes,
-            str(directory),
+            str(self._log),
             floor,
             self._mark,
         )
