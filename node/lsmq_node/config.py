@@ -106,6 +106,13 @@ class NodeConfig:
         range=(64 * KIB, 4096 * MIB),
         hazard="Memory; too small, and flushing and merging keep the disk busy.",
     )
+    memtable_age_ms: int = setting(
+        600_000,
+        "A memtable that has held something for so long is flushed, however little it is.",
+        range=(1_000, 30 * 24 * 3_600_000),
+        hazard="Too long: where little is written, what was deleted or has expired takes space until then. Too short: "
+        "many small tables to merge.",
+    )
     max_documents_bytes: int = setting(
         256 * MIB,
         "Most bytes of documents (groups, transactions, retries), per shard; more are refused with `documents_full`.",

@@ -35,6 +35,7 @@ def store_options(config: NodeConfig) -> StoreOptions:
         flush_interval_ms=config.flush_interval_ms,
         flush_bytes=config.flush_bytes,
         memtable_bytes=config.memtable_bytes,
+        memtable_age_ms=config.memtable_age_ms,
         max_documents_bytes=config.max_documents_bytes,
         producer_expiry_ms=config.producer_expiry_ms,
         max_producers=config.max_producers,

@@ -3,7 +3,8 @@
 The *flusher* writes frozen memtables to level 0. One thread merges level 0 into level 1, another the generations, and
 gives back the space of what nobody can read; a third one merges the files of the checkpoint. The *retainer* moves log
 starts past what has expired. The *syncer* keeps the promise of asynchronous mode and does nothing else. The
-*housekeeper* allocates log segments ahead and looks at the disk's free space.
+*housekeeper* allocates log segments ahead and lets go of those behind, looks at the disk's free space, and puts a
+memtable in line for its flush that does not fill in time.
 
 Writers never wait for a flush: up to ``max_memtables`` may queue for it. Beyond ``slow_memtables`` the store
 reports pressure ``slow``, at the limit it refuses.
@@ -26,6 +27,7 @@ from .checkpoint import MAX_INCREMENTS
 from .disk import Clock, Disk
 from .failures import FULL, WANT, no_descriptor
 from .log_writer import LogWriter
+from .memtable_age import MemtableAge
 from .merger import Merger, NoRoom
 from .options import FlushMode, StoreOptions
 from .segments import SegmentFiles
@@ -90,6 +92,7 @@ class Maintenance:
         self._end_lsn = writer.committed_lsn
         self._syncer = Syncer(options, writer) if options.flush_mode is FlushMode.ASYNC else None
         self._merger = merger
+        self._age = MemtableAge(options.memtable_age_ms, str(path))
         self._settling = 0  # raised by who waits for merges
         #: By thread, when it last found nothing to do, and in which tables.
         self._settled: dict[str, tuple[int, tuple[Run, ...]] | None] = {"merge": None, "tidy": None}
@@ -300,6 +303,8 @@ class Maintenance:
         next_trim = self._clock.monotonic() + _TRIM_SECONDS
         while not self._tables.closing:
             self._check_space()
+            self._flush_aged()
+            self._retry_in_want(self._tables.release_log, "release")
             if self._clock.monotonic() >= next_trim:
                 self._tables.slabs.trim()
                 next_trim = self._clock.monotonic() + _TRIM_SECONDS
@@ -319,6 +324,14 @@ class Maintenance:
             ready = error.errno in SHORTAGE  # a write that needs the segment by then tries again
         self.disk_free_bytes = self._disk.free_bytes(self._path)
         self.disk_full = self.disk_free_bytes < self._options.min_free_bytes or not ready
+
+    def _flush_aged(self) -> None:
+        """Put the memtable in line for its flush when it is old enough, and none waits there already."""
+        tables, writer = self._tables, self._writer
+        first_lsn = tables.memtable.first_lsn  # before what is applied, which only grows
+        due = self._age.is_due(first_lsn, tables.applied_lsn, self._clock.monotonic())
+        if due and not tables.frozen and not writer.stopped:
+            writer.between_entries(tables.freeze)
 
     @property
     def flushed_lsn(self) -> int:

@@ -43,6 +43,8 @@ class StoreOptions:
 
         memtable_bytes: a memtable is flushed at this size. Larger: fewer, larger merges, more memory, longer
             recovery.
+        memtable_age_ms: one that has held something for so long is flushed, however little it is. Shorter: where little
+            is written, space of what nobody can read any more comes back sooner; more, smaller tables.
         slow_memtables: so many waiting for their flush slow writers down.
         max_memtables: so many refuse writers.
         wal_keep_bytes: of the log that replicas have not got yet, so much is kept after it is flushed; one that
@@ -71,6 +73,7 @@ class StoreOptions:
     min_free_bytes: int = 64 * MiB
 
     memtable_bytes: int = 64 * MiB
+    memtable_age_ms: int = 600_000
     slow_memtables: int = 2
     max_memtables: int = 4
     wal_keep_bytes: int = 512 * MiB
@@ -151,6 +154,7 @@ _RANGES = {
     "max_producers": (1, _UNLIMITED),
     "min_free_bytes": (0, _UNLIMITED),
     "memtable_bytes": (64 * 1024, 4 * GiB),  # a batch is up to half of it, and its format counts to 4 GiB
+    "memtable_age_ms": (1, _UNLIMITED),
     "slow_memtables": (1, _UNLIMITED),
     "max_memtables": (1, _UNLIMITED),
     "wal_keep_bytes": (1, _UNLIMITED),

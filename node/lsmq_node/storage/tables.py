@@ -76,6 +76,7 @@ class TableSet:
         )
         self.frozen: deque[tuple[Memtable, StateChange]] = deque()
         self.applied_lsn = self.manifest.flushed_lsn
+        self._released_lsn = 0  # the log's segments before have been let go
         self.slabs = slabs_for(options.memtable_bytes)
         self.memtable = Memtable(self.applied_lsn, options.memtable_bytes, self.slabs)
         self.version = self._version_of(self.manifest, (self.memtable,), Version((), (), ()))
@@ -152,7 +153,17 @@ class TableSet:
         except OSError as error:
             self.discard(names, error)
             raise
-        self._segments.release(min(change.end_lsn, self.keep_lsn()))
+        self._segments.release(self._let_go_lsn())
+
+    def release_log(self) -> None:
+        """Let go of the log's segments that are flushed and that no replica asks for any more. Cheap where none is."""
+        lsn = self._let_go_lsn()
+        if lsn - self._released_lsn >= self._segments.segment_bytes:
+            self._segments.release(lsn)
+            self._released_lsn = lsn - lsn % self._segments.segment_bytes
+
+    def _let_go_lsn(self) -> int:
+        return min(self.manifest.flushed_lsn, self.keep_lsn())
 
     def _write_table(self, number: int, memtable: Memtable, end_lsn: int) -> TableMeta:
         path = self._directory / table_name(number)
