@@ -8,6 +8,7 @@ hundred bytes, and one that reads all of them eight bytes a queue.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -45,8 +46,7 @@ class CommittedOffsets:
         """Of the first ``count`` rows."""
         found = np.zeros(count, np.int64)
         for number, page in list(self._pages.items()):
-            part = found[number << PAGE_BITS : number + 1 << PAGE_BITS]
-            part[:] = _dense(page, len(part))
+            _fill(found[number << PAGE_BITS : number + 1 << PAGE_BITS], page)
         return found
 
     def pages(self) -> list[int]:
@@ -88,13 +88,18 @@ def _by_page(rows: NDArray[Any]) -> Iterator[tuple[int, Any]]:
     """Each page that rows lie in, and which of them do, in their order."""
     if len(rows) == 0:
         return
-    if len(rows) == 1 or not (rows >> PAGE_BITS != rows[0] >> PAGE_BITS).any():
+    if len(rows) == 1:
         yield int(rows[0]) >> PAGE_BITS, slice(None)
         return
-    order, pages = stable_sort((rows >> PAGE_BITS).astype(np.uint32))
-    cuts = np.flatnonzero(np.diff(pages)) + 1
-    for first, end in zip((0, *cuts.tolist()), (*cuts.tolist(), len(pages)), strict=True):
-        yield int(pages[first]), order[first:end]
+    pages = (rows >> PAGE_BITS).astype(np.uint32)
+    cuts = np.flatnonzero(pages[1:] != pages[:-1]) + 1
+    order = None
+    if len(cuts) and (pages[cuts] < pages[cuts - 1]).any():
+        order, pages = stable_sort(pages)
+        cuts = np.flatnonzero(pages[1:] != pages[:-1]) + 1
+    for first, end in pairwise((0, *cuts.tolist(), len(pages))):
+        places = slice(first, end)
+        yield int(pages[first]), places if order is None else order[places]
 
 
 def _look_up(page: Page, rows: NDArray[Any]) -> I64:
@@ -109,13 +114,17 @@ def _look_up(page: Page, rows: NDArray[Any]) -> I64:
 def _dense(page: Page, length: int) -> I64:
     """A page as an array of its own, of ``length`` rows."""
     found = np.zeros(length, np.int64)
+    _fill(found, page)
+    return found
+
+
+def _fill(zeros: I64, page: Page) -> None:
     if isinstance(page, dict):
         for row, value in page.items():
-            if row < length:
-                found[row] = value
+            if row < len(zeros):
+                zeros[row] = value
     else:
-        found[: len(page)] = page[:length]
-    return found
+        zeros[: len(page)] = page[: len(zeros)]
 
 
 def _with(page: dict[int, int], rows: NDArray[Any], values: I64, reset: bool) -> Page:
