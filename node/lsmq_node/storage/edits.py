@@ -17,7 +17,7 @@ class Edit:
     Attributes:
         gone: numbers of the tables that leave.
         added: tables in key order that come, if any.
-        clips: of tables that stay, by number, up to which place records have left them.
+        clips: of tables that stay though records have left them, by number, the first record that they still have.
         sources: the tables that ``added`` was made of, when it is a generation of its own: it stands where the oldest
             of them did, or is the newest generation when all are of level 0. None puts it where those stood that
             are gone, in their run.
@@ -71,7 +71,7 @@ def _replaced(run: tuple[TableMeta, ...], edit: Edit, added: tuple[TableMeta, ..
             added = ()
         elif meta.number in edit.clips:
             key, offset = edit.clips[meta.number]
-            metas.append(replace(meta, first_key=key, first_offset=offset + 1))
+            metas.append(replace(meta, first_key=key, first_offset=offset))
         else:
             metas.append(meta)
     return tuple(metas)

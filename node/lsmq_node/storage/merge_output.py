@@ -81,7 +81,7 @@ class MergeOutput:
         taken = {table.meta.number for table in gone}
         self._left = [table for table in self._left if table.meta.number not in taken]
         clips = {
-            table.meta.number: place
+            table.meta.number: table.first_behind(*place)
             for table in self._left
             if place is not None and (table.meta.first_key, table.meta.first_offset) <= place
         }

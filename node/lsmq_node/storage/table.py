@@ -192,6 +192,22 @@ class Table:
         """Records of the queue below this offset are not of the shard any more, though the file may have them."""
         return self.meta.first_offset if key == self.meta.first_key else 0
 
+    def first_behind(self, key: int, offset: int) -> tuple[int, int]:
+        """Key and offset of the first record behind a place; there must be one. Raises as :meth:`root`."""
+        root = self.root()
+        number = root.seek(key, offset + 1)
+        assert number < root.count, "the last record lies behind the place"
+        page = self.page(number)
+        row = page.seek(key, offset + 1)
+        if (page.first_keys[row], page.first_offsets[row]) > (key, offset):
+            return page.first_keys[row], page.first_offsets[row]
+        block = self.block_of(page, row)
+        keys, offsets = block.keys, block.offsets
+        at = int(keys.searchsorted(np.uint64(key)))
+        stop = int(keys.searchsorted(np.uint64(key), "right"))
+        at += int(offsets[at:stop].searchsorted(offset, "right"))
+        return int(keys[at]), int(offsets[at])
+
     def sample(self) -> Sample:
         """A few of its records, each of which stands for as many bytes. Raises ``CorruptFile``."""
         meta, source = self.meta, str(self.path)
