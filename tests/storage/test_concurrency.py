@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from lsmq_node.storage import QueueStore, ShardStore
 
 from .harness import TINY, Put, batch_of, body, put, tiny
 
-SECONDS = 2.5
+STEPS = 100
 BUSY = {**TINY, "level0_merge": 2, "slow_memtables": 2, "max_memtables": 4, "slow_level0": 8, "max_level0": 12}
 
 
@@ -45,13 +44,17 @@ def content(writer: int, queue: int, number: int) -> bytes:
 
 def test_queues_stay_dense_and_ordered_under_writers_readers_flush_and_merge(tmp_path: Path) -> None:
     store = QueueStore(tmp_path / "q", **{**BUSY, "flush_mode": "async"})
-    queues, writers, deadline = 40, 3, time.monotonic() + SECONDS
+    queues, writers = 40, 3
     written = [[0] * queues for _ in range(writers)]
     done = threading.Event()
 
+    def much_was_done() -> bool:
+        stats = store.store.stats()
+        return stats.flushes_total >= 6 and stats.merges_total >= 2
+
     def write(writer: int) -> None:
         step = 0
-        while time.monotonic() < deadline:
+        while step < STEPS or not much_was_done():
             chosen = [(step * 7 + at * (writer + 1)) % queues for at in range(12)]
             pairs = []
             for queue in chosen:
@@ -81,9 +84,6 @@ def test_queues_stay_dense_and_ordered_under_writers_readers_flush_and_merge(tmp
                 assert len(found) == 50 or positions[queue] >= latest, "what was there is returned"
 
     together(*(partial(write, writer) for writer in range(writers)), read, read)
-    stats = store.store.stats()
-    assert stats.flushes_total >= 3
-    assert stats.merges_total >= 1
     for reopened in (store, None):
         if reopened is None:
             store.close()
