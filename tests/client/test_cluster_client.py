@@ -13,7 +13,7 @@ import pytest
 from lsmq import Client, Consumer, Message, Producer, Sent
 from lsmq_node.local_cluster import ClusterStatus, LocalCluster, found_plan
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cluster-client")]
 
 QUEUES = 12
 SMALL = {"segment_bytes": 4 << 20, "memtable_bytes": 8 << 20}

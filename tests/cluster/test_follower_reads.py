@@ -217,6 +217,7 @@ def test_who_wants_no_follower_gets_none_and_who_wants_one_always_does(cluster: 
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("follower-reads")
 @pytest.mark.parametrize("victim", ["leader", "follower"])
 @pytest.mark.parametrize("fault", ["kill", "pause"])
 def test_a_backlog_is_read_though_a_node_fails(cluster: LocalCluster, victim: str, fault: str) -> None:
@@ -244,6 +245,7 @@ def test_a_backlog_is_read_though_a_node_fails(cluster: LocalCluster, victim: st
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("follower-reads")
 def test_what_a_follower_has_is_read_though_no_leader_can_be_elected(cluster: LocalCluster) -> None:
     """The reader begins after the leader and the other follower died, and gets all that was acknowledged."""
 
@@ -337,6 +339,7 @@ class Members:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("follower-reads")
 def test_queues_change_hands_while_they_are_read_at_a_follower(cluster: LocalCluster) -> None:
     """Members come, go and stay, and the follower they read at stands still meanwhile: each message is handled once."""
 

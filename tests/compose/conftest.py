@@ -10,9 +10,9 @@ import pytest
 from .stack import CannotRunDocker, Stack, docker_daemon, make_local_images
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
-    """A project of its own with its image built, not yet up."""
+    """A project of its own with its images built, not up: each test brings it up and removes all of it."""
     with ExitStack() as scope:
         try:
             scope.enter_context(docker_daemon())

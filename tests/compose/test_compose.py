@@ -167,6 +167,7 @@ async def break_and_mend(stack: Stack) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("containers")
 @pytest.mark.timeout(900)
 def test_containers_are_killed_and_come_back_and_nothing_is_lost(stack: Stack) -> None:
     began = time.monotonic()
@@ -181,6 +182,7 @@ def test_containers_are_killed_and_come_back_and_nothing_is_lost(stack: Stack) -
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("containers")
 @pytest.mark.timeout(900)
 def test_drills_on_containers_lose_nothing(stack: Stack) -> None:
     with stack.up():

@@ -28,7 +28,7 @@ from support.waiting import eventually
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("spark-failures")]
 
 
 @pytest.fixture(scope="module")

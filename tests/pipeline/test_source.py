@@ -23,7 +23,7 @@ from support.waiting import eventually
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark")]
 
 
 def test_a_batch_reads_every_message_with_all_its_columns(topic: SparkTopic) -> None:

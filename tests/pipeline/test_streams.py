@@ -20,7 +20,7 @@ from support.waiting import eventually
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark")]
 
 
 def test_a_stream_goes_on_where_it_was_and_takes_so_much_at_a_time(topic: SparkTopic, files: StreamFiles) -> None:

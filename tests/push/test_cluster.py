@@ -14,7 +14,7 @@ from support.waiting import comes_true
 
 from .streams import HeldStream, held
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("push-cluster")]
 
 QUEUES = 12
 CREDIT = 40

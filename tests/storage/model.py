@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -48,6 +47,11 @@ class TopicModel:
     touched: dict[int, Queue] = field(default_factory=dict)
     offsets: dict[str, dict[int, int]] = field(default_factory=dict)  # group, queue
 
+    def copy(self) -> TopicModel:
+        touched = {number: Queue(queue.rows.copy(), queue.start) for number, queue in self.touched.items()}
+        offsets = {group: committed.copy() for group, committed in self.offsets.items()}
+        return TopicModel(self.id, self.queues, touched, offsets)
+
     def queue(self, number: int) -> Queue:
         return self.touched.setdefault(number, Queue())
 
@@ -79,7 +83,9 @@ class Model:
         self.topics: dict[str, TopicModel] = {}
 
     def copy(self) -> Model:
-        return copy.deepcopy(self)
+        twin = Model()
+        twin.topics = {name: topic.copy() for name, topic in self.topics.items()}
+        return twin
 
     def create(self, name: str, topic_id: int, queues: int) -> None:
         self.topics.setdefault(name, TopicModel(topic_id, queues))
