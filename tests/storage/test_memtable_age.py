@@ -190,6 +190,22 @@ def test_the_log_goes_once_the_last_replica_has_it_though_nothing_is_written(tmp
     abandon(idle.store)
 
 
+def test_a_replica_that_was_started_again_keeps_its_log_until_it_knows_who_lacks_it(tmp_path: Path) -> None:
+    idle = Idle(tmp_path, replicated=True)
+    leader = Leader(idle.store)
+    idle.store.replica.keep_from(0)
+    for _ in range(60):
+        leader.put(7_000)
+    idle.pass_minutes(11)
+    idle.store.replica.save_high_watermark()
+    abandon(idle.store)
+    again = open_stepped(idle.path, idle.options, idle.disk.kill(), idle.clock, replicated=True)
+    house_round(again)
+    assert again.stats().flushed_lsn > 3 * again.segment_bytes
+    assert again.replica.first_lsn() == 0
+    abandon(again)
+
+
 def test_the_threads_of_a_store_do_it_by_themselves(tmp_path: Path) -> None:
     clock = SimClock()
     with QueueStore(tmp_path / "q", clock=clock, memtable_age_ms=AGE_MS, min_free_bytes=0) as store:

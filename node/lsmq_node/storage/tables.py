@@ -76,7 +76,9 @@ class TableSet:
         )
         self.frozen: deque[tuple[Memtable, StateChange]] = deque()
         self.applied_lsn = self.manifest.flushed_lsn
-        self._released_lsn = 0  # the log's segments before have been let go
+        #: Up to here the log needs no look: it was let go, or an earlier process flushed it, and who lacks something of
+        #: that has not been heard of yet.
+        self._released_lsn = self.applied_lsn
         self.slabs = slabs_for(options.memtable_bytes)
         self.memtable = Memtable(self.applied_lsn, options.memtable_bytes, self.slabs)
         self.version = self._version_of(self.manifest, (self.memtable,), Version((), (), ()))
