@@ -20,8 +20,8 @@ from lsmq.errors import CorruptFile
 from ..checkpoint import CATALOG, DOCUMENT, OFFSETS, IncrementMeta, erase, page_key, page_size, restore_item, topic_of
 from ..disk import Disk, File
 from ..keyed_file import BLOCK, FOOTER, HEAD, MAGIC, Item, KeyedFile
+from ..pages import PAGE_BITS
 from ..producers import KIND as PRODUCER
-from ..state import PAGE_BITS
 from .findings import Book, Unknown
 from .known import Known
 
