@@ -24,7 +24,7 @@ from lsmq.errors import AddressInUse, InvalidRequest, TimedOut, Unavailable
 from .auth import ClusterSecret
 from .commands import apply
 from .errors import ControlStopped, NoControlLeader, NotControlLeader
-from .journal import FULL, OS_DISK, Disk, Journal, JournalFull
+from .journal import FULL, OS_DISK, Disk, Journal
 from .parts import Part
 from .raft_terms import MAX_COMMAND_BYTES, Outcome, RaftTiming, Role
 from .state import EMPTY, ClusterState
@@ -86,10 +86,19 @@ class RaftControl:
         self._pending: set[asyncio.Future[Any]] = set()
 
     async def start(self) -> None:
-        """Opens the log and listens. Raises ``CorruptFile``, ``DataDirectoryLocked``, ``AddressInUse``."""
+        """Opens the log and listens. Raises ``CorruptFile``, ``DataDirectoryLocked``, ``AddressInUse``.
+
+        Where the disk has no room the voter begins as one that has stopped: :meth:`keep` opens it.
+        """
         self._loop = asyncio.get_running_loop()
-        self._voter = await asyncio.to_thread(self._open)
-        self._voter.start()
+        try:
+            self._voter = await asyncio.to_thread(self._open)
+        except Exception as error:
+            if not _wants_room(error):
+                raise
+            self._failure = error
+        else:
+            self._voter.start()
 
     def _open(self) -> Voter:
         config = self.config
@@ -333,7 +342,16 @@ def _passes(failure: BaseException) -> bool:
 
     An address in use was this voter's a moment ago: without descriptors nothing can listen there either.
     """
-    return isinstance(failure, JournalFull | AddressInUse) or (isinstance(failure, OSError) and failure.errno in FULL)
+    return isinstance(failure, AddressInUse) or _wants_room(failure)
+
+
+def _wants_room(failure: BaseException | None) -> bool:
+    """Whether it comes of a full disk, or of a process that has no descriptor left."""
+    while failure is not None:
+        if isinstance(failure, OSError) and failure.errno in FULL:
+            return True
+        failure = failure.__cause__
+    return False
 
 
 def take_room(directory: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -52,22 +53,32 @@ class FailingDisk:
         OS_DISK.sync(fd)
 
 
+@asynccontextmanager
+async def kept_voter(directory: Path, disk: FailingDisk) -> AsyncIterator[tuple[RaftControl, Parts]]:
+    voters = {"n1": f"127.0.0.1:{free_ports(1)[0]}"}
+    raft = RaftControl(RaftConfig("n1", voters, directory, SECRET, disk=disk))
+    parts = Parts()
+    await raft.start()
+    keeping = asyncio.create_task(raft.keep(parts.part("voter")))
+    try:
+        yield raft, parts
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+        await raft.stop()
+
+
+async def found(raft: RaftControl) -> None:
+    await until(lambda: raft.is_leader)
+    result = await raft.submit(bootstrap(nodes=["n1"], shards=1, replicas=1, min_in_sync=1))
+    assert result["ok"], result
+
+
 def running(directory: Path, disk: FailingDisk, test: Callable[[RaftControl, Parts], Awaitable[None]]) -> None:
     async def main() -> None:
-        voters = {"n1": f"127.0.0.1:{free_ports(1)[0]}"}
-        raft = RaftControl(RaftConfig("n1", voters, directory, SECRET, disk=disk))
-        parts = Parts()
-        await raft.start()
-        keeping = asyncio.create_task(raft.keep(parts.part("voter")))
-        try:
-            await until(lambda: raft.is_leader)
-            result = await raft.submit(bootstrap(nodes=["n1"], shards=1, replicas=1, min_in_sync=1))
-            assert result["ok"], result
+        async with kept_voter(directory, disk) as (raft, parts):
+            await found(raft)
             await test(raft, parts)
-        finally:
-            keeping.cancel()
-            await asyncio.gather(keeping, return_exceptions=True)
-            await raft.stop()
 
     asyncio.run(main())
 
@@ -103,6 +114,33 @@ def test_a_voter_goes_on_by_itself_when_there_is_room_again(
         assert seen == sorted(seen), "nobody is shown an older state"
 
     running(tmp_path, disk, run)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["with-a-journal", "without"])
+def test_a_voter_that_is_started_on_a_full_disk_waits_for_room(
+    known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that died of it, or with it, is started again by whatever supervises it, long before anybody made room."""
+    disk = FailingDisk(monkeypatch)
+
+    async def main() -> None:
+        if known:
+            async with kept_voter(tmp_path, disk) as (raft, _):
+                await found(raft)
+                assert (await raft.submit(topic("before")))["ok"]
+        disk.error = errno.ENOSPC
+        async with kept_voter(tmp_path, disk) as (raft, parts):
+            await until(lambda: parts.problems(essential=True))
+            assert parts.problems(essential=True)[0].startswith("voter: ")
+            assert raft.failure is not None and not raft.is_leader
+            with pytest.raises(LsmqError):
+                await raft.submit(topic("refused"), timeout=1.0)
+            disk.error = None
+            await until(lambda: raft.is_leader)
+            assert parts.problems(essential=True) == []
+            assert ("before" in raft.state.topics) == known
+
+    asyncio.run(main())
 
 
 def test_a_voter_whose_sync_failed_has_stopped_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
