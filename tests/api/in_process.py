@@ -9,6 +9,7 @@ from pathlib import Path
 import aiohttp
 from aiohttp.test_utils import TestClient, TestServer
 
+from lsmq_coordinator.parts import Parts
 from lsmq_node.api.app import make_app
 from lsmq_node.broker import Broker, SingleNode, WaiterTable
 from lsmq_node.config import NodeConfig
@@ -26,7 +27,8 @@ def with_node(tmp_path: Path, test: Callable[[Session, Broker], Awaitable[None]]
         store = ShardStore.open(tmp_path / "shard-0", SMALL, disk=disk)
         config = NodeConfig(data=tmp_path, slow_write_delay_ms=1)
         waiters = WaiterTable(config.max_waiters)
-        broker = Broker(config, SingleNode([store], waiters.wake), waiters)
+        parts = Parts()
+        broker = Broker(config, SingleNode([store], waiters.wake, parts), waiters, parts)
         async with TestClient(TestServer(make_app(broker))) as client:
             await client.put("/v1/topics/t", json={"queues": 2})
             await test(client, broker)

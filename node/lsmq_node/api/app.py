@@ -10,6 +10,7 @@ from aiohttp import web
 
 from lsmq.errors import LsmqError
 from lsmq_node.broker import Broker, client_of
+from lsmq_node.broker.disk_watch import DiskWatch
 from lsmq_node.config import NodeConfig
 from lsmq_node.groups import GroupService
 from lsmq_node.groups.metrics import GroupCollector
@@ -117,7 +118,7 @@ def make_app(broker: Broker) -> web.Application:
     app[work_queues.WORK_KEY] = work = WorkService(broker, service)
     app[push.PUSH_KEY] = pushing = PushService(broker, service)
     app[transactions.TRANSACTIONS_KEY] = deciding = TransactionService(broker)
-    services = (service, work, deciding, pushing)
+    services = (service, work, deciding, pushing, DiskWatch(broker))
     collectors = (GroupCollector(service), WorkCollector(work), PushCollector(pushing), TransactionCollector(deciding))
     app[METRICS_KEY] = NodeMetrics(broker, http_metrics, *collectors)
     app.cleanup_ctx.append(lambda _: _running(services, workers))

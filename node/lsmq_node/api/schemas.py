@@ -219,7 +219,9 @@ HEALTH: Schema = _object(
     {
         "status": {"enum": ["ok", "failing"]},
         "reasons": _list(TEXT),
-        "warnings": _list(TEXT, description="Damage found on the disk; members of groups that are stalled."),
+        "warnings": _list(
+            TEXT, description="Damage found on the disk; members of groups that are stalled; parts that do not run."
+        ),
     },
     required=("status", "reasons"),
 )

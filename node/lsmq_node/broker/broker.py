@@ -47,13 +47,11 @@ async def _all(waits: Sequence[asyncio.Future[None] | None]) -> None:
 class Broker:
     """The asyncio face of a node's shards. Make one with :meth:`open`, end it with :meth:`close`."""
 
-    def __init__(
-        self, config: NodeConfig, topology: Topology, waiters: WaiterTable, parts: Parts | None = None
-    ) -> None:
+    def __init__(self, config: NodeConfig, topology: Topology, waiters: WaiterTable, parts: Parts) -> None:
         """``topology`` belongs to the broker from here on, and wakes ``waiters``. Must run in the loop's thread."""
         self.config = config
         #: Of the whole node: whatever works by itself says here how it is.
-        self.parts = parts if parts is not None else Parts(tell_part)
+        self.parts = parts
         self.topology = topology
         self.started_at = time.monotonic()
         self.waiters = waiters
@@ -69,8 +67,8 @@ class Broker:
     @classmethod
     async def open(cls, config: NodeConfig) -> Broker:
         """The broker of a node of its own: opens the data directory. Raises what :meth:`SingleNode.open` raises."""
-        waiters = WaiterTable(config.max_waiters)
-        return cls(config, await SingleNode.open(config, waiters.wake), waiters)
+        waiters, parts = WaiterTable(config.max_waiters), Parts(tell_part)
+        return cls(config, await SingleNode.open(config, waiters.wake, parts), waiters, parts)
 
     async def retire(self) -> None:
         """The node is about to stop: others take over what they can, while requests are still served.

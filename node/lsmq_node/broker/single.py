@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from lsmq.errors import InvalidRequest, LsmqError
+from lsmq_coordinator.parts import Parts
 from lsmq_node.config import NodeConfig
 from lsmq_node.storage import Appended, ShardStore, Topic, TopicOptions
 
@@ -61,8 +62,9 @@ class LocalShard:
 class SingleNode:
     """The topology of a node of its own. Make it in the loop's thread."""
 
-    def __init__(self, stores: Sequence[ShardStore], on_touched: Touched) -> None:
-        """``stores`` belong to it from here on; their committers start."""
+    def __init__(self, stores: Sequence[ShardStore], on_touched: Touched, parts: Parts) -> None:
+        """``stores`` belong to it from here on; their committers start. ``parts`` are the whole node's."""
+        self._parts = parts
         self.shard_count = len(stores)
         self.peers: Peers = NoPeers()
         self._ports = [LocalShard(number, store, on_touched) for number, store in enumerate(stores)]
@@ -72,9 +74,9 @@ class SingleNode:
             port.committer.start()
 
     @classmethod
-    async def open(cls, config: NodeConfig, on_touched: Touched) -> SingleNode:
+    async def open(cls, config: NodeConfig, on_touched: Touched, parts: Parts) -> SingleNode:
         """Open the data directory. Raises what :func:`open_shards` raises."""
-        node = cls(await asyncio.to_thread(open_shards, config), on_touched)
+        node = cls(await asyncio.to_thread(open_shards, config), on_touched, parts)
         await node._in_control(node._catalog.complete)
         return node
 
@@ -126,7 +128,7 @@ class SingleNode:
             "voter": False,
             "state": "active",
             "alive": True,
-            "problems": [],
+            "problems": self._problems(),
             "clock_ms": None,
             "shards_led": self.shard_count,
             "replicas": self.shard_count,
@@ -135,6 +137,10 @@ class SingleNode:
         still: dict[str, Any] = {"adding": [], "target": [], "problem": None, "revived": []}
         shards = [{"id": number, **shard, **still} for number in range(self.shard_count)]
         return {"cluster": None, "version": 0, "control_leader": None, "nodes": [node], "shards": shards}
+
+    def _problems(self) -> list[str]:
+        stopped = [f"shard {port.number} stopped: {port.stopped.message}" for port in self._ports if port.stopped]
+        return [*self._parts.problems(essential=True), *stopped, *self._parts.problems(essential=False)]
 
     async def administer(self, command: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidRequest("this node is in no cluster; see docs/operations.md for how to make one")
