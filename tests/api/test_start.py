@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from support.node_process import NodeProcess, StartFailed
+from support.waiting import eventually
 
 from .calls import Api
 
@@ -135,6 +136,22 @@ def test_who_does_not_speak_http_is_a_line_in_the_log_and_no_traceback(make_node
     assert node.stop() == 0
     assert node.log().count('"event": "request_is_not_http"') >= 1
     assert "Traceback" not in node.log()
+
+
+def test_a_client_that_does_not_take_its_answer_is_no_error_of_the_node(make_node: NodeMaker) -> None:
+    node = make_node(log_format="json", answer_timeout_ms=100).start()
+    api = Api(node.url)
+    api.create("t", 1)
+    for _ in range(7):
+        api.send("t", {"queue": 0, "body": "x" * 1_000_000})
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.connect(("127.0.0.1", node.port))
+        connection.sendall(b"GET /v1/topics/t/queues/0/messages?offset=0 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        metric = 'lsmq_http_requests_total{operation="readMessages",status="499"}'
+        eventually(lambda: metric in api.get("/metrics").body.decode(), "it is given up", 60)
+    assert node.stop() == 0
+    assert "Traceback" not in node.log() and '"level": "error"' not in node.log()
 
 
 def test_effective_settings_are_logged(make_node: NodeMaker) -> None:

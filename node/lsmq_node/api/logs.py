@@ -37,11 +37,14 @@ def configure(form: LogFormat) -> None:
 
 
 class _FromLibraries(logging.Handler):
-    """What libraries log, as events. A caller who does not speak HTTP is worth a line, and no traceback."""
+    """What libraries log, as events. A caller who does not speak HTTP is worth a line, and no traceback; one who went
+    away before the end of the answer is counted among the requests (499), and worth nothing here."""
 
     def emit(self, record: logging.LogRecord) -> None:
         log = structlog.get_logger()
         error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, ConnectionError) and record.name == "aiohttp.server":
+            return
         if isinstance(error, HttpProcessingError):
             log.info("request_is_not_http", reason=" ".join(error.message.split())[:200])
         else:
