@@ -19,11 +19,18 @@ from support.waiting import eventually
 from .calls import Api, pack
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_an_idle_node_with_0(node: NodeProcess, number: signal.Signals) -> None:
     node.signal(number)
     assert node.wait() == 0
     assert "Traceback" not in node.log()
+
+
+def test_a_node_that_is_to_outlive_its_terminal_does(make_node: Callable[..., NodeProcess]) -> None:
+    node = make_node().start(prefix=("nohup",))
+    node.signal(signal.SIGHUP)
+    assert Api(node.url).get("/readyz").status == 200
+    assert node.stop() == 0
 
 
 def test_held_polls_are_answered_at_once(node: NodeProcess) -> None:

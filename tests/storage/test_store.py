@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from dataclasses import fields
 from pathlib import Path
@@ -23,6 +24,7 @@ from lsmq.errors import (
 )
 from lsmq.record_batch import COLUMN, HEADER_BYTES, Column, RecordBatch, encode_batch
 from lsmq_node.storage import Appended, QueueStore, ShardStore, StoreOptions, TopicOptions
+from lsmq_node.storage import lock as lock_module
 from lsmq_node.storage import options as options_module
 from lsmq_node.storage.queue_writer import MESSAGES
 from lsmq_node.storage.state import Topic
@@ -87,6 +89,21 @@ def test_a_directory_in_use_names_the_process(tmp_path: Path) -> None:
         ShardStore.open(tmp_path / "s", tiny())
     store.close()
     ShardStore.open(tmp_path / "s", tiny()).close()
+
+
+def test_a_directory_is_taken_and_given_back_where_the_disk_is_too_full_for_the_number_of_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "pwrite", full)
+        lock = lock_module.DirectoryLock(tmp_path / "s")
+    with pytest.raises(DataDirectoryLocked, match="in use by process unknown"):
+        lock_module.DirectoryLock(tmp_path / "s")
+    lock.release()
+    lock_module.DirectoryLock(tmp_path / "s").release()
 
 
 def test_a_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:

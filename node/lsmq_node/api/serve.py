@@ -37,7 +37,8 @@ KEEPALIVE_S = 75.0
 
 
 def run(config: NodeConfig) -> int:
-    """Serve until SIGTERM or SIGINT. Returns the exit code of the process.
+    """Serve until SIGTERM, SIGINT or SIGHUP (unless that is ignored, as under ``nohup``). Returns the exit code
+    of the process.
 
     When the node can serve, one line ``lsmq node ready on URL (data DIR)`` goes to standard output. When it
     cannot start, one line ``error: code: message`` goes to standard error and 1 is returned.
@@ -70,7 +71,10 @@ async def _serve(config: NodeConfig) -> None:
     """The root of everything: one task group that ends when the node is told to stop."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    ends = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        ends.append(signal.SIGHUP)
+    for number in ends:
         loop.add_signal_handler(number, stopping.set)
     with listening_socket(config.host, config.port, "--port") as listener:
         config = dataclasses.replace(config, port=listener.getsockname()[1])

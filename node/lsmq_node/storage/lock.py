@@ -6,7 +6,7 @@ import fcntl
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lsmq.errors import ClientClosed, DataDirectoryLocked, DataDirectoryUnusable
@@ -38,8 +38,8 @@ class DirectoryLock:
             locked = _locked(directory, self._fd)
             os.close(self._fd)
             raise locked from None
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+        with suppress(OSError):  # A full disk: the lock is the kernel's, the number is for people.
+            os.ftruncate(self._fd, os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0))
         _held.add(self)
 
     def release(self) -> None:
