@@ -41,6 +41,7 @@ from .state import (
     MAX_QUEUES,
     MAX_RANGES,
     MAX_REPLICAS,
+    MAX_SEGMENT_BYTES,
     MAX_SHARDS,
     MAX_TOPICS,
     MAX_URL_BYTES,
@@ -119,6 +120,7 @@ def _bootstrap(state: ClusterState, command: Command) -> Outcome:
         number(fields["shards"], "shards", 1, MAX_SHARDS),
         number(fields["replicas"], "replicas", 1, MAX_REPLICAS),
         number(fields["min_in_sync"], "min_in_sync", 1, MAX_REPLICAS),
+        number(fields["segment_bytes"], "segment_bytes", 1, MAX_SEGMENT_BYTES),
     )
     nodes = {id: _node(id, entry, bool(entry.get("voter", True))) for id, entry in command["nodes"].items()}
     number(len(nodes), "number of nodes", 1, MAX_NODES)

@@ -13,6 +13,7 @@ def founding_command(
     shards: int,
     replicas: int,
     min_in_sync: int,
+    segment_bytes: int,
     nodes: Mapping[str, Mapping[str, str]],
     first_leaders: Sequence[str] = (),
 ) -> dict[str, Any]:
@@ -25,7 +26,13 @@ def founding_command(
     placed = place_replicas(sorted(nodes), shards, replicas, first_leaders)
     return {
         "op": "bootstrap",
-        "settings": {"cluster": name, "shards": shards, "replicas": replicas, "min_in_sync": min_in_sync},
+        "settings": {
+            "cluster": name,
+            "shards": shards,
+            "replicas": replicas,
+            "min_in_sync": min_in_sync,
+            "segment_bytes": segment_bytes,
+        },
         "nodes": {
             id: {"url": node["url"], "internal_url": node["internal_url"], "voter": True} for id, node in nodes.items()
         },

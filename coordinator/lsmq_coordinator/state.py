@@ -26,6 +26,7 @@ import msgpack
 MAX_NODES = 1_000
 MAX_SHARDS = 1_024
 MAX_REPLICAS = 7
+MAX_SEGMENT_BYTES = 1 << 30
 MAX_TOPICS = 100_000
 MAX_QUEUES = 16_000_000
 MAX_RANGES = 16_384
@@ -247,12 +248,17 @@ class Topic:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a cluster was founded with. ``shards`` is fixed; a topic's queues are spread over all of them."""
+    """What a cluster was founded with. ``shards`` is fixed; a topic's queues are spread over all of them.
+
+    ``segment_bytes`` says where the segments of every shard's log end. Replicas hold the same bytes at the same places,
+    so it is one for all of them, also for those that are made later.
+    """
 
     cluster: str = ""
     shards: int = 0
     replicas: int = 0
     min_in_sync: int = 0
+    segment_bytes: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -260,6 +266,7 @@ class Settings:
             "shards": self.shards,
             "replicas": self.replicas,
             "min_in_sync": self.min_in_sync,
+            "segment_bytes": self.segment_bytes,
         }
 
 

@@ -144,7 +144,7 @@ class NodeConfig:
     )
     segment_bytes: int = setting(
         64 * MIB,
-        "Size of a log segment file. Fixed once the data directory exists.",
+        "Size of a log segment file. Fixed once the data directory exists; in a cluster at founding, for all nodes.",
         range=(64 * KIB, 1024 * MIB),
         hazard="Two are allocated ahead, per shard.",
     )

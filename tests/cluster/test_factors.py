@@ -5,6 +5,8 @@ Three replicas are those of ``test_local_cluster`` and of most drills.
 
 from __future__ import annotations
 
+import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -77,6 +79,29 @@ def test_of_five_replicas_two_leaders_may_die_one_after_the_other_and_writes_go_
         for victim in victims:
             cluster.start(victim)
         in_sync(cluster, 5)
+
+
+def test_a_replica_that_is_made_under_another_size_of_segments_takes_that_of_the_others(tmp_path: Path) -> None:
+    """The setting was changed, which is said to do nothing, and later a disk was lost."""
+    with running(tmp_path, 3, 3) as cluster, client(cluster) as asked:
+        asked.create_topic(TOPIC, queues=1)
+        write(asked, "before")
+        victim = cluster.status().shards[0].replicas[0]
+        cluster.stop(victim)
+        home = tmp_path / "c" / victim
+        shutil.rmtree(home / "data")
+        file = home / "node.toml"
+        text, changes = re.subn(r"(?m)^segment_bytes = .*$", f"segment_bytes = {1 << 21}", file.read_text())
+        assert changes == 1
+        file.write_text(text)
+        cluster.start(victim)
+        in_sync(cluster, 3)
+        eventually(lambda: leader(cluster) == victim, "it leads again", 60)
+        bodies = [f"{number}" + "x" * 500_000 for number in range(6)]  # beyond the end of several segments
+        write(asked, *bodies)
+        assert read(asked, 7) == ["before", *bodies]
+        in_sync(cluster, 3)
+        assert "setting_not_taken" in (home / "node.log").read_text()
 
 
 def test_with_two_replicas_writes_wait_for_the_dead_one_and_nothing_is_lost(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def cluster(shards: list[Shard], nodes: list[str] = NAMES, draining: tuple[str, 
     }
     return ClusterState(
         1,
-        Settings("c", len(shards), 3, 2),
+        Settings("c", len(shards), 3, 2, 1 << 20),
         MappingProxyType(entries),
         MappingProxyType({shard.id: shard for shard in shards}),
     )

@@ -10,7 +10,7 @@ from lsmq_coordinator.control import ControlClient
 from lsmq_coordinator.state import ClusterState, Shard
 from support.raft_group import RaftGroup, all_started, until
 
-FOUNDING = {"shards": 4, "replicas": 3, "min_in_sync": 2}
+FOUNDING = {"shards": 4, "replicas": 3, "min_in_sync": 2, "segment_bytes": 1 << 20}
 
 
 async def founded(group: RaftGroup) -> ClusterState:

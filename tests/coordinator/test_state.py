@@ -33,7 +33,13 @@ def bootstrap(
     return {
         "op": "bootstrap",
         "request_id": "bootstrap",
-        "settings": {"cluster": "c", "shards": shards, "replicas": replicas, "min_in_sync": min_in_sync},
+        "settings": {
+            "cluster": "c",
+            "shards": shards,
+            "replicas": replicas,
+            "min_in_sync": min_in_sync,
+            "segment_bytes": 1 << 20,
+        },
         "nodes": {
             node: {"url": f"http://{node}", "internal_url": f"http://{node}:1", "voter": node in nodes[:3]}
             for node in nodes

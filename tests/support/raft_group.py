@@ -165,7 +165,13 @@ class RaftGroup:
             name: {"url": public_url(name), "internal_url": self.urls[name], "voter": node.voter}
             for name, node in self.nodes.items()
         }
-        settings = {"cluster": "test", "shards": shards, "replicas": replicas, "min_in_sync": min_in_sync}
+        settings = {
+            "cluster": "test",
+            "shards": shards,
+            "replicas": replicas,
+            "min_in_sync": min_in_sync,
+            "segment_bytes": 1 << 20,
+        }
         return {"op": "bootstrap", "settings": settings, "nodes": nodes}
 
     async def ask(self, name: str) -> dict[str, Any] | None:

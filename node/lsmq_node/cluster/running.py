@@ -12,12 +12,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import structlog
 from aiohttp import web
 
 from lsmq.errors import InvalidRequest, LsmqError
@@ -41,6 +43,7 @@ from lsmq_node.descriptors import shares
 from lsmq_node.listening import listening_socket
 from lsmq_node.parts import tell_part
 from lsmq_node.replication import Message
+from lsmq_node.storage import StoreOptions
 
 from .hosted import HostedReplicas
 from .identity import held_directory
@@ -49,6 +52,8 @@ from .member import ClusterMember
 from .peers import ClusterPeers
 from .replica import Replica, ReplicaPorts
 from .transfer import Snapshots
+
+_log = structlog.get_logger("lsmq.cluster")
 
 _MAX_INTERNAL_BODY_BYTES = 16 << 20
 _JOIN_RETRY_S = 1.0
@@ -126,8 +131,14 @@ async def running_member(config: NodeConfig) -> AsyncIterator[Broker]:
         )
         options, timings = store_options(config), settings.replication_timings()
 
+        def agreed() -> StoreOptions:
+            founded = control.state.settings.segment_bytes
+            if options.segment_bytes != founded:
+                _log.warning("setting_not_taken", setting="segment_bytes", given=options.segment_bytes, founded=founded)
+            return dataclasses.replace(options, segment_bytes=founded)
+
         def make(shard: int, directory: Path) -> Replica:
-            return Replica(shard, settings.node, directory, options, timings, ports, settings.ack_timeout_ms / 1000)
+            return Replica(shard, settings.node, directory, agreed(), timings, ports, settings.ack_timeout_ms / 1000)
 
         member.replicas = HostedReplicas(settings.node, config.data, control, make)
         peers = member.peers = ClusterPeers(secret, lambda shard: _leader_url(control, shard))
@@ -247,7 +258,7 @@ async def _serving(app: web.Application, listener: socket.socket) -> AsyncIterat
         await runner.cleanup()
 
 
-def _founding(settings: ClusterConfig) -> dict[str, Any] | None:
+def _founding(config: NodeConfig, settings: ClusterConfig) -> dict[str, Any] | None:
     """What a voter proposes while there is no cluster yet."""
     if not settings.is_voter:
         return None
@@ -256,7 +267,13 @@ def _founding(settings: ClusterConfig) -> dict[str, Any] | None:
         for id, voter in settings.voters.items()
     }
     return founding_command(
-        settings.name, settings.shards, settings.replicas, settings.min_in_sync, nodes, settings.first_leaders
+        settings.name,
+        settings.shards,
+        settings.replicas,
+        settings.min_in_sync,
+        config.segment_bytes,
+        nodes,
+        settings.first_leaders,
     )
 
 
@@ -267,7 +284,7 @@ async def _belong(config: NodeConfig, settings: ClusterConfig, control: ControlC
     """
     while True:
         try:
-            await join(control, config.public_url, settings.advertised_internal_url, _founding(settings))
+            await join(control, config.public_url, settings.advertised_internal_url, _founding(config, settings))
             part.running()
             await displaced(control)
             part.stopped(
