@@ -40,7 +40,7 @@ MAX_REVIVALS = 8
 #: The incarnation under which a new shard lists its replicas, before any of them was started.
 UNCLAIMED = 0
 
-_FORMAT = 2
+_FORMAT = 3
 
 
 class NodeState(StrEnum):
