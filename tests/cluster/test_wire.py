@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lsmq_node.cluster.seals import SEAL_BYTES, Seal
-from lsmq_node.cluster.wire import HEAD, HEAD_BYTES, BadMessage, Decoder, Kind, Received, encode
-from lsmq_node.replication import EpochHistory, LifeId, LogPosition, Message, Session
+from lsmq_node.cluster.wire import HEAD, HEAD_BYTES, VERSION, BadMessage, Decoder, Kind, Received, encode
+from lsmq_node.replication import EpochHistory, EpochStart, LifeId, LogPosition, Message, Session
 from lsmq_node.replication.messages import (
     Frame,
     Hello,
@@ -31,9 +31,12 @@ names = st.text(min_size=1, max_size=20)
 sessions = st.builds(Session, numbers, numbers)
 lives = st.builds(LifeId, numbers, numbers)
 positions = st.builds(LogPosition, numbers, numbers)
-histories = st.lists(st.tuples(numbers, numbers), max_size=5).map(
-    lambda pairs: EpochHistory.of(
-        tuple(zip(sorted({epoch + 1 for epoch, _ in pairs}), sorted(lsn for _, lsn in pairs), strict=False))
+histories = st.lists(st.tuples(numbers, numbers, lives), max_size=5).map(
+    lambda rows: EpochHistory.of(
+        EpochStart(epoch, lsn, life)
+        for epoch, lsn, (_, _, life) in zip(
+            sorted({epoch + 1 for epoch, _, _ in rows}), sorted(lsn for _, lsn, _ in rows), rows, strict=False
+        )
     )
 )
 frames = st.builds(
@@ -116,7 +119,7 @@ def test_messages_that_are_left_out_repeated_turned_round_or_of_another_link_are
         received([sent(1, PromiseRequest(1, asker), seal("of another request"))[0]])
 
 
-def raw(kind: int, body: bytes, *, version: int = 2, payload: int = 0) -> bytes:
+def raw(kind: int, body: bytes, *, version: int = VERSION, payload: int = 0) -> bytes:
     return HEAD.pack(version, kind, 0, len(body), payload) + body + bytes(SEAL_BYTES)
 
 
@@ -124,12 +127,12 @@ def raw(kind: int, body: bytes, *, version: int = 2, payload: int = 0) -> bytes:
     ("stream", "reason"),
     [
         (raw(99, b"\x90"), "no message has kind 99"),
-        (raw(Kind.PROGRESS, b"\x90", version=3), "version 3"),
+        (raw(Kind.PROGRESS, b"\x90", version=VERSION + 1), "version 4"),
         (raw(Kind.PROGRESS, b"\x90"), "0 fields"),
         (raw(Kind.PROGRESS, b"\xc1"), "PROGRESS cannot be read"),
         (raw(Kind.PROMISE_REQUEST, b"\x92\xff\x92\x01\x02"), "no number"),
         (raw(Kind.PROMISE_REQUEST, b"\x92\x07\x92\x01\x02", payload=3) + b"abc", "3 bytes came with"),
-        (HEAD.pack(2, Kind.FRAME, 0, 5, 1 << 31), "at most"),
+        (HEAD.pack(VERSION, Kind.FRAME, 0, 5, 1 << 31), "at most"),
     ],
 )
 def test_what_is_no_message_is_refused_with_the_reason(stream: bytes, reason: str) -> None:
@@ -138,10 +141,14 @@ def test_what_is_no_message_is_refused_with_the_reason(stream: bytes, reason: st
 
 
 GOLDEN: list[tuple[Any, str]] = [
-    (Progress(Session(2, 3), 4, 5, 6), "020807000000070000000000000094920203040506"),
-    (PromiseRefusal(9, 10, None), "020b07000000040000000000000093090ac0"),
-    (Stale(8, "n2", LifeId(4, 5)), "02060700000008000000000000009308a26e32920405"),
-    (PromiseRequest(8, LifeId(4, 5)), "02090700000005000000000000009208920405"),
+    (Progress(Session(2, 3), 4, 5, 6), "030807000000070000000000000094920203040506"),
+    (PromiseRefusal(9, 10, None), "030b07000000040000000000000093090ac0"),
+    (Stale(8, "n2", LifeId(4, 5)), "03060700000008000000000000009308a26e32920405"),
+    (
+        Hello(Session(2, 3), 4, 5, EpochHistory.of([EpochStart(7, 90, LifeId(4, 5))]), 120, borrows=False),
+        "03010700000015000000000000009692020304059293000092000093075a92040578c2",
+    ),
+    (PromiseRequest(8, LifeId(4, 5)), "03090700000005000000000000009208920405"),
 ]
 
 

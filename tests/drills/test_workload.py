@@ -109,7 +109,7 @@ class Pair:
     def __init__(self, path: Path) -> None:
         self.leader, self.follower = (ShardStore.open(path / name, OPTIONS, replicated=True) for name in ("n1", "n2"))
         self.path = path
-        self.leader.replica.begin_epoch(1)
+        self.leader.replica.begin_epoch(1, 7, 1)
         topic = self.leader.put_topic(Topic(1, "t", 2), 0, 2)
         self.lsn = self.commit(self.leader)
         assert topic.lsn <= self.lsn
@@ -166,7 +166,7 @@ def test_another_log_and_other_messages_are_found(pair: Pair) -> None:
     pair.follower.replica.advance(pair.lsn)
     pair.put(pair.leader, b"one")
     high_watermark = pair.commit(pair.leader)
-    pair.follower.replica.begin_epoch(2)
+    pair.follower.replica.begin_epoch(2, 7, 1)
     for _ in range(10):
         pair.put(pair.follower, b"two")
     assert pair.commit(pair.follower) > high_watermark

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lsmq_node.replication import (
+    NOBODY,
     EpochHistory,
     LogPosition,
     Member,
@@ -16,6 +17,7 @@ from lsmq_node.replication import (
     RegisteredStart,
     ReplicaCore,
     Timings,
+    common_end,
     identity,
     shipping,
 )
@@ -107,6 +109,18 @@ def follower_cuts_nothing(patch: Patch) -> None:
         return min(my_end_lsn, their_end_lsn)
 
     patch.setattr(shipping, "common_end", by_length)
+
+
+def starts_are_compared_without_the_life(patch: Patch) -> None:
+    """As if the number of an epoch and its place said who began it."""
+
+    def nameless(history: EpochHistory) -> EpochHistory:
+        return EpochHistory(tuple(start._replace(life=NOBODY) for start in history.starts))
+
+    def by_number(mine: EpochHistory, my_end_lsn: int, theirs: EpochHistory, their_end_lsn: int) -> int | None:
+        return common_end(nameless(mine), my_end_lsn, nameless(theirs), their_end_lsn)
+
+    patch.setattr(shipping, "common_end", by_number)
 
 
 def only_the_leaders_stretch_is_looked_at(patch: Patch) -> None:
@@ -277,6 +291,7 @@ BUGS = [
     Bug("promiser's tail is not pulled", promisers_tail_is_not_pulled, seeds=300),
     Bug("follower cuts nothing", follower_cuts_nothing),
     Bug("only the leader's stretch is looked at", only_the_leaders_stretch_is_looked_at, seeds=500),
+    Bug("starts are compared without the life", starts_are_compared_without_the_life),
     Bug("reports what is only written", reports_what_is_only_written),
     Bug("sessions are not told apart", sessions_are_not_told_apart, seeds=900),
     Bug("lease is ignored", lease_is_ignored),

@@ -39,7 +39,7 @@ from lsmq_node.replication import (
 from lsmq_node.replication import actions as act
 from lsmq_node.replication import events as ev
 from lsmq_node.replication.messages import Frame
-from lsmq_node.simulation.disk import EPOCH_BYTES, EPOCH_PAYLOAD, LogEntry, SimDisk, SimLog
+from lsmq_node.simulation.disk import LogEntry, SimDisk, SimLog
 from lsmq_node.simulation.world import describe
 
 SEPARATOR = "----"
@@ -252,8 +252,8 @@ class Script:
                     for entry in node.frame:
                         disk.log.put(entry)
                     self._sync(name)
-                case act.BeginEpoch(epoch):
-                    entry = disk.log.append(epoch, EPOCH_PAYLOAD, EPOCH_BYTES)
+                case act.BeginEpoch(epoch, life):
+                    entry = disk.log.begin(epoch, life)
                     at_once.insert(0, ev.EpochBegun(epoch, entry.lsn, entry.end_lsn))
                     self._sync(name)
                 case act.Persist(record):

@@ -12,6 +12,7 @@ from lsmq_node.replication import (
     Action,
     ControlView,
     EpochHistory,
+    EpochStart,
     LifeId,
     Member,
     Recovered,
@@ -26,8 +27,17 @@ from lsmq_node.replication import (
 from lsmq_node.replication import actions as act
 from lsmq_node.replication import events as ev
 from lsmq_node.replication.insync import Peer, desired_in_sync, hears_enough
-from lsmq_node.replication.messages import Hello, Progress, Promise, PromiseRefusal, PromiseRequest, Welcome
-from lsmq_node.replication.shipping import OutgoingStream
+from lsmq_node.replication.messages import (
+    Hello,
+    Progress,
+    Promise,
+    PromiseRefusal,
+    PromiseRequest,
+    TakeSnapshot,
+    Welcome,
+)
+from lsmq_node.replication.shipping import OutgoingStream, answer_hello
+from lsmq_node.replication.state import LogState, ReplicaState
 
 A, B, C = LifeId(1, 2), LifeId(2, 2), LifeId(3, 2)
 
@@ -48,7 +58,7 @@ VIEW = ControlView(
 )
 #: What the record of b held when it was started for the second time.
 KEPT = ReplicaRecord(incarnation=2, starts=(Start(1, 7),), registered=1, epoch=1, leader="a", leading=A)
-HISTORY = EpochHistory.of(((1, 0),))
+HISTORY = EpochHistory.of([EpochStart(1, 0, A)])
 
 
 def peer(incarnation: int, durable_lsn: int, heard_at: float = 10.0) -> Peer:
@@ -301,7 +311,7 @@ def test_a_promise_is_counted_only_of_the_life_that_is_registered_and_listed() -
     persist(core, core.handle(ev.ControlViewed(view), 0.0))
     stranger = Promise(2, LifeId(33, 2), HISTORY.position(0))
     assert core.handle(ev.Received("c", stranger), 0.0) == []
-    assert act.BeginEpoch(2) in core.handle(ev.Received("c", replace(stranger, life=C)), 0.0)
+    assert act.BeginEpoch(2, LifeId(2, 2)) in core.handle(ev.Received("c", replace(stranger, life=C)), 0.0)
 
 
 def test_a_promiser_that_comes_back_as_another_is_no_reason_to_cut() -> None:
@@ -358,6 +368,49 @@ def test_a_log_is_never_cut_below_what_was_applied() -> None:
     assert isinstance(halt, act.Halt)
     assert core.role is Role.HALTED
     assert core.handle(ev.Tick(), 1.0) == []
+
+
+def test_an_epoch_of_another_life_at_the_same_place_is_cut_off() -> None:
+    """The follower's log has what a process with a copy of some disk wrote as epoch 2, while a led it."""
+    mine = HISTORY.begin(2, 90, C)
+    core = ReplicaCore("b", Recovered(replace(KEPT, floor_lsn=100), 99, 0, 40, 100, mine))
+    persist(core, core.start(0.0))
+    hello = following(core)
+    assert hello.history.starts[-1] == EpochStart(2, 90, C)
+    leader = ReplicaState("a", Timings(), LogState(0, 40, 200, HISTORY.begin(2, 90, A)), ReplicaRecord(1))
+    assert answer_hello(leader, "b", hello, 2) is None, "nothing is shipped behind other bytes"
+    (said,) = leader.outbox
+    assert isinstance(said, act.Send) and isinstance(said.message, Welcome) and said.message.resume_lsn == 90
+    cut = core.handle(ev.Received("a", replace(said.message, epoch=1)), 0.0)
+    assert act.TruncateLog(90) in cut
+
+
+@pytest.mark.parametrize("log_start_lsn", [20, 40])
+def test_a_log_that_shares_no_epoch_with_what_was_applied_here_is_not_taken_in_its_place(log_start_lsn: int) -> None:
+    """Both reach to the same place and what they hold there is another's: a snapshot would hide it."""
+    core = opened(applied_lsn=40)
+    (halt,) = core.handle(ev.Received("a", TakeSnapshot(following(core).session, 1, log_start_lsn)), 0.0)
+    assert isinstance(halt, act.Halt)
+    assert f"begins at LSN {log_start_lsn}" in halt.reason and "up to 40" in halt.reason
+
+
+def test_a_log_that_ends_before_the_leaders_begins_is_replaced() -> None:
+    core = opened(applied_lsn=40)
+    outside = replace(VIEW, version=9, in_sync=VIEW.in_sync - {Member("b", 2)})
+    core.handle(ev.ControlViewed(outside), 0.0)
+    taken = core.handle(ev.Received("a", TakeSnapshot(Session(2, 1), 1, 41)), 0.0)
+    assert act.FetchSnapshot("a") in taken
+
+
+def test_a_lender_that_shares_no_epoch_with_what_was_applied_here_is_of_no_use() -> None:
+    core = opened(applied_lsn=40)
+    view = replace(VIEW, epoch=2, version=4, leader="b", leading=B)
+    persist(core, core.handle(ev.ControlViewed(view), 0.0))
+    pulled = core.handle(ev.Received("c", Promise(2, C, HISTORY.position(150))), 0.0)
+    hello = next(action.message for action in pulled if isinstance(action, act.Send))
+    assert isinstance(hello, Hello)
+    assert core.handle(ev.Received("c", TakeSnapshot(hello.session, 2, 30)), 0.0) == []
+    assert core.log.end_lsn == 100 and not core.log.busy
 
 
 def test_the_floor_is_lowered_before_the_log_is_cut() -> None:
@@ -420,7 +473,7 @@ def leading(*, lease: bool = True) -> ReplicaCore:
         leading=life,
         starts=frozenset({start("a", life)}),
     )
-    assert persist(core, core.handle(ev.ControlViewed(view), 0.0)) == [act.BeginEpoch(1)]
+    assert persist(core, core.handle(ev.ControlViewed(view), 0.0)) == [act.BeginEpoch(1, life)]
     core.handle(ev.EpochBegun(1, 0, 5), 0.0)
     assert core.handle(ev.LogDurable(5), 0.0) == [act.AdvanceHighWatermark(5)]
     if lease:
@@ -436,14 +489,14 @@ def test_a_member_that_comes_and_goes_joins_ever_more_rarely() -> None:
     everybody, newcomers = frozenset("abc"), frozenset("bc")
     view = replace(core.view, version=2, replicas=everybody, adding=newcomers, min_in_sync=1, starts=starts)
     core.handle(ev.ControlViewed(view), now)
-    history, end_lsn = EpochHistory.of(((1, 0),)), core.log.end_lsn
+    end_lsn = core.log.end_lsn
     while now < 1800:
         now += 0.25
         actions: list[Action] = []
         for node, incarnation in (("b", 2), ("c", 3)):
             session = Session(1, round(now * 4))
             if node == "b" or now % 6 < 3:
-                hello = Hello(session, 1, incarnation, history, end_lsn, borrows=False)
+                hello = Hello(session, 1, incarnation, core.log.history, end_lsn, borrows=False)
                 actions += core.handle(ev.Received(node, hello), now)
                 actions += core.handle(ev.Received(node, Progress(session, 1, incarnation, end_lsn)), now)
         for action in actions + core.handle(ev.Tick(), now):

@@ -17,6 +17,7 @@ from lsmq.record_batch import Codec, Column, encode_batch, encode_header, key_ha
 from lsmq_node.storage.checkpoint import IncrementMeta, write_increment
 from lsmq_node.storage.columns import queue_keys
 from lsmq_node.storage.disk import OsDisk
+from lsmq_node.storage.epochs import EpochStart, encode_life
 from lsmq_node.storage.manifest import Manifest, encode_manifest
 from lsmq_node.storage.memtable import TOMBSTONE_TOPIC, SortedRecords
 from lsmq_node.storage.producers import Stored
@@ -28,6 +29,7 @@ from lsmq_node.storage.wal import BLOCK_BYTES, Appender, EntryKind, encode_entry
 GOLDEN = Path(__file__).parent / "golden"
 TIME_MS = 1_700_000_000_000
 SEGMENT_BYTES = 2 * BLOCK_BYTES
+EPOCHS = (EpochStart(1, 0, 21, 2), EpochStart(4, 2_048, 22, 5))
 INCREMENTS = (IncrementMeta(3, 300, 0, 2_048), IncrementMeta(5, 200, 2_048, 4_096))
 
 
@@ -65,7 +67,7 @@ def wal_entries() -> list[bytes]:
         (EntryKind.OFFSETS, 1, 1, 0, group),
         (EntryKind.TRIM, 1, 1, 0, position),
         (EntryKind.DELETE, 1, 1, 0, position),
-        (EntryKind.EPOCH, 0, 0, 0, b""),
+        (EntryKind.EPOCH, 0, 0, 0, encode_life(21, 2)),
         (EntryKind.DOCUMENT, 0, 0, 0, msgpack.packb([["group/kitchen", b"state"], ["txn/1", None]])),
     ]
     return [
@@ -130,7 +132,7 @@ def checkpoint_state() -> ShardState:
     state.trim(1, np.array([2], np.uint32), np.array([10]))
     state.delete(1, np.array([1, 1, 7], np.uint32), np.array([0, 4, 1]))
     state.commit_offsets("group", 1, np.array([7], np.uint32), np.array([1], np.int64), reset=False)
-    state.epochs = [(1, 0), (4, 2_048)]
+    state.epochs = list(EPOCHS)
     state.documents.put("group/kitchen", b"state")
     state.documents.put("txn/1", None)
     state.commit_offsets("gone", 1, np.array([7], np.uint32), np.array([1], np.int64), reset=False)
@@ -149,7 +151,7 @@ def checkpoint() -> bytes:
 def snapshot() -> bytes:
     meta = table_meta()
     described = Manifest(SEGMENT_BYTES, 6, 4_096, INCREMENTS, (meta,), ((meta,),))
-    return encode_snapshot(SnapshotManifest(described, ((1, 0), (4, 2_048))))
+    return encode_snapshot(SnapshotManifest(described, EPOCHS))
 
 
 FILES: dict[str, Callable[[], bytes]] = {

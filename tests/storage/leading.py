@@ -31,7 +31,7 @@ class Leader:
 
     def begin_epoch(self) -> None:
         self.epoch += 2
-        self.commit(self.store.replica.begin_epoch(self.epoch))
+        self.commit(self.store.replica.begin_epoch(self.epoch, 7, 1))
 
     def commit(self, appended: Any) -> int:
         self.store.replica.advance(self.store.replica.write())
@@ -95,7 +95,7 @@ def shown(store: ShardStore) -> dict[str, Any]:
         "documents": store.documents(),
         "next_topic_id": store._state.next_topic_id,
         "deleted": {topic.name: known_deleted(store._state.topics[topic.id]) for topic in topics},
-        "history": store.replica.history,
+        "epoch": store.replica.history[-1:],
         "committed_lsn": store.committed_lsn,
     }
 

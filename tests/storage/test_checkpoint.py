@@ -30,6 +30,7 @@ from lsmq_node.storage.checkpoint import (
 from lsmq_node.storage.columns import encode_columns
 from lsmq_node.storage.disk import OsDisk
 from lsmq_node.storage.documents import encode_changes
+from lsmq_node.storage.epochs import encode_life
 from lsmq_node.storage.keyed_file import KeyedFile
 from lsmq_node.storage.producers import WINDOW, Stored, merge_values, pack_offsets, producer_key, unpack_offsets
 from lsmq_node.storage.state import ShardState, StateChange, Topic, TopicOptions
@@ -161,7 +162,7 @@ class CheckpointMachine(RuleBasedStateMachine):
 
     @rule()
     def epoch(self) -> None:
-        self._apply(EntryKind.EPOCH, 0, b"")
+        self._apply(EntryKind.EPOCH, 0, encode_life(7, 1))
 
     @rule(days=st.integers(1, 2))
     def later(self, days: int) -> None:

@@ -125,7 +125,7 @@ def test_a_golden_checkpoint_is_read() -> None:
     state, expected = load_state([file]), checkpoint_state()
     state.producers.open([file])
     assert (file.properties["first_lsn"], file.properties["end_lsn"]) == (0, 4_096)
-    assert (state.time_ms, state.next_topic_id, state.epochs) == (TIME_MS, 2, [(1, 0), (4, 2_048)])
+    assert (state.time_ms, state.next_topic_id, state.epochs) == (TIME_MS, 2, [(1, 0, 21, 2), (4, 2_048, 22, 5)])
     assert state.topics[1].topic == expected.topics[1].topic
     np.testing.assert_array_equal(state.topics[1].committed, expected.topics[1].committed)
     np.testing.assert_array_equal(state.topics[1].start, expected.topics[1].start)
@@ -182,9 +182,9 @@ def test_a_newer_log_is_refused() -> None:
 def test_a_newer_log_entry_is_refused() -> None:
     appender = Appender(0, SEGMENT_BYTES)
     entry = bytearray(wal_entries()[0])
-    entry[0] = 2
+    entry[0] = 3
     appender.append(bytes(entry))
-    with pytest.raises(UnsupportedFormat, match=f"entry at LSN 0 has version 2; {ADVICE}"):
+    with pytest.raises(UnsupportedFormat, match=f"entry at LSN 0 has version 3; {ADVICE.replace('1', '2')}"):
         read_log(bytes(appender.take()[1]))
 
 
@@ -219,13 +219,13 @@ def test_a_newer_manifest_is_refused() -> None:
 def test_a_newer_checkpoint_is_refused(tmp_path: Path) -> None:
     path = tmp_path / CHECKPOINT
     raw = bytearray(golden(CHECKPOINT))
-    raw[-8:-4] = (5).to_bytes(4, "little")
+    raw[-8:-4] = (6).to_bytes(4, "little")
     path.write_bytes(raw)
     with pytest.raises(CorruptFile, match="damaged"):
         KeyedFile(OsDisk(), path, 7)
     raw[-4:] = crc32c.crc32c(raw[-24:-4]).to_bytes(4, "little")
     path.write_bytes(raw)
-    with pytest.raises(UnsupportedFormat, match=f"checkpoint version 5; {ADVICE.replace('1', '4')}"):
+    with pytest.raises(UnsupportedFormat, match=f"checkpoint version 6; {ADVICE.replace('1', '5')}"):
         KeyedFile(OsDisk(), path, 7)
 
 
@@ -275,7 +275,7 @@ def test_a_dump_names_damage_after_what_lies_before_it(tmp_path: Path) -> None:
 
 def test_a_dump_of_a_segment_skips_the_rest_of_an_entry_of_the_one_before(tmp_path: Path) -> None:
     appender = Appender(0, SEGMENT_BYTES)
-    header = wal_entries()[6]
+    header = wal_entries()[7][:ENTRY_BYTES]
     appender.append(header + bytes(SEGMENT_BYTES))
     second = appender.append(header + b"second")
     stream = bytes(appender.take()[1])
@@ -332,7 +332,8 @@ def test_a_dumped_manifest_shows_its_tables() -> None:
 
 def test_a_dumped_checkpoint_shows_what_changed() -> None:
     head, erased, *changes = dump_checkpoint(GOLDEN / CHECKPOINT)
-    assert (head["first_lsn"], head["end_lsn"], head["changes"], head["epochs"]) == (0, 4_096, 6, [[1, 0], [4, 2_048]])
+    assert (head["first_lsn"], head["end_lsn"], head["changes"]) == (0, 4_096, 6)
+    assert head["epochs"] == [[1, 0, 21, 2], [4, 2_048, 22, 5]]
     assert erased == {"erased": "group gone"}
     assert [item["change"] for item in changes] == [
         "topic 1",

@@ -185,7 +185,7 @@ def test_a_damaged_block_is_named_whatever_way_is_taken(tmp_path: Path) -> None:
 def replica(tmp_path: Path) -> Iterator[ShardStore]:
     """A leader with two committed messages in each of two queues, and one more in each that is written only."""
     with ShardStore.open(tmp_path / "s", tiny(), replicated=True) as store:
-        store.replica.begin_epoch(1)
+        store.replica.begin_epoch(1, 7, 1)
         store.put_topic(Topic(1, "t", 2), 0, 2)
         store.replica.advance(store.replica.write())
         write(store, b"one")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from lsmq.errors import CorruptFile, InvalidRequest, LogTrimmed, NotLeader, TimedOut
 from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_node.storage import ShardStore
+from lsmq_node.storage.dump import dump_checkpoint, dump_wal
 from lsmq_node.storage.state import Topic
 from lsmq_node.storage.wal import segment_name
 from lsmq_node.storage.wal_reader import LogFloor
@@ -23,6 +24,8 @@ from support.waiting import eventually
 from .harness import abandon, bodies, body, profile, tiny
 
 QUEUES = 3
+#: Of the replica that leads: its incarnation, and which of its starts.
+LIFE = (1 << 52, 3)
 
 
 @pytest.fixture
@@ -37,7 +40,7 @@ def stores(tmp_path: Path) -> Iterator[tuple[ShardStore, ShardStore]]:
 
 
 def lead(store: ShardStore, epoch: int) -> None:
-    store.replica.begin_epoch(epoch)
+    store.replica.begin_epoch(epoch, *LIFE)
     store.replica.advance(store.replica.write())
 
 
@@ -116,7 +119,7 @@ def test_pieces_of_any_size_make_the_same_log_and_the_same_messages(
         follower.replica.advance(leader.committed_lsn)
         first = max(leader.replica.first_lsn(), follower.replica.first_lsn())
         assert log_bytes(leader, first) == log_bytes(follower, first)
-        assert follower.replica.history == leader.replica.history == [(1, 0)]
+        assert follower.replica.history == leader.replica.history == [(1, 0, *LIFE)]
         for queue in range(QUEUES):
             assert bodies(leader, 1, queue) == bodies(follower, 1, queue)
 
@@ -134,7 +137,7 @@ def test_a_former_leader_forgets_what_nobody_committed(stores: tuple[ShardStore,
     lead(new, 2)
     lsn = put(new, 0, b"instead")
     new.replica.advance(lsn)
-    assert new.replica.history == [(1, 0), (2, committed)]
+    assert new.replica.history == [(1, 0, *LIFE), (2, committed, *LIFE)]
     old.replica.truncate(committed)
     assert old.replica.end_lsn == old.replica.durable_lsn == committed
     ship(new, old)
@@ -169,7 +172,7 @@ def test_a_restart_serves_what_is_known_to_be_committed_and_keeps_the_rest(tmp_p
         assert bodies(store, 1, 0) == {0: b"known"}
         assert store.committed_lsn == known
         assert store.replica.end_lsn == end
-        assert store.replica.history == [(1, 0)]
+        assert store.replica.history == [(1, 0, *LIFE)]
         store.replica.advance(later)
         assert bodies(store, 1, 0) == {0: b"known", 1: b"later"}
         store.replica.truncate(later)
@@ -182,7 +185,7 @@ def test_a_restart_serves_what_is_known_to_be_committed_and_keeps_the_rest(tmp_p
         assert store.topics() == []
         store.replica.advance(lsn)
         assert bodies(store, 1, 0) == {0: b"known", 1: b"later", 2: b"after"}
-        assert store.replica.history == [(1, 0), (2, later)]
+        assert store.replica.history == [(1, 0, *LIFE), (2, later, *LIFE)]
 
 
 def test_epochs_survive_flushes(stores: tuple[ShardStore, ShardStore], tmp_path: Path) -> None:
@@ -193,12 +196,61 @@ def test_epochs_survive_flushes(stores: tuple[ShardStore, ShardStore], tmp_path:
         leader.replica.advance(put(leader, 0, body(epoch, 3_000)))
         leader.flush()
     history = leader.replica.history
-    assert [epoch for epoch, _ in history] == [1, 3, 4, 9]
+    assert [start.epoch for start in history] == [1, 3, 4, 9]
     leader.close()
     with ShardStore.open(tmp_path / "a", tiny(), replicated=True) as store:
         assert store.replica.history == history
         with pytest.raises(InvalidRequest, match="above 9"):
-            store.replica.begin_epoch(9)
+            store.replica.begin_epoch(9, *LIFE)
+
+
+def test_epochs_before_the_beginning_of_the_log_are_forgotten(
+    stores: tuple[ShardStore, ShardStore], tmp_path: Path
+) -> None:
+    """By the log, by its followers, and in every file of the checkpoint; all but the one of the log's first bytes."""
+    leader, follower = stores
+    make_topic(leader)
+    for epoch in range(2, 80):
+        lead(leader, epoch)
+        lsn = put(leader, 0, body(epoch, 3_000))
+        leader.replica.advance(lsn)
+        if epoch == 78:
+            first_lsn = leader.replica.first_lsn()
+        leader.flush()
+        ship(leader, follower)
+        follower.replica.advance(lsn)
+        follower.flush()
+    assert first_lsn > 0, "the log was recycled"
+    for name, store in (("a", leader), ("b", follower)):
+        history, first_lsn = store.replica.history, store.replica.first_lsn()
+        assert history[-1].epoch == 79
+        kept = -(-(store.replica.end_lsn - first_lsn) // 3_000)
+        assert len(history) <= kept + 2
+        assert history[0].lsn <= first_lsn
+        store.close()
+        for path in (tmp_path / name / "tables").glob("*.ckp"):
+            assert len(next(dump_checkpoint(path))["epochs"]) <= kept + 30
+        with ShardStore.open(tmp_path / name, tiny(), replicated=True) as again:
+            assert again.replica.history[-1] == history[-1]
+            assert again.replica.history[0].lsn <= first_lsn
+
+
+def test_the_entry_of_an_epoch_says_who_began_it(stores: tuple[ShardStore, ShardStore], tmp_path: Path) -> None:
+    """Two logs with the same epoch at the same place are told apart, by those that only copied them as well."""
+    leader, follower = stores
+    with ShardStore.open(tmp_path / "c", tiny(), replicated=True) as other:
+        other.replica.begin_epoch(1, 5, 6)
+        other.replica.advance(other.replica.write())
+        assert other.replica.end_lsn == leader.replica.end_lsn
+        assert other.replica.history == [(1, 0, 5, 6)] != leader.replica.history
+        ship(other, follower)
+        assert follower.replica.history == [(1, 0, 5, 6)]
+        other.flush()
+    (segment,) = (tmp_path / "c" / "wal").glob("*.wal")
+    (begun,) = [entry for entry in dump_wal(segment) if entry.get("kind") == "epoch"]
+    assert (begun["epoch"], begun["incarnation"], begun["start"]) == (1, 5, 6)
+    with ShardStore.open(tmp_path / "c", tiny(), replicated=True) as other:
+        assert other.replica.history == [(1, 0, 5, 6)]
 
 
 def test_damaged_bytes_are_refused_and_the_log_goes_on_with_good_ones(stores: tuple[ShardStore, ShardStore]) -> None:

@@ -29,6 +29,7 @@ from lsmq.errors import (
 from lsmq_node.storage import ShardStore
 from lsmq_node.storage.disk import Disk
 from lsmq_node.storage.dump import dump_manifest, dump_snapshot, dump_wal
+from lsmq_node.storage.epochs import EpochStart
 from lsmq_node.storage.snapshot import SnapshotManifest, decode_snapshot, encode_snapshot
 from lsmq_node.storage.snapshot_install import install
 from lsmq_node.storage.snapshot_source import SnapshotSource
@@ -177,7 +178,7 @@ def test_a_producer_is_known_to_a_replica_made_from_a_snapshot(leader: Leader, t
     take(leader.store, tmp_path / "target")
     install(tmp_path / "target")
     with open_replica(tmp_path / "target") as store:
-        store.replica.begin_epoch(leader.epoch + 1)
+        store.replica.begin_epoch(leader.epoch + 1, 7, 1)
         assert store.append(TOPIC, batch_of([Put(0, b"11")], sequence=11, **fields)).duplicate
         with pytest.raises(StaleSequence):
             store.append(TOPIC, batch_of([Put(0, b"1")], sequence=1, **fields))
@@ -207,9 +208,9 @@ def test_what_is_not_committed_is_in_no_snapshot(leader: Leader, tmp_path: Path)
 
 def test_the_epochs_of_a_snapshot_end_where_it_does(leader: Leader, tmp_path: Path) -> None:
     lsn = leader.put(10)
-    leader.store.replica.begin_epoch(40)
+    leader.store.replica.begin_epoch(40, 7, 1)
     leader.store.replica.write()
-    assert leader.store.replica.history[-1] == (40, lsn)
+    assert leader.store.replica.history[-1] == (40, lsn, 7, 1)
     with leader.store.export_snapshot() as export:
         assert (export.snapshot.applied_lsn, export.snapshot.epochs[-1][0]) == (lsn, leader.epoch)
 
@@ -413,7 +414,7 @@ def test_a_checkpoint_of_another_snapshot_is_refused(leader: Leader, tmp_path: P
     with leader.store.export_snapshot() as export:
         known = export.snapshot.manifest.checkpoint
         checkpoint = export.snapshot.files[len(known) - 1]
-        mixed = SnapshotManifest(export.snapshot.manifest, ((77, known[-1].first_lsn),))
+        mixed = SnapshotManifest(export.snapshot.manifest, (EpochStart(77, known[-1].first_lsn, 7, 1),))
         target = SnapshotTarget(tmp_path / "target", mixed)
         target.write(checkpoint.name, 0, export.read(checkpoint.name, 0, checkpoint.size_bytes))
         with pytest.raises(CorruptFile, match="another snapshot"):
@@ -426,7 +427,7 @@ def test_a_checkpoint_of_another_snapshot_is_refused(leader: Leader, tmp_path: P
 
 def test_a_golden_snapshot_manifest_is_read() -> None:
     found = decode_snapshot((GOLDEN / "SNAPSHOT").read_bytes(), "SNAPSHOT")
-    assert (found.applied_lsn, found.epochs) == (4_096, ((1, 0), (4, 2_048)))
+    assert (found.applied_lsn, found.epochs) == (4_096, ((1, 0, 21, 2), (4, 2_048, 22, 5)))
     checkpoint, table = ["000000000003.ckp", "000000000005.ckp"], "000000000004.tbl"
     assert [file.name for file in found.files] == [*checkpoint, table, table]
     assert encode_snapshot(found) == snapshot()
@@ -434,7 +435,7 @@ def test_a_golden_snapshot_manifest_is_read() -> None:
 
 def test_a_dumped_snapshot_manifest_shows_where_it_was_taken_and_what_is_in_it() -> None:
     head, *rest = dump_snapshot(GOLDEN / "SNAPSHOT")
-    assert (head["applied_lsn"], head["epochs"]) == (4_096, [[1, 0], [4, 2_048]])
+    assert (head["applied_lsn"], head["epochs"]) == (4_096, [[1, 0, 21, 2], [4, 2_048, 22, 5]])
     assert rest == list(dump_manifest(GOLDEN / "MANIFEST"))
 
 
@@ -456,9 +457,9 @@ def test_a_dumped_checkpoint_is_printed(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_a_newer_snapshot_manifest_is_refused() -> None:
     raw = bytearray(snapshot())
-    raw[8:12] = (3).to_bytes(4, "little")
+    raw[8:12] = (4).to_bytes(4, "little")
     raw[16:20] = crc32c.crc32c(raw[8:16] + raw[20:]).to_bytes(4, "little")
-    with pytest.raises(UnsupportedFormat, match="snapshot version 3; this release reads 2"):
+    with pytest.raises(UnsupportedFormat, match="snapshot version 4; this release reads 3"):
         decode_snapshot(bytes(raw), "SNAPSHOT")
 
 
@@ -563,7 +564,7 @@ class Scene:
 
     def view(self, disk: SimDisk) -> dict[str, Any]:
         with self.opened(disk, self.path) as store:
-            if store.committed_lsn < self.old["committed_lsn"] and store.replica.history == self.old["history"]:
+            if store.committed_lsn < self.old["committed_lsn"] and store.replica.history[-1:] == self.old["epoch"]:
                 store.replica.advance(self.old["committed_lsn"])
             return shown(store)
 

@@ -270,7 +270,7 @@ def test_what_waits_in_line_has_a_limit(tmp_path: Path, disk: SimDisk) -> None:
 def test_on_a_replica_what_waits_for_the_others_counts_too(tmp_path: Path, disk: SimDisk) -> None:
     with no_threads():
         store = ShardStore.open(tmp_path / "s", tiny(max_waiting_bytes=64 * 1024), disk=disk, replicated=True)
-    store.replica.begin_epoch(1)
+    store.replica.begin_epoch(1, 7, 1)
     store.put_topic(Topic(1, "t", 1), 0, 1)
     store.replica.advance(store.replica.write())
     with pytest.raises(StoreBusy, match="other replicas"):

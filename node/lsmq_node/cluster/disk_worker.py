@@ -22,7 +22,7 @@ from queue import Empty, SimpleQueue
 import structlog
 
 from lsmq.errors import CorruptFile, DiskFull, InvalidRequest, LsmqError, NotLeader
-from lsmq_node.replication import ReplicaRecord
+from lsmq_node.replication import LifeId, ReplicaRecord
 from lsmq_node.storage import ShardStore
 from lsmq_node.storage.disk import Disk
 
@@ -68,7 +68,7 @@ class Begin:
     """Write the EPOCH entry, to where the loop has promised it to be."""
 
     epoch: int
-    lsn: int
+    life: LifeId
     end_lsn: int
 
 
@@ -312,7 +312,7 @@ class DiskWorker:
         if self._passing_over:
             return
         log = self.store.replica
-        appended = log.begin_epoch(operation.epoch)
+        appended = log.begin_epoch(operation.epoch, *operation.life)
         if appended.lsn != operation.end_lsn:
             raise AssertionError(f"the EPOCH entry ends at {appended.lsn}, not at {operation.end_lsn}")
         log.write()

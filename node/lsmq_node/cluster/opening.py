@@ -18,11 +18,12 @@ from pathlib import Path
 import structlog
 
 from lsmq.errors import CorruptFile
-from lsmq_node.replication import EpochHistory, ReplicaRecord
+from lsmq_node.replication import EpochHistory, EpochStart, LifeId, ReplicaRecord
 from lsmq_node.replication.actions import Distrust
 from lsmq_node.replication.events import Recovered
 from lsmq_node.storage import ShardStore, StoreOptions
 from lsmq_node.storage.disk import Disk
+from lsmq_node.storage.replica_log import ReplicaLog
 from lsmq_node.storage.snapshot import INCOMING_DIRECTORY
 from lsmq_node.storage.wal_reader import LogFloor
 
@@ -95,6 +96,13 @@ class Directory:
             shutil.rmtree(path, ignore_errors=True)
 
 
+def history_of(log: ReplicaLog) -> EpochHistory:
+    """The epochs of a store's log as the protocol knows them."""
+    return EpochHistory.of(
+        EpochStart(each.epoch, each.lsn, LifeId(each.incarnation, each.start)) for each in log.history
+    )
+
+
 def recovered(
     store: ShardStore,
     record: ReplicaRecord | None,
@@ -111,7 +119,7 @@ def recovered(
         log_start_lsn=min(log_start_lsn, log.end_lsn),
         applied_lsn=log.committed_lsn,
         end_lsn=log.end_lsn,
-        history=EpochHistory.of(tuple(log.history)),
+        history=history_of(log),
         damaged=damaged,
         went_back=went_back,
         token=secrets.randbits(52),

@@ -30,17 +30,18 @@ from typing import Any, assert_never
 import structlog
 
 from lsmq.errors import CorruptFile, LsmqError, NotEnoughReplicas, NotLeader, ShardStopped
-from lsmq_node.replication import Action, ControlView, EpochHistory, Event, ReplicaCore, ReplicaRecord, Role, Timings
+from lsmq_node.replication import Action, ControlView, Event, ReplicaCore, ReplicaRecord, Role, Timings
 from lsmq_node.replication import actions as act
 from lsmq_node.replication import events as ev
 from lsmq_node.replication.messages import Hello, Message
 from lsmq_node.storage import Committed, ShardStore
-from lsmq_node.storage.wal import ENTRY_BYTES, Appender
+from lsmq_node.storage.epochs import EPOCH_ENTRY_BYTES
+from lsmq_node.storage.wal import Appender
 
 from . import disk_worker as worker
 from .life import Item, Life
 from .log_tail import Piece
-from .opening import Directory, recovered
+from .opening import Directory, history_of, recovered
 from .ports import Progress, ReplicaPorts
 from .repair import Repair
 from .shipper import Shipper
@@ -287,8 +288,8 @@ class Shell:
             case act.TruncateLog(lsn):
                 self._shipper.log_changes()
                 life.disk.put(worker.Truncate(lsn))
-            case act.BeginEpoch(epoch):
-                self._begin_epoch(core, life, epoch)
+            case act.BeginEpoch():
+                self._begin_epoch(core, life, action)
             case act.Serve(epoch):
                 _log.info("leader_serves", shard=self.shard, epoch=epoch)
                 self.open_lsn = core.log.high_watermark
@@ -347,13 +348,13 @@ class Shell:
         if self.store is not None:
             self.store.replica.keep_from(max(min(lsn, core.log.high_watermark - KEEP_BYTES), 0))
 
-    def _begin_epoch(self, core: ReplicaCore, life: Life, epoch: int) -> None:
+    def _begin_epoch(self, core: ReplicaCore, life: Life, action: act.BeginEpoch) -> None:
         lsn = core.log.end_lsn
-        _, end_lsn = Appender(lsn, life.disk.store.segment_bytes).append(bytes(ENTRY_BYTES))
+        _, end_lsn = Appender(lsn, life.disk.store.segment_bytes).append(bytes(EPOCH_ENTRY_BYTES))
         self._shipper.log_changes()
         self._leads = True
-        life.disk.put(worker.Begin(epoch, lsn, end_lsn))
-        self._events.appendleft((ev.EpochBegun(epoch, lsn, end_lsn), b""))
+        life.disk.put(worker.Begin(action.epoch, action.life, end_lsn))
+        self._events.appendleft((ev.EpochBegun(action.epoch, lsn, end_lsn), b""))
 
     def _abdicate(self, life: Life, reason: str) -> None:
         """Close the line at once, and have the disk drop what the core was not told of."""
@@ -491,8 +492,7 @@ class Shell:
             return
         self._log_start_lsn = log_start_lsn
         log = store.replica
-        history = EpochHistory.of(tuple(log.history))
-        self.handle(ev.SnapshotInstalled(log_start_lsn, log.committed_lsn, log.end_lsn, history))
+        self.handle(ev.SnapshotInstalled(log_start_lsn, log.committed_lsn, log.end_lsn, history_of(log)))
 
     # What it says
 

@@ -3,7 +3,7 @@
 A connection carries them one after another, little-endian::
 
     offset width field
-     0      1    version   2
+     0      1    version   3
      1      1    kind      see Kind
      2      4    shard
      6      4    body_bytes
@@ -13,7 +13,7 @@ A connection carries them one after another, little-endian::
     30+n    m    payload   of a frame: the log's bytes [lsn, end_lsn); else nothing
 
 A session is an array of two numbers, so are a log position and a life (incarnation, start); an epoch history is an
-array of arrays (epoch, LSN). The log's bytes carry the checksums they have on disk.
+array of arrays (epoch, LSN, life). The log's bytes carry the checksums they have on disk.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from lsmq_node.replication.messages import (
 
 from .seals import SEAL_BYTES, Seal
 
-VERSION = 2
+VERSION = 3
 HEAD = struct.Struct("<BBIII")
 HEAD_BYTES = HEAD.size  # 1 + 1 + 4 + 4 + 4 = 14
 MAX_BODY_BYTES = 16 * 1024 * 1024
@@ -121,7 +121,7 @@ def _life(value: Any) -> LifeId:
 
 
 def _history(value: Any) -> EpochHistory:
-    starts = tuple(EpochStart(_number(epoch), _number(lsn)) for epoch, lsn in value)
+    starts = tuple(EpochStart(_number(epoch), _number(lsn), _life(life)) for epoch, lsn, life in value)
     rising = all(a.epoch < b.epoch and a.lsn <= b.lsn for a, b in pairwise(starts))
     if not starts or not rising:
         raise ValueError("epochs do not rise")

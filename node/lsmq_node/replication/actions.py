@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from .control import Member, ReplicaRecord, Start
+from .control import LifeId, Member, ReplicaRecord, Start
 from .messages import Message, Session
 
 
@@ -33,9 +33,10 @@ class AppendFrame:
 
 @dataclass(frozen=True, slots=True)
 class BeginEpoch:
-    """Append the EPOCH entry; then ``EpochBegun``."""
+    """Append the EPOCH entry, which names this life; then ``EpochBegun``."""
 
     epoch: int
+    life: LifeId
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,7 +69,7 @@ class Candidate:
             return
         self.puller = None
         self._begun = True
-        state.emit(BeginEpoch(self.epoch))
+        state.emit(BeginEpoch(self.epoch, state.record.life))
 
     def _pulls(self, best: LogPosition) -> bool:
         """Whether a tail as good as the best is being pulled already."""

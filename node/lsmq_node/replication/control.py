@@ -18,6 +18,9 @@ class LifeId(NamedTuple):
     start: int
 
 
+NOBODY = LifeId(UNCLAIMED, 0)
+
+
 class Start(NamedTuple):
     """A start of an incarnation: counted up from 1, and a random number that no copy of the disk can know."""
 
@@ -179,6 +182,7 @@ class Timings:
     deaf_s              A leader that for this long has heard of too few members of the in-sync set to acknowledge
                         anything asks for another leader: they may hear it, and it not them. Writes wait that long
                         then. Too short, and what mends by itself (an election, a follower found dead) costs an epoch.
+    ask_elsewhere_s     It asks again so often, as the control plane counts on.
     window_bytes        Bytes shipped to a follower and not yet reported durable. Bounds memory of both.
     """
 
@@ -187,6 +191,7 @@ class Timings:
     replica_timeout_s: float = 0.5
     replica_lag_s: float = 1.0
     deaf_s: float = 2.0
+    ask_elsewhere_s: float = 0.5
     window_bytes: int = 8 * 1024 * 1024
 
     def validate(self) -> Timings:

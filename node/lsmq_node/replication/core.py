@@ -366,7 +366,7 @@ class ReplicaCore:
             self._part.shipped(self._state, session, end_lsn)
 
     def _trimmed(self, log_start_lsn: int) -> None:
-        self._state.log.start_lsn = log_start_lsn
+        self._state.log.trim(log_start_lsn)
         if isinstance(self._part, Leader):
             self._part.trimmed(self._state)
 
@@ -379,7 +379,7 @@ class ReplicaCore:
     def _begun(self, epoch: int, lsn: int, end_lsn: int) -> None:
         """The EPOCH entry is in the log, even if the epoch is over meanwhile."""
         state, part = self._state, self._part
-        state.log.append(end_lsn, state.log.history.begin(epoch, lsn))
+        state.log.append(end_lsn, state.log.history.begin(epoch, lsn, state.record.life))
         if isinstance(part, Candidate) and part.epoch == epoch:
             self._part = leader = Leader(state, epoch, end_lsn, self._lease)
             for sender, hello in sorted(part.hellos.items()):

@@ -81,8 +81,8 @@ class Puller:
                 self._welcomed(state, message)
             case Frame():
                 self._take(state, message)
-            case TakeSnapshot():
-                self._needs_snapshot(state)
+            case TakeSnapshot(_, _, log_start_lsn):
+                self._needs_snapshot(state, log_start_lsn)
             case TakeNewIncarnation():
                 reason = f"the log ends before LSN {message.durable_lsn}, which was reported durable"
                 state.emit(Reopen(reason, Distrust.WENT_BACK))
@@ -97,18 +97,18 @@ class Puller:
             self.useless = True
         elif welcome.resume_lsn == log.end_lsn:
             self.streaming = True
-            self._history = welcome.history
+            self._history = log.history.followed_by(welcome.history)
             self.report(state)
         elif welcome.resume_lsn < log.high_watermark:
-            self._diverged(state, welcome.resume_lsn)
+            self._diverged(state, f"leaves this one at LSN {welcome.resume_lsn}")
         else:
             state.truncate(welcome.resume_lsn)
 
-    def _diverged(self, state: ReplicaState, resume_lsn: int) -> None:
+    def _diverged(self, state: ReplicaState, how: str) -> None:
         """What was applied here is not in the leader's log. Where an operator has accepted that, it is set aside."""
         log, view = state.log, state.view
         reason = (
-            f"the log of {self.source} leaves this one at LSN {resume_lsn}, but everything up to {log.high_watermark} "
+            f"the log of {self.source} {how}, but everything up to {log.high_watermark} "
             "was applied here: acknowledged writes are gone from the cluster"
         )
         if view is not None and log.history.last_epoch < view.revived_epoch:
@@ -116,8 +116,19 @@ class Puller:
         else:
             state.emit(Halt(reason))
 
-    def _needs_snapshot(self, state: ReplicaState) -> None:
-        """A log that counts for acknowledged writes is not thrown away: the node leaves the in-sync set first."""
+    def _needs_snapshot(self, state: ReplicaState, log_start_lsn: int) -> None:
+        """A log that counts for acknowledged writes is not thrown away: the node leaves the in-sync set first.
+
+        The log of a source that reaches back to what was applied here shares a start of an epoch with this one, or
+        something else was applied here.
+        """
+        high_watermark = state.log.high_watermark
+        if not self.streaming and high_watermark and log_start_lsn <= high_watermark:
+            if self.lent:
+                self.useless = True
+            else:
+                self._diverged(state, f"begins at LSN {log_start_lsn} and shares no epoch with this one")
+            return
         if self.streaming or (not self.lent and state.propose_leave()):
             return
         state.lower_floor(state.log.high_watermark)

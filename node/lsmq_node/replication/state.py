@@ -9,9 +9,6 @@ from .control import UNCLAIMED, ControlView, LifeId, Member, ReplicaRecord, Timi
 from .history import EpochHistory, LogPosition
 from .messages import Message, Session
 
-#: How often a leader that hears too few of the others says so: the control plane counts on being told again.
-_ASK_ELSEWHERE_S = 0.5
-
 
 class LogState:
     """The ends of the replica's log, in rising order: start, high watermark, durable, end.
@@ -27,7 +24,7 @@ class LogState:
         self.start_lsn = start_lsn
         self.high_watermark = applied_lsn
         self.durable_lsn = self.end_lsn = end_lsn
-        self.history = history.clip(end_lsn)
+        self.history = history.clip(end_lsn).since(start_lsn)
         self.busy = False
 
     @property
@@ -43,6 +40,11 @@ class LogState:
         assert end_lsn >= self.end_lsn and not self.busy, "a log grows at its end"
         self.end_lsn = end_lsn
         self.history = history.clip(end_lsn)
+
+    def trim(self, start_lsn: int) -> None:
+        """What lies before ``start_lsn`` is gone, or as good as gone."""
+        self.start_lsn = max(self.start_lsn, start_lsn)
+        self.history = self.history.since(self.start_lsn)
 
     def synced(self, lsn: int) -> bool:
         """Whether more than before is durable."""
@@ -140,7 +142,7 @@ class ReplicaState:
 
     def ask_elsewhere(self, epoch: int) -> None:
         """Ask for another leader than this replica, which hears too few of the others to lead ``epoch``."""
-        if self.due("elsewhere", _ASK_ELSEWHERE_S):
+        if self.due("elsewhere", self.timings.ask_elsewhere_s):
             self.emit(AskElection(epoch, elsewhere=True))
 
     # The log.

@@ -12,20 +12,22 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
-from ..replication import EpochHistory, ReplicaRecord
+from ..replication import NOBODY, EpochHistory, EpochStart, LifeId, ReplicaRecord
 
 EPOCH_PAYLOAD = 0
 EPOCH_BYTES = 5
 
 
 class LogEntry(NamedTuple):
-    """``[lsn, end_lsn)`` of the log. ``chain`` hashes this entry and all before it: equal chains, equal prefixes."""
+    """``[lsn, end_lsn)`` of the log. ``chain`` hashes this entry and all before it: equal chains, equal prefixes.
+    ``life``: of an EPOCH entry, who began it."""
 
     lsn: int
     end_lsn: int
     epoch: int
     payload: int
     chain: int
+    life: LifeId = NOBODY
 
 
 class SimLog:
@@ -39,12 +41,16 @@ class SimLog:
     def end_lsn(self) -> int:
         return self.ends[-1] if self.ends else 0
 
-    def append(self, epoch: int, payload: int, size: int) -> LogEntry:
+    def append(self, epoch: int, payload: int, size: int, life: LifeId = NOBODY) -> LogEntry:
         lsn = self.end_lsn
-        chain = hash((self.chain_at(lsn), epoch, payload, size))
-        entry = LogEntry(lsn, lsn + size, epoch, payload, chain)
+        chain = hash((self.chain_at(lsn), epoch, payload, size, life))
+        entry = LogEntry(lsn, lsn + size, epoch, payload, chain, life)
         self.put(entry)
         return entry
+
+    def begin(self, epoch: int, life: LifeId) -> LogEntry:
+        """The EPOCH entry."""
+        return self.append(epoch, EPOCH_PAYLOAD, EPOCH_BYTES, life)
 
     def put(self, entry: LogEntry) -> None:
         assert entry.lsn == self.end_lsn, "a log has no gaps"
@@ -79,8 +85,11 @@ class SimLog:
         del self.ends[index:]
 
     def history(self) -> EpochHistory:
-        starts = ((entry.epoch, entry.lsn) for entry in self.entries if entry.payload == EPOCH_PAYLOAD)
-        return EpochHistory.of(tuple(starts))
+        return EpochHistory.of(EpochStart(entry.epoch, entry.lsn, entry.life) for entry in self.begun())
+
+    def begun(self) -> list[LogEntry]:
+        """The EPOCH entries."""
+        return [entry for entry in self.entries if entry.payload == EPOCH_PAYLOAD]
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class Faults:
             kinds += [self._control_back] * 3
         else:
             kinds += [self._lose_disk, self._lose_tail, self._change_replicas, self._change_replicas]
-            kinds += [self._set_back] * 3
+            kinds += [self._set_back] * 3 + [self._lead_twice] * 2
         self._kinds = random.sample(kinds, random.randint(2, len(kinds)))
 
         self._delicacy = random.choice((0.0, 0.0, 0.02, 0.1))
@@ -238,6 +238,31 @@ class Faults:
         if copy.record is None:
             return True
         return self._cluster.control.refusal(node, with_new_start(copy.record, 0), copy.durable_lsn) is not None
+
+    def _lead_twice(self) -> None:
+        """What must never be, but may be found: an epoch that was begun by another life as well, on a disk that comes
+        to this cluster. Nothing that anybody counts on was there, and it is behind every member of the in-sync set."""
+        cluster, monitor = self._cluster, self._cluster.monitor
+        replica = self._any()
+        whole = [other.disk.log for other in cluster.replicas.values() if monitor.is_committed(other.disk.log)]
+        if not whole or replica.name in {member.node for member in cluster.control.view.in_sync}:
+            return
+        self._kill(replica, power=True)
+        log, record, committed_lsn = replica.disk.log, replica.disk.record, monitor.committed_lsn
+        if record is not None and not replica.disk.is_intact(record.incarnation):
+            return  # A log that is too short must stay so.
+        starts = [begun for begun in whole[0].begun() if log.end_lsn <= begun.lsn and begun.end_lsn < committed_lsn]
+        if starts and whole[0].holds(log.end_lsn, log.chain_at(log.end_lsn)):
+            start = self._world.random.choice(starts)
+            replica.lead_unasked(whole[0], start, self._sizes_within(committed_lsn - start.end_lsn))
+
+    def _sizes_within(self, room: int) -> list[int]:
+        """Of a few entries that take less than ``room``."""
+        sizes: list[int] = []
+        while room > 1 and len(sizes) < 4:
+            sizes.append(self._world.random.randint(1, min(40, room - 1)))
+            room -= sizes[-1]
+        return sizes
 
     # Control plane.
 

@@ -64,6 +64,10 @@ class Monitor:
     def _fail(self, name: str, what: str) -> None:
         raise InvariantViolated(name, what)
 
+    def is_committed(self, log: SimLog) -> bool:
+        """Whether a log holds all that is committed."""
+        return log.holds(self.committed_lsn, self.committed[self.committed_lsn])
+
     def _count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
 
@@ -117,8 +121,8 @@ class Monitor:
             self._holds_everything(replica)
 
     def _holds_everything(self, replica: SimReplica) -> None:
-        lsn = self.committed_lsn
-        if not replica.disk.log.holds(lsn, self.committed[lsn]):
+        if not self.is_committed(replica.disk.log):
+            lsn = self.committed_lsn
             self._fail("acknowledged-survives", f"{replica.name} serves without what was committed up to {lsn}")
 
     def _of_its_epoch(self, replica: SimReplica, epoch: int) -> None:

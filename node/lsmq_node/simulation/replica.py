@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import assert_never
 
-from ..replication import Action, Event, Message, Recovered, ReplicaCore, ReplicaRecord, Timings
+from ..replication import Action, Event, LifeId, Message, Recovered, ReplicaCore, ReplicaRecord, Timings
 from ..replication.actions import (
     AdvanceHighWatermark,
     AppendFrame,
@@ -48,7 +48,7 @@ from ..replication.events import (
 )
 from ..replication.messages import Frame, Promise, PromiseRequest, Welcome
 from .cluster import Cluster, Write
-from .disk import EPOCH_BYTES, EPOCH_PAYLOAD, Cut, Keep, LogEntry, Operation, SimDisk, SimLog, Sync
+from .disk import Cut, Keep, LogEntry, Operation, SimDisk, SimLog, Sync
 from .network import CONTROL
 
 FRAME_BYTES = 200
@@ -162,6 +162,18 @@ class SimReplica:
         present.gone = self.disk.gone | lost
         self.disk = present
 
+    def lead_unasked(self, history: SimLog, start: LogEntry, sizes: Sequence[int]) -> None:
+        """A process with a copy of this disk has begun an epoch that another began as well: after ``history``, which
+        this log is a prefix of, come its own EPOCH entry, where ``start`` lies, and entries of its own."""
+        self._world.note(self.name, f"LED EPOCH {start.epoch} AT {start.lsn} AS WELL")
+        log, random = self.disk.log, self._world.random
+        for entry in history.between(log.end_lsn, start.lsn):
+            log.put(entry)
+        log.begin(start.epoch, LifeId(random.getrandbits(32) + 1, 1))
+        for size in sizes:
+            log.append(start.epoch, -random.getrandbits(32) - 1, size)
+        self.disk.durable_lsn = self.disk.syncing_to = log.end_lsn
+
     def pause(self, seconds: float) -> None:
         self._world.note(self.name, f"PAUSED for {seconds:.3f} s")
         self.paused_until = max(self.paused_until, self._world.now + seconds)
@@ -245,8 +257,8 @@ class SimReplica:
             case TruncateLog(lsn):
                 cluster.monitor.truncating(self, lsn)
                 self._queue(Cut(lsn))
-            case BeginEpoch(epoch):
-                entry = disk.log.append(epoch, EPOCH_PAYLOAD, EPOCH_BYTES)
+            case BeginEpoch(epoch, life):
+                entry = disk.log.begin(epoch, life)
                 cluster.monitor.epoch_begun(self, epoch)
                 self._busy_with.insert(1, EpochBegun(epoch, entry.lsn, entry.end_lsn))
                 self._queue(Sync())

@@ -29,6 +29,7 @@ from .columns import (
     queue_keys,
     wrap64,
 )
+from .epochs import epoch_start
 from .memtable import TOMBSTONE_TOPIC, Memtable
 from .producers import BatchKey, Stored, fingerprint
 from .sstable import stored_batch
@@ -211,7 +212,7 @@ class Applier:
             case EntryKind.DOCUMENT:
                 state.documents.apply(entry.body)
             case EntryKind.EPOCH:
-                state.epochs.append((entry.epoch, entry.lsn))
+                state.epochs.append(epoch_start(entry, self._source))
             case _:
                 raise CorruptFile(
                     f"{self._source}: the log entry at LSN {entry.lsn} has unknown kind {entry.kind}",

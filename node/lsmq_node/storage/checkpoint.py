@@ -40,6 +40,7 @@ from lsmq.errors import CorruptFile
 from .columns import I64, WIDTH_DTYPES, width_of
 from .deletions import Deleted
 from .disk import Disk
+from .epochs import EpochStart
 from .keyed_file import Item, KeyedFile, KeyedWriter
 from .pages import PAGE_BITS
 from .producers import KIND as PRODUCER
@@ -314,7 +315,6 @@ def _fill_merged(
     return {
         **last,
         "first_lsn": first["first_lsn"],
-        "epochs": [epoch for file in files for epoch in file.properties["epochs"]],
         "erased": [] if oldest else erased[-1],
         "producers": producers,
     }
@@ -391,7 +391,7 @@ def load_state(files: Sequence[KeyedFile]) -> ShardState:
             erase(state, prefix)
         for key, value in file.scan(b"", PRODUCER):
             restore_item(state, key, value)
-        state.epochs += ((epoch, lsn) for epoch, lsn in properties["epochs"])
+        state.epochs = [EpochStart(*epoch) for epoch in properties["epochs"]]
         state.next_topic_id = properties["next_topic_id"]
     if files:
         state.restored(properties["end_lsn"], properties["time_ms"])

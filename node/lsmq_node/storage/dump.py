@@ -20,6 +20,7 @@ from lsmq.record_batch import Column, decode_header
 from .block import Block
 from .checkpoint import describe_key, describe_value
 from .disk import File, OsDisk
+from .epochs import epoch_start
 from .index import IndexPage
 from .keyed_file import KeyedFile
 from .log_mark import decode_log_mark
@@ -93,6 +94,9 @@ def _entry(entry: Entry, source: str) -> dict[str, Any]:
         fields["producer_id"] = batch.producer_id
         fields["producer_epoch"] = batch.producer_epoch
         fields["sequence"] = batch.sequence
+    if entry.kind == EntryKind.EPOCH:
+        begun = epoch_start(entry, source)
+        fields["incarnation"], fields["start"] = begun.incarnation, begun.start
     return fields
 
 

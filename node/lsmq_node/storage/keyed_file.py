@@ -46,7 +46,7 @@ from .disk import Disk, File
 from .failures import no_descriptor
 
 MAGIC = b"LSMQCKP1"
-VERSION = 4
+VERSION = 5
 HEAD = struct.Struct("<8sI")
 FOOTER = struct.Struct("<QIIII")
 BLOCK = struct.Struct("<III")

@@ -26,6 +26,7 @@ from lsmq.errors import ClientClosed, LsmqError, TimedOut
 from .applier import Applier, PendingEntry, PendingRecords
 from .columns import U32
 from .disk import Buffer
+from .epochs import EpochStart, epoch_start, needed
 from .failures import FULL, WANT, again, disk_failed, torn, want
 from .line import Appended, Line, Pending, Written, end_of
 from .options import FlushMode, StoreOptions
@@ -70,11 +71,11 @@ class LogWriter:
         replicated: bool = False,
         applied_lsn: int | None = None,
         tail: list[Entry] | None = None,
-        epochs: list[tuple[int, int]] | None = None,
+        epochs: list[EpochStart] | None = None,
     ) -> None:
         """Args:
         tail: what the log holds above ``applied_lsn``, where a replica does not know what is committed.
-        epochs: the log's history: leader epochs, and the LSN at which each begins.
+        epochs: the log's history, as far as it is needed.
         """
         self._path = path
         self._options = options
@@ -91,7 +92,7 @@ class LogWriter:
         self.written_lsn = self.durable_lsn = line.end_lsn
         self._received_lsn = line.end_lsn
         self._stream: EntryStream | None = None
-        self.epochs: list[tuple[int, int]] = list(epochs or ())
+        self.epochs: list[EpochStart] = list(epochs or ())
         self.committed_lsn = line.end_lsn if applied_lsn is None else applied_lsn
         self._writing = False  # guarded by _lock: whoever takes it and finds it set comes after one that was torn out
         self._applying = False  # guarded by _apply_lock, likewise
@@ -230,12 +231,16 @@ class LogWriter:
             self._written.extend(pending)
         for item in pending:
             if isinstance(item, PendingEntry) and item.entry.kind == EntryKind.EPOCH:
-                self.epochs.append((item.entry.epoch, item.entry.lsn))
+                self._epoch_begins(item.entry)
         self.written_lsn = self._received_lsn = end_lsn
         self._counters.commits += 1
         self._counters.committed_entries += len(pending)
         self.after_write(end_lsn, len(buffer))
         self.on_durable(self.promised_lsn)
+
+    def _epoch_begins(self, entry: Entry) -> None:
+        start = epoch_start(entry, str(self._path))
+        self.epochs = needed([*self.epochs, start], self._segments.begins_lsn)
 
     def _write(self, lsn: int, buffer: Buffer, kept_lsn: int) -> None:
         """Put bytes at their place. When that fails the log ends at ``kept_lsn``.

@@ -26,6 +26,7 @@ import crc32c
 from lsmq.errors import CorruptFile, LogTrimmed, LsmqError
 
 from .disk import Disk
+from .epochs import EpochStart
 from .line import Appended
 from .log_writer import Committed
 from .manifest import HIGH_WATERMARK
@@ -84,16 +85,16 @@ class ReplicaLog:
         return self._writer.committed_lsn
 
     @property
-    def history(self) -> list[tuple[int, int]]:
-        """Leader epochs and the LSN at which each begins, oldest first."""
+    def history(self) -> list[EpochStart]:
+        """The leader epochs of the log, oldest first: all that began in it, and that of its first bytes."""
         return list(self._writer.epochs)
 
-    def begin_epoch(self, epoch: int) -> Appended:
-        """A new leader: put the entry in line that says where its epoch begins; ``write`` writes it.
+    def begin_epoch(self, epoch: int, incarnation: int, start: int) -> Appended:
+        """A new leader, in this life: put the entry in line that says where its epoch begins; ``write`` writes it.
 
         From here on appends are taken; what they are given offsets by is complete when this entry is applied.
         """
-        return self._writer.begin_epoch(epoch)
+        return self._writer.begin_epoch(epoch, incarnation, start)
 
     def listen(
         self,

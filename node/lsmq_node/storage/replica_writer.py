@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from lsmq.errors import CorruptFile, InvalidRequest, LsmqError, NotLeader
 
+from .epochs import encode_life
 from .line import Appended, end_of
 from .log_writer import LogWriter
 from .wal import Entry, EntryKind
@@ -91,7 +92,7 @@ class ReplicaWriter(LogWriter):
         with self._apply_lock, self.line.lock:
             while self._written and end_of(self._written[-1]) > lsn:
                 self._written.pop()
-            self.epochs = [(epoch, start) for epoch, start in self.epochs if start < lsn]
+            self.epochs = [start for start in self.epochs if start.lsn < lsn]
             self.line.restart(lsn, self._unapplied(), kept_lsn, failure)
         self._stream = None
         self._cuts += 1
@@ -122,8 +123,9 @@ class ReplicaWriter(LogWriter):
         with self._advanced:
             self._advanced.notify_all()
 
-    def begin_epoch(self, epoch: int) -> Appended:
-        """A new leader: note in the log that its epoch begins here. Entries of before are committed with it."""
+    def begin_epoch(self, epoch: int, incarnation: int, start: int) -> Appended:
+        """A new leader, in this life: note in the log that its epoch begins here. Entries of before are committed with
+        it."""
         with self._lock:
             if self.written_lsn != self._received_lsn:
                 raise InvalidRequest("the log ends in the middle of an entry; truncate it first")
@@ -135,10 +137,10 @@ class ReplicaWriter(LogWriter):
                 self.line.restart(self.written_lsn, self._unapplied(), self.written_lsn, dropped)
                 self.line.epoch = epoch
                 self.line.closed = None
-                return self.line.append_entry(EntryKind.EPOCH, 0, 0, b"")
+                return self.line.append_entry(EntryKind.EPOCH, 0, 0, encode_life(incarnation, start))
 
     def _note_epoch(self, entry: Entry) -> None:
         if entry.kind == EntryKind.EPOCH:
-            self.epochs.append((entry.epoch, entry.lsn))
+            self._epoch_begins(entry)
             with self.line.lock:
                 self.line.epoch = max(self.line.epoch, entry.epoch)

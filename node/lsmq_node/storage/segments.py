@@ -38,11 +38,15 @@ class SegmentFiles:
         self._sync_failure: OSError | None = None
         self.fsync_count = 0
         self.written_bytes = 0
+        #: The log on disk begins here, or later where it is not read back yet.
+        self.begins_lsn = 0
 
     def begin(self, lsn: int) -> None:
         """The log was read back and ends at ``lsn``, durably: from here on it is written. Raises ``OSError``."""
+        starts = self.start_lsns()
+        self.begins_lsn = min(starts, default=0)
         with self._mark_lock:
-            self._store_mark(LogMark(lsn, max(self.start_lsns(), default=-self.segment_bytes) + self.segment_bytes))
+            self._store_mark(LogMark(lsn, max(starts, default=-self.segment_bytes) + self.segment_bytes))
 
     def note(self, durable_lsn: int | None = None, segments_end_lsn: int = 0, *, closed: bool = False) -> None:
         """Note how far the log is durable, :attr:`final_lsn` unless said, and where its segments end.
@@ -238,6 +242,7 @@ class SegmentFiles:
         for start in self.start_lsns():
             if start + self.segment_bytes > before_lsn:
                 break
+            self.begins_lsn = start + self.segment_bytes
             self._open.pop(start, None)  # closed when a sync that is under way has done with it
             path = self._directory / segment_name(start)
             if spares < keep_spares:

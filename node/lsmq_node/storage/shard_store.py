@@ -24,6 +24,7 @@ from .catalog import Catalog
 from .columns import I64, U32
 from .disk import Clock, Disk, OsDisk, SystemClock
 from .documents import Changes, encode_changes
+from .epochs import epoch_start
 from .failures import refused
 from .gauges import measure
 from .line import Appended, Line
@@ -81,10 +82,11 @@ class ShardStore:
             floor = LogFloor(max(known_committed, floor.lsn), floor.led_epoch)
         replay = Replay(opened, path, disk, floor)
         tail = self._replay(replay, applier, known_committed)
-        epochs = [*self._state.epochs, *((entry.epoch, entry.lsn) for entry in tail if entry.kind == EntryKind.EPOCH)]
+        begun = [epoch_start(entry, str(path)) for entry in tail if entry.kind == EntryKind.EPOCH]
+        epochs = [*self._state.epochs, *begun]
         appender = Appender(replay.end_lsn, self._segments.segment_bytes)
         self._time.opened(max([self._state.time_ms, *(entry.time_ms for entry in tail)]))
-        self._line = Line(options, self._time, self._state, applier, appender, epochs[-1][0] if epochs else 0)
+        self._line = Line(options, self._time, self._state, applier, appender, epochs[-1].epoch if epochs else 0)
         writer = (ReplicaWriter if replicated else LogWriter)(
             path,
             options,

@@ -9,7 +9,7 @@ verified. All integers are little-endian::
 
     offset width field
      0      8    magic ``LSMQSNP1``
-     8      4    version (2)
+     8      4    version (3)
     12      4    length of the body
     16      4    crc       CRC32C of version, length and body
     20      n    body      a msgpack map: epochs, and the source's manifest as it lies in its file
@@ -28,11 +28,12 @@ import msgpack
 
 from lsmq.errors import CorruptFile, UnsupportedFormat
 
+from .epochs import EpochStart
 from .manifest import Manifest, decode_manifest, encode_manifest
 
 NAME = "SNAPSHOT"
 MAGIC = b"LSMQSNP1"
-VERSION = 2
+VERSION = 3
 HEAD = struct.Struct("<8sIII")
 INCOMING_DIRECTORY = "incoming"
 
@@ -51,11 +52,11 @@ class SnapshotManifest:
 
     Attributes:
         manifest: of the source, as of the flush.
-        epochs: leader epochs that begin before ``applied_lsn``, and the LSN at which each begins.
+        epochs: leader epochs that begin before ``applied_lsn``, as far as the source needs them.
     """
 
     manifest: Manifest
-    epochs: tuple[tuple[int, int], ...]
+    epochs: tuple[EpochStart, ...]
 
     @property
     def applied_lsn(self) -> int:
@@ -99,5 +100,5 @@ def decode_snapshot(raw: bytes, source: str) -> SnapshotManifest:
     values = msgpack.unpackb(body)
     return SnapshotManifest(
         decode_manifest(values["manifest"], source),
-        tuple((epoch, lsn) for epoch, lsn in values["epochs"]),
+        tuple(EpochStart(*epoch) for epoch in values["epochs"]),
     )

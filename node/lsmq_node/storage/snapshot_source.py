@@ -133,7 +133,7 @@ class Exports:
     def _hold(self, manifest: Manifest) -> SnapshotSource:
         directory = self._path / TABLE_DIRECTORY
         try:
-            epochs = tuple((epoch, lsn) for epoch, lsn in self._writer.epochs if lsn < manifest.flushed_lsn)
+            epochs = tuple(start for start in self._writer.epochs if start.lsn < manifest.flushed_lsn)
             snapshot = SnapshotManifest(manifest.with_changes(extra={}), epochs)
             source = SnapshotSource(self, self._disk, directory, snapshot)
             with self._lock:

@@ -147,8 +147,8 @@ class SnapshotTarget:
         file = KeyedFile(self._disk, path, meta.number)
         check_increment(file, meta)
         file.verify()
-        here = [list(epoch) for epoch in self.snapshot.epochs if meta.first_lsn <= epoch[1] < meta.end_lsn]
-        if file.properties["epochs"] != here:
+        begun = [list(start) for start in self.snapshot.epochs if start.lsn < meta.end_lsn]
+        if begun and file.properties["epochs"][-1:] != begun[-1:]:
             raise CorruptFile(f"{path}: the checkpoint is of another snapshot", file=str(path), position=0)
 
     def finish(self) -> None:

@@ -24,6 +24,7 @@ from lsmq.errors import InvalidRequest, InvalidTopicName
 from .columns import I64, U32
 from .deletions import Deleted, Deletions
 from .documents import Documents
+from .epochs import EpochStart
 from .group_offsets import GroupOffsets
 from .options import StoreOptions
 from .pages import PAGE_BITS
@@ -146,7 +147,7 @@ class StateChange:
     offsets: list[tuple[str, int, int, I64]]
     dropped_groups: list[tuple[str, int | None]]
     documents: dict[str, bytes | None]
-    epochs: list[tuple[int, int]]
+    epochs: list[EpochStart]
     producers: Layer
 
 
@@ -290,10 +291,9 @@ class ShardState:
         self.offsets = GroupOffsets()
         self.producers = Producers()
         self.documents = Documents()
-        self.epochs: list[tuple[int, int]] = []  # leader epochs, and the LSN at which each begins
+        self.epochs: list[EpochStart] = []  # as far as they are needed
         self.time_ms = 0  # the latest that an applied entry is stamped with
         self._taken_lsn = 0
-        self._taken_epochs = 0
         self._changed: dict[int, TopicState] = {}
         self._dropped: list[int] = []
 
@@ -389,10 +389,10 @@ class ShardState:
             offsets=offsets,
             dropped_groups=dropped_groups,
             documents=self.documents.take_change(),
-            epochs=self.epochs[self._taken_epochs :],
+            epochs=list(self.epochs),
             producers=self.producers.freeze(),
         )
         assert change.first_lsn <= lsn, "changes are taken in the order of the log"
-        self._taken_lsn, self._taken_epochs = lsn, len(self.epochs)
+        self._taken_lsn = lsn
         self._changed, self._dropped = {}, []
         return change

@@ -16,6 +16,7 @@ from .cache import BlockCache
 from .checkpoint_chain import CheckpointChain
 from .disk import Clock, Disk
 from .edits import Edit, apply_edit
+from .epochs import needed
 from .failures import WANT
 from .manifest import TABLE_DIRECTORY, Manifest, store_manifest
 from .memtable import Memtable, slabs_for
@@ -109,6 +110,7 @@ class TableSet:
         """
         if self.applied_lsn == self.memtable.first_lsn:
             return self.applied_lsn
+        self._state.epochs = needed(self._state.epochs, self._segments.begins_lsn)
         change = self._state.take_change(self.applied_lsn)
         fresh = Memtable(self.applied_lsn, self._options.memtable_bytes, self.slabs)
         with self.changed:

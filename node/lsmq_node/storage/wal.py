@@ -57,7 +57,7 @@ MAGIC = b"LSMQWAL1"
 VERSION = 1
 ENTRY = struct.Struct("<BBHIQqIIQ")
 ENTRY_BYTES = ENTRY.size  # 1 + 1 + 2 + 4 + 8 + 8 + 4 + 4 + 8 = 40
-ENTRY_VERSION = 1
+ENTRY_VERSION = 2
 
 
 class Fragment(IntEnum):
@@ -78,7 +78,7 @@ class EntryKind(IntEnum):
     OFFSETS = 3  # a group's committed offsets
     TRIM = 4  # log start offsets moved up
     DELETE = 5  # a record batch of tombstones: messages deleted
-    EPOCH = 6  # a new leader epoch begins here
+    EPOCH = 6  # a new leader epoch begins here, see :mod:`.epochs`
     NAMES = 7  # msgpack: names given to queues
     DOCUMENT = 8  # msgpack: documents put and deleted
 

@@ -19,6 +19,7 @@ from lsmq.errors import CorruptFile
 
 from ..checkpoint import CATALOG, DOCUMENT, OFFSETS, IncrementMeta, erase, page_key, page_size, restore_item, topic_of
 from ..disk import Disk, File
+from ..epochs import EpochStart
 from ..keyed_file import BLOCK, FOOTER, HEAD, MAGIC, Item, KeyedFile
 from ..pages import PAGE_BITS
 from ..producers import KIND as PRODUCER
@@ -214,7 +215,7 @@ class Chain:
                     newest[key] = at
             properties = increment.properties
             if properties:
-                state.epochs += ((epoch, lsn) for epoch, lsn in properties["epochs"])
+                state.epochs = [EpochStart(*epoch) for epoch in properties["epochs"]]
                 state.next_topic_id = max(state.next_topic_id, properties["next_topic_id"])
                 state.time_ms = max(state.time_ms, properties["time_ms"])
         lost = [(at, keys) for at, found in enumerate(self.increments[:count]) for keys in found.lost]
