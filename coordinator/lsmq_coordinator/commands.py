@@ -145,15 +145,21 @@ def _bootstrap(state: ClusterState, command: Command) -> Outcome:
 
 
 def _register_node(state: ClusterState, command: Command) -> Outcome:
-    """``node``, ``url``, ``internal_url``, ``life``: a start of a node makes itself known, with its addresses."""
+    """``node``, ``url``, ``internal_url``, ``life``: a start of a node makes itself known, with its addresses.
+
+    ``former``: the life before it, which the leader of the control plane found to be over.
+    """
     id = text(command["node"], "node", MAX_NAME_BYTES)
     known = state.nodes.get(id)
     if known is not None and known.state is NodeState.REMOVED:
         raise Refused("node_removed", f"node {id!r} was removed from the cluster; start it under a new id")
     if known is None and len(state.nodes) >= MAX_NODES:
         raise Refused("limit_reached", f"the cluster has {MAX_NODES} nodes, the most it can have")
+    life = text(command["life"], "life", MAX_NAME_BYTES)
+    if known is not None and known.life not in ("", life, command.get("former")):
+        raise Refused("stale", f"another start of node {id!r} was registered", life=known.life)
     node = _node(id, command, known.voter if known else False)
-    node = replace(node, life=text(command["life"], "life", MAX_NAME_BYTES))
+    node = replace(node, life=life)
     if known is not None:
         node = replace(node, state=known.state)
     if node == known:

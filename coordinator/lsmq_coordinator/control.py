@@ -139,6 +139,12 @@ class ControlClient:
         return self._state
 
     @property
+    def registered(self) -> bool:
+        """Whether this life is the one of its node that the cluster has agreed on."""
+        known = self._state.nodes.get(self.node)
+        return known is not None and known.life == self.life
+
+    @property
     def leader(self) -> str | None:
         """Node id of the leader of the control plane, as far as known."""
         return self._raft.leader if self._raft is not None and self._raft.failure is None else self._leader

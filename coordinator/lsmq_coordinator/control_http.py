@@ -13,13 +13,13 @@ from yarl import URL
 from lsmq.errors import ConnectionFailed, LsmqError, from_dict
 
 from .auth import ANSWER_HEADER, START_HEADER, ClusterSecret, Signer
-from .errors import ControlStopped, NoControlLeader, NotAuthenticated, NotControlLeader
+from .errors import ControlStopped, NoControlLeader, NodeRuns, NotAuthenticated, NotControlLeader
 from .names import Names
 
 MAX_ANSWER_BYTES = 64 << 20
 _ATTEMPTS = 2  # the first may be for an earlier start of the node
 _OWN_ERRORS: dict[str, type[LsmqError]] = {
-    kind.code: kind for kind in (NoControlLeader, NotControlLeader, ControlStopped, NotAuthenticated)
+    kind.code: kind for kind in (NoControlLeader, NotControlLeader, NodeRuns, ControlStopped, NotAuthenticated)
 }
 
 

@@ -11,18 +11,35 @@ turns.
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from .election import Progress, choose_successor
 from .state import ClusterState, Shard
 
-#: So long after another could lead a leader must still ask. Less than the half second after which it asks again.
-_SURE_S = 0.4
-#: A leader that does not ask again within this time hears the others again.
-_FRESH_S = 1.5
-_FORGET_S = 30.0
-
 Reports = Mapping[str, Mapping[int, Progress]]
+
+
+@dataclass(frozen=True, slots=True)
+class DeafTiming:
+    """``ask_s``: how often such a leader asks, in seconds. All else follows from it."""
+
+    ask_s: float = 0.5
+
+    @property
+    def sure_s(self) -> float:
+        """So long after another could lead a leader must still ask: it must have asked once more."""
+        return 0.8 * self.ask_s
+
+    @property
+    def fresh_s(self) -> float:
+        """A leader that does not ask again within this time hears the others again."""
+        return 3 * self.ask_s
+
+    @property
+    def forget_s(self) -> float:
+        """So long after it last asked, a leader may be elected again."""
+        return 60 * self.ask_s
 
 
 class _Said(NamedTuple):
@@ -33,7 +50,8 @@ class _Said(NamedTuple):
 class DeafLeaders:
     """One for each leadership of the control plane."""
 
-    def __init__(self) -> None:
+    def __init__(self, timing: DeafTiming = DeafTiming()) -> None:
+        self._timing = timing
         self._said: dict[int, dict[str, _Said]] = {}
         self._replaceable: dict[int, float] = {}
 
@@ -50,14 +68,14 @@ class DeafLeaders:
             said = self._said[id] = {
                 node: last
                 for node, last in self._said[id].items()
-                if now - last.at < _FORGET_S and not (node in known and known[node].epoch > last.epoch)
+                if now - last.at < self._timing.forget_s and not (node in known and known[node].epoch > last.epoch)
             }
             asks = self._asks(shard, said, now)
             others = alive - said.keys()
             successor = choose_successor(shard, others, known, state.settings.min_in_sync) if asks else None
             if asks is None or successor is None:
                 self._replaceable.pop(id, None)
-            elif asks.at - self._replaceable.setdefault(id, now) >= _SURE_S:
+            elif asks.at - self._replaceable.setdefault(id, now) >= self._timing.sure_s:
                 found[id] = successor
             if not said:
                 del self._said[id]
@@ -65,4 +83,4 @@ class DeafLeaders:
 
     def _asks(self, shard: Shard, said: Mapping[str, _Said], now: float) -> _Said | None:
         last = said.get(shard.leader or "")
-        return last if last is not None and last.epoch == shard.epoch and now - last.at < _FRESH_S else None
+        return last if last is not None and last.epoch == shard.epoch and now - last.at < self._timing.fresh_s else None

@@ -7,8 +7,9 @@ small process beside it, which gives it to the voters when the kernel says that 
 
 A notice names the node and the *life*: a random name that each start of a process gives itself. A life is part of
 what the cluster agrees on before it is given a lease (``register_node``), so a notice, however late, by whatever way
-and however often it comes, condemns nobody but the life that it is for. That a later life is agreed on proves the end
-of the one before in the same way: the data directory's lock passes from one to the other.
+and however often it comes, condemns nobody but the life that it is for. A later life is agreed on when the one before
+is proven to be over, or was silent for longer than any lease lasts: that it asks proves nothing, since it may be a
+second process with a copy of the data directory.
 
 ::
 

@@ -18,6 +18,14 @@ class NotControlLeader(Unavailable):
     status = 421
 
 
+class NodeRuns(LsmqError):
+    """A start of a node while another process runs under the same name. ``details`` has its ``node`` and ``url``."""
+
+    code = "node_runs"
+    status = 409
+    retriable = True
+
+
 class ControlStopped(StorageError):
     """The voter has stopped for good: its disk failed, or its log does not fit that of the others."""
 

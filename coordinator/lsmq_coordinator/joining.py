@@ -2,41 +2,57 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from lsmq.errors import InvalidRequest, TimedOut, Unavailable
 
 from .control import ControlClient
+from .errors import NodeRuns
 from .founding import register_command
 from .state import ClusterState
 
 _LOOK_S = 0.5
+#: So soon the control plane is asked again whether the other process of this name has ended.
+_AGAIN_S = 0.1
 _LONG_S = 3600.0
 
 
 async def join(
-    client: ControlClient, url: str, internal_url: str, founding: Mapping[str, Any] | None = None
+    client: ControlClient,
+    url: str,
+    internal_url: str,
+    founding: Mapping[str, Any] | None = None,
+    *,
+    waits: Callable[[str], None] = lambda why: None,
 ) -> ClusterState:
     """Returns once the cluster is founded and knows this life of the node, under these addresses; waits as long as that
     takes. Until then the node holds no lease.
 
     ``founding``, given to voters, is :func:`~.founding.founding_command`: whoever leads the control plane while nothing
     is founded yet submits it. Raises ``InvalidRequest`` when the cluster refuses: a founding that cannot be, or a
-    node that was removed.
+    node that was removed. ``waits`` is told, again and again, that another process runs under the node's name.
     """
     while True:
         state = client.state
-        known = state.nodes.get(client.node)
-        if known is not None and known.life == client.life and known.state != "removed":
+        if client.registered and state.nodes[client.node].state != "removed":
             return state
-        with contextlib.suppress(TimedOut, Unavailable):
+        try:
             if state.bootstrapped:
-                await _submit(client, register_command(client.node, url, internal_url, client.life), "not_bootstrapped")
+                register = register_command(client.node, url, internal_url, client.life)
+                await _submit(client, register, ("not_bootstrapped", "stale"))  # Stale: another one was first.
             elif founding is not None and client.leader == client.node:
-                await _submit(client, {**founding, "request_id": uuid.uuid4().hex}, "already_bootstrapped")
+                await _submit(client, {**founding, "request_id": uuid.uuid4().hex}, ("already_bootstrapped",))
+        except (TimedOut, Unavailable):
+            pass  # Whoever leads the control plane next is asked again.
+        except NodeRuns as runs:
+            waits(runs.message)
+            await asyncio.sleep(_AGAIN_S)
+            continue
+        with contextlib.suppress(TimedOut):
             await client.wait_for(lambda state, seen=state: state is not seen, _LOOK_S)  # type: ignore[misc]
 
 
@@ -48,7 +64,7 @@ async def displaced(client: ControlClient) -> None:
             return
 
 
-async def _submit(client: ControlClient, command: Mapping[str, Any], tolerated: str) -> None:
+async def _submit(client: ControlClient, command: Mapping[str, Any], tolerated: Container[str]) -> None:
     result = await client.submit(command)
-    if not result["ok"] and result["code"] != tolerated:
+    if not result["ok"] and result["code"] not in tolerated:
         raise InvalidRequest(f"the cluster refuses {command['op']} of node {client.node!r}: {result['message']}")

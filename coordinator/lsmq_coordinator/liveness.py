@@ -32,6 +32,8 @@ class LivenessTiming:
 @dataclass(slots=True)
 class _Node:
     heard: float
+    #: A sign of life came last, well or not.
+    beat: float
     alive: bool = True
     #: It was heard in this leadership: who was not, only counts as alive for as long as it may still be.
     spoke: bool = False
@@ -59,7 +61,7 @@ class FailureDetector:
 
     def begin(self, nodes: Iterable[str], now: float) -> None:
         """A leadership begins: nobody was heard yet, everybody has the full time to be."""
-        self._nodes = {node: _Node(heard=now) for node in nodes}
+        self._nodes = {node: _Node(heard=now, beat=now) for node in nodes}
         self._returned, self._died = set(), set()
         self._ticked = now
 
@@ -67,7 +69,7 @@ class FailureDetector:
         """The nodes of the cluster, as agreed. A new one counts as alive from now."""
         wanted = set(nodes)
         for node in wanted - self._nodes.keys():
-            self._nodes[node] = _Node(heard=now)
+            self._nodes[node] = _Node(heard=now, beat=now)
         for node in self._nodes.keys() - wanted:
             del self._nodes[node]
 
@@ -80,16 +82,25 @@ class FailureDetector:
         """Those held alive that were heard in this leadership."""
         return frozenset(node for node, seen in self._nodes.items() if seen.alive and seen.spoke)
 
-    def heartbeat(self, node: str, now: float) -> bool:
-        """The life of a node that the cluster knows was heard. Whether it counts as alive."""
+    def heartbeat(self, node: str, now: float, *, well: bool = True) -> bool:
+        """The life of a node that the cluster knows was heard; one that is not well runs, and does not live. Whether it
+        counts as alive."""
         seen = self._nodes.get(node)
         if seen is None:
+            return False
+        seen.beat = now
+        if not well:
             return False
         seen.heard, seen.spoke = now, True
         if not seen.alive:
             seen.alive, seen.returned = True, now
             self._returned.add(node)
         return True
+
+    def may_run(self, node: str, now: float) -> bool:
+        """Whether the life of a node that the cluster knows gave a sign too lately to be taken for over."""
+        seen = self._nodes.get(node)
+        return seen is not None and now - seen.beat <= self.timing.node_timeout_s
 
     def died(self, node: str) -> None:
         """The death of that life is proven. Its heartbeats, which may have been under way, must not be fed any more."""
@@ -108,6 +119,7 @@ class FailureDetector:
         """Let time pass. Gives each change once."""
         if now - self._ticked > self.timing.pause_s:
             for seen in self._nodes.values():
+                seen.beat = now
                 if seen.alive:
                     seen.heard = now
         self._ticked = now

@@ -15,15 +15,16 @@ from typing import Any
 
 from lsmq.errors import LsmqError
 
-from .deaf_leaders import DeafLeaders
+from .deaf_leaders import DeafLeaders, DeafTiming
 from .election import Progress, choose_candidate, leader_counts, may_lead, spread_leaders
 from .election_pace import ElectionPace
-from .errors import NoControlLeader, NotControlLeader
+from .errors import NoControlLeader, NodeRuns, NotControlLeader
 from .heartbeats import Heartbeat, HeartbeatAnswer, Told
 from .leaderless import LeaderlessShards
 from .liveness import FailureDetector, LivenessTiming
 from .raft_control import RaftControl
 from .reassignment import handover, next_steps
+from .resigning import Resigning, ResignTiming
 from .shard_commands import MAX_EPOCH
 from .state import ClusterState, NodeState
 from .witness import Witness
@@ -40,8 +41,9 @@ class OverseerTiming:
     liveness: LivenessTiming = LivenessTiming()  # noqa: RUF009
     #: Leaders are spread only when nothing changed for so long, one shard at a time.
     settle_s: float = 2.0
-    #: The control plane's leader resigns when too few nodes could call it for so long.
-    resign_s: float = 1.0
+    #: When the control plane's leader resigns that too few nodes can call.
+    resign: ResignTiming = ResignTiming()  # noqa: RUF009
+    deaf: DeafTiming = DeafTiming()  # noqa: RUF009
     #: The shards of a node that lives and has held no lease for so long are led by others.
     unleased_s: float = 1.0
     #: Commands that changed nothing are not repeated sooner: each costs an entry of the log.
@@ -70,11 +72,11 @@ class Overseer:
         self._pace = ElectionPace()
         self._leaderless = LeaderlessShards()
         self._witness = Witness()
-        raft.testify = lambda command: self._witness.testify(command)
-        self._deaf = DeafLeaders()
+        raft.testify = self._testify
+        self._deaf = DeafLeaders(timing.deaf)
         self._told = Told()
         self._unleased_since: dict[str, float] = {}
-        self._reached_at = clock()
+        self._resigning = Resigning(timing.resign, clock())
         self._submitted: tuple[int, list[dict[str, Any]], float] = (-1, [], 0.0)
         self._term = -1
         self._changed_at = clock()
@@ -107,7 +109,7 @@ class Overseer:
         agreed = known is not None and known.life == beat.life and self._ended.get(node) != beat.life
         if agreed:
             self._told.heard(beat)
-        alive = agreed and beat.well and self._detector.heartbeat(node, now)
+        alive = agreed and self._detector.heartbeat(node, now, well=beat.well)
         if alive and beat.progress is not None:
             self._reports[node] = dict(beat.progress)
             self._witness.hear(self._raft.state, node, beat.progress)
@@ -132,6 +134,29 @@ class Overseer:
         for shard in self._raft.state.shards.values():
             if shard.leader == node and now - since > self._timing.unleased_s:
                 self._deaf.say(shard.id, node, shard.epoch, now)
+
+    def _testify(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A command as the leader puts it into the log, with what it knows. Raises ``NodeRuns``.
+
+        A start of a node is agreed on when the life before it is over: proven to be, or silent for as long as it takes
+        for any lease to run out. So a second process under a node's name, by a wrong configuration or with a copy of
+        its data, takes nothing from the one that runs.
+        """
+        if command.get("op") != "register_node":
+            return self._witness.testify(command)
+        known = self._raft.state.nodes.get(str(command.get("node")))
+        if known is None or known.life in ("", command.get("life")) or not self._raft.is_leader:
+            return command
+        self._begin_leadership()
+        if self._ended.get(known.id) != known.life and self._detector.may_run(known.id, self._clock()):
+            raise NodeRuns(
+                f"node {known.id!r} runs already, at {known.internal_url}: this is a second process under its name. "
+                "Give each node its own cluster.node and data directory. If that one has just ended, this one is taken "
+                "when it was silent for long enough",
+                node=known.id,
+                url=known.internal_url,
+            )
+        return {**command, "former": known.life}
 
     def died(self, node: str, life: str) -> None:
         """It is proven that a life of a node has ended. Taken by every voter, whether or not it leads."""
@@ -171,10 +196,7 @@ class Overseer:
         end = self._raft.on_status(lambda _: self._wake.set())
         try:
             while True:
-                if self._raft.is_leader:
-                    await self._oversee()
-                else:
-                    self._term = -1
+                await self.look()
                 try:
                     async with asyncio.timeout(self._timing.tick_s):
                         await self._wake.wait()
@@ -188,13 +210,22 @@ class Overseer:
         term = self._raft.status.term
         if term != self._term:
             self._term = term
-            self._reports, self._asked, self._deaf, self._told = {}, {}, DeafLeaders(), Told()
+            self._reports, self._asked, self._told = {}, {}, Told()
+            self._deaf = DeafLeaders(self._timing.deaf)
             self._pace, self._leaderless, self._witness = ElectionPace(), LeaderlessShards(), Witness()
             self._unleased_since = {}
-            self._reached_at = self._clock()
+            self._resigning.reached(self._clock())
             self._submitted = (-1, [], 0.0)
             self._changed_at = self._clock()
             self._detector.begin(_members(self._raft.state), self._clock())
+
+    async def look(self) -> None:
+        """Look once, and do what is due. For :meth:`run`, and for who drives an overseer by a clock of its own."""
+        self._resigning.resigned(self._raft.status.resigned_term, self._clock())
+        if self._raft.is_leader:
+            await self._oversee()
+        else:
+            self._term = -1
 
     async def _oversee(self) -> None:
         self._begin_leadership()
@@ -241,12 +272,15 @@ class Overseer:
         voters = set(config.voters) & set(_members(state))
         unheard = voters - alive - {config.node}
         if 2 * len(unheard) < len(config.voters):
-            self._reached_at = now
+            self._resigning.reached(now)
             return True
-        if now - self._reached_at > self._timing.resign_s:
-            self._reached_at = now
+        if self._resigning.is_due(now):
+            self._resigning.resigned(self._term, now)
+            self._resigning.reached(now)  # It leads on for a moment.
             logging.getLogger(__name__).warning(
-                "the control plane's leader resigns: it does not hear %s", sorted(unheard)
+                "the control plane's leader resigns: it does not hear %s; the next one holds out for %.1f s",
+                sorted(unheard),
+                self._resigning.patience_s(now),
             )
             self._raft.resign()
         return False

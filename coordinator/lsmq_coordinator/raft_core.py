@@ -65,6 +65,8 @@ class RaftCore:
         self._granted: set[str] = set()
         self._asked_term: int | None = None
         self._failed_rounds, self._round_began = 0, -math.inf
+        #: The last term whose leader said that it resigns.
+        self.resigned_term = 0
         self._deadline = now + (self.pace.election_s() if self.peers else 0.0)
         self._ticked = self._judged_from = now
 
@@ -182,7 +184,8 @@ class RaftCore:
                 self._commit_on(self.leading)
             case SnapshotAnswer() if self.leading is not None:
                 self.leading.part_taken(sender, message, now)
-            case Resigned() if sender == self.leader:
+            case Resigned(term) if sender == self.leader:
+                self.resigned_term = term
                 self._leader_gone(now)
             case _:
                 pass

@@ -33,15 +33,18 @@ _MAX_NUMBER = 1 << 53
 
 
 def register_start(state: ClusterState, command: Command) -> Outcome:
-    """``shard``, ``node``, ``incarnation``, ``starts``, ``registered``, ``went_back``, ``durable_lsn``; optional
-    ``witnessed_lsn``.
+    """``shard``, ``node``, ``life``, ``incarnation``, ``starts``, ``registered``, ``went_back``, ``durable_lsn``;
+    optional ``witnessed_lsn``.
 
     ``starts`` are ``[number, token]`` of all starts that the disk remembers, the one at hand last; it knows of those up
     to the number ``registered`` that they were registered. Registered once, and again when the disk remembers that:
     then it is confirmed, and the replica may act. ``witnessed_lsn`` is what the leader of the control plane has heard
-    of the shard's high watermark: every member of the in-sync set holds the log up to there.
+    of the shard's high watermark: every member of the in-sync set holds the log up to there. Only the ``life`` of the
+    node that is agreed on is heard: a second process with a copy of the disk would take its place.
     """
     shard, disk = known_shard(state, command), _Disk(command)
+    if command["life"] != state.nodes[disk.node].life:
+        raise Refused("another_life", f"node {disk.node!r} is another process")
     if disk.node not in shard.replicas:
         raise Refused("no_replica", f"shard {shard.id} has no replica at {disk.node!r}")
     known = shard.start_of(disk.node)

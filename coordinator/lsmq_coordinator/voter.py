@@ -53,6 +53,8 @@ class RaftStatus:
     log_bytes: int = 0
     #: This voter and all others have caught up with a leader once; until then a lost disk is not noticed.
     whole: bool = False
+    #: The last term whose leader is known to have resigned; 0 for none.
+    resigned_term: int = 0
     #: The longest of the latest writes to this voter's disk, in seconds.
     sync_s: float = 0.0
 
@@ -277,6 +279,7 @@ class Voter:
             last_index=core.log.last_index,
             log_bytes=self._journal.size_bytes,
             whole=kept.state.whole,
+            resigned_term=core.resigned_term,
             sync_s=core.pace.sync_s,
         )
         if _belief(former) != _belief(self.status):

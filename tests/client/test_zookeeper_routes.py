@@ -55,7 +55,7 @@ class Published:
         for id in ids:  # Twice: that it started, and that its disk remembers that.
             for known in (0, 1):
                 disk = {"incarnation": 1, "starts": [[1, 1]], "registered": known, "durable_lsn": 0}
-                self._run(op="register_start", shard=0, node=id, went_back=False, **disk)
+                self._run(op="register_start", shard=0, node=id, life="", went_back=False, **disk)
         config = ZooKeeperConfig(hosts, name, "n0", cluster.urls[0], refresh_s=0.2, retry_s=0.1, call_timeout_s=1.0)
         self.registry = ZooKeeperRegistry(config)
         self.registry.start()

@@ -200,7 +200,8 @@ def test_a_node_notices_that_another_process_registered_under_its_name() -> None
     async def run(voter: FakeVoter, client: ControlClient) -> None:
         def register(life: str) -> None:
             command = register_command("n4", "http://u", "http://i", life)
-            voter.state = apply(voter.state, {**command, "request_id": life})[0]
+            former = voter.state.nodes["n4"].life
+            voter.state = apply(voter.state, {**command, "former": former, "request_id": life})[0]
 
         register(client.life)
         await join(client, "http://u", "http://i")

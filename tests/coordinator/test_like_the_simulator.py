@@ -68,7 +68,8 @@ def test_commands_do_what_the_simulated_control_plane_does(sequence: list[Any], 
                 run(op="set_replicas", expected_version=state.shards[0].version, replicas=sorted(replicas))
             case "elect", node, suspects, above:
                 listed_as = view.listed(node)
-                if listed_as is not None and node not in suspects:
+                started = view.start_of(node) is not None
+                if listed_as is not None and node not in suspects and started:
                     suspected = frozenset(member for member in view.in_sync if member.node in suspects)
                     control.elect(Member(node, listed_as), above, suspected)
                 fresh = {"expected_epoch": view.epoch, "min_epoch": above + 1, "suspects": sorted(suspects)}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from time import monotonic
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,12 +13,13 @@ import pytest
 
 from lsmq_coordinator.commands import apply
 from lsmq_coordinator.election import Progress
-from lsmq_coordinator.errors import NotControlLeader
+from lsmq_coordinator.errors import NodeRuns, NotControlLeader
+from lsmq_coordinator.founding import register_command
 from lsmq_coordinator.heartbeats import Heartbeat, HeartbeatAnswer
 from lsmq_coordinator.liveness import LivenessTiming
 from lsmq_coordinator.overseer import Overseer, OverseerTiming, departures
+from lsmq_coordinator.resigning import ResignTiming
 from lsmq_coordinator.state import ClusterState
-from support.raft_group import until
 
 from .test_state import NODES, founded
 
@@ -27,19 +29,21 @@ LIFE = "one"
 def registered(state: ClusterState, life: str = LIFE) -> ClusterState:
     """All nodes have been started."""
     for node in state.nodes.values():
-        fields = {"node": node.id, "url": node.url, "internal_url": node.internal_url, "life": life}
-        state, _ = apply(state, {"op": "register_node", **fields, "request_id": f"{node.id} {life}"})
+        command = {**register_command(node.id, node.url, node.internal_url, life), "former": node.life}
+        state, _ = apply(state, {**command, "request_id": f"{node.id} {life}"})
     return state
 
 
 class FakeRaft:
     """A voter that leads and commits at once."""
 
+    testify: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+
     def __init__(self, state: ClusterState) -> None:
         self.state = state
         self.is_leader = True
         self.leader = "n0"
-        self.status = SimpleNamespace(term=1)
+        self.status = SimpleNamespace(term=1, resigned_term=0)
         self.config = SimpleNamespace(node="n0", voters=dict.fromkeys(NODES[:3], "address"))
         self.batches: list[list[dict[str, Any]]] = []
         self.refuse = False
@@ -47,10 +51,13 @@ class FakeRaft:
 
     @property
     def lease(self) -> float:
-        return time.monotonic()
+        return monotonic()
 
     def on_status(self, callback: Any) -> Callable[[], None]:
         return lambda: None
+
+    def leads(self, *, term: int) -> None:
+        self.is_leader, self.leader, self.status.term = True, "n0", term
 
     def resign(self) -> None:
         self.resigned += 1
@@ -64,8 +71,30 @@ class FakeRaft:
         return result
 
 
+class VirtualTime:
+    """The time of an overseer: it passes when a test says so, in steps in which nodes send heartbeats and it looks."""
+
+    STEP_S = 0.02
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+        self.step: Callable[[], Awaitable[None]]
+
+    async def passes(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.now < end:
+            self.now += self.STEP_S
+            await self.step()
+
+    async def until(self, condition: Callable[[], object], within_s: float = 20.0) -> None:
+        end = self.now + within_s
+        while not condition():
+            assert self.now < end, f"not within {within_s} s"
+            await self.passes(self.STEP_S)
+
+
 def running(
-    test: Callable[[FakeRaft, Overseer], Awaitable[None]],
+    test: Callable[[FakeRaft, Overseer, VirtualTime], Awaitable[None]],
     *,
     beating: tuple[str, ...] = tuple(NODES),
     reporting: bool = True,
@@ -74,40 +103,35 @@ def running(
     """``reporting``: the first heartbeat of each node says that its replicas work."""
 
     async def main() -> None:
-        raft = FakeRaft(registered(founded()))
+        raft, time = FakeRaft(registered(founded())), VirtualTime()
         given = {"liveness": LivenessTiming(node_timeout_s=0.3), "settle_s": 3600.0, **timing}
-        timings = OverseerTiming(tick_s=0.01, **given)
-        overseer = Overseer(raft, timing=timings)  # type: ignore[arg-type]
+        overseer = Overseer(raft, timing=OverseerTiming(**given), clock=lambda: time.now)  # type: ignore[arg-type]
+        works = {id: Progress(0, 0, 1, 1) for id in raft.state.shards} if reporting else None
 
-        async def beat() -> None:
-            works = {id: Progress(0, 0, 1, 1) for id in raft.state.shards} if reporting else None
-            while True:
-                for node in beating:
-                    if raft.is_leader:
-                        overseer.heartbeat(Heartbeat(node, LIFE, works))
-                works = None  # As before.
-                await asyncio.sleep(0.02)
+        async def step() -> None:
+            nonlocal works
+            for node in beating:
+                if raft.is_leader:
+                    overseer.heartbeat(Heartbeat(node, LIFE, works))
+            works = None  # As before.
+            await overseer.look()
 
-        tasks = [asyncio.create_task(overseer.run()), asyncio.create_task(beat())]
-        try:
-            await test(raft, overseer)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        time.step = step
+        await step()
+        await test(raft, overseer, time)
 
     asyncio.run(main())
 
 
 def test_an_election_asked_for_by_many_is_held_once() -> None:
-    async def run(raft: FakeRaft, overseer: Overseer) -> None:
+    async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
         for _ in range(5):
             overseer.ask_election(1, 6)
-        await until(lambda: raft.state.shards[1].epoch == 7)
+        await time.until(lambda: raft.state.shards[1].epoch == 7)
         overseer.ask_election(1, 6)
         overseer.ask_election(77, 6)
         overseer.ask_election(1, 1 << 62)
-        await asyncio.sleep(0.1)
+        await time.passes(0.1)
         assert [[command["op"] for command in batch] for batch in raft.batches] == [["elect"]]
         assert overseer.elections == 1
 
@@ -115,7 +139,7 @@ def test_an_election_asked_for_by_many_is_held_once() -> None:
 
 
 def test_a_leader_that_hears_too_few_is_replaced_once_however_often_it_asks() -> None:
-    async def run(raft: FakeRaft, overseer: Overseer) -> None:
+    async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
         former = raft.state.shards[1]
         deaf = str(former.leader)
         for node in NODES:
@@ -123,7 +147,7 @@ def test_a_leader_that_hears_too_few_is_replaced_once_however_often_it_asks() ->
         for _ in range(60):
             overseer.ask_election(1, former.epoch, deaf)
             overseer.ask_election(77, former.epoch, deaf)
-            await asyncio.sleep(0.01)
+            await time.passes(0.01)
         after = raft.state.shards[1]
         assert after.epoch == former.epoch + 1
         assert after.leader in former.in_sync_nodes and after.leader != deaf
@@ -133,7 +157,7 @@ def test_a_leader_that_hears_too_few_is_replaced_once_however_often_it_asks() ->
 
 
 def test_a_leader_that_hears_too_few_stays_where_no_other_works() -> None:
-    async def run(raft: FakeRaft, overseer: Overseer) -> None:
+    async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
         former = raft.state.shards[1]
         deaf = str(former.leader)
         overseer.heartbeat(Heartbeat(deaf, LIFE, {1: Progress(former.epoch, 9, 1, 1)}))
@@ -142,31 +166,50 @@ def test_a_leader_that_hears_too_few_stays_where_no_other_works() -> None:
                 overseer.heartbeat(Heartbeat(node, LIFE, {}))
         for _ in range(60):
             overseer.ask_election(1, former.epoch, deaf)
-            await asyncio.sleep(0.01)
+            await time.passes(0.01)
         assert raft.state.shards[1] == former
 
     running(run, reporting=False)
 
 
 def test_a_control_leader_that_a_majority_of_the_voters_cannot_call_resigns_and_condemns_nobody() -> None:
-    async def run(raft: FakeRaft, overseer: Overseer) -> None:
-        await until(lambda: not raft.is_leader)
+    async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
+        await time.until(lambda: not raft.is_leader)
         assert raft.resigned == 1
         assert [shard.epoch for shard in raft.state.shards.values()] == [1] * len(raft.state.shards)
 
-    running(run, beating=(), resign_s=0.2)
+    running(run, beating=(), resign=ResignTiming(first_s=0.2))
+
+
+def test_a_control_leader_that_none_can_call_holds_out_longer_after_each_resignation_whoever_resigned() -> None:
+    """Where heartbeats are slow everywhere each leader would resign in its turn, and none would decide anything."""
+
+    async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
+        held_out = []
+        for term in range(1, 10):
+            if term % 3:  # Another voter leads, and resigns.
+                raft.status.resigned_term = term
+                await time.passes(0.02)
+            else:
+                raft.leads(term=term)
+                began = time.now
+                await time.until(lambda: not raft.is_leader, within_s=100.0)
+                held_out.append(round(time.now - began))
+        assert held_out == [4, 30, 30]
+
+    running(run, beating=(), resign=ResignTiming(first_s=1.0, longest_s=30.0))
 
 
 def test_a_control_leader_that_hears_a_majority_of_the_voters_leads_on() -> None:
-    async def run(raft: FakeRaft, overseer: Overseer) -> None:
-        await asyncio.sleep(0.8)
+    async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
+        await time.passes(0.8)
         assert raft.resigned == 0
 
-    running(run, beating=("n1",), resign_s=0.1)
+    running(run, beating=("n1",), resign=ResignTiming(first_s=0.1))
 
 
 def test_who_does_not_lead_takes_no_reports() -> None:
-    async def run(raft: FakeRaft, overseer: Overseer) -> None:
+    async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
         raft.is_leader, raft.leader = False, "n2"
         for report in (
             lambda: overseer.heartbeat(Heartbeat("n1", LIFE)),
@@ -180,8 +223,8 @@ def test_who_does_not_lead_takes_no_reports() -> None:
 
 
 def test_a_heartbeat_is_answered_with_who_is_alive() -> None:
-    async def run(raft: FakeRaft, overseer: Overseer) -> None:
-        await until(lambda: "n4" not in overseer.heartbeat(Heartbeat("n1", LIFE)).living)
+    async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
+        await time.until(lambda: "n4" not in overseer.heartbeat(Heartbeat("n1", LIFE)).living)
         assert overseer.heartbeat(Heartbeat("n1", LIFE)).living == {"n0", "n1", "n2", "n3"}
         assert all(shard.leader != "n4" for shard in raft.state.shards.values())
 
@@ -189,48 +232,48 @@ def test_a_heartbeat_is_answered_with_who_is_alive() -> None:
 
 
 def test_commands_that_change_nothing_are_not_repeated_at_every_tick() -> None:
-    async def run(raft: FakeRaft, overseer: Overseer) -> None:
+    async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
         raft.refuse = True
         command = {"op": "drain_node", "node": "n0", "request_id": "d"}
         raft.state = apply(raft.state, command)[0]
-        await until(lambda: raft.batches)
-        await asyncio.sleep(0.2)
+        await time.until(lambda: raft.batches)
+        await time.passes(0.2)
         assert len(raft.batches) == 1, "each would be an entry of the log"
         raft.refuse = False
         # Something changed: it is tried again at once.
         raft.state = apply(raft.state, {"op": "drain_node", "node": "n1", "request_id": "e"})[0]
-        await until(lambda: any(shard.target for shard in raft.state.shards.values()))
+        await time.until(lambda: any(shard.target for shard in raft.state.shards.values()))
 
     running(run, repeat_s=3600.0)
 
 
 def test_leadership_is_not_returned_to_a_node_whose_replica_does_not_work() -> None:
-    async def run(raft: FakeRaft, overseer: Overseer) -> None:
+    async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
         shard = raft.state.shards[0]
         preferred, other = shard.replicas[:2]
         command = {"op": "elect", "shard": 0, "candidate": other, "expected_epoch": 1, "request_id": "x"}
         overseer.heartbeat(Heartbeat(preferred, LIFE, {}))
         raft.state = apply(raft.state, command)[0]
-        await asyncio.sleep(0.2)
+        await time.passes(0.2)
         assert raft.state.shards[0].leader == other
         overseer.heartbeat(Heartbeat(preferred, LIFE, {id: Progress(1, 0, 1, 1) for id in raft.state.shards}))
-        await asyncio.sleep(0.2)
+        await time.passes(0.2)
         assert raft.state.shards[0].leader == other, "the leader's epoch has not come there yet"
         overseer.heartbeat(Heartbeat(preferred, LIFE, {id: Progress(2, 9, 1, 1) for id in raft.state.shards}))
-        await until(lambda: raft.state.shards[0].leader == preferred)
+        await time.until(lambda: raft.state.shards[0].leader == preferred)
 
     running(run, settle_s=0.05)
 
 
 def test_leadership_that_a_node_handed_over_is_not_returned_at_once() -> None:
-    async def run(raft: FakeRaft, overseer: Overseer) -> None:
-        await asyncio.sleep(0.6)  # things have been quiet for long
+    async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
+        await time.passes(0.6)  # things have been quiet for long
         preferred, other = raft.state.shards[0].replicas[:2]
         command = {"op": "elect", "shard": 0, "candidate": other, "expected_epoch": 1, "request_id": "x"}
-        raft.state, handed_over = apply(raft.state, command)[0], time.monotonic()
+        raft.state, handed_over = apply(raft.state, command)[0], time.now
         overseer.heartbeat(Heartbeat(preferred, LIFE, {0: Progress(2, 9, 1, 1)}))
-        await until(lambda: raft.state.shards[0].leader == preferred)
-        assert time.monotonic() - handed_over >= 0.5, "never sooner than it is quiet"
+        await time.until(lambda: raft.state.shards[0].leader == preferred)
+        assert time.now - handed_over >= 0.5, "never sooner than it is quiet"
 
     running(run, settle_s=0.5)
 
@@ -240,15 +283,15 @@ def listing(raft: FakeRaft, node: str) -> list[int]:
 
 
 def test_who_is_proven_dead_leaves_the_sets_of_leaders_that_live_and_loses_its_own_shards_at_once() -> None:
-    async def run(raft: FakeRaft, overseer: Overseer) -> None:
+    async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
         led = [id for id, shard in raft.state.shards.items() if shard.leader == "n2"]
         assert led and listing(raft, "n2")
-        await until(lambda: overseer.heard == set(NODES))
-        began = time.monotonic()
+        await time.until(lambda: overseer.heard == set(NODES))
+        began = time.now
         overseer.died("n2", LIFE)
-        await until(lambda: not listing(raft, "n2") and all(raft.state.shards[id].leader != "n2" for id in led))
+        await time.until(lambda: not listing(raft, "n2") and all(raft.state.shards[id].leader != "n2" for id in led))
         assert "n2" not in overseer.heartbeat(Heartbeat("n2", LIFE)).living, "it was under way"
-        assert len(raft.batches) == 1, f"all in one, after {time.monotonic() - began} s"
+        assert len(raft.batches) == 1, f"all in one, after {time.now - began} s"
         for shard in raft.state.shards.values():
             assert len(shard.in_sync) >= raft.state.settings.min_in_sync
 
@@ -256,47 +299,47 @@ def test_who_is_proven_dead_leaves_the_sets_of_leaders_that_live_and_loses_its_o
 
 
 def test_a_proof_of_another_life_condemns_nobody() -> None:
-    async def run(raft: FakeRaft, overseer: Overseer) -> None:
+    async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
         overseer.died("n2", "an earlier one")
         overseer.died("nobody", LIFE)
-        await until(lambda: overseer.heartbeat(Heartbeat("n2", LIFE)).alive)
-        await asyncio.sleep(0.1)
+        await time.until(lambda: overseer.heartbeat(Heartbeat("n2", LIFE)).alive)
+        await time.passes(0.1)
         assert raft.batches == []
         # The proof may come before the news of the life that it is for.
         raft.state = registered(raft.state, "an earlier one")
-        await until(lambda: "n2" not in overseer.alive)
+        await time.until(lambda: "n2" not in overseer.alive)
 
     running(run, beating=tuple(NODES), liveness=LivenessTiming(node_timeout_s=60.0))
 
 
 def test_a_proof_that_came_before_this_voter_led_counts_when_it_leads() -> None:
-    async def run(raft: FakeRaft, overseer: Overseer) -> None:
+    async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
         raft.is_leader, raft.leader = False, "n1"
         overseer.died("n2", LIFE)
-        await asyncio.sleep(0.05)
+        await time.passes(0.05)
         assert raft.batches == []
-        raft.is_leader, raft.leader, raft.status.term = True, "n0", 2
-        await until(lambda: not listing(raft, "n2"))
+        raft.leads(term=2)
+        await time.until(lambda: not listing(raft, "n2"))
 
     running(run, liveness=LivenessTiming(node_timeout_s=60.0))
 
 
 def test_a_life_that_the_cluster_does_not_know_gets_no_lease_and_keeps_nobody_alive() -> None:
-    async def run(raft: FakeRaft, overseer: Overseer) -> None:
+    async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
         for _ in range(40):
             assert not overseer.heartbeat(Heartbeat("n2", "unregistered")).alive
-            await asyncio.sleep(0.02)
+            await time.passes(0.02)
         assert "n2" not in overseer.alive
 
     running(run, beating=("n0", "n1", "n3", "n4"))
 
 
 def test_who_is_not_well_is_dead_and_says_why() -> None:
-    async def run(raft: FakeRaft, overseer: Overseer) -> None:
+    async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
         def sick() -> HeartbeatAnswer:
             return overseer.heartbeat(Heartbeat("n2", LIFE, well=False, problems=("voter: the disk is full",)))
 
-        await until(lambda: "n2" not in sick().living)
+        await time.until(lambda: "n2" not in sick().living)
         assert not sick().alive
         assert overseer.heartbeat(Heartbeat("n1", LIFE)).problems == {"n2": ("voter: the disk is full",)}
         assert overseer.heartbeat(Heartbeat("n2", LIFE)).problems == {}
@@ -305,7 +348,7 @@ def test_who_is_not_well_is_dead_and_says_why() -> None:
 
 
 def test_who_lives_and_holds_no_lease_is_replaced() -> None:
-    async def run(raft: FakeRaft, overseer: Overseer) -> None:
+    async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
         shard = next(shard for shard in raft.state.shards.values() if shard.leader == "n2")
         for node in NODES:
             overseer.heartbeat(Heartbeat(node, LIFE, {shard.id: Progress(shard.epoch, 9, 1, 1)}))
@@ -314,7 +357,7 @@ def test_who_lives_and_holds_no_lease_is_replaced() -> None:
             overseer.heartbeat(Heartbeat("n2", LIFE, leased=False))
             return raft.state.shards[shard.id].leader != "n2"
 
-        await until(leaseless)
+        await time.until(leaseless)
         assert "n2" in raft.state.shards[shard.id].in_sync_nodes, "its lease may hold all the same"
 
     running(run, beating=("n0", "n1", "n3", "n4"), unleased_s=0.1)
@@ -323,12 +366,12 @@ def test_who_lives_and_holds_no_lease_is_replaced() -> None:
 def test_nobody_is_removed_from_a_set_whose_leader_may_hear_it() -> None:
     """Dead by heartbeat and alive on the data link: what one removes the other would add again, without end."""
 
-    async def run(raft: FakeRaft, overseer: Overseer) -> None:
+    async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
         listed = listing(raft, "n2")
         assert listed
-        await until(lambda: "n2" not in overseer.alive)
-        await until(lambda: all(shard.leader != "n2" for shard in raft.state.shards.values()))
-        await asyncio.sleep(0.1)
+        await time.until(lambda: "n2" not in overseer.alive)
+        await time.until(lambda: all(shard.leader != "n2" for shard in raft.state.shards.values()))
+        await time.passes(0.1)
         assert listing(raft, "n2") == listed
 
     running(run, beating=("n0", "n1", "n3", "n4"))
@@ -351,9 +394,99 @@ def test_the_dead_stay_listed_where_too_few_would_be_left() -> None:
 
 
 def test_all_are_told_how_far_each_clock_is_from_the_middle_one() -> None:
-    async def run(raft: FakeRaft, overseer: Overseer) -> None:
+    async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
         for node, ms in (("n0", 0.0), ("n1", -3.0), ("n2", 41_000.0)):
             overseer.heartbeat(Heartbeat(node, LIFE, clock_ms=ms))
         assert overseer.heartbeat(Heartbeat("n3", LIFE)).clocks_ms == {"n0": 0.0, "n1": -3.0, "n2": 41_000.0}
 
     running(run, beating=())
+
+
+# Two processes of one name.
+
+
+def register(raft: FakeRaft, node: str, life: str) -> dict[str, Any]:
+    """A process makes itself known to the leader of the control plane. Raises ``NodeRuns``."""
+    url = f"http://{life}"
+    command = raft.testify(register_command(node, url, url, life))
+    raft.state, result = apply(raft.state, {**command, "request_id": f"{node} {life} {raft.state.version}"})
+    return result
+
+
+def test_a_second_process_of_a_name_is_refused_and_named_while_the_first_beats() -> None:
+    async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
+        before = raft.state
+        for _ in range(20):
+            with pytest.raises(NodeRuns, match="'n2' runs already, at http://") as refused:
+                register(raft, "n2", "two")
+            assert not overseer.heartbeat(Heartbeat("n2", "two")).alive
+            await time.passes(0.1)
+        assert refused.value.details == {"node": "n2", "url": before.nodes["n2"].internal_url}
+        assert refused.value.retriable
+        assert overseer.heartbeat(Heartbeat("n2", LIFE)).alive
+        assert raft.state.nodes == before.nodes
+        assert register(raft, "n2", LIFE)["ok"], "the first says again who it is"
+
+    running(run)
+
+
+def test_a_first_process_that_is_not_well_runs_all_the_same() -> None:
+    async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
+        for _ in range(100):
+            overseer.heartbeat(Heartbeat("n2", LIFE, well=False))
+            await time.passes(0.02)
+        assert "n2" not in overseer.alive
+        with pytest.raises(NodeRuns):
+            register(raft, "n2", "two")
+
+    running(run, beating=("n0", "n1", "n3", "n4"))
+
+
+def test_a_restarted_process_is_taken_at_once_when_the_death_of_the_first_is_proven() -> None:
+    async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
+        overseer.heartbeat(Heartbeat("n2", LIFE))
+        overseer.died("n2", LIFE)
+        assert register(raft, "n2", "two")["ok"]
+        assert overseer.heartbeat(Heartbeat("n2", "two")).alive
+        assert not overseer.heartbeat(Heartbeat("n2", LIFE)).alive, "it was under way"
+
+    running(run)
+
+
+def test_a_restarted_process_is_taken_when_the_first_was_silent_for_as_long_as_any_lease_lasts() -> None:
+    async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
+        overseer.heartbeat(Heartbeat("n2", LIFE))
+        began = time.now
+
+        def taken() -> bool:
+            with suppress(NodeRuns):
+                return bool(register(raft, "n2", "two")["ok"])
+            return False
+
+        await time.until(taken)
+        assert 0.3 < time.now - began < 0.4
+
+    running(run, beating=("n0", "n1", "n3", "n4"))
+
+
+def test_a_new_control_leader_that_has_heard_nobody_yet_takes_no_second_process() -> None:
+    async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
+        raft.is_leader = False
+        await time.passes(60.0)
+        raft.leads(term=2)
+        with pytest.raises(NodeRuns):
+            register(raft, "n2", "two")
+        await time.until(lambda: "n2" not in overseer.alive)
+        assert register(raft, "n2", "two")["ok"]
+
+    running(run, beating=("n0", "n1", "n3", "n4"))
+
+
+def test_a_voter_that_does_not_lead_judges_no_process() -> None:
+    async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
+        raft.is_leader = False
+        command = register_command("n2", "http://u", "http://i", "two")
+        assert raft.testify(command) == command
+        assert register(raft, "n2", "two")["code"] == "stale", "should it have become the leader meanwhile"
+
+    running(run)

@@ -68,6 +68,7 @@ class Cluster:
         return self.do(
             "register_start",
             node=disk.node,
+            life=self.state.nodes[disk.node].life,
             incarnation=disk.incarnation,
             starts=disk.starts,
             registered=disk.registered,

@@ -313,7 +313,10 @@ def test_registering_again_changes_nothing_but_addresses_and_life() -> None:
     node = state.nodes["n0"]
     assert (node.url, node.state, node.voter, node.life) == ("http://new", "draining", True, "first")
     assert run(state, **again, life="first")[0].version == state.version
-    state, _ = run(state, **again, life="second")
+    for former in ({}, {"former": "another"}):
+        refused = run(state, **again, life="second", **former)[1]
+        assert (refused["code"], refused["life"]) == ("stale", "first"), "nobody has found that to be over"
+    state, _ = run(state, **again, life="second", former="first")
     assert state.nodes["n0"].life == "second"
     assert ClusterState.decode(state.encode()).nodes == state.nodes
     assert run(state, **again)[1]["code"] == "invalid_command", "a start that does not say which"

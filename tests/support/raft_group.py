@@ -222,7 +222,8 @@ async def register_starts(client: ControlClient) -> None:
             if known is not None and known.confirmed:
                 continue
             disk = {"incarnation": 1, "starts": [[1, 1]], "registered": int(known is not None), "durable_lsn": 0}
-            command = {"op": "register_start", "shard": shard.id, "node": client.node, "went_back": False, **disk}
+            who = {"node": client.node, "life": client.life}
+            command = {"op": "register_start", "shard": shard.id, **who, "went_back": False, **disk}
             with contextlib.suppress(LsmqError):
                 await client.submit(command, 5)
         await asyncio.sleep(0.02)

@@ -15,8 +15,11 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from lsmq_coordinator.deaf_leaders import DeafTiming
 from lsmq_coordinator.liveness import LivenessTiming
+from lsmq_coordinator.overseer import OverseerTiming
 from lsmq_coordinator.raft_terms import RaftTiming
+from lsmq_coordinator.resigning import ResignTiming
 from lsmq_node.replication.control import Timings
 from lsmq_node.settings import KIB, MIB, InvalidConfig, check_ranges, convert, plain, setting, unknown_setting
 
@@ -346,6 +349,7 @@ class ClusterConfig:
             replica_timeout_s=self.replica_timeout_ms / 1000,
             replica_lag_s=self.replica_lag_ms / 1000,
             deaf_s=4 * self.replica_timeout_ms / 1000,
+            ask_elsewhere_s=self._ask_elsewhere_s,
             window_bytes=self.window_bytes,
         ).validate()
 
@@ -354,6 +358,25 @@ class ClusterConfig:
         return LivenessTiming(
             node_timeout_s=self.node_timeout_ms / 1000,
             pause_s=0.6 * self.node_timeout_ms / 1000,
+        )
+
+    @property
+    def _ask_elsewhere_s(self) -> float:
+        """How often a leader of a shard that hears too few asks for another one."""
+        return self.replica_timeout_ms / 1000
+
+    def overseer_timing(self) -> OverseerTiming:
+        """The times of the control plane's leader; with the defaults, its own defaults.
+
+        Who could not be heard for as long as it takes to be found dead, and that long again, is out of reach.
+        """
+        node_timeout_s = self.node_timeout_ms / 1000
+        return OverseerTiming(
+            liveness=self.liveness_timing(),
+            settle_s=4 * node_timeout_s,
+            resign=ResignTiming(first_s=2 * node_timeout_s, longest_s=60 * node_timeout_s),
+            deaf=DeafTiming(self._ask_elsewhere_s),
+            unleased_s=2 * node_timeout_s,
         )
 
     def raft_timing(self) -> RaftTiming:

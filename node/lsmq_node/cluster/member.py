@@ -304,8 +304,12 @@ class ClusterMember:
         self._submit("leave_in_sync", shard, fields)
 
     def register_start(self, shard: int, action: RegisterStart, refused: Callable[[str], None]) -> None:
+        """Not before this process is the one that is agreed on; the replica asks again."""
+        if not self.control.registered:
+            return
         fields = {
             "node": self.settings.node,
+            "life": self.control.life,
             "incarnation": action.incarnation,
             "starts": [list(start) for start in action.starts],
             "registered": action.registered,

@@ -30,7 +30,7 @@ from lsmq_coordinator.death import DeathNotice, Sentinel
 from lsmq_coordinator.founding import founding_command
 from lsmq_coordinator.joining import displaced, join
 from lsmq_coordinator.journal import OS_DISK, DelayedDisk
-from lsmq_coordinator.overseer import Overseer, OverseerTiming
+from lsmq_coordinator.overseer import Overseer
 from lsmq_coordinator.parts import UNSEEN, Part, Parts, kept
 from lsmq_coordinator.raft_control import RaftConfig, RaftControl
 from lsmq_coordinator.zookeeper import ZooKeeperConfig, ZooKeeperRegistry
@@ -202,7 +202,7 @@ def _voter(config: NodeConfig, settings: ClusterConfig, secret: ClusterSecret) -
             disk=disk,
         )
     )
-    return raft, Overseer(raft, timing=OverseerTiming(liveness=settings.liveness_timing()))
+    return raft, Overseer(raft, timing=settings.overseer_timing())
 
 
 def _internal_url(control: ControlClient, node: str) -> str | None:
@@ -284,7 +284,8 @@ async def _belong(config: NodeConfig, settings: ClusterConfig, control: ControlC
     """
     while True:
         try:
-            await join(control, config.public_url, settings.advertised_internal_url, _founding(config, settings))
+            urls = config.public_url, settings.advertised_internal_url
+            await join(control, *urls, _founding(config, settings), waits=part.retrying)
             part.running()
             await displaced(control)
             part.stopped(
