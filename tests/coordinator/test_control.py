@@ -16,7 +16,7 @@ from lsmq_coordinator.auth import ClusterSecret, Verifier, auth_middleware
 from lsmq_coordinator.commands import apply
 from lsmq_coordinator.control import ControlClient, ControlTiming
 from lsmq_coordinator.election import Progress
-from lsmq_coordinator.errors import ControlStopped, NoControlLeader, NotControlLeader
+from lsmq_coordinator.errors import ControlStopped, NoControlLeader, NodeRuns, NotControlLeader
 from lsmq_coordinator.founding import register_command
 from lsmq_coordinator.heartbeats import HeartbeatAnswer
 from lsmq_coordinator.joining import displaced, join
@@ -94,7 +94,7 @@ def running(test: Callable[[FakeVoter, ControlClient], Awaitable[None]]) -> None
             async def answer(request: web.Request) -> web.Response:
                 try:
                     return web.Response(body=msgpack.packb(await handle(request)))
-                except (NotControlLeader, NoControlLeader, TimedOut) as error:
+                except (NotControlLeader, NoControlLeader, NodeRuns, TimedOut) as error:
                     return web.Response(status=error.status, body=msgpack.packb({"error": error.to_dict()}))
 
             return answer
@@ -211,6 +211,24 @@ def test_a_node_notices_that_another_process_registered_under_its_name() -> None
         assert not noticing.done()
         register("another")
         await asyncio.wait_for(noticing, 10)
+
+    running(run)
+
+
+def test_a_node_waits_until_the_other_process_of_its_name_has_ended_and_says_so() -> None:
+    async def run(voter: FakeVoter, client: ControlClient) -> None:
+        told: list[str] = []
+        stale = {"ok": False, "code": "stale", "message": "another start was registered"}
+        voter.answers = [NodeRuns("node 'n4' runs already, at http://i"), NodeRuns("it still does"), stale]
+        joining = asyncio.create_task(join(client, "http://u", "http://i", waits=told.append))
+        await until(lambda: len(voter.commands) >= 4)
+        assert told == ["node 'n4' runs already, at http://i", "it still does"]
+        assert not joining.done() and not client.registered
+        former = voter.state.nodes["n4"].life
+        taken = {**voter.commands[-1], "former": former}
+        voter.state = apply(voter.state, taken)[0]
+        await asyncio.wait_for(joining, 10)
+        assert client.registered
 
     running(run)
 

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from lsmq.errors import LsmqError, TimedOut
+from lsmq_coordinator.control import ControlClient
 from lsmq_coordinator.errors import NoControlLeader
+from lsmq_coordinator.joining import join
 from lsmq_coordinator.state import ClusterState
 from support.raft_group import RaftGroup, all_started, until
 
@@ -20,9 +22,9 @@ def topic(name: str, queues: int = 8) -> dict[str, Any]:
     return {"op": "create_topic", "name": name, "queues": queues, "options": {}, "created_ms": 1}
 
 
-async def ready(group: RaftGroup) -> None:
+async def ready(group: RaftGroup, **settings: int) -> None:
     await group.leader()
-    result = await group.client.submit({**group.bootstrap_command(), "request_id": "bootstrap"}, 10)
+    result = await group.client.submit({**group.bootstrap_command(**settings), "request_id": "bootstrap"}, 10)
     assert result["ok"], result
     await group.client.wait_for(all_started, 15)
 
@@ -263,6 +265,31 @@ def test_a_node_that_does_not_vote_follows_the_state_through_every_failover(tmp_
 
                 await until(seen)
                 group.nodes[leader].start()
+
+    asyncio.run(run())
+
+
+def test_a_second_process_of_a_name_is_refused_until_the_first_is_proven_to_have_ended(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with RaftGroup(tmp_path, voters=1, others=1) as group:
+            await ready(group, shards=1, replicas=2, min_in_sync=1)
+            told: list[str] = []
+
+            async def first_has_lease() -> bool:
+                status = await group.ask("n2")
+                return status is not None and bool(status["holds_lease"])
+
+            await until(first_has_lease)
+            async with ControlClient("n2", group.voter_urls, group.secret) as second:
+                joining = asyncio.create_task(join(second, "http://copy", "http://copy:1", waits=told.append))
+                await until(lambda: len(told) > 3)
+                assert group.urls["n2"] in told[0], "it says where the other one runs"
+                assert not second.registered and not second.holds_lease()
+                assert await first_has_lease()
+                group.nodes["n2"].kill9()
+                await asyncio.wait_for(joining, 10)
+                await until(second.holds_lease)
+                assert second.state.nodes["n2"].internal_url == "http://copy:1"
 
     asyncio.run(run())
 

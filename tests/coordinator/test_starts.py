@@ -169,6 +169,25 @@ def test_of_two_processes_with_copies_of_one_disk_one_is_refused() -> None:
     assert cluster.register(disk)["ok"]
 
 
+def test_only_the_process_that_is_agreed_on_registers_a_start() -> None:
+    """Another one of the same name may have a copy of the disk, and would take the place of who runs."""
+    plane, disk = Cluster(), Disk("n0")
+    plane.start(disk)
+    before = plane.state
+    refused = plane.do(
+        "register_start",
+        node=disk.node,
+        life="another",
+        incarnation=disk.incarnation,
+        starts=[*disk.starts, [disk.starts[-1][0] + 1, 99]],
+        registered=disk.registered,
+        went_back=False,
+        durable_lsn=disk.durable_lsn,
+    )
+    assert refused["code"] == "another_life"
+    assert plane.state.shards == before.shards
+
+
 def test_an_incarnation_that_was_replaced_does_not_come_back() -> None:
     cluster, disks = running()
     disk = disks[cluster.shard.replicas[1]]
