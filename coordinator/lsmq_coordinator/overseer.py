@@ -148,7 +148,9 @@ class Overseer:
         if known is None or known.life in ("", command.get("life")) or not self._raft.is_leader:
             return command
         self._begin_leadership()
-        if self._ended.get(known.id) != known.life and self._detector.may_run(known.id, self._clock()):
+        now = self._clock()
+        self._detector.set_nodes(_members(self._raft.state), now)
+        if self._ended.get(known.id) != known.life and self._detector.may_run(known.id, now):
             raise NodeRuns(
                 f"node {known.id!r} runs already, at {known.internal_url}: this is a second process under its name. "
                 "Give each node its own cluster.node and data directory. If that one has just ended, this one is taken "

@@ -430,6 +430,15 @@ def test_a_second_process_of_a_name_is_refused_and_named_while_the_first_beats()
     running(run)
 
 
+def test_of_two_processes_of_a_new_name_the_first_is_taken() -> None:
+    async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
+        assert register(raft, "n9", "one")["ok"]
+        with pytest.raises(NodeRuns):
+            register(raft, "n9", "two")
+
+    running(run)
+
+
 def test_a_first_process_that_is_not_well_runs_all_the_same() -> None:
     async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
         for _ in range(100):

@@ -196,8 +196,8 @@ class Timings:
 
     def validate(self) -> Timings:
         """Raises ``InvalidRequest`` naming what does not fit; returns itself."""
-        if self.heartbeat_s <= 0 or self.retry_s <= 0 or self.window_bytes <= 0:
-            raise InvalidRequest("heartbeat_s, retry_s and window_bytes must be above zero")
+        if min(self.heartbeat_s, self.retry_s, self.ask_elsewhere_s, self.window_bytes) <= 0:
+            raise InvalidRequest("heartbeat_s, retry_s, ask_elsewhere_s and window_bytes must be above zero")
         if self.replica_timeout_s < 2 * self.heartbeat_s:
             raise InvalidRequest(
                 f"replica_timeout_s is {self.replica_timeout_s}; it must be at least twice heartbeat_s "
