@@ -41,6 +41,7 @@ def test_the_load_meets_faults() -> None:
             counts[name] = counts.get(name, 0) + count
     for name in ("acknowledged at quorum", "acknowledged at leader", "reads", "epochs begun", "starts", "truncations"):
         assert counts.get(name, 0) >= 5, name
+    assert counts.get("epochs led twice", 0) >= 1
 
 
 def test_the_command_runs_seeds_and_sums_up(capsys: pytest.CaptureFixture[str]) -> None:

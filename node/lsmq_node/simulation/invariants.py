@@ -87,6 +87,9 @@ class Monitor:
         disk = replica.disk
         self._lost.setdefault(replica.name, []).append(SimLog(disk.log.between(0, disk.durable_lsn)))
 
+    def led_unasked(self) -> None:
+        self._count("epochs led twice")
+
     def _is_what_it_was(self, replica: SimReplica) -> None:
         if replica.incarnation in replica.disk.gone:
             self._fail("went-back-is-silent", f"{replica.name} acts as {replica.incarnation}, which is no more")

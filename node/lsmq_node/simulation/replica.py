@@ -166,6 +166,7 @@ class SimReplica:
         """A process with a copy of this disk has begun an epoch that another began as well: after ``history``, which
         this log is a prefix of, come its own EPOCH entry, where ``start`` lies, and entries of its own."""
         self._world.note(self.name, f"LED EPOCH {start.epoch} AT {start.lsn} AS WELL")
+        self._cluster.monitor.led_unasked()
         log, random = self.disk.log, self._world.random
         for entry in history.between(log.end_lsn, start.lsn):
             log.put(entry)
