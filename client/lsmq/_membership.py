@@ -29,7 +29,7 @@ from lsmq._reader import Reader
 from lsmq._retry import Backoff, Deadline
 from lsmq._router import replaced
 from lsmq.client import Client
-from lsmq.errors import InvalidRequest, LsmqError, StaleGeneration, UnknownQueue
+from lsmq.errors import FencedMember, InvalidRequest, LsmqError, StaleGeneration, UnknownMember, UnknownQueue
 from lsmq.group_values import Heartbeat, Ranges, new_member_id
 from lsmq.groups import Group
 from lsmq.topics import Topic
@@ -41,6 +41,8 @@ DEFAULT_SESSION_MS = 10_000
 DEFAULT_MAX_HANDLER_MS = 60_000
 _TAKING_OVER = "lsmq member takes over"
 _GROWING_S = 0.05
+#: Whoever is refused so has not heard of something yet, or is late.
+_NOT_NOW = (StaleGeneration, FencedMember, UnknownMember)
 _log = logging.getLogger("lsmq")
 
 
@@ -334,15 +336,16 @@ class Membership:
 
     async def _fenced(self, topic: str, ranges: Ranges) -> Mapping[int, int]:
         """Where the group has committed, once nobody else can commit any more."""
+        deadline, backoff = Deadline(self._client.deadline_ms), Backoff()
         while new := self._new(topic, ranges):
             if self._options.mode == "broadcast":
                 if self.offsets_group is None:
                     return {}
                 return await self._client._committed_offsets(self.offsets_group, await self._topic(topic, new))
             try:
-                return await self._group.fence(topic, new, self.member.epoch)
-            except StaleGeneration as error:
-                await self._later_than(error, Deadline(self._client.deadline_ms))
+                return await self._group.fence(topic, new, member=self.member.id, epoch=self.member.epoch)
+            except _NOT_NOW as error:
+                await self._heard_anew(error, deadline, backoff)
         return {}
 
     # Committing
@@ -352,25 +355,28 @@ class Membership:
         group = self.offsets_group
         if group is None:
             raise InvalidRequest("a member of a broadcast group that is to commit needs a static_id, to find it by")
-        if self._options.mode == "broadcast":
-            await self._client._commit_offsets(group, topic, offsets, reset=reset)
-            return
-        deadline = Deadline(self._client.deadline_ms)
+        deadline, backoff = Deadline(self._client.deadline_ms), Backoff()
         while mine := {queue: offset for queue, offset in offsets.items() if self.member.owns(topic.name, queue)}:
             who: dict[str, str | int] = {"member": self.member.id, "epoch": self.member.epoch}
             try:
                 await self._client._commit_offsets(group, topic, mine, reset=reset, member=who)
                 return
-            except StaleGeneration as error:
-                await self._later_than(error, deadline)
+            except _NOT_NOW as error:
+                await self._heard_anew(error, deadline, backoff)
 
-    async def _later_than(self, error: StaleGeneration, deadline: Deadline) -> None:
-        """Return when the generation that refused has been heard of. Raises ``error`` when it is not in time."""
-        fence = int(error.details.get("fence", 0))
-        if self._reader.broken is not None or self._heart is None or deadline.passed:
+    async def _heard_anew(self, error: LsmqError, deadline: Deadline, backoff: Backoff) -> None:
+        """Return when it is time to look what is still owned: after a heartbeat, and that of the generation that
+        refused, where one did. Raises ``error`` when that does not come in time."""
+        if self._reader.broken is not None:
+            raise self._reader.broken from error
+        if self._heart is None or deadline.passed:
             raise error
+        fence = int(error.details.get("fence", 0))
         self.member.must_be(fence)
         self._heart.nudge()
+        if self.member.epoch >= fence:  # It is told by the group itself what it has lost, or that it has not.
+            await backoff.pause(deadline)
+            return
         try:
             async with asyncio.timeout(deadline.remaining_s()):
                 while self.member.epoch < fence:

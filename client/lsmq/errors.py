@@ -202,6 +202,16 @@ class StaleGeneration(LsmqError):
     status = 409
 
 
+class FencedMember(LsmqError):
+    """A member commits for a queue that the group has not given to it, or in a generation that it was not told of.
+
+    ``details`` carries ``generation``, the group's, and ``queue``. Heartbeat, and commit what is the member's own.
+    """
+
+    code = "fenced_member"
+    status = 409
+
+
 class GroupModeMismatch(LsmqError):
     """There is a group of this name that shares messages in another way. ``details`` carries ``mode``."""
 

@@ -165,16 +165,19 @@ class Group:
 
     # Where the queues are
 
-    async def fence(self, topic: str, ranges: Ranges, epoch: int, *, deadline_ms: int | None = None) -> dict[int, int]:
+    async def fence(
+        self, topic: str, ranges: Ranges, *, member: str, epoch: int, deadline_ms: int | None = None
+    ) -> dict[int, int]:
         """Take over queues: commits below ``epoch`` count no more. The committed offset of each queue that has one.
 
-        Raises ``StaleGeneration`` when somebody newer was faster, ``TopicReplaced``, ``UnknownQueue``.
+        Raises ``StaleGeneration`` when somebody newer was faster, ``FencedMember`` and ``UnknownMember`` unless the
+        group has given the queues to the member, ``TopicReplaced``, ``UnknownQueue``.
         """
 
         async def take(known: Topic, route: Route, own: Ranges) -> dict[int, int]:
             found: dict[int, int] = {}
             for part in portions(own, MAX_OFFSETS_QUEUES, _RANGES_A_REQUEST):
-                value = {"topic": topic, "queues": to_pairs(part), "epoch": epoch}
+                value = {"topic": topic, "queues": to_pairs(part), "member": member, "epoch": epoch}
                 answer = await self._router.ask_leader(
                     known,
                     route.shard,
@@ -196,7 +199,8 @@ class Group:
         """Commit as a member. Durable on return.
 
         Raises ``StaleGeneration``: heartbeat, and if the queues are still its own, commit again with the new
-        generation. Each shard's offsets are committed for themselves.
+        generation; ``FencedMember``: a queue is not its own; ``UnknownMember``: join again. Each shard's offsets are
+        committed for themselves.
         """
         deadline = self._deadline(deadline_ms)
         ordered = sorted(offsets)

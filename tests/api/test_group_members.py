@@ -183,42 +183,129 @@ def commit(api: Api, group: str, topic: str, offset: int, status: int = 200, **f
     return api.call("POST", f"/v1/groups/{group}/offsets", document, status=status)
 
 
-def fence(api: Api, group: str, topic: str, epoch: int, status: int = 200) -> Any:
-    document = {"topic": topic, "queues": [[5, 10]], "epoch": epoch}
-    return api.call("POST", f"/v1/groups/{group}/fence", document, status=status)
+def fence(member: Member, status: int = 200, /, **fields: Any) -> Any:
+    """Take over what lies from 5 to 10, unless ``fields`` say otherwise."""
+    document = {"topic": member.fields["topics"][0], "queues": [[5, 10]], "member": member.id, "epoch": member.epoch}
+    return member.api.call("POST", f"/v1/groups/{member.group}/fence", {**document, **fields}, status=status)
 
 
 def test_commits_of_a_generation_before_the_fence_do_not_count(api: Api, topic: str) -> None:
     api.send(topic, *({"queue": 7, "body": "x"} for _ in range(5)))
-    commit(api, topic, topic, 2, member="a", epoch=3)
-    assert fence(api, topic, topic, 4).json() == {"queues": [7], "offsets": [2]}
-    refused = commit(api, topic, topic, 3, 409, member="a", epoch=3)
-    assert (refused.error["code"], refused.error["fence"]) == ("stale_generation", 4)
-    commit(api, topic, topic, 3, member="b", epoch=4)
-    commit(api, topic, topic, 4, member="b", epoch=5)
-    assert fence(api, topic, topic, 4).json() == {"queues": [7], "offsets": [4]}
-    assert fence(api, topic, topic, 3, 409).error["fence"] == 4
+    first, second = Member(api, topic, topic), Member(api, topic, topic)
+    first.sync()
+    former = first.epoch
+    assert fence(first).json() == {"queues": [], "offsets": []}
+    commit(api, topic, topic, 2, member=first.id, epoch=former)
+    settle(first, second)
+    assert fence(second).json() == {"queues": [7], "offsets": [2]}
+    refused = commit(api, topic, topic, 3, 409, member=first.id, epoch=former)
+    assert (refused.error["code"], refused.error["fence"]) == ("stale_generation", second.epoch)
+    commit(api, topic, topic, 4, member=second.id, epoch=second.epoch)
+    assert fence(second).json() == {"queues": [7], "offsets": [4]}
+    assert fence(first, 409, epoch=former).error["fence"] == second.epoch
     assert commit(api, topic, topic, 4, 400, epoch=4).error["field"] == "epoch"
+
+
+def test_only_the_member_that_owns_a_queue_commits_for_it(api: Api, topic: str) -> None:
+    api.send(topic, *({"queue": 7, "body": "x"} for _ in range(5)))
+    first, second = Member(api, topic, topic), Member(api, topic, topic)
+    settle(first, second)
+    fence(second)
+    commit(api, topic, topic, 2, member=second.id, epoch=second.epoch)
+    for epoch in (second.epoch, 10**9):
+        refused = commit(api, topic, topic, 3, 404, member="zz", epoch=epoch).error
+        assert refused["code"] == "unknown_member" and "join again" in refused["message"]
+    refused = commit(api, topic, topic, 3, 409, member=first.id, epoch=first.epoch).error
+    assert (refused["code"], refused["queue"]) == ("fenced_member", 7)
+    refused = commit(api, topic, topic, 3, 409, member=second.id, epoch=10**9).error
+    assert (refused["code"], refused["generation"]) == ("fenced_member", second.epoch)
+    assert fence(first, 409).error["code"] == "fenced_member"
+    assert fence(first, 404, member="zz").error["code"] == "unknown_member"
+    assert fence(second, 409, epoch=10**9).error["code"] == "fenced_member", "it would keep everybody from committing"
+    assert api.get(f"/v1/groups/{topic}/offsets?topic={topic}").json() == {"queues": [7], "offsets": [2]}
+    commit(api, topic, topic, 3, member=second.id, epoch=second.epoch)
+
+
+def test_what_a_member_gave_up_it_commits_for_until_somebody_has_it(api: Api, topic: str) -> None:
+    api.send(topic, *({"queue": 7, "body": "x"} for _ in range(5)))
+    first, second = Member(api, topic, topic), Member(api, topic, topic)
+    first.sync()
+    fence(first)
+    second.beat()
+    assert first.beat()["assigned"] == {topic: [[0, 5]]}, "the others are to be given up"
+    commit(api, topic, topic, 2, member=first.id, epoch=first.epoch)
+    first.owned = {topic: [[0, 5]]}
+    settle(first, second)
+    fence(second)
+    refused = commit(api, topic, topic, 3, 409, member=first.id, epoch=first.epoch)
+    assert refused.error["code"] == "fenced_member"
+
+
+def test_a_process_whose_static_id_another_one_has_commits_nothing(api: Api, topic: str) -> None:
+    api.send(topic, *({"queue": 7, "body": "x"} for _ in range(5)))
+    old = Member(api, topic, topic, static_id="s")
+    old.sync()
+    fence(old)
+    commit(api, topic, topic, 1, member=old.id, epoch=old.epoch)
+    new = Member(api, topic, topic, static_id="s")
+    new.sync()
+    assert new.epoch == old.epoch, "the generation does not tell them apart"
+    fence(new)
+    assert commit(api, topic, topic, 2, 404, member=old.id, epoch=old.epoch).error["code"] == "unknown_member"
+    commit(api, topic, topic, 3, member=new.id, epoch=new.epoch)
+
+
+def test_a_reset_holds_although_a_member_that_was_gone_wakes_up(api: Api, topic: str) -> None:
+    api.send(topic, *({"queue": 7, "body": "x"} for _ in range(5)))
+    member = Member(api, topic, topic)
+    member.sync()
+    fence(member)
+    commit(api, topic, topic, 4, member=member.id, epoch=member.epoch)
+    member.beat(leave=True)
+    commit(api, topic, topic, 1, reset=True)
+    assert commit(api, topic, topic, 4, 404, member=member.id, epoch=member.epoch).error["code"] == "unknown_member"
 
 
 def test_a_plain_commit_waits_until_no_member_lives(api: Api, topic: str) -> None:
     api.send(topic, *({"queue": 7, "body": "x"} for _ in range(5)))
     member = Member(api, topic, topic)
     member.sync()
-    fence(api, topic, topic, member.epoch)
+    fence(member)
     assert commit(api, topic, topic, 1, 409).error["code"] == "group_has_members"
     commit(api, topic, topic, 1, reset=True)
     member.beat(leave=True)
     commit(api, topic, topic, 2)
+    later = Member(api, topic, topic)
+    later.sync()
+    fence(later)
+    assert commit(api, topic, topic, 3, 409).error["code"] == "group_has_members", "it was believed to have none"
+
+
+def test_the_offsets_of_a_broadcast_member_are_its_own(api: Api, topic: str) -> None:
+    one, other = (Member(api, topic, topic, mode="broadcast", static_id=f"s{number}") for number in range(2))
+    settle(one, other)
+    commit(api, f"{topic}%2Fs0", topic, 0, member=one.id, epoch=one.epoch)
+    refused = commit(api, f"{topic}%2Fs0", topic, 0, 409, member=other.id, epoch=other.epoch)
+    assert refused.error["code"] == "fenced_member"
+    assert commit(api, f"{topic}%2Fs0", topic, 0, 409).error["code"] == "group_has_members"
+    one.beat(leave=True)
+    commit(api, f"{topic}%2Fs0", topic, 0)
 
 
 def test_a_fence_above_the_generation_raises_it(api: Api, topic: str) -> None:
     member = Member(api, topic, topic)
     member.sync()
-    fence(api, topic, topic, 50)
-    member.epoch = 50
-    member.sync()
+    member.sync(epoch=50)
     assert member.epoch == 51
+    fence(member)
+    api.call("DELETE", f"/v1/groups/{topic}?force=true", status=204)  # as if its document had been lost
+    again = Member(api, topic, topic)
+    again.sync()
+    assert again.epoch == 1
+    assert fence(again, 409).error["fence"] == 51
+    again.sync(epoch=51)
+    assert again.epoch == 52
+    fence(again)
 
 
 def test_lag_counts_what_is_left_by_range(api: Api, topic: str) -> None:
@@ -235,7 +322,9 @@ def test_lag_counts_what_is_left_by_range(api: Api, topic: str) -> None:
 def test_packed_columns_answer_a_fence_in_msgpack(api: Api, topic: str) -> None:
     api.send(topic, {"queue": 7, "body": "x"})
     commit(api, topic, topic, 1)
-    body = msgpack.packb({"topic": topic, "queues": [[7, 8]], "epoch": 1})
+    member = Member(api, topic, topic)
+    member.sync()
+    body = msgpack.packb({"topic": topic, "queues": [[7, 8]], "member": member.id, "epoch": member.epoch})
     headers = {"Content-Type": "application/msgpack"}
     found = api.call("POST", f"/v1/groups/{topic}/fence", body=body, headers=headers, status=200)
     assert msgpack.unpackb(found.body) == {"queues": b"\7\0\0\0", "offsets": b"\1" + bytes(7)}
@@ -245,7 +334,7 @@ def test_a_deleted_group_is_forgotten_with_its_offsets(api: Api, topic: str) -> 
     api.send(topic, {"queue": 7, "body": "x"})
     member = Member(api, topic, topic)
     member.sync()
-    fence(api, topic, topic, member.epoch)
+    fence(member)
     commit(api, topic, topic, 1, member=member.id, epoch=member.epoch)
     assert api.call("DELETE", f"/v1/groups/{topic}", status=409).error["members"] == 1
     api.call("DELETE", f"/v1/groups/{topic}/offsets?shard=0", status=204)
@@ -260,7 +349,7 @@ def test_groups_and_fences_survive_a_kill_and_no_generation_is_used_twice(node: 
     api.create("t", 10)
     members = [Member(api, "g", "t") for _ in range(3)]
     shares = settle(*members)
-    fence(api, "g", "t", members[0].epoch)
+    fence(members[2], queues=members[2].owned["t"])
     node.kill9()
     node.restart()
     api = Api(node.url)

@@ -134,7 +134,8 @@ def test_every_answer_fits_the_document(
     fits("listPushStreams", "GET", f"{group}/streams")
     member = {"member": "m", "topics": [topic_name], "client": "a test"}
     joined = fits("heartbeat", "POST", f"{group}/heartbeat", member)
-    fits("fenceGroup", "POST", f"{group}/fence", {"topic": topic_name, "queues": [[0, 3]], "epoch": joined["epoch"]})
+    taken = {"topic": topic_name, "queues": [[0, 3]], "member": "m", "epoch": joined["epoch"]}
+    fits("fenceGroup", "POST", f"{group}/fence", taken)
     fits("getLag", "GET", f"{group}/lag?topic={topic_name}")
     fits("describeGroup", "GET", group)
     fits("listGroups", "GET", "/v1/groups")

@@ -15,7 +15,7 @@ import pytest
 
 from lsmq import Client, Producer
 from lsmq.cli._reset import Target, moves
-from lsmq.errors import GroupHasMembers, StaleGeneration, UnknownGroup, UnknownQueue
+from lsmq.errors import FencedMember, GroupHasMembers, StaleGeneration, UnknownGroup, UnknownMember, UnknownQueue
 from lsmq.group_values import portions
 from lsmq.groups import Assignment, Group, Heartbeat, Ranges, list_groups, new_member_id
 from lsmq.topics import Offsets
@@ -62,15 +62,20 @@ async def test_members_share_queues_and_commit_as_long_as_they_own_them(
         one, two = Member(group, topic_name, client="one"), Member(group, topic_name)
         await settle(one, two)
         assert [one.owned[topic_name], two.owned[topic_name]] == [(range(3),), (range(3, 6),)]
-        assert await group.fence(topic_name, two.owned[topic_name], two.beat.epoch) == {}
+        who: dict[str, Any] = {"member": two.beat.member, "epoch": two.beat.epoch}
+        assert await group.fence(topic_name, two.owned[topic_name], **who) == {}
         await group.commit(topic_name, {3: 1, 5: 2}, member=two.beat.member, epoch=two.beat.epoch)
         with pytest.raises(StaleGeneration):
             await group.commit(topic_name, {3: 2}, member="late", epoch=two.beat.epoch - 1)
         with pytest.raises(GroupHasMembers):
             await client.commit_offsets(topic_name, topic_name, {0: 1})
+        with pytest.raises(FencedMember):
+            await group.commit(topic_name, {0: 1, 3: 2}, **who)
+        with pytest.raises(UnknownMember):
+            await group.commit(topic_name, {3: 2}, member="zz", epoch=10**9)
         with pytest.raises(UnknownQueue):
-            await group.fence(topic_name, (range(5, 7),), 9)
-        assert await group.fence(topic_name, (range(6),), two.beat.epoch) == {3: 1, 5: 2}
+            await group.fence(topic_name, (range(5, 7),), **who)
+        assert await group.fence(topic_name, two.owned[topic_name], **who) == {3: 1, 5: 2}
         lag = await group.lag(topic_name, [one.owned[topic_name], two.owned[topic_name]])
         assert (lag.lag, lag.behind, lag.uncommitted, lag.by_part) == (9, 5, 4, (6, 3))
         described = await group.describe()

@@ -98,7 +98,7 @@ async def check(cluster: LocalCluster) -> None:
         await stable(*members)
         shares, generation = [member.owned for member in members], members[0].beat.epoch
         for member in members:
-            await group.fence(TOPIC, member.owned, member.beat.epoch)
+            await group.fence(TOPIC, member.owned, member=member.beat.member, epoch=member.beat.epoch)
         answers = [member.answers for member in members]
 
         before = await group.coordinator()
@@ -117,7 +117,7 @@ async def check(cluster: LocalCluster) -> None:
         running.append(tasks.create_task(late.run()))
         await stable(*members, late)
         assert late.beat.epoch > generation
-        await group.fence(TOPIC, late.owned, late.beat.epoch)
+        await group.fence(TOPIC, late.owned, member=late.beat.member, epoch=late.beat.epoch)
         with pytest.raises(StaleGeneration):
             queue = late.owned[0][0]
             await group.commit(TOPIC, {queue: 1}, member=members[0].beat.member, epoch=generation)

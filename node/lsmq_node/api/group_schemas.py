@@ -146,7 +146,14 @@ GROUPS: Schema = _object(
     }
 )
 DECLARE: Schema = _object({"mode": MODE})
-FENCE: Schema = _object({"topic": TEXT, "queues": _list(RANGE, minItems=1, maxItems=MAX_RANGES), "epoch": EPOCH})
+FENCE: Schema = _object(
+    {
+        "topic": TEXT,
+        "queues": _list(RANGE, minItems=1, maxItems=MAX_RANGES),
+        "member": {**MEMBER_ID, "description": "Who takes them over."},
+        "epoch": EPOCH,
+    }
+)
 
 
 def _column(items: Schema, width: str) -> Schema:
@@ -186,7 +193,7 @@ def commit(config: NodeConfig) -> Schema:
                 "default": False,
                 "description": "Offsets may go back; without it a lower one has no effect.",
             },
-            "member": {**MEMBER_ID, "type": ["string", "null"]},
+            "member": {**MEMBER_ID, "type": ["string", "null"], "description": "The member that commits; see `epoch`."},
             "epoch": {**EPOCH, "description": "With `member`: the generation it has heard of last."},
         },
         required=("topic", "queues", "offsets"),

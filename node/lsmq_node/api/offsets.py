@@ -6,7 +6,16 @@ import time
 
 from aiohttp import web
 
-from lsmq.errors import GroupHasMembers, GroupModeMismatch, InvalidRequest, StaleGeneration, UnknownQueue, UnknownTopic
+from lsmq.errors import (
+    FencedMember,
+    GroupHasMembers,
+    GroupModeMismatch,
+    InvalidRequest,
+    StaleGeneration,
+    UnknownMember,
+    UnknownQueue,
+    UnknownTopic,
+)
 from lsmq_node.config import NodeConfig
 from lsmq_node.groups import Mode
 from lsmq_node.groups.ranges import Ranges, normal, parse
@@ -95,7 +104,7 @@ async def fence(call: Call) -> web.StreamResponse:
     group, document = call.path("group"), await call.checked_document()
     topic = await call.topic(document["topic"])
     ranges = parse(document["queues"], "queues")
-    queues, offsets = await service(call).fence(group, topic, ranges, document["epoch"])
+    queues, offsets = await service(call).fence(group, document["member"], topic, ranges, document["epoch"])
     if answer_format(call.request) is Format.MSGPACK:
         return answer(
             call.request, {"queues": queues.astype("<u4").tobytes(), "offsets": offsets.astype("<i8").tobytes()}
@@ -158,7 +167,17 @@ def routes(config: NodeConfig) -> tuple[Route, ...]:
             {200: Content("Stored, as durably as messages.", schemas.COMMIT_ANSWER)},
             parameters=(_GROUP,),
             request=Content("The next offset to read of each queue.", group_schemas.commit(config)),
-            errors=(UnknownTopic, UnknownQueue, StaleGeneration, GroupHasMembers, GroupModeMismatch),
+            description="With `member` and `epoch`: for queues that the group has given to this member. Without: for a "
+            "group whose members do not live, or with `reset`.",
+            errors=(
+                UnknownTopic,
+                UnknownQueue,
+                StaleGeneration,
+                UnknownMember,
+                FencedMember,
+                GroupHasMembers,
+                GroupModeMismatch,
+            ),
         ),
         Route(
             "GET",
@@ -192,7 +211,7 @@ def routes(config: NodeConfig) -> tuple[Route, ...]:
             description="At the leader of the queues' shards, all of whose commits of the group are fenced.",
             parameters=(_GROUP,),
             request=Content("The queues and the generation they were assigned in.", group_schemas.FENCE),
-            errors=(UnknownTopic, UnknownQueue, StaleGeneration),
+            errors=(UnknownTopic, UnknownQueue, StaleGeneration, UnknownMember, FencedMember),
         ),
         Route(
             "GET",

@@ -45,7 +45,7 @@ class _Member:
             owned = answer.assigned.get(_TOPIC, ())
             fresh = tuple(part for part in owned if part not in self.ready)
             if fresh:
-                await self.group.fence(_TOPIC, fresh, answer.epoch)
+                await self.group.fence(_TOPIC, fresh, member=answer.member, epoch=answer.epoch)
             if self.ready != owned:
                 self.ready = owned
                 self.changed.set()

@@ -355,6 +355,26 @@ class Group:
             member, self.plan.generation, holder.version, interval_ms, assigned, topics, waiting_for, not any_share
         )
 
+    def may_commit(self, member: str, static_id: str | None = None) -> dict[str, tuple[int, Ranges]] | None:
+        """By topic, its id and the queues that a member may commit for; None where it is none, or was told nothing.
+
+        ``static_id``: for the offsets of the member of a broadcast group that has it.
+        """
+        if member not in self.members or member not in self.plan.members:
+            return None
+        if static_id is None:
+            return self.holdings.may_commit(member, self.plan)
+        if self.mode is not Mode.BROADCAST or self.members[member].spec.static_id != static_id:
+            return {}
+        topics = ((name, self.plan.topics.get(name)) for name in self.plan.members[member].topics)
+        return {name: (topic.id, ((0, topic.queues),)) for name, topic in topics if topic is not None}
+
+    def live_members(self, static_id: str | None = None) -> int:
+        """How many members it has; of those, with this static id."""
+        if static_id is None:
+            return len(self.members)
+        return sum(member.spec.static_id == static_id for member in self.members.values())
+
     @property
     def state(self) -> str:
         """``empty``, ``recovering`` (a new coordinator has not heard of all), ``rebalancing`` or ``stable``."""

@@ -163,6 +163,18 @@ class Holdings:
                 found[name] = intersect(ranges, may)
         return found
 
+    def may_commit(self, member: str, plan: Plan) -> dict[str, tuple[int, Ranges]]:
+        """By topic, its id and the queues that a member owns, or may own as far as is known under this plan."""
+        holder = self.by_member[member]
+        found = {}
+        for name, topic in plan.topics.items():
+            ranges = holder.held.get(name, NONE)
+            if not holder.heard:
+                ranges = union(ranges, topic.shares.get(member, NONE), topic.pending.get(member, NONE))
+            if ranges:
+                found[name] = topic.id, ranges
+        return found
+
     @property
     def blocked_queues(self) -> int:
         """How many queues have to change hands before their owners have them."""

@@ -19,8 +19,9 @@ from lsmq_node.storage import ShardStore, Topic
 from .coordinator import Counts, Keeping, ShardGroups
 from .group import Answer, Beat, Group
 from .lag import Lag, add, count_lag, join
+from .permits import Permits, Standing
 from .plan import Mode
-from .ranges import Ranges, count, intersect
+from .ranges import Ranges, count, flat, from_flat, intersect
 
 _CATALOG_AGE_S = 0.05
 _ASK_TIMEOUT_S = 2.0
@@ -43,6 +44,7 @@ class GroupService:
             broker,
             lambda port, start: ShardGroups(port, start, self.catalog, self._counts, keeping),
         )
+        self._permits = Permits(self._standing, asyncio.get_running_loop().time)
         broker.topology.peers.answer("declare-group", self._answer_declare)
         broker.topology.peers.answer("group-members", self._answer_members)
 
@@ -123,9 +125,7 @@ class GroupService:
             try:
                 await self.declare(name, mode)
             except NotLeader as error:
-                raise Unavailable(
-                    f"the coordinator of group {name!r} has just changed; try again", sent=False
-                ) from error
+                raise _just_changed(name) from error
             return
         await self._ask(number, "declare-group", {"group": name, "mode": mode.value})
 
@@ -141,23 +141,33 @@ class GroupService:
             raise _has_members(name, len(group.members), "stop them first, or delete it with force")
         await shard.forget(name)
 
-    async def live_members(self, group: str) -> int:
-        """How many members the group has, asked of its coordinator. Raises ``Unavailable``."""
-        return int((await self._members(group))["members"])
-
     async def is_in_use(self, name: str) -> bool:
         """Whether the coordinator of a group knows of members, or that it is of a kind that has none it knows of.
 
         ``name`` may be that of a member of a broadcast group. Raises ``Unavailable``.
         """
-        found = await self._members(name.partition("/")[0])
-        return bool(found["members"]) or found["mode"] in (Mode.PUSH.value, Mode.WORK_QUEUE.value)
+        found = await self._standing(name.partition("/")[0], None)
+        return bool(found.members) or found.mode in (Mode.PUSH.value, Mode.WORK_QUEUE.value)
 
-    async def _members(self, group: str) -> dict[str, Any]:
+    async def _standing(self, name: str, member: str | None) -> Standing:
+        """What the coordinator of a group says of it, and of one of its members. Raises ``Unavailable``.
+
+        ``name`` may be that of a member of a broadcast group: then of this one.
+        """
+        group, _, static_id = name.partition("/")
         number, leads = self.coordinator(group)
+        asked = {"group": group, "static_id": static_id or None, "member": member}
         if leads.here:
-            return await self._answer_members({"group": group})
-        return await self._ask(number, "group-members", {"group": group})
+            try:
+                found = await self._answer_members(asked)
+            except NotLeader as error:
+                raise _just_changed(group) from error
+        else:
+            found = await self._ask(number, "group-members", asked)
+        held = found["held"]
+        if held is not None:
+            held = {topic: (id, from_flat(numbers)) for topic, (id, numbers) in held.items()}
+        return Standing(found["members"], found["mode"], found["generation"], held)
 
     async def _ask(self, number: int, operation: str, body: dict[str, Any]) -> dict[str, Any]:
         """Ask the coordinator of a group. Raises what it answers, ``Unavailable`` where it gave no answer."""
@@ -178,8 +188,15 @@ class GroupService:
         try:
             _, group = await self.group(str(asked["group"]))
         except UnknownGroup:
-            return {"members": 0, "mode": None}
-        return {"members": len(group.members), "mode": group.mode.value}
+            return {"members": 0, "mode": None, "generation": 0, "held": None}
+        member, static_id = asked["member"], asked["static_id"]
+        held = None if member is None else group.may_commit(str(member), static_id)
+        return {
+            "members": group.live_members(static_id),
+            "mode": group.mode.value,
+            "generation": group.plan.generation,
+            "held": held and {topic: [id, flat(ranges)] for topic, (id, ranges) in held.items()},
+        }
 
     # Where the queues are
 
@@ -194,14 +211,21 @@ class GroupService:
         member: str | None,
         epoch: int,
     ) -> None:
-        """Commit offsets, if whoever does may. Raises ``StaleGeneration``, ``GroupHasMembers``, and as the broker."""
-        broker = self._broker
+        """Commit offsets, if whoever does may.
+
+        A member may for queues that its group has given to it; who is no member may while no members live, or to
+        ``reset``. Raises ``StaleGeneration``, ``UnknownMember``, ``FencedMember``, ``GroupHasMembers``, and as the
+        broker.
+        """
+        broker, permits = self._broker, self._permits
         broker.check_queues(topic, queues)
         shards = [await self.shard(number) for number, _ in split_by_shard(queues, topic, broker.topology.shard_count)]
-        if member is None and not reset and any(group in shard.fences for shard in shards):
-            members = await self.live_members(group)
-            if members:
-                raise _has_members(group, members, "let them commit, or say reset")
+        if member is not None:
+            for shard in shards:
+                shard.check_commit(group, epoch)
+            await permits.admit(group, member, epoch, topic.name, topic.id, queues)
+        elif not reset and any(_has_owners(group, shard) for shard in shards):
+            await permits.admit_stranger(group)
 
         def allow(port: ShardPort) -> None:
             shard = self._shards.find(port.number)
@@ -210,36 +234,51 @@ class GroupService:
             shard.check()
             if member is not None:
                 shard.check_commit(group, epoch)
+                permits.check(group, member, epoch, topic.name, topic.id, queues)
+            elif not reset and _has_owners(group, shard):
+                permits.check_stranger(group)
             shard.admit_commit(group)
             shard.last_commit.pop((group, topic.id), None)
             shard.last_commit[group, topic.id] = time.time()
             if len(shard.last_commit) > _REMEMBERED_COMMITS:
                 del shard.last_commit[next(iter(shard.last_commit))]
 
+        if member is None and reset:
+            permits.forget(group)
         await broker.commit_offsets(group, topic, queues, offsets, reset=reset, allow=allow)
 
     async def fence(
-        self, group: str, topic: Topic, ranges: Ranges, epoch: int
+        self, group: str, member: str, topic: Topic, ranges: Ranges, epoch: int
     ) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Refuse commits below ``epoch`` in the shards of these queues; the committed offsets of those that have one.
 
-        Raises ``StaleGeneration``, ``NotLeader`` unless this node leads all of these shards.
+        Raises ``StaleGeneration``, ``UnknownMember`` and ``FencedMember`` unless the group has given the queues to the
+        member, ``NotLeader`` unless this node leads all of these shards.
         """
         self._check_ranges(topic, ranges)
-        found: list[tuple[NDArray[Any], NDArray[np.int64]]] = []
-        for part in self._broker.ranges(topic):
-            own = intersect(ranges, ((part.first, part.end),))
-            if not own:
-                continue
-            shard = await self.shard(part.shard)
+        parts = [(part, intersect(ranges, ((part.first, part.end),))) for part in self._broker.ranges(topic)]
+        wanted = [
+            (part.shard, np.concatenate([np.arange(*run, dtype=np.uint32) for run in own]))
+            for part, own in parts
+            if own
+        ]
+        for number, _ in wanted:
+            shard = await self.shard(number)
             await shard.port.prepare(topic)
+            shard.check_commit(group, epoch)
+        queues = np.concatenate([some for _, some in wanted])
+        await self._permits.admit(group, member, epoch, topic.name, topic.id, queues)
+        found: list[tuple[NDArray[Any], NDArray[np.int64]]] = []
+        for number, some in wanted:
+            shard = await self.shard(number)
+            self._permits.check(group, member, epoch, topic.name, topic.id, some)
+            self._permits.fenced(group, member, topic.name, ranges)
             await shard.fence(group, epoch)
-            queues = np.concatenate([np.arange(first, end, dtype=np.uint32) for first, end in own])
-            offsets = shard.store.committed_offsets(group, topic.id, queues)
+            offsets = shard.store.committed_offsets(group, topic.id, some)
             shard.check()
             present = offsets >= 0
-            found.append((queues[present], offsets[present]))
-        return np.concatenate([queues for queues, _ in found]), np.concatenate([offsets for _, offsets in found])
+            found.append((some[present], offsets[present]))
+        return np.concatenate([each for each, _ in found]), np.concatenate([offsets for _, offsets in found])
 
     async def lag(self, group: str, topic: Topic, ranges: Ranges) -> tuple[Lag, float | None]:
         """How far a group is behind in these queues, and when it last committed here (seconds since 1970).
@@ -281,6 +320,7 @@ class GroupService:
 
     async def forget_offsets(self, group: str, shard: int) -> None:
         """Drop committed offsets and the fence of a group in one shard."""
+        self._permits.forget(group)
         await (await self.shard(shard)).unfence(group)
 
 
@@ -298,3 +338,12 @@ def _count_lag(store: ShardStore, group: str, topic_id: int, first: int, end: in
 
 def _has_members(group: str, members: int, remedy: str) -> GroupHasMembers:
     return GroupHasMembers(f"group {group!r} has {members} live members: {remedy}", group=group, members=members)
+
+
+def _has_owners(group: str, shard: ShardGroups) -> bool:
+    """Whether members may have queues of the shard: who takes over queues fences them, unless everybody has all."""
+    return group in shard.fences or "/" in group
+
+
+def _just_changed(group: str) -> Unavailable:
+    return Unavailable(f"the coordinator of group {group!r} has just changed; try again", sent=False)
