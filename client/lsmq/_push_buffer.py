@@ -72,6 +72,9 @@ class PushBuffer:
     def gained(self) -> None:
         self._news.set()
 
+    def late(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Nothing is to be done: what is lost was dropped when that was heard."""
+
     def fail(self, error: LsmqError) -> None:
         """Every read raises this from now on."""
         self.broken = error

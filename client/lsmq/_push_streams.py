@@ -34,6 +34,9 @@ class Audience(Protocol):
     def gained(self) -> None:
         """Other queues than before are sent here."""
 
+    def late(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """These acknowledgements came when their queues were not sent here any more: the messages come again."""
+
 
 class PushStreams:
     """Belongs to one event loop. ``params`` are those of each stream's request."""
@@ -135,6 +138,8 @@ class PushStreams:
     def _heard(self, link: PushLink, kind: str, value: Any) -> None:
         if kind == "messages":
             self._audience.messages(link, value)
+        elif kind == "late":
+            self._audience.late([(queue, offset) for queue, offset in value])
         elif kind == "queues":
             self._attempts.passed((link.url,))
             lost = subtract(value, link.queues)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -160,3 +161,94 @@ async def test_any_node_gives_all_queues_over_one_stream(cluster: LocalCluster) 
             await takes(stream, await send(60))
         await producer.close()
     await asyncio.to_thread(cluster.wait_ready)
+
+
+async def _relayed(cluster: LocalCluster, client: Client, topic: str) -> str:
+    """Make a topic whose queues all three nodes lead, with ten messages in each; a node to hold streams to."""
+    await asyncio.to_thread(cluster.wait_ready)
+    await comes_true(lambda: len({leader(cluster, shard) for shard in range(3)}) == 3, "each node leads a shard", 60)
+    await client.create_topic(topic, queues=QUEUES)
+    async with Producer(client, topic) as producer:
+        for receipt in [await producer.send(f"{n}", queue=n % QUEUES) for n in range(10 * QUEUES)]:
+            await receipt
+    return url_of(cluster, 0)
+
+
+async def test_the_credit_is_that_of_all_leaders_together(cluster: LocalCluster) -> None:
+    async with Client([node.url for node in cluster.plan.nodes]) as client:
+        url = await _relayed(cluster, client, "one-credit")
+        for credit in (1, 5):
+            async with held(url, "one-credit", group=f"credit-{credit}", credit=credit) as stream:
+                first = await stream.messages(credit, ack=False)
+                assert len(first) == credit
+                await stream.nothing(1.0)
+                assert stream.queues == [[0, QUEUES]], "all leaders send by now"
+                await stream.ack(*first)
+                seen: set[int] = {message["queue"] for message in first}
+                for _ in range(4 * QUEUES):
+                    seen |= {message["queue"] for message in await stream.messages(1)}
+                shards = {(await client.topic("one-credit")).route(queue).shard for queue in seen}
+                assert shards == {0, 1, 2}, "each leader has its turn"
+
+
+async def test_a_passed_on_stream_that_acknowledges_nothing_ends_and_sends_nothing_twice(cluster: LocalCluster) -> None:
+    async with Client([node.url for node in cluster.plan.nodes]) as client:
+        url = await _relayed(cluster, client, "silent")
+        async with held(url, "silent", credit=40, ack_timeout_ms=1_500) as stream:
+            got: list[str] = []
+            while True:
+                kind, value = await stream.frame()
+                if kind == "messages":
+                    got += [message["id"] for message in value]
+                if kind in ("end", "closed"):
+                    break
+            assert (kind, value["code"]) == ("end", "slow_consumer")
+            assert len(got) == len(set(got)) == 40
+        async with held(url, "silent", credit=1_000) as stream:
+            again = [message["id"] for message in await stream.messages(10 * QUEUES)]
+            assert len(again) == len(set(again)) == 10 * QUEUES
+            assert set(got) <= set(again)
+
+
+async def test_a_reset_ends_a_passed_on_stream_and_says_so(cluster: LocalCluster) -> None:
+    async with Client([node.url for node in cluster.plan.nodes]) as client:
+        url = await _relayed(cluster, client, "set-back")
+        async with held(url, "set-back") as stream:
+            await stream.messages(10 * QUEUES)
+            await client.commit_offsets("pushed", "set-back", {0: 0}, reset=True)
+            end = await stream.until("end")
+            assert (end["code"], end["reset"]) == ("unavailable", True)
+
+
+async def test_acknowledgements_of_a_leader_that_is_gone_are_answered_or_count(cluster: LocalCluster) -> None:
+    async with Client([node.url for node in cluster.plan.nodes]) as client:
+        url = await _relayed(cluster, client, "gone")
+        here = next(node.id for node in cluster.plan.nodes if node.url == url)
+        other = next(leader(cluster, shard) for shard in range(3) if leader(cluster, shard) != here)
+        async with held(url, "gone", credit=1_000) as stream:
+            first = await stream.messages(10 * QUEUES, ack=False)
+            assert stream.queues == [[0, QUEUES]]
+            await asyncio.to_thread(cluster.kill, other)
+            while stream.queues == [[0, QUEUES]]:
+                await stream.frame()
+            lost = set(range(QUEUES)) - {queue for low, high in stream.queues for queue in range(low, high)}
+            await stream.ack(*first)
+            late: set[int] = set()
+            again: list[dict[str, Any]] = []
+            while stream.queues != [[0, QUEUES]] or len(again) < 10 * len(lost):
+                kind, value = await stream.frame()
+                if kind == "late":
+                    late |= {queue for queue, _ in value}
+                elif kind == "messages":
+                    again += value
+                    await stream.ack(*value)
+                assert kind not in ("end", "closed"), value
+            assert late == lost == {message["queue"] for message in again}, "none was dropped in silence"
+            assert len({message["id"] for message in again}) == len(again) == 10 * len(lost), "once again, not more"
+        await comes_true(lambda: _all_committed(client, "gone"), "what was acknowledged is committed")
+        await asyncio.to_thread(cluster.start, other)
+    await asyncio.to_thread(cluster.wait_ready)
+
+
+async def _all_committed(client: Client, topic: str) -> bool:
+    return await client.committed_offsets("pushed", topic) == dict.fromkeys(range(QUEUES), 10)

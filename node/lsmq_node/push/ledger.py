@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 
+from .options import MAX_CREDIT
+
 
 class Ledger:
     """Credit is counted in messages and bytes.
@@ -13,7 +15,7 @@ class Ledger:
     not cause reads of one message each. A message larger than all the credit there is goes out alone.
     """
 
-    __slots__ = ("_open", "_stalled", "credit", "credit_bytes", "open_bytes", "open_count")
+    __slots__ = ("_gone", "_open", "_stalled", "credit", "credit_bytes", "open_bytes", "open_count")
 
     def __init__(self, credit: int, credit_bytes: int) -> None:
         self.credit = credit
@@ -22,6 +24,7 @@ class Ledger:
         self.open_bytes = 0
         self._stalled = False
         self._open: dict[int, deque[tuple[int, int]]] = {}  # by queue: offset and bytes, ascending
+        self._gone: dict[int, int] = {}  # by queue: the first offset that was forgotten, until it is sent again
 
     def room(self) -> tuple[int, int]:
         """How many messages and bytes may be sent now; (0, 0) when none."""
@@ -38,6 +41,8 @@ class Ledger:
     def sent(self, messages: Iterable[tuple[int, int, int]]) -> None:
         """Queue, offset and bytes of each; those of a queue in order."""
         for queue, offset, size in messages:
+            if self._gone:
+                self._gone.pop(queue, None)
             self._open.setdefault(queue, deque()).append((offset, size))
             self.open_count += 1
             self.open_bytes += size
@@ -56,6 +61,19 @@ class Ledger:
             del self._open[queue]
         return last + 1
 
+    def is_late(self, queue: int, offset: int) -> bool:
+        """Whether this is the first acknowledgement of messages that were forgotten, and are not sent again yet."""
+        first = self._gone.get(queue)
+        if first is None or offset < first:
+            return False
+        del self._gone[queue]
+        return True
+
+    def open_of(self, queues: Iterable[int]) -> tuple[int, int]:
+        """How many messages and bytes of these queues are not acknowledged."""
+        found = [size for queue in queues for _, size in self._open.get(queue, ())]
+        return len(found), sum(found)
+
     def holds(self, queue: int) -> bool:
         """Whether anything of the queue is not acknowledged."""
         return queue in self._open
@@ -65,8 +83,11 @@ class Ledger:
         return ((queue, waiting[0][0]) for queue, waiting in self._open.items())
 
     def forget(self, first: int, end: int) -> None:
-        """Nothing of the queues ``[first, end)`` will be acknowledged any more."""
+        """Nothing of the queues ``[first, end)`` will be acknowledged any more: it comes again, here or elsewhere."""
         for queue in [queue for queue in self._open if first <= queue < end]:
-            for _, size in self._open.pop(queue):
-                self.open_count -= 1
-                self.open_bytes -= size
+            waiting = self._open.pop(queue)
+            self._gone[queue] = waiting[0][0]
+            self.open_count -= len(waiting)
+            self.open_bytes -= sum(size for _, size in waiting)
+        while len(self._gone) > MAX_CREDIT:
+            del self._gone[next(iter(self._gone))]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import secrets
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,18 +16,16 @@ from lsmq._background import Background, as_lsmq_error
 from lsmq._push_link import PushLink
 from lsmq._push_streams import PushStreams
 from lsmq.client import Client
-from lsmq.errors import LsmqError
+from lsmq.errors import LsmqError, Unavailable
 from lsmq.group_values import Ranges
 from lsmq_node.broker import ByteBudget
 from lsmq_node.groups import Mode
 from lsmq_node.storage import Topic
 
-from .ledger import Ledger
+from .merge import Arrival, Merge
 from .options import Acknowledge, StreamOptions
-from .stream import Counts, Sink, send_in_time
+from .stream import FRAME_BYTES, FRAME_MESSAGES, Counts, Sink, send_in_time
 
-#: Bytes that each leader may have on its way here, however much the subscriber takes.
-MAX_CREDIT_BYTES = 256 * 1024
 _MESSAGE_OVERHEAD_BYTES = 300  # of what is no body, in memory
 
 
@@ -41,26 +38,24 @@ class Relay:
         budget: ByteBudget,
         group: str,
         topic: Topic,
-        nodes: int,
         sink: Sink,
         options: StreamOptions,
         counts: Counts,
     ) -> None:
-        """``nodes`` lead queues of the topic; each is given its part of the credit."""
         self.id = secrets.token_hex(16)
         self.group = group
         self.topic = topic
         self.options = options
         self.sink = sink
-        self.ledger = Ledger(options.credit, options.credit_bytes)
         self.ended: LsmqError | None = None
         self.over = asyncio.Event()
+        self.progress_at = asyncio.get_running_loop().time()
         self._client = client
-        self._nodes = nodes
         self._counts = counts
         self._hold = budget.hold()
-        self._frames: deque[tuple[Sequence[Mapping[str, Any]], int]] = deque()
-        self._senders: dict[int, PushLink] = {}  # by queue
+        self._merge: Merge[PushLink] = Merge(options.credit, options.credit_bytes)
+        self.ledger = self._merge.ledger
+        self._late: dict[int, int] = {}  # acknowledgements that count no more, to be told: by queue
         self._news = asyncio.Event()
         self._queues_changed = False
         self._left = False
@@ -82,49 +77,70 @@ class Relay:
     def acknowledge(self, pairs: Sequence[tuple[int, int]]) -> None:
         for queue, offset in pairs:
             before = self.ledger.open_count
-            link, next_offset = self._senders.get(queue), self.ledger.acknowledge(queue, offset)
-            if link is not None and next_offset is not None:
-                link.acknowledge(queue, next_offset - 1)
+            found = self._merge.acknowledge(queue, offset)
+            if found is not None:
+                link, reached = found
+                link.acknowledge(queue, reached)
                 self._counts.acknowledged += before - self.ledger.open_count
+                self.progress_at = asyncio.get_running_loop().time()
+            elif self.ledger.is_late(queue, offset):
+                self._late[queue] = offset
+        self._grant()
+        self._news.set()
 
     def set_credit(self, credit: int, credit_bytes: int) -> None:
-        self.ledger.set_credit(credit, credit_bytes)
-        count, size = self._share()
-        if self._streams is not None:
-            for link in self._streams.links.values():
-                link.set_credit(count, size)
+        self._merge.set_credit(credit, credit_bytes)
+        self._grant()
+        self._news.set()
 
-    def _share(self) -> tuple[int, int]:
-        ledger, nodes = self.ledger, max(1, self._nodes)
-        least = min(1, ledger.credit)
-        return max(least, ledger.credit // nodes), max(1, min(ledger.credit_bytes // nodes, MAX_CREDIT_BYTES))
+    def _grant(self) -> None:
+        """Tell leaders how much they may have sent, where that is another than they know."""
+        for link in self._merge.sources:
+            granted = self._merge.grant(link)
+            if granted is not None:
+                link.set_credit(*granted)
 
     # What other nodes say
 
     def messages(self, link: PushLink, fields: Sequence[Mapping[str, Any]]) -> None:
-        sizes = [len(message["body"]) + _MESSAGE_OVERHEAD_BYTES for message in fields]
+        self._merge.begin(link)
+        self._merge.arrived(
+            link,
+            (
+                Arrival(message["queue"], message["offset"], len(message["body"]) + _MESSAGE_OVERHEAD_BYTES, message)
+                for message in fields
+            ),
+        )
         try:
-            self._hold.resize(self._hold.held_bytes + sum(sizes))
+            self._hold.resize(self._merge.held_bytes)
         except LsmqError as error:
             self.end(error)
-            return
-        for message in fields:
-            self._senders[message["queue"]] = link
-        self.ledger.sent(
-            (message["queue"], message["offset"], size) for message, size in zip(fields, sizes, strict=True)
-        )
-        self._frames.append((fields, sum(sizes)))
         self._news.set()
 
     def lost(self, ranges: Ranges, *, reset: bool) -> None:
         for part in ranges:
-            self.ledger.forget(part.start, part.stop)
-        for queue in [queue for queue in self._senders if any(queue in part for part in ranges)]:
-            del self._senders[queue]
+            self._merge.forget(part.start, part.stop)
+        if reset:
+            self.end(Unavailable("offsets of the group were set by somebody; come again", reset=True))
+        elif self.options.mode is Mode.BROADCAST and self.options.subscriber is None:
+            self.end(Unavailable("the leader of some queues has changed, and no offsets are kept; come again"))
         self.gained()
 
     def gained(self) -> None:
+        assert self._streams is not None
+        links = set(self._streams.links.values())
+        for link in self._merge.sources:
+            if link not in links:
+                self._merge.end(link)
+        for link in links:
+            self._merge.begin(link)
+        self._hold.resize(self._merge.held_bytes)  # Less than before: it is granted.
+        self._grant()
         self._queues_changed = True
+        self._news.set()
+
+    def late(self, pairs: Sequence[tuple[int, int]]) -> None:
+        self._late.update(pairs)
         self._news.set()
 
     # Passing on
@@ -132,14 +148,14 @@ class Relay:
     async def run(self) -> None:
         """Pass on until the subscriber is gone. Raises why the stream ends otherwise."""
         known = await self._client._router.topic(self.topic.name, self._client._deadline())
-        count, size = self._share()
         options = self.options
+        credit, credit_bytes = self._merge.first_grant
         params = {
             "mode": "broadcast" if options.mode is Mode.BROADCAST else "clustered",
             "start": options.start.value,
-            "credit": str(max(1, count)),
-            "credit_bytes": str(size),
-            "ack_timeout_ms": str(options.ack_timeout_ms),
+            "credit": str(credit),
+            "credit_bytes": str(credit_bytes),
+            "ack_timeout_ms": "0",  # Here time is kept for all of them together.
         }
         subscriber = options.subscriber or (self.id if options.mode is Mode.PUSH else None)
         if subscriber is not None:
@@ -153,23 +169,37 @@ class Relay:
             if self._queues_changed:
                 self._queues_changed = False
                 queues = [[part.start, part.stop] for part in self._streams.queues]
-                await send_in_time(self.sink, self.sink.note("queues", queues), self._counts)
-            elif self._frames:
-                await self._pass_on(*self._frames.popleft())
-            else:
+                await self._send("queues", queues)
+            elif self._late:
+                late, self._late = self._late, {}
+                await self._send("late", list(map(list, late.items())))
+            elif not await self._pass_on():
+                self._counts.stalls += self._merge.held_bytes > 0 and self.ledger.credit > 0
                 await self._news.wait()
 
     def _broke(self, error: Exception) -> None:
         self.end(as_lsmq_error(error, f"the relay of topic {self.topic.name!r}"))
 
-    async def _pass_on(self, messages: Sequence[Mapping[str, Any]], size: int) -> None:
-        frame = self.sink.note("messages", [_shown(message, binary=self.sink.binary) for message in messages])
-        await send_in_time(self.sink, frame, self._counts)
-        self._hold.resize(self._hold.held_bytes - size)
-        self._counts.messages += len(messages)
-        self._counts.bytes += size
+    async def _pass_on(self) -> bool:
+        """Send one frame of what is held; whether there was something, and room for it."""
+        was_idle = not self.ledger.open_count
+        taken = self._merge.take(FRAME_MESSAGES, FRAME_BYTES)
+        if not taken:
+            return False
+        if was_idle:
+            self.progress_at = asyncio.get_running_loop().time()
+        await self._send("messages", [_shown(message.fields, binary=self.sink.binary) for message in taken])
+        self._hold.resize(self._merge.held_bytes)
+        self._counts.messages += len(taken)
+        self._counts.bytes += sum(message.size for message in taken)
         if self.options.acknowledge is Acknowledge.SENT:
-            self.acknowledge([(message["queue"], message["offset"]) for message in messages])
+            self.acknowledge([(message.queue, message.offset) for message in taken])
+        else:
+            self._grant()
+        return True
+
+    async def _send(self, kind: str, value: Any) -> None:
+        await send_in_time(self.sink, self.sink.note(kind, value), self._counts)
 
     async def close(self) -> None:
         """Returns when leaders have committed what was acknowledged, or that takes too long."""
@@ -177,7 +207,6 @@ class Relay:
             if self._streams is not None:
                 await self._streams.close()
         finally:
-            self._frames.clear()
             self._hold.resize(0)
             await self._background.end()
 

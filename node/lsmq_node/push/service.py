@@ -88,12 +88,10 @@ class PushService:
         self.check_room()
         await self._declare(group, options.mode)
         self.check_room()
-        nodes = {self._broker.topology.leadership(part.shard).url for part in self._broker.ranges(topic)}
         here = all(self._broker.topology.leadership(part.shard).here for part in self._broker.ranges(topic))
         stream: Held
         if options.whole and not here:
-            limits = (self.budget, group, topic, len(nodes))
-            stream = Relay(self._own_client(), *limits, sink, options, self.counts)
+            stream = Relay(self._own_client(), self.budget, group, topic, sink, options, self.counts)
             self.streams[stream.id] = stream
         else:
             stream = self._open_here(group, topic, sink, options)
@@ -209,12 +207,7 @@ class PushService:
             now = loop.time()
             for stream in list(self.streams.values()):
                 timeout_ms = stream.options.ack_timeout_ms
-                if (
-                    isinstance(stream, Stream)
-                    and timeout_ms
-                    and stream.ledger.open_count
-                    and now - stream.progress_at > timeout_ms / 1000
-                ):
+                if timeout_ms and stream.ledger.open_count and now - stream.progress_at > timeout_ms / 1000:
                     self.counts.slow += 1
                     stream.end(
                         SlowConsumer(

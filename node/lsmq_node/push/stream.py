@@ -96,6 +96,7 @@ class Stream:
         self._queues_changed = True
         self._queues: NDArray[Any] = np.empty(0, np.uint32)  # what it may be sent of
         self._told: NDArray[Any] = self._queues  # what the subscriber knows to be its own
+        self._late: dict[int, int] = {}  # acknowledgements that count no more, to be told: by queue
 
     # What others say
 
@@ -117,12 +118,20 @@ class Stream:
         self._wake()
 
     def acknowledge(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Queues and offsets: the messages up to there are handled. What this stream was not sent is passed over."""
+        """Queues and offsets: the messages up to there are handled.
+
+        What counts no more, since the queue is not sent here any more, the subscriber is told; what this stream was not
+        sent is passed over.
+        """
         for queue, offset in pairs:
             before = self.ledger.open_count
             if self.feed.acknowledge(self, queue, offset):
                 self._counts.acknowledged += before - self.ledger.open_count
                 self.progress_at = asyncio.get_running_loop().time()
+            elif self.ledger.is_late(queue, offset):
+                self._late[queue] = offset
+        if self._late:
+            self._wake()
         self._news.set()
 
     def set_credit(self, credit: int, credit_bytes: int) -> None:
@@ -145,6 +154,9 @@ class Stream:
                 self._news.clear()
                 if self._queues_changed:
                     await self._tell_queues()
+                elif self._late:
+                    late, self._late = self._late, {}
+                    await self._send(self.sink.note("late", list(map(list, late.items()))))
                 elif not len(self._queues):
                     await self._news.wait()
                 elif self.ledger.room() == (0, 0):
@@ -168,7 +180,7 @@ class Stream:
 
     async def _send_messages(self, session: Session) -> None:
         """Send what there is and what comes, until something else is to be done first."""
-        while not (self.left or self.ended or self._queues_changed or self.ledger.room() == (0, 0)):
+        while not (self.left or self.ended or self._queues_changed or self._late or self.ledger.room() == (0, 0)):
             if self._broker.waiters.closed:
                 self.end(ShuttingDown("the node is stopping; come again, here or elsewhere"))
                 return
