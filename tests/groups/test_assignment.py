@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+from itertools import combinations, product
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lsmq_node.groups import assignment
 from lsmq_node.groups.assignment import Demand, assign, max_pieces
 from lsmq_node.groups.ranges import (
     Ranges,
@@ -72,15 +77,110 @@ def test_shares_are_even_and_whole_and_only_what_is_too_much_moves(steps: list[t
         assert total - stayed == must_move
 
 
-@given(st.lists(members, min_size=1, max_size=6), st.integers(1, 10))
+@given(st.lists(members, min_size=1, max_size=6), st.integers(1, 12))
 @settings(max_examples=50)
-def test_many_topics_of_few_queues_are_spread_over_all_members(rounds: list[tuple[str, ...]], queues: int) -> None:
+def test_topics_of_fewer_queues_than_members_are_spread_over_all_members(
+    rounds: list[tuple[str, ...]], queues: int
+) -> None:
     names = [f"t{number}" for number in range(24)]
     shares: dict[str, dict[str, Ranges]] = {}
     for some in rounds:
         shares = assign({name: Demand(queues, some) for name in names}, shares)
         totals = [sum(count(shares[name].get(member, ())) for name in names) for member in some]
-        assert not totals or max(totals) - min(totals) <= 1
+        assert queues >= len(some) or max(totals) - min(totals) <= 1
+
+
+few = st.lists(
+    st.tuples(st.integers(1, 7), st.sets(st.sampled_from("abc"), min_size=1)).map(
+        lambda pair: Demand(pair[0], tuple(pair[1]))
+    ),
+    min_size=2,
+    max_size=4,
+)
+
+
+def choices(demand: Demand, before: dict[str, Ranges]) -> tuple[int, list[dict[str, int]]]:
+    """How many queues of a topic must move, and all the ways to share it out in which no more do: sizes by member."""
+    share, rest = divmod(demand.queues, len(demand.members))
+    held = {member: count(clip(before.get(member, ()), demand.queues)) for member in demand.members}
+    ways: dict[int, list[dict[str, int]]] = {}
+    for lucky in combinations(demand.members, rest):
+        sizes = {member: share + (member in lucky) for member in demand.members}
+        moved = demand.queues - sum(min(held[member], size) for member, size in sizes.items())
+        ways.setdefault(moved, []).append(sizes)
+    return min(ways), ways[min(ways)]
+
+
+def unevenness(ways: Iterable[dict[str, int]]) -> int:
+    """The sum of the squares of what members own in all."""
+    totals: Counter[str] = Counter()
+    for sizes in ways:
+        totals.update(sizes)
+    return sum(total * total for total in totals.values())
+
+
+@given(few, few)
+@settings(max_examples=300, deadline=None)
+def test_of_several_topics_only_what_must_move_moves_and_totals_are_as_even_as_that_allows(
+    first: list[Demand], then: list[Demand]
+) -> None:
+    """Against all the ways there are."""
+    before = assign({f"t{at}": demand for at, demand in enumerate(first)}, {})
+    demands = {f"t{at}": demand for at, demand in enumerate(then)}
+    shares = assign(demands, before)
+    assert shares == assign({name: Demand(one.queues, one.members[::-1]) for name, one in demands.items()}, before)
+    found: list[dict[str, int]] = []
+    ways: list[list[dict[str, int]]] = []
+    for name, demand in demands.items():
+        had = before.get(name, {})
+        must_move, possible = choices(demand, had)
+        sizes = {member: count(shares[name].get(member, ())) for member in demand.members}
+        stayed = sum(count(intersect(ranges, had.get(member, ()))) for member, ranges in shares[name].items())
+        if demand.queues >= len(demand.members):
+            assert demand.queues - stayed == must_move
+            assert sizes in possible
+        else:  # any of them may move, to even out
+            possible = [
+                {member: int(member in lucky) for member in demand.members}
+                for lucky in combinations(demand.members, demand.queues)
+            ]
+        found.append(sizes)
+        ways.append(possible)
+    assert unevenness(found) == min(map(unevenness, product(*ways)))
+
+
+def test_who_joins_or_leaves_moves_nothing_between_others() -> None:
+    names = [f"t{number}" for number in range(10)]
+    shares = assign({name: Demand(8, ("a", "b", "c")) for name in names}, {})
+    for some in (("a", "b", "c", "d"), ("a", "b", "d"), ("b", "d"), ("b", "d", "e"), ("b", "e")):
+        before = shares
+        shares = assign({name: Demand(8, some) for name in names}, before)
+        stayed = {member for name in names for member in before[name]} & set(some)
+        for name in names:
+            for member in stayed:
+                gained = subtract(shares[name].get(member, ()), before[name].get(member, ()))
+                others = (before[name].get(other, ()) for other in stayed - {member})
+                assert not intersect(gained, union(*others)), f"{member} took queues of {name} from who stays"
+
+
+def test_a_member_that_joins_gets_its_part_of_topics_of_one_queue() -> None:
+    names = [f"t{number}" for number in range(24)]
+    alone = assign({name: Demand(1, ("a",)) for name in names}, {})
+    both = assign({name: Demand(1, ("a", "b")) for name in names}, alone)
+    assert [sum(member in both[name] for name in names) for member in "ab"] == [12, 12]
+    assert assign({name: Demand(1, ("a", "b")) for name in names}, both) == both
+
+
+def test_many_members_of_many_topics_are_evened_out_in_bounded_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = tuple(f"m{number:03}" for number in range(60))
+    demands = {f"t{number}": Demand(7 * (number % 5 + 1), names[number % 7 :: number % 3 + 1]) for number in range(60)}
+    shares = assign(demands, {})
+    monkeypatch.setattr(assignment, "_MOST_STEPS", 10)
+    hasty = assign(demands, {})
+    for found in (shares, hasty):
+        for name, demand in demands.items():
+            sizes = [count(found[name].get(member, ())) for member in demand.members]
+            assert sum(sizes) == demand.queues and max(sizes) - min(sizes) <= 1
 
 
 def test_a_topic_is_shared_by_those_who_subscribe_to_it() -> None:

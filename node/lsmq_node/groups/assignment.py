@@ -3,21 +3,28 @@
 Of a topic with ``n`` queues, each of its ``m`` members owns ``n // m``, and ``n % m`` of them one more. Only what is
 too much where it is moves. Everything is in ranges: a million queues cost what ten do.
 
+Of several topics, that leaves open who gets the odd queues that nobody can keep, and who keeps them where more could:
+so that members own about as many in all. Totals beyond that are no reason to move anything, with one exception: of
+topics that have fewer queues than members, whose queues are all odd, somebody who joins would never get any. These
+move, too, from who has at least two more in all.
+
 Many rounds of joining and leaving cut the ranges into ever smaller pieces. Beyond ``max_pieces`` a topic is shared out
 anew, in one piece a member; that moves more than need be, once.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, nsmallest
 from itertools import pairwise
 
 from .ranges import NONE, Ranges, clip, count, normal, subtract, union
 
 Shares = Mapping[str, Ranges]
-_BALANCE_ROUNDS = 64
+#: Looks at members and topics to even out totals: some tenths of a second.
+_MOST_STEPS = 300_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +43,8 @@ def max_pieces(members: int) -> int:
 def assign(topics: Mapping[str, Demand], previous: Mapping[str, Shares]) -> dict[str, dict[str, Ranges]]:
     """The shares of all topics. Deterministic; members without a queue have no entry.
 
-    Each topic is shared out for itself; who gets the odd queues of each is chosen so that members own about as many in
-    all, and then so that as few as possible move.
+    Each topic is shared out for itself, so that as few queues as possible move; then so that members own about as many
+    in all.
     """
     held = {name: _held(demand, previous.get(name, {})) for name, demand in topics.items()}
     quotas = _quotas(topics, held)
@@ -65,47 +72,104 @@ def _held(demand: Demand, previous: Shares) -> dict[str, Ranges]:
 
 def _quotas(topics: Mapping[str, Demand], held: Mapping[str, Shares]) -> dict[str, dict[str, int]]:
     """How many queues of each topic each of its members gets."""
-    odd: dict[str, set[str]] = {}
+    odds = [_Odd(name, topics[name], held[name]) for name in sorted(topics) if topics[name].members]
     totals: dict[str, int] = {}
-    for name in sorted(topics):
-        demand = topics[name]
-        if not demand.members:
-            odd[name] = set()
-            continue
-        share, rest = divmod(demand.queues, len(demand.members))
-        before = {member: count(held[name].get(member, NONE)) for member in demand.members}
-        order = sorted(demand.members, key=lambda member: (-before[member], totals.get(member, 0), member))
-        odd[name] = set(order[:rest])
-        for member in demand.members:
-            totals[member] = totals.get(member, 0) + share + (member in odd[name])
-    if len(topics) > 1:
-        _balance(topics, odd, totals)
-    return {
-        name: {
-            member: demand.queues // len(demand.members) + (member in odd[name]) for member in sorted(demand.members)
-        }
-        for name, demand in topics.items()
-    }
+    for odd in odds:
+        for member in odd.members:
+            totals[member] = totals.get(member, 0) + odd.share + (member in odd.lucky)
+    for odd in sorted(odds, key=lambda odd: odd.left):  # Last those that leave a choice.
+        for member in nsmallest(odd.left, odd.choice - odd.lucky, key=lambda member: (totals[member], member)):
+            odd.lucky.add(member)
+            totals[member] += 1
+    if len(odds) > 1:
+        _even_out(odds, totals)
+        for odd in odds:
+            if not odd.share:
+                odd.choice = set(odd.members)
+        _even_out(odds, totals)
+    quotas = {odd.name: {member: odd.share + (member in odd.lucky) for member in odd.members} for odd in odds}
+    return {name: quotas.get(name, {}) for name in topics}
 
 
-def _balance(topics: Mapping[str, Demand], odd: dict[str, set[str]], totals: dict[str, int]) -> None:
-    """Move odd queues from members that own most in all to those that own least, as long as that evens them out."""
-    for _ in range(_BALANCE_ROUNDS):
-        moved = False
-        for name in sorted(topics):
-            with_one, without = odd[name], [member for member in topics[name].members if member not in odd[name]]
-            if not with_one or not without:
-                continue
-            most = max(with_one, key=lambda member: (totals[member], member))
-            least = min(without, key=lambda member: (totals[member], member))
-            if totals[most] >= totals[least] + 2:
-                with_one.remove(most)
-                with_one.add(least)
-                totals[most] -= 1
-                totals[least] += 1
-                moved = True
-        if not moved:
+class _Odd:
+    """The odd queues of a topic, each of which makes one of its members ``lucky``.
+
+    Nobody loses a queue that he could keep: whoever has more than ``share`` is lucky, or, where those are more than
+    there are odd queues, nobody else is. ``choice`` are those among whom that leaves a choice, ``left`` how many.
+    """
+
+    def __init__(self, name: str, demand: Demand, held: Shares) -> None:
+        self.name = name
+        self.members = sorted(demand.members)
+        self.share, rest = divmod(demand.queues, len(self.members))
+        keepers = {member for member in self.members if count(held.get(member, NONE)) > self.share}
+        few = len(keepers) <= rest
+        self.lucky = set(keepers) if few else set[str]()
+        self.choice = set(self.members) - keepers if few else keepers
+        self.left = rest - len(self.lucky)
+
+    def hand_on(self, giver: str, taker: str) -> None:
+        assert giver in self.lucky and taker not in self.lucky
+        self.lucky.remove(giver)
+        self.lucky.add(taker)
+
+
+def _even_out(odds: Sequence[_Odd], totals: dict[str, int]) -> None:
+    """Hand odd queues on within the choices, from who has most in all to who has least, until nothing evens out more.
+
+    Also over several members: one gives a queue of one topic and takes one of another. No such chain is left at the end
+    if and only if the sum of the squares of all totals is as small as the choices allow, unless there are so many
+    members and topics that looking for it would take too long.
+    """
+    steps = _MOST_STEPS
+    while steps > 0:
+        least = min(totals.values())
+        givers = [member for member, total in totals.items() if total >= least + 2]
+        for giver in sorted(givers, key=lambda member: (-totals[member], member)):
+            chain, looked_at = _chain(odds, totals, giver)
+            steps -= looked_at
+            if chain or steps <= 0:
+                break
+        else:
             return
+        for odd, one, other in chain:
+            odd.hand_on(one, other)
+        if chain:
+            totals[giver] -= 1
+            totals[chain[-1][2]] += 1
+
+
+def _chain(odds: Sequence[_Odd], totals: Mapping[str, int], giver: str) -> tuple[list[tuple[_Odd, str, str]], int]:
+    """The shortest way of an odd queue's worth from ``giver`` to one who has two less in all; and how long it took."""
+    came: dict[str, tuple[_Odd, str]] = {}
+    seen = {giver}
+    unseen = [odd for odd in odds if odd.choice & odd.lucky and odd.choice - odd.lucky]
+    line = deque([giver])
+    looked_at = len(odds)
+    while line:
+        one = line.popleft()
+        looked_at += len(unseen)
+        mine = [odd for odd in unseen if one in odd.lucky and one in odd.choice]
+        for odd in mine:
+            unseen.remove(odd)
+            takers = odd.choice - odd.lucky - seen
+            looked_at += len(odd.choice)
+            seen |= takers
+            for other in sorted(takers):
+                came[other] = odd, one
+                if totals[other] <= totals[giver] - 2:
+                    return _way(came, giver, other), looked_at
+                line.append(other)
+    return [], looked_at
+
+
+def _way(came: Mapping[str, tuple[_Odd, str]], giver: str, taker: str) -> list[tuple[_Odd, str, str]]:
+    way: list[tuple[_Odd, str, str]] = []
+    while taker != giver:
+        odd, one = came[taker]
+        way.append((odd, one, taker))
+        taker = one
+    return way[::-1]
 
 
 def share_out(demand: Demand, held: Shares, quotas: Mapping[str, int]) -> dict[str, Ranges]:

@@ -2,8 +2,8 @@
 
 The leader of a shard is the only one that sends its queues' messages and commits for them, so a group's queues are
 shared out for each shard by its leader alone, in memory, and its epoch is the fence. :mod:`.ledger`, :mod:`.sharing`
-and :mod:`.part` are pure; :mod:`.feed` is what the streams of a group share, :mod:`.stream` one held connection,
-:mod:`.relay` one that passes on what other nodes lead (:mod:`.merge` is its pure part), and :class:`PushService` what the API asks.
+:mod:`.part` and :mod:`.merge` are pure; :mod:`.feed` is what the streams of a group share, :mod:`.stream` one held
+connection, :mod:`.relay` one that passes on what other nodes lead, and :class:`PushService` what the API asks.
 """
 
 from .options import Acknowledge, Start, StreamOptions
