@@ -88,6 +88,7 @@ from lsmq.record_batch import Codec, Message
 from lsmq.topics import Offsets, Route, Topic
 from lsmq.transactions import Outcome, Transaction, TransactionalProducer
 from lsmq.work_queue import Task, WorkQueue
+from lsmq.work_queue_values import WorkQueueSettings, WorkQueueState
 
 __version__ = "0.1.0"
 
@@ -171,6 +172,8 @@ __all__ = [
     "UnknownTransaction",
     "UnsupportedFormat",
     "WorkQueue",
+    "WorkQueueSettings",
+    "WorkQueueState",
     "ZooKeeperNotInstalled",
     "errors",
     "list_groups",

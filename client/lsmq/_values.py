@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import sys
 from array import array
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -74,6 +75,25 @@ def message_from_dict(fields: Mapping[str, Any]) -> Message:
         headers=tuple((str(each["name"]), bytes(each["value"])) for each in fields.get("headers") or ()),
         delete=bool(fields.get("delete")),
     )
+
+
+def text_or_base64(name: str, value: bytes) -> dict[str, str]:
+    """A field of JSON: text where it is UTF-8, else base64 under ``<name>_b64``."""
+    try:
+        return {name: value.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_b64": base64.b64encode(value).decode()}
+
+
+def key_field(key: str | bytes | None) -> dict[str, str | None]:
+    """A message's key for JSON; one of bytes is always base64, so that it comes back as bytes."""
+    return {"key_b64": base64.b64encode(key).decode()} if isinstance(key, bytes) else {"key": key}
+
+
+def headers_field(headers: Iterable[tuple[str, bytes]]) -> dict[str, Any]:
+    """A message's headers for JSON; nothing where it has none."""
+    found = [{"name": name, **text_or_base64("value", value)} for name, value in headers]
+    return {"headers": found} if found else {}
 
 
 def check_max_messages(max_messages: int) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lsmq._keeper import topic_path
-from lsmq._values import little_endian, message_from_dict
+from lsmq._values import headers_field, key_field, little_endian, message_from_dict, text_or_base64
 from lsmq.client import Client, _of_each_shard, _together
 from lsmq.producer import Producer
 from lsmq.record_batch import Message
@@ -72,6 +72,7 @@ class DeadLetter:
         return bool(self._of("cut"))
 
     def to_dict(self) -> dict[str, Any]:
+        """For JSON: bytes that are no text are base64, under a name that ends in ``_b64``."""
         message = self.message
         return {
             "id": message.id,
@@ -84,10 +85,11 @@ class DeadLetter:
             "reason": self.reason,
             "cut": self.is_cut,
             "dead_since_ms": message.stored_ms,
-            "key": message.key,
+            **key_field(message.key),
             "tag": message.tag,
             "properties": own_properties(message),
-            "body": message.body,
+            **headers_field(message.headers),
+            **text_or_base64("body", message.body),
         }
 
 

@@ -21,6 +21,7 @@ from lsmq.client import Client, _together
 from lsmq.errors import ClientClosed, InvalidRequest, LsmqError, ReceiptExpired
 from lsmq.record_batch import Message
 from lsmq.topics import Topic
+from lsmq.work_queue_values import WorkQueueState, describe_work_queue
 
 DEFAULT_MAX_MESSAGES = 10
 DEFAULT_WAIT_MS = 5_000
@@ -298,6 +299,13 @@ class WorkQueue(Iterated[Task]):
             )
 
         await self._client._with_topic(self.topic, put)
+
+    async def describe(self) -> WorkQueueState:
+        """How it behaves, and how many messages are in which state. Raises ``UnknownGroup`` before the first pop.
+
+        Costs the nodes a look at the ends of all the topic's queues.
+        """
+        return await describe_work_queue(self._client, self.topic, self.group, self._client._deadline())
 
     # Within
 

@@ -50,7 +50,13 @@ class Work:
     def figures(self) -> dict[str, int]:
         described = self.api.get(f"/v1/groups/{self.topic}/work-queue?topic={self.topic}").json()
         (shard,) = described["shards"]
+        assert shard["undelivered"] == shard["new"] + shard["ready"] + shard["waiting"]
         return {name: shard[name] for name in ("in_flight", "waiting", "ready", "dead")}
+
+    def undelivered(self) -> tuple[int, int]:
+        """And of those, the ones that nobody has seen."""
+        described = self.api.get(f"/v1/groups/{self.topic}/work-queue?topic={self.topic}").json()
+        return sum(shard["undelivered"] for shard in described["shards"]), sum(s["new"] for s in described["shards"])
 
     def dead_letters(self) -> list[dict[str, Any]]:
         answer = self.api.read(f"{self.topic}.dlq", 0, None, max=1_000)
@@ -79,6 +85,27 @@ def test_messages_go_to_one_consumer_each_whatever_their_queue(api: Api) -> None
     assert all(message["deliveries"] == 1 for message in first)
     assert work.pop() == []
     assert work.figures()["in_flight"] == 12
+
+
+def test_what_waits_to_be_delivered_is_counted(api: Api) -> None:
+    work = Work(api, "counted")
+    assert api.get("/v1/groups/counted/work-queue?topic=counted", 404).error["code"] == "unknown_group"
+    assert work.pop() == []
+    assert work.undelivered() == (0, 0)
+    for queue in range(4):
+        work.send("a", "b", "c", queue=queue)
+    assert work.undelivered() == (12, 12)
+    messages = work.pop(5)
+    assert work.undelivered() == (7, 7), "what is in flight was delivered"
+    work.settle("ack", *messages[:2])
+    work.settle("nack", messages[2], delay_ms=3_600_000)
+    work.settle("nack", messages[3], release=True)
+    assert work.figures() == {"in_flight": 1, "waiting": 1, "ready": 1, "dead": 0}
+    assert work.undelivered() == (9, 7)
+    work.settle("ack", *work.pop())
+    assert work.undelivered() == (1, 0)
+    work.send("d", queue=1)
+    assert work.undelivered() == (2, 1)
 
 
 def test_what_is_acknowledged_never_comes_again_and_what_is_not_does(api: Api) -> None:

@@ -77,6 +77,24 @@ def test_dead_letters_are_listed_sent_again_and_deleted(shared_node: NodeProcess
         assert client.offsets(f"{topic}.dlq").earliest == client.offsets(f"{topic}.dlq").latest
 
 
+def test_what_is_no_text_is_base64_as_in_all_json(shared_node: NodeProcess) -> None:
+    node, topic = shared_node, "dlq-bytes"
+    with sync.Client(node.url) as client:
+        client.create_topic(topic)
+        with sync.Producer(client, topic) as producer:
+            producer.send(b"\xff\x00", key=b"\x01", headers=[("trace", b"\xfe")]).result()
+            producer.send("text", key="key").result()
+        with sync.WorkQueue(client, topic, "a") as work:
+            for _ in range(2):
+                (task,) = work.poll(1, timeout_ms=10_000)
+                task.nack(dead_letter=True)
+        found = {letter.get("key"): letter for letter in comes(node, topic, 2)}
+        assert found["key"]["body"] == "text" and "body_b64" not in found["key"]
+        letter: dict[str, object] = {**found[None]}
+        assert letter["body_b64"] == "/wA=" and "body" not in letter
+        assert letter["key_b64"] == "AQ==" and letter["headers"] == [{"name": "trace", "value_b64": "/g=="}]
+
+
 def test_a_topic_without_dead_letters_says_so(shared_node: NodeProcess) -> None:
     result = CliRunner().invoke(root, ["dlq", "list", "nothing-died", "--url", shared_node.url])
     assert result.exit_code == 1 and "nothing-died" in str(result.exception), "a topic that is not there at all"

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from click.testing import CliRunner
 
-from lsmq import Client, InvalidRequest, Producer, ReceiptExpired, Task, WorkQueue, sync
+from lsmq import Client, InvalidRequest, Producer, ReceiptExpired, Task, UnknownGroup, WorkQueue, sync
+from lsmq.cli import root
 from support.node_process import NodeProcess
 from support.waiting import comes_true
 
@@ -39,6 +42,27 @@ async def test_tasks_are_handed_out_acknowledged_and_do_not_come_again(shared_no
         async with WorkQueue(client, "wq-iterate", "workers") as work:
             assert await work.poll(timeout_ms=300) == []
         assert set(seen.values()) == {1}
+
+
+async def test_a_work_queue_says_how_far_it_is(shared_node: NodeProcess) -> None:
+    async with a_topic(shared_node, "wq-state", 10) as client, WorkQueue(client, "wq-state", "wq-state") as work:
+        with pytest.raises(UnknownGroup):
+            await work.describe()
+        await work.configure(max_deliveries=3)
+        state = await work.describe()
+        assert (state.undelivered, state.new, state.in_flight) == (10, 10, 0)
+        assert (state.settings.max_deliveries, state.dead_letter_topic) == (3, "wq-state.dlq")
+        (task,) = await work.poll(1)
+        await task.nack(delay_ms=3_600_000)
+        state = await work.describe()
+        assert (state.waiting, state.undelivered + state.in_flight) == (1, 10)
+        with sync.Client(shared_node.url) as blocking, sync.WorkQueue(blocking, "wq-state", "wq-state") as other:
+            assert other.describe().waiting == 1
+        command = ["group", "describe", "wq-state", "--url", shared_node.url]
+        shown = await asyncio.to_thread(CliRunner().invoke, root, [*command, "--json"])
+        (found,) = json.loads(shown.output)["work_queues"]
+        assert (found["topic"], found["waiting"], found["settings"]["max_deliveries"]) == ("wq-state", 1, 3)
+        assert "undelivered" in (await asyncio.to_thread(CliRunner().invoke, root, command)).output
 
 
 async def test_what_was_not_handed_out_is_given_back_when_it_is_closed(shared_node: NodeProcess) -> None:

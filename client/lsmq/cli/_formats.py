@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections.abc import Callable
 from typing import Any
 
+from lsmq._values import headers_field, key_field, text_or_base64
 from lsmq.cli._render import time_text
 from lsmq.record_batch import Message
 
@@ -58,28 +58,16 @@ def to_dict(message: Message) -> dict[str, Any]:
         "queue": message.queue,
         "offset": message.offset,
         "id": message.id,
-        **({"key_b64": _base64(message.key)} if isinstance(message.key, bytes) else {"key": message.key}),
+        **key_field(message.key),
         "tag": message.tag,
         "priority": message.priority,
         "properties": dict(message.properties),
         "stored_ms": message.stored_ms,
+        **headers_field(message.headers),
     }
-    if message.headers:
-        fields["headers"] = [{"name": name, **_text_or_base64("value", value)} for name, value in message.headers]
     if message.delete:
         fields["delete"] = True
-    return {**fields, **_text_or_base64("body", message.body)}
-
-
-def _text_or_base64(name: str, value: bytes) -> dict[str, str]:
-    try:
-        return {name: value.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_b64": _base64(value)}
-
-
-def _base64(value: bytes) -> str:
-    return base64.b64encode(value).decode()
+    return {**fields, **text_or_base64("body", message.body)}
 
 
 def _template(text: str) -> Formatter:

@@ -16,6 +16,7 @@ from lsmq.cli._reset import Move, Target, plan
 from lsmq.errors import GroupHasMembers, UnknownGroup
 from lsmq.groups import Group, GroupDescription, GroupLag, GroupMember, GroupStream, GroupSummary, Ranges, list_groups
 from lsmq.topics import format_ranges
+from lsmq.work_queue_values import WorkQueueState, describe_work_queue
 
 _SHOWN_ROWS = 50
 
@@ -67,15 +68,18 @@ def describe(name: str, topic: str | None, as_json: bool, url: str, deadline_ms:
       lsmq group describe kitchen
     """
 
-    async def work(client: Client) -> tuple[GroupDescription, dict[str, GroupLag], list[GroupStream]]:
+    async def work(
+        client: Client,
+    ) -> tuple[GroupDescription, dict[str, GroupLag], list[GroupStream], list[WorkQueueState]]:
         found, lags = await _describe(client, name, topic)
         streams = await Group(client, name).streams() if found.mode in ("push", "broadcast") else []
-        return found, lags, [stream for stream in streams if topic in (None, stream.topic)]
+        work_queues = await _work_queues(client, name, topic) if found.mode == "work_queue" else []
+        return found, lags, [stream for stream in streams if topic in (None, stream.topic)], work_queues
 
-    found, lags, streams = with_client(url, deadline_ms, work)
+    found, lags, streams, work_queues = with_client(url, deadline_ms, work)
     if as_json:
-        lag_rows, stream_rows = [asdict(lag) for lag in lags.values()], [asdict(stream) for stream in streams]
-        print_json({**found.to_dict(), "lag": lag_rows, "streams": stream_rows})
+        rows = {"lag": [asdict(lag) for lag in lags.values()], "streams": [asdict(stream) for stream in streams]}
+        print_json({**found.to_dict(), **rows, "work_queues": [state.to_dict() for state in work_queues]})
         return
     print_fields(
         [
@@ -97,6 +101,23 @@ def describe(name: str, topic: str | None, as_json: bool, url: str, deadline_ms:
             ["stream", "topic", "sent by", "queues", "unacknowledged", "credit", "last acknowledgement"],
             [_stream_row(stream) for stream in streams],
         )
+    if work_queues:
+        print_table(
+            ["topic", "undelivered", "new", "ready", "waiting", "in flight", "dead letters in"],
+            [
+                [
+                    work.topic,
+                    work.undelivered,
+                    work.new,
+                    work.ready,
+                    work.waiting,
+                    work.in_flight,
+                    work.dead_letter_topic,
+                ]
+                for work in work_queues
+            ],
+        )
+        return
     print_table(
         ["topic", "queues", "lag", "behind", "uncommitted", "largest", "last commit"],
         [
@@ -126,6 +147,18 @@ async def _describe(client: Client, name: str, topic: str | None) -> tuple[Group
         parts.append(_rest(parts, (await client.topic(each)).queues))
         lags[each] = await asked.lag(each, parts if shared else None)
     return found, lags
+
+
+async def _work_queues(client: Client, name: str, topic: str | None) -> list[WorkQueueState]:
+    """What the group works on: this topic, or all there are."""
+    names = [found.name for found in await client.topics()] if topic is None else [topic]
+    found = []
+    for each in names:
+        try:
+            found.append(await describe_work_queue(client, each, name, client._deadline()))
+        except UnknownGroup:
+            continue
+    return found
 
 
 def _rest(parts: Sequence[Ranges], queues: int) -> Ranges:

@@ -9,6 +9,7 @@ from lsmq._loop_thread import LoopThread
 from lsmq.record_batch import Message
 from lsmq.sync._client import Client
 from lsmq.sync._lifecycle import HandlerThreads, Iterating
+from lsmq.work_queue_values import WorkQueueState
 
 
 class Task:
@@ -121,6 +122,10 @@ class WorkQueue(Iterating[Task]):
 
         with HandlerThreads().open(wrapped, concurrency) as handle:
             self._thread.call(self._async.run(handle, concurrency=concurrency))
+
+    def describe(self) -> WorkQueueState:
+        """See :meth:`lsmq.WorkQueue.describe`."""
+        return self._thread.call(self._async.describe())
 
     def configure(
         self,

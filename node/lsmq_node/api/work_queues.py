@@ -16,6 +16,7 @@ from lsmq.errors import (
     NotEnoughReplicas,
     NotLeader,
     TopicReplaced,
+    UnknownGroup,
     UnknownTopic,
 )
 from lsmq_node.config import NodeConfig
@@ -141,23 +142,40 @@ async def configure(call: Call) -> web.StreamResponse:
     topic, service = await call.topic(document["topic"]), call.request.app[WORK_KEY]
     given = {name: value for name, value in document.items() if name in schemas.SETTINGS_FIELDS}
     works = await service.configure(group, topic, service.shards(topic, document.get("shards")), given)
-    return answer(call.request, _description(group, topic, works))
+    return answer(call.request, await _description(group, topic, works))
 
 
 async def describe(call: Call) -> web.StreamResponse:
     """GET /v1/groups/{group}/work-queue"""
     group, topic = call.path("group"), await call.topic(call.query["topic"])
     service = call.request.app[WORK_KEY]
-    works = [await service.work(group, topic, shard) for shard in service.shards(topic, None)]
-    return answer(call.request, _description(group, topic, works))
+    shards = service.shards(topic, None)
+    if not service.is_work_queue(group, topic):
+        raise UnknownGroup(
+            f"group {group!r} is no work queue on topic {topic.name!r}; the first pop makes it one", group=group
+        )
+    works = [await service.work(group, topic, shard) for shard in shards]
+    return answer(call.request, await _description(group, topic, works))
 
 
-def _description(group: str, topic: Topic, works: list[ShardWork]) -> dict[str, Any]:
+async def _description(group: str, topic: Topic, works: list[ShardWork]) -> dict[str, Any]:
     return {
         "group": group,
         "topic": topic.name,
         "dead_letter_topic": works[0].settings.dead_letter_topic(topic.name),
-        "shards": [{"shard": work.port.number, "settings": asdict(work.settings), **work.figures()} for work in works],
+        "shards": [await _shard(work) for work in works],
+    }
+
+
+async def _shard(work: ShardWork) -> dict[str, Any]:
+    new = await work.count_new()
+    figures = work.figures()
+    return {
+        "shard": work.port.number,
+        "settings": asdict(work.settings),
+        **figures,
+        "new": new,
+        "undelivered": new + figures["ready"] + figures["waiting"],
     }
 
 
@@ -229,8 +247,8 @@ def routes(config: NodeConfig) -> tuple[Route, ...]:
             "How a work queue behaves, and how many messages are in which state",
             describe,
             {200: described},
-            description="Of the topic's shards that the node leads.",
+            description="Of the topic's shards that the node leads. Costs what their queues cost to look at.",
             parameters=(*group, topic),
-            errors=errors,
+            errors=(*errors, UnknownGroup),
         ),
     )

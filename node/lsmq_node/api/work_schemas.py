@@ -182,6 +182,8 @@ WORK_QUEUE: Schema = _object(
                     "waiting": {**COUNT, "description": "Not due yet."},
                     "ready": {**COUNT, "description": "To be delivered again."},
                     "dead": {**COUNT, "description": "On their way to the dead letters."},
+                    "new": {**COUNT, "description": "Never delivered."},
+                    "undelivered": {**COUNT, "description": "`ready`, `waiting` and `new` together."},
                 }
             )
         ),

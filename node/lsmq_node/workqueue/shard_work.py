@@ -141,14 +141,33 @@ class ShardWork(ShardMemory):
 
     def _find_waiting(self) -> NDArray[np.int64]:
         """Queues with messages that were not delivered: the one look at all of them. In a thread."""
+        first, counts = self._count_new(self.ledger.windows())
+        return np.flatnonzero(counts).astype(np.int64) + first
+
+    def _count_new(self, windows: Sequence[tuple[int, int]]) -> tuple[int, NDArray[np.int64]]:
+        """The shard's first queue of the topic, and how many messages of each were never delivered. In a thread.
+
+        ``windows``: the ledger's.
+        """
         store, topic = self.store, self.topic
         first = min(part.first for part in self._broker.ranges(topic) if part.shard == self.port.number)
         latest, earliest = store.latest_offsets(topic.id), store.earliest_offsets(topic.id)
         size = min(len(latest), len(earliest))  # the topic may grow meanwhile
         starts = np.maximum(store.committed_offsets(self.group, topic.id)[:size], earliest[:size])
-        for queue, following in self.ledger.windows():
-            starts[queue - first] = following
-        return np.flatnonzero(latest[:size] > starts).astype(np.int64) + first
+        for queue, following in windows:
+            if queue - first < size:
+                starts[queue - first] = max(following, earliest[queue - first])
+        return first, np.maximum(latest[:size] - starts, 0)
+
+    async def count_new(self) -> int:
+        """How many messages were never delivered. Costs a look at the ends of all of the topic's queues here.
+
+        Offsets whose messages were deleted one by one count, too. Raises as :meth:`check`.
+        """
+        windows = self.ledger.windows()
+        _, counts = await self._broker.in_readers(lambda: self._count_new(windows))
+        self.check()
+        return int(counts.sum())
 
     def _start_of(self, queue: int) -> int:
         committed = self.store.committed_offsets(self.group, self.topic.id, np.array((queue,)))

@@ -1,0 +1,79 @@
+"""How a work queue behaves, and how far it is: values of :meth:`lsmq.WorkQueue.describe`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+from urllib.parse import quote
+
+from lsmq._retry import Deadline
+from lsmq.client import Client
+from lsmq.topics import Topic
+
+
+@dataclass(frozen=True, slots=True)
+class WorkQueueSettings:
+    """What :meth:`lsmq.WorkQueue.configure` sets. ``dead_letter``: None where it is the default."""
+
+    max_deliveries: int
+    visibility_ms: int
+    retry_first_ms: int
+    retry_max_ms: int
+    dead_letter: str | None
+    delete_on_ack: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WorkQueueState:
+    """Of all shards together, each at the moment it was asked.
+
+    Attributes:
+        dead_letter_topic: where messages go that failed for the last time.
+        undelivered: messages that wait to be delivered: ``new``, ``ready`` and ``waiting`` together.
+        new: never delivered.
+        ready: to be delivered again.
+        waiting: to be delivered again, and not due yet.
+        in_flight: delivered and not settled.
+        dead: on their way to the dead letters.
+    """
+
+    group: str
+    topic: str
+    dead_letter_topic: str
+    settings: WorkQueueSettings
+    undelivered: int = 0
+    new: int = 0
+    ready: int = 0
+    waiting: int = 0
+    in_flight: int = 0
+    dead: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+_COUNTS = ("undelivered", "new", "ready", "waiting", "in_flight", "dead")
+
+
+async def describe_work_queue(client: Client, topic: str, group: str, deadline: Deadline) -> WorkQueueState:
+    """Asked of the leaders of all the topic's shards. Raises ``UnknownGroup`` where it is no work queue."""
+
+    async def ask(known: Topic) -> WorkQueueState:
+        path, params = f"/v1/groups/{quote(group, safe='')}/work-queue", {"topic": topic}
+        missing = {route.shard for route in known.routes}
+        rows: list[Mapping[str, Any]] = []
+        dead_letter_topic = ""
+        while missing:
+            answer = await client._router.ask_leader(known, min(missing), "GET", path, params=params, deadline=deadline)
+            value = answer.value()
+            dead_letter_topic = value["dead_letter_topic"]
+            rows += [row for row in value["shards"] if row["shard"] in missing]
+            missing -= {row["shard"] for row in rows}
+        names = {each.name for each in fields(WorkQueueSettings)}
+        settings = {name: value for name, value in rows[0]["settings"].items() if name in names}
+        counts = {name: sum(row[name] for row in rows) for name in _COUNTS}
+        return WorkQueueState(group, topic, dead_letter_topic, WorkQueueSettings(**settings), **counts)
+
+    return await client._with_topic(topic, ask)
