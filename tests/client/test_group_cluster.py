@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from lsmq import Client, Consumer, Message, Producer
+from lsmq.errors import FencedMember, UnknownMember
 from lsmq.groups import Group
 from lsmq_node.local_cluster import LocalCluster
 from support.waiting import comes_true
@@ -87,3 +88,45 @@ async def test_the_coordinator_dies_and_no_member_loses_a_queue(cluster: LocalCl
         committed = await client.committed_offsets(TOPIC, TOPIC)
         assert sum(committed.values()) == crowd.sent
         assert (await group.describe()).members == ()
+
+
+async def test_leaders_of_queues_ask_the_coordinator_who_may_commit_and_go_on_without_it(cluster: LocalCluster) -> None:
+    topic = "owned"
+    async with Client([node.url for node in cluster.plan.nodes], deadline_ms=20_000) as client:
+        await client.create_topic(topic, queues=QUEUES)
+        async with Producer(client, topic) as producer:
+            for receipt in [await producer.send("x", queue=n % QUEUES) for n in range(3 * QUEUES)]:
+                await receipt
+        async with Consumer(client, topic, group=topic, session_ms=60_000) as consumer:
+            await comes_true(
+                lambda: sum(map(len, consumer.assignment.get(topic, ()))) == QUEUES, "all queues are its own"
+            )
+            group = Group(client, topic)
+            found = await group.describe()
+            everywhere = dict.fromkeys(range(QUEUES), 1)
+            for queue in range(QUEUES):
+                with pytest.raises(UnknownMember):
+                    await group.commit(topic, {queue: 3}, member="zz", epoch=10**9)
+                with pytest.raises(FencedMember):
+                    await group.commit(topic, {queue: 3}, member=consumer.member_id, epoch=10**9)
+            await group.commit(topic, everywhere, member=consumer.member_id, epoch=found.generation)
+            assert await client.committed_offsets(topic, topic) == everywhere
+
+            coordinator = await group.coordinator()
+            (node,) = [node.id for node in cluster.plan.nodes if node.url == coordinator.leader]
+            routes = (await client.topic(topic)).routes
+            others = {
+                queue: 2
+                for route in routes
+                if route.leader != coordinator.leader
+                for queue in range(route.first, route.end)
+            }
+            assert others, "queues whose leader is not the coordinator"
+            await asyncio.to_thread(cluster.kill, node)
+            await group.commit(topic, others, member=consumer.member_id, epoch=found.generation, deadline_ms=2_000)
+            await group.commit(
+                topic, dict.fromkeys(range(QUEUES), 3), member=consumer.member_id, epoch=found.generation
+            )
+            await asyncio.to_thread(cluster.start, node)
+            assert set((await client.committed_offsets(topic, topic)).values()) == {3}
+    await asyncio.to_thread(cluster.wait_ready)
