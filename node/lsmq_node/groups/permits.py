@@ -17,9 +17,11 @@ A *no* is never remembered but for a group that has no members (:data:`VACANT_S`
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, cast
 
 import numpy as np
@@ -210,6 +212,10 @@ def first_outside(queues: Queues, ranges: Ranges) -> int | None:
         return None
     if not ranges:
         return int(queues[0])
+    low, high = int(queues.min()), int(queues.max())
+    piece = bisect_right(ranges, low, key=itemgetter(0)) - 1
+    if piece >= 0 and high < ranges[piece][1]:
+        return None  # All lie in one of them, as mostly.
     firsts, ends = np.array(ranges, np.int64).T
     at = np.searchsorted(ends, queues, side="right")
     inside = at < len(ends)
