@@ -181,12 +181,12 @@ async def test_the_credit_is_that_of_all_leaders_together(cluster: LocalCluster)
             async with held(url, "one-credit", group=f"credit-{credit}", credit=credit) as stream:
                 first = await stream.messages(credit, ack=False)
                 assert len(first) == credit
+                while stream.queues != [[0, QUEUES]]:  # until all leaders send
+                    kind, value = await stream.frame()
+                    assert kind == "queues", value
                 await stream.nothing(1.0)
-                assert stream.queues == [[0, QUEUES]], "all leaders send by now"
                 await stream.ack(*first)
-                seen: set[int] = {message["queue"] for message in first}
-                for _ in range(4 * QUEUES):
-                    seen |= {message["queue"] for message in await stream.messages(1)}
+                seen = {message["queue"] for message in first + await stream.messages(4 * QUEUES)}
                 shards = {(await client.topic("one-credit")).route(queue).shard for queue in seen}
                 assert shards == {0, 1, 2}, "each leader has its turn"
 
