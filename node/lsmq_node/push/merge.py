@@ -78,8 +78,8 @@ class Merge(Generic[S]):
     def arrived(self, name: S, messages: Iterable[Arrival]) -> None:
         """A leader has sent these; those of a queue in order. What another one sent before of a queue is forgotten."""
         source = self._sources[name]
-        source.moved = True
         for message in messages:
+            source.moved = True
             sender = self._sender.setdefault(message.queue, name)
             if sender != name:
                 self.forget(message.queue, message.queue + 1)
