@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ class LoopThread:
     """An event loop in a daemon thread, for as long as a client lives."""
 
     def __init__(self, name: str = "lsmq") -> None:
+        self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -50,6 +52,9 @@ class LoopThread:
         if self._loop.is_closed():
             work.close()
             raise ClientClosed("this client is closed; make a new one")
+        if self._pid != os.getpid():
+            work.close()
+            raise ClientClosed("this client is another process's, from before a fork; make a new one")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def stop(self) -> None:

@@ -9,11 +9,14 @@ others.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import NamedTuple
 
 from lsmq.errors import LsmqError
 from lsmq.record_batch import BatchBuilder, message_id
+
+_log = logging.getLogger("lsmq")
 
 
 class Sent(NamedTuple):
@@ -135,8 +138,18 @@ class Receipt:
         return self._batch.error
 
     def add_done_callback(self, callback: Callable[[Receipt], None]) -> None:
-        """Call ``callback(receipt)`` on the event loop once the message is stored or given up."""
-        self._batch.on_settled(lambda: callback(self))
+        """Call ``callback(receipt)`` on the event loop once the message is stored or given up.
+
+        What it raises is logged, and nobody else's matter.
+        """
+
+        def call() -> None:
+            try:
+                callback(self)
+            except Exception:
+                _log.exception("a callback of a receipt failed")
+
+        self._batch.on_settled(call)
 
 
 class Receipts:

@@ -9,11 +9,12 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Literal, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from lsmq._background import Background
 from lsmq._lane import Lane, LaneOptions, ProducerStats
 from lsmq._outbox import PendingBatch, Receipt, Receipts, Sent
+from lsmq._unclosed import open_producers, warn_of_unclosed
 from lsmq.client import Client
 from lsmq.errors import (
     BufferFull,
@@ -41,7 +42,7 @@ from lsmq.messages import (
 )
 from lsmq.partitioners import Partitioner
 from lsmq.record_batch import BatchBuilder, Codec
-from lsmq.topics import Topic
+from lsmq.topics import Ack, Topic
 
 DEFAULT_LINGER_MS = 5
 DEFAULT_BATCH_BYTES = 1 << 20
@@ -105,8 +106,12 @@ class Producer:
     queue of a message that names none (see :mod:`lsmq.partitioners`). ``codec`` compresses batches.
 
     Use it as ``async with Producer(client, topic) as producer``: leaving the block flushes. Belongs to one
-    event loop; any number of its tasks may send.
+    event loop; any number of its tasks may send. What one holds that is never closed is lost when its event loop
+    ends: a ``ResourceWarning`` says so.
     """
+
+    _closed = True  # until it is made
+    _told = False  # of messages that it held when it was dropped
 
     def __init__(
         self,
@@ -117,7 +122,7 @@ class Producer:
         batch_bytes: int = DEFAULT_BATCH_BYTES,
         max_buffer_bytes: int = DEFAULT_MAX_BUFFER_BYTES,
         max_message_bytes: int | None = None,
-        ack: Literal["quorum", "leader"] | None = None,
+        ack: Ack | None = None,
         partitioner: Partitioner | None = None,
         deadline_ms: int | None = None,
         request_timeout_ms: int | None = None,
@@ -165,6 +170,7 @@ class Producer:
         self._replaced: TopicReplaced | None = None
         self._closed = False
         self._closing = asyncio.Lock()  # who closes it a second time waits for the first
+        open_producers.add(self)
 
     # Life
 
@@ -227,15 +233,18 @@ class Producer:
 
         Raises the error of a batch that failed, before or now, and that no receipt has told of yet.
         """
+        await self._settle()
+        while self._failed:
+            batch = self._failed.popleft()
+            if not batch.error_seen:
+                batch.raise_error()
+
+    async def _settle(self) -> None:
         batches = [batch for lane in self._lanes.values() for batch in lane.unsettled()]
         for lane in self._lanes.values():
             lane.close_batch()
         for batch in batches:
             await batch.wait()
-        while self._failed:
-            batch = self._failed.popleft()
-            if not batch.error_seen:
-                batch.raise_error()
 
     async def close(self) -> None:
         """Flush, then stop. Raises what :meth:`flush` raises, after stopping."""
@@ -264,9 +273,19 @@ class Producer:
         self._closed = True
         self._space.set()
 
+    def __del__(self) -> None:
+        warn_of_unclosed(self, "use 'async with', or await close()")
+
+    def _unstored(self) -> int:
+        """Messages that nobody knows to be stored, and nobody was told of. May be asked from any thread."""
+        if self._closed:
+            return 0
+        batches = [batch for lane in list(self._lanes.values()) for batch in lane.unsettled()]
+        return sum(len(batch.queues) for batch in [*batches, *self._failed] if not batch.error_seen)
+
     def _broke(self, error: Exception) -> None:
         """A lane is gone, and its batches have failed; messages that come for its shard get a new one."""
-        _log.error("a producer's lane ended: topic=%s error=%r", self._name, error)
+        _log.error("a producer's lane ended: topic=%s unstored=%d error=%r", self._name, self._unstored(), error)
         gone = [shard for shard, lane in self._lanes.items() if lane.broken]
         for shard in gone:
             self._gone_stats += self._lanes.pop(shard).stats

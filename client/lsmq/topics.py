@@ -5,11 +5,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from lsmq.errors import LsmqError, UnknownQueue
 
 DEFAULT_MAX_MESSAGE_BYTES = 1 << 20
+
+Ack = Literal["quorum", "leader"]
+"""When a write counts as stored: on the disk of every replica in sync, or of the leader alone."""
 
 # The id of the topic that a request means by its name. A node that knows another one under that name refuses.
 TOPIC_ID_HEADER = "Lsmq-Topic-Id"

@@ -8,7 +8,6 @@ import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
 
 import click
 
@@ -16,6 +15,7 @@ from lsmq import Client, Codec, InvalidRequest, Producer, Receipt
 from lsmq.cli._input import STDIN, Outgoing, from_file, from_json_line, from_line, lines, name_of
 from lsmq.cli._options import DURATION, TOPIC, json_option, url_option, with_client
 from lsmq.cli._render import Progress, print_json, progress, size_text
+from lsmq.topics import Ack
 
 _FILES = click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True)
 
@@ -67,7 +67,7 @@ def produce(
     key_separator: str | None,
     tag: str | None,
     queue: int | None,
-    ack: Literal["quorum", "leader"] | None,
+    ack: Ack | None,
     compress: bool,
     linger_ms: int,
     receipts: bool,

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 
 from lsmq import _outbox
 from lsmq import producer as asynchronous
 from lsmq._lane import ProducerStats
 from lsmq._loop_thread import LoopThread, wait_for
 from lsmq._outbox import Sent
+from lsmq._unclosed import open_producers, warn_of_unclosed
+from lsmq.errors import LsmqError
 from lsmq.messages import Key, check_many
 from lsmq.partitioners import Partitioner
 from lsmq.producer import Body
 from lsmq.record_batch import Codec
 from lsmq.sync._client import Client
+from lsmq.topics import Ack
 
 _SEND_PORTION_MESSAGES = 10_000
 
@@ -39,6 +42,20 @@ class Receipt:
         if not self._async.done():
             wait_for(self._thread, self._async._batch.wait(), timeout_ms)
         return self._async.result()
+
+    def exception(self, timeout_ms: float | None = None) -> LsmqError | None:
+        """The error it failed with, or ``None``. Raises ``TimedOut``."""
+        if not self._async.done():
+            wait_for(self._thread, self._async._batch.wait(), timeout_ms)
+        return self._async.exception()
+
+    def add_done_callback(self, callback: Callable[[Receipt], None]) -> None:
+        """Call ``callback(receipt)``, in the client's thread and so not for long, once it is stored or given up."""
+
+        async def add() -> None:
+            self._async.add_done_callback(lambda _: callback(self))
+
+        self._thread.call(add())
 
 
 class Receipts:
@@ -78,7 +95,11 @@ class Receipts:
 
 
 class Producer:
-    """Blocking :class:`lsmq.Producer`: the same options, limits and guarantees."""
+    """Blocking :class:`lsmq.Producer`: the same options, limits and guarantees.
+
+    One that is never closed is flushed when the interpreter ends, for at most five seconds; a ``ResourceWarning`` names
+    it where it held messages then, or when it was dropped.
+    """
 
     def __init__(
         self,
@@ -89,7 +110,7 @@ class Producer:
         batch_bytes: int = asynchronous.DEFAULT_BATCH_BYTES,
         max_buffer_bytes: int = asynchronous.DEFAULT_MAX_BUFFER_BYTES,
         max_message_bytes: int | None = None,
-        ack: Literal["quorum", "leader"] | None = None,
+        ack: Ack | None = None,
         partitioner: Partitioner | None = None,
         deadline_ms: int | None = None,
         request_timeout_ms: int | None = None,
@@ -112,9 +133,14 @@ class Producer:
                 codec=codec,
             )
             await made.start()
+            open_producers.add(made, self._thread)
             return made
 
         self._async = self._thread.call(make())
+
+    def __del__(self) -> None:
+        if "_async" in self.__dict__:
+            warn_of_unclosed(self._async, "use 'with', or close() it")
 
     def __enter__(self) -> Self:
         return self
