@@ -14,8 +14,8 @@ from typing import Any
 from lsmq._background import Background
 from lsmq._fetch import Chunk, Fetcher, FetchOptions, OutOfRange, Prefetch, Restart, out_of_range, split_slots
 from lsmq._outages import Attempts
-from lsmq._positions import QueuePositions
-from lsmq._ranges import contains, subtract, to_ranges
+from lsmq._positions import Pauser, QueuePositions
+from lsmq._ranges import NONE, contains, intersect, subtract, to_ranges
 from lsmq._retry import Backoff, Deadline
 from lsmq.client import Client
 from lsmq.errors import OffsetOutOfRange
@@ -82,18 +82,20 @@ class FetchLoop:
             self.positions.hand_back(queue, offset)
         self._restart.set()
 
-    def pause(self, ranges: Ranges) -> None:
+    def pause(self, ranges: Ranges, who: Pauser = "client") -> None:
         """Fetch nothing of these; what is buffered of them comes again once they are resumed."""
         positions = self.positions
         for queue in self.drop(ranges):
             slot = positions.slot(queue)
             positions.fetch[slot] = positions.handed[slot]
-        positions.pause(ranges)
+        positions.pause(ranges, who)
         self._restart.set()
 
-    def resume(self, ranges: Ranges) -> None:
-        self.positions.resume(ranges)
-        self._restart.set()
+    def resume(self, ranges: Ranges, who: Pauser = "client") -> None:
+        """Fetch them again, unless somebody else has paused them as well."""
+        if intersect(self.positions.paused.get(who, NONE), ranges):
+            self.positions.resume(ranges, who)
+            self._restart.set()
 
     def drop(self, ranges: Ranges) -> set[int]:
         """Have nothing handed out that is buffered of these queues; the queues that anything was buffered of."""

@@ -377,6 +377,10 @@ class Handling:
             if name == topic and (first := progress.first) is not None
         }
 
+    def put_back(self, topic: str, ranges: Ranges) -> None:
+        """Begin nothing of these queues that was taken: it comes again from where it is read."""
+        self._put_back((topic, ranges))
+
     async def let_go(self, topic: str, ranges: Ranges) -> None:
         """Begin nothing more of these queues, and return when nothing of them is being handled."""
         self._put_back((topic, ranges))

@@ -11,25 +11,29 @@ import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal
 
 from lsmq._ranges import NONE, intersect, subtract, to_ranges, union
 from lsmq.errors import UnknownQueue
 from lsmq.group_values import Ranges
 from lsmq.topics import Topic
 
+Pauser = Literal["client", "application"]
+"""Whose reason it is that queues are not fetched: each resumes what it has paused."""
+
 
 class QueuePositions(Mapping[int, int]):
     """Queue to next offset to hand out, for all queues of one topic that a consumer owns.
 
     ``changed`` holds the queues whose ``handed`` moved since they were last committed, with their offset, and
-    ``rewound`` those that went back; both are kept only when ``track_changes``. ``paused`` queues are not fetched.
-    ``generation`` counts what makes answers under way worthless.
+    ``rewound`` those that went back; both are kept only when ``track_changes``. Queues that somebody has ``paused`` are
+    not fetched. ``generation`` counts what makes answers under way worthless.
     """
 
     def __init__(self, queues: Iterable[int], *, track_changes: bool) -> None:
         self.changed: dict[int, int] = {}
         self.rewound: set[int] = set()
-        self.paused: Ranges = NONE
+        self.paused: dict[Pauser, Ranges] = {}
         self.generation = 0
         self._track_changes = track_changes
         self.ranges: Ranges = NONE
@@ -64,15 +68,17 @@ class QueuePositions(Mapping[int, int]):
             self.handed[slot : slot + len(handed)] = handed
         self.changed = {queue: offset for queue, offset in self.changed.items() if queue in self}
         self.rewound = {queue for queue in self.rewound if queue in self}
-        self.paused = intersect(self.paused, ranges)
+        self.paused = {who: left for who, paused in self.paused.items() if (left := intersect(paused, ranges))}
         self.generation += 1
 
-    def pause(self, ranges: Ranges) -> None:
-        self.paused = union(self.paused, intersect(self.ranges, ranges))
+    def pause(self, ranges: Ranges, who: Pauser) -> None:
+        self.paused[who] = union(self.paused.get(who, NONE), intersect(self.ranges, ranges))
         self.generation += 1
 
-    def resume(self, ranges: Ranges) -> None:
-        self.paused = subtract(self.paused, ranges)
+    def resume(self, ranges: Ranges, who: Pauser) -> None:
+        left = subtract(self.paused.pop(who, NONE), ranges)
+        if left:
+            self.paused[who] = left
         self.generation += 1
 
     def slot(self, queue: int) -> int:
@@ -176,8 +182,9 @@ class QueuePositions(Mapping[int, int]):
         slots = range(bisect_left(self.queues, first), bisect_left(self.queues, end))
         if not self.paused:
             return (slots,) if slots else NONE
-        paused = [range(self.slot(part.start), self.slot(part.start) + len(part)) for part in self.paused]
-        return subtract((slots,) if slots else NONE, union(paused))
+        paused = union(*self.paused.values())
+        idle = [range(self.slot(part.start), self.slot(part.start) + len(part)) for part in paused]
+        return subtract((slots,) if slots else NONE, union(idle))
 
 
 def _packed(columns: Iterable[array[int]]) -> bytes:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote, urlsplit
 
+from lsmq._deleting import Place, delete_at
 from lsmq._documents import DiskCopy, default_cache_directory
 from lsmq._keeper import topic_path
 from lsmq._lifecycle import Closing
@@ -38,7 +39,7 @@ from lsmq.errors import (
     ZooKeeperNotInstalled,
 )
 from lsmq.record_batch import Message, parse_message_id
-from lsmq.topics import Offsets, Route, Topic
+from lsmq.topics import Ack, Offsets, Route, Topic
 
 DEFAULT_URL = "http://127.0.0.1:7600"
 DEFAULT_CLUSTER = "lsmq"
@@ -133,7 +134,7 @@ class Client(Closing):
         exist_ok: bool = True,
         retention_ms: int | None = None,
         retention_bytes: int | None = None,
-        ack: str | None = None,
+        ack: Ack | None = None,
         max_message_bytes: int | None = None,
         order: Literal["ordinary", "strict"] | None = None,
     ) -> Topic:
@@ -193,6 +194,35 @@ class Client(Closing):
             accept_repeated=UnknownTopic,
             missing_ok=missing_ok,
         )
+
+    async def trim_topic(self, name: str, offsets: Mapping[int, int]) -> None:
+        """Delete, for every group, the messages of each queue that lie below its offset. Durable on return.
+
+        Raises ``OffsetOutOfRange`` for an offset beyond the end of its queue. Each shard's queues are trimmed for
+        themselves: after an error some may be and others not.
+        """
+        await self._delete(name, offsets.items(), before=True)
+
+    async def delete_messages(self, topic: str, places: Iterable[tuple[int, int]]) -> None:
+        """Delete, for every group, the messages at these places, each a queue and an offset. Durable on return.
+
+        What was deleted before is no error.
+        """
+        await self._delete(topic, places, before=False)
+
+    async def _delete(self, name: str, places: Iterable[Place], *, before: bool) -> None:
+        by_queue: dict[int, list[Place]] = {}
+        for place in places:
+            by_queue.setdefault(place[0], []).append(place)
+
+        async def work(topic: Topic) -> None:
+            async def delete(route: Route, owned: Sequence[int]) -> None:
+                of_shard = [place for queue in owned for place in by_queue[queue]]
+                await delete_at(self, topic, route.shard, of_shard, before=before)
+
+            await _of_each_shard(topic, sorted(by_queue), delete)
+
+        await self._with_topic(name, work)
 
     async def offsets(
         self, topic: str, queues: Iterable[int] | None = None, *, at_time: datetime | int | None = None

@@ -15,7 +15,9 @@ from lsmq._fetch_loop import FetchLoop
 from lsmq._handling import Handler, Handling, Order
 from lsmq._hands import Hands, ReadingHand
 from lsmq._lifecycle import Iterated, Starting
+from lsmq._member import ByTopic
 from lsmq._membership import DEFAULT_MAX_HANDLER_MS, DEFAULT_SESSION_MS, Callback, MemberOptions, Membership, Mode
+from lsmq._ranges import subtract, to_ranges
 from lsmq._reader import Reader
 from lsmq._retry import NEVER_MS, Deadline
 from lsmq._starting import EDGES, Start, check_start, start_alone
@@ -355,6 +357,47 @@ class Consumer(Starting, Iterated[Message]):
         found = await self._client._offsets(loop.topic, sorted(chosen), moment)
         for queue, offset in zip(found.queues, found.at_time, strict=True):
             self.seek(queue, offset, topic=topic)
+
+    # Pausing
+
+    def pause(self, queues: Iterable[int] | None = None, *, topic: str | None = None) -> None:
+        """Hand out nothing more of ``queues``, or of all that are read now, until :meth:`resume`.
+
+        They stay this consumer's, and a member keeps its place; what handlers have begun goes on. Queues that come from
+        another member later, or again, are not paused: ``on_assigned`` is the place to pause them.
+        """
+        self._pause(self._chosen(queues, topic))
+
+    def _pause(self, chosen: ByTopic) -> None:
+        for name, ranges in chosen.items():
+            self._reader.loops[name].pause(ranges, "application")
+            if self._handling is not None:
+                self._handling.put_back(name, ranges)
+
+    def resume(self, queues: Iterable[int] | None = None, *, topic: str | None = None) -> None:
+        """Go on with ``queues``, or with all that are paused. It is no error if they are not."""
+        for name, ranges in self._chosen(queues, topic).items():
+            self._reader.loops[name].resume(ranges, "application")
+
+    @property
+    def paused(self) -> ByTopic:
+        """The queues that :meth:`pause` keeps from being read, as ranges by topic."""
+        return {
+            name: paused
+            for name, loop in self._reader.loops.items()
+            if (paused := loop.positions.paused.get("application"))
+        }
+
+    def _chosen(self, queues: Iterable[int] | None, topic: str | None) -> ByTopic:
+        """These queues, by topic. Raises ``UnknownQueue`` for one that is not read here."""
+        if queues is None:
+            names = list(self._reader.loops) if topic is None else [self._only_topic(topic)]
+            return {name: self._reader.loops[name].positions.ranges for name in names if name in self._reader.loops}
+        loop = self._loop(topic)
+        chosen = to_ranges(queues)
+        for part in subtract(chosen, loop.positions.ranges):
+            loop.positions.owned_slot(part.start)
+        return {loop.topic.name: chosen}
 
     # Committing
 

@@ -6,16 +6,15 @@ say where they come from.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from lsmq._keeper import topic_path
-from lsmq._values import headers_field, key_field, little_endian, message_from_dict, text_or_base64
-from lsmq.client import Client, _of_each_shard, _together
+from lsmq._values import headers_field, key_field, message_from_dict, text_or_base64
+from lsmq.client import Client
 from lsmq.producer import Producer
 from lsmq.record_batch import Message
-from lsmq.topics import Route, Topic
 
 SUFFIX = ".dlq"
 PROPERTY_PREFIX = "lsmq-dlq-"
@@ -106,7 +105,7 @@ class DeadLetters:
         self.client = client
         self.name = name
 
-    async def read(self) -> AsyncIterator[DeadLetter]:
+    async def read(self) -> AsyncGenerator[DeadLetter, None]:
         """All there are by now, by queue and age."""
         topic = await self.client.topic(self.name)
         bounds = await self.client.offsets(self.name)
@@ -157,44 +156,18 @@ class DeadLetters:
 
     async def delete(self, letters: Iterable[DeadLetter]) -> None:
         """Delete these. Durable on return."""
-        by_queue: dict[int, list[int]] = {}
-        for letter in letters:
-            by_queue.setdefault(letter.message.queue, []).append(letter.message.offset)
-        topic = await self.client.topic(self.name)
-
-        async def delete(route: Route, owned: Sequence[int]) -> None:
-            places = [(queue, offset) for queue in owned for offset in by_queue[queue]]
-            for start in range(0, len(places), _PAGE):
-                part = places[start : start + _PAGE]
-                queues, offsets = [queue for queue, _ in part], [offset for _, offset in part]
-                await self._delete(topic, route.shard, queues, offsets, before=False)
-
-        await _of_each_shard(topic, sorted(by_queue), delete)
+        places = [(letter.message.queue, letter.message.offset) for letter in letters]
+        await self.client.delete_messages(self.name, places)
 
     async def purge(self) -> int:
         """Delete all there are by now; how many. Durable on return."""
-        topic = await self.client.topic(self.name)
         count = 0
         async for _ in self.read():
             count += 1
         bounds = await self.client.offsets(self.name)
         ends = {queue: latest for queue, earliest, latest in bounds.rows() if latest > earliest}
-        await _together(
-            self._delete(topic, topic.route(queue).shard, [queue], [end], before=True) for queue, end in ends.items()
-        )
+        await self.client.trim_topic(self.name, ends)
         return count
-
-    async def _delete(
-        self, topic: Topic, shard: int, queues: Sequence[int], offsets: Sequence[int], *, before: bool
-    ) -> None:
-        await self.client._router.ask_leader(
-            topic,
-            shard,
-            "POST",
-            f"{topic_path(self.name)}/delete",
-            value={"queues": little_endian("I", queues), "offsets": little_endian("q", offsets), "before": before},
-            deadline=self.client._deadline(),
-        )
 
 
 Choice = Callable[[DeadLetter], bool]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
 from lsmq._outages import Attempts
@@ -19,7 +20,16 @@ from lsmq._transport import Answer
 from lsmq._values import MAX_OFFSETS_QUEUES, all_pages, integers, little_endian
 from lsmq._watch import Watch
 from lsmq.client import Client, _of_each_shard, _together
-from lsmq.errors import LsmqError, NotLeader, TimedOut, Unavailable, UnknownGroup, UnknownMember
+from lsmq.errors import (
+    GroupHasMembers,
+    InvalidRequest,
+    LsmqError,
+    NotLeader,
+    TimedOut,
+    Unavailable,
+    UnknownGroup,
+    UnknownMember,
+)
 from lsmq.group_values import (
     AssignedTopic,
     Assignment,
@@ -54,6 +64,9 @@ __all__ = [
     "list_groups",
     "new_member_id",
 ]
+
+ResetTo = Literal["earliest", "latest"] | datetime | int | Mapping[int, int]
+"""An end of each queue, a moment (a number is milliseconds since 1970), or offsets by queue."""
 
 T = TypeVar("T")
 _RANGES_A_REQUEST = 200
@@ -148,11 +161,8 @@ class Group:
 
         Raises ``GroupHasMembers`` unless ``force``. After an error some of it may be gone: do it again.
         """
-        try:
-            if not force and (await self.describe()).members:
-                await self._ask("DELETE", self._path, params={"force": "false"})  # raises
-        except UnknownGroup:
-            pass
+        if not force and await self._live_members():
+            await self._ask("DELETE", self._path, params={"force": "false"})  # raises
         cluster = await self.client.ask("GET", "/v1/cluster")
         await _together(
             self._ask("DELETE", f"{self._path}/offsets", params={"shard": str(shard["id"])}, shard=int(shard["id"]))
@@ -162,6 +172,45 @@ class Group:
             await self._ask("DELETE", self._path, params={"force": "true" if force else "false"})
         except UnknownGroup:
             return
+
+    async def reset(
+        self, topic: str, to: ResetTo, queues: Iterable[int] | None = None, *, force: bool = False
+    ) -> dict[int, int]:
+        """Have the group go on from somewhere else in ``queues``, or in all; the offset that each has now.
+
+        A time means the first message stored at or after it; with offsets by queue ``queues`` is left out. Queues that
+        nothing was ever sent to are left alone. Durable on return. Members that live go on from where they are until
+        they are started again: raises ``GroupHasMembers`` unless ``force``. A group that is not there yet begins there.
+        """
+        if isinstance(to, str) and to not in ("earliest", "latest"):
+            raise InvalidRequest(f"to is {to!r}; it must be 'earliest', 'latest', a time, or offsets by queue")
+        if isinstance(to, Mapping):
+            if queues is not None:
+                raise InvalidRequest("the queues stand in the mapping of offsets; leave queues out")
+            offsets = dict(to)
+        else:
+            bounds = await self.client.offsets(topic, queues, at_time=None if isinstance(to, str) else to)
+            targets = bounds.earliest if to == "earliest" else bounds.latest if to == "latest" else bounds.at_time
+            offsets = {
+                queue: target
+                for queue, target, latest in zip(bounds.queues, targets, bounds.latest, strict=True)
+                if latest > 0
+            }
+        if not force and (members := await self._live_members()):
+            raise GroupHasMembers(
+                f"group {self.name!r} has {members} live members, which go on from where they are: stop them first, or"
+                " say force=True",
+                group=self.name,
+                members=members,
+            )
+        await self.client.commit_offsets(self.name, topic, offsets, reset=True)
+        return offsets
+
+    async def _live_members(self) -> int:
+        try:
+            return len((await self.describe()).members)
+        except UnknownGroup:
+            return 0
 
     # Where the queues are
 

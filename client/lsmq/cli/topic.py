@@ -9,6 +9,7 @@ import click
 from lsmq import Client, Offsets, Topic
 from lsmq.cli._options import DURATION, SIZE, TOPIC, json_option, url_option, with_client
 from lsmq.cli._render import counted, print_fields, print_json, print_table, time_text
+from lsmq.topics import Ack
 
 _SHOWN_QUEUES = 100
 
@@ -34,7 +35,7 @@ def create(
     queues: int,
     retention_ms: int | None,
     retention_bytes: int | None,
-    ack: str | None,
+    ack: Ack | None,
     max_message_bytes: int | None,
     order: Literal["ordinary", "strict"] | None,
     new: bool,

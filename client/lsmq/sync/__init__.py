@@ -16,8 +16,11 @@ messages already.
 """
 
 from lsmq._outbox import Sent
+from lsmq.sync._admin import ClusterAdmin
 from lsmq.sync._client import Client
 from lsmq.sync._consumer import Consumer
+from lsmq.sync._dead_letters import DeadLetters
+from lsmq.sync._groups import Group, list_groups
 from lsmq.sync._producer import Producer, Receipt, Receipts
 from lsmq.sync._push import PushConsumer
 from lsmq.sync._transactions import Transaction, TransactionalProducer
@@ -25,7 +28,10 @@ from lsmq.sync._work_queue import Task, WorkQueue
 
 __all__ = [
     "Client",
+    "ClusterAdmin",
     "Consumer",
+    "DeadLetters",
+    "Group",
     "Producer",
     "PushConsumer",
     "Receipt",
@@ -35,4 +41,5 @@ __all__ = [
     "Transaction",
     "TransactionalProducer",
     "WorkQueue",
+    "list_groups",
 ]

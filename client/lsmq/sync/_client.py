@@ -14,7 +14,7 @@ from lsmq._outages import OnOutage, Outage
 from lsmq.errors import ClientClosed
 from lsmq.record_batch import Message
 from lsmq.sync._lifecycle import Closing
-from lsmq.topics import Offsets, Topic
+from lsmq.topics import Ack, Offsets, Topic
 
 
 class Client(Closing):
@@ -64,6 +64,16 @@ class Client(Closing):
         """All nodes known."""
         return self._async.urls
 
+    @property
+    def deadline_ms(self) -> int:
+        """As it was given."""
+        return self._async.deadline_ms
+
+    @property
+    def request_timeout_ms(self) -> int:
+        """As it was given."""
+        return self._async.request_timeout_ms
+
     def create_topic(
         self,
         name: str,
@@ -72,7 +82,7 @@ class Client(Closing):
         exist_ok: bool = True,
         retention_ms: int | None = None,
         retention_bytes: int | None = None,
-        ack: str | None = None,
+        ack: Ack | None = None,
         max_message_bytes: int | None = None,
         order: Literal["ordinary", "strict"] | None = None,
     ) -> Topic:
@@ -105,6 +115,14 @@ class Client(Closing):
     def delete_topic(self, name: str, *, missing_ok: bool = False) -> None:
         """See :meth:`lsmq.Client.delete_topic`."""
         self._thread.call(self._async.delete_topic(name, missing_ok=missing_ok))
+
+    def trim_topic(self, name: str, offsets: Mapping[int, int]) -> None:
+        """See :meth:`lsmq.Client.trim_topic`."""
+        self._thread.call(self._async.trim_topic(name, offsets))
+
+    def delete_messages(self, topic: str, places: Iterable[tuple[int, int]]) -> None:
+        """See :meth:`lsmq.Client.delete_messages`."""
+        self._thread.call(self._async.delete_messages(topic, list(places)))
 
     def offsets(
         self, topic: str, queues: Iterable[int] | None = None, *, at_time: datetime | int | None = None

@@ -209,6 +209,34 @@ class Consumer(Iterating[Message]):
 
         self._thread.call(seek())
 
+    def pause(self, queues: Iterable[int] | None = None, *, topic: str | None = None) -> None:
+        """See :meth:`lsmq.Consumer.pause`."""
+
+        async def pause() -> None:
+            chosen = self._async._chosen(queues, topic)
+            self._async._pause(chosen)
+            for name, ranges in chosen.items():
+                self._drop(name, ranges)
+
+        self._thread.call(pause())
+
+    def resume(self, queues: Iterable[int] | None = None, *, topic: str | None = None) -> None:
+        """See :meth:`lsmq.Consumer.resume`."""
+
+        async def resume() -> None:
+            self._async.resume(queues, topic=topic)
+
+        self._thread.call(resume())
+
+    @property
+    def paused(self) -> ByTopic:
+        """See :attr:`lsmq.Consumer.paused`."""
+
+        async def now() -> ByTopic:
+            return self._async.paused
+
+        return self._thread.call(now())
+
     # What was read ahead. In the event loop's thread, but for taking.
 
     def _forget(self, topic: str, ranges: Ranges) -> dict[int, int]:

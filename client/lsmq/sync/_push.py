@@ -60,6 +60,16 @@ class PushConsumer(Iterating[Message]):
         self._thread.call(close())
 
     @property
+    def subscriber(self) -> str | None:
+        """Its name, where it has one."""
+        return self._async.subscriber
+
+    @property
+    def reconnects(self) -> int:
+        """See :attr:`lsmq.PushConsumer.reconnects`."""
+        return self._async.reconnects
+
+    @property
     def assignment(self) -> Ranges:
         """See :attr:`lsmq.PushConsumer.assignment`."""
 

@@ -97,7 +97,13 @@ class Transaction:
 
     @property
     def reference(self) -> str:
+        """What the application calls it."""
         return self._async.reference
+
+    @property
+    def position(self) -> str:
+        """How far its sequence is with it; empty where it belongs to none."""
+        return self._async.position
 
     @property
     def info(self) -> TransactionInfo | None:
@@ -163,6 +169,11 @@ class Sequence:
     def __init__(self, producer: TransactionalProducer, sequence: asynchronous.Sequence) -> None:
         self._producer = producer
         self._async = sequence
+
+    @property
+    def name(self) -> str:
+        """Of the sequence."""
+        return self._async.name
 
     @property
     def position(self) -> str | None:

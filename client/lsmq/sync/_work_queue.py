@@ -37,6 +37,11 @@ class Task:
         return self._async.receipt
 
     @property
+    def visibility_ms(self) -> int:
+        """See :class:`lsmq.Task`."""
+        return self._async.visibility_ms
+
+    @property
     def settled(self) -> bool:
         """Whether it was acknowledged or given back here."""
         return self._async.settled
@@ -84,6 +89,8 @@ class WorkQueue(Iterating[Task]):
         max_handler_ms: int | None = asynchronous.DEFAULT_MAX_HANDLER_MS,
         deadline_ms: int | None = None,
     ) -> None:
+        self.topic = topic
+        self.group = group
         self._thread = client._thread
 
         async def make() -> asynchronous.WorkQueue:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lsmq import Client
+from lsmq.topics import Ack
 from lsmq_node.benchmarks.callable import CallableBench
 from lsmq_node.benchmarks.environment import describe, disk_bytes, environment, peak_resident_bytes
 from lsmq_node.benchmarks.isolate import scratch
@@ -52,7 +53,7 @@ _FIGURES = ("write_1", "write_n", "read_n")
 @dataclass(frozen=True, slots=True)
 class _Case:
     nodes: int
-    ack: str
+    ack: Ack
 
     def __str__(self) -> str:
         return "one node" if self.nodes == 1 else f"{self.nodes} nodes, {SHARDS} shards, 3 replicas, ack={self.ack}"
@@ -144,7 +145,7 @@ def _measure(values: Mapping[str, Any], case: _Case, servers: _Servers, cache: P
     }
 
 
-async def _create_topic(urls: str, queues: int, ack: str) -> None:
+async def _create_topic(urls: str, queues: int, ack: Ack) -> None:
     async with Client(urls) as client:
         await client.create_topic(TOPIC, queues=queues, ack=ack)
 

@@ -11,9 +11,10 @@ import contextlib
 import random
 import time
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 from lsmq import Client, Consumer, Producer, PushConsumer
+from lsmq.topics import Ack
 
 from ..local_cluster import LocalCluster, found_plan
 from .callable import CallableBench
@@ -82,9 +83,7 @@ def run(values: Mapping[str, Any], progress: Progress) -> Report:
     return Report(result, [_table(result)], [describe(facts), *_NOTES])
 
 
-def measure(
-    urls: str, face: str, queues: int, ack: Literal["quorum", "leader"], rate: int, each: int, seconds: float
-) -> dict[str, float]:
+def measure(urls: str, face: str, queues: int, ack: Ack, rate: int, each: int, seconds: float) -> dict[str, float]:
     """One case, in a process of its own: producer and consumer share its event loop."""
 
     async def work() -> dict[str, float]:
