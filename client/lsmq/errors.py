@@ -43,6 +43,20 @@ class InvalidRequest(LsmqError):
     status = 400
 
 
+class UnknownPath(InvalidRequest):
+    """The API has nothing at this path."""
+
+    code = "unknown_path"
+    status = 404
+
+
+class MethodNotAllowed(InvalidRequest):
+    """The path is one of the API's, and takes other methods; the header ``Allow`` names them."""
+
+    code = "method_not_allowed"
+    status = 405
+
+
 class InvalidTopicName(InvalidRequest):
     code = "invalid_topic_name"
 

@@ -1,4 +1,4 @@
-"""Looking after topics and groups: how much there is, how far behind a group is, setting it back, trimming, deleting."""
+"""Looking after topics and groups: how much there is, how far behind a group is, resetting, trimming, deleting."""
 
 import asyncio
 

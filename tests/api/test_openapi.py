@@ -51,7 +51,7 @@ def test_the_document_and_the_router_have_the_same_operations(document: dict[str
             return {
                 (route.method.lower(), route.resource.canonical)
                 for route in app.router.routes()
-                if route.resource is not None
+                if route.resource is not None and route.method != "HEAD"  # what it answers is said of GET
             }
         finally:
             await broker.close()

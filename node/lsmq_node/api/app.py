@@ -127,7 +127,8 @@ def make_app(broker: Broker) -> web.Application:
     app[system.OPENAPI_KEY] = document(table, system.version())
     for route in table:
         handler = _handler(route, broker, workers, http_metrics)
-        app.router.add_route(route.method, route.path, handler, name=route.operation)
+        for method in route.methods:
+            app.router.add_route(method, route.path, handler, name=route.operation)
     return app
 
 

@@ -9,21 +9,13 @@ import structlog
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from lsmq.errors import InvalidRequest, LsmqError, ReadElsewhere
+from lsmq.errors import InvalidRequest, LsmqError, MethodNotAllowed, ReadElsewhere, UnknownPath
 
 from .codec import answer
 
 _log = structlog.get_logger("lsmq.http")
 
 RETRY_AFTER_S = "1"
-
-
-class _NoSuchPath(InvalidRequest):
-    status = 404
-
-
-class _MethodNotAllowed(InvalidRequest):
-    status = 405
 
 
 class _ExpectationFailed(InvalidRequest):
@@ -65,13 +57,13 @@ async def failures(request: web.Request, handler: Handler) -> web.StreamResponse
         return error_answer(request, error)
     except web.HTTPMethodNotAllowed as error:
         allowed = ", ".join(sorted(error.allowed_methods))
-        refused = _MethodNotAllowed(f"{request.method} is not possible on {request.path}; possible: {allowed}")
+        refused = MethodNotAllowed(f"{request.method} is not possible on {request.path}; possible: {allowed}")
         response = error_answer(request, refused)
         response.headers["Allow"] = allowed
         return response
     except web.HTTPNotFound:
         return error_answer(
-            request, _NoSuchPath(f"there is nothing at {request.path}; /v1/openapi.json lists what there is")
+            request, UnknownPath(f"there is nothing at {request.path}; /v1/openapi.json lists what there is")
         )
     except web.HTTPException as error:
         kind = _ExpectationFailed if error.status == 417 else InvalidRequest

@@ -26,7 +26,8 @@ _TAGS = {
 _DESCRIPTION = """\
 A durable message queue. Bodies are JSON, or msgpack with `Content-Type: application/msgpack`; answers follow
 `Accept`. An error is `{"error": {"code", "message", "retriable", "refresh_route", ...}}` with the fitting
-status; `retriable` errors come with `Retry-After` when waiting helps."""
+status; `retriable` errors come with `Retry-After` when waiting helps. What answers GET
+answers HEAD, except for streams."""
 
 
 def document(routes: Iterable[Route], version: str) -> dict[str, Any]:

@@ -279,6 +279,7 @@ def routes(config: NodeConfig) -> tuple[Route, ...]:
             description="docs/push.md describes what goes over it. On a WebSocket errors are told in its last frame.",
             parameters=(*path_parameters("group"), *parameters),
             errors=(UnknownTopic, GroupModeMismatch, OriginNotAllowed),
+            is_stream=True,
         ),
         Route(
             "POST",

@@ -66,7 +66,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One operation of the API."""
+    """One operation of the API. A GET answers HEAD as well, unless it ``is_stream``, a connection that is held."""
 
     method: str
     path: str
@@ -79,11 +79,17 @@ class Route:
     parameters: tuple[Parameter, ...] = ()
     request: Content | None = None
     errors: tuple[type[LsmqError], ...] = ()
+    is_stream: bool = False
     queries: tuple[Parameter, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         queries = tuple(parameter for parameter in self.parameters if parameter.where == "query")
         object.__setattr__(self, "queries", queries)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """Those that the operation answers to."""
+        return ("GET", "HEAD") if self.method == "GET" and not self.is_stream else (self.method,)
 
 
 class Call:

@@ -41,7 +41,9 @@ async def send_parts(call: Call, parts: Sequence[bytes | FileRange], headers: Ma
 async def send_held(
     request: web.Request, response: web.StreamResponse, hold: Hold, broker: Broker
 ) -> web.StreamResponse:
-    """Send a large answer while ``hold`` has its bytes; small ones are left to who called the handler."""
+    """Send a large answer while ``hold`` has its bytes; small ones, and headers alone, are left to the caller."""
+    if request.method == "HEAD":
+        return response
     if not isinstance(response, web.Response) or response.prepared or not isinstance(response.body, bytes):
         return response
     size = len(response.body)

@@ -1,0 +1,76 @@
+"""Methods and paths: HEAD wherever there is a GET, and errors that say what is wrong with either."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lsmq import errors
+from lsmq_node.api.app import route_table
+from lsmq_node.api.routing import Route
+from lsmq_node.config import NodeConfig
+
+from .calls import Api
+
+ROUTES = route_table(NodeConfig(data=Path("unused")))
+GETS = [route for route in ROUTES if route.method == "GET" and not route.is_stream]
+#: What differs from one moment to the next.
+MOVING = {"Date", "Content-Length"}
+
+
+def test_only_what_is_held_has_no_head() -> None:
+    assert [route.operation for route in ROUTES if route.method == "GET" and route not in GETS] == ["push"]
+
+
+@pytest.mark.parametrize("route", GETS, ids=lambda route: route.operation)
+def test_head_answers_as_get_does_without_a_body(api: Api, topic_name: str, route: Route) -> None:
+    path = _path(route.path, topic_name)
+    api.create(topic_name, 2)
+    whole, head = api.get(path, status=None), api.call("HEAD", path)
+    assert (head.status, head.body) == (whole.status, b"")
+    kept = [{name: text for name, text in each.headers.items() if name not in MOVING} for each in (whole, head)]
+    assert kept[0] == kept[1]
+    assert int(head.headers["Content-Length"]) > 0
+
+
+def _path(template: str, topic: str) -> str:
+    names = {"topic": topic, "queue": "0", "id": "0" * 32, "group": "g", "transaction": "t-1"}
+    path = template.format_map(names)
+    return f"{path}?topic={topic}" if template.startswith("/v1/groups/") else path
+
+
+def test_the_head_of_a_large_answer_has_its_length(api: Api, topic_name: str) -> None:
+    api.create(topic_name, 1)
+    api.send(topic_name, {"body": "x" * 200_000, "queue": 0})
+    path = f"/v1/topics/{topic_name}/queues/0/messages"
+    whole, head = api.get(path), api.call("HEAD", path, status=200)
+    assert head.body == b""
+    assert int(head.headers["Content-Length"]) == len(whole.body) > 200_000
+
+
+def test_a_stream_has_no_head(api: Api) -> None:
+    answer = api.call("HEAD", "/v1/groups/g/push?topic=t", status=405)
+    assert answer.headers["Allow"] == "GET"
+
+
+@pytest.mark.parametrize("path", ["/", "/v1", "/v1/nothing", "/v1/topics/t/nothing", "/healthz/"])
+def test_a_path_that_is_none_is_named(api: Api, path: str) -> None:
+    answer = api.get(path, 404)
+    assert answer.code == "unknown_path" and repr(path)[1:-1] in answer.error["message"]
+    assert isinstance(errors.from_dict(answer.error), errors.UnknownPath)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("POST", "/healthz", "GET, HEAD"),
+        ("PATCH", "/v1/topics/t", "DELETE, GET, HEAD, PUT"),
+        ("GET", "/v1/topics/t/batches", "POST"),
+    ],
+)
+def test_a_method_that_is_not_possible_says_which_are(api: Api, method: str, path: str, allowed: str) -> None:
+    answer = api.call(method, path, status=405)
+    assert answer.code == "method_not_allowed" and answer.headers["Allow"] == allowed
+    assert answer.error["message"] == f"{method} is not possible on {path}; possible: {allowed}"
+    assert isinstance(errors.from_dict(answer.error), errors.MethodNotAllowed)
