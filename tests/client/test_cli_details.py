@@ -210,3 +210,8 @@ def test_help_needs_no_spark(tmp_path: Path) -> None:
         [*command, "audit", "x"], env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=60
     )
     assert refused.returncode == 1 and 'pip install "lsmq[spark]"' in refused.stderr
+
+
+def test_a_number_of_nothing_is_shown_as_one(shared_node: NodeProcess) -> None:
+    printed = ok(shared_node, "status")
+    assert " - " not in printed.partition("topics")[2].partition("pressure")[0]

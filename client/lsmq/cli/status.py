@@ -33,10 +33,15 @@ def status(verbose: bool, as_json: bool, url: str, deadline_ms: int) -> None:
     print_fields([(name.replace("_", " "), value) for name, value in found.items()])
     if not verbose:
         names = [name for name in _SHOWN if any(name in shard for shard in shards)]
-        rows = [[shard.get("shard"), *(shard.get(name) or "-" for name in names)] for shard in shards]
+        rows = [[shard.get("shard"), *(_shown(shard.get(name)) for name in names)] for shard in shards]
         print_table(["shard", *(name.removesuffix("_total").replace("_", " ") for name in names)], rows)
         return
     for place, shard in enumerate(shards):
         number = shard.pop("shard", shard.pop("id", place))
         click.echo(f"\nshard {number}")
         print_fields([(f"  {name.replace('_', ' ')}", value) for name, value in shard.items()])
+
+
+def _shown(value: Any) -> Any:
+    """None where there is nothing; a number is something."""
+    return None if value in ("", [], {}) else value
