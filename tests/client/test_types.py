@@ -141,6 +141,11 @@ def test_what_applications_need_is_imported_from_lsmq() -> None:
         assert name in lsmq.__all__ and hasattr(lsmq, name)
 
 
+def test_every_error_is_imported_from_lsmq() -> None:
+    kinds = {name for name, found in vars(lsmq.errors).items() if isinstance(found, type) and name[0] != "_"}
+    assert {name for name in kinds if issubclass(getattr(lsmq.errors, name), lsmq.LsmqError)} <= set(lsmq.__all__)
+
+
 @pytest.mark.parametrize("producer", [Producer, blocking.Producer])
 def test_the_names_of_acknowledgements_are_typed(producer: type) -> None:
     assert get_type_hints(producer.__init__)["ack"] == Literal["quorum", "leader"] | None  # type: ignore[misc]

@@ -48,7 +48,8 @@ def stored(shared_node: NodeProcess, topic_name: str) -> Callable[[], int]:
 
 
 BLOCKING = """
-producer = sync.Producer(sync.Client(URL), TOPIC, linger_ms=60_000)
+client = sync.Client(URL)
+producer = sync.Producer(client, TOPIC, linger_ms=60_000)
 for number in range(3):
     producer.send(str(number))
 """
@@ -199,3 +200,28 @@ def test_a_forked_process_leaves_the_messages_to_its_parent(
     done = run(BLOCKING + textwrap.dedent(program), shared_node, topic_name, "-W", "always::ResourceWarning")
     assert done.stderr.count("pending") == 1
     assert stored() == 3
+
+
+def test_the_end_of_a_process_of_multiprocessing_is_an_end_as_well(
+    shared_node: NodeProcess, topic_name: str, stored: Callable[[], int]
+) -> None:
+    program = f"""
+import multiprocessing
+def work():
+    {BLOCKING.strip().replace(chr(10), chr(10) + "    ")}
+process = multiprocessing.get_context("fork").Process(target=work)
+process.start()
+process.join()
+sys.exit(process.exitcode)
+"""
+    run(program, shared_node, topic_name)
+    assert stored() == 3
+
+
+def test_a_client_that_is_closed_first_says_what_its_producers_lost(
+    shared_node: NodeProcess, topic_name: str, stored: Callable[[], int]
+) -> None:
+    done = run(BLOCKING + "client.close()", shared_node, topic_name, "-X", "dev")
+    assert f"a producer's lane ended: topic={topic_name} unstored=3" in done.stderr
+    assert done.stderr.count("3 messages pending") == 1
+    assert stored() == 0
