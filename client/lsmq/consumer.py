@@ -390,6 +390,8 @@ class Consumer(Starting, Iterated[Message]):
 
     def _chosen(self, queues: Iterable[int] | None, topic: str | None) -> ByTopic:
         """These queues, by topic. Raises ``UnknownQueue`` for one that is not read here."""
+        if not self._started and not self._reader.loops:
+            raise ClientClosed("this consumer is not started; use 'async with', or await start() first")
         if queues is None:
             names = list(self._reader.loops) if topic is None else [self._only_topic(topic)]
             return {name: self._reader.loops[name].positions.ranges for name in names if name in self._reader.loops}

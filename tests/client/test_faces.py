@@ -229,8 +229,18 @@ def test_both_faces_are_typed(tmp_path: Path) -> None:
 
 async def test_the_asynchronous_face_trims(shared_node: NodeProcess, topic_name: str) -> None:
     async with Client(shared_node.url) as client:
-        await client.create_topic(topic_name)
+        await client.create_topic(topic_name, queues=1_200)
+        async with lsmq.Producer(client, topic_name) as producer:
+            await producer.send("one", queue=1_100)
+        past = await client.offsets(topic_name, at_time=0)
+        await client.trim_topic(topic_name, dict(zip(past.queues, past.at_time, strict=True)))
+        assert sum((await client.offsets(topic_name)).earliest) == 0
+        later = await client.offsets(topic_name, at_time=2**42)
+        await client.trim_topic(topic_name, dict(zip(later.queues, later.at_time, strict=True)))
+        assert (await client.offsets(topic_name, [1_100])).earliest[0] == 1
+        await client.trim_topic(topic_name, {})
+        await client.delete_messages(topic_name, [(1_100, 0)])
         with pytest.raises(lsmq.OffsetOutOfRange):
             await client.trim_topic(topic_name, {0: 1})
         with pytest.raises(lsmq.UnknownQueue):
-            await client.trim_topic(topic_name, {1: 0})
+            await client.trim_topic(topic_name, {1_200: 0})

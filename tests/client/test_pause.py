@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from lsmq import Client, Consumer, Message, Producer, UnknownQueue, sync
+from lsmq import Client, ClientClosed, Consumer, Message, Producer, UnknownQueue, sync
 from support.node_process import NodeProcess
 
 QUEUES = 4
@@ -86,6 +86,13 @@ async def test_a_queue_that_is_not_read_is_not_paused(shared_node: NodeProcess, 
             assert consumer.paused == {}
             consumer.pause([2, 0])
             assert consumer.paused == {topic_name: (range(1), range(2, 3))}
+
+
+async def test_before_it_has_begun_there_is_nothing_to_pause(shared_node: NodeProcess, topic_name: str) -> None:
+    async with Client(shared_node.url) as client:
+        for queues in (None, [0]):
+            with pytest.raises(ClientClosed, match="not started"):
+                Consumer(client, topic_name).pause(queues)
 
 
 @pytest.mark.parametrize("order", ["queue", "key", "none"])
