@@ -225,3 +225,14 @@ def test_a_client_that_is_closed_first_says_what_its_producers_lost(
     assert f"a producer's lane ended: topic={topic_name} unstored=3" in done.stderr
     assert done.stderr.count("3 messages pending") == 1
     assert stored() == 0
+
+
+def test_names_of_nodes_are_looked_up_in_the_end_as_well(make_node: Callable[[], NodeProcess], topic_name: str) -> None:
+    node = make_node().start()
+    node.restart(advertised_url=f"http://localhost:{node.port}")
+    address = f"http://127.0.0.1:{node.port}"
+    with sync.Client(address) as client:
+        client.create_topic(topic_name)
+    run(f"URL = {address!r}" + BLOCKING, node, topic_name)
+    with sync.Client(address) as client:
+        assert list(client.offsets(topic_name).latest) == [3]

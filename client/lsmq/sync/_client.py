@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -50,6 +51,8 @@ class Client(Closing):
             on_outage=None if on_outage is None else in_a_thread,
         )
         self._thread = LoopThread()
+        # Names of nodes are looked up in threads, and since Python 3.12 none can be begun once the interpreter ends.
+        self._thread.call(asyncio.to_thread(bool))
 
     def close(self) -> None:
         """Close the connections and stop the thread. Close producers and consumers first."""
