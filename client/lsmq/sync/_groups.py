@@ -56,9 +56,11 @@ class Group:
         """See :meth:`lsmq.Group.delete`."""
         self._thread.call(self._async.delete(force=force))
 
-    def fence(self, topic: str, ranges: Ranges, epoch: int, *, deadline_ms: int | None = None) -> dict[int, int]:
+    def fence(
+        self, topic: str, ranges: Ranges, *, member: str, epoch: int, deadline_ms: int | None = None
+    ) -> dict[int, int]:
         """See :meth:`lsmq.Group.fence`."""
-        return self._thread.call(self._async.fence(topic, ranges, epoch, deadline_ms=deadline_ms))
+        return self._thread.call(self._async.fence(topic, ranges, member=member, epoch=epoch, deadline_ms=deadline_ms))
 
     def commit(
         self, topic: str, offsets: Mapping[int, int], *, member: str, epoch: int, deadline_ms: int | None = None
