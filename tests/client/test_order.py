@@ -136,7 +136,7 @@ async def test_strict_order_is_kept_while_the_topic_grows_and_members_come_and_g
         await flow.go_on()
         await grow(flow)
         other = await flow.join()
-        await comes_true(lambda: sum(map(len, other.assignment.get(TOPIC, ()))) == GROWN // 2, "it has its share")
+        await comes_true(lambda: sum(map(len, other.assignment.get(TOPIC, ()))) == GROWN // 2, "it has its share", 60)
         await flow.go_on()
         await other.close()
         await flow.go_on()

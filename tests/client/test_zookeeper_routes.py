@@ -46,7 +46,7 @@ class Published:
         ids = [f"n{number}" for number in range(len(cluster.doors))]
         self._run(
             op="bootstrap",
-            settings={"cluster": name, "shards": 1, "replicas": len(ids), "min_in_sync": 1},
+            settings={"cluster": name, "shards": 1, "replicas": len(ids), "min_in_sync": 1, "segment_bytes": 1 << 20},
             nodes={
                 id: {"url": door.url, "internal_url": f"{door.url}0", "voter": True}
                 for id, door in zip(ids, cluster.doors, strict=True)
