@@ -340,7 +340,7 @@ def test_shards_get_new_leaders_when_their_node_is_killed(tmp_path: Path) -> Non
                 await until(lambda name=victim: _holds_lease(group, name))
                 # It catches up and is taken in again, as the shards' leaders would say.
                 for shard in state.shards.values():
-                    await until(lambda id=shard.id: _all_in_sync(client, id))
+                    await until(lambda client=client, id=shard.id: _all_in_sync(client, id))
         return gaps
 
     gaps = asyncio.run(run())
