@@ -29,6 +29,9 @@ DEFAULT_MAX_HANDLER_MS = 300_000
 _RELEASE_DEADLINE_MS = 2_000
 _MAX_REASON = 500
 _EXTENSIONS_PER_VISIBILITY = 3
+#: An answer is not longer on its way than this, mostly, nor than a third of the visibility. If it is, the broker says
+#: so when the task is settled.
+_MAX_TRANSIT_MS = 1_000
 
 _log = logging.getLogger("lsmq")
 
@@ -59,6 +62,7 @@ class Task:
     _until: float = field(repr=False)
     _since: float = field(repr=False)  # it came, and then: its handler began
     _lost: bool = field(default=False, init=False, repr=False)
+    _extending: bool = field(default=False, init=False, repr=False)  # a request that does is under way
 
     def text(self) -> str:
         """The body decoded as UTF-8."""
@@ -166,6 +170,7 @@ class WorkQueue(Iterated[Task]):
         self._pulling: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._background = Background(self._broke)
+        self._extensions = Background(self._broke)
         self._error: LsmqError | None = None
         self._closed = False
         self._closing = asyncio.Lock()  # who closes it a second time waits for the first
@@ -318,7 +323,8 @@ class WorkQueue(Iterated[Task]):
         visibility_ms = int(fields["visibility_ms"])
         # The message was hidden after it was asked for: a pop that was held says nothing of when.
         now = asyncio.get_running_loop().time()
-        until = max(asked_at, now - _MAX_TRANSIT_S) + visibility_ms / 1000
+        transit_ms = min(_MAX_TRANSIT_MS, visibility_ms / _EXTENSIONS_PER_VISIBILITY)
+        until = max(asked_at, now - transit_ms / 1000) + visibility_ms / 1000
         message = message_from_dict({**fields, "topic": topic.name})
         deliveries, receipt, shard = int(fields["deliveries"]), str(fields["receipt"]), int(fields["shard"])
         task = Task(message, deliveries, receipt, visibility_ms, self, topic, shard, until, now)
@@ -364,23 +370,30 @@ class WorkQueue(Iterated[Task]):
         """Once it is closed, and the last handler has ended."""
         if self._closed and not self._asking and self._keeping is not None:
             self._background.drop(self._keeping)
+            for extension in self._extensions:
+                self._extensions.drop(extension)
 
     async def _keep(self) -> None:
-        """Extend what is held here, before its visibility ends."""
+        """Extend what is held here, before its visibility ends. Nobody waits for the leader of another's shard."""
         loop = asyncio.get_running_loop()
         while True:
-            shortest_ms = min((task.visibility_ms for task in self._kept), default=1_000)
+            if not self._kept:
+                await self._changed.wait()
+                continue
+            shortest_ms = min(task.visibility_ms for task in self._kept)
             await asyncio.sleep(min(1.0, shortest_ms / 1000 / _EXTENSIONS_PER_VISIBILITY / 2))
             now = loop.time()
             due = [
                 task
                 for task in self._kept
-                if not (task.settled or task._lost)
+                if not (task.settled or task._lost or task._extending)
                 and task._until - now < task.visibility_ms / 1000 * (1 - 1 / _EXTENSIONS_PER_VISIBILITY)
                 and (self._max_handler_ms is None or 1000 * (now - task._since) < self._max_handler_ms)
             ]
             for group in _by_shard(due):
-                await self._extend(group)
+                for task in group:
+                    task._extending = True
+                self._extensions.begin(self._extend(group), f"lsmq extend {self.topic}")
 
     async def _extend(self, tasks: list[Task]) -> None:
         topic, shard, visibility_ms = tasks[0]._topic, tasks[0]._shard, tasks[0].visibility_ms
@@ -397,6 +410,9 @@ class WorkQueue(Iterated[Task]):
         except LsmqError as error:
             _log.warning("%d tasks could not be kept hidden: %s", len(tasks), error)
             return
+        finally:
+            for task in tasks:
+                task._extending = False
         for task, refused in zip(tasks, outcome, strict=True):
             if refused is None:
                 task._hidden(asked_at, visibility_ms)
@@ -404,17 +420,14 @@ class WorkQueue(Iterated[Task]):
                 task._lost = True
 
     async def _release(self, tasks: Iterable[Task]) -> None:
-        for group in _by_shard(task for task in tasks if not task.settled):
-            shard = group[0]._shard
-            receipts = [task.receipt for task in group]
+        async def release(group: list[Task]) -> None:
+            first, receipts = group[0], [task.receipt for task in group]
             with contextlib.suppress(LsmqError):
                 await self._settler.settle(
-                    "nack", group[0]._topic, shard, receipts, deadline_ms=_RELEASE_DEADLINE_MS, release=True
+                    "nack", first._topic, first._shard, receipts, deadline_ms=_RELEASE_DEADLINE_MS, release=True
                 )
 
-
-#: An answer is not longer on its way than this, mostly; if it is, the broker says so when the task is settled.
-_MAX_TRANSIT_S = 1.0
+        await _together(release(group) for group in _by_shard(task for task in tasks if not task.settled))
 
 
 def _by_shard(tasks: Iterable[Task]) -> Iterable[list[Task]]:

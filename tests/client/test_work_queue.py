@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import msgpack
 import pytest
 from click.testing import CliRunner
 
 from lsmq import Client, InvalidRequest, Producer, ReceiptExpired, Task, UnknownGroup, WorkQueue, sync
 from lsmq.cli import root
+from support.fault_proxy import FaultProxy
 from support.node_process import NodeProcess
 from support.waiting import comes_true
 
@@ -113,6 +115,57 @@ async def test_run_keeps_tasks_hidden_while_their_handlers_run(shared_node: Node
         await work.run(handle, concurrency=4)
         assert set(handled.values()) == {1} and len(handled) == 12
         assert most <= 4
+
+
+async def test_a_held_pop_hands_its_message_out_however_short_the_visibility(shared_node: NodeProcess) -> None:
+    visibility_ms = 900
+    async with (
+        a_topic(shared_node, "wq-held", 0) as client,
+        WorkQueue(client, "wq-held", "workers", visibility_ms=visibility_ms) as work,
+    ):
+        polling = asyncio.create_task(work.poll(timeout_ms=30_000))
+        await asyncio.sleep(2 * visibility_ms / 1000)  # the pop is held for longer than what it finds is hidden
+        async with Producer(client, "wq-held") as producer:
+            await (await producer.send("to be had at once"))
+        (task,) = await polling
+        assert task.deliveries == 1
+        await task.ack()
+
+
+async def test_tasks_stay_hidden_while_another_shard_is_silent(make_node: Callable[..., NodeProcess]) -> None:
+    queues, topic = 8, "wq-silent"
+    async with FaultProxy(make_node(shards=2).start().url) as proxy, Client(proxy.url) as client:
+        await client.create_topic(topic, queues=queues)
+        async with Producer(client, topic) as producer:
+            for queue in range(queues):
+                await (await producer.send(f"{queue}", queue=queue))
+        begun: Counter[str] = Counter()
+        done: set[str] = set()
+        bodies: dict[str, str] = {}  # by receipt
+        go_on = asyncio.Event()
+
+        async def handle(task: Task) -> None:
+            begun[task.text()] += 1
+            bodies[task.receipt] = task.text()
+            await go_on.wait()
+            await task.ack()
+            done.add(task.text())
+
+        def extended() -> list[set[str]]:
+            asked = [msgpack.unpackb(body)["receipts"] for body in proxy.bodies["extend"]]
+            return [{bodies[receipt] for receipt in receipts} for receipts in asked]
+
+        proxy.delay("extend", 60.0)
+        work = WorkQueue(client, topic, "workers", visibility_ms=3_000)
+        running = asyncio.create_task(work.run(handle, concurrency=queues))
+        await comes_true(lambda: set().union(*extended()) == set(map(str, range(queues))), "all are extended")
+        silent = extended()[0]
+        assert len(silent) == queues // 2, "the first was to be of one shard"
+        go_on.set()
+        await comes_true(lambda: len(done) == queues, "all are done")
+        assert {body: begun[body] for body in done - silent} == dict.fromkeys(done - silent, 1)
+        await work.close()
+        await running
 
 
 async def test_a_handler_that_fails_gets_its_task_again_and_others_go_on(shared_node: NodeProcess) -> None:
