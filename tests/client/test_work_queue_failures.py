@@ -68,8 +68,9 @@ async def test_leaders_die_under_a_work_queue(cluster: LocalCluster) -> None:
             await task.ack()
             acked[body] += 1
 
-        consumers = [WorkQueue(client, topic, "g", visibility_ms=2_000) for _ in range(3)]
-        await consumers[0].configure(max_deliveries=3, retry_first_ms=20)
+        # A machine that stands still for seconds ends deliveries, too: that many must not make a dead letter of a task.
+        consumers = [WorkQueue(client, topic, "g", visibility_ms=4_000) for _ in range(3)]
+        await consumers[0].configure(max_deliveries=6, retry_first_ms=20)
 
         def done() -> set[str]:
             return {str(number) for number in range(sent) if number % 50}
@@ -83,16 +84,18 @@ async def test_leaders_die_under_a_work_queue(cluster: LocalCluster) -> None:
                 await comes_true(lambda goal=goal: len(acked) >= goal, "the work goes on", 60)  # type: ignore[misc]
                 status = cluster.status()
                 leader = next(shard.leader for shard in status.shards if shard.leader is not None)
-                stop_it(leader)
+                await asyncio.to_thread(stop_it, leader)  # it takes seconds, in which the consumers are to go on
                 goal = len(acked) + 100
                 await comes_true(lambda goal=goal: len(acked) >= goal, "the work goes on without", 60)  # type: ignore[misc]
-                start_it(leader)
+                await asyncio.to_thread(start_it, leader)
             stop = True
             await producing
             try:
                 await comes_true(lambda: set(acked) >= done(), "all that is no poison is done", 60)
             except AssertionError:
-                raise AssertionError(f"{sorted(done() - set(acked))} never came to their end") from None
+                left, letters = sorted(done() - set(acked)), await _letters(client, topic)
+                dead = {body: letters[body] for body in left if body in letters}
+                raise AssertionError(f"{left} never came to their end; of these are dead letters: {dead}") from None
             poison = {str(number) for number in range(0, sent, 50)}
             found: Counter[str] = Counter()
             async with WorkQueue(client, f"{topic}.dlq", "reader") as letters:
@@ -106,3 +109,12 @@ async def test_leaders_die_under_a_work_queue(cluster: LocalCluster) -> None:
                 await consumer.close()
         assert not again, "what was acknowledged came again"
         assert set(found) == poison and max(found.values()) == 1
+
+
+async def _letters(client: Client, topic: str) -> dict[str, str]:
+    """Why messages are dead letters."""
+    found: dict[str, str] = {}
+    async with WorkQueue(client, f"{topic}.dlq", "looks on") as letters:
+        while got := await letters.poll(100, timeout_ms=3_000):
+            found |= {task.text(): task.message.properties["lsmq-dlq-reason"] for task in got}
+    return found
