@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from lsmq._background import Background, as_lsmq_error
 from lsmq._lifecycle import Iterated
 from lsmq._pulling import Puller, Waiting
 from lsmq._retry import NEVER_MS
+from lsmq._seldom import Seldom
 from lsmq._settling import Settler
 from lsmq._values import check_max_messages, message_from_dict
 from lsmq.client import Client, _together
@@ -32,8 +32,6 @@ _EXTENSIONS_PER_VISIBILITY = 3
 #: An answer is not longer on its way than this, mostly, nor than a third of the visibility. If it is, the broker says
 #: so when the task is settled.
 _MAX_TRANSIT_MS = 1_000
-
-_log = logging.getLogger("lsmq")
 
 Handler = Callable[["Task"], Awaitable[object]]
 
@@ -171,6 +169,7 @@ class WorkQueue(Iterated[Task]):
         self._keeping: asyncio.Task[None] | None = None
         self._background = Background(self._broke)
         self._extensions = Background(self._broke)
+        self._failed, self._late, self._unsettled, self._shown = Seldom(), Seldom(), Seldom(), Seldom()
         self._error: LsmqError | None = None
         self._closed = False
         self._closing = asyncio.Lock()  # who closes it a second time waits for the first
@@ -208,6 +207,8 @@ class WorkQueue(Iterated[Task]):
         A task is kept hidden while its handler runs. When that returns, the task is acknowledged, unless the handler
         settled it; when it raises, the task is given back as failed, with the exception as the reason. A handler that
         is cancelled gives its task back as if it had not been delivered.
+
+        What fails is said in warnings of the logger ``lsmq``: at once, then at most once a minute with how many more.
         """
         if concurrency < 1:
             raise InvalidRequest(f"concurrency is {concurrency}; it must be at least 1")
@@ -246,18 +247,18 @@ class WorkQueue(Iterated[Task]):
             except ReceiptExpired:
                 raise  # of this task, most likely: the handler settled it, too late
             except Exception as error:
-                _log.warning("the handler failed with message %s: %r", task.message.id, error)
+                self._failed.warn("the handler failed with message %s: %r", task.message.id, error)
                 if not task.settled:
                     await task.nack(reason=f"{type(error).__name__}: {error}")
             else:
                 if not task.settled:
                     await task.ack()
         except ReceiptExpired as error:
-            _log.warning("message %s was handled too late and comes again: %s", task.message.id, error)
+            self._late.warn("message %s was handled too late and comes again: %s", task.message.id, error)
         except LsmqError as error:
             if self._deadline_ms != NEVER_MS or not self._client._router.worth_retrying(error):
                 raise
-            _log.warning("message %s could not be settled and comes again: %s", task.message.id, error)
+            self._unsettled.warn("message %s could not be settled and comes again: %s", task.message.id, error)
         except asyncio.CancelledError:
             if not task.settled:
                 await self._release([task])
@@ -408,7 +409,7 @@ class WorkQueue(Iterated[Task]):
                 visibility_ms=visibility_ms,
             )
         except LsmqError as error:
-            _log.warning("%d tasks could not be kept hidden: %s", len(tasks), error)
+            self._shown.warn("%d tasks could not be kept hidden: %s", len(tasks), error)
             return
         finally:
             for task in tasks:

@@ -194,6 +194,28 @@ async def test_a_handler_that_fails_gets_its_task_again_and_others_go_on(shared_
         await running
 
 
+async def test_many_tasks_that_fail_are_a_few_warnings(
+    shared_node: NodeProcess, caplog: pytest.LogCaptureFixture
+) -> None:
+    count = 50
+    async with a_topic(shared_node, "wq-poison", count) as client:
+        failed: Counter[str] = Counter()
+
+        async def handle(task: Task) -> None:
+            failed[task.text()] += 1
+            raise ValueError("poison")
+
+        work = WorkQueue(client, "wq-poison", "workers")
+        await work.configure(max_deliveries=2, retry_first_ms=0)
+        running = asyncio.create_task(work.run(handle, concurrency=10))
+        await comes_true(lambda: failed.total() == 2 * count, "all have failed twice", 60)
+        await work.close()
+        await running
+    said = [record.getMessage() for record in caplog.records if "the handler failed" in record.getMessage()]
+    assert "ValueError('poison')" in said[0]
+    assert len(said) < count / 5
+
+
 async def test_a_handler_over_its_time_is_not_covered_any_more(shared_node: NodeProcess) -> None:
     async with a_topic(shared_node, "wq-stalled", 1) as client:
         first = WorkQueue(client, "wq-stalled", "workers", visibility_ms=SHORT_MS, max_handler_ms=SHORT_MS)

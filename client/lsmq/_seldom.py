@@ -1,0 +1,46 @@
+"""Warnings that may come with each message: said at once, then ever more seldom, with how many were left out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+FIRST_SILENCE_S = 1.0
+LONGEST_SILENCE_S = 60.0
+_GROWTH = 2
+_log = logging.getLogger("lsmq")
+
+
+class Seldom:
+    """Warnings of one kind, of one object.
+
+    The next one is said a second after the first, then after twice as long each time, at most once a minute; the first
+    after a minute without any is said at once. Those between are said at the level ``DEBUG``, and counted.
+    """
+
+    __slots__ = ("_clock", "_next_s", "_silence_s", "_unsaid")
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """``clock``: seconds that never go back."""
+        self._clock = clock
+        self._next_s = float("-inf")
+        self._silence_s = FIRST_SILENCE_S
+        self._unsaid = 0
+
+    def warn(self, message: str, *values: object) -> None:
+        """``message`` and ``values`` as in :mod:`logging`."""
+        now = self._clock()
+        if now < self._next_s:
+            self._unsaid += 1
+            _log.debug(message, *values)
+            return
+        if now - self._next_s >= LONGEST_SILENCE_S:
+            self._silence_s = FIRST_SILENCE_S
+        if self._unsaid:
+            _log.warning(f"{message} (and %d times more since this was said last)", *values, self._unsaid)
+        else:
+            _log.warning(message, *values)
+        self._unsaid = 0
+        self._next_s = now + self._silence_s
+        self._silence_s = min(self._silence_s * _GROWTH, LONGEST_SILENCE_S)
