@@ -99,7 +99,7 @@ def test_archive_and_replay_keep_all_that_a_message_holds_and_audit_looks_at_it(
     def held(topic: str) -> list[Any]:
         with Consumer(client, topic) as consumer:
             messages = [message for _ in range(2) for message in consumer.poll(6, timeout_ms=2000)]
-        own = {"topic": "", "id": "", "stored_ms": 0}
+        own = {"topic": "", "topic_id": 0, "stored_ms": 0}
         return [replace(each, **own) for each in sorted(messages, key=lambda each: (each.queue, each.offset))]
 
     assert held(target) == held(source) and len(held(source)) == 6

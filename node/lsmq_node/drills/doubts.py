@@ -16,6 +16,7 @@ from lsmq import Client
 from .harness import Drill, Run, led_by
 
 _SKEW_S = 40.0
+_TOPICS_BEYOND_A_BLOCK = 40
 _FULL_S = 10.0
 _SEEN_TIMEOUT_S = 30.0
 _PROBE_S = 0.01
@@ -128,8 +129,10 @@ async def _full_disk_voter(run: Run) -> None:
     filled = time.monotonic()
     async with run.outage(shards, of=node):
         await run.faults.fill_disk(node)
-        async with Client(list(run.faults.urls)) as client:  # A voter writes when there is something to agree on.
-            await client.create_topic(f"made-while-full-{run.round}", queues=4)
+        # A voter writes when there is something to agree on, and a little fits into the last block that its journal has.
+        async with Client(list(run.faults.urls)) as client:
+            for number in range(_TOPICS_BEYOND_A_BLOCK):
+                await client.create_topic(f"made-while-full-{run.round}-{number}", queues=4)
     try:
         await _seen(run, node, "voter")
     except TimeoutError:
