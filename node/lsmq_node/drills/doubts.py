@@ -129,7 +129,7 @@ async def _full_disk_voter(run: Run) -> None:
     filled = time.monotonic()
     async with run.outage(shards, of=node):
         await run.faults.fill_disk(node)
-        # A voter writes when there is something to agree on, and a little fits into the last block that its journal has.
+        # A voter writes when there is something to agree on; a little fits into the last block that its journal has.
         async with Client(list(run.faults.urls)) as client:
             for number in range(_TOPICS_BEYOND_A_BLOCK):
                 await client.create_topic(f"made-while-full-{run.round}-{number}", queues=4)
