@@ -136,7 +136,8 @@ async def test_strict_order_is_kept_while_the_topic_grows_and_members_come_and_g
         await flow.go_on()
         await grow(flow)
         other = await flow.join()
-        await comes_true(lambda: sum(map(len, other.assignment.get(TOPIC, ()))) == GROWN // 2, "it has its share", 60)
+        shares = (GROWN // 2, GROWN - GROWN // 2)  # Who gets the odd one depends on what the other one had by then.
+        await comes_true(lambda: sum(map(len, other.assignment.get(TOPIC, ()))) in shares, "it has its share", 60)
         await flow.go_on()
         await other.close()
         await flow.go_on()
