@@ -175,7 +175,7 @@ class Line:
         check = wrap64(int(pending.offsets.sum()))
         count, topic_id = batch.record_count, state.topic.id
         header = encode_entry_header(EntryKind.RECORDS, self.epoch, self.durable_lsn, stored_ms, topic_id, count, check)
-        _, pending.end_lsn = self._appender.append(b"".join((header, batch.buffer[: batch.total_bytes])))
+        _, pending.end_lsn = self._appender.append(header, batch.buffer[: batch.total_bytes])
         self._note_in_line(pending)
         self._pending.append(pending)
         self._changing = False
@@ -187,7 +187,7 @@ class Line:
         now = self._clock.now_ms()
         header = encode_entry_header(kind, self.epoch, self.durable_lsn, now, topic_id, count, 0)
         self._changing = True
-        lsn, end_lsn = self._appender.append(header + body)
+        lsn, end_lsn = self._appender.append(header, body)
         entry = Entry(lsn, end_lsn, kind, self.epoch, self.durable_lsn, now, topic_id, count, 0, body)
         self._pending.append(PendingEntry(entry))
         self._changing = False

@@ -16,7 +16,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from lsmq.errors import InvalidRequest, RequestTooLarge
+from lsmq.errors import InvalidRequest
 
 from .disk import Clock, Disk
 from .options import FlushMode, StoreOptions
@@ -73,7 +73,7 @@ class QueueStore:
         Raises ``MessageTooLarge``, ``DiskFull``, ``ShardStopped``, or ``StoreBusy`` when flushing and merging
         have not caught up after a minute: then the message is not stored.
         """
-        put = Put((queue,), (message,))
+        put = Put(((queue, message),))
         self._owner.hand_over(put)
         return put.offsets[0]
 
@@ -88,15 +88,7 @@ class QueueStore:
         pairs = pairs if isinstance(pairs, (list, tuple)) else list(pairs)
         if not pairs:
             return []
-        put = Put([name for name, _ in pairs], [message for _, message in pairs])
-        limit = self._settings.max_waiting_bytes
-        if len(put) > 1 and put.size_bytes > limit:
-            raise RequestTooLarge(
-                f"{len(put)} messages at a time take {put.size_bytes} bytes, over the limit of {limit} "
-                "(max_waiting_bytes); none is stored. Put them in several calls, or raise the limit.",
-                limit=limit,
-                size=put.size_bytes,
-            )
+        put = Put(pairs)
         self._owner.hand_over(put)
         return put.offsets
 

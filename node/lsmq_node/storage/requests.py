@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from lsmq.errors import InvalidRequest, MessageTooLarge
+from lsmq.errors import InvalidRequest, MessageTooLarge, RequestTooLarge
 
 from .memtable import RECORD_COLUMN_BYTES
 from .queue_names import join_names
@@ -49,32 +49,48 @@ class Request:
 
 
 class Put(Request):
-    """Messages to store: of each the queue's name and the length, and all bytes one after another.
+    """Messages to store, which the owner packs: so one thread alone goes through them, and finds them in its cache.
 
     Attributes:
+        names: of the queue of each message, once packed; like all that follows.
         joined: the names as :func:`.queue_names.join_names` joins them.
+        lengths: of each message.
+        payload: the messages' bytes one after another.
         deadline: until when it may wait for room; set by the owner, by its clock.
         offsets: the answer.
     """
 
-    __slots__ = ("deadline", "joined", "lengths", "names", "offsets", "payload")
+    __slots__ = ("_pairs", "deadline", "joined", "lengths", "names", "offsets", "payload")
 
-    def __init__(self, names: Sequence[str], messages: Sequence[bytes]) -> None:
-        """Takes a copy. Raises ``InvalidRequest`` or ``MessageTooLarge``."""
+    def __init__(self, pairs: Sequence[tuple[str, bytes]]) -> None:
+        """``pairs`` of a queue's name and a message; they are looked at when the owner comes to it."""
         super().__init__()
-        self.names = names
+        self._pairs = pairs
+        self.deadline = 0.0
+        self.offsets: list[int] = []
+
+    def pack(self, limit_bytes: int) -> None:
+        """Copy the messages. Raises ``InvalidRequest``, ``MessageTooLarge``, ``RequestTooLarge``."""
+        pairs, self._pairs = tuple(self._pairs), ()  # in one step: a caller that was interrupted may change its list
+        self.names = names = [name for name, _ in pairs]
+        messages = [message for _, message in pairs]
         try:
             self.joined = join_names(names)
             self.payload = b"".join(messages)
-            self.lengths = array("I", map(len, messages))
+            self.lengths = array("I", list(map(len, messages)))  # a list, whose length is known, is quicker to take in
         except UnicodeEncodeError as error:
             raise InvalidRequest(f"a queue name cannot be encoded in UTF-8: {error}") from error
         except OverflowError as error:
             raise MessageTooLarge("a message of 4 GiB or more cannot be stored; send it in parts") from error
         except TypeError as error:
             raise _of_wrong_type(names, messages) from error
-        self.deadline = 0.0
-        self.offsets: list[int] = []
+        if len(names) > 1 and self.size_bytes > limit_bytes:
+            raise RequestTooLarge(
+                f"{len(names)} messages at a time take {self.size_bytes} bytes, over the limit of {limit_bytes} "
+                "(max_waiting_bytes); none is stored. Put them in several calls, or raise the limit.",
+                limit=limit_bytes,
+                size=self.size_bytes,
+            )
 
     def __len__(self) -> int:
         return len(self.lengths)

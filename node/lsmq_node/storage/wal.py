@@ -165,11 +165,10 @@ class Appender:
         self._pending_lsn = lsn
         self._seed = segment_seed(lsn - lsn % self.segment_bytes)
 
-    def append(self, entry: Buffer) -> tuple[int, int]:
-        """Add an entry; returns its first LSN and the LSN after it."""
+    def append(self, entry: Buffer, body: Buffer = b"") -> tuple[int, int]:
+        """Add an entry, whose ``body`` may be apart; returns its first LSN and the LSN after it."""
         start = self.lsn
-        view = memoryview(entry)
-        position, size = 0, len(view)
+        head, rest = memoryview(entry), memoryview(body)
         pending = self._pending
         first = True
         while True:
@@ -179,9 +178,13 @@ class Appender:
                 pending += bytes(room)
                 self.lsn += room
                 continue
-            piece = view[position : position + room - FRAGMENT_BYTES]
-            position += len(piece)
-            last = position == size
+            room -= FRAGMENT_BYTES
+            piece: Buffer = head[:room]
+            head, room = head[room:], room - len(piece)
+            if room:
+                piece = b"".join((piece, rest[:room])) if len(piece) else rest[:room]
+                rest = rest[room:]
+            last = len(head) == len(rest) == 0
             if first:
                 kind = Fragment.FULL if last else Fragment.FIRST
             else:
