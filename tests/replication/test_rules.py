@@ -530,7 +530,7 @@ def test_pauses_double_up_to_a_limit_and_are_forgotten_in_calm() -> None:
         pauses.append(found.pause_s)
         found.joined_at = now = now + 300.0
         now += 1.0
-    assert pauses == [1, 2, 4, 8, 16, 32, 64, 120, 120]
+    assert pauses == [1, 2, 4, 8, 16, 30, 30, 30, 30]
     found.left(now + 601.0, Timings())
     assert found.pause_s == 1
 

@@ -15,8 +15,10 @@ from typing import Any
 
 from lsmq import Client
 from lsmq.errors import InvalidRequest, LsmqError, TimedOut
+from lsmq_coordinator.liveness import LivenessTiming
 from lsmq_node.local_cluster import ClusterStatus, LocalCluster, NodeState, ShardStatus, found_plan
 from lsmq_node.local_cluster.status import ask
+from lsmq_node.replication.insync import LONGEST_PAUSE_S
 from lsmq_node.storage import StoreOptions
 
 from .compare import Comparison, compare
@@ -26,7 +28,8 @@ from .report import Report, Times, verdict_fields
 from .side_work import Judgement
 from .workload import Workload
 
-SETTLE_TIMEOUT_S = 60.0
+#: Who was hurt again and again joins the in-sync set late, and is given its leaderships back later still.
+SETTLE_TIMEOUT_S = LivenessTiming().longest_steady_s + LONGEST_PAUSE_S + 30.0
 RECOVER_TIMEOUT_S = 60.0
 #: Small files, so that flushing, merging and snapshots happen in a short drill.
 SETTINGS: Mapping[str, Any] = {

@@ -2,7 +2,7 @@
 
 The leader owns the set: it alone proposes who leaves and who joins, by what it hears itself. (Besides, an election
 leaves out who is dead, and the control plane takes out who is proven to have ended.) Who leaves again and again must
-have kept up for ever longer before it joins again, so that a day of flapping is some hundred changes and not a million.
+have kept up for ever longer before it joins again: a day of flapping is some thousand changes and not a million.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .shipping import OutgoingStream
 
 #: Who left for the second time within so long of joining is made to wait twice as long as the last time.
 CALM_S = 600.0
-LONGEST_PAUSE_S = 120.0
+LONGEST_PAUSE_S = 30.0
 
 
 @dataclass(slots=True)

@@ -75,8 +75,9 @@ class QueueWriter:
             raise InvalidRequest("a message is a memoryview of items that are not bytes; cast it to 'B'")
         numbers = self._known_numbers(group)
         if numbers is None:
-            names = group[0].names if len(group) == 1 else [name for put in group for name in put.names]
-            batch = self._names.batch(names, b"\0".join([put.joined for put in group]))
+            names = group[0].every_name() if len(group) == 1 else [name for put in group for name in put.every_name()]
+            whole = all(len(put.names) == len(put) for put in group)
+            batch = self._names.batch(names, b"\0".join([put.joined for put in group]) if whole else None)
             appended = self._append_named(batch, lengths, payload)
         else:
             appended = self._append([], list(self._batches(numbers, lengths, payload)))
@@ -90,10 +91,12 @@ class QueueWriter:
 
     def _known_numbers(self, group: Sequence[Put]) -> I64 | None:
         """The numbers of a few names; None where they are many, or one of them is new."""
-        if sum(map(len, group)) > _FEW_NAMES:
+        if sum([len(put.names) for put in group]) > _FEW_NAMES:
             return None
         numbers = [self._names.find_one(name) for put in group for name in put.names]
-        return None if -1 in numbers else np.array(numbers)
+        if -1 in numbers:
+            return None
+        return np.repeat(numbers, [len(put) if put.is_for_one_queue else 1 for put in group for _ in put.names])
 
     def _append_named(self, names: NameBatch, lengths: NDArray[np.uint32], payload: bytes) -> list[Appended]:
         """Put messages in line, and before them the names that are new."""

@@ -52,8 +52,8 @@ class Put(Request):
     """Messages to store, which the owner packs: so one thread alone goes through them, and finds them in its cache.
 
     Attributes:
-        names: of the queue of each message, once packed; like all that follows.
-        joined: the names as :func:`.queue_names.join_names` joins them.
+        names: of the queue of each message, or one where all are for one queue. Once packed, like all that follows.
+        joined: those as :func:`.queue_names.join_names` joins them.
         lengths: of each message.
         payload: the messages' bytes one after another.
         deadline: until when it may wait for room; set by the owner, by its clock.
@@ -72,10 +72,11 @@ class Put(Request):
     def pack(self, limit_bytes: int) -> None:
         """Copy the messages. Raises ``InvalidRequest``, ``MessageTooLarge``, ``RequestTooLarge``."""
         pairs, self._pairs = tuple(self._pairs), ()  # in one step: a caller that was interrupted may change its list
-        self.names = names = [name for name, _ in pairs]
+        names = [name for name, _ in pairs]
         messages = [message for _, message in pairs]
+        self.names = names[:1] if _are_one(names) else names
         try:
-            self.joined = join_names(names)
+            self.joined = join_names(self.names)
             self.payload = b"".join(messages)
             self.lengths = array("I", list(map(len, messages)))  # a list, whose length is known, is quicker to take in
         except UnicodeEncodeError as error:
@@ -96,9 +97,23 @@ class Put(Request):
         return len(self.lengths)
 
     @property
+    def is_for_one_queue(self) -> bool:
+        return len(self.names) == 1
+
+    def every_name(self) -> list[str]:
+        """The name of the queue of each message."""
+        return self.names if len(self.names) == len(self) else self.names * len(self)
+
+    @property
     def size_bytes(self) -> int:
         """What it takes in the log and in memory, about."""
         return len(self.payload) + len(self.joined) + len(self.lengths) * RECORD_COLUMN_BYTES
+
+
+def _are_one(names: list[str]) -> bool:
+    """Whether it is one object over and over, as far as that is quick to tell."""
+    first = names[0]
+    return first is names[-1] and first is names[len(names) // 2] and names.count(first) == len(names)
 
 
 def _of_wrong_type(names: Sequence[Any], messages: Sequence[Any]) -> InvalidRequest:
