@@ -183,7 +183,7 @@ class ControlClient:
 
     def overview(self) -> dict[str, Any]:
         """The cluster as people see it, see :func:`~.overview.overview`."""
-        return overview(self._state, self.told, self.leader)
+        return overview(self._state, self.told, self.leader, silent=self.unleased_s > _MAX_STALE_S)
 
     def holds_lease(self) -> bool:
         """Whether this node may still act as leader of its shards on its own authority. Ask after the work."""

@@ -9,11 +9,19 @@ from .heartbeats import HeartbeatAnswer
 from .state import ClusterState, Node
 
 
+_SILENCE = (
+    "no leader of the control plane was heard for a while, so nobody may lead: a majority of its voters ({voters}) must "
+    "run and reach each other. One whose disk was lost or set back does not count before the others have brought it up "
+    "to date"
+)
+
+
 def overview(
-    state: ClusterState, told: HeartbeatAnswer | None = None, control_leader: str | None = None
+    state: ClusterState, told: HeartbeatAnswer | None = None, control_leader: str | None = None, *, silent: bool = False
 ) -> dict[str, Any]:
     """``told`` is what the leader of the control plane said lately of who lives and how; None where it did not, and
-    then that is not known of any node. ``control_leader`` is a node id or None.
+    then that is not known of any node. ``control_leader`` is a node id or None. ``silent``: nobody has heard of one
+    for so long that leases are over.
 
     A node is drained when it is ``draining`` and has no ``replicas``. A shard moves while it has a ``target``; of
     that, ``adding`` are still to catch up. ``problem`` says why nobody leads it and what helps; None while all is well.
@@ -23,6 +31,8 @@ def overview(
         for replica in shard.replicas:
             held[replica] += 1
     led = leader_counts(state, set(state.nodes))
+    voters = ", ".join(sorted(node.id for node in state.nodes.values() if node.voter))
+    silence = _SILENCE.format(voters=voters) if silent and told is None else None
 
     def node_entry(node: Node) -> dict[str, Any]:
         return {
@@ -52,7 +62,7 @@ def overview(
                 "replicas": list(shard.replicas),
                 "adding": list(shard.adding),
                 "target": list(shard.target),
-                "problem": None if told is None else told.leaderless.get(shard.id),
+                "problem": silence if told is None else told.leaderless.get(shard.id),
                 "revived": [revival._asdict() for revival in shard.revivals],
             }
             for shard in (state.shards[id] for id in sorted(state.shards))

@@ -65,6 +65,7 @@ def test_an_illegal_name_is_refused_with_the_legal_form(api: Api, name: str) -> 
     ("document", "message"),
     [
         ({}, "queues is missing"),
+        ({"queus": 1}, "queus is not known; the fields are queues"),
         ({"queues": 0}, "queues is 0; the least it may be is 1"),
         ({"queues": 16_000_001}, "queues is 16000001; the limit is 16000000"),
         ({"queues": "4"}, "queues is text; it must be an integer"),

@@ -48,4 +48,8 @@ def test_nodes_and_shards_are_told_with_who_leads_what_and_what_moves_where() ->
 
 def test_who_is_alive_may_be_unknown_and_nothing_may_be_founded() -> None:
     assert {node["alive"] for node in overview(founded())["nodes"]} == {None}
+    assert {shard["problem"] for shard in overview(founded())["shards"]} == {None}
+    (problem,) = {shard["problem"] for shard in overview(founded(), silent=True)["shards"]}
+    assert "no leader of the control plane" in problem
+    assert "n0, n1, n2" in problem
     assert overview(EMPTY)["nodes"] == overview(EMPTY)["shards"] == []

@@ -87,11 +87,16 @@ class _Report:
                 for found in kept:
                     click.echo(f"  {found['what']}")
             else:
-                print_table(list(kept[0]), [list(found.values()) for found in kept], title=_TITLES[kind])
+                rows = [[_text(value) for value in found.values()] for found in kept]
+                print_table(list(kept[0]), rows, title=_TITLES[kind])
             more = self._counts[kind] - len(kept)
             if more:
                 click.echo(f"  ... and {more} more; --json lists all")
             click.echo()
+
+
+def _text(value: Any) -> Any:
+    return ("yes" if value else "no") if isinstance(value, bool) else value
 
 
 def _show_summary(summary: Any, out: Path | None) -> None:

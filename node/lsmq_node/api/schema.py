@@ -129,18 +129,19 @@ def _check_length(length: int, schema: Schema, path: str, suffix: str, unit: str
 def _check_object(value: dict[Any, Any], schema: Schema, path: str) -> None:
     properties: Mapping[str, Schema] = schema.get("properties", {})
     prefix = f"{path}." if path else ""
+    rest = schema.get("additionalProperties", True)
+    for name in value:  # before what is missing: it may be the same field, misspelt
+        if isinstance(name, str) and name not in properties and rest is False:
+            _refuse(f"{prefix}{name}", f"is not known; the fields are {', '.join(properties)}")
     for name in schema.get("required", ()):
         if name not in value:
             _refuse(f"{prefix}{name}", "is missing")
-    rest = schema.get("additionalProperties", True)
     _check_length(len(value), schema, path, "Properties", "entries")
     for name, item in value.items():
         if not isinstance(name, str):
             _refuse(f"{prefix}{name!r}", "is a key that is not text")
         if name in properties:
             check(item, properties[name], f"{prefix}{name}")
-        elif rest is False:
-            _refuse(f"{prefix}{name}", f"is not known; the fields are {', '.join(properties)}")
         elif isinstance(rest, Mapping):
             check(item, rest, f"{prefix}{name}")
 
