@@ -8,11 +8,10 @@ from .election import leader_counts
 from .heartbeats import HeartbeatAnswer
 from .state import ClusterState, Node
 
-
 _SILENCE = (
-    "no leader of the control plane was heard for a while, so nobody may lead: a majority of its voters ({voters}) must "
-    "run and reach each other. One whose disk was lost or set back does not count before the others have brought it up "
-    "to date"
+    "no leader of the control plane was heard for a while, so nobody may lead: a majority of its voters ({voters}) "
+    "must run and reach each other. One whose disk was lost or set back does not count before the others have brought "
+    "it up to date"
 )
 
 
