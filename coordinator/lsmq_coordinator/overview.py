@@ -9,9 +9,9 @@ from .heartbeats import HeartbeatAnswer
 from .state import ClusterState, Node
 
 _SILENCE = (
-    "no leader of the control plane was heard for a while, so nobody may lead: a majority of its voters ({voters}) "
-    "must run and reach each other. One whose disk was lost or set back does not count before the others have brought "
-    "it up to date"
+    "the node that was asked has heard of no leader of the control plane for a while, and without one nobody may lead: "
+    "a majority of its voters ({voters}) must run and reach each other, and this node one of them. A voter whose disk "
+    "was lost or set back does not count before the others have brought it up to date"
 )
 
 
@@ -19,8 +19,8 @@ def overview(
     state: ClusterState, told: HeartbeatAnswer | None = None, control_leader: str | None = None, *, silent: bool = False
 ) -> dict[str, Any]:
     """``told`` is what the leader of the control plane said lately of who lives and how; None where it did not, and
-    then that is not known of any node. ``control_leader`` is a node id or None. ``silent``: nobody has heard of one
-    for so long that leases are over.
+    then that is not known of any node. ``control_leader`` is a node id or None. ``silent``: this node has heard of
+    none for so long that leases are over.
 
     A node is drained when it is ``draining`` and has no ``replicas``. A shard moves while it has a ``target``; of
     that, ``adding`` are still to catch up. ``problem`` says why nobody leads it and what helps; None while all is well.

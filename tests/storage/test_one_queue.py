@@ -8,6 +8,7 @@ import pytest
 
 from lsmq.errors import InvalidRequest
 from lsmq_node.storage import QueueStore
+from lsmq_node.storage.requests import Request
 
 NAME = "orders"
 
@@ -40,6 +41,21 @@ def test_only_its_ends_are_alike(store: QueueStore) -> None:
         assert store.get("left", 0, 9) == [b"left"]
         assert store.get("right", 0, 9) == [b"right"]
         assert store.get(NAME, 0, 9) == [NAME.encode()] * 3
+
+
+def test_a_list_that_changes_before_the_owner_comes_to_it(store: QueueStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As whoever was interrupted in a put may do with the list it put."""
+    pairs = [(NAME, b"given")] * 10
+    hand_over = store._owner.hand_over
+
+    def change_first(request: Request) -> None:
+        pairs[:] = [(NAME, b"changed")]
+        hand_over(request)
+
+    with store:
+        monkeypatch.setattr(store._owner, "hand_over", change_first)
+        assert store.put_many(pairs) == list(range(10))
+        assert store.get(NAME, 0, 20) == [b"given"] * 10
 
 
 def test_it_is_there_after_opening_again(store: QueueStore, tmp_path: Path) -> None:

@@ -130,11 +130,11 @@ def _check_object(value: dict[Any, Any], schema: Schema, path: str) -> None:
     properties: Mapping[str, Schema] = schema.get("properties", {})
     prefix = f"{path}." if path else ""
     rest = schema.get("additionalProperties", True)
-    for name in value:  # before what is missing: it may be the same field, misspelt
-        if isinstance(name, str) and name not in properties and rest is False:
-            _refuse(f"{prefix}{name}", f"is not known; the fields are {', '.join(properties)}")
     for name in schema.get("required", ()):
         if name not in value:
+            unknown = [other for other in value if isinstance(other, str) and other not in properties]
+            if rest is False and unknown:  # it may be the same field, misspelt
+                _refuse_unknown(f"{prefix}{unknown[0]}", properties)
             _refuse(f"{prefix}{name}", "is missing")
     _check_length(len(value), schema, path, "Properties", "entries")
     for name, item in value.items():
@@ -142,8 +142,14 @@ def _check_object(value: dict[Any, Any], schema: Schema, path: str) -> None:
             _refuse(f"{prefix}{name!r}", "is a key that is not text")
         if name in properties:
             check(item, properties[name], f"{prefix}{name}")
+        elif rest is False:
+            _refuse_unknown(f"{prefix}{name}", properties)
         elif isinstance(rest, Mapping):
             check(item, rest, f"{prefix}{name}")
+
+
+def _refuse_unknown(path: str, properties: Mapping[str, Schema]) -> None:
+    _refuse(path, f"is not known; the fields are {', '.join(properties)}")
 
 
 def _shown(value: Any) -> str:

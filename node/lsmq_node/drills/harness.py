@@ -156,7 +156,7 @@ class Run:
         return status
 
     async def until(
-        self, condition: Callable[[ClusterStatus], bool], what: str, timeout: float = SETTLE_TIMEOUT_S
+        self, condition: Callable[[ClusterStatus], bool], what: str, timeout: float = RECOVER_TIMEOUT_S
     ) -> ClusterStatus:
         """The first status for which the condition holds. Raises ``TimedOut``."""
         deadline = time.monotonic() + timeout
@@ -170,7 +170,7 @@ class Run:
 
     async def until_named(self, shards: Iterable[int]) -> None:
         """Return when the cluster says of each of these shards why nobody leads it."""
-        wanted, deadline = set(shards), time.monotonic() + SETTLE_TIMEOUT_S
+        wanted, deadline = set(shards), time.monotonic() + RECOVER_TIMEOUT_S
         while True:
             overview = await self.administer("GET", "/v1/cluster")
             problems = {shard["id"]: shard["problem"] for shard in overview["shards"] if shard["problem"]}

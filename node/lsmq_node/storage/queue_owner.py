@@ -67,10 +67,14 @@ class QueueOwner:
                 f"{MAX_WAITING_REQUESTS} requests wait for the queue store {self._path} already; try again in a moment",
                 limit=MAX_WAITING_REQUESTS,
             )
-        self._inbox.put(request)
-        if self._ended is not None and not request.is_answered:  # the owner may not have seen it any more
-            raise again(self._ended)
-        request.wait()
+        try:
+            self._inbox.put(request)
+            if self._ended is not None and not request.is_answered:  # the owner may not have seen it any more
+                raise again(self._ended)
+            request.wait()
+        except BaseException:
+            request.abandoned = True
+            raise
 
     def check_open(self) -> None:
         """Raises why nothing is done any more."""

@@ -85,10 +85,10 @@ class QueueStore:
         dies meanwhile, the first of them may be.) Cost per message falls with the number of them: a thousand or more at
         a time is best.
         """
-        pairs = pairs if isinstance(pairs, (list, tuple)) else list(pairs)
-        if not pairs:
+        own = tuple(pairs)  # whoever is interrupted may change a list while the owner still has it
+        if not own:
             return []
-        put = Put(pairs)
+        put = Put(own)
         self._owner.hand_over(put)
         return put.offsets
 

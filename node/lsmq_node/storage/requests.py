@@ -33,11 +33,7 @@ class Request:
 
     def wait(self) -> None:
         """Return when it is carried out. Raises what made that fail."""
-        try:
-            self._answer.acquire()
-        except BaseException:
-            self.abandoned = True
-            raise
+        self._answer.acquire()
         if self._error is not None:
             raise self._error
 
@@ -62,8 +58,8 @@ class Put(Request):
 
     __slots__ = ("_pairs", "deadline", "joined", "lengths", "names", "offsets", "payload")
 
-    def __init__(self, pairs: Sequence[tuple[str, bytes]]) -> None:
-        """``pairs`` of a queue's name and a message; they are looked at when the owner comes to it."""
+    def __init__(self, pairs: tuple[tuple[str, bytes], ...]) -> None:
+        """One pair or more of a queue's name and a message; they are looked at when the owner comes to it."""
         super().__init__()
         self._pairs = pairs
         self.deadline = 0.0
@@ -71,7 +67,7 @@ class Put(Request):
 
     def pack(self, limit_bytes: int) -> None:
         """Copy the messages. Raises ``InvalidRequest``, ``MessageTooLarge``, ``RequestTooLarge``."""
-        pairs, self._pairs = tuple(self._pairs), ()  # in one step: a caller that was interrupted may change its list
+        pairs, self._pairs = self._pairs, ()
         names = [name for name, _ in pairs]
         messages = [message for _, message in pairs]
         self.names = names[:1] if _are_one(names) else names
