@@ -241,6 +241,10 @@ class Monitor:
     def unsettled(self) -> str | None:
         """Why the cluster is not at rest yet."""
         view = self._cluster.control.view
+        registered = {Member(start.node, start.incarnation) for start in view.starts}
+        if self.control_went_back and view.in_sync and not view.in_sync & registered:
+            self._count("left to people")  # It has forgotten who the disks are: one of them is to be revived.
+            return None
         leader = self._cluster.replicas[view.leader] if view.leader is not None else None
         if leader is None or leader.core is None or not leader.core.may_answer(leader.clock):
             return f"no leader serves in epoch {view.epoch}"
