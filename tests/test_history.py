@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lsmq_node.history import AnomalyKind, History, Verdict
+from lsmq_lab.history import AnomalyKind, History, Verdict
 
 SOME_HASH = 2**63 + 11  # does not fit a signed 64-bit integer
 

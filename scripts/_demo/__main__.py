@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
-from lsmq_node.history import Verdict
+from lsmq_lab.history import Verdict
 
 from .check import checks, judge, latency, pause_s, receive_rate, refused_s, send_rate
 from .cluster import NODES, SHARDS, ClusterFailed, DemoCluster

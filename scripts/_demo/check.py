@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lsmq_node.history import Anomaly, AnomalyKind, History, Verdict
+from lsmq_lab.history import Anomaly, AnomalyKind, History, Verdict
 
 from .flights import Flights
 from .workers import Receipts, Sends

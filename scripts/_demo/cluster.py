@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lsmq.errors import LsmqError
 from lsmq_coordinator.zookeeper_server import ZooKeeperNotFound, find_zookeeper
-from lsmq_node.local_cluster import LocalCluster, found_plan
+from lsmq_lab.local_cluster import LocalCluster, found_plan
 
 NODES = 3
 SHARDS = 3

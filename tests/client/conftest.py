@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lsmq_node.local_cluster import LocalCluster, found_plan
+from lsmq_lab.local_cluster import LocalCluster, found_plan
 from support.coroutine_tests import pytest_pyfunc_call
 
 __all__ = ["pytest_pyfunc_call"]

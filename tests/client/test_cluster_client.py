@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lsmq import Client, Consumer, Message, Producer, Sent
-from lsmq_node.local_cluster import ClusterStatus, LocalCluster, found_plan
+from lsmq_lab.local_cluster import ClusterStatus, LocalCluster, found_plan
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("cluster-client")]
 

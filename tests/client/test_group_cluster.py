@@ -10,7 +10,7 @@ import pytest
 from lsmq import Client, Consumer, Message, Producer
 from lsmq.errors import FencedMember, UnknownMember
 from lsmq.groups import Group
-from lsmq_node.local_cluster import LocalCluster
+from lsmq_lab.local_cluster import LocalCluster
 from support.waiting import comes_true
 
 pytestmark = pytest.mark.slow

@@ -16,7 +16,7 @@ import pytest
 
 from lsmq import Client, Producer
 from lsmq.groups import Group
-from lsmq_node.history import History
+from lsmq_lab.history import History
 from support.dying import PHASES
 from support.group_member import MemberProcess
 from support.node_process import NodeProcess

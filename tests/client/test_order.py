@@ -14,8 +14,8 @@ import pytest
 from lsmq import Client, Consumer, Message, Producer
 from lsmq.errors import InvalidRequest
 from lsmq.record_batch import key_hash
-from lsmq_node.history import AnomalyKind, History, Verdict
-from lsmq_node.local_cluster import LocalCluster
+from lsmq_lab.history import AnomalyKind, History, Verdict
+from lsmq_lab.local_cluster import LocalCluster
 from support.node_process import NodeProcess
 from support.waiting import comes_true
 

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from lsmq import Client, Producer, Task, WorkQueue
-from lsmq_node.local_cluster import LocalCluster
+from lsmq_lab.local_cluster import LocalCluster
 from support.node_process import NodeProcess
 from support.waiting import comes_true
 from support.work_process import WorkerProcess

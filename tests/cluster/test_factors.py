@@ -15,7 +15,7 @@ import pytest
 
 from lsmq.errors import InvalidRequest, LsmqError
 from lsmq.sync import Client, Consumer, Producer
-from lsmq_node.local_cluster import LocalCluster, found_plan
+from lsmq_lab.local_cluster import LocalCluster, found_plan
 from support.waiting import eventually
 
 SMALL = {"segment_bytes": 1 << 20, "memtable_bytes": 4 << 20}

@@ -14,9 +14,9 @@ import xxhash
 
 from lsmq import Client, Consumer, Producer
 from lsmq.record_batch import Message
-from lsmq_node.history import History, Verdict
-from lsmq_node.history import Reading as Received
-from lsmq_node.local_cluster import LocalCluster, found_plan
+from lsmq_lab.history import History, Verdict
+from lsmq_lab.history import Reading as Received
+from lsmq_lab.local_cluster import LocalCluster, found_plan
 from support.waiting import comes_true, eventually
 
 QUEUES = 4

@@ -13,7 +13,7 @@ import pytest
 from lsmq import Client, Producer
 from lsmq.errors import StaleGeneration
 from lsmq.groups import Group, Heartbeat, Ranges, new_member_id
-from lsmq_node.local_cluster import LocalCluster
+from lsmq_lab.local_cluster import LocalCluster
 
 from .test_local_cluster import run
 

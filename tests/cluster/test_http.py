@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lsmq_node.local_cluster import LocalCluster, found_plan
+from lsmq_lab.local_cluster import LocalCluster, found_plan
 from support.waiting import eventually
 
 SHARDS = 3

@@ -17,7 +17,7 @@ import pytest
 
 from lsmq.cli import main
 from lsmq.sync import Client, Consumer, Producer
-from lsmq_node.local_cluster import LocalCluster
+from lsmq_lab.local_cluster import LocalCluster
 from support.waiting import eventually
 
 
@@ -174,7 +174,7 @@ def test_a_directory_without_a_cluster_says_what_to_do(tmp_path: Path) -> None:
 
 
 def test_a_node_that_cannot_start_shows_the_end_of_its_log(tmp_path: Path) -> None:
-    from lsmq_node.local_cluster import NodeEnded, found_plan
+    from lsmq_lab.local_cluster import NodeEnded, found_plan
 
     cluster = LocalCluster.found(tmp_path / "c", found_plan(nodes=1, replicas=1, shards=1))
     (tmp_path / "c" / "secret").write_text("short\n")

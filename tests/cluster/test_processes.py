@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from lsmq.errors import AddressInUse, InvalidRequest
+from lsmq_lab.local_cluster import ClusterNotFound, ClusterPlan, LocalCluster, choose_ports, found_plan
+from lsmq_lab.local_cluster.process import OwnProcess, ProcessState
 from lsmq_node.config import InvalidConfig, NodeConfig
-from lsmq_node.local_cluster import ClusterNotFound, ClusterPlan, LocalCluster, choose_ports, found_plan
-from lsmq_node.local_cluster.process import OwnProcess, ProcessState
 from support.waiting import eventually
 
 SLEEPER = ["/bin/sh", "-c", "echo up; exec sleep 600"]
@@ -77,7 +77,7 @@ def test_a_pid_that_means_another_process_gets_no_signal(own: OwnProcess, wrong:
 
 def test_it_outlives_its_starter(own: OwnProcess) -> None:
     program = (
-        "import sys; from pathlib import Path; from lsmq_node.local_cluster.process import OwnProcess; "
+        "import sys; from pathlib import Path; from lsmq_lab.local_cluster.process import OwnProcess; "
         f"OwnProcess(Path(sys.argv[1])).start({SLEEPER!r}, {{}})"
     )
     subprocess.run([sys.executable, "-c", program, str(own.directory)], check=True)

@@ -10,9 +10,9 @@ import pytest
 
 from lsmq.errors import OffsetOutOfRange
 from lsmq.sync import Client, Consumer, Producer
+from lsmq_lab.local_cluster import LocalCluster, found_plan
 from lsmq_node.broker.topology import Ack
 from lsmq_node.cluster.replica import Replica
-from lsmq_node.local_cluster import LocalCluster, found_plan
 from lsmq_node.storage import FlushMode, TopicOptions
 from lsmq_node.storage.state import Topic
 from storage.harness import KIB, bodies, body, tiny

@@ -15,7 +15,7 @@ from kazoo.exceptions import KazooException, NoNodeError
 
 from lsmq import Unavailable
 from lsmq.sync import Client, Consumer, Producer
-from lsmq_node.local_cluster import LocalCluster, found_plan
+from lsmq_lab.local_cluster import LocalCluster, found_plan
 from support.waiting import eventually
 from support.wire import Wire
 from support.zookeeper_server import ZooKeeperEnsemble

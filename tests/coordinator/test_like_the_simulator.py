@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from lsmq_coordinator import state as coordinator
 from lsmq_coordinator.commands import apply
+from lsmq_lab.simulation.control import ControlPlane
+from lsmq_lab.simulation.world import Options, World
 from lsmq_node import replication
 from lsmq_node.cluster.hosted import view_of
 from lsmq_node.replication import Member
-from lsmq_node.simulation.control import ControlPlane
-from lsmq_node.simulation.world import Options, World
 
 from .test_state import founded
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lsmq_node.drills.compose import Container, container_from
+from lsmq_lab.drills.compose import Container, container_from
 
 INSPECTED: dict[str, Any] = {
     "Id": "0123456789abcdef",

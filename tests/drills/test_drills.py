@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lsmq_node.drills import DRILLS, print_report, run_drill
+from lsmq_lab.drills import DRILLS, print_report, run_drill
 
 DRILLS_BY_NAME = (
     "kill-leader",

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from lsmq_node.drills.connections import holder
-from lsmq_node.drills.network import FaultNetwork
-from lsmq_node.local_cluster import LocalCluster, found_plan
-from lsmq_node.local_cluster.process import OwnProcess
+from lsmq_lab.drills.connections import holder
+from lsmq_lab.drills.network import FaultNetwork
+from lsmq_lab.local_cluster import LocalCluster, found_plan
+from lsmq_lab.local_cluster.process import OwnProcess
 from support.waiting import eventually
 
 # Dials the address it is given and counts, a line every few milliseconds.

@@ -15,17 +15,17 @@ import pytest
 from lsmq import Message
 from lsmq.dead_letters import DeadLetter
 from lsmq.record_batch import BatchBuilder, RecordBatch
-from lsmq_node.drills.columns import Columns
-from lsmq_node.drills.compare import Comparison, Replica, compare
-from lsmq_node.drills.group_work import GroupWork, _Member
-from lsmq_node.drills.members import slowness
-from lsmq_node.drills.report import Report, Times, print_report, verdict_fields
-from lsmq_node.drills.task_work import conduct_of
-from lsmq_node.drills.transaction_work import TransactionWork
-from lsmq_node.drills.transactors import read_ledger
-from lsmq_node.drills.workers import VISIBILITY_MS, Event
-from lsmq_node.drills.workload import Workload
-from lsmq_node.history import History, Verdict
+from lsmq_lab.drills.columns import Columns
+from lsmq_lab.drills.compare import Comparison, Replica, compare
+from lsmq_lab.drills.group_work import GroupWork, _Member
+from lsmq_lab.drills.members import slowness
+from lsmq_lab.drills.report import Report, Times, print_report, verdict_fields
+from lsmq_lab.drills.task_work import conduct_of
+from lsmq_lab.drills.transaction_work import TransactionWork
+from lsmq_lab.drills.transactors import read_ledger
+from lsmq_lab.drills.workers import VISIBILITY_MS, Event
+from lsmq_lab.drills.workload import Workload
+from lsmq_lab.history import History, Verdict
 from lsmq_node.storage import ShardStore, StoreOptions, Topic
 from support.node_process import NodeProcess
 

@@ -113,7 +113,7 @@ def test_the_example_answers_what_pandas_answers(shared_node: NodeProcess, topic
 
 @pytest.mark.slow
 def test_the_benchmark_compares_with_files_and_puts_every_figure_into_its_result() -> None:
-    from lsmq_node.benchmarks import BENCHES
+    from lsmq_lab.benchmarks import BENCHES
 
     bench = BENCHES["spark"]
     said: list[str] = []

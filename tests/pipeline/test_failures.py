@@ -19,7 +19,7 @@ import pyspark
 import pytest
 
 from lsmq.sync import Client, Producer
-from lsmq_node.local_cluster import LocalCluster
+from lsmq_lab.local_cluster import LocalCluster
 from lsmq_pipeline.jobs.audit import audit
 from support.spark_standalone import SparkStandalone
 from support.spark_topic import numbers

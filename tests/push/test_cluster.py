@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lsmq import Client, Message, Producer, PushConsumer
-from lsmq_node.local_cluster import LocalCluster, found_plan
+from lsmq_lab.local_cluster import LocalCluster, found_plan
 from support.waiting import comes_true
 
 from .streams import HeldStream, held

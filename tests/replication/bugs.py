@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from lsmq_lab.simulation import control as sim_control
+from lsmq_lab.simulation.replica import SimReplica
 from lsmq_node.replication import (
     NOBODY,
     EpochHistory,
@@ -32,8 +34,6 @@ from lsmq_node.replication.messages import Progress, Promise, PromiseRequest
 from lsmq_node.replication.promises import PromiseDesk
 from lsmq_node.replication.pulling import FromSource, Puller
 from lsmq_node.replication.state import ReplicaState
-from lsmq_node.simulation import control as sim_control
-from lsmq_node.simulation.replica import SimReplica
 
 Patch = pytest.MonkeyPatch
 

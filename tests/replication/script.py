@@ -24,6 +24,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
+from lsmq_lab.simulation.disk import LogEntry, SimDisk, SimLog
+from lsmq_lab.simulation.world import describe
 from lsmq_node.replication import (
     Action,
     ControlView,
@@ -39,8 +41,6 @@ from lsmq_node.replication import (
 from lsmq_node.replication import actions as act
 from lsmq_node.replication import events as ev
 from lsmq_node.replication.messages import Frame
-from lsmq_node.simulation.disk import LogEntry, SimDisk, SimLog
-from lsmq_node.simulation.world import describe
 
 SEPARATOR = "----"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lsmq_node.simulation import Simulation
+from lsmq_lab.simulation import Simulation
 
 SEEDS = range(8)
 

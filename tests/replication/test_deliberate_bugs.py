@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lsmq_node.simulation import Outcome, Simulation
+from lsmq_lab.simulation import Outcome, Simulation
 
 from .bugs import BUGS, Bug
 

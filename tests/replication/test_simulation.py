@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lsmq_node.simulation import Options, Simulation, simulate
-from lsmq_node.simulation.__main__ import main
+from lsmq_lab.simulation import Options, Simulation, simulate
+from lsmq_lab.simulation.__main__ import main
 
 SEEDS = 500
 CHUNK = 25

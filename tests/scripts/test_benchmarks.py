@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lsmq_node.benchmarks import BENCHES, BenchFailed, engines, latency, node_servers, work
-from lsmq_node.benchmarks.isolate import run_case
-from lsmq_node.benchmarks.report import rate_text, ratio, ratio_text, spread
-from lsmq_node.benchmarks.store_cases import reopen
-from lsmq_node.benchmarks.workload import Contents, Workload, number_of, queue_of
+from lsmq_lab.benchmarks import BENCHES, BenchFailed, engines, latency, node_servers, work
+from lsmq_lab.benchmarks.isolate import run_case
+from lsmq_lab.benchmarks.report import rate_text, ratio, ratio_text, spread
+from lsmq_lab.benchmarks.store_cases import reopen
+from lsmq_lab.benchmarks.workload import Contents, Workload, number_of, queue_of
 from support.node_process import NodeProcess
 
 
@@ -30,7 +30,7 @@ def put_all(workload: Workload) -> Iterator[tuple[np.ndarray[tuple[int], np.dtyp
 def test_the_workload_is_the_same_for_writer_and_reader(
     messages: int, queues: int, batch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lsmq_node.benchmarks.workload.CYCLE", 200)
+    monkeypatch.setattr("lsmq_lab.benchmarks.workload.CYCLE", 200)
     workload = Workload(messages, queues, batch, message_bytes=58)
     written: dict[int, list[bytes]] = {queue: [] for queue in range(queues)}
     for chosen, bodies in put_all(workload):
@@ -101,7 +101,7 @@ def test_a_case_that_fails_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_bench_store_compares_with_rocksdb(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lsmq_node.benchmarks.store.FEW_QUEUES", (1,))
+    monkeypatch.setattr("lsmq_lab.benchmarks.store.FEW_QUEUES", (1,))
     bench = BENCHES["store"]
     said: list[str] = []
     report = bench.run(bench.values({"quick": True, "messages": 20_000, "queues": 20_000, "batch": 1_000}), said.append)
@@ -118,8 +118,8 @@ def test_bench_store_compares_with_rocksdb(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.slow
 def test_bench_store_without_rocksdb_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lsmq_node.benchmarks.store.available", lambda: (["lsmq"], [engines.ROCKSDB_REMEDY]))
-    monkeypatch.setattr("lsmq_node.benchmarks.store.FEW_QUEUES", ())
+    monkeypatch.setattr("lsmq_lab.benchmarks.store.available", lambda: (["lsmq"], [engines.ROCKSDB_REMEDY]))
+    monkeypatch.setattr("lsmq_lab.benchmarks.store.FEW_QUEUES", ())
     bench = BENCHES["store"]
     said: list[str] = []
     values = bench.values({"quick": True, "messages": 2_000, "queues": 1, "batch": 1_000})

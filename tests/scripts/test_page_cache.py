@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from lsmq_node.benchmarks.page_cache import page_cache
+from lsmq_lab.benchmarks.page_cache import page_cache
 
 
 def test_free_memory_becomes_pages_of_a_file_that_takes_no_room(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from lsmq import Client, Consumer
 from lsmq.group_values import new_member_id
 from lsmq.groups import Group
 from lsmq.producer_groups import ProducerGroup
-from lsmq_node.local_cluster import LocalCluster
+from lsmq_lab.local_cluster import LocalCluster
 
 TOPIC, QUEUES = "t", 3
 GROUP = "g"

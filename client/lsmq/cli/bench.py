@@ -16,7 +16,7 @@ from lsmq.cli._render import print_json
 
 def _benches() -> dict[str, Callable[..., Any]]:
     with need_node("lsmq bench"):
-        module = importlib.import_module("lsmq_node.benchmarks")
+        module = importlib.import_module("lsmq_lab.benchmarks")
     benches: dict[str, Callable[..., Any]] = getattr(module, "BENCHES", {})
     return benches
 

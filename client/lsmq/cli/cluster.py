@@ -23,7 +23,7 @@ _NO_ZOOKEEPER = "without ZooKeeper: clients get routes from the nodes alone"
 
 def _local_cluster() -> Any:
     with need_node("lsmq cluster"):
-        return importlib.import_module("lsmq_node.local_cluster")
+        return importlib.import_module("lsmq_lab.local_cluster")
 
 
 def _open(directory: Path) -> Any:

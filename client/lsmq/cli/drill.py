@@ -18,7 +18,7 @@ from lsmq.cli._render import print_json
 
 def _drills() -> Any:
     with need_node("lsmq drill"):
-        return importlib.import_module("lsmq_node.drills")
+        return importlib.import_module("lsmq_lab.drills")
 
 
 def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
