@@ -27,6 +27,7 @@ from .checkpoint import MAX_INCREMENTS
 from .disk import Clock, Disk
 from .failures import FULL, WANT, no_descriptor
 from .log_writer import LogWriter
+from .memory import give_back
 from .memtable_age import MemtableAge
 from .merger import Merger, NoRoom
 from .options import FlushMode, StoreOptions
@@ -37,7 +38,7 @@ from .version import Run
 
 _AHEAD_FROM = 4  # the next segment is allocated when this part, one in so many, of the present one is used
 _TICK_SECONDS = 1.0
-#: Memory that no memtable has wanted for so long goes back to the system.
+#: Memory that no memtable has wanted for so long goes back to the system, and what else was freed meanwhile.
 _TRIM_SECONDS = 10.0
 #: So many attempts that find the disk full are waited for: the first may have begun before the caller came.
 _ATTEMPTS = 2
@@ -300,13 +301,14 @@ class Maintenance:
             self._tables.changed.wait_for(lambda: self._tables.closing, pause * _TICK_SECONDS)
 
     def _house_loop(self) -> None:
-        next_trim = self._clock.monotonic() + _TRIM_SECONDS
+        next_trim = self._clock.monotonic() + _TICK_SECONDS  # recovery has just used much that it needs no more
         while not self._tables.closing:
             self._check_space()
             self._flush_aged()
             self._retry_in_want(self._tables.release_log, "release")
             if self._clock.monotonic() >= next_trim:
                 self._tables.slabs.trim()
+                give_back()
                 next_trim = self._clock.monotonic() + _TRIM_SECONDS
             with self._tables.changed:
                 if not self._tables.closing:

@@ -1,0 +1,35 @@
+"""Memory that is not used any more goes back to the system.
+
+The C library keeps what was freed for what comes next, for each thread that ever asked for any: after a recovery or a
+flush that is a third of what a process has, and stays resident.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+
+_LEAST_BYTES_KEPT = 0
+
+
+def _trimmer() -> Callable[[int], int] | None:
+    """glibc's ``malloc_trim``; other libraries have none, and give back by themselves."""
+    try:
+        trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError):
+        return None
+    return trim
+
+
+_trim = _trimmer()
+_trimming = threading.Lock()
+
+
+def give_back() -> None:
+    """Let the C library return the free pages it holds: some milliseconds, without the interpreter's lock."""
+    if _trim is not None and _trimming.acquire(blocking=False):  # one thread's call is for all of the process
+        try:
+            _trim(_LEAST_BYTES_KEPT)
+        finally:
+            _trimming.release()
