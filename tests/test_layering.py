@@ -38,7 +38,7 @@ ONLY_IN = {
 # What a simulation replaces comes from `lsmq.runtime`, and so from none of these.
 REPLACED = ("queue", "random", "secrets", "threading", "time", "uuid", "concurrent.futures.ThreadPoolExecutor")
 REPLACED_OF_OS = ("os.urandom", "os.register_at_fork")
-# Outside of every simulation: the runtime itself, the command line, ZooKeeper, a process apart, Raft's sockets.
+# Outside of every simulation: the runtime itself, the command line, ZooKeeper, and a process apart.
 REAL = (
     "lsmq.runtime",
     "lsmq.cli",
@@ -46,8 +46,6 @@ REAL = (
     "lsmq_coordinator.zookeeper",
     "lsmq_coordinator.zookeeper_server",
     "lsmq_coordinator.sentinel",
-    "lsmq_coordinator.raft_sockets",
-    "lsmq_coordinator.raft_transport",
 )
 
 
