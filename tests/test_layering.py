@@ -23,7 +23,7 @@ NODE_ONLY = ("kazoo", "numpy", "prometheus_client", "pysyncobj", "sortedcontaine
 # For each package, what of ours it may import besides itself. Lower rooms know nothing of upper ones.
 ALLOWED = {
     "lsmq": (),
-    "lsmq_node.storage": ("lsmq.errors", "lsmq.record_batch", "lsmq_node.descriptors"),
+    "lsmq_node.storage": ("lsmq.errors", "lsmq.record_batch", "lsmq.runtime", "lsmq_node.descriptors"),
     "lsmq_node": ("lsmq", "lsmq_coordinator"),
     "lsmq_lab.history": (),
     "lsmq_coordinator": ("lsmq",),
@@ -35,6 +35,18 @@ ONLY_IN = {
     "pysyncobj": {"lsmq_coordinator.raft_transport"},
     "kazoo": {"lsmq_coordinator.zookeeper", "lsmq._zookeeper"},
 }
+# What a simulation replaces comes from `lsmq.runtime`, and so from none of these.
+REPLACED = ("queue", "random", "secrets", "threading", "time", "uuid", "concurrent.futures.ThreadPoolExecutor")
+REPLACED_OF_OS = ("os.urandom", "os.register_at_fork")
+# Outside of every simulation: the runtime itself, the command line, ZooKeeper, and a process apart.
+REAL = (
+    "lsmq.runtime",
+    "lsmq.cli",
+    "lsmq._zookeeper",
+    "lsmq_coordinator.zookeeper",
+    "lsmq_coordinator.zookeeper_server",
+    "lsmq_coordinator.sentinel",
+)
 
 
 def modules() -> Iterator[tuple[str, Path]]:
@@ -86,6 +98,19 @@ def _is_allowed(imported: str, package: str) -> bool:
         return True
     # `from lsmq import errors` names both the package and the module.
     return any(allowed.startswith(f"{imported}.") for allowed in ALLOWED[package])
+
+
+def test_threads_clocks_and_randomness_come_from_the_runtime() -> None:
+    wrong = [
+        f"{name} uses {used}"
+        for name, path in modules()
+        if within(name, ("lsmq", "lsmq_node", "lsmq_coordinator")) and not within(name, REAL)
+        for used in (
+            *(imported for imported in sorted(imports(name, path)) if within(imported, REPLACED)),
+            *(called for called in REPLACED_OF_OS if f"{called}(" in path.read_text()),
+        )
+    ]
+    assert wrong == []
 
 
 def test_the_test_sees_a_wrong_import(tmp_path: Path) -> None:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
+from lsmq import runtime
 from lsmq._ranges import subtract, to_ranges
 from lsmq.errors import LsmqError
 
@@ -77,7 +77,7 @@ class Detours:
     @property
     def held_off(self) -> bool:
         """Whether a follower failed just now."""
-        return time.monotonic() < self._held_off_until
+        return runtime.monotonic() < self._held_off_until
 
     def send(self, url: str, slots: Iterable[int], manner: Manner) -> None:
         """Read these slots, which are near, at ``url`` from now on."""
@@ -125,7 +125,7 @@ class Detours:
         self._return()
 
     def _hold_off(self) -> None:
-        self._held_off_until = time.monotonic() + HOLD_OFF_S
+        self._held_off_until = runtime.monotonic() + HOLD_OFF_S
 
     def _return(self) -> None:
         self._divide()

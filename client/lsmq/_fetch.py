@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Literal
 
+from lsmq import runtime
 from lsmq._detours import CHOSEN, LOST_S, SENT, SILENT_S, STAND_IN, Detours, Fetched, Manner, ReadFrom
 from lsmq._keeper import topic_path
 from lsmq._outages import Attempts
@@ -200,7 +199,7 @@ class Fetcher:
         self._topic = topic
         self._leader = leader
         self._detours = Detours(slots, self._fetch_at_follower, spawn)
-        self._turn = random.randrange(1 << 16)
+        self._turn = runtime.random.randrange(1 << 16)
         self._shards = positions.shards_led(topic, leader)
         self._queue_bytes: dict[str, tuple[Sequence[range], bytes]] = {}
         self._session: tuple[Sequence[range], str] | None = None  # slots, and the token of the last answer
@@ -234,7 +233,7 @@ class Fetcher:
                 await self._router.recover(self._topic, self._shards, self._leader, error, backoff, deadline)
                 await self._check_routes(deadline)
                 self._check_generation()
-                lost_s = time.monotonic() - deadline.began_s
+                lost_s = runtime.monotonic() - deadline.began_s
                 if self._options.read_from == "auto" and lost_s > LOST_S and not self._detours.held_off:
                     self._go_to_followers(STAND_IN)
                 continue
@@ -251,7 +250,7 @@ class Fetcher:
         self._check_generation()
         if self._leader is None:
             raise Unavailable(f"a shard of topic {self._topic.name!r} has no leader now")
-        asked_s = time.monotonic()
+        asked_s = runtime.monotonic()
         near = detours.near
         session, self._session = self._session, None  # Whatever happens to this request, it is good only once.
         redirects = options.read_from == "auto" and not detours.held_off and self._has_followers()
@@ -277,7 +276,7 @@ class Fetcher:
         for url, slots in fetched.elsewhere:
             if url is not None:
                 detours.send(url, slots, SENT)
-        return fetched.moved or bool(fetched.elsewhere) or time.monotonic() - asked_s > _IDLE_ANSWER_S
+        return fetched.moved or bool(fetched.elsewhere) or runtime.monotonic() - asked_s > _IDLE_ANSWER_S
 
     async def _fetch_at_follower(self, url: str, slots: Sequence[range], manner: Manner) -> Fetched:
         await self._buffer.space()

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-import time
 from collections.abc import Hashable
+
+from lsmq import runtime
 
 
 class Hands:
     """Work that was begun and not ended yet, each by a token of whoever does it. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = runtime.Lock()
         self._since: dict[Hashable, float] = {}
 
     def take(self, token: Hashable) -> None:
         """Whoever this is begins something, and has ended what it did before."""
         with self._lock:
             self._since.pop(token, None)
-            self._since[token] = time.monotonic()
+            self._since[token] = runtime.monotonic()
 
     def put_down(self, token: Hashable) -> None:
         with self._lock:
@@ -29,7 +29,7 @@ class Hands:
         """For how long the oldest work has gone on; 0 when there is none."""
         with self._lock:
             since = next(iter(self._since.values()), None)
-        return 0.0 if since is None else time.monotonic() - since
+        return 0.0 if since is None else runtime.monotonic() - since
 
 
 class ReadingHand:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from typing import Any
 from urllib.parse import quote
 
+from lsmq import runtime
 from lsmq._background import Background
 from lsmq._documents import Documents
 from lsmq._retry import Deadline
@@ -21,8 +21,6 @@ from lsmq.topics import Topic
 _ROUTE_TIMEOUT_S = 1.0
 _NODES_PER_LOOK = 4
 _RESTART_S = 1.0
-#: Its own: it draws in threads beside programs that count on the sequence of the module's.
-_random = random.Random()
 _log = logging.getLogger("lsmq")
 
 
@@ -146,7 +144,7 @@ class RouteKeeper:
     def _ask_some(self, name: str, urls: Sequence[str], count: int) -> None:
         """Ask some of ``urls`` that are not being asked already: of those, some may never answer."""
         idle = [url for url in urls if (name, url) not in self._asking]
-        for url in _random.sample(idle, min(count, len(idle))):
+        for url in runtime.random.sample(idle, min(count, len(idle))):
             if not self._closed:
                 self._asking.add((name, url))
                 self.spawn(self._ask_routes(name, url), f"lsmq look for {name}")
@@ -162,7 +160,7 @@ class RouteKeeper:
 
     async def _refresh_for_ever(self) -> None:
         while True:
-            await asyncio.sleep(self._refresh_s * _random.uniform(0.9, 1.1))
+            await asyncio.sleep(self._refresh_s * runtime.random.uniform(0.9, 1.1))
             for name in list(self._followed):
                 if self.urls:
-                    await self._ask_routes(name, _random.choice(self.urls))
+                    await self._ask_routes(name, runtime.random.choice(self.urls))

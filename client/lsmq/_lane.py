@@ -17,14 +17,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import astuple, dataclass
 from operator import add
 from urllib.parse import urlencode
 
+from lsmq import runtime
 from lsmq._background import as_lsmq_error
 from lsmq._keeper import topic_path
 from lsmq._outages import Attempts
@@ -121,7 +120,7 @@ class Lane:
         """Open the batch that the next messages go into; it is due when the linger time is over."""
         if self.broken:
             raise ClientClosed("this producer is closed; make a new one")
-        batch = self.open = PendingBatch(time.monotonic())
+        batch = self.open = PendingBatch(runtime.monotonic())
         if self._options.linger_s > 0:
             self._timer = asyncio.get_running_loop().call_later(self._options.linger_s, self._wake.set)
         else:
@@ -193,10 +192,10 @@ class Lane:
 
     def _is_due(self, batch: PendingBatch) -> bool:
         # The loop fires timers up to one clock tick early.
-        return self._closing or time.monotonic() - batch.created_s >= self._options.linger_s - 0.0005
+        return self._closing or runtime.monotonic() - batch.created_s >= self._options.linger_s - 0.0005
 
     def _new_identity(self) -> None:
-        self._producer_id = secrets.randbits(63) or 1
+        self._producer_id = runtime.random_bits(63) or 1
         self._sequence = 0
 
     def _pack(self, batch: PendingBatch) -> bytes:

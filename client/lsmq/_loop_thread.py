@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
-import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from lsmq import runtime
 from lsmq.errors import ClientClosed, TimedOut
 
 T = TypeVar("T")
@@ -20,7 +20,7 @@ class LoopThread:
     def __init__(self, name: str = "lsmq") -> None:
         self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = runtime.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:

@@ -7,11 +7,10 @@ up for good; an owned queue that an answer does not name any more is *leaving*.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from lsmq import runtime
 from lsmq._ranges import NONE, contains, intersect, subtract, union
 from lsmq.group_values import Assignment, Heartbeat, Ranges
 
@@ -31,7 +30,7 @@ class Member:
     """Thread-safe. ``hello`` is the heartbeat to join with; ``patience_s`` how long giving up may take."""
 
     def __init__(self, hello: Heartbeat, patience_s: float | None) -> None:
-        self._lock = threading.Lock()
+        self._lock = runtime.Lock()
         self._beat = hello
         self.patience_s = patience_s
         self._leaving: list[tuple[float, str, Ranges]] = []  # by time of the order
@@ -97,7 +96,7 @@ class Member:
             self.topic_ids |= {name: topic.id for name, topic in answer.topics.items()}
             gained: dict[str, Ranges] = {}
             leaving: dict[str, Ranges] = {}
-            now = time.monotonic()
+            now = runtime.monotonic()
             for name in {*owned, *answer.assigned}:
                 assigned = union(answer.assigned.get(name, NONE))
                 mine = owned.get(name, NONE)
@@ -127,7 +126,7 @@ class Member:
         with self._lock:
             if not self._leaving or self.patience_s is None:
                 return Change()
-            limit = time.monotonic() - self.patience_s
+            limit = runtime.monotonic() - self.patience_s
             lost: dict[str, Ranges] = {}
             for ordered_at, name, ranges in self._leaving:
                 if ordered_at <= limit:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass
 from typing import Self
 
+from lsmq import runtime
 from lsmq.errors import LsmqError
 
 FIRST_WORD_S = 1.0  # A failover takes about as long.
@@ -51,7 +51,7 @@ class Outages:
         self._told: Outage | None = None
 
     def failed(self, parts: Collection[Hashable], what: str, error: LsmqError, *, began_s: float | None = None) -> None:
-        now = time.monotonic()
+        now = runtime.monotonic()
         if not self._since:
             self._told, self._silence_s, self._next_word_s = None, FIRST_WORD_S, now
         for part in parts:
@@ -67,7 +67,7 @@ class Outages:
         self.forget(parts)
         if not self._since and self._told is not None:
             told, self._told = self._told, None
-            self._say(Outage(told.what, int((time.monotonic() - began_s) * 1000), told.error, over=True))
+            self._say(Outage(told.what, int((runtime.monotonic() - began_s) * 1000), told.error, over=True))
 
     def forget(self, parts: Collection[Hashable]) -> None:
         for part in parts:

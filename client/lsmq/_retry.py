@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
-import time
 
+from lsmq import runtime
 from lsmq.errors import LsmqError, NotEnoughReplicas, NotLeader, StoreBusy
 
 FIRST_PAUSE_MS = 20
@@ -35,12 +34,12 @@ class Deadline:
     def __init__(self, total_ms: float, *, start_s: float | None = None) -> None:
         """``start_s`` is the monotonic time it counts from; now, when left out."""
         self.total_ms = total_ms
-        self.began_s = time.monotonic() if start_s is None else start_s
+        self.began_s = runtime.monotonic() if start_s is None else start_s
         self.at_s = self.began_s + total_ms / 1000
 
     def remaining_s(self) -> float:
         """Seconds left, never negative."""
-        return max(0.0, self.at_s - time.monotonic())
+        return max(0.0, self.at_s - runtime.monotonic())
 
     def attempt_s(self, timeout_s: float) -> float:
         """Seconds for an attempt that may take ``timeout_s``: what is left of them, and a little for the last one."""
@@ -48,7 +47,7 @@ class Deadline:
 
     @property
     def passed(self) -> bool:
-        return time.monotonic() >= self.at_s
+        return runtime.monotonic() >= self.at_s
 
 
 class Backoff:
@@ -56,8 +55,8 @@ class Backoff:
 
     __slots__ = ("_rng", "_skips", "_step_ms")
 
-    def __init__(self, rng: random.Random | None = None) -> None:
-        self._rng = rng or random.Random()
+    def __init__(self, rng: runtime.Random | None = None) -> None:
+        self._rng = rng or runtime.Random()
         self._step_ms: float = FIRST_PAUSE_MS
         self._skips = 0
 

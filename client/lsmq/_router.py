@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from lsmq import runtime
 from lsmq._keeper import RouteKeeper, topic_path
 from lsmq._outages import Attempts, Outages
 from lsmq._retry import Backoff, Deadline, give_up, maybe_carried_out
@@ -112,7 +112,7 @@ class Router:
         repeated = False
         under_way: dict[asyncio.Task[Answer], str] = {}
         asked_in_round: set[str] = set()
-        attempts = Attempts(self.outages, f"{method} {path}", began_s=time.monotonic())
+        attempts = Attempts(self.outages, f"{method} {path}", began_s=runtime.monotonic())
         last: LsmqError | None = None
         try:
             while True:
@@ -185,7 +185,7 @@ class Router:
         Raises ``TopicReplaced`` when ``topic`` is not the topic of its name any more.
         """
         backoff = Backoff()
-        with Attempts(self.outages, f"{method} {path}", began_s=time.monotonic()) as attempts:
+        with Attempts(self.outages, f"{method} {path}", began_s=runtime.monotonic()) as attempts:
             while True:
                 url: str | None = None
                 try:

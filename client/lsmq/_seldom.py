@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
+
+from lsmq import runtime
 
 FIRST_SILENCE_S = 1.0
 LONGEST_SILENCE_S = 60.0
@@ -21,9 +22,9 @@ class Seldom:
 
     __slots__ = ("_clock", "_next_s", "_silence_s", "_unsaid")
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] | None = None) -> None:
         """``clock``: seconds that never go back."""
-        self._clock = clock
+        self._clock = clock or runtime.monotonic
         self._next_s = float("-inf")
         self._silence_s = FIRST_SILENCE_S
         self._unsaid = 0

@@ -10,14 +10,12 @@ from __future__ import annotations
 import atexit
 import concurrent.futures.thread  # Its hook for the interpreter's end is to be there before the one below.
 import logging
-import os
-import threading
-import time
 import warnings
 import weakref
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from lsmq import runtime
 from lsmq.errors import ClientClosed
 
 if TYPE_CHECKING:
@@ -32,7 +30,7 @@ class OpenProducers:
     """All of this process while they live, each with the thread that its event loop runs in where that is LSMQ's."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # guards _threads
+        self._lock = runtime.Lock()  # guards _threads
         self._threads: weakref.WeakKeyDictionary[Producer, LoopThread | None] = weakref.WeakKeyDictionary()
         self._held: dict[Producer, int] = {}  # in the end: who held how many messages
         self._left_s = EXIT_FLUSH_S
@@ -45,7 +43,7 @@ class OpenProducers:
         """In a forked process: what these hold is the parent's to send, and to tell of."""
         for producer in self._threads:
             producer._told = True
-        self._lock, self._threads = threading.Lock(), weakref.WeakKeyDictionary()
+        self._lock, self._threads = runtime.Lock(), weakref.WeakKeyDictionary()
 
     def _holding(self) -> dict[Producer, int]:
         with self._lock:
@@ -53,7 +51,7 @@ class OpenProducers:
 
     def flush(self) -> None:
         """Store what those hold whose event loop runs still, within what is left of :data:`EXIT_FLUSH_S`."""
-        began = time.monotonic()
+        began = runtime.monotonic()
         flushes: list[concurrent.futures.Future[None]] = []
         for producer, count in self._holding().items():
             self._held[producer] = max(count, self._held.get(producer, 0))
@@ -63,7 +61,7 @@ class OpenProducers:
         try:
             concurrent.futures.wait(flushes, max(0.0, self._left_s))
         finally:
-            self._left_s -= time.monotonic() - began
+            self._left_s -= runtime.monotonic() - began
 
     def end(self) -> None:
         """Flush what came last, and tell of all that were not closed, and of what is lost."""
@@ -103,6 +101,6 @@ open_producers = OpenProducers()
 
 # Twice: names of nodes are looked up in threads of executors, which are shut down before `atexit` is called; and the
 # application's threads, which may run on until then, may send more.
-threading._register_atexit(open_producers.flush)  # type: ignore[attr-defined]
+runtime.before_exit(open_producers.flush)
 atexit.register(open_producers.end)
-os.register_at_fork(after_in_child=open_producers.leave_to_parent)
+runtime.after_fork_in_child(open_producers.leave_to_parent)

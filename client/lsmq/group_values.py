@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from lsmq import runtime
 
 Ranges = tuple[range, ...]
 """Queues: ranges in order, disjoint, none of them empty."""
@@ -169,7 +170,7 @@ class GroupSummary:
 
 def new_member_id() -> str:
     """A random id, for one consumer object."""
-    return secrets.token_hex(8)
+    return runtime.token_hex(8)
 
 
 def to_pairs(ranges: Iterable[range]) -> list[list[int]]:

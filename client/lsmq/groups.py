@@ -7,12 +7,12 @@ A group is coordinated by the leader of one shard; requests find it, and find it
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
+from lsmq import runtime
 from lsmq._outages import Attempts
 from lsmq._retry import Backoff, Deadline, give_up
 from lsmq._router import POLL_SILENCE_S, SILENCE_S
@@ -418,7 +418,9 @@ class Group:
         """Begin to ask another node who coordinates."""
         urls = [url for url in self._router.urls if url != beside] or self._router.urls
         if urls and len(self._looks) < _MAX_LOOKS:
-            task = self._router._keeper.spawn(self._look_at(random.choice(urls)), f"lsmq look for group {self.name}")
+            task = self._router._keeper.spawn(
+                self._look_at(runtime.random.choice(urls)), f"lsmq look for group {self.name}"
+            )
             self._looks.add(task)
             task.add_done_callback(self._looks.discard)
 

@@ -10,10 +10,10 @@ Any callable ``(key, body, queues) -> queue`` does as well. It runs once a messa
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from itertools import cycle
 
+from lsmq import runtime
 from lsmq.messages import Key, key_hash
 
 Partitioner = Callable[[Key | None, bytes, int], int]
@@ -26,7 +26,7 @@ def round_robin(first: int | None = None) -> Partitioner:
     def choose(key: Key | None, body: bytes, queues: int) -> int:
         nonlocal turn
         if turn < 0 and first is None:
-            turn = random.randrange(queues)
+            turn = runtime.random.randrange(queues)
         turn = (turn + 1) % queues
         return turn
 

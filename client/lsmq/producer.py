@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import NamedTuple, Self
 
+from lsmq import runtime
 from lsmq._background import Background
 from lsmq._lane import Lane, LaneOptions, ProducerStats
 from lsmq._outbox import PendingBatch, Receipt, Receipts, Sent
@@ -186,7 +186,7 @@ class Producer:
             self._client._router.follow(topic.name)
             self._client._router.table.listen(self._notice)
             self._max_message_bytes = self._max_message_bytes or topic.max_message_bytes
-            self._next_queue = random.randrange(topic.queues)
+            self._next_queue = runtime.random.randrange(topic.queues)
 
     def _take(self, topic: Topic) -> None:
         """The topic is so large from now on."""

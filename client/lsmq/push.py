@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Mapping
 from typing import Literal
 
+from lsmq import runtime
 from lsmq._background import Background, as_lsmq_error
 from lsmq._handling import Handler, Handling, Order
 from lsmq._hands import Hands
@@ -65,7 +65,7 @@ class PushConsumer(Starting, Iterated[Message]):
         if min(credit, credit_bytes) < 1:
             raise InvalidRequest(f"credit is {credit} and credit_bytes {credit_bytes}; they must be 1 or more")
         if subscriber is None and mode == "clustered":
-            subscriber = f"p-{secrets.token_hex(8)}"  # So that a stream that broke makes room for its successor.
+            subscriber = f"p-{runtime.token_hex(8)}"  # So that a stream that broke makes room for its successor.
         self.subscriber = subscriber
         self._client = client
         self._topic = topic

@@ -26,8 +26,6 @@ import hashlib
 import hmac
 import logging
 import os
-import secrets
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -36,6 +34,7 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
+from lsmq import runtime
 from lsmq.errors import LsmqError, RequestTooLarge, TimedOut
 
 from .errors import NotAuthenticated, SecretUnusable
@@ -88,7 +87,7 @@ class ClusterSecret:
         """Write a new random one, readable by the owner only. Raises ``FileExistsError``."""
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         with os.fdopen(fd, "w") as file:
-            file.write(f"{secrets.token_hex(32)}\n")
+            file.write(f"{runtime.token_hex(32)}\n")
         return cls.load(path)
 
     def key(self, purpose: str) -> bytes:
@@ -116,7 +115,7 @@ class Signer:
     def sign(self, method: str, path: str, host: str, body: bytes = b"") -> Signed:
         """``path`` is the raw path with its query as it is sent, ``host`` what the ``Host`` header will say."""
         start, ahead_ms = self._starts.get(host, (_UNKNOWN_START, 0))
-        now_ms, nonce = str(_monotonic_ms() + ahead_ms), secrets.token_hex(16)
+        now_ms, nonce = str(_monotonic_ms() + ahead_ms), runtime.token_hex(16)
         proof = _Proof(start, now_ms, nonce, hashlib.sha256(body).hexdigest())
         mac = proof.mac(self._key, method, path, host)
         return Signed({REQUEST_HEADER: f"{_VERSION} {start} {now_ms} {nonce} {proof.digest} {mac}"}, mac, host, start)
@@ -163,7 +162,7 @@ class Verifier:
     """The server's side: its start, and the nonces of the window. One for all routes of a process."""
 
     def __init__(self, secret: ClusterSecret, *, now_ms: Callable[[], int] | None = None) -> None:
-        self.start = secrets.token_hex(8)
+        self.start = runtime.token_hex(8)
         self._key = secret.key("http")
         self._now_ms = now_ms or _monotonic_ms
         self._nonces: set[str] = set()
@@ -290,7 +289,7 @@ def _refusal(refused: LsmqError) -> web.Response:
 
 
 def _monotonic_ms() -> int:
-    return time.monotonic_ns() // 1_000_000
+    return int(runtime.monotonic() * 1000)
 
 
 def _body(answer: web.Response) -> bytes:

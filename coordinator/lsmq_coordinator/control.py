@@ -5,7 +5,7 @@ voters. Commands go to the leader, wherever that is. Every node tells the leader
 runs, which is also what its **lease** comes from.
 
 **The lease.** A node that leads shards must stop acknowledging on its own authority before anybody else can be
-elected in its place, even when it was paused or cut off without noticing. ``lease`` is a ``time.monotonic()``
+elected in its place, even when it was paused or cut off without noticing. ``lease`` is a ``runtime.monotonic()``
 such that nothing was decided against this node up to then that it does not know: when a heartbeat was *sent*
 that the leader answered, less the time since a majority is known to have followed that leader, and counted only
 once this node knows the state of which the answer speaks. The leader holds a node dead no earlier than
@@ -19,13 +19,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import time
-import uuid
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 from urllib.parse import quote
 
+from lsmq import runtime
 from lsmq.errors import InvalidRequest, LsmqError, TimedOut, Unavailable
 
 from .auth import ClusterSecret
@@ -42,7 +41,7 @@ from .raft_control import RaftControl, StateCallback, _registered, pack_command
 from .shared_question import SharedQuestion
 from .state import EMPTY, ClusterState
 
-#: Called with the ``time.monotonic()`` up to which the lease holds, and the state it was given for.
+#: Called with the ``runtime.monotonic()`` up to which the lease holds, and the state it was given for.
 LeaseCallback = Callable[[float, ClusterState], None]
 
 _WAIT_MS = 1_000
@@ -91,11 +90,11 @@ class ControlClient:
         self._problems, self._parts = problems, parts or Parts()
         self._http = ControlHttp(secret)
         #: New with each start of the process, and registered by it, so that one is never taken for another.
-        self.life = uuid.uuid4().hex
+        self.life = runtime.token_hex(16)
         self._state = EMPTY
         self._leader: str | None = None
         self._lease = Lease()
-        self._unleased_since = time.monotonic()
+        self._unleased_since = runtime.monotonic()
         self._clock_offset = ClockOffset()
         self._told: HeartbeatAnswer | None = None
         self._told_at = float("-inf")
@@ -110,7 +109,7 @@ class ControlClient:
 
     async def __aenter__(self) -> Self:
         await self._http.start()
-        self._unleased_since = time.monotonic()
+        self._unleased_since = runtime.monotonic()
         if self._raft is not None:
             self._ends.append(self._raft.on_change(self._take))
             self._take(self._raft.state)
@@ -168,12 +167,12 @@ class ControlClient:
     @property
     def told(self) -> HeartbeatAnswer | None:
         """What the control leader said lately; None when it did not."""
-        return self._told if time.monotonic() - self._told_at < _MAX_STALE_S else None
+        return self._told if runtime.monotonic() - self._told_at < _MAX_STALE_S else None
 
     @property
     def unleased_s(self) -> float:
         """For how long this node has held no lease; 0 while it holds one."""
-        return 0.0 if self.holds_lease() else time.monotonic() - self._unleased_since
+        return 0.0 if self.holds_lease() else runtime.monotonic() - self._unleased_since
 
     @property
     def leaderless(self) -> Mapping[int, str]:
@@ -187,7 +186,7 @@ class ControlClient:
 
     def holds_lease(self) -> bool:
         """Whether this node may still act as leader of its shards on its own authority. Ask after the work."""
-        return time.monotonic() - self._lease.moment < self._timing.lease_s
+        return runtime.monotonic() - self._lease.moment < self._timing.lease_s
 
     def on_lease(self, callback: LeaseCallback) -> Callable[[], None]:
         """Call back in the loop whenever the lease moved: ``callback(valid_until, state)``; returns what ends it.
@@ -231,16 +230,16 @@ class ControlClient:
         state known here has the command's effect, if that comes in time. Raises ``NoControlLeader`` when nothing
         was done, ``TimedOut`` when that is unknown.
         """
-        deadline = time.monotonic() + timeout
-        command = {"request_id": uuid.uuid4().hex, **command}
+        deadline = runtime.monotonic() + timeout
+        command = {"request_id": runtime.token_hex(16), **command}
         pack_command(command)
         unknown: LsmqError | None = None
         refusal: LsmqError = NoControlLeader("no leader of the control plane was found")
         target, patience = self.leader, _FIRST_TRY_S
         # Who gave no answer is left alone for a while, whatever others say who have not noticed yet.
         silent: dict[str, float] = {}
-        while (left := deadline - time.monotonic()) > 0:
-            avoid = {voter for voter, since in silent.items() if time.monotonic() - since < _SILENCE_S}
+        while (left := deadline - runtime.monotonic()) > 0:
+            avoid = {voter for voter, since in silent.items() if runtime.monotonic() - since < _SILENCE_S}
             voter = target if target is not None and target not in avoid else self._next_voter(avoid)
             target = None
             try:
@@ -248,11 +247,11 @@ class ControlClient:
                 result = await self._submit_to(voter, command, min(left, patience))
             except TimedOut as error:
                 unknown, patience = error, 2 * patience
-                silent[voter] = time.monotonic()
+                silent[voter] = runtime.monotonic()
             except (Unavailable, Unreachable, ControlStopped) as error:
                 refusal = error
                 if isinstance(error, Unreachable):
-                    silent[voter] = time.monotonic()
+                    silent[voter] = runtime.monotonic()
                     if error.sent:
                         unknown, patience = error, 2 * patience
                 target = error.details.get("leader")
@@ -260,7 +259,7 @@ class ControlClient:
                 await self._reach(result.get("version", 0), deadline)
                 return result
             if target is None or target in silent:
-                await asyncio.sleep(min(_PAUSE_S, max(0.0, deadline - time.monotonic())))
+                await asyncio.sleep(min(_PAUSE_S, max(0.0, deadline - runtime.monotonic())))
                 target = self.leader
         if unknown is not None:
             raise TimedOut(
@@ -293,26 +292,26 @@ class ControlClient:
     async def _reach(self, version: int, deadline: float) -> None:
         self._heard_of(version)
         with contextlib.suppress(TimedOut):
-            await self.wait_for(lambda state: state.version >= version, max(0.0, deadline - time.monotonic()))
+            await self.wait_for(lambda state: state.version >= version, max(0.0, deadline - runtime.monotonic()))
 
     async def catch_up(self, timeout: float = 2.0) -> ClusterState:
         """Returns once this node knows all that was committed before the call, and the state known then.
 
         Those who ask together share one question. Raises ``NoControlLeader`` or ``TimedOut`` when that cannot be had.
         """
-        deadline = time.monotonic() + timeout
+        deadline = runtime.monotonic() + timeout
         try:
             async with asyncio.timeout_at(asyncio.get_running_loop().time() + timeout):
                 version = await self._question.ask()
         except TimeoutError:
             raise TimedOut(f"the control plane did not say its state within {timeout} s") from None
         self._heard_of(version)
-        return await self.wait_for(lambda state: state.version >= version, max(0.0, deadline - time.monotonic()))
+        return await self.wait_for(lambda state: state.version >= version, max(0.0, deadline - runtime.monotonic()))
 
     async def _ask_version(self) -> int:
-        deadline = time.monotonic() + _QUESTION_S
+        deadline = runtime.monotonic() + _QUESTION_S
         target, refusal = self.leader, LsmqError("no voter was asked")
-        while (left := deadline - time.monotonic()) > 0:
+        while (left := deadline - runtime.monotonic()) > 0:
             voter = target or self._next_voter()
             try:
                 if self._raft is not None and voter == self.node:
@@ -393,12 +392,12 @@ class ControlClient:
 
     async def _beat(self) -> None:
         while True:
-            began = time.monotonic()
+            began = runtime.monotonic()
             try:
                 await self._heartbeat(began)
             except LsmqError as error:
                 self._leader = error.details.get("leader")
-            await asyncio.sleep(max(0.005, self._timing.heartbeat_s - (time.monotonic() - began)))
+            await asyncio.sleep(max(0.005, self._timing.heartbeat_s - (runtime.monotonic() - began)))
 
     async def _heartbeat(self, sent: float) -> None:
         leader = self._whom_to_tell or self._next_voter()
@@ -417,12 +416,12 @@ class ControlClient:
         if self._overseer is not None and leader == self.node:
             answer = self._overseer.heartbeat(beat)
         else:
-            timeout, sent_ms = self._timing.heartbeat_timeout_s, time.time() * 1000
+            timeout, sent_ms = self._timing.heartbeat_timeout_s, runtime.wall_time() * 1000
             path = "/internal/control/heartbeat"
             answer = HeartbeatAnswer.from_dict(
                 await self._http.call(self._url(leader), "POST", path, beat.to_dict(), timeout)
             )
-            self._clock_offset.measured(leader, sent_ms, time.time() * 1000, answer.now_ms)
+            self._clock_offset.measured(leader, sent_ms, runtime.wall_time() * 1000, answer.now_ms)
         self._leader = leader
         if answer.lease_age_s < _MAX_STALE_S:
             self._told, self._told_at = answer, sent

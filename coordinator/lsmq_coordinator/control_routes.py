@@ -17,13 +17,13 @@ proof is in the notice, since nobody is left who could sign a request. Errors ar
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgpack
 from aiohttp import web
 
+from lsmq import runtime
 from lsmq.errors import InvalidRequest, LsmqError, Unavailable
 
 from . import death
@@ -150,4 +150,4 @@ async def _body(request: web.Request) -> dict[str, Any]:
 
 
 def _age_ms(moment: float) -> float:
-    return min(max(0.0, time.monotonic() - moment), 1e6) * 1000
+    return min(max(0.0, runtime.monotonic() - moment), 1e6) * 1000

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import uuid
 from collections.abc import Callable, Container, Mapping
 from typing import Any
 
+from lsmq import runtime
 from lsmq.errors import InvalidRequest, TimedOut, Unavailable
 
 from .control import ControlClient
@@ -45,7 +45,7 @@ async def join(
                 register = register_command(client.node, url, internal_url, client.life)
                 await _submit(client, register, ("not_bootstrapped", "stale"))  # Stale: another one was first.
             elif founding is not None and client.leader == client.node:
-                await _submit(client, {**founding, "request_id": uuid.uuid4().hex}, ("already_bootstrapped",))
+                await _submit(client, {**founding, "request_id": runtime.token_hex(16)}, ("already_bootstrapped",))
         except (TimedOut, Unavailable):
             pass  # Whoever leads the control plane next is asked again.
         except NodeRuns as runs:

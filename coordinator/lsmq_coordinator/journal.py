@@ -13,12 +13,12 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from lsmq import runtime
 from lsmq.errors import CorruptFile, DataDirectoryLocked, DataDirectoryUnusable
 
 from .raft_outbox import SaveEntry, SaveSnapshot, SaveState, Write
@@ -59,7 +59,7 @@ class DelayedDisk:
         self.delay_s = delay_s
 
     def sync(self, fd: int) -> None:
-        time.sleep(self.delay_s)
+        runtime.sleep(self.delay_s)
         OS_DISK.sync(fd)
 
 

@@ -11,11 +11,11 @@ import asyncio
 import contextlib
 import ipaddress
 import socket
-import threading
-import time
 from dataclasses import dataclass, field
 
 from aiohttp.abc import AbstractResolver, ResolveResult
+
+from lsmq import runtime
 
 #: An address is looked up anew after so long; a node that moved is found by then.
 FRESH_S = 5.0
@@ -61,7 +61,7 @@ class Names(AbstractResolver):
         else:
             return [(socket.AF_INET if literal.version == 4 else socket.AF_INET6, host)]
         name = self._names.setdefault(host, _Name())
-        if time.monotonic() - name.looked_up_at < FRESH_S:
+        if runtime.monotonic() - name.looked_up_at < FRESH_S:
             return name.addresses
         if name.lookup is None:
             name.lookup = self._look_up(host, name)
@@ -80,7 +80,7 @@ class Names(AbstractResolver):
                 future.set_exception(found)
                 future.exception()  # Nobody may be waiting any more.
                 return
-            name.addresses, name.looked_up_at = found, time.monotonic()
+            name.addresses, name.looked_up_at = found, runtime.monotonic()
             future.set_result(found)
 
         def look_up() -> None:
@@ -93,5 +93,5 @@ class Names(AbstractResolver):
             with contextlib.suppress(RuntimeError):  # The loop may be closed by now.
                 loop.call_soon_threadsafe(done, found)
 
-        threading.Thread(target=look_up, name=f"lsmq-name-{host}", daemon=True).start()
+        runtime.Thread(target=look_up, name=f"lsmq-name-{host}", daemon=True).start()
         return future

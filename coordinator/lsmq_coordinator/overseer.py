@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
+from lsmq import runtime
 from lsmq.errors import LsmqError
 
 from .deaf_leaders import DeafLeaders, DeafTiming
@@ -60,9 +60,10 @@ class Overseer:
         *,
         timing: OverseerTiming = OverseerTiming(),
         spread: bool = True,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
     ) -> None:
-        self._raft, self._timing, self._clock, self._spread = raft, timing, clock, spread
+        self._clock = clock = clock or runtime.monotonic
+        self._raft, self._timing, self._spread = raft, timing, spread
         self._detector = FailureDetector(timing.liveness)
         #: The life of each node that is known to have ended last, whoever leads: the next leader may need it at once.
         self._ended: dict[str, str] = {}
@@ -119,13 +120,13 @@ class Overseer:
             self._unleased_since.pop(node, None)
         return HeartbeatAnswer(
             version=self._raft.state.version,
-            lease_age_s=max(0.0, time.monotonic() - self._raft.lease),
+            lease_age_s=max(0.0, runtime.monotonic() - self._raft.lease),
             alive=alive,
             living=self._detector.alive,
             leaderless=self._leaderless.reasons,
             problems=self._told.problems,
             clocks_ms=self._told.clocks_ms,
-            now_ms=time.time() * 1000,
+            now_ms=runtime.wall_time() * 1000,
         )
 
     def _unleased(self, node: str, now: float) -> None:

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from lsmq import runtime
 from lsmq.errors import LsmqError
 
 MAX_PARTS = 8_192
@@ -86,10 +85,10 @@ OnChange = Callable[[PartReport], None]
 class Parts:
     """All parts of a node. One a process; safe from any thread."""
 
-    def __init__(self, on_change: OnChange = lambda report: None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, on_change: OnChange = lambda report: None, clock: Callable[[], float] | None = None) -> None:
         """``on_change`` is told of each change, in the thread of the part; it must not block."""
-        self._on_change, self._clock = on_change, clock
-        self._lock = threading.Lock()
+        self._on_change, self._clock = on_change, clock or runtime.monotonic
+        self._lock = runtime.Lock()
         self._reports: dict[str, PartReport] = {}  # guarded by _lock
 
     def part(self, name: str, *, essential: bool = True) -> Part:

@@ -10,8 +10,6 @@ import asyncio
 import contextlib
 import errno
 import os
-import time
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 
 import msgpack
 
+from lsmq import runtime
 from lsmq.errors import AddressInUse, InvalidRequest, TimedOut, Unavailable
 
 from .auth import ClusterSecret
@@ -121,7 +120,7 @@ class RaftControl:
         pause_s = _FIRST_PAUSE_S
         while True:
             self._failed.clear()
-            began = time.monotonic()
+            began = runtime.monotonic()
             while (failure := self._failure) is None:
                 part.running()
                 await self._failed.wait()
@@ -129,7 +128,7 @@ class RaftControl:
             if not _passes(failure):
                 part.stopped(f"{failure}; the node must be restarted when this is repaired")
                 await asyncio.Event().wait()
-            if time.monotonic() - began > _STEADY_S:
+            if runtime.monotonic() - began > _STEADY_S:
                 pause_s = _FIRST_PAUSE_S
             part.retrying(str(failure))
             await asyncio.sleep(pause_s)
@@ -183,7 +182,7 @@ class RaftControl:
 
     @property
     def lease(self) -> float:
-        """``time.monotonic()`` of the last moment at which, on the leader, a majority is known to have followed it;
+        """``runtime.monotonic()`` of the last moment at which, on the leader, a majority is known to have followed it;
         on a follower, when it heard the leader. Being leader never authorises a data write: the epoch does."""
         return self.status.lease if self._failure is None else float("-inf")
 
@@ -242,12 +241,12 @@ class RaftControl:
 
         Raises ``NotControlLeader`` or ``NoControlLeader`` when this voter does not lead, or not for sure.
         """
-        asked, term = time.monotonic(), self.status.term
+        asked, term = runtime.monotonic(), self.status.term
         while self.is_leader and self.status.term == term:
             version = self.state.version
             if self.lease >= asked:
                 return version
-            if time.monotonic() - asked > timeout:
+            if runtime.monotonic() - asked > timeout:
                 break
             await asyncio.sleep(_LOOK_S)
         raise self._no_leader()
@@ -329,7 +328,7 @@ class _Crossing:
 def pack_command(command: Mapping[str, Any]) -> bytes:
     """The command as the log holds it. Raises ``InvalidRequest``."""
     try:
-        packed: bytes = msgpack.packb({"request_id": uuid.uuid4().hex, **command})
+        packed: bytes = msgpack.packb({"request_id": runtime.token_hex(16), **command})
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidRequest(f"a control command must be plain values: {error}") from error
     if len(packed) > MAX_COMMAND_BYTES:

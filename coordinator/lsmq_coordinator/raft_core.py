@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from random import Random
+
+from lsmq import runtime
 
 from .raft_following import Assembly, judge_append
 from .raft_kept import Kept
@@ -47,7 +48,7 @@ class RaftCore:
     """One voter. All calls come from one thread; ``now`` never falls. Times are seconds."""
 
     def __init__(
-        self, name: str, voters: Sequence[str], loaded: Loaded, timing: RaftTiming, random: Random, now: float
+        self, name: str, voters: Sequence[str], loaded: Loaded, timing: RaftTiming, random: runtime.Random, now: float
     ) -> None:
         """``loaded.snapshot`` is for the caller: its state machine begins with it."""
         self.name, self.peers = name, sorted(set(voters) - {name})

@@ -18,11 +18,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import struct
 from typing import Any
 
 import msgpack
+
+from lsmq import runtime
 
 NONCE_BYTES = 32
 MAC_BYTES = 32
@@ -44,7 +45,7 @@ class FrameSession:
     def __init__(self, key: bytes, *, client: bool) -> None:
         self._key = key
         self._side, self._peer_side = (b"c", b"s") if client else (b"s", b"c")
-        self._nonce = os.urandom(NONCE_BYTES)
+        self._nonce = runtime.token_bytes(NONCE_BYTES)
         self._peer_nonce: bytes | None = None
         self._sent = self._received = 0
         self.known = False

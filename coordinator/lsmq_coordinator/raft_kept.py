@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from random import Random
 from types import MappingProxyType
 from typing import Any
+
+from lsmq import runtime
 
 from .raft_log import RaftLog
 from .raft_outbox import Outbox, SaveCut, SaveEntry, SaveSnapshot, SaveState
@@ -32,7 +33,7 @@ class Restore:
 class Kept:
     """Invariant: ``applied <= commit <= log.last_index``; what is at most ``durable`` is on this voter's disk."""
 
-    def __init__(self, loaded: Loaded, random: Random) -> None:
+    def __init__(self, loaded: Loaded, random: runtime.Random) -> None:
         self._random = random
         self.log = RaftLog(loaded.snapshot_index, loaded.snapshot_term, loaded.entries)
         self.state = replace(loaded.state, term=max(loaded.state.term, self.log.last_term))

@@ -7,7 +7,8 @@ voter whose thread comes late takes a living leader for dead. Both are measured 
 from __future__ import annotations
 
 from collections import deque
-from random import Random
+
+from lsmq import runtime
 
 from .raft_terms import RaftTiming
 
@@ -20,7 +21,7 @@ _MAX_BACK_OFF = 3
 
 
 class Pace:
-    def __init__(self, timing: RaftTiming, random: Random) -> None:
+    def __init__(self, timing: RaftTiming, random: runtime.Random) -> None:
         self._timing, self._random = timing, random
         self._syncs: deque[float] = deque(maxlen=_REMEMBERED)
         self._delays: deque[float] = deque(maxlen=_REMEMBERED)

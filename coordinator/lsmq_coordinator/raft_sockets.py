@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import socket
-import threading
-import time
+
+from lsmq import runtime
 
 _DEAD_PEER_MS = 3_000
 _ASK_AGAIN_S = 1.0
@@ -36,9 +36,9 @@ class Lookup:
             return str(ipaddress.ip_address(self._host))
         except ValueError:
             pass
-        if not self._asking and time.monotonic() - self._asked > _ASK_AGAIN_S:
+        if not self._asking and runtime.monotonic() - self._asked > _ASK_AGAIN_S:
             self._asking = True
-            threading.Thread(target=self._resolve, name="raft-resolve", daemon=True).start()
+            runtime.Thread(target=self._resolve, name="raft-resolve", daemon=True).start()
         return self._ip
 
     def _resolve(self) -> None:
@@ -48,4 +48,4 @@ class Lookup:
         except OSError:
             self._ip = None
         finally:
-            self._asked, self._asking = time.monotonic(), False
+            self._asked, self._asking = runtime.monotonic(), False

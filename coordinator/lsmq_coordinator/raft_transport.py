@@ -9,7 +9,7 @@ connections, who connects to whom and when again. What it does wrong there, and 
 - A connection idle for ``connectionTimeout`` is cut when something is to be sent over it, which is when it is needed.
   Dead peers are found by TCP here.
 - A connection on which the other side never says anything stays open for ever. Here an introduction is due in seconds.
-- Its clock is another one than ``time.monotonic``, and the wall clock where it finds no other.
+- Its clock is another one than the machine's steady one, and the wall clock where it finds no other.
 - One failed ``accept`` closes the server for good, a busy port is retried without a pause, a slow peer's buffer
   grows without limit, and names are resolved in the tick thread.
 
@@ -24,7 +24,6 @@ import functools
 import logging
 import os
 import socket
-import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,6 +37,8 @@ from pysyncobj.poller import createPoller
 from pysyncobj.tcp_connection import CONNECTION_STATE, TcpConnection
 from pysyncobj.transport import TCPTransport
 from pysyncobj.version import VERSION
+
+from lsmq import runtime
 
 from .raft_frames import HELLO, BadFrame, FrameSession
 from .raft_messages import Message, pack, unpack
@@ -84,7 +85,7 @@ def install() -> None:
     pysyncobj.tcp_server.TcpConnection = _Connection
     pysyncobj.transport.TcpConnection = _Connection
     for module in (pysyncobj.transport, pysyncobj.tcp_connection):
-        module.monotonicTime = time.monotonic
+        module.monotonicTime = runtime.monotonic
     pysyncobj.pickle.loads = pysyncobj.pickle.load = _refuse_pickle
 
 
@@ -97,12 +98,12 @@ class _Connection(TcpConnection):  # type: ignore[misc]
         named["keepalive"] = None
         super().__init__(*args, socket=socket, **named)
         self.session: FrameSession | None = None
-        self.since = time.monotonic()
+        self.since = runtime.monotonic()
         if socket is not None:
             find_dead_peers(socket)
 
     def connect(self, host: str | None, port: int) -> bool:
-        self.session, self.since = None, time.monotonic()
+        self.session, self.since = None, runtime.monotonic()
         started: bool = super().connect(host, port)
         opened = self._TcpConnection__socket
         if started:
@@ -131,7 +132,7 @@ class _Connection(TcpConnection):  # type: ignore[misc]
         for _ in range(_READS_PER_EVENT):
             if not self._TcpConnection__processRead():
                 break
-        self._TcpConnection__lastReadTime = time.monotonic()
+        self._TcpConnection__lastReadTime = runtime.monotonic()
 
     def _TcpConnection__processParseMessage(self) -> Any:
         buffered: bytes = self._TcpConnection__readBuffer
@@ -252,7 +253,7 @@ class RaftTransport(TCPTransport):  # type: ignore[misc]
 
     def _onTick(self) -> None:
         super()._onTick()
-        late = time.monotonic() - _UNKNOWN_CONNECTION_S
+        late = runtime.monotonic() - _UNKNOWN_CONNECTION_S
         opened = [conn for conn in self._connections.values() if conn.state != CONNECTION_STATE.DISCONNECTED]
         for conn in [*self._unknownConnections, *opened]:
             if not conn.known and conn.since < late:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import deque
 from collections.abc import Callable
+
+from lsmq import runtime
 
 from .journal import Journal
 from .raft_outbox import SaveSnapshot, Write
@@ -24,7 +24,7 @@ class RaftWriter:
     def __init__(self, journal: Journal, wake: Callable[[], None]) -> None:
         self._journal, self._wake = journal, wake
         #: Guards what follows, between the two threads.
-        self._condition = threading.Condition()
+        self._condition = runtime.Condition()
         self._writes: list[Write] = []
         self._number = self._commit = 0
         self._to_encode: Snapshot | None = None
@@ -34,7 +34,7 @@ class RaftWriter:
         self._done: deque[tuple[int, float]] = deque()
         #: A snapshot is on its way to the disk; one is being encoded for a voter that is behind.
         self.compacting = self.encoding = False
-        self._thread = threading.Thread(target=self._run, name="raft-journal", daemon=True)
+        self._thread = runtime.Thread(target=self._run, name="raft-journal", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -97,9 +97,9 @@ class RaftWriter:
             number, commit = self._number, self._commit
             self._writes, self._to_encode = [], None
         if writes:
-            began = time.monotonic()
+            began = runtime.monotonic()
             self._journal.write(writes, commit)
-            took_s = time.monotonic() - began
+            took_s = runtime.monotonic() - began
             with self._condition:
                 self._done.append((number, took_s))
                 if any(isinstance(write, SaveSnapshot) for write in writes):

@@ -7,14 +7,12 @@ sync: so signs of life leave whatever the disk does, and a slow disk makes elect
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from random import Random
 from typing import Any, Protocol
 
+from lsmq import runtime
 from lsmq.errors import AddressInUse
 
 from .journal import Journal
@@ -42,7 +40,7 @@ class RaftStatus:
     #: Address of the leader, None when none was heard lately.
     leader: str | None = None
     term: int = 0
-    #: On a leader: ``time.monotonic()`` when it sent what a majority has answered. Else: when it heard the leader.
+    #: On a leader: ``runtime.monotonic()`` when it sent what a majority has answered. Else: when it heard the leader.
     lease: float = float("-inf")
     #: Leads, and has applied all that was committed before it led.
     ready: bool = False
@@ -95,7 +93,7 @@ class Voter:
         """Listens at ``bind``, else at its own address. Owns the journal from here on. Raises ``AddressInUse``,
         ``JournalFailed``."""
         self._journal, self._listener, self._timing = journal, listener, timing
-        self._stopping, self._resigning = threading.Event(), threading.Event()
+        self._stopping, self._resigning = runtime.Event(), runtime.Event()
         self._failure: BaseException | None = None
         self.status = RaftStatus()
         loaded = journal.take_loaded()
@@ -103,20 +101,20 @@ class Voter:
         #: Handed in from any thread, taken by the voter's: :attr:`_lock` guards both.
         self._proposals: deque[tuple[bytes, Callback]] = deque()
         self._closed = False
-        self._lock = threading.Lock()
+        self._lock = runtime.Lock()
         #: Who waits for the entry at an index, with its term.
         self._waiting: dict[int, tuple[int, Callback]] = {}
         # Its own randomness: it draws in a thread beside programs that count on the sequence of the module's.
-        self._core = RaftCore(address, voters, loaded, timing, Random(), time.monotonic())
+        self._core = RaftCore(address, voters, loaded, timing, runtime.Random(), runtime.monotonic())
         # Its life is durable before anybody is told of it.
         writes, number = self._core.take_writes()
-        began = time.monotonic()
+        began = runtime.monotonic()
         try:
             journal.write(writes, self._core.kept.commit)
         except BaseException:
             journal.close()
             raise
-        self._core.written(number, time.monotonic() - began, time.monotonic())
+        self._core.written(number, runtime.monotonic() - began, runtime.monotonic())
         try:
             self._transport = RaftTransport(address, voters, bind or address, key, timing.reconnect_s, self)
         except Exception as error:
@@ -126,7 +124,7 @@ class Voter:
                 address=bind or address,
             ) from error
         self._writer = RaftWriter(journal, self._transport.wake)
-        self._thread = threading.Thread(target=self._run, name="raft", daemon=True)
+        self._thread = runtime.Thread(target=self._run, name="raft", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -174,7 +172,7 @@ class Voter:
                 self._restored = None
             while not self._stopping.is_set():
                 self._step()
-                self._poll(max(0.0, self._core.wake_at() - time.monotonic()))
+                self._poll(max(0.0, self._core.wake_at() - runtime.monotonic()))
         except BaseException as error:
             self._failure = error
         finally:
@@ -192,10 +190,10 @@ class Voter:
         except (OSError, BadFrame):
             # A socket's trouble, such as no free descriptor.
             logging.getLogger(__name__).exception("raft sockets")
-            time.sleep(self._timing.tick_s)
+            runtime.sleep(self._timing.tick_s)
 
     def _step(self) -> None:
-        core, now = self._core, time.monotonic()
+        core, now = self._core, runtime.monotonic()
         for number, took_s in self._writer.take_done():
             core.written(number, took_s, now)
         if self._resigning.is_set():
@@ -297,10 +295,10 @@ class Voter:
         return self._core.connected(peer, life, told)
 
     def received(self, peer: str, message: Message) -> None:
-        self._core.receive(peer, message, time.monotonic())
+        self._core.receive(peer, message, runtime.monotonic())
 
     def lost(self, peer: str) -> None:
-        self._core.lost(peer, time.monotonic())
+        self._core.lost(peer, runtime.monotonic())
 
 
 def _belief(status: RaftStatus) -> tuple[Role, str | None, int, bool]:

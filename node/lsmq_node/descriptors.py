@@ -14,12 +14,12 @@ import errno
 import logging
 import os
 import resource
-import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 from weakref import WeakSet
+
+from lsmq import runtime
 
 #: What ``open`` fails with: no descriptor is left in the process, or in the system.
 SHORTAGE = (errno.EMFILE, errno.ENFILE)
@@ -74,7 +74,7 @@ class Descriptors:
     def __init__(self, reserve: int | None = None) -> None:
         """``reserve`` is how many are held back; by default what :func:`shares` says."""
         self._wanted = reserve
-        self._lock = threading.Lock()  # guards what follows
+        self._lock = runtime.Lock()  # guards what follows
         self._reserve: list[int] = []
         self._holders: WeakSet[Holder] = WeakSet()
         self._warned = -_WARN_SECONDS
@@ -113,14 +113,14 @@ class Descriptors:
 
     def opening_at_last(self, attempt: Callable[[], T]) -> T:
         """:meth:`opening`, for what must not fail half way: waits some time for a descriptor where there is none."""
-        until = time.monotonic() + _PATIENCE_SECONDS
+        until = runtime.monotonic() + _PATIENCE_SECONDS
         while True:
             try:
                 return self.opening(attempt)
             except OSError as error:
-                if error.errno not in SHORTAGE or time.monotonic() > until:
+                if error.errno not in SHORTAGE or runtime.monotonic() > until:
                     raise
-            time.sleep(_PATIENCE_SECONDS / 500)
+            runtime.sleep(_PATIENCE_SECONDS / 500)
 
     def _retry(self, attempt: Callable[[], T], error: OSError) -> T:
         self._note(error)
@@ -162,7 +162,7 @@ class Descriptors:
         """Say it, once a minute."""
         with self._lock:
             self.shortages += 1
-            now = time.monotonic()
+            now = runtime.monotonic()
             if now - self._warned < _WARN_SECONDS:
                 return
             self._warned = now

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lsmq import Client, ConnectionFailed, Consumer, Outage, Producer, PushConsumer, Task, WorkQueue, _outages
+from lsmq import Client, ConnectionFailed, Consumer, Outage, Producer, PushConsumer, Task, WorkQueue, runtime
 from lsmq import sync as blocking
 from lsmq._outages import Attempts, Outages
 from support.node_process import NodeProcess
@@ -20,22 +20,15 @@ NOBODY = "http://127.0.0.1:9"
 QUICK = {"deadline_ms": 300, "request_timeout_ms": 5_000}
 
 
-class Clock:
-    now_s = 100.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-
 def test_a_long_outage_is_said_after_a_second_and_then_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock()
-    monkeypatch.setattr(_outages, "time", clock)
+    now_s = 100.0
+    monkeypatch.setattr(runtime, "monotonic", lambda: now_s)
     said: list[Outage] = []
     attempts = Attempts(Outages(said.append), "reading")
     error = ConnectionFailed("no connection")
     for _ in range(2400):
         attempts.failed(error, ("shard 1", "shard 2"))
-        clock.now_s += 0.125
+        now_s += 0.125
     assert [round(outage.lasted_ms / 1000) for outage in said] == [1, 2, 4, 8, 16, 32, 64, 124, 184, 244]
     attempts.passed(("shard 1",))
     assert not said[-1].over

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from lsmq import client as asynchronous
+from lsmq import runtime
 from lsmq._loop_thread import LoopThread
 from lsmq._outages import OnOutage, Outage
 from lsmq.errors import ClientClosed
@@ -37,7 +37,7 @@ class Client(Closing):
         """``on_outage`` is called in a thread of its own, and may use the client."""
 
         def in_a_thread(outage: Outage) -> None:
-            threading.Thread(target=on_outage, args=(outage,), name="lsmq outage", daemon=True).start()
+            runtime.Thread(target=on_outage, args=(outage,), name="lsmq outage", daemon=True).start()
 
         self._async = asynchronous.Client(
             urls,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Literal
 
 from lsmq import consumer as asynchronous
+from lsmq import runtime
 from lsmq._detours import ReadFrom
 from lsmq._fetch import OutOfRange
 from lsmq._handling import Order
@@ -62,7 +62,7 @@ class Consumer(Iterating[Message]):
     ) -> None:
         self._thread = client._thread
         self._ahead: deque[Message] = deque()
-        self._lock = threading.Lock()
+        self._lock = runtime.Lock()
         self._handlers = HandlerThreads()
 
         async def make() -> asynchronous.Consumer:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Generic, Self, TypeVar
 
+from lsmq import runtime
 from lsmq._lifecycle import Iterated
 from lsmq.errors import ClientClosed
 
@@ -55,7 +54,7 @@ class HandlerThreads:
     """Where the handlers of one object run."""
 
     def __init__(self) -> None:
-        self._here = threading.local()
+        self._here = runtime.local()
 
     @property
     def are_here(self) -> bool:
@@ -73,5 +72,5 @@ class HandlerThreads:
         async def handle(item: T) -> None:
             await asyncio.get_running_loop().run_in_executor(pool, inside, item)
 
-        with concurrent.futures.ThreadPoolExecutor(concurrency, thread_name_prefix="lsmq-handler") as pool:
+        with runtime.ThreadPoolExecutor(concurrency, thread_name_prefix="lsmq-handler") as pool:
             yield handle

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Protocol
 
 from aiohttp import web
 
+from lsmq import runtime
 from lsmq.errors import LsmqError
 from lsmq_node.broker import Broker, client_of
 from lsmq_node.broker.disk_watch import DiskWatch
@@ -139,7 +139,7 @@ def _handler(
     series = metrics.series(route.operation)
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        began = time.perf_counter()
+        began = runtime.monotonic()
         status = 499  # The caller went away: what remains when nothing below says otherwise.
         try:
             with broker.budget.hold(client_of(request.remote)) as hold:
@@ -154,6 +154,6 @@ def _handler(
             status = 499 if isinstance(error, ConnectionError) else 500
             raise
         finally:
-            series.observe(status, time.perf_counter() - began)
+            series.observe(status, runtime.monotonic() - began)
 
     return handle

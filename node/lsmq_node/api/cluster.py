@@ -6,11 +6,11 @@ itself after the answer; ``GET /v1/cluster`` shows how far it is.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from aiohttp import web
 
+from lsmq import runtime
 from lsmq_node.config import NodeConfig
 
 from . import schemas
@@ -70,7 +70,7 @@ async def revive_shard(call: Call) -> web.StreamResponse:
     """POST /v1/cluster/shards/{shard}/revive"""
     document = await call.checked_document()
     command = {"op": "revive", "shard": call.path("shard"), "node": document["node"], "accept_loss": True}
-    return await _administer(call, {**command, "at_ms": time.time_ns() // 1_000_000})
+    return await _administer(call, {**command, "at_ms": runtime.wall_ms()})
 
 
 def routes(config: NodeConfig) -> tuple[Route, ...]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
-
 from aiohttp import web
 
+from lsmq import runtime
 from lsmq.errors import (
     FencedMember,
     GroupHasMembers,
@@ -127,7 +126,9 @@ async def get_lag(call: Call) -> web.StreamResponse:
             "uncommitted": lag.uncommitted,
             "largest": lag.largest,
             "by_range": list(lag.by_range),
-            "last_commit_age_ms": None if committed_at is None else max(0, round(1000 * (time.time() - committed_at))),
+            "last_commit_age_ms": None
+            if committed_at is None
+            else max(0, round(1000 * (runtime.wall_time() - committed_at))),
         },
     )
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from aiohttp import web
 
+from lsmq import runtime
 from lsmq.errors import InvalidRequest, MessageTooLarge, TransactionTooLarge
 from lsmq.record_batch import Column, RecordBatch
 from lsmq_node.broker import client_of
@@ -102,7 +102,7 @@ async def begin(call: Call) -> web.StreamResponse:
         document.get("reference", ""),
         document.get("sequence") or "",
         document.get("position", ""),
-        time.time_ns() // 1_000_000,
+        runtime.wall_ms(),
         document.get("check_after_ms", 30_000),
         document.get("check_every_ms", 30_000),
         document.get("max_checks", 20),

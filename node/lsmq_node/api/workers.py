@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
+
+from lsmq import runtime
 
 #: What has fewer bytes than this is done on the loop, where it takes a millisecond at most.
 LARGE_BYTES: Final = 32 * 1024
@@ -24,7 +25,7 @@ class Workers:
     """Close it after the last call."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(1, "lsmq-large")
+        self._threads = runtime.ThreadPoolExecutor(1, "lsmq-large")
         self.large = 0  # pieces of work that were done in the thread
 
     async def run(self, work: Callable[[], Result], *, large: bool) -> Result:

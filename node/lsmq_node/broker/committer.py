@@ -10,15 +10,14 @@ Who waits for what, and what becomes of it when a commit fails, is in :mod:`lsmq
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from queue import SimpleQueue
 from typing import Any
 
 import structlog
 from numpy.typing import NDArray
 
+from lsmq import runtime
 from lsmq.errors import DiskFull, LsmqError, ShardStopped
 from lsmq_node.cluster.pending import PendingWrites
 from lsmq_node.storage import Appended, Committed, ShardStore
@@ -44,9 +43,9 @@ class Committer:
         self._events: deque[Committed] = deque()
         self._delivery_scheduled = False
         self._kick_scheduled = False
-        self._signals: SimpleQueue[bool] = SimpleQueue()
+        self._signals: runtime.SimpleQueue[bool] = runtime.SimpleQueue()
         self._signalled = False
-        self._thread = threading.Thread(target=self._run, name=f"lsmq-commit-{shard}", daemon=True)
+        self._thread = runtime.Thread(target=self._run, name=f"lsmq-commit-{shard}", daemon=True)
         self.stopped: LsmqError | None = None
         self.waits = 0
         self.failures = 0

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lsmq import runtime
 from lsmq.errors import ReadElsewhere, Unavailable, UnknownFetchSession
 from lsmq_node.config import NodeConfig
 from lsmq_node.storage import Topic
@@ -58,7 +58,7 @@ class Reads:
         self._config = config
         self._topology = topology
         self._waiters = waiters
-        self._threads = ThreadPoolExecutor(config.read_threads, "lsmq-read")
+        self._threads = runtime.ThreadPoolExecutor(config.read_threads, "lsmq-read")
         self._slots = asyncio.Semaphore(config.read_threads)
         self._fetches = 0
         self._turns = Turns()

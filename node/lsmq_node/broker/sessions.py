@@ -16,7 +16,6 @@ as a good deal more than they take, and there cannot be many.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from typing import Any
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lsmq import runtime
 from lsmq.errors import UnknownFetchSession
 from lsmq_node.storage import Topic
 
@@ -214,7 +214,7 @@ class FetchSessions:
         """The token with which the reader goes on."""
         assert session.client is not None, "the node's own sessions have no tokens"
         name, _, number = session.token.partition(".")
-        session.token = f"{name or secrets.token_hex(8)}.{int(number or 0) + 1}"
+        session.token = f"{name or runtime.token_hex(8)}.{int(number or 0) + 1}"
         loop = asyncio.get_running_loop()
         session.used_at = loop.time()
         self._kept[session.name] = session

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from lsmq import runtime
 from lsmq.errors import InvalidRequest, LsmqError
 from lsmq_coordinator.parts import Parts
 from lsmq_node.config import NodeConfig
@@ -69,7 +69,7 @@ class SingleNode:
         self.peers: Peers = NoPeers()
         self._ports = [LocalShard(number, store, on_touched) for number, store in enumerate(stores)]
         self._catalog = Catalog(stores)
-        self._control = ThreadPoolExecutor(1, "lsmq-control")
+        self._control = runtime.ThreadPoolExecutor(1, "lsmq-control")
         for port in self._ports:
             port.committer.start()
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import structlog
 
+from lsmq import runtime
 from lsmq.errors import LsmqError
 from lsmq_node.storage import ShardStore
 
@@ -22,12 +22,12 @@ class ApplyWorker:
         self._shard = shard
         self._store = store
         self._on_failed = on_failed
-        self._changed = threading.Condition()
+        self._changed = runtime.Condition()
         self._wanted_lsn = 0
         self._applied_lsn = 0
         self._patient = True
         self._closing = False
-        self._thread = threading.Thread(target=self._run, name=f"lsmq-apply-{shard}", daemon=True)
+        self._thread = runtime.Thread(target=self._run, name=f"lsmq-apply-{shard}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()

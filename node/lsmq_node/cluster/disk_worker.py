@@ -12,15 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from queue import Empty, SimpleQueue
 
 import structlog
 
+from lsmq import runtime
 from lsmq.errors import CorruptFile, DiskFull, InvalidRequest, LsmqError, NotLeader
 from lsmq_node.replication import LifeId, ReplicaRecord
 from lsmq_node.storage import ShardStore
@@ -194,15 +193,15 @@ class DiskWorker:
         self._reopen = reopen
         self._quiesce = quiesce
         self._post = post
-        self._operations: SimpleQueue[Operation | None] = SimpleQueue()
+        self._operations: runtime.SimpleQueue[Operation | None] = runtime.SimpleQueue()
         self._kicked = False
         self._kick_scheduled = False
         self._leaves = 0
         self._passing_over = False
         self._failed = False
-        self._closing = threading.Event()
+        self._closing = runtime.Event()
         self._put_back: list[Operation | None] = []
-        self._thread = threading.Thread(target=self._run, name=f"lsmq-disk-{shard}", daemon=True)
+        self._thread = runtime.Thread(target=self._run, name=f"lsmq-disk-{shard}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -324,7 +323,7 @@ class DiskWorker:
                 self._append(frame)
             try:
                 following = self._operations.get_nowait()
-            except Empty:
+            except runtime.Empty:
                 break
             if not isinstance(following, Append):
                 self._put_back.append(following)

@@ -8,13 +8,13 @@ control, replication and snapshot routes, links to the other nodes, the replicas
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any
 
 import structlog
 
+from lsmq import runtime
 from lsmq.errors import InvalidRequest, LsmqError, NotLeader, Unavailable
 from lsmq_coordinator.control import ControlClient
 from lsmq_coordinator.election import Progress
@@ -361,7 +361,7 @@ class ClusterMember:
     def _give_up_leadership(self, state: ClusterState) -> None:
         """A replica that stopped must not keep the leadership because its node is well; nor one whose files are
         damaged while another may have them whole."""
-        now = time.monotonic()
+        now = runtime.monotonic()
         for shard, replica in self.replicas.all().items():
             agreed = state.shards.get(shard)
             if agreed is None or agreed.leader != self.settings.node:

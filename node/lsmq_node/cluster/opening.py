@@ -9,14 +9,13 @@ operator, and the replica begins with nothing.
 from __future__ import annotations
 
 import os
-import secrets
 import shutil
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
+from lsmq import runtime
 from lsmq.errors import CorruptFile
 from lsmq_node.replication import EpochHistory, EpochStart, LifeId, ReplicaRecord
 from lsmq_node.replication.actions import Distrust
@@ -85,7 +84,7 @@ class Directory:
             save_record(self.disk, fresh, record)
         if (self.path / INCOMING_DIRECTORY).exists():
             (self.path / INCOMING_DIRECTORY).rename(fresh / INCOMING_DIRECTORY)
-        self.path.rename(parent / f"{self.path.name}.damaged-{time.time_ns() // 1_000_000}")
+        self.path.rename(parent / f"{self.path.name}.damaged-{runtime.wall_ms()}")
         fresh.rename(self.path)
         handle = os.open(parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -115,12 +114,12 @@ def recovered(
     log = store.replica
     return Recovered(
         record=record,
-        fresh_incarnation=secrets.randbits(52) + 1,
+        fresh_incarnation=runtime.random_bits(52) + 1,
         log_start_lsn=min(log_start_lsn, log.end_lsn),
         applied_lsn=log.committed_lsn,
         end_lsn=log.end_lsn,
         history=history_of(log),
         damaged=damaged,
         went_back=went_back,
-        token=secrets.randbits(52),
+        token=runtime.random_bits(52),
     )

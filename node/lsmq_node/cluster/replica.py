@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 from typing import Any
 
+from lsmq import runtime
 from lsmq.errors import LsmqError, NotEnoughReplicas, ShuttingDown, StoreBusy, Unavailable
 from lsmq_node.broker.topology import Ack
 from lsmq_node.replication import ControlView, LifeId, LogPosition, Message, Role, Timings
@@ -76,7 +76,7 @@ class Replica:
         self._shell.viewed(view)
 
     def leased(self, valid_until: float, view: ControlView) -> None:
-        """The control plane confirmed ``view``; ``valid_until`` is on ``time.monotonic()``."""
+        """The control plane confirmed ``view``; ``valid_until`` is on ``runtime.monotonic()``."""
         self._shell.viewed(view)
         self._shell.handle(LeaseGranted(valid_until, view))
 
@@ -222,7 +222,7 @@ class Replica:
         if self._closing:
             raise ShuttingDown("the node is stopping; send this to another node, or again when it is back")
         core = self._shell.core
-        if core is None or not self.serving or not core.may_answer(time.monotonic()):
+        if core is None or not self.serving or not core.may_answer(runtime.monotonic()):
             raise self._cannot_serve()
         if ack == Ack.QUORUM and not core.enough_in_sync:
             raise NotEnoughReplicas(
@@ -242,7 +242,7 @@ class Replica:
         Where records were ``found``, content with one that lost its leader as well: see ``ReplicaCore.may_show``.
         Raises ``NotLeader`` or ``Unavailable``.
         """
-        core, now = self._shell.core, time.monotonic()
+        core, now = self._shell.core, runtime.monotonic()
         if core is None or self._shell.store is None:
             raise self._cannot_serve()
         if follower and core.may_show(now, found=found):
@@ -259,7 +259,7 @@ class Replica:
         self.waits += 1
         log = self.store.replica
         reached_lsn = log.durable_lsn if ack == Ack.LEADER else log.committed_lsn
-        future = self._shell.writes.add(appended, Ack(ack), reached_lsn, time.monotonic())
+        future = self._shell.writes.add(appended, Ack(ack), reached_lsn, runtime.monotonic())
         self._shell.kick()
         return future
 

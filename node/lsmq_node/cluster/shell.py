@@ -21,7 +21,6 @@ Where the daemon differs from the model in ``simulation.replica``:
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from typing import Any, assert_never
 
 import structlog
 
+from lsmq import runtime
 from lsmq.errors import CorruptFile, LsmqError, NotEnoughReplicas, NotLeader, ShardStopped
 from lsmq_node.replication import Action, ControlView, Event, ReplicaCore, ReplicaRecord, Role, Timings
 from lsmq_node.replication import actions as act
@@ -138,7 +138,7 @@ class Shell:
             damaged=found.damaged,
             went_back=found.went_back,
         )
-        for action in core.start(time.monotonic()):
+        for action in core.start(runtime.monotonic()):
             self._perform(core, action)
         if self._view is not None:
             self.handle(ev.ControlViewed(self._view))
@@ -212,7 +212,7 @@ class Shell:
             self._timer = loop.call_later(0.001, self._tick)
             return
         self._timer = self._next_tick()
-        now = time.monotonic()
+        now = runtime.monotonic()
         self.handle(ev.Tick())
         self._shipper.resume()
         self.writes.expire(now, self._too_late)
@@ -259,7 +259,7 @@ class Shell:
         self._give_up(f"internal error: {error!r}")
 
     def _step(self, core: ReplicaCore, event: Event) -> None:
-        for action in core.handle(event, time.monotonic()):
+        for action in core.handle(event, runtime.monotonic()):
             self._perform(core, action)
             if self.core is not core:
                 return
@@ -526,7 +526,7 @@ class Shell:
 
     def _verdict(self) -> LsmqError | None:
         """Whether what has come far enough may be acknowledged: the lease is asked now, after the fsync."""
-        if self.core is not None and self.core.may_answer(time.monotonic()):
+        if self.core is not None and self.core.may_answer(runtime.monotonic()):
             return None
         return self.not_leader(
             f"shard {self.shard}: this node was away from the control plane for too long to answer", sent=True

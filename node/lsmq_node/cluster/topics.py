@@ -9,11 +9,11 @@ some time after the control plane said so (:meth:`ShardTopics.forget_deleted`).
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from lsmq import runtime
 from lsmq.errors import InvalidRequest, LsmqError, TopicExists, Unavailable, UnknownTopic
 from lsmq_coordinator.control import ControlClient
 from lsmq_coordinator.state import ClusterState
@@ -91,7 +91,7 @@ class ClusterTopics:
             "name": name,
             "queues": queues,
             "options": options.to_dict(),
-            "created_ms": time.time_ns() // 1_000_000,
+            "created_ms": runtime.wall_ms(),
         }
         result = await self._submit(command)
         return await self.by_name(name), bool(result["created"])

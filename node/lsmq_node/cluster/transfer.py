@@ -20,9 +20,7 @@ moved for ``PATIENCE_S``. What it has is kept for the next attempt, also across 
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -30,6 +28,7 @@ from typing import Self
 import aiohttp
 from aiohttp import web
 
+from lsmq import runtime
 from lsmq.errors import Unavailable
 from lsmq_coordinator.auth import ClusterSecret
 from lsmq_coordinator.names import Names
@@ -71,10 +70,12 @@ class Snapshots:
         self._address = address
         self._patience_s = patience_s
         self._min_free_bytes = min_free_bytes
-        self._threads = ThreadPoolExecutor(_THREADS, "lsmq-snapshot")  # their own: a flush may be waited for in them
+        self._threads = runtime.ThreadPoolExecutor(
+            _THREADS, "lsmq-snapshot"
+        )  # their own: a flush may be waited for in them
         self._server = SnapshotServer(store, Throttle(bytes_per_s), self._threads)
         self._throttle = Throttle(bytes_per_s)
-        self._holder = secrets.token_hex(8)
+        self._holder = runtime.token_hex(8)
         self._session: aiohttp.ClientSession | None = None
         self._locks: dict[Path, asyncio.Lock] = {}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +14,7 @@ import msgpack
 import structlog
 from yarl import URL
 
+from lsmq import runtime
 from lsmq.errors import ConnectionFailed, CorruptFile, DiskFull, InvalidRequest, LsmqError, Unavailable, from_dict
 from lsmq_coordinator.auth import ANSWER_HEADER, START_HEADER, ClusterSecret, Signer
 from lsmq_coordinator.errors import NotAuthenticated
@@ -101,7 +101,7 @@ class Download:
         *,
         holder: str,
         throttle: Throttle,
-        threads: ThreadPoolExecutor,
+        threads: runtime.ThreadPoolExecutor,
         min_free_bytes: int,
         progress: Progress,
     ) -> None:

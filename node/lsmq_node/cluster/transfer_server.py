@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Awaitable, Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import msgpack
 import structlog
 from aiohttp import web
 
+from lsmq import runtime
 from lsmq.errors import ClientClosed, InvalidRequest, LsmqError, StorageError, Unavailable
 from lsmq_node.storage import ShardStore
 from lsmq_node.storage.snapshot import encode_snapshot
@@ -61,7 +60,7 @@ class SnapshotServer:
         self,
         store: Callable[[int], ShardStore | None],
         throttle: Throttle,
-        threads: ThreadPoolExecutor,
+        threads: runtime.ThreadPoolExecutor,
         *,
         session_timeout_s: float = SESSION_TIMEOUT_S,
         log_grace_s: float = LOG_GRACE_S,
@@ -130,7 +129,7 @@ class SnapshotServer:
             await self._in_thread(source.close)
             raise Unavailable(f"shard {shard} is at LSN {lsn} here; {at_least_lsn} is wanted", shard=shard, lsn=lsn)
         loop = asyncio.get_running_loop()
-        session = _Session(secrets.token_hex(8), shard, holder, source, loop.time())
+        session = _Session(runtime.token_hex(8), shard, holder, source, loop.time())
         self._sessions[session.id] = session
         self._timers[session.id] = loop.call_later(self._session_timeout_s, self._look_at, session)
         snapshot = source.snapshot

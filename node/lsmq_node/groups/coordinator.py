@@ -7,12 +7,12 @@ awake and could serve: a stopped process or a lost lease costs nobody his member
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
 
+from lsmq import runtime
 from lsmq.errors import LsmqError, ShuttingDown, StaleGeneration, TooManyGroups, UnknownGroup, UnknownMember
 from lsmq_node.broker import Ack, ShardCoordinator, ShardPort, Start
 
@@ -377,4 +377,4 @@ class ShardGroups(ShardCoordinator):
 
 
 def _first_version() -> int:
-    return random.getrandbits(40) + 1
+    return runtime.random.getrandbits(40) + 1

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lsmq import runtime
 from lsmq.errors import ConnectionFailed, GroupHasMembers, InvalidRequest, NotLeader, Unavailable, UnknownGroup
 from lsmq.messages import key_hash
 from lsmq_node.broker import Broker, Leadership, LedShards, ShardPort
@@ -239,7 +239,7 @@ class GroupService:
                 permits.check_stranger(group)
             shard.admit_commit(group)
             shard.last_commit.pop((group, topic.id), None)
-            shard.last_commit[group, topic.id] = time.time()
+            shard.last_commit[group, topic.id] = runtime.wall_time()
             if len(shard.last_commit) > _REMEMBERED_COMMITS:
                 del shard.last_commit[next(iter(shard.last_commit))]
 

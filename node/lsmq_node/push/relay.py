@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lsmq import runtime
 from lsmq._background import Background, as_lsmq_error
 from lsmq._push_link import PushLink
 from lsmq._push_streams import PushStreams
@@ -42,7 +42,7 @@ class Relay:
         options: StreamOptions,
         counts: Counts,
     ) -> None:
-        self.id = secrets.token_hex(16)
+        self.id = runtime.token_hex(16)
         self.group = group
         self.topic = topic
         self.options = options

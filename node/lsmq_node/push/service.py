@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 
 import structlog
 
+from lsmq import runtime
 from lsmq.client import Client
 from lsmq.errors import (
     GroupHasMembers,
@@ -102,7 +102,7 @@ class PushService:
         shared = options.mode is Mode.PUSH
         name = group if shared else f"{group}/{options.subscriber or ''}"
         kept = shared or options.subscriber is not None
-        key = (name if kept else f"{name}{secrets.token_hex(8)}", topic.id)
+        key = (name if kept else f"{name}{runtime.token_hex(8)}", topic.id)
         feed = self._feeds.get(key)
         if feed is None or feed.closed:
             feed = self._feeds[key] = Feed(

@@ -8,7 +8,6 @@ until the connection has taken it, within a budget that all streams share; a con
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from lsmq import runtime
 from lsmq.errors import LsmqError, NotLeader, ShuttingDown, SlowConsumer, Unavailable, UnknownFetchSession
 from lsmq_node.broker import Broker, ByteBudget, Fetched
 from lsmq_node.broker.sessions import Session
@@ -75,7 +75,7 @@ class Stream:
     def __init__(
         self, broker: Broker, budget: ByteBudget, feed: Feed, sink: Sink, options: StreamOptions, counts: Counts
     ) -> None:
-        self.id = secrets.token_hex(16)
+        self.id = runtime.token_hex(16)
         self.group = feed.group
         self.topic = feed.topic
         self.subscriber = options.subscriber or self.id

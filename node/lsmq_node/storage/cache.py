@@ -6,10 +6,11 @@ recent use, and a hit takes no lock and moves nothing, it sets a mark.
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol, TypeVar
+
+from lsmq import runtime
 
 
 class Sized(Protocol):
@@ -30,7 +31,7 @@ class BlockCache:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self._items: OrderedDict[tuple[int, int], Sized] = OrderedDict()
-        self._lock = threading.Lock()  # guards whatever changes: items, their order, the bytes used
+        self._lock = runtime.Lock()  # guards whatever changes: items, their order, the bytes used
         self.used_bytes = 0
         self.hits = 0  # counted without a lock: readers at the same time may lose one
         self.misses = 0

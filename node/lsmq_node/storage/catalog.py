@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import msgpack
 
+from lsmq import runtime
 from lsmq.errors import InvalidRequest, TopicExists, UnknownTopic, differences
 
 from .disk import Clock
@@ -25,7 +25,7 @@ class Catalog:
         self._line = line
         self._clock = clock
         self._wait = wait
-        self._lock = threading.Lock()  # one change at a time, from question to commit
+        self._lock = runtime.Lock()  # one change at a time, from question to commit
 
     def create(
         self, name: str, queues: int, options: TopicOptions, topic_id: int | None, first: int, end: int | None

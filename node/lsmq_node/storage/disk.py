@@ -13,12 +13,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import time
 from collections.abc import Callable, Sequence
 from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from lsmq import runtime
 from lsmq_node.descriptors import DESCRIPTORS, Descriptors
 
 Buffer = bytes | bytearray | memoryview
@@ -39,13 +39,11 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's clocks."""
 
-    _counting: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
     def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000
+        return runtime.wall_ms()
 
     def monotonic(self) -> float:
-        return time.clock_gettime(self._counting)
+        return runtime.boot_time()
 
 
 class File(Protocol):

@@ -7,12 +7,12 @@ as long as somebody can ask.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from lsmq import runtime
 from lsmq.errors import LsmqError, NotLeader, ShardStopped, StoreBusy
 from lsmq.record_batch import RecordBatch
 
@@ -98,7 +98,7 @@ class Line:
         self._state = state
         self._applier = applier
         self._appender = appender
-        self.lock = threading.Lock()  # guards the line, and the state that appends look at
+        self.lock = runtime.Lock()  # guards the line, and the state that appends look at
         self._changing = False  # guarded by lock: whoever takes it and finds it set comes after one that was torn out
         self._pending: list[Pending] = []
         self._sequences = Sequences(options, state.producers)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from lsmq import runtime
 from lsmq.errors import ClientClosed, DataDirectoryLocked, DataDirectoryUnusable
 
 
@@ -72,7 +73,7 @@ def _after_fork() -> None:
         lock.forked()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+runtime.after_fork_in_child(_after_fork)
 
 
 def forked(directory: Path | str) -> ClientClosed:

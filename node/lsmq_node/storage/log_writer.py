@@ -13,7 +13,6 @@ begins, so that this is seen even where the exception struck twice.
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from lsmq import runtime
 from lsmq.errors import ClientClosed, LsmqError, TimedOut
 
 from .applier import Applier, PendingEntry, PendingRecords
@@ -85,9 +85,9 @@ class LogWriter:
         self._counters = counters
         self.line = line
         self.replicated = replicated
-        self._lock = threading.Lock()  # one writes at a time
-        self._apply_lock = threading.Lock()  # one applies at a time; taken after the other where both are
-        self._advanced = threading.Condition()
+        self._lock = runtime.Lock()  # one writes at a time
+        self._apply_lock = runtime.Lock()  # one applies at a time; taken after the other where both are
+        self._advanced = runtime.Condition()
         self._written: deque[Written] = deque(tail or ())
         self.written_lsn = self.durable_lsn = line.end_lsn
         self._received_lsn = line.end_lsn
@@ -390,8 +390,8 @@ class LogWriter:
     def let_go(self, reason: LsmqError) -> None:
         """This is a forked child: take no more writes. Whoever held a lock is not here to release it."""
         self._stopped = reason
-        self._lock, self._apply_lock, self._advanced = threading.Lock(), threading.Lock(), threading.Condition()
-        self.line.lock = threading.Lock()
+        self._lock, self._apply_lock, self._advanced = runtime.Lock(), runtime.Lock(), runtime.Condition()
+        self.line.lock = runtime.Lock()
 
     def _tell(self, committed: Committed) -> None:
         for listener in self._listeners:

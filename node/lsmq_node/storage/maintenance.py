@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import errno
 import logging
-import threading
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from lsmq import runtime
 from lsmq.errors import DiskFull, LsmqError, ShardStopped, StoreBusy
 from lsmq_node.descriptors import SHORTAGE
 
@@ -100,7 +100,7 @@ class Maintenance:
         self._wants: Counter[str] = Counter()  # attempts that ended for want of space, or of a descriptor
         self._last_want: dict[str, int] = {}  # what the last of them failed with
         self._pauses: dict[str, int] = {}  # in ticks, of the kinds of work that last wanted something
-        self._threads: list[threading.Thread] = []
+        self._threads: list[runtime.Thread] = []
         #: Called, in a background thread, when a flush or a merge has ended, well or not, and when all has stopped.
         self.on_progress: Callable[[], None] = lambda: None
 
@@ -177,7 +177,7 @@ class Maintenance:
         if self._syncer is not None:
             loops.append(("sync", self._syncer.run))
         for name, loop in loops:
-            thread = threading.Thread(target=self._guard, args=(loop,), name=f"lsmq-{name}", daemon=True)
+            thread = runtime.Thread(target=self._guard, args=(loop,), name=f"lsmq-{name}", daemon=True)
             self._threads.append(thread)
             thread.start()
 

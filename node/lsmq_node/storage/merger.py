@@ -11,7 +11,6 @@ No merge begins unless the disk has room for what it may write beside what is ke
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from lsmq import runtime
 from lsmq.errors import CorruptFile
 
 from .columns import I64, U64
@@ -101,7 +101,7 @@ class Merger:
         self.garbage = GarbageCounter(state, self.log_starts)
         self._next_look = 0.0
         self.looks_later = False
-        self._lock = threading.Lock()  # guards the two below
+        self._lock = runtime.Lock()  # guards the two below
         self._busy: set[int] = set()  # numbers of tables that are being merged
         self._reserved_bytes = 0
 

@@ -8,11 +8,11 @@ copied through memory.
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from typing import Protocol
 from weakref import WeakSet
 
+from lsmq import runtime
 from lsmq_node.descriptors import DESCRIPTORS, Descriptors
 
 from .disk import File
@@ -34,7 +34,7 @@ class OpenTables:
         """At most ``most`` files are open, and fewer where ``descriptors`` says so: half of its share."""
         self._most = most
         self._descriptors = descriptors
-        self._lock = threading.Lock()
+        self._lock = runtime.Lock()
         self._tables: OrderedDict[int, Openable] = OrderedDict()  # by id; those whose file is open
         self._gone: WeakSet[Openable] = WeakSet()
         self._loans: WeakSet[object] = WeakSet()

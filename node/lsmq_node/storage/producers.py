@@ -31,7 +31,6 @@ Not supported: telling the first batch of a producer from the repeat of one that
 from __future__ import annotations
 
 import struct
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -40,6 +39,7 @@ import crc32c
 import numpy as np
 import zstandard
 
+from lsmq import runtime
 from lsmq.errors import CorruptFile
 from lsmq.record_batch import HEADER_BYTES, Codec, RecordBatch
 
@@ -273,7 +273,7 @@ class Producers:
     def __init__(self) -> None:
         self._layer = Layer()
         self._sources: tuple[Source, ...] = (self._layer,)  # newest first; replaced as a whole
-        self._lock = threading.Lock()  # of who replaces it
+        self._lock = runtime.Lock()  # of who replaces it
 
     @property
     def count(self) -> int:

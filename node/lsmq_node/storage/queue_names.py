@@ -18,12 +18,13 @@ its place.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from lsmq import runtime
 
 from .columns import I64, U8, U64, gather, group_starts, windows
 
@@ -41,8 +42,8 @@ _LONG = 255
 _WORD_BYTES = 8
 _MASK64 = (1 << 64) - 1
 _SEPARATOR = "\0"
-_MULTIPLIER = secrets.randbits(64) | 1  # random, so that nobody can choose names that collide
-_FINISHER = secrets.randbits(64) | 1
+_MULTIPLIER = runtime.random_bits(64) | 1  # random, so that nobody can choose names that collide
+_FINISHER = runtime.random_bits(64) | 1
 #: What is kept of 16 bytes at the start of so many, and what the last of them says, in words of 8 bytes.
 _KEPT: U64 = np.array([b"\xff" * size for size in (*range(_HEAD_BYTES), _SHORT)], "S16").view(np.uint64).reshape(-1, 2)
 _MARKS: U64 = np.array((*range(_HEAD_BYTES), _LONG), np.uint64) << np.uint64(56)

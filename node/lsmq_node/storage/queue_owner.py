@@ -8,11 +8,10 @@ each put costs. While flushing and merging have not caught up, puts wait here an
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import deque
 from pathlib import Path
-from queue import Empty, SimpleQueue
 
+from lsmq import runtime
 from lsmq.errors import ClientClosed, CorruptFile, InvalidRequest, LsmqError, ShardStopped, StoreBusy
 
 from .disk import Clock, Disk, SystemClock
@@ -37,8 +36,8 @@ class QueueOwner:
         self._options = options
         self._disk = disk
         self._clock = clock or SystemClock()
-        self._inbox: SimpleQueue[Request | None] = SimpleQueue()  # None only wakes
-        self._thread = threading.Thread(target=self._run, name="lsmq-owner", daemon=True)
+        self._inbox: runtime.SimpleQueue[Request | None] = runtime.SimpleQueue()  # None only wakes
+        self._thread = runtime.Thread(target=self._run, name="lsmq-owner", daemon=True)
         self._opened = Request()
         self._puts: deque[Put] = deque()
         self._flushes: list[tuple[Flush, Request]] = []
@@ -155,7 +154,7 @@ class QueueOwner:
     def _take(self) -> None:
         """Wait for something to do, and take all there is."""
         timeout = max(0.0, self._puts[0].deadline - self._clock.monotonic()) if self._puts else None
-        with contextlib.suppress(Empty):
+        with contextlib.suppress(runtime.Empty):
             self._receive(self._inbox.get(timeout=timeout))
             while True:
                 self._receive(self._inbox.get_nowait())
@@ -209,7 +208,7 @@ class QueueOwner:
         self._refuse_all()
 
     def _refuse_all(self) -> None:
-        with contextlib.suppress(Empty):
+        with contextlib.suppress(runtime.Empty):
             while True:
                 request = self._inbox.get_nowait()
                 if request is not None:

@@ -7,11 +7,11 @@ nothing of the store half done: the request was not made, or it is carried out w
 
 from __future__ import annotations
 
-import threading
 from array import array
 from collections.abc import Sequence
 from typing import Any
 
+from lsmq import runtime
 from lsmq.errors import InvalidRequest, MessageTooLarge, RequestTooLarge
 
 from .memtable import RECORD_COLUMN_BYTES
@@ -28,7 +28,7 @@ class Request:
         self.is_answered = False
         #: Nobody waits any more. Where the owner sees that in time, it leaves the request.
         self.abandoned = False
-        self._answer = threading.Lock()
+        self._answer = runtime.Lock()
         self._answer.acquire()
 
     def wait(self) -> None:

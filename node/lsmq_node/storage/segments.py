@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+
+from lsmq import runtime
 
 from .disk import Buffer, Disk, File, replace_file
 from .failures import WANT
@@ -28,13 +29,13 @@ class SegmentFiles:
         self.segment_bytes = segment_bytes
         self._open: dict[int, File] = {}
         self._unsynced: set[int] = set()
-        self._names_lock = threading.Lock()  # preparing, recycling
-        self._unsynced_lock = threading.Lock()
+        self._names_lock = runtime.Lock()  # preparing, recycling
+        self._unsynced_lock = runtime.Lock()
         self._mark: LogMark | None = None
-        self._mark_lock = threading.Lock()
+        self._mark_lock = runtime.Lock()
         #: How far the log is on the disk and will not be cut off again.
         self.final_lsn: Callable[[], int] = lambda: 0
-        self._sync_lock = threading.Lock()  # who finds nothing left to sync waits for who is at it
+        self._sync_lock = runtime.Lock()  # who finds nothing left to sync waits for who is at it
         self._sync_failure: OSError | None = None
         self.fsync_count = 0
         self.written_bytes = 0

@@ -17,7 +17,8 @@ Not supported: telling how late the messages of a clock that was ahead are; they
 from __future__ import annotations
 
 import logging
-import threading
+
+from lsmq import runtime
 
 from .disk import Clock
 
@@ -36,7 +37,7 @@ class ShardTime:
     def __init__(self, clock: Clock, source: str) -> None:
         self._clock = clock
         self._source = source
-        self._lock = threading.Lock()  # guards all below
+        self._lock = runtime.Lock()  # guards all below
         self._last_ms = 0
         self._wall_ms, self._counted = clock.now_ms(), clock.monotonic()
         self._eras: list[tuple[int, int]] = []  # the last stamp of each, and how much younger than it looks

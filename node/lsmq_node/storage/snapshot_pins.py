@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
+
+from lsmq import runtime
 
 from .disk import Disk
 
@@ -22,7 +23,7 @@ class PinnedFiles:
     def __init__(self, disk: Disk, directory: Path) -> None:
         self._disk = disk
         self._directory = directory
-        self._lock = threading.Lock()
+        self._lock = runtime.Lock()
         self._holders: Counter[str] = Counter()
         self._unwanted: set[str] = set()
 

@@ -8,11 +8,11 @@ too, within ``wal_keep_bytes``: without it the snapshot would be of no use once 
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import crc32c
 
+from lsmq import runtime
 from lsmq.errors import ClientClosed, InvalidRequest
 
 from .disk import Disk, File
@@ -36,7 +36,7 @@ class SnapshotSource:
         self._disk = disk
         self._directory = directory
         self._sizes = {file.name: file.size_bytes for file in snapshot.files}
-        self._lock = threading.Lock()
+        self._lock = runtime.Lock()
         self._open: tuple[str, File] | None = None
         self._closed = False
 
@@ -103,7 +103,7 @@ class Exports:
         self._disk = disk
         self._tables = tables
         self._writer = writer
-        self._lock = threading.Lock()
+        self._lock = runtime.Lock()
         self._log_from: dict[object, int] = {}
         self._sources: set[SnapshotSource] = set()
         self._closed = False

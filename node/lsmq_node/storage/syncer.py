@@ -6,7 +6,7 @@ sleeps while nothing is written.
 
 from __future__ import annotations
 
-import threading
+from lsmq import runtime
 
 from .log_writer import LogWriter
 from .options import StoreOptions
@@ -19,7 +19,7 @@ class Syncer:
         self._interval_s = options.flush_interval_ms / 1000
         self._flush_bytes = options.flush_bytes
         self._writer = writer
-        self._changed = threading.Condition()
+        self._changed = runtime.Condition()
         self._behind = False  # guarded by _changed, as all that follows
         self._overdue = False
         self._closing = False

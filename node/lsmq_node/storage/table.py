@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lsmq import runtime
 from lsmq.errors import CorruptFile
 from lsmq.record_batch import HEADER_BYTES
 
@@ -83,7 +83,7 @@ class Table:
         #: The last damage that was found in its blocks.
         self.damage: CorruptFile | None = None
         self._known_root: Callable[[], IndexPage | None] = _unknown
-        self._rebuild_lock = threading.Lock()  # guards what follows
+        self._rebuild_lock = runtime.Lock()  # guards what follows
         self._rebuilt_root: IndexPage | None = None
         self._rebuilt_pages: set[int] = set()
 

@@ -7,10 +7,11 @@ A flush turns the oldest frozen memtable into a table of level 0; merges and ret
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
+
+from lsmq import runtime
 
 from .cache import BlockCache
 from .checkpoint_chain import CheckpointChain
@@ -59,8 +60,8 @@ class TableSet:
         self.cache = BlockCache(options.cache_bytes)
         self.open_tables = OpenTables(options.max_open_tables)
         self.manifest = opened.manifest
-        self._install_lock = threading.Lock()  # one changes the manifest at a time
-        self.changed = threading.Condition()
+        self._install_lock = runtime.Lock()  # one changes the manifest at a time
+        self.changed = runtime.Condition()
         self.checkpoint = CheckpointChain(
             disk,
             self._directory,

@@ -6,11 +6,11 @@ Nothing is answered, and nothing is delivered, before it is durable.
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import structlog
 
+from lsmq import runtime
 from lsmq.errors import DeliveriesAhead, LsmqError, Unavailable
 from lsmq_node.broker import ShardCoordinator, ShardPort, Start
 from lsmq_node.config import NodeConfig
@@ -328,4 +328,4 @@ class ShardTransactions(ShardCoordinator):
 
 
 def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000
+    return runtime.wall_ms()

@@ -8,7 +8,6 @@ after a crash does the last two again: the batch is not stored twice, since it i
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import structlog
 
+from lsmq import runtime
 from lsmq.errors import CorruptFile, InvalidRequest, LsmqError, UnknownTopic
 from lsmq.messages import RecordHeader
 from lsmq.record_batch import BatchBuilder, Flag, RecordBatch, decode_header, message_id
@@ -63,7 +63,7 @@ class Burial:
     @classmethod
     def of(cls, tasks: Sequence[Task]) -> Burial:
         rows = tuple((task.queue, task.offset, task.count, task.reason) for task in tasks)
-        return cls(random.getrandbits(62) + 1, rows)
+        return cls(runtime.random.getrandbits(62) + 1, rows)
 
     @property
     def places(self) -> list[tuple[int, int]]:

@@ -9,8 +9,6 @@ from then on commits say which queues they touched.
 from __future__ import annotations
 
 import asyncio
-import random
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +18,7 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
+from lsmq import runtime
 from lsmq.errors import LsmqError
 from lsmq_node.broker import Ack, Broker, ShardMemory, ShardPort, Start
 from lsmq_node.broker.placement import split_by_shard
@@ -82,7 +81,7 @@ class ShardWork(ShardMemory):
         self.used_at = 0.0  # on the loop's clock
         self._broker = broker
         self._start = start
-        self._clock_ms = time.time() * 1000 - self._loop.time() * 1000
+        self._clock_ms = runtime.wall_time() * 1000 - self._loop.time() * 1000
         self._prefix = prefix(group, topic.id)
         self._counts = counts
         self._closed = False
@@ -99,7 +98,7 @@ class ShardWork(ShardMemory):
         self.ledger = self._new_ledger()
 
     def _new_ledger(self) -> Ledger:
-        return Ledger(self.settings, random.getrandbits(32), self._start_of, self._end_of, self._counts)
+        return Ledger(self.settings, runtime.random.getrandbits(32), self._start_of, self._end_of, self._counts)
 
     @property
     def settings(self) -> Settings:

@@ -1,0 +1,100 @@
+"""Threads, locks, queues, clocks and randomness, as everything of LSMQ takes them.
+
+Each is the standard library's own object, with nothing in between. Ask for them by ``runtime.Lock()``, never by ``from
+lsmq.runtime import Lock``: a simulation replaces the names of this module (:func:`install`), and whatever is made
+afterwards runs on its schedule, its clock and its seed.
+
+Not replaced, and so not to be used by what is to be simulated: ``threading``, ``queue``, ``time``, ``random``,
+``secrets`` and ``uuid`` themselves. What runs on an event loop gets time and executors from the loop.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from queue import Empty, SimpleQueue
+from random import Random
+
+__all__ = [
+    "Condition",
+    "Empty",
+    "Event",
+    "Lock",
+    "RLock",
+    "Random",
+    "Semaphore",
+    "SimpleQueue",
+    "Thread",
+    "ThreadPoolExecutor",
+    "after_fork_in_child",
+    "before_exit",
+    "boot_time",
+    "install",
+    "local",
+    "monotonic",
+    "random",
+    "random_bits",
+    "sleep",
+    "token_bytes",
+    "token_hex",
+    "wall_ms",
+    "wall_time",
+]
+
+Thread = threading.Thread
+Lock = threading.Lock
+RLock = threading.RLock
+Condition = threading.Condition
+Event = threading.Event
+Semaphore = threading.Semaphore
+local = threading.local
+
+#: Seconds on a clock that never goes back.
+monotonic: Callable[[], float] = time.monotonic
+sleep: Callable[[float], None] = time.sleep
+#: Seconds since 1970.
+wall_time: Callable[[], float] = time.time
+
+#: For what must not be guessed, or must differ from all others.
+token_bytes: Callable[[int], bytes] = secrets.token_bytes
+token_hex: Callable[[int], str] = secrets.token_hex
+random_bits: Callable[[int], int] = secrets.randbits
+#: For what may be guessed: which of many comes first, how long to wait. Programs may seed the ``random`` module and
+#: count on its sequence, so this is another one.
+random = Random()
+
+_BOOT_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def wall_ms() -> int:
+    """Milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+def boot_time() -> float:
+    """Seconds on a clock that never goes back, and counts while the machine sleeps."""
+    return time.clock_gettime(_BOOT_CLOCK)
+
+
+def after_fork_in_child(do: Callable[[], object]) -> None:
+    """Have ``do`` called in every process that is forked from this one."""
+    os.register_at_fork(after_in_child=do)
+
+
+def before_exit(do: Callable[[], object]) -> None:
+    """Have ``do`` called when the main thread has ended and those of executors have not; the last one first."""
+    threading._register_atexit(do)  # type: ignore[attr-defined]
+
+
+def install(replaced: Mapping[str, object]) -> dict[str, object]:
+    """Replace names of this module; returns what they stood for. What was made before keeps what it was made of."""
+    former = {name: globals()[name] for name in replaced}
+    globals().update(replaced)
+    return former
+
+
+after_fork_in_child(random.seed)
