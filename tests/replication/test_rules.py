@@ -245,6 +245,16 @@ def test_who_is_refused_is_opened_again_as_another_incarnation() -> None:
     assert (another.record.epoch, another.record.leader) == (1, "a"), "what it promised as another one it still keeps"
 
 
+def test_who_acts_heeds_a_refusal_only_where_the_control_plane_has_forgotten_its_start() -> None:
+    core = acting()
+    assert core.handle(ev.StartRefused("a late copy"), 0.0) == []
+    former = RegisteredStart("b", 2, 1, token=7, confirmed=True)
+    forgot = frozenset({start("a", A), former, start("c", C)})
+    core.handle(ev.ControlViewed(replace(VIEW, version=4, starts=forgot)), 0.0)
+    assert core.registered, "it is known to have been registered"
+    assert act.Reopen("older", act.Distrust.WENT_BACK) in core.handle(ev.StartRefused("older"), 0.0)
+
+
 def test_a_leader_is_over_when_another_start_of_its_replica_is_registered() -> None:
     core = leading()
     view = core.view
@@ -551,3 +561,14 @@ def test_a_control_plane_that_went_back_is_asked_for_an_election(forgotten: dict
     core.handle(ev.LeaseGranted(1.0, past), 1.0)
     assert core.handle(ev.LeaseGranted(1.5, past), 1.5) == []
     assert core.handle(ev.LeaseGranted(2.5, past), 2.5) == [act.AskElection(1)]
+
+
+def test_sessions_of_two_lives_are_never_the_same() -> None:
+    """A disk that was lost counts its starts from one again; an answer to what it said before must not be heeded."""
+
+    def sessions(incarnation: int, token: int) -> set[tuple[int, int]]:
+        record = ReplicaRecord(incarnation, (Start(1, token),), registered=1)
+        state = ReplicaState("b", Timings(), LogState(0, 0, 0, HISTORY), record)
+        return {tuple(state.next_session()) for _ in range(100)}
+
+    assert not sessions(8, 0x1234_5678_9ABC_DEF0) & sessions(9, 0x0FED_CBA9_8765_4321)

@@ -260,7 +260,7 @@ class ReplicaCore:
                 if isinstance(self._part, Leader):
                     self._part.advance(state)
             case StartRefused(reason):
-                if not self._registration.complete:
+                if not self._registration.complete or self._registration.forgotten:
                     state.emit(Reopen(reason, Distrust.WENT_BACK))
             case Persisted(record):
                 state.persisted = record

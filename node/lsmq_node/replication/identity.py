@@ -15,7 +15,8 @@ any point of this leaves the disk recognisable. Of two processes with copies of 
 start.
 
 A disk that went back is refused, and begins anew as another incarnation. Should the control plane itself go
-back, it shows a start that the disk had long before; such a disk registers again.
+back, it shows a start that the disk had long before; such a disk registers again, and is another incarnation if that
+is refused.
 
 What this cannot see is a copy made in the very life that came to its end last: the disk knows all its starts then. What
 the control plane and the other replicas know of the log's durable end bounds what is believed of such a one.
@@ -58,12 +59,14 @@ def recognises(starts: Sequence[Start], registered: int, known: RegisteredStart)
 
 
 class Registration:
-    """Of the start at hand. ``complete`` once this life may act; not any more when another start was registered."""
+    """Of the start at hand. ``complete`` once this life may act; not any more when another start was registered.
+    ``forgotten`` while the control plane shows an older one, and is asked to register this one again."""
 
-    __slots__ = ("complete",)
+    __slots__ = ("complete", "forgotten")
 
     def __init__(self) -> None:
         self.complete = False
+        self.forgotten = False
 
     def settle(self, state: ReplicaState, view: ControlView | None) -> None:
         """Do the next step, or repeat it. ``view`` may be older than the newest: one that the control plane has just
@@ -72,7 +75,8 @@ class Registration:
         if view is None:
             return
         known = view.start_of(state.node)
-        if known is not None and (known.life, known.token) == (record.life, record.starts[-1].token):
+        self.forgotten = known is None or (known.life, known.token) != (record.life, record.starts[-1].token)
+        if known is not None and not self.forgotten:
             if known.confirmed:
                 self.complete = True
                 return

@@ -30,7 +30,7 @@ from .history import EpochHistory, LogPosition
 
 
 class Session(NamedTuple):
-    """Ordered for one incarnation of a replica: the count of its starts, then of its hellos."""
+    """Ordered for one incarnation of a replica: the count of its starts, then a number that grows with its hellos."""
 
     start: int
     number: int

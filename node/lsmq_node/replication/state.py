@@ -70,6 +70,10 @@ class LogState:
         return True
 
 
+#: Bits of a start's token, which is random, that its sessions have in their numbers; the others count.
+_OF_THE_LIFE = (1 << 62) - (1 << 24)
+
+
 class ReplicaState:
     """One replica between events. ``record`` is what was asked to be persisted, ``persisted`` what is."""
 
@@ -115,8 +119,9 @@ class ReplicaState:
         return True
 
     def next_session(self) -> Session:
+        """Of no other life: another incarnation has another token, and what was sent to that one is not heeded here."""
         self._hellos += 1
-        return Session(self.record.start, self._hellos)
+        return Session(self.record.start, (self.record.starts[-1].token & _OF_THE_LIFE) + self._hellos)
 
     # The epoch.
 

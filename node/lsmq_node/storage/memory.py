@@ -7,8 +7,9 @@ flush that is a third of what a process has, and stays resident.
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Callable
+
+from lsmq import runtime
 
 _LEAST_BYTES_KEPT = 0
 
@@ -23,7 +24,7 @@ def _trimmer() -> Callable[[int], int] | None:
 
 
 _trim = _trimmer()
-_trimming = threading.Lock()
+_trimming = runtime.Lock()
 
 
 def give_back() -> None:
