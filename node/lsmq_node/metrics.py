@@ -60,7 +60,7 @@ class Series:
         self.seconds += seconds
 
 
-class HttpMetrics:
+class HttpMetrics(Collector):
     """Requests by operation. Written on the loop thread, read there too."""
 
     def __init__(self) -> None:
@@ -96,12 +96,10 @@ class HttpMetrics:
 
 
 class _BrokerCollector(Collector):
-    def __init__(self, broker: Broker, http: HttpMetrics) -> None:
+    def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._http = http
 
     def collect(self) -> Iterable[Metric]:
-        yield from self._http.collect()
         yield from self._broker_metrics()
         yield from self._commit_metrics()
         yield from self._replica_metrics()
@@ -202,13 +200,16 @@ def _store_family(field: str) -> CounterMetricFamily | GaugeMetricFamily:
 class NodeMetrics:
     """What ``/metrics`` shows."""
 
-    def __init__(self, broker: Broker, http: HttpMetrics, *more: Collector) -> None:
+    def __init__(self, broker: Broker, *more: Collector) -> None:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         PlatformCollector(registry=self._registry)
         GCCollector(registry=self._registry)
-        for collector in (_BrokerCollector(broker, http), *more):
-            self._registry.register(collector)
+        for collector in (_BrokerCollector(broker), *more):
+            self.add(collector)
+
+    def add(self, collector: Collector) -> None:
+        self._registry.register(collector)
 
     def render(self) -> tuple[bytes, str]:
         """The exposition in Prometheus text format, and its media type."""

@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import aiohttp
 from aiohttp.test_utils import TestClient, TestServer
 
 from lsmq_coordinator.parts import Parts
-from lsmq_node.api.app import make_app
+from lsmq_node.api.app import NODE, make_app
 from lsmq_node.broker import Broker, SingleNode, WaiterTable
 from lsmq_node.config import NodeConfig
+from lsmq_node.node import Node
 from lsmq_node.storage import ShardStore, StoreOptions
 from lsmq_node.storage.disk import OsDisk
 
 SMALL = StoreOptions(segment_bytes=1024 * 1024, memtable_bytes=4 * 1024 * 1024)
 Session = TestClient[aiohttp.web.Request, aiohttp.web.Application]
+
+
+@asynccontextmanager
+async def serving(node: Node) -> AsyncIterator[Session]:
+    """A client of the node, which runs and is stopped as the daemon does it."""
+    async with node.running(), TestClient(TestServer(make_app(node))) as client:
+        yield client
+        await node.begin_stop()
+
+
+def node_of(client: Session) -> Node:
+    """The node that a client is connected to."""
+    assert client.app is not None
+    return client.app[NODE]
 
 
 def with_node(tmp_path: Path, test: Callable[[Session, Broker], Awaitable[None]], disk: OsDisk | None = None) -> None:
@@ -29,7 +45,7 @@ def with_node(tmp_path: Path, test: Callable[[Session, Broker], Awaitable[None]]
         waiters = WaiterTable(config.max_waiters)
         parts = Parts()
         broker = Broker(config, SingleNode([store], waiters.wake, parts), waiters, parts)
-        async with TestClient(TestServer(make_app(broker))) as client:
+        async with serving(Node(broker)) as client:
             await client.put("/v1/topics/t", json={"queues": 2})
             await test(client, broker)
         await broker.close()

@@ -12,14 +12,13 @@ import msgpack
 import pytest
 
 from lsmq.errors import DiskFull
-from lsmq_node.api.groups import GROUPS_KEY
 from lsmq_node.broker import Broker
 from lsmq_node.broker.led_shards import TICK_S, AwakeClock
 from lsmq_node.storage.line import Round
 from support.node_process import NodeProcess
 
 from .calls import Api
-from .in_process import Session, with_node
+from .in_process import Session, node_of, with_node
 
 
 class Member:
@@ -409,7 +408,7 @@ def test_time_that_a_coordinator_slept_or_did_not_lead_does_not_count() -> None:
 def test_a_member_whose_session_is_over_is_one_no_more(tmp_path: Path) -> None:
     async def check(client: Session, broker: Broker) -> None:
         first = await beat(client, "a", session_ms=1_000)
-        [shard] = client.app[GROUPS_KEY].shards()  # type: ignore[union-attr]
+        [shard] = node_of(client).groups.shards()
         shard._clock._awake += 1.5
         shard.tick()
         assert "a" not in shard.groups["g"].members
@@ -471,13 +470,13 @@ def test_what_cannot_be_written_is_told_and_costs_nobody_a_queue(
 def test_what_was_dropped_with_its_round_is_read_again_from_what_is_stored(tmp_path: Path) -> None:
     async def check(client: Session, broker: Broker) -> None:
         first, second = await beat(client, "a"), await beat(client, "b")
-        [before] = client.app[GROUPS_KEY].shards()  # type: ignore[union-attr]
+        [before] = node_of(client).groups.shards()
         line = broker.topology.port(0).store._line
         line.current = Round(line.round + 1)
         seen = {"epoch": first["epoch"], "version": first["version"], "owned": first["assigned"]}
         told = await beat(client, "a", **seen)
         assert (told["epoch"], told["assigned"]) == (second["epoch"], {"t": [[0, 1]]})
-        [after] = client.app[GROUPS_KEY].shards()  # type: ignore[union-attr]
+        [after] = node_of(client).groups.shards()
         assert after is not before
         waits = await beat(client, "b", epoch=second["epoch"], version=second["version"])
         assert (waits["assigned"], waits["waiting_for"]) == ({}, 1), "the one before has not been heard of"

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from lsmq.errors import TooManyItems
 from lsmq_node.api import items
 from lsmq_node.api.items import MAX_ITEMS, check_json_items, unpack_msgpack
-from lsmq_node.api.workers import Workers
 from lsmq_node.broker import Broker
+from lsmq_node.workers import Workers
 from storage.harness import profile
 from support.waiting import comes_true
 

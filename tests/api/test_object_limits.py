@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from lsmq.errors import DocumentsFull, TooManyTransactions
-from lsmq_node.api.groups import GROUPS_KEY
 from lsmq_node.broker import Broker
 from lsmq_node.groups.group import Group
 from lsmq_node.groups.idle import HOUR_S
@@ -17,7 +16,7 @@ from lsmq_node.transactions.records import Plan, State, Transaction
 from lsmq_node.transactions.shares import Shares
 from support.waiting import comes_true
 
-from .in_process import Session, with_node
+from .in_process import Session, node_of, with_node
 
 
 def limit(broker: Broker, **settings: Any) -> None:
@@ -45,7 +44,7 @@ def test_one_topic_more_than_there_may_be_is_refused(tmp_path: Path) -> None:
 
 def test_one_group_more_than_there_may_be_is_refused(tmp_path: Path) -> None:
     async def test(client: Session, broker: Broker) -> None:
-        groups = await client.app[GROUPS_KEY].shard(0)  # type: ignore[union-attr]
+        groups = await node_of(client).groups.shard(0)
         groups._max_groups = 2
 
         def commit(group: str) -> Any:
@@ -98,7 +97,7 @@ def test_groups_without_members_are_not_looked_at(tmp_path: Path, monkeypatch: p
     async def test(client: Session, broker: Broker) -> None:
         for number in range(30):
             await client.put(f"/v1/groups/idle{number}", json={"mode": "work_queue"})
-        groups = await client.app[GROUPS_KEY].shard(0)  # type: ignore[union-attr]
+        groups = await node_of(client).groups.shard(0)
         groups.look()
         await client.post("/v1/groups/busy/heartbeat", json={"member": "m", "topics": ["t"], "session_ms": 60_000})
         looked: list[str] = []
@@ -119,7 +118,7 @@ def test_a_group_that_nobody_uses_is_forgotten_and_others_are_kept(tmp_path: Pat
     """Hours are counted by the loop's time while the shard is served; here they are told to have passed."""
 
     async def test(client: Session, broker: Broker) -> None:
-        groups = await client.app[GROUPS_KEY].shard(0)  # type: ignore[union-attr]
+        groups = await node_of(client).groups.shard(0)
         groups._idle._retention = 10
 
         async def commit(group: str) -> None:
@@ -182,9 +181,7 @@ def test_one_address_holds_its_share_of_open_transactions(monkeypatch: pytest.Mo
 
 def test_a_client_with_open_transactions_leaves_room_for_others(tmp_path: Path) -> None:
     async def test(client: Session, broker: Broker) -> None:
-        from lsmq_node.api.transactions import TRANSACTIONS_KEY
-
-        shard = await client.app[TRANSACTIONS_KEY].coordinator("g")  # type: ignore[union-attr]
+        shard = await node_of(client).transactions.coordinator("g")
         shard.shares.share_bytes = 3_000
         base = "/v1/producer-groups/g"
         await client.post(f"{base}/heartbeat", json={"member": "m", "join": True})

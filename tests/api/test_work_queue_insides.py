@@ -11,14 +11,13 @@ from unittest.mock import PropertyMock, patch
 import numpy as np
 
 from lsmq.errors import Unavailable
-from lsmq_node.api.work_queues import WORK_KEY
 from lsmq_node.broker import Broker
 from lsmq_node.storage.segments import SegmentFiles
 from lsmq_node.workqueue import WorkService, service
 from lsmq_node.workqueue.shard_work import ShardWork
 from support.waiting import comes_true
 
-from .in_process import Session, with_node
+from .in_process import Session, node_of, with_node
 
 
 async def pop(session: Session, **document: Any) -> list[dict[str, Any]]:
@@ -40,8 +39,7 @@ async def send(session: Session, *bodies: str) -> None:
 
 
 def work_service(session: Session) -> WorkService:
-    assert session.app is not None
-    return session.app[WORK_KEY]
+    return node_of(session).work
 
 
 def test_a_work_queue_nobody_uses_is_forgotten_and_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -25,9 +25,8 @@ from lsmq.errors import (
 )
 from lsmq.record_batch import BatchBuilder, Codec
 from lsmq_node.api.app import make_app
-from lsmq_node.api.transactions import TRANSACTIONS_KEY
-from lsmq_node.broker import Broker
 from lsmq_node.config import NodeConfig
+from lsmq_node.node import running_node
 from lsmq_node.transactions import Delivery, TransactionService
 from lsmq_node.transactions.delivery import MAX_NUMBER
 
@@ -43,12 +42,10 @@ def on(data: Path, test: Test) -> None:
 
     async def run() -> None:
         config = NodeConfig(data=data, shards=SHARDS, segment_bytes=1 << 20, memtable_bytes=4 << 20)
-        broker = await Broker.open(config)
-        app = make_app(broker)
-        async with TestClient(TestServer(app)) as session:
+        async with running_node(config) as node, TestClient(TestServer(make_app(node))) as session:
             await session.put("/v1/topics/t", json={"queues": SHARDS})
-            await asyncio.wait_for(test(session, app[TRANSACTIONS_KEY]), 30)
-        await broker.close()
+            await asyncio.wait_for(test(session, node.transactions), 30)
+            await node.begin_stop()
 
     asyncio.run(run())
 

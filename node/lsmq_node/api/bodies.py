@@ -10,8 +10,7 @@ from aiohttp import web
 from lsmq.errors import InvalidRequest, RequestTimeout, RequestTooLarge, UnsupportedMediaType
 from lsmq_node.broker import Hold
 from lsmq_node.config import NodeConfig
-
-from .workers import LARGE_BYTES, Workers
+from lsmq_node.workers import LARGE_BYTES, Workers
 
 #: By coding: what zlib is to expect.
 _CODINGS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}

@@ -17,7 +17,7 @@ from lsmq.errors import (
     UnknownTopic,
 )
 from lsmq_node.config import NodeConfig
-from lsmq_node.groups import Answer, Beat, Group, GroupService, Mode
+from lsmq_node.groups import Answer, Beat, Group, Mode
 from lsmq_node.groups.coordinator import ShardGroups
 from lsmq_node.groups.group import HEARTBEATS_PER_SESSION
 from lsmq_node.groups.holdings import Owned
@@ -29,17 +29,10 @@ from .pages import PAGE, page
 from .routing import Call, Content, Parameter, Route, path_parameters
 from .topics import own_url
 
-GROUPS_KEY = web.AppKey("groups", GroupService)
-
-
-def service(call: Call) -> GroupService:
-    """The groups of the node that is asked."""
-    return call.request.app[GROUPS_KEY]
-
 
 async def list_groups(call: Call) -> web.StreamResponse:
     """GET /v1/groups"""
-    coordinated = {name: group for shard in service(call).shards() for name, group in shard.groups.items()}
+    coordinated = {name: group for shard in call.node.groups.shards() for name, group in shard.groups.items()}
     names, following = page(call, {*call.broker.groups(), *coordinated})
     details = [
         {
@@ -58,7 +51,7 @@ async def list_groups(call: Call) -> web.StreamResponse:
 
 async def get_coordinator(call: Call) -> web.StreamResponse:
     """GET /v1/groups/{group}/coordinator"""
-    shard, leads = service(call).coordinator(call.path("group"))
+    shard, leads = call.node.groups.coordinator(call.path("group"))
     url = own_url(call) if leads.here else leads.url
     return answer(call.request, {"shard": shard, "leader": url, "epoch": leads.epoch})
 
@@ -68,11 +61,11 @@ async def heartbeat(call: Call) -> web.StreamResponse:
     name, document = call.path("group"), await call.checked_document()
     beat = _beat(call, document)
     if document.get("leave", False):
-        await service(call).leave(name, beat)
+        await call.node.groups.leave(name, beat)
         return answer(call.request, _assignment(Answer(beat.member, beat.epoch, beat.version, 0, {}, {}, 0, True)))
     longest_ms = min(beat.session_ms // HEARTBEATS_PER_SESSION, call.broker.config.max_wait_ms)
     wait_ms = min(document.get("wait_ms", 0), longest_ms)
-    return answer(call.request, _assignment(await service(call).heartbeat(name, beat, wait_ms)))
+    return answer(call.request, _assignment(await call.node.groups.heartbeat(name, beat, wait_ms)))
 
 
 def _beat(call: Call, document: dict[str, Any]) -> Beat:
@@ -117,7 +110,7 @@ def _assignment(found: Answer) -> dict[str, Any]:
 
 async def describe_group(call: Call) -> web.StreamResponse:
     """GET /v1/groups/{group}"""
-    shard, group = await service(call).group(call.path("group"))
+    shard, group = await call.node.groups.group(call.path("group"))
     return answer(call.request, _description(shard, group))
 
 
@@ -162,13 +155,13 @@ def _member(group: Group, id: str, now: float) -> dict[str, Any]:
 async def declare_group(call: Call) -> web.StreamResponse:
     """PUT /v1/groups/{group}"""
     name, document = call.path("group"), await call.checked_document()
-    await service(call).declare(name, Mode(document["mode"]))
-    return answer(call.request, _description(*await service(call).group(name)))
+    await call.node.groups.declare(name, Mode(document["mode"]))
+    return answer(call.request, _description(*await call.node.groups.group(name)))
 
 
 async def delete_group(call: Call) -> web.StreamResponse:
     """DELETE /v1/groups/{group}"""
-    await service(call).delete(call.path("group"), force=call.query["force"] == "true")
+    await call.node.groups.delete(call.path("group"), force=call.query["force"] == "true")
     return web.Response(status=204)
 
 

@@ -22,10 +22,7 @@ from lsmq_node.groups.ranges import Ranges, normal, parse
 from . import group_schemas, schemas
 from .arrays import is_number, parse_ranges
 from .codec import Format, answer, answer_format
-from .groups import service
-from .push import PUSH_KEY
 from .routing import Call, Content, Parameter, Route
-from .work_queues import WORK_KEY
 
 _MAX_RANGES = 1_000
 
@@ -48,7 +45,7 @@ async def commit_offsets(call: Call) -> web.StreamResponse:
     document = await call.checked_document()
     topic = await call.topic(document["topic"])
     queues, offsets = await call.queue_offsets(document)
-    if call.request.app[WORK_KEY].is_work_queue(group, topic):
+    if call.node.work.is_work_queue(group, topic):
         raise GroupModeMismatch(
             f"group {group!r} is a work queue on topic {topic.name!r}, which settles single messages: acknowledge "
             "them, or delete the group to begin anew",
@@ -58,9 +55,9 @@ async def commit_offsets(call: Call) -> web.StreamResponse:
     member = document.get("member")
     if (member is None) != (document.get("epoch") is None):
         raise InvalidRequest("member and epoch come together: the generation the member has heard of", field="epoch")
-    reset, streams = document.get("reset", False), call.request.app[PUSH_KEY]
+    reset, streams = document.get("reset", False), call.node.push
     streams.committing(group, topic, reset=reset)
-    await service(call).commit(
+    await call.node.groups.commit(
         group,
         topic,
         queues,
@@ -90,10 +87,10 @@ async def delete_offsets(call: Call) -> web.StreamResponse:
     shard, shards = call.query["shard"], call.broker.topology.shard_count
     if shard >= shards:
         raise InvalidRequest(f"shard is {shard}; there are {shards}, from 0", field="shard")
-    group, streams = call.path("group"), call.request.app[PUSH_KEY]
+    group, streams = call.path("group"), call.node.push
     streams.forgetting(group)
-    await call.request.app[WORK_KEY].forget(group, shard)
-    await service(call).forget_offsets(group, shard)
+    await call.node.work.forget(group, shard)
+    await call.node.groups.forget_offsets(group, shard)
     streams.forgetting(group)
     return web.Response(status=204)
 
@@ -103,7 +100,7 @@ async def fence(call: Call) -> web.StreamResponse:
     group, document = call.path("group"), await call.checked_document()
     topic = await call.topic(document["topic"])
     ranges = parse(document["queues"], "queues")
-    queues, offsets = await service(call).fence(group, document["member"], topic, ranges, document["epoch"])
+    queues, offsets = await call.node.groups.fence(group, document["member"], topic, ranges, document["epoch"])
     if answer_format(call.request) is Format.MSGPACK:
         return answer(
             call.request, {"queues": queues.astype("<u4").tobytes(), "offsets": offsets.astype("<i8").tobytes()}
@@ -116,7 +113,7 @@ async def get_lag(call: Call) -> web.StreamResponse:
     group, topic = call.path("group"), await call.topic(call.query["topic"])
     text = call.query["ranges"]
     ranges = ((0, topic.queues),) if text is None else _ranges(text)
-    lag, committed_at = await service(call).lag(group, topic, ranges)
+    lag, committed_at = await call.node.groups.lag(group, topic, ranges)
     return answer(
         call.request,
         {

@@ -30,13 +30,13 @@ from lsmq.record_batch import BatchBuilder, RecordBatch, key_hash, message_id
 from lsmq_node.broker import Ack, Broker
 from lsmq_node.config import NodeConfig
 from lsmq_node.storage import Topic
+from lsmq_node.workers import Turns
 
 from . import schemas
 from .batches import PRODUCER_ERRORS
 from .codec import answer
 from .routing import Call, Content, Route, path_parameters
 from .schema import Schema, check
-from .workers import Turns
 
 _FIELDS = frozenset(
     {

@@ -19,7 +19,7 @@ from lsmq.errors import (
 )
 from lsmq_node.config import NodeConfig
 from lsmq_node.groups import Mode
-from lsmq_node.push import Acknowledge, Held, PushService, Start, StreamOptions
+from lsmq_node.push import Acknowledge, Held, Start, StreamOptions
 from lsmq_node.push.options import MAX_CREDIT, MAX_CREDIT_BYTES
 
 from . import push_schemas as schemas
@@ -31,7 +31,6 @@ from .schema import Schema
 
 _log = structlog.get_logger("lsmq.push")
 
-PUSH_KEY = web.AppKey("push", PushService)
 EVENTS_TYPE = "text/event-stream"
 JSON_PROTOCOL, MSGPACK_PROTOCOL = "lsmq.json", "lsmq.msgpack"
 _MAX_FRAME_BYTES = 512 * 1024  # of the subscriber's: room for the most acknowledgements of one frame
@@ -86,7 +85,7 @@ async def push(call: Call) -> web.StreamResponse:
         await response.write(b"retry: %d\n\n" % _RETRY_MS)
     except BaseException:
         if refused is None:
-            await call.request.app[PUSH_KEY].close(stream)
+            await call.node.push.close(stream)
         raise
     await events.finish(refused or await _serve(call, stream, events))
     return response
@@ -115,7 +114,7 @@ async def _open(call: Call, sink: AnySink) -> Held:
         query["ack_timeout_ms"],
         query["scope"] == "topic",
     )
-    stream = await call.request.app[PUSH_KEY].open(call.path("group"), topic, sink, options)
+    stream = await call.node.push.open(call.path("group"), topic, sink, options)
     _log.info("stream_opened", stream=stream.id, group=call.path("group"), topic=topic.name, remote=call.request.remote)
     return stream
 
@@ -132,7 +131,7 @@ async def _serve(call: Call, stream: Held, sink: AnySink) -> LsmqError | None:
     finally:
         code = None if reason is None else reason.code
         _log.info("stream_closed", stream=stream.id, reason=code, unacknowledged=stream.ledger.open_count)
-        await call.request.app[PUSH_KEY].close(stream)
+        await call.node.push.close(stream)
 
 
 def _greeting(stream: Held) -> dict[str, Any]:
@@ -177,7 +176,7 @@ async def acknowledge(call: Call) -> web.StreamResponse:
     """POST /v1/groups/{group}/push/{stream}"""
     allowed = _origin_headers(call)
     document = await call.checked_document()
-    stream = call.request.app[PUSH_KEY].stream(call.path("stream"))
+    stream = call.node.push.stream(call.path("stream"))
     heed(stream, document)
     return answer(call.request, {"unacknowledged": stream.ledger.open_count}, headers=allowed)
 
@@ -196,7 +195,7 @@ async def list_streams(call: Call) -> web.StreamResponse:
             "credit": stream.ledger.credit,
             "silent_ms": round(1000 * (now - stream.progress_at)) if stream.ledger.open_count else 0,
         }
-        for stream in call.request.app[PUSH_KEY].streams_of(call.path("group"))
+        for stream in call.node.push.streams_of(call.path("group"))
     ]
     return answer(call.request, {"streams": streams})
 

@@ -17,14 +17,15 @@ from numpy.typing import NDArray
 
 from lsmq.errors import InvalidRequest, LsmqError, TopicReplaced, Unavailable
 from lsmq.topics import TOPIC_ID_HEADER
-from lsmq_node.broker import Broker, Hold, ReadFrom
+from lsmq_node.broker import Hold, ReadFrom
+from lsmq_node.node import Node
 from lsmq_node.storage import Topic
+from lsmq_node.workers import LARGE_BYTES, Workers
 
 from .arrays import queue_offsets
 from .bodies import read_body
 from .codec import JSON_TYPE, MSGPACK_TYPE, answer_format, decode, encode, request_format
 from .schema import Schema, check
-from .workers import LARGE_BYTES, Workers
 
 #: Operations that monitoring calls, often with query parameters of its own; those are passed over.
 SYSTEM_TAG = "system"
@@ -95,12 +96,13 @@ class Route:
 class Call:
     """One request on its way through a handler."""
 
-    __slots__ = ("broker", "hold", "query", "request", "route", "workers")
+    __slots__ = ("broker", "hold", "node", "query", "request", "route", "workers")
 
-    def __init__(self, request: web.Request, broker: Broker, workers: Workers, route: Route, hold: Hold) -> None:
+    def __init__(self, request: web.Request, node: Node, workers: Workers, route: Route, hold: Hold) -> None:
         """Raises :class:`InvalidRequest` when a query parameter is wrong or unknown."""
         self.request = request
-        self.broker = broker
+        self.node = node
+        self.broker = node.broker
         self.workers = workers
         self.route = route
         self.hold = hold

@@ -14,19 +14,18 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import structlog
 from aiohttp import web
 
 from lsmq.errors import LsmqError
-from lsmq_node.broker import Broker
 from lsmq_node.config import NodeConfig
 from lsmq_node.connections import INTERNAL_CONNECTIONS, Doorkeeper, Limits
 from lsmq_node.descriptors import shares
 from lsmq_node.listening import listening_socket
+from lsmq_node.node import Node, running_node
 
 from . import logs
 from .app import make_app
@@ -79,35 +78,19 @@ async def _serve(config: NodeConfig) -> None:
     with listening_socket(config.host, config.port, "--port") as listener:
         config = dataclasses.replace(config, port=listener.getsockname()[1])
         _log.info("starting", pid=os.getpid(), **config.to_dict())
-        async with _running(config) as broker:
+        async with running_node(config) as node:
             # What is there by now stays: without this, each full collection looks through it, for tens of milliseconds.
             gc.collect()
             gc.freeze()
-            await _serve_http(broker, listener, stopping)
+            await _serve_http(node, listener, stopping)
     _log.info("stopped")
 
 
-@asynccontextmanager
-async def _running(config: NodeConfig) -> AsyncIterator[Broker]:
-    """The broker, of its own or in a cluster, closed at the end."""
-    if config.cluster is not None:
-        from lsmq_node.cluster.running import running_member  # a node of its own needs nothing of it
-
-        async with running_member(config) as broker:
-            yield broker
-        return
-    broker = await Broker.open(config)
-    try:
-        yield broker
-    finally:
-        await broker.close()
-
-
-async def _serve_http(broker: Broker, listener: socket.socket, stopping: asyncio.Event) -> None:
-    config = broker.config
+async def _serve_http(node: Node, listener: socket.socket, stopping: asyncio.Event) -> None:
+    config = node.broker.config
     grace_s = config.shutdown_grace_ms / 1000
     runner = web.AppRunner(
-        make_app(broker),
+        make_app(node),
         access_log=None,
         handler_cancellation=True,
         auto_decompress=False,  # see .bodies, which knows a limit
@@ -117,16 +100,16 @@ async def _serve_http(broker: Broker, listener: socket.socket, stopping: asyncio
     )
     await runner.setup()
     assert runner.server is not None
-    door = broker.door = Doorkeeper(listener, runner.server, client_limits(config))
+    door = node.broker.door = Doorkeeper(listener, runner.server, client_limits(config))
     try:
         door.start()
         _announce(config)
         await stopping.wait()
-        _log.info("stopping", waiters=broker.waiters.count)
-        await broker.retire()
-        broker.begin_shutdown()
+        _log.info("stopping", waiters=node.broker.waiters.count)
+        await node.retire()
     finally:
         door.close()
+        await node.begin_stop()
         await runner.cleanup()
 
 

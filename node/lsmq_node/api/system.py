@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import time
 from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
 from aiohttp import web
 
-from lsmq import runtime
-from lsmq_node.broker import Broker
 from lsmq_node.config import NodeConfig
 
 from . import schemas
 from .codec import answer
-from .groups import service
 from .routing import Call, Content, Route
 
 OPENAPI_KEY = web.AppKey("openapi", dict[str, Any])
@@ -30,34 +28,14 @@ def version() -> str:
         return "0"
 
 
-def failures_of(broker: Broker) -> list[str]:
-    """Why the node must be restarted; empty when it need not be."""
-    return [
-        f"shard {port.number} stopped: {port.stopped.message}"
-        for port in broker.topology.ports()
-        if port.stopped is not None
-    ]
-
-
 async def healthz(call: Call) -> web.StreamResponse:
     """GET /healthz"""
-    reasons = failures_of(call.broker)
-    return _health(call, reasons)
+    return _health(call, call.node.failures())
 
 
 async def readyz(call: Call) -> web.StreamResponse:
     """GET /readyz"""
-    reasons = failures_of(call.broker)
-    reasons.extend(call.broker.topology.not_ready())
-    reasons.extend(call.broker.parts.problems(essential=True))
-    if call.broker.shutting_down:
-        reasons.append("the node is stopping")
-    warnings = [
-        f"shard {port.number}: {damage}" for port in call.broker.topology.ports() for damage in port.store.damage()
-    ]
-    warnings += service(call).stalled()
-    warnings += call.broker.parts.problems(essential=False)
-    return _health(call, reasons, warnings)
+    return _health(call, call.node.not_ready(), call.node.warnings())
 
 
 def _health(call: Call, reasons: list[str], warnings: Sequence[str] = ()) -> web.Response:
@@ -86,7 +64,7 @@ async def status(call: Call) -> web.StreamResponse:
         call.request,
         {
             "version": version(),
-            "uptime_s": round(runtime.monotonic() - broker.started_at, 3),
+            "uptime_s": round(time.monotonic() - broker.started_at, 3),
             "data_dir": str(broker.config.data.absolute()),
             "pid": os.getpid(),
             "shards": shards,

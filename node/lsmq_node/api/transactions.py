@@ -12,9 +12,10 @@ from lsmq.record_batch import Column, RecordBatch
 from lsmq_node.broker import client_of
 from lsmq_node.config import NodeConfig
 from lsmq_node.storage import Topic
-from lsmq_node.transactions import Part, State, Transaction, TransactionService
+from lsmq_node.transactions import Part, State, Transaction
 from lsmq_node.transactions.coordinator import ShardTransactions
 from lsmq_node.transactions.records import encode_part
+from lsmq_node.workers import Turns
 
 from .batches import _column
 from .codec import answer
@@ -22,22 +23,14 @@ from .pages import page
 from .produce import Packer, message_limit, values_of
 from .routing import Call
 from .schema import check
-from .workers import Turns
-
-TRANSACTIONS_KEY = web.AppKey("transactions", TransactionService)
 
 HEARTBEATS_PER_SESSION = 3
 MAX_LISTED = 1_000
 
 
-def service(call: Call) -> TransactionService:
-    """The transactions of the node that is asked."""
-    return call.request.app[TRANSACTIONS_KEY]
-
-
 async def _coordinator(call: Call) -> tuple[ShardTransactions, str]:
     group = call.path("group")
-    return await service(call).coordinator(group), group
+    return await call.node.transactions.coordinator(group), group
 
 
 def describe(transaction: Transaction) -> dict[str, Any]:
@@ -82,7 +75,9 @@ async def heartbeat(call: Call) -> web.StreamResponse:
         f"{given} ({remote})" if given else remote,
         checks=document.get("checks", False),
         join=document.get("join", False),
-        wait_s=service(call).hold_s(min(document.get("wait_ms", 0), heartbeat_ms, call.broker.config.max_wait_ms)),
+        wait_s=call.node.transactions.hold_s(
+            min(document.get("wait_ms", 0), heartbeat_ms, call.broker.config.max_wait_ms)
+        ),
     )
     found = {"member": key[1], "heartbeat_ms": heartbeat_ms, "checks": [describe(each) for each in asked]}
     return answer(call.request, found)
@@ -196,7 +191,7 @@ def _check_fits(shard: ShardTransactions, part: Part) -> None:
 async def _decide(call: Call, state: State) -> web.StreamResponse:
     document = await call.checked_document()
     shard, group = await _coordinator(call)
-    wait_s = service(call).hold_s(document.get("wait_ms", 0)) if state is State.COMMITTED else 0.0
+    wait_s = call.node.transactions.hold_s(document.get("wait_ms", 0)) if state is State.COMMITTED else 0.0
     key, by = (group, call.path("transaction")), document.get("member") or "operator"
     return answer(call.request, describe(await shard.decide(key, state, by, wait_s)))
 
@@ -242,7 +237,7 @@ async def list_groups(call: Call) -> web.StreamResponse:
             "members": len(shard.book.members_of(group)),
             "unfinished": shard.book.unfinished(group),
         }
-        for shard in service(call).shards()
+        for shard in call.node.transactions.shards()
         for group in shard.book.groups()
     ]
     groups, following = page(call, found, lambda each: str(each["group"]))

@@ -21,7 +21,8 @@ from lsmq.errors import (
 )
 from lsmq_node.config import NodeConfig
 from lsmq_node.storage import Topic
-from lsmq_node.workqueue import Refusal, WorkService
+from lsmq_node.workers import LARGE_BYTES
+from lsmq_node.workqueue import Refusal
 from lsmq_node.workqueue.receipts import Receipt, encode_receipt, group_hash
 from lsmq_node.workqueue.shard_work import Delivery, ShardWork
 
@@ -29,11 +30,9 @@ from . import work_schemas as schemas
 from .codec import Format, answer, answer_format, encode
 from .rendering import RENDERED_TIMES, render_message
 from .routing import Call, Content, Parameter, Route, path_parameters
-from .workers import LARGE_BYTES
 
 #: So many small messages are packed within a millisecond or two.
 _MANY_MESSAGES = 200
-WORK_KEY = web.AppKey("work", WorkService)
 
 _MESSAGES = {
     Refusal.EXPIRED: "the delivery is over: its visibility ended, or it was given back; the message may be with "
@@ -48,7 +47,7 @@ async def pop(call: Call) -> web.StreamResponse:
     """POST /v1/groups/{group}/pop"""
     group, document = call.path("group"), await call.checked_document()
     topic, config = await call.topic(document["topic"]), call.broker.config
-    service, request = call.request.app[WORK_KEY], call.request
+    service, request = call.node.work, call.request
     found = await service.pop(
         group,
         topic,
@@ -93,7 +92,7 @@ def _message(topic: Topic, owner: int, delivery: Delivery, form: Format) -> dict
 
 async def _settle(call: Call, document: dict[str, Any], how: Callable[[ShardWork], How]) -> web.StreamResponse:
     topic = await call.topic(document["topic"])
-    refusals = await call.request.app[WORK_KEY].settle(call.path("group"), topic, document["receipts"], how)
+    refusals = await call.node.work.settle(call.path("group"), topic, document["receipts"], how)
     refused = [
         {"index": index, "code": refusal.value, "message": _MESSAGES[refusal]}
         for index, refusal in enumerate(refusals)
@@ -139,7 +138,7 @@ async def extend(call: Call) -> web.StreamResponse:
 async def configure(call: Call) -> web.StreamResponse:
     """PUT /v1/groups/{group}/work-queue"""
     group, document = call.path("group"), await call.checked_document()
-    topic, service = await call.topic(document["topic"]), call.request.app[WORK_KEY]
+    topic, service = await call.topic(document["topic"]), call.node.work
     given = {name: value for name, value in document.items() if name in schemas.SETTINGS_FIELDS}
     works = await service.configure(group, topic, service.shards(topic, document.get("shards")), given)
     return answer(call.request, await _description(group, topic, works))
@@ -148,7 +147,7 @@ async def configure(call: Call) -> web.StreamResponse:
 async def describe(call: Call) -> web.StreamResponse:
     """GET /v1/groups/{group}/work-queue"""
     group, topic = call.path("group"), await call.topic(call.query["topic"])
-    service = call.request.app[WORK_KEY]
+    service = call.node.work
     shards = service.shards(topic, None)
     if not service.is_work_queue(group, topic):
         raise UnknownGroup(

@@ -34,14 +34,13 @@ from lsmq_coordinator.overseer import Overseer
 from lsmq_coordinator.parts import UNSEEN, Part, Parts, kept
 from lsmq_coordinator.raft_control import RaftConfig, RaftControl
 from lsmq_coordinator.zookeeper import ZooKeeperConfig, ZooKeeperRegistry
-from lsmq_node.broker import Broker, WaiterTable
+from lsmq_node.broker import WaiterTable
 from lsmq_node.broker.layout import store_options
 from lsmq_node.cluster.config import ClusterConfig
 from lsmq_node.config import NodeConfig
 from lsmq_node.connections import INTERNAL_CONNECTIONS, Doorkeeper, Limits
 from lsmq_node.descriptors import shares
 from lsmq_node.listening import listening_socket
-from lsmq_node.parts import tell_part
 from lsmq_node.replication import Message
 from lsmq_node.storage import StoreOptions
 
@@ -63,8 +62,10 @@ _CONFIRM_TIMEOUT_S = 2.0
 
 
 @asynccontextmanager
-async def running_member(config: NodeConfig) -> AsyncIterator[Broker]:
-    """A broker on replicated shards, for as long as the scope lasts. Ends in order: replicas, links, control plane.
+async def running_member(config: NodeConfig, waiters: WaiterTable, parts: Parts) -> AsyncIterator[ClusterMember]:
+    """A broker's replicated shards, for as long as the scope lasts. Ends in order: replicas, links, control plane.
+
+    ``waiters`` are woken, and ``parts`` are the whole node's.
 
     Raises what cannot be started: ``InvalidConfig``, ``SecretUnusable``, ``AddressInUse``, ``DataDirectoryLocked``,
     ``CorruptFile`` ... Replicas are opened later, see ``ClusterMember.not_ready``.
@@ -79,13 +80,11 @@ async def running_member(config: NodeConfig) -> AsyncIterator[Broker]:
         )
         app = web.Application(middlewares=[auth_middleware(Verifier(secret))], client_max_size=_MAX_INTERNAL_BODY_BYTES)
         raft = overseer = None
-        parts = Parts(tell_part)
         if settings.is_voter:
             raft, overseer = _voter(config, settings, secret)
             app.add_routes(control_routes(raft, overseer, secret))
             await raft.start()
             scope.push_async_callback(raft.stop)
-        waiters = WaiterTable(config.max_waiters)
         timing = ControlTiming(settings.heartbeat_ms / 1000, settings.lease_ms / 1000, settings.lease_ms / 1000)
         control = ControlClient(
             settings.node,
@@ -159,7 +158,6 @@ async def running_member(config: NodeConfig) -> AsyncIterator[Broker]:
         scope.callback(control.on_change(member.viewed))
         scope.callback(control.on_lease(member.replicas.leased))
         member.viewed(control.state)
-        broker = Broker(config, member, waiters, parts)
         sentinel = Sentinel(
             DeathNotice(settings.node, control.life),
             secret,
@@ -182,9 +180,8 @@ async def running_member(config: NodeConfig) -> AsyncIterator[Broker]:
             if raft is not None:
                 background.append(tasks.create_task(raft.keep(voter), name="voter"))
             try:
-                yield broker
+                yield member
             finally:
-                await broker.close()
                 for task in background:
                     task.cancel()
 
