@@ -104,7 +104,7 @@ class Node:
 
     def not_ready(self) -> list[str]:
         """Why requests should not be sent here now; empty when they may."""
-        stopping = ["the node is stopping"] if self.broker.shutting_down else []
+        stopping = ["the node is stopping"] if self.broker.admission.stopping else []
         essential = self.broker.parts.problems(essential=True)
         return [*self.failures(), *self.broker.topology.not_ready(), *essential, *stopping]
 

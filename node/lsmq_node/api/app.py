@@ -12,7 +12,6 @@ from lsmq_node.broker import client_of
 from lsmq_node.config import NodeConfig
 from lsmq_node.metrics import HttpMetrics
 from lsmq_node.node import Node
-from lsmq_node.workers import Workers
 
 from . import (
     batches,
@@ -76,21 +75,17 @@ def make_app(node: Node) -> web.Application:
     config, metrics = node.broker.config, HttpMetrics()
     app = web.Application(middlewares=[failures, own_pages(config, metrics)], client_max_size=config.max_request_bytes)
     app[NODE] = node
-    workers = Workers()
-    app.on_cleanup.append(lambda _: workers.close())
     node.metrics.add(metrics)
     table = route_table(config)
     app[system.OPENAPI_KEY] = document(table, system.version())
     for route in table:
-        handler = _handler(route, node, workers, metrics)
+        handler = _handler(route, node, metrics)
         for method in route.methods:
             app.router.add_route(method, route.path, handler, name=route.operation)
     return app
 
 
-def _handler(
-    route: Route, node: Node, workers: Workers, metrics: HttpMetrics
-) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     """The route's handler with a memory reservation of its own, counted and timed."""
     series, broker = metrics.series(route.operation), node.broker
 
@@ -99,7 +94,7 @@ def _handler(
         status = 499  # The caller went away: what remains when nothing below says otherwise.
         try:
             with broker.budget.hold(client_of(request.remote)) as hold:
-                response = await route.handler(Call(request, node, workers, route, hold))
+                response = await route.handler(Call(request, node, route, hold))
                 response = await send_held(request, response, hold, broker)
             status = response.status
             return response

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsmq.errors import InvalidRequest
+from lsmq_node.broker.admission import Admission
 from lsmq_node.storage import Topic
 
 _MOST_DIGITS = 19
@@ -27,7 +28,7 @@ def integers(value: Any, width_bytes: int, field: str) -> NDArray[np.int64]:
     return np.array(value, np.int64)
 
 
-def queue_offsets(document: dict[str, Any], limit: int) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+def queue_offsets(document: dict[str, Any], admission: Admission) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
     """``queues`` and ``offsets`` of a body: alike in number, queues sorted here and without repeats."""
     queues = integers(document["queues"], 4, "queues")
     offsets = integers(document["offsets"], 8, "offsets")
@@ -36,7 +37,7 @@ def queue_offsets(document: dict[str, Any], limit: int) -> tuple[NDArray[np.uint
             f"queues has {len(queues)} items and offsets {len(offsets)}; each queue needs its offset",
             field="offsets",
         )
-    _check_count(len(queues), limit)
+    admission.queue_count(len(queues))
     if len(queues) > 1 and not bool((queues[1:] > queues[:-1]).all()):
         order = np.argsort(queues, kind="stable")
         queues, offsets = queues[order], offsets[order]
@@ -48,10 +49,10 @@ def queue_offsets(document: dict[str, Any], limit: int) -> tuple[NDArray[np.uint
     return queues.astype(np.uint32), offsets
 
 
-def parse_ranges(text: str, topic: Topic, limit: int) -> NDArray[np.int64]:
+def parse_ranges(text: str, topic: Topic, admission: Admission) -> NDArray[np.int64]:
     """The queues of ``0-99,200``: single numbers and ranges, both ends included. Empty text is all."""
     if not text:
-        _check_count(topic.queues, limit)
+        admission.queue_count(topic.queues)
         return np.arange(topic.queues, dtype=np.int64)
     pieces: list[NDArray[np.int64]] = []
     count = 0
@@ -71,7 +72,7 @@ def parse_ranges(text: str, topic: Topic, limit: int) -> NDArray[np.int64]:
                 f"queues has {piece}; the queues of topic {topic.name!r} are 0 to {topic.queues - 1}",
                 field="queues",
             )
-        _check_count(count, limit)
+        admission.queue_count(count)
         pieces.append(np.arange(low, high + 1, dtype=np.int64))
     return np.concatenate(pieces)
 
@@ -79,12 +80,3 @@ def parse_ranges(text: str, topic: Topic, limit: int) -> NDArray[np.int64]:
 def is_number(text: str) -> bool:
     """Whether a text is a number; one of thousands of digits would take long to read, and is none."""
     return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
-
-
-def _check_count(count: int, limit: int) -> None:
-    if count > limit:
-        raise InvalidRequest(
-            f"queues names {count} queues, the limit is {limit} a request (max_queues_per_request); ask in parts",
-            field="queues",
-            limit=limit,
-        )

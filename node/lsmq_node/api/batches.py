@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import zstandard
 from aiohttp import web
 from numpy.typing import NDArray
 
@@ -35,14 +34,11 @@ from lsmq.errors import (
     UnknownQueue,
     UnknownTopic,
 )
-from lsmq.record_batch import HEADER, HEADER_BYTES, Codec, Column, Flag, RecordBatch
+from lsmq.record_batch import Column, Flag
 from lsmq.topics import FETCH_SESSION_HEADER
-from lsmq_node.broker import Ack, Broker, Fetched, ReadFrom, client_of
-from lsmq_node.broker.placement import split_by_shard
+from lsmq_node.broker import Fetched, FetchRequest, ProduceRequest, ReadFrom
 from lsmq_node.config import NodeConfig
-from lsmq_node.storage import Topic
-from lsmq_node.storage.columns import DTYPES, decode_column, encode_columns, encode_one
-from lsmq_node.transactions.lanes import BROKER_PRODUCERS
+from lsmq_node.storage.columns import encode_columns, encode_one
 
 from . import schemas
 from .codec import BATCH_TYPE, BATCHES_TYPE, media_type
@@ -59,135 +55,19 @@ PRODUCER_ERRORS = (
     TooManyProducers,
 )
 
-_SENT_COLUMNS = frozenset(
-    {
-        Column.QUEUE,
-        Column.LENGTH,
-        Column.HEADER_LENGTH,
-        Column.KEY_HASH,
-        Column.TAG_HASH,
-        Column.TYPE_HASH,
-        Column.PRIORITY,
-        Column.DUE_MS,
-        Column.EXPIRES_MS,
-        Column.FLAGS,
-    }
-)
-#: A smaller payload is decompressed within a millisecond.
-_LARGE_PAYLOAD_BYTES = 512 * 1024
-_MOST: dict[int, int] = {
-    column: int(np.iinfo(DTYPES[column]).max) for column in _SENT_COLUMNS if DTYPES[column].itemsize < 8
-}
-
-
-def payload_bytes_of(body: bytes, config: NodeConfig) -> int:
-    """What the payload of a batch that was sent takes once it is decompressed; the header is checked, and this limit.
-
-    Raises :class:`InvalidBatch`, :class:`TooManyMessages`, :class:`InvalidRequest`.
-    """
-    if len(body) < HEADER_BYTES:
-        raise InvalidBatch(f"the body has {len(body)} bytes, too few for a record batch ({HEADER_BYTES})")
-    _, total, _, codec, _, record_count, payload_bytes, raw_bytes, *_ = HEADER.unpack_from(body)
-    if total != len(body):
-        raise InvalidBatch(f"the batch says {total} bytes, the body has {len(body)}; send one batch a request")
-    if record_count == 0:
-        raise InvalidBatch("the batch holds no records; send at least one")
-    if record_count > config.max_messages_per_request:
-        raise TooManyMessages(
-            f"the batch holds {record_count} messages, the limit is {config.max_messages_per_request} a "
-            "request (max_messages_per_request); send smaller batches",
-            limit=config.max_messages_per_request,
-            count=record_count,
-        )
-    if codec == Codec.ZSTD and payload_bytes <= total:
-        raw_bytes = max(raw_bytes, _frame_bytes(body[total - payload_bytes : total]))
-    if raw_bytes > config.max_request_bytes:
-        raise InvalidRequest(
-            f"the batch holds {raw_bytes} bytes after decompression, the limit is {config.max_request_bytes} "
-            "(max_request_bytes); send smaller batches",
-            limit=config.max_request_bytes,
-        )
-    return int(raw_bytes)
-
-
-def decode_sent_batch(body: bytes, config: NodeConfig) -> RecordBatch:
-    """The batch a producer sent, whole and within limits, its payload decompressed.
-
-    What decoding would cost is known from the header and checked first. Raises as :func:`payload_bytes_of`.
-    """
-    payload_bytes_of(body, config)
-    batch = RecordBatch(body, source="request")
-    if batch.producer_id >= BROKER_PRODUCERS:
-        raise InvalidBatch(f"producer id {batch.producer_id} is the broker's; choose one below 2**63")
-    for column, (position, width, base) in batch.directory.items():
-        if column not in _SENT_COLUMNS:
-            raise InvalidBatch(f"the batch has column {column}, which a producer cannot send")
-        most = _MOST.get(column)
-        if most is not None and base + (1 << 8 * width) - 1 > most:
-            largest = base + _largest(batch, position, width)
-            if largest > most:
-                raise InvalidBatch(f"column {Column(column).name} of the batch has a {largest}; the limit is {most}")
-    return batch
-
-
-def _largest(batch: RecordBatch, position: int, width: int) -> int:
-    """The largest delta of a column."""
-    if not width:
-        return 0
-    return int(np.frombuffer(batch.buffer, f"<u{width}", batch.record_count, position).max())
-
-
-def _frame_bytes(payload: bytes) -> int:
-    """Bytes a zstd frame says it holds, which decompressing allocates at once."""
-    try:
-        size = zstandard.frame_content_size(payload)
-    except zstandard.ZstdError as error:
-        raise InvalidBatch("the batch's payload is not a zstd frame") from error
-    if size < 0:
-        raise InvalidBatch("the batch's zstd frame does not say its size; compress it in one piece")
-    return size
-
-
-def _column(batch: RecordBatch, column: Column) -> NDArray[Any]:
-    return decode_column(batch.buffer, batch.directory.get(column), batch.record_count, DTYPES[column])
-
-
-def _only_shard(broker: Broker, topic: Topic, batch: RecordBatch) -> int:
-    """The shard of all the batch's queues. Raises :class:`InvalidRequest` when there is more than one."""
-    if broker.topology.shard_count == 1:
-        return 0
-    queues = _column(batch, Column.QUEUE)
-    broker.check_queues(topic, queues)
-    parts = split_by_shard(queues, topic, broker.topology.shard_count)
-    if len(parts) > 1:
-        shards = ", ".join(str(shard) for shard, _ in parts)
-        raise InvalidRequest(
-            f"the batch has queues of the shards {shards}; send one batch a shard (see the topic's routes)"
-        )
-    return parts[0][0]
-
 
 async def send_batch(call: Call) -> web.StreamResponse:
     """POST /v1/topics/{topic}/batches"""
-    broker, request = call.broker, call.request
-    topic = await call.topic(request.match_info["topic"])
-    if media_type(request) != BATCH_TYPE:
-        raise InvalidRequest(f"Content-Type is {media_type(request)!r}; a batch is sent as {BATCH_TYPE}")
-    body = await call.body()
-    config = broker.config
-    unpacked_bytes = payload_bytes_of(body, config)
-    if unpacked_bytes > len(body):
-        call.hold.resize_within(len(body) + unpacked_bytes)
-    packs = HEADER.unpack_from(body)[3] != Codec.NONE and unpacked_bytes >= _LARGE_PAYLOAD_BYTES
-    batch = await call.workers.run(lambda: decode_sent_batch(body, config), large=packs)
-    ack = call.query["ack"]
-    parts = [(_only_shard(broker, topic, batch), batch)]
-    (appended,) = await broker.append(topic, parts, None if ack is None else Ack(ack))
+    topic = await call.topic(call.path("topic"))
+    if (found := media_type(call.request)) != BATCH_TYPE:
+        raise InvalidRequest(f"Content-Type is {found!r}; a batch is sent as {BATCH_TYPE}")
+    part = await call.broker.unpack(topic, await call.body(), call.hold)
+    (appended,) = await call.broker.produce(ProduceRequest(topic, (part,), call.ack(call.query["ack"])))
     columns: dict[int, NDArray[Any] | int] = {Column.OFFSET: appended.offsets, Column.STORED_MS: appended.stored_ms}
     headers = {"Content-Type": BATCH_TYPE}
     if appended.duplicate:
         headers["Lsmq-Duplicate"] = "1"
-    return web.Response(body=encode_columns(batch.record_count, columns), headers=headers)
+    return web.Response(body=encode_columns(len(appended.offsets), columns), headers=headers)
 
 
 def elsewhere_batches(found: Fetched) -> Iterator[bytes]:
@@ -222,20 +102,18 @@ def positions_batch(found: Fetched) -> bytes:
 
 async def fetch(call: Call) -> web.StreamResponse:
     """POST /v1/topics/{topic}/fetch"""
-    broker, config = call.broker, call.broker.config
-    topic = await call.topic(call.request.match_info["topic"])
+    config = call.broker.config
+    topic = await call.topic(call.path("topic"))
     document = await call.checked_document()
     limits: Any = {
-        "max_records": min(
-            document.get("max_messages", config.max_messages_per_request), config.max_messages_per_request
-        ),
-        "max_bytes": min(document.get("max_bytes", config.max_response_bytes), config.max_response_bytes),
-        "wait_ms": document.get("wait_ms", 0),
-        "hold": call.hold,
+        "topic": topic,
+        "max_records": document.get("max_messages", config.max_messages_per_request),
+        "max_bytes": document.get("max_bytes", config.max_response_bytes),
+        "wait_ms": document["wait_ms"],
         "source": ReadFrom(call.query["from"]),
     }
     if "session" in document:
-        found, token = await broker.reads.go_on(topic, document["session"], **limits)
+        request = FetchRequest(**limits, session=document["session"])
     else:
         for name in ("queues", "offsets"):
             if name not in document:
@@ -244,10 +122,9 @@ async def fetch(call: Call) -> web.StreamResponse:
                     field=name,
                 )
         queues, offsets = await call.queue_offsets(document)
-        found = await broker.fetch(topic, queues, offsets, **limits)
-        client = client_of(call.request.remote)
-        token = broker.reads.open_session(topic, queues, offsets, found, client) if document.get("keep") else None
-    headers = {FETCH_SESSION_HEADER: token} if token else {}
+        request = FetchRequest(**limits, queues=queues, offsets=offsets, keep=document["keep"])
+    found = await call.broker.fetch(request, call.hold)
+    headers = {FETCH_SESSION_HEADER: found.session} if found.session else {}
     batches = [*elsewhere_batches(found), positions_batch(found), *found.parts]
     return await send_parts(call, batches, {"Content-Type": BATCHES_TYPE, **headers})
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import numpy as np
 from aiohttp import web
@@ -18,7 +17,7 @@ from lsmq.errors import (
     UnknownTopic,
 )
 from lsmq.record_batch import parse_message_id
-from lsmq_node.broker import ReadFrom
+from lsmq_node.broker import ReadFrom, ReadRequest
 from lsmq_node.config import NodeConfig
 
 from . import schemas
@@ -36,19 +35,19 @@ async def read_queue(call: Call) -> web.StreamResponse:
     topic, queue = await call.topic(call.path("topic")), call.path("queue")
     offset, limit = query["offset"], query["max"]
     if isinstance(offset, str):
-        broker.check_queue(topic, queue)
+        broker.admission.queue(topic, queue)
         bounds = await broker.offsets(topic, np.array((queue,)), source)
         offset = int(bounds[0 if offset == "earliest" else 1][0])
-    found = await broker.read(
-        topic,
-        queue,
-        offset,
+    request = ReadRequest(
+        topic=topic,
+        queue=queue,
+        offset=offset,
         max_records=limit,
         max_bytes=query["max_bytes"],
         wait_ms=query["wait_ms"],
-        hold=call.hold,
         source=source,
     )
+    found = await broker.read(request, call.hold)
     if not found:
         return answer(call.request, {"messages": [], "next_offset": offset})
     form = answer_format(call.request)
@@ -69,9 +68,10 @@ async def get_message(call: Call) -> web.StreamResponse:
     topic_id, queue, offset = parse_message_id(identity)
     try:
         topic = await broker.topic_by_id(topic_id)
-        limits: Any = {"max_records": 1, "max_bytes": 1, "wait_ms": 0}
-        source = ReadFrom(call.query["from"])
-        found = await broker.read(topic, queue, offset, **limits, hold=call.hold, source=source)
+        request = ReadRequest(
+            topic=topic, queue=queue, offset=offset, max_records=1, max_bytes=1, source=ReadFrom(call.query["from"])
+        )
+        found = await broker.read(request, call.hold)
     except (UnknownTopic, UnknownQueue) as error:
         raise UnknownMessage(f"no message has the id {identity}: {error.message}", id=identity) from error
     except OffsetOutOfRange as error:

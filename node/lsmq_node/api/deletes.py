@@ -7,13 +7,13 @@ from aiohttp import web
 
 from lsmq.errors import (
     DiskFull,
-    InvalidRequest,
     NotEnoughReplicas,
     NotLeader,
     OffsetOutOfRange,
     UnknownQueue,
     UnknownTopic,
 )
+from lsmq_node.broker import DeleteRequest
 from lsmq_node.config import NodeConfig
 
 from . import schemas
@@ -46,15 +46,7 @@ async def delete_messages(call: Call) -> web.StreamResponse:
     document = await call.checked_document()
     queues = integers(document["queues"], 4, "queues").astype(np.uint32)
     offsets = integers(document["offsets"], 8, "offsets")
-    limit = call.broker.config.max_messages_per_request
-    if len(queues) != len(offsets) or len(queues) > limit:
-        raise InvalidRequest(
-            f"queues has {len(queues)} items and offsets {len(offsets)}; each queue needs its offset, and {limit} is "
-            "the limit a request",
-            field="offsets",
-            limit=limit,
-        )
-    await call.broker.delete(topic, queues, offsets, before=document.get("before", False))
+    await call.broker.delete(DeleteRequest(topic, queues, offsets, document["before"]))
     return answer(call.request, {"deleted": len(queues)})
 
 

@@ -60,11 +60,11 @@ async def heartbeat(call: Call) -> web.StreamResponse:
     """POST /v1/groups/{group}/heartbeat"""
     name, document = call.path("group"), await call.checked_document()
     beat = _beat(call, document)
-    if document.get("leave", False):
+    if document["leave"]:
         await call.node.groups.leave(name, beat)
         return answer(call.request, _assignment(Answer(beat.member, beat.epoch, beat.version, 0, {}, {}, 0, True)))
     longest_ms = min(beat.session_ms // HEARTBEATS_PER_SESSION, call.broker.config.max_wait_ms)
-    wait_ms = min(document.get("wait_ms", 0), longest_ms)
+    wait_ms = min(document["wait_ms"], longest_ms)
     return answer(call.request, _assignment(await call.node.groups.heartbeat(name, beat, wait_ms)))
 
 
@@ -73,14 +73,14 @@ def _beat(call: Call, document: dict[str, Any]) -> Beat:
     return Beat(
         document["member"],
         tuple(document["topics"]),
-        document.get("epoch", 0),
-        document.get("version", 0),
+        document["epoch"],
+        document["version"],
         _owned(document.get("owned", {})),
         document.get("static_id"),
-        document.get("session_ms", 10_000),
-        document.get("stalled", False),
+        document["session_ms"],
+        document["stalled"],
         f"{given} ({remote})" if given else remote,
-        Mode(document.get("mode", Mode.CLUSTERED)),
+        Mode(document["mode"]),
     )
 
 

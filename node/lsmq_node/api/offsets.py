@@ -55,7 +55,7 @@ async def commit_offsets(call: Call) -> web.StreamResponse:
     member = document.get("member")
     if (member is None) != (document.get("epoch") is None):
         raise InvalidRequest("member and epoch come together: the generation the member has heard of", field="epoch")
-    reset, streams = document.get("reset", False), call.node.push
+    reset, streams = document["reset"], call.node.push
     streams.committing(group, topic, reset=reset)
     await call.node.groups.commit(
         group,
@@ -75,9 +75,8 @@ async def get_offsets(call: Call) -> web.StreamResponse:
     """GET /v1/groups/{group}/offsets"""
     query = call.query
     group, topic = call.path("group"), await call.topic(query["topic"])
-    limit = call.broker.config.max_queues_per_request
     queues, offsets = await call.broker.committed_offsets(
-        group, topic, parse_ranges(query["queues"] or "", topic, limit)
+        group, topic, parse_ranges(query["queues"] or "", topic, call.broker.admission)
     )
     return await call.answer_large(2 * len(queues), lambda: {"queues": queues.tolist(), "offsets": offsets.tolist()})
 

@@ -27,7 +27,8 @@ from lsmq.errors import (
 )
 from lsmq.messages import Headers, Key
 from lsmq.record_batch import BatchBuilder, RecordBatch, key_hash, message_id
-from lsmq_node.broker import Ack, Broker
+from lsmq_node.broker import Broker, ProduceRequest
+from lsmq_node.broker.admission import Admission
 from lsmq_node.config import NodeConfig
 from lsmq_node.storage import Topic
 from lsmq_node.workers import Turns
@@ -80,7 +81,7 @@ class Packer:
         self._producer_id = producer_id
         self._topic = topic
         self._schema = schema
-        self._limit = message_limit(broker.config, topic)
+        self._limit = broker.admission.max_message_bytes(topic)
         self.parts: dict[int, Part] = {}
 
     def add(self, index: int, message: Any) -> None:
@@ -197,7 +198,7 @@ class Packer:
 
     def _refuse_queue(self, index: int, message: dict[str, Any], queue: Any) -> None:
         check(message, self._schema, f"messages[{index}]")
-        self._broker.check_queue(self._topic, queue)
+        self._broker.admission.queue(self._topic, queue)
 
     def _explain(self, index: int, message: Any) -> None:
         """Say by the schema what the quick check did not like."""
@@ -205,22 +206,10 @@ class Packer:
         raise InvalidRequest(f"messages[{index}] is not a message", field=f"messages[{index}]")
 
 
-def message_limit(config: NodeConfig, topic: Topic) -> int:
-    """The most bytes a message of the topic may have."""
-    own = topic.options.max_message_bytes
-    return config.max_message_bytes if own is None else min(own, config.max_message_bytes)
-
-
-def _check_envelope(document: Any, config: NodeConfig, schema: Schema) -> list[Any]:
+def _check_envelope(document: Any, admission: Admission, schema: Schema) -> list[Any]:
     messages = document.get("messages") if isinstance(document, dict) else None
-    if type(messages) is list and len(messages) > config.max_messages_per_request:
-        raise TooManyMessages(
-            f"messages has {len(messages)} messages, the limit is {config.max_messages_per_request} a "
-            "request (max_messages_per_request); send them in parts",
-            field="messages",
-            limit=config.max_messages_per_request,
-            count=len(messages),
-        )
+    if type(messages) is list:
+        admission.message_count(len(messages), "messages has")
     if type(messages) is not list or not messages or document.keys() != {"messages"}:
         # All but the messages themselves, which are checked as they are packed.
         properties = {**schema["properties"], "messages": {**schema["properties"]["messages"], "items": {}}}
@@ -231,11 +220,11 @@ def _check_envelope(document: Any, config: NodeConfig, schema: Schema) -> list[A
 async def produce(call: Call) -> web.StreamResponse:
     """POST /v1/topics/{topic}/messages"""
     broker = call.broker
-    topic = await call.topic(call.request.match_info["topic"])
+    topic = await call.topic(call.path("topic"))
     document = await call.document()
     assert call.route.request is not None and call.route.request.schema is not None
     schema = call.route.request.schema
-    messages = _check_envelope(document, broker.config, schema)
+    messages = _check_envelope(document, broker.admission, schema)
     producer = document.get("producer") or {"id": 0, "sequence": 0}
     packer = Packer(broker, topic, schema["properties"]["messages"]["items"], producer["id"])
     turns = Turns()
@@ -254,8 +243,7 @@ async def produce(call: Call) -> web.StreamResponse:
             producer_id=producer["id"], producer_epoch=producer.get("epoch", 0), sequence=producer["sequence"]
         )
         batches.append((shard, RecordBatch(packed, verify=False)))
-    ack = document.get("ack")
-    appended = await broker.append(topic, batches, None if ack is None else Ack(ack))
+    appended = await broker.produce(ProduceRequest(topic, batches, call.ack(document.get("ack"))))
     results: list[Any] = [None] * len(messages)
     for part, stored in zip(packer.parts.values(), appended, strict=True):
         for place, queue, offset in zip(part.places, part.builder.queues, stored.offsets.tolist(), strict=True):

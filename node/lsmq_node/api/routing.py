@@ -15,17 +15,17 @@ import numpy as np
 from aiohttp import web
 from numpy.typing import NDArray
 
-from lsmq.errors import InvalidRequest, LsmqError, TopicReplaced, Unavailable
+from lsmq.errors import InvalidRequest, LsmqError
 from lsmq.topics import TOPIC_ID_HEADER
-from lsmq_node.broker import Hold, ReadFrom
+from lsmq_node.broker import Ack, Hold, ReadFrom
 from lsmq_node.node import Node
 from lsmq_node.storage import Topic
-from lsmq_node.workers import LARGE_BYTES, Workers
+from lsmq_node.workers import LARGE_BYTES
 
 from .arrays import queue_offsets
 from .bodies import read_body
 from .codec import JSON_TYPE, MSGPACK_TYPE, answer_format, decode, encode, request_format
-from .schema import Schema, check
+from .schema import Schema, check, defaults_of
 
 #: Operations that monitoring calls, often with query parameters of its own; those are passed over.
 SYSTEM_TAG = "system"
@@ -98,12 +98,12 @@ class Call:
 
     __slots__ = ("broker", "hold", "node", "query", "request", "route", "workers")
 
-    def __init__(self, request: web.Request, node: Node, workers: Workers, route: Route, hold: Hold) -> None:
+    def __init__(self, request: web.Request, node: Node, route: Route, hold: Hold) -> None:
         """Raises :class:`InvalidRequest` when a query parameter is wrong or unknown."""
         self.request = request
         self.node = node
         self.broker = node.broker
-        self.workers = workers
+        self.workers = node.broker.workers
         self.route = route
         self.hold = hold
         self.query: dict[str, Any] = self._parse_query() if route.queries or request.query_string else {}
@@ -117,25 +117,11 @@ class Call:
         raise LookupError(name)
 
     async def topic(self, name: str) -> Topic:
-        """The topic of this name, and no other that the caller may have meant by it.
-
-        Raises ``UnknownTopic``; ``TopicReplaced`` when the caller knows an earlier one, made anew since;
-        ``Unavailable`` when the caller knows a later one than this node does.
-        """
-        topic = await self.broker.topic(name)
+        """The topic of this name, and no other that the caller may have meant by it: see :meth:`Broker.topic`."""
         meant = self.request.headers.get(TOPIC_ID_HEADER)
-        if meant is None or meant == str(topic.id):
-            return topic
-        if not _INTEGER.fullmatch(meant):
+        if meant is not None and not _INTEGER.fullmatch(meant):
             raise InvalidRequest(f"{TOPIC_ID_HEADER} is {meant!r}; it must be a topic's id", field=TOPIC_ID_HEADER)
-        if int(meant) > topic.id:
-            raise Unavailable(f"this node does not know topic {name!r} with the id {meant} yet", sent=False)
-        raise TopicReplaced(
-            f"topic {name!r} was deleted and made anew: its id was {meant}, now it is {topic.id}",
-            topic=name,
-            expected_id=int(meant),
-            id=topic.id,
-        )
+        return await self.broker.topic(name, None if meant is None else int(meant))
 
     def _parse_query(self) -> dict[str, Any]:
         """All query parameters, parsed, with defaults."""
@@ -157,6 +143,10 @@ class Call:
                 raise InvalidRequest(f"query parameter {name!r} is missing", field=name)
         return values
 
+    def ack(self, given: str | None) -> Ack | None:
+        """What the request says of its acknowledgement."""
+        return None if given is None else Ack(given)
+
     async def body(self) -> bytes:
         """The request's body, within the limits of size, memory and time."""
         return await read_body(self.request, self.hold, self.broker.config, self.workers)
@@ -166,27 +156,26 @@ class Call:
         body, form = await self.body(), request_format(self.request)
         return await self.workers.run(lambda: decode(body, form), large=len(body) >= LARGE_BYTES)
 
-    async def checked_document(self) -> dict[str, Any]:
-        """:meth:`document`, checked against the schema the route is documented with."""
-        assert self.route.request is not None and self.route.request.schema is not None
-        return await self.document_of(self.route.request.schema)
+    async def checked_document(self, *, filled: bool = True) -> dict[str, Any]:
+        """:meth:`document`, checked against the schema that the route is documented with.
 
-    async def document_of(self, schema: Schema) -> dict[str, Any]:
-        """:meth:`document`, checked against a schema of an object."""
+        What is left out is ``filled`` in with the defaults that stand there.
+        """
+        assert self.route.request is not None and self.route.request.schema is not None
+        schema = self.route.request.schema
         body, form = await self.body(), request_format(self.request)
 
         def read() -> dict[str, Any]:
-            value = decode(body, form)
+            value: dict[str, Any] = decode(body, form)
             check(value, schema, "")
-            return value  # type: ignore[no-any-return]
+            return {**defaults_of(schema), **value} if filled else value
 
         return await self.workers.run(read, large=len(body) >= LARGE_BYTES)
 
     async def queue_offsets(self, document: dict[str, Any]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """``queues`` and ``offsets`` of the body, see :func:`.arrays.queue_offsets`."""
-        limit = self.broker.config.max_queues_per_request
         large = len(document["queues"]) >= _MANY_QUEUES
-        return await self.workers.run(lambda: queue_offsets(document, limit), large=large)
+        return await self.workers.run(lambda: queue_offsets(document, self.broker.admission), large=large)
 
     async def answer_large(self, count: int, make: Callable[[], Any]) -> web.Response:
         """The answer that ``make`` makes, of so many values: in a thread, where they are many."""

@@ -25,7 +25,6 @@ from . import schemas
 from .arrays import parse_ranges
 from .codec import answer
 from .pages import PAGE, page
-from .produce import message_limit
 from .routing import Call, Content, Parameter, Route, path_parameters
 
 #: Each is looked up in its queue's blocks.
@@ -41,7 +40,7 @@ def topic_object(call: Call, topic: Topic) -> dict[str, Any]:
         "queues": topic.queues,
         "options": topic.options.to_dict(),
         "created_ms": topic.created_ms,
-        "max_message_bytes": message_limit(call.broker.config, topic),
+        "max_message_bytes": call.broker.admission.max_message_bytes(topic),
         "max_batch_bytes": call.broker.config.max_batch_bytes,
         "routes": [
             {
@@ -76,19 +75,6 @@ async def create_topic(call: Call) -> web.StreamResponse:
     if document.pop("order", None) == "strict":
         document["key_queues"] = document.get("key_queues") or queues
     options = TopicOptions.from_dict(document)
-    if options.key_queues is not None and options.key_queues > queues:
-        raise InvalidRequest(
-            f"key_queues is {options.key_queues}, and there are only {queues} queues; take at most as many",
-            field="key_queues",
-            limit=queues,
-        )
-    limit = call.broker.config.max_message_bytes
-    if options.max_message_bytes is not None and options.max_message_bytes > limit:
-        raise InvalidRequest(
-            f"max_message_bytes is {options.max_message_bytes}; the node's limit is {limit}; raise that",
-            field="max_message_bytes",
-            limit=limit,
-        )
     topic, created = await call.broker.create_topic(call.path("topic"), queues, options)
     return answer(call.request, topic_object(call, topic), 201 if created else 200)
 
@@ -121,7 +107,7 @@ async def get_queue(call: Call) -> web.StreamResponse:
     """GET /v1/topics/{topic}/queues/{queue}"""
     query = call.query
     topic, queue = await call.topic(call.path("topic")), call.path("queue")
-    call.broker.check_queue(topic, queue)
+    call.broker.admission.queue(topic, queue)
     (earliest,), (latest,) = await call.broker.offsets(topic, np.array((queue,)))
     bounds = {"queue": queue, "earliest": int(earliest), "latest": int(latest)}
     if query["time_ms"] is not None:
@@ -133,7 +119,7 @@ async def get_offsets(call: Call) -> web.StreamResponse:
     """GET /v1/topics/{topic}/offsets"""
     query = call.query
     topic = await call.topic(call.path("topic"))
-    queues = parse_ranges(query["queues"] or "", topic, call.broker.config.max_queues_per_request)
+    queues = parse_ranges(query["queues"] or "", topic, call.broker.admission)
     earliest, latest = await call.broker.offsets(topic, queues)
     at_time: Sequence[int] | None = None
     if query["time_ms"] is not None:

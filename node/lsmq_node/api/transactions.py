@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from aiohttp import web
 
-from lsmq import runtime
-from lsmq.errors import InvalidRequest, MessageTooLarge, TransactionTooLarge
-from lsmq.record_batch import Column, RecordBatch
-from lsmq_node.broker import client_of
-from lsmq_node.config import NodeConfig
+from lsmq.errors import InvalidRequest, TransactionTooLarge
+from lsmq.record_batch import RecordBatch
 from lsmq_node.storage import Topic
 from lsmq_node.transactions import Part, State, Transaction
 from lsmq_node.transactions.coordinator import ShardTransactions
 from lsmq_node.transactions.records import encode_part
 from lsmq_node.workers import Turns
 
-from .batches import _column
 from .codec import answer
 from .pages import page
-from .produce import Packer, message_limit, values_of
+from .produce import Packer, values_of
 from .routing import Call
-from .schema import check
+from .schema import check, defaults_of
 
 HEARTBEATS_PER_SESSION = 3
 MAX_LISTED = 1_000
@@ -62,10 +59,10 @@ async def heartbeat(call: Call) -> web.StreamResponse:
     document = await call.checked_document()
     shard, group = await _coordinator(call)
     key = group, document["member"]
-    if document.get("leave", False):
+    if document["leave"]:
         await shard.leave(key)
         return answer(call.request, {"member": key[1], "heartbeat_ms": 0, "checks": []})
-    session_ms = document.get("session_ms", 10_000)
+    session_ms = document["session_ms"]
     known = shard.book.members.get(key)
     heartbeat_ms = (session_ms if known is None else known.session_ms) // HEARTBEATS_PER_SESSION
     given, remote = document.get("client"), call.request.remote or ""
@@ -73,11 +70,9 @@ async def heartbeat(call: Call) -> web.StreamResponse:
         key,
         session_ms,
         f"{given} ({remote})" if given else remote,
-        checks=document.get("checks", False),
-        join=document.get("join", False),
-        wait_s=call.node.transactions.hold_s(
-            min(document.get("wait_ms", 0), heartbeat_ms, call.broker.config.max_wait_ms)
-        ),
+        checks=document["checks"],
+        join=document["join"],
+        wait_s=call.node.transactions.hold_s(min(document["wait_ms"], heartbeat_ms, call.broker.config.max_wait_ms)),
     )
     found = {"member": key[1], "heartbeat_ms": heartbeat_ms, "checks": [describe(each) for each in asked]}
     return answer(call.request, found)
@@ -85,8 +80,7 @@ async def heartbeat(call: Call) -> web.StreamResponse:
 
 async def begin(call: Call) -> web.StreamResponse:
     """POST /v1/producer-groups/{group}/transactions"""
-    document = await call.document()
-    part = await _part(call, document)
+    document, part = await _part(call)
     shard, group = await _coordinator(call)
     _check_fits(shard, part)
     member, number = document["member"], document["number"]
@@ -94,24 +88,23 @@ async def begin(call: Call) -> web.StreamResponse:
         group,
         f"{member}-{number}",
         member,
-        document.get("reference", ""),
+        document["reference"],
         document.get("sequence") or "",
-        document.get("position", ""),
-        runtime.wall_ms(),
-        document.get("check_after_ms", 30_000),
-        document.get("check_every_ms", 30_000),
-        document.get("max_checks", 20),
+        document["position"],
+        time.time_ns() // 1_000_000,
+        document["check_after_ms"],
+        document["check_every_ms"],
+        document["max_checks"],
     )
     return answer(
         call.request,
-        describe(await shard.begin(transaction, number, part, document.get("sequence_epoch", 0), _client(call))),
+        describe(await shard.begin(transaction, number, part, document["sequence_epoch"], _client(call))),
     )
 
 
 async def add_messages(call: Call) -> web.StreamResponse:
     """POST /v1/producer-groups/{group}/transactions/{transaction}/messages"""
-    document = await call.document()
-    part = await _part(call, document)
+    document, part = await _part(call)
     shard, group = await _coordinator(call)
     _check_fits(shard, part)
     return answer(
@@ -121,11 +114,12 @@ async def add_messages(call: Call) -> web.StreamResponse:
 
 
 def _client(call: Call) -> str:
-    return client_of(call.request.remote)
+    return call.hold.client or ""
 
 
-async def _part(call: Call, document: Any) -> Part:
-    """The messages of a request, packed by topic and shard. Raises what is wrong with them."""
+async def _part(call: Call) -> tuple[dict[str, Any], Part]:
+    """A request, and its messages packed by topic and shard. Raises what is wrong with them."""
+    document = await call.document()
     assert call.route.request is not None and call.route.request.schema is not None
     schema = call.route.request.schema
     envelope = {**schema["properties"], "messages": {**schema["properties"]["messages"], "items": {"type": "object"}}}
@@ -155,22 +149,10 @@ async def _part(call: Call, document: Any) -> Part:
     for name, packer in packers.items():
         for shard, packed in packer.parts.items():
             batch = packed.builder.build()
-            _check_sizes(call.broker.config, topics[name], batch)
+            call.broker.admission.message_sizes(topics[name], RecordBatch(batch, verify=False))
             batches.append((shard, topics[name].id, name, batch))
             by_shard[shard] = by_shard.get(shard, 0) + 1
-    return Part(encode_part(batches), counts, by_shard)
-
-
-def _check_sizes(config: NodeConfig, topic: Topic, batch: bytes) -> None:
-    """Refuse now what the message's shard would refuse later, when it is too late."""
-    longest, limit = int(_column(RecordBatch(batch, verify=False), Column.LENGTH).max()), message_limit(config, topic)
-    if longest > limit:
-        raise MessageTooLarge(
-            f"a message of {longest} bytes (body, key, tag and properties) is over the limit of {limit} of topic "
-            f"{topic.name!r}; send it in parts",
-            limit=limit,
-            size=longest,
-        )
+    return {**defaults_of(schema), **document}, Part(encode_part(batches), counts, by_shard)
 
 
 def _check_fits(shard: ShardTransactions, part: Part) -> None:
@@ -191,7 +173,7 @@ def _check_fits(shard: ShardTransactions, part: Part) -> None:
 async def _decide(call: Call, state: State) -> web.StreamResponse:
     document = await call.checked_document()
     shard, group = await _coordinator(call)
-    wait_s = call.node.transactions.hold_s(document.get("wait_ms", 0)) if state is State.COMMITTED else 0.0
+    wait_s = call.node.transactions.hold_s(document["wait_ms"]) if state is State.COMMITTED else 0.0
     key, by = (group, call.path("transaction")), document.get("member") or "operator"
     return answer(call.request, describe(await shard.decide(key, state, by, wait_s)))
 

@@ -46,16 +46,16 @@ How = Callable[[Receipt, int], Refusal | None]
 async def pop(call: Call) -> web.StreamResponse:
     """POST /v1/groups/{group}/pop"""
     group, document = call.path("group"), await call.checked_document()
-    topic, config = await call.topic(document["topic"]), call.broker.config
+    topic = await call.topic(document["topic"])
     service, request = call.node.work, call.request
     found = await service.pop(
         group,
         topic,
         service.shards(topic, document.get("shards")),
-        limit=document.get("max", min(schemas.DEFAULT_MESSAGES, config.max_messages_per_request)),
-        max_bytes=document.get("max_bytes", min(schemas.DEFAULT_BYTES, config.max_response_bytes)),
+        limit=document["max"],
+        max_bytes=document["max_bytes"],
         visibility_ms=document.get("visibility_ms"),
-        wait_ms=document.get("wait_ms", 0),
+        wait_ms=document["wait_ms"],
         gone=lambda: request.transport is None or request.transport.is_closing(),
         hold=call.hold,
     )
@@ -109,8 +109,8 @@ async def ack(call: Call) -> web.StreamResponse:
 async def nack(call: Call) -> web.StreamResponse:
     """POST /v1/groups/{group}/nack"""
     document = await call.checked_document()
-    if document.get("release", False):
-        if document.keys() & {"delay_ms", "reason", "dead_letter"}:
+    if document["release"]:
+        if document.keys() & {"delay_ms", "reason"} or document["dead_letter"]:
             raise InvalidRequest(
                 "release stands alone: the delivery does not count, so it has no reason", field="release"
             )
@@ -118,7 +118,7 @@ async def nack(call: Call) -> web.StreamResponse:
     given: dict[str, Any] = {
         "delay_ms": document.get("delay_ms"),
         "reason": document.get("reason", ""),
-        "bury": document.get("dead_letter", False),
+        "bury": document["dead_letter"],
     }
     return await _settle(call, document, lambda work: partial(work.ledger.nack, **given))
 
@@ -137,7 +137,7 @@ async def extend(call: Call) -> web.StreamResponse:
 
 async def configure(call: Call) -> web.StreamResponse:
     """PUT /v1/groups/{group}/work-queue"""
-    group, document = call.path("group"), await call.checked_document()
+    group, document = call.path("group"), await call.checked_document(filled=False)
     topic, service = await call.topic(document["topic"]), call.node.work
     given = {name: value for name, value in document.items() if name in schemas.SETTINGS_FIELDS}
     works = await service.configure(group, topic, service.shards(topic, document.get("shards")), given)

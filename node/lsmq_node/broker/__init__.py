@@ -1,5 +1,6 @@
 """The broker: the asyncio face of the shards of one node."""
 
+from .admission import BROKER_PRODUCERS
 from .broker import Broker
 from .budget import ByteBudget, Hold, client_of
 from .elsewhere import Elsewhere, ReadFrom
@@ -7,23 +8,29 @@ from .fetched import Fetched
 from .led_shards import Background, LedShards, ShardCoordinator, Start
 from .peers import Peers
 from .placement import QueueRange, queue_ranges, shard_of
+from .requests import DeleteRequest, FetchRequest, ProduceRequest, ReadRequest
 from .shard_memory import ShardMemory
 from .single import SingleNode
 from .topology import Ack, Leadership, ShardPort, Topology
 from .waiters import WaiterTable
 
 __all__ = [
+    "BROKER_PRODUCERS",
     "Ack",
     "Background",
     "Broker",
     "ByteBudget",
+    "DeleteRequest",
     "Elsewhere",
+    "FetchRequest",
     "Fetched",
     "Hold",
     "Leadership",
     "LedShards",
     "Peers",
+    "ProduceRequest",
     "QueueRange",
+    "ReadRequest",
     "ReadFrom",
     "ShardCoordinator",
     "ShardMemory",

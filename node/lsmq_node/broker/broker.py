@@ -8,27 +8,33 @@ thread (creating and deleting topics). Appending only touches memory and happens
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lsmq import runtime
-from lsmq.errors import OffsetOutOfRange, ShuttingDown, TooManyTopics, UnknownQueue
-from lsmq.record_batch import RecordBatch
+from lsmq.errors import InvalidRequest, OffsetOutOfRange, TopicReplaced, Unavailable
+from lsmq.record_batch import HEADER, Codec, Column, RecordBatch
 from lsmq_coordinator.parts import Parts
 from lsmq_node.config import NodeConfig
 from lsmq_node.storage import Appended, Topic, TopicOptions
+from lsmq_node.workers import Workers
 
+from .admission import Admission, column_of
 from .budget import ByteBudget, Hold
 from .door import Door
 from .elsewhere import ReadFrom
 from .fetched import Fetched
 from .placement import QueueRange, queue_ranges, shard_of, split_by_shard
 from .reads import Reads
+from .requests import DeleteRequest, FetchRequest, ProduceRequest, ReadRequest
 from .topology import Ack, ShardPort, Topology
 from .waiters import WaiterTable
+
+#: A smaller payload is decompressed within a millisecond.
+_LARGE_PAYLOAD_BYTES = 512 * 1024
 
 Result = TypeVar("Result")
 
@@ -51,12 +57,13 @@ class Broker:
         #: Of the whole node: whatever works by itself says here how it is.
         self.parts = parts
         self.topology = topology
-        self.started_at = runtime.monotonic()
+        self.started_at = time.monotonic()
         self.waiters = waiters
         self.budget = ByteBudget(config.max_inflight_bytes, config.inflight_share_bytes)
         self.writes_delayed = 0
         self.sendfile_bytes = 0  # counted by who sends
-        self.shutting_down = False
+        self.admission = Admission(config)
+        self.workers = Workers()
         self.door: Door | None = None  # of the clients; set by whoever listens for them
         self.before_retiring: list[Callable[[], Awaitable[None]]] = []
         self.reads = Reads(config, topology, waiters)
@@ -73,13 +80,14 @@ class Broker:
 
     def begin_shutdown(self) -> None:
         """Answer held long polls at once and refuse writes from here on; reads go on."""
-        self.shutting_down = True
+        self.admission.stopping = True
         self.waiters.close()
 
     async def close(self) -> None:
         """Finish the writes in flight and close the stores. No call may be in progress but appends' waits."""
         self.begin_shutdown()
         await self.reads.close()
+        await self.workers.close()
         await self.topology.close()
 
     # Topics
@@ -87,9 +95,23 @@ class Broker:
     async def topics(self) -> list[Topic]:
         return sorted(await self.topology.newest_topics(), key=lambda topic: topic.name)
 
-    async def topic(self, name: str) -> Topic:
-        """Raises ``UnknownTopic``."""
-        return await self.topology.topic(name)
+    async def topic(self, name: str, meant: int | None = None) -> Topic:
+        """The topic of this name, and no other that the caller may have meant by it, who knows the id ``meant``.
+
+        Raises ``UnknownTopic``; ``TopicReplaced`` where it was made anew since; ``Unavailable`` where the caller knows
+        a later one than this node does.
+        """
+        topic = await self.topology.topic(name)
+        if meant is None or meant == topic.id:
+            return topic
+        if meant > topic.id:
+            raise Unavailable(f"this node does not know topic {name!r} with the id {meant} yet", sent=False)
+        raise TopicReplaced(
+            f"topic {name!r} was deleted and made anew: its id was {meant}, now it is {topic.id}",
+            topic=name,
+            expected_id=meant,
+            id=topic.id,
+        )
 
     async def topic_by_id(self, topic_id: int) -> Topic:
         """Raises ``UnknownTopic``."""
@@ -98,26 +120,19 @@ class Broker:
     async def create_topic(self, name: str, queues: int, options: TopicOptions) -> tuple[Topic, bool]:
         """The topic, durable, and whether this call made it.
 
-        Raises ``TopicExists``, ``InvalidTopicName``, ``TooManyTopics``.
+        Raises ``TopicExists``, ``InvalidTopicName``, and what admission raises.
         """
-        self._check_writable()
-        known = self.topology.topics()
-        if len(known) >= self.config.max_topics and not any(topic.name == name for topic in known):
-            raise TooManyTopics(
-                f"there are {len(known)} topics, the limit is {self.config.max_topics} (max_topics); delete some, or "
-                "give a topic more queues",
-                limit=self.config.max_topics,
-            )
+        self.admission.create_topic(name, queues, options, self.topology.topics())
         return await self.topology.create_topic(name, queues, options)
 
     async def grow_topic(self, name: str, queues: int) -> Topic:
         """Give the topic more queues, durably. Raises ``UnknownTopic``, ``InvalidRequest`` where it has more."""
-        self._check_writable()
+        self.admission.write()
         return await self.topology.grow_topic(name, queues)
 
     async def delete_topic(self, name: str) -> None:
         """Delete the topic and its messages. Who waits for it is told. Raises ``UnknownTopic``."""
-        self._check_writable()
+        self.admission.write()
         topic = await self.topology.delete_topic(name)
         self._next_queue.pop(topic.id, None)
         self.waiters.wake_topic(topic.id)
@@ -139,21 +154,6 @@ class Broker:
     def shard_of(self, topic: Topic, queue: int) -> int:
         return shard_of(queue, topic, self.topology.shard_count)
 
-    def check_queue(self, topic: Topic, queue: int) -> None:
-        """Raises ``UnknownQueue`` naming the queues there are."""
-        if not 0 <= queue < topic.queues:
-            raise UnknownQueue(
-                f"topic {topic.name!r} has no queue {queue}; its queues are 0 to {topic.queues - 1}",
-                topic=topic.name,
-                queue=queue,
-                queues=topic.queues,
-            )
-
-    def check_queues(self, topic: Topic, queues: NDArray[Any]) -> None:
-        """:meth:`check_queue` of many; the first bad one is named."""
-        if len(queues) and (int(queues.max()) >= topic.queues or int(queues.min()) < 0):
-            self.check_queue(topic, int(queues[(queues < 0) | (queues >= topic.queues)][0]))
-
     def next_queue(self, topic: Topic) -> int:
         """Round robin over the topic's queues that this node leads, for messages with neither queue nor key."""
         queue = self._next_queue.get(topic.id, 0)
@@ -166,15 +166,37 @@ class Broker:
 
     # Writes
 
-    async def append(
-        self, topic: Topic, batches: Sequence[tuple[int, RecordBatch]], ack: Ack | None = None
-    ) -> list[Appended]:
-        """Append one batch a shard and return when all are acknowledged, as the topic says where ``ack`` is None.
+    async def unpack(self, topic: Topic, body: bytes, hold: Hold) -> tuple[int, RecordBatch]:
+        """The batch that a producer packed, which is within the limits, and its shard; ``hold`` has what it takes.
+
+        Raises ``InvalidBatch``, ``TooManyMessages``, ``InvalidRequest``, ``UnknownQueue``, ``Unavailable``.
+        """
+        unpacked_bytes = self.admission.unpacked_bytes(body)
+        if unpacked_bytes > len(body):
+            hold.resize_within(len(body) + unpacked_bytes)
+        large = HEADER.unpack_from(body)[3] != Codec.NONE and unpacked_bytes >= _LARGE_PAYLOAD_BYTES
+        batch = await self.workers.run(lambda: self.admission.batch(body), large=large)
+        if self.topology.shard_count == 1:
+            return 0, batch
+        queues = column_of(batch, Column.QUEUE)
+        self.admission.queues(topic, queues)
+        parts = split_by_shard(queues, topic, self.topology.shard_count)
+        if len(parts) > 1:
+            shards = ", ".join(str(shard) for shard, _ in parts)
+            raise InvalidRequest(
+                f"the batch has queues of the shards {shards}; send one batch a shard (see the topic's routes)"
+            )
+        return parts[0][0], batch
+
+    async def produce(self, request: ProduceRequest) -> list[Appended]:
+        """Append the batches and return when all are acknowledged.
 
         Atomic and durable for each shard, not across shards. Raises ``NotLeader``, ``NotEnoughReplicas``, and what
         ``ShardStore.append`` and ``commit`` raise; a batch of another shard may be stored all the same.
         """
-        ack = Ack(topic.options.ack) if ack is None else ack
+        self.admission.produce(request)
+        topic, batches = request.topic, request.batches
+        ack = Ack(topic.options.ack) if request.ack is None else request.ack
         ports = await self._writable(topic, [shard for shard, _ in batches], ack)
         if len(batches) == 1:
             appended = ports[0].store.append(topic.id, batches[0][1])
@@ -190,12 +212,10 @@ class Broker:
         await _all(waits)
         return results
 
-    async def delete(self, topic: Topic, queues: NDArray[Any], offsets: NDArray[np.int64], *, before: bool) -> None:
-        """Delete the message at each offset of its queue, or with ``before`` all below it. Durable on return.
-
-        Raises ``UnknownQueue``, ``NotLeader``, and ``OffsetOutOfRange`` for what is not there yet.
-        """
-        self.check_queues(topic, queues)
+    async def delete(self, request: DeleteRequest) -> None:
+        """Durable on return. Raises ``UnknownQueue``, ``NotLeader``, ``OffsetOutOfRange`` for what is not there yet."""
+        self.admission.delete(request)
+        topic, queues, offsets, before = request.topic, request.queues, request.offsets, request.before
         parts = split_by_shard(queues, topic, self.topology.shard_count)
         ports = await self._writable(topic, [shard for shard, _ in parts], Ack.QUORUM)
         for port, (_, places) in zip(ports, parts, strict=True):
@@ -219,12 +239,12 @@ class Broker:
 
     async def _writable(self, topic: Topic, shards: Sequence[int], ack: Ack) -> list[ShardPort]:
         """The shards, if all of them may be written to now; nothing must be awaited until they are."""
-        self._check_writable()
+        self.admission.write()
         ports = [self.topology.port(shard) for shard in shards]
         if any(port.store.pressure == "slow" for port in ports):
             self.writes_delayed += 1
             await asyncio.sleep(self.config.slow_write_delay_ms / 1000)
-            self._check_writable()
+            self.admission.write()
         for port in ports:
             port.check_writable(ack)
             await port.prepare(topic)
@@ -232,54 +252,24 @@ class Broker:
             port.check_writable(ack)
         return ports
 
-    def _check_writable(self) -> None:
-        if self.shutting_down:
-            raise ShuttingDown("the node is stopping; send this to another node, or again when it is back")
-
     # Reads
 
-    async def read(
-        self,
-        topic: Topic,
-        queue: int,
-        offset: int,
-        *,
-        max_records: int,
-        max_bytes: int,
-        wait_ms: int,
-        hold: Hold,
-        source: ReadFrom = ReadFrom.LEADER,
-    ) -> Fetched:
-        """Messages of one queue from ``offset``, waiting up to ``wait_ms`` for the first.
+    async def read(self, request: ReadRequest, hold: Hold) -> Fetched:
+        """Messages of one queue, once there are any. ``hold`` reserves memory for what is read.
 
-        ``hold`` reserves memory for what is read. Raises ``OffsetOutOfRange``, ``NotLeader``, ``Unavailable``, and
-        ``ReadElsewhere`` where ``source`` lets it.
+        Raises ``UnknownQueue``, ``OffsetOutOfRange``, ``NotLeader``, ``Unavailable``, and ``ReadElsewhere`` where the
+        request's source lets it.
         """
-        self.check_queue(topic, queue)
-        limits: Any = {"max_records": max_records, "max_bytes": max_bytes, "wait_ms": wait_ms}
-        return await self.reads.read(topic, queue, offset, **limits, hold=hold, source=source)
+        return await self.reads.read(self.admission.read(request), hold)
 
-    async def fetch(
-        self,
-        topic: Topic,
-        queues: NDArray[np.uint32],
-        offsets: NDArray[np.int64],
-        *,
-        max_records: int,
-        max_bytes: int,
-        wait_ms: int,
-        hold: Hold,
-        source: ReadFrom = ReadFrom.LEADER,
-    ) -> Fetched:
-        """Messages of many queues, each from its own offset, waiting up to ``wait_ms`` for the first.
+    async def fetch(self, request: FetchRequest, hold: Hold) -> Fetched:
+        """Messages of many queues, once there are any in one. ``hold`` reserves memory for what is read.
 
-        ``queues`` are sorted, without repeats, and not empty. Offsets below what is kept start at what is
-        kept. With ``AUTO``, what was found may say that queues are to be read elsewhere.
-        Raises ``UnknownQueue``, ``NotLeader``, ``Unavailable``, ``ReadElsewhere``.
+        With ``AUTO``, what was found may say that queues are to be read elsewhere.
+        Raises ``InvalidRequest``, ``UnknownQueue``, ``UnknownFetchSession``, ``NotLeader``, ``Unavailable``,
+        ``ReadElsewhere``.
         """
-        self.check_queues(topic, queues)
-        limits: Any = {"max_records": max_records, "max_bytes": max_bytes, "wait_ms": wait_ms}
-        return await self.reads.fetch(topic, queues, offsets, **limits, hold=hold, source=source)
+        return await self.reads.fetch(self.admission.fetch(request), hold)
 
     async def _readable(
         self, topic: Topic, shards: Sequence[int], source: ReadFrom = ReadFrom.LEADER
@@ -294,7 +284,7 @@ class Broker:
         self, topic: Topic, queues: NDArray[Any], source: ReadFrom = ReadFrom.LEADER
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Earliest offset kept and the next to be written, of each queue, in their order; as far as they are here."""
-        self.check_queues(topic, queues)
+        self.admission.queues(topic, queues)
         earliest, latest = np.zeros(len(queues), np.int64), np.zeros(len(queues), np.int64)
         parts = split_by_shard(queues, topic, self.topology.shard_count)
         ports = await self._readable(topic, [shard for shard, _ in parts], source)
@@ -342,7 +332,7 @@ class Broker:
         ``allow`` raises to refuse it; it is asked for each shard in the step of the loop that puts the offsets in line.
         Raises ``UnknownQueue``, ``NotLeader``, and ``OffsetOutOfRange`` for an offset beyond the end of its queue.
         """
-        self.check_queues(topic, queues)
+        self.admission.queues(topic, queues)
         parts = split_by_shard(queues, topic, self.topology.shard_count)
         ports = await self._writable(topic, [shard for shard, _ in parts], Ack.QUORUM)
         for port in ports:
@@ -362,7 +352,7 @@ class Broker:
         """
         if queues is None:
             queues = np.arange(topic.queues, dtype=np.uint32)
-        self.check_queues(topic, queues)
+        self.admission.queues(topic, queues)
         offsets = np.full(len(queues), -1, np.int64)
         parts = split_by_shard(queues, topic, self.topology.shard_count)
         ports = await self._readable(topic, [shard for shard, _ in parts])

@@ -29,16 +29,16 @@ def client_of(address: str | None) -> str:
 class Hold:
     """Bytes one request has reserved. A context manager that gives them back at its end."""
 
-    __slots__ = ("_budget", "_client", "held_bytes")
+    __slots__ = ("_budget", "client", "held_bytes")
 
     def __init__(self, budget: ByteBudget, client: str | None) -> None:
         self._budget = budget
-        self._client = client
+        self.client = client
         self.held_bytes = 0
 
     def resize(self, size_bytes: int) -> None:
         """Hold exactly ``size_bytes`` from now on. Raises :class:`Unavailable` when there is no room."""
-        self._budget.change(size_bytes - self.held_bytes, self._client)
+        self._budget.change(size_bytes - self.held_bytes, self.client)
         self.held_bytes = size_bytes
 
     def resize_within(self, size_bytes: int) -> None:
@@ -47,7 +47,7 @@ class Hold:
 
     def resize_made(self, size_bytes: int) -> None:
         """Hold what is made already, whatever the limits: its request is done. Those that come later are refused."""
-        self._budget.change(size_bytes - self.held_bytes, self._client, made=True)
+        self._budget.change(size_bytes - self.held_bytes, self.client, made=True)
         self.held_bytes = size_bytes
 
     def __enter__(self) -> Hold:

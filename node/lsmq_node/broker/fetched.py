@@ -16,7 +16,8 @@ from .elsewhere import Elsewhere
 class Fetched:
     """What a read found, in the order of shards. ``queues`` and ``next_offsets`` are those that moved.
 
-    ``elsewhere`` are queues that the reader is to read at other nodes from now on, moved or not.
+    ``elsewhere`` are queues that the reader is to read at other nodes from now on, moved or not. ``session`` is
+    the token to go on with.
     """
 
     parts: list[bytes | FileRange] = field(default_factory=list)
@@ -25,6 +26,7 @@ class Fetched:
     record_count: int = 0
     size_bytes: int = 0
     elsewhere: list[Elsewhere] = field(default_factory=list)
+    session: str | None = None
 
     def __bool__(self) -> bool:
         return self.moved or bool(self.elsewhere)

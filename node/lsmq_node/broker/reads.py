@@ -21,6 +21,7 @@ from .budget import Hold
 from .elsewhere import Elsewhere, ReadFrom, Turns, find_caught_up, find_far
 from .fetched import Fetched
 from .placement import shard_of, split_by_shard
+from .requests import FetchRequest, ReadRequest
 from .sessions import FetchSessions, Session, SessionPart
 from .topology import ShardPort, Topology
 from .waiters import WaiterTable
@@ -74,19 +75,9 @@ class Reads:
 
     # One queue
 
-    async def read(
-        self,
-        topic: Topic,
-        queue: int,
-        offset: int,
-        *,
-        max_records: int,
-        max_bytes: int,
-        wait_ms: int,
-        hold: Hold,
-        source: ReadFrom,
-    ) -> Fetched:
+    async def read(self, request: ReadRequest, hold: Hold) -> Fetched:
         """See :meth:`Broker.read`."""
+        topic, queue, offset, source = request.topic, request.queue, request.offset, request.source
         asked = np.array((queue,), np.uint32)
         shard = shard_of(queue, topic, self._topology.shard_count)
         (port,) = await self.ports(topic, [shard], source)
@@ -106,32 +97,31 @@ class Reads:
             elif piece.followers and find_far(store, topic.id, asked, piece.starts, self._limit_bytes)[0]:
                 found.elsewhere.append(Elsewhere(None, asked))
                 return found
-            found.add(store.read(topic.id, queue, offset, max_records=max_records, max_bytes=max_bytes))
+            limits = {"max_records": request.max_records, "max_bytes": request.max_bytes}
+            found.add(store.read(topic.id, queue, offset, **limits))
             found.take_in(None)
             if found.record_count == 0 and found.next_offsets and int(found.next_offsets[0][0]) <= offset:
                 return Fetched()
             return found
 
-        found = await self._poll(topic, asked, pieces, read, max_bytes, wait_ms, hold, source)
+        found = await self._poll(request, asked, pieces, read, hold)
         if found.elsewhere:
             raise self._elsewhere(piece)
         return found
 
     # Many queues
 
-    async def fetch(
-        self,
-        topic: Topic,
-        queues: NDArray[np.uint32],
-        offsets: NDArray[np.int64],
-        *,
-        max_records: int,
-        max_bytes: int,
-        wait_ms: int,
-        hold: Hold,
-        source: ReadFrom,
-    ) -> Fetched:
+    async def fetch(self, request: FetchRequest, hold: Hold) -> Fetched:
         """See :meth:`Broker.fetch`."""
+        if request.session is not None:
+            return await self._go_on(request, request.session, hold)
+        found = await self._fetch(request, hold)
+        if request.keep:  # No await stands between: the session begins where the answer ends.
+            found.session = self._open_session(request, found, hold.client)
+        return found
+
+    async def _fetch(self, request: FetchRequest, hold: Hold) -> Fetched:
+        topic, queues, offsets, source = request.topic, request.queues, request.offsets, request.source
         parts = split_by_shard(queues, topic, self._topology.shard_count)
         ports = await self.ports(topic, [shard for shard, _ in parts], source)
         pieces = [
@@ -144,29 +134,24 @@ class Reads:
                     raise self._elsewhere(piece)
 
         def read() -> Fetched:
-            found = self._read_pieces(topic, pieces, max_records, max_bytes, source)
-            found.take_in(self._config.sendfile_min_bytes)
+            found = self._read_pieces(request, pieces)
             pieces.append(pieces.pop(0))  # The next read, if this one found nothing, begins elsewhere.
             return found
 
-        return await self._poll(topic, queues, pieces, read, max_bytes, wait_ms, hold, source)
+        return await self._poll(request, queues, pieces, read, hold)
 
     # Many queues again and again
 
-    def open_session(
-        self, topic: Topic, queues: NDArray[np.uint32], offsets: NDArray[np.int64], found: Fetched, client: str
-    ) -> str | None:
-        """A token for ``client`` to go on with after an answer to :meth:`fetch`; None where it is to name all again.
-
-        No await may stand between the answer and this.
-        """
+    def _open_session(self, request: FetchRequest, found: Fetched, client: str | None) -> str | None:
+        """A token for ``client`` to go on with after an answer; None where it is to name all again."""
+        topic, queues, offsets = request.topic, request.queues, request.offsets
         parts = None if found.elsewhere else self._session_parts(topic, queues, offsets)
         if parts is None:
             return None
         for part in parts:
             for moved, next_offsets in zip(found.queues, found.next_offsets, strict=True):
                 part.move(moved, next_offsets)
-        session = self.sessions.open(topic, parts, client)
+        session = self.sessions.open(topic, parts, client or "")
         return None if session is None else self.sessions.keep(session)
 
     def _session_parts(
@@ -196,112 +181,82 @@ class Reads:
             raise Unavailable(f"{len(queues)} queues take more memory than max_fetch_session_bytes ({limit}); raise it")
         return session
 
-    async def read_on(self, session: Session, *, max_records: int, max_bytes: int, hold: Hold) -> Fetched:
-        """What has come to the queues of a session by now. Raises as :meth:`go_on` does."""
-        return await self._read_ready(session, max_records, max_bytes, hold, ReadFrom.LEADER, None)
+    async def read_on(self, session: Session, max_records: int, max_bytes: int, hold: Hold) -> Fetched:
+        """What has come to the queues of :meth:`follow` by now, all of it in memory. Raises as :meth:`fetch` does."""
+        request = FetchRequest(topic=session.topic, max_records=max_records, max_bytes=max_bytes, files=False)
+        return await self._read_ready(request, session, hold)
 
-    async def go_on(
-        self,
-        topic: Topic,
-        token: str,
-        *,
-        max_records: int,
-        max_bytes: int,
-        wait_ms: int,
-        hold: Hold,
-        source: ReadFrom,
-    ) -> tuple[Fetched, str | None]:
-        """What has come to the queues of a session since its last answer, and the token to go on with.
-
-        Raises ``UnknownFetchSession``, ``NotLeader``, ``Unavailable``.
-        """
-        session = self.sessions.take(token, topic)
+    async def _go_on(self, request: FetchRequest, token: str, hold: Hold) -> Fetched:
+        """What has come to the queues of a session since its last answer, and the token to go on with."""
+        session = self.sessions.take(token, request.topic)
         try:
-            found = await self._go_on(session, max_records, max_bytes, wait_ms, hold, source)
+            found = await self._poll_session(request, session, hold)
         except BaseException:
             self.sessions.drop(session)
             raise
         if found.elsewhere:
             self.sessions.drop(session)
-            return found, None
-        return found, self.sessions.keep(session)
+        else:
+            found.session = self.sessions.keep(session)
+        return found
 
-    async def _go_on(
-        self, session: Session, max_records: int, max_bytes: int, wait_ms: int, hold: Hold, source: ReadFrom
-    ) -> Fetched:
-        topic = session.topic
-        deadline = asyncio.get_running_loop().time() + wait_ms / 1000
+    async def _poll_session(self, request: FetchRequest, session: Session, hold: Hold) -> Fetched:
+        deadline = asyncio.get_running_loop().time() + request.wait_ms / 1000
         while True:
             session.news.clear()
-            found = await self._read_ready(
-                session, max_records, max_bytes, hold, source, self._config.sendfile_min_bytes
-            )
-            if found or self._waiters.closed or wait_ms == 0:
+            found = await self._read_ready(request, session, hold)
+            if found or self._waiters.closed or request.wait_ms == 0:
                 return found
             try:
                 with self._waiters.held():
                     async with asyncio.timeout_at(deadline):
                         await session.news.wait()
             except TimeoutError:
-                await self._check_parts(topic, session)
+                await self._check_parts(session)
                 return found
 
-    async def _check_parts(self, topic: Topic, session: Session) -> None:
+    async def _check_parts(self, session: Session) -> None:
         """Raises ``NotLeader``, ``UnknownTopic``, or ``UnknownFetchSession`` where a shard is led in another epoch."""
-        await self.ports(topic, [part.port.number for part in session.parts], ReadFrom.LEADER)
+        await self.ports(session.topic, [part.port.number for part in session.parts], ReadFrom.LEADER)
         for part in session.parts:
             leads = self._topology.leadership(part.port.number)
             if leads.epoch != part.epoch or self._topology.port(part.port.number) is not part.port:
                 raise UnknownFetchSession(
                     f"shard {part.port.number} is led in epoch {leads.epoch} by now; name the queues and offsets again"
                 )
-            part.port.store.topic_by_id(topic.id)
+            part.port.store.topic_by_id(session.topic.id)
 
-    async def _read_ready(
-        self,
-        session: Session,
-        max_records: int,
-        max_bytes: int,
-        hold: Hold,
-        source: ReadFrom,
-        sendfile_min_bytes: int | None,
-    ) -> Fetched:
+    async def _read_ready(self, request: FetchRequest, session: Session, hold: Hold) -> Fetched:
         """Read what is ready, and move the session past what was found."""
-        topic = session.topic
-        await self._check_parts(topic, session)
+        await self._check_parts(session)
         taken = [(part, places) for part in session.parts if len(places := part.take())]
         if not taken:
             return Fetched()
-        pieces = [self._piece(part.port, part.queues[places], part.positions[places], source) for part, places in taken]
-
-        def read() -> Fetched:
-            found = self._read_pieces(topic, pieces, max_records, max_bytes, source)
-            found.take_in(sendfile_min_bytes)
-            return found
-
-        found = await self._read_held(pieces, read, max_bytes, hold, source)
+        pieces = [
+            self._piece(part.port, part.queues[places], part.positions[places], request.source)
+            for part, places in taken
+        ]
+        found = await self._read_held(request, pieces, lambda: self._read_pieces(request, pieces), hold)
         session.parts.append(session.parts.pop(0))  # The next answer begins elsewhere.
         for part, places in taken:
             for moved, next_offsets in zip(found.queues, found.next_offsets, strict=True):
                 part.move(moved, next_offsets)
-            part.put_back(topic.id, places)
+            part.put_back(session.topic.id, places)
         return found
 
-    def _read_pieces(
-        self, topic: Topic, pieces: Sequence[_Piece], max_records: int, max_bytes: int, source: ReadFrom
-    ) -> Fetched:
+    def _read_pieces(self, request: FetchRequest, pieces: Sequence[_Piece]) -> Fetched:
         found = Fetched()
         self._fetches += 1
         for piece in pieces:
-            self._read_piece(topic, piece, found, max_records, max_bytes, source)
+            self._read_piece(request, piece, found)
+        found.take_in(self._config.sendfile_min_bytes if request.files else None)
         return found
 
-    def _read_piece(
-        self, topic: Topic, piece: _Piece, found: Fetched, max_records: int, max_bytes: int, source: ReadFrom
-    ) -> None:
+    def _read_piece(self, request: FetchRequest, piece: _Piece, found: Fetched) -> None:
         """Add what there is of a shard, and what of it is to be read elsewhere. In a thread of the pool."""
+        topic = request.topic
         store, some, starts = piece.port.store, piece.queues, piece.starts
-        redirects = source is ReadFrom.AUTO
+        redirects = request.source is ReadFrom.AUTO
         if not piece.leads and not store.has_topic(topic.id, int(some[-1])):  # It has not come here yet.
             if redirects:
                 self._send(found, None, some)
@@ -311,7 +266,7 @@ class Reads:
             if away.any():
                 self._send(found, self._turns.next(piece.followers), some[away])
                 some, starts = some[~away], starts[~away]
-        records_left, bytes_left = max_records - found.record_count, max_bytes - found.size_bytes
+        records_left, bytes_left = request.max_records - found.record_count, request.max_bytes - found.size_bytes
         if len(some) == 0 or records_left <= 0 or bytes_left <= 0:
             return
         # Begin one queue further each time: busy queues that fill an answer must not starve the others.
@@ -368,44 +323,45 @@ class Reads:
 
     async def _poll(
         self,
-        topic: Topic,
+        request: ReadRequest | FetchRequest,
         queues: NDArray[Any],
         pieces: Sequence[_Piece],
         read: Callable[[], Fetched],
-        max_bytes: int,
-        wait_ms: int,
         hold: Hold,
-        source: ReadFrom,
     ) -> Fetched:
         """Read; if there is nothing, wait until something arrives and read again, until time is up.
 
         What was read is answered only if it could be read to the last: a leader may have been deposed meanwhile.
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + wait_ms / 1000
-        found = await self._read_held(pieces, read, max_bytes, hold, source)
-        if found or wait_ms == 0 or self._waiters.closed:
+        deadline = loop.time() + request.wait_ms / 1000
+        found = await self._read_held(request, pieces, read, hold)
+        if found or request.wait_ms == 0 or self._waiters.closed:
             return found
-        with self._waiters.waiting(topic.id, queues) as waiter:
+        with self._waiters.waiting(request.topic.id, queues) as waiter:
             # Between the read and the registration; no await stands between these two.
-            if any(_arrived(topic, piece) for piece in pieces):
+            if any(_arrived(request.topic, piece) for piece in pieces):
                 waiter.set()
             while not found and await waiter.wait(deadline):
                 waiter.clear()
-                found = await self._read_held(pieces, read, max_bytes, hold, source)
+                found = await self._read_held(request, pieces, read, hold)
                 if self._waiters.closed:
                     break
         return found
 
     async def _read_held(
-        self, pieces: Sequence[_Piece], read: Callable[[], Fetched], max_bytes: int, hold: Hold, source: ReadFrom
+        self,
+        request: ReadRequest | FetchRequest,
+        pieces: Sequence[_Piece],
+        read: Callable[[], Fetched],
+        hold: Hold,
     ) -> Fetched:
         """Read with memory reserved: what was asked for while reading, what was found afterwards."""
         async with self._slots:  # So that no more reserve the most they may than can read.
-            hold.resize(max_bytes)
+            hold.resize(request.max_bytes)
             found = await self.in_threads(read)
             for piece in pieces:
-                piece.port.check_readable(follower=source is not ReadFrom.LEADER, found=found.moved)
+                piece.port.check_readable(follower=request.source is not ReadFrom.LEADER, found=found.moved)
             if found.moved and not all(piece.leads for piece in pieces):
                 self.as_follower += 1
             hold.resize(found.size_bytes - found.file_bytes)

@@ -218,7 +218,7 @@ class GroupService:
         broker.
         """
         broker, permits = self._broker, self._permits
-        broker.check_queues(topic, queues)
+        broker.admission.queues(topic, queues)
         shards = [await self.shard(number) for number, _ in split_by_shard(queues, topic, broker.topology.shard_count)]
         if member is not None:
             for shard in shards:
@@ -309,7 +309,7 @@ class GroupService:
         limit = self._broker.config.max_queues_per_request
         if not ranges:
             raise InvalidRequest("queues names no queue", field="queues")
-        self._broker.check_queue(topic, ranges[-1][1] - 1)
+        self._broker.admission.queue(topic, ranges[-1][1] - 1)
         if limited and count(ranges) > limit:
             raise InvalidRequest(
                 f"queues names {count(ranges)} queues, the limit is {limit} a request (max_queues_per_request); ask in "

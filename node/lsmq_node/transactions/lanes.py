@@ -17,14 +17,13 @@ import crc32c
 
 from lsmq.errors import DeliveriesAhead, InvalidRequest
 from lsmq.record_batch import HEADER, HEADER_BYTES
+from lsmq_node.broker import BROKER_PRODUCERS
 
 from .delivery import Delivery
 
 LANE = "transaction-lane/"
 _EPOCH_BITS = 32
 _MAX_AHEAD = 1 << 20  # a delivery has far fewer batches
-#: Producers of clients have ids below this.
-BROKER_PRODUCERS = 1 << 63
 
 
 def lane_key(coordinator: int) -> str:

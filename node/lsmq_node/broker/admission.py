@@ -1,0 +1,257 @@
+"""What a node takes: one function for each kind of request, whichever protocol it came by.
+
+Everything stands here that refuses a request for what it asks (counts, sizes, what a batch may hold), or gives it
+less than it asked for, before anything is done. What a request takes in memory is the budget's (:mod:`.budget`); what
+a shard cannot do now is the shard's to say. Rights, one day, are asked for here as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import zstandard
+from numpy.typing import NDArray
+
+from lsmq.errors import (
+    InvalidBatch,
+    InvalidRequest,
+    MessageTooLarge,
+    ShuttingDown,
+    TooManyMessages,
+    TooManyTopics,
+    UnknownQueue,
+)
+from lsmq.record_batch import HEADER, HEADER_BYTES, Codec, Column, RecordBatch
+from lsmq_node.config import NodeConfig
+from lsmq_node.storage import Topic, TopicOptions
+from lsmq_node.storage.columns import DTYPES, decode_column
+
+from .requests import DeleteRequest, FetchRequest, ProduceRequest, ReadRequest
+
+#: Producers from this id on are the broker's own: deliveries of transactions.
+BROKER_PRODUCERS: Final = 1 << 63
+
+_SENT_COLUMNS = frozenset(
+    {
+        Column.QUEUE,
+        Column.LENGTH,
+        Column.HEADER_LENGTH,
+        Column.KEY_HASH,
+        Column.TAG_HASH,
+        Column.TYPE_HASH,
+        Column.PRIORITY,
+        Column.DUE_MS,
+        Column.EXPIRES_MS,
+        Column.FLAGS,
+    }
+)
+_MOST: dict[int, int] = {
+    column: int(np.iinfo(DTYPES[column]).max) for column in _SENT_COLUMNS if DTYPES[column].itemsize < 8
+}
+
+Reading = TypeVar("Reading", ReadRequest, FetchRequest)
+
+
+class Admission:
+    """Loop thread only, but for :meth:`batch`."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self._config = config
+        self.stopping = False
+
+    # Topics and queues
+
+    def create_topic(self, name: str, queues: int, options: TopicOptions, known: Sequence[Topic]) -> None:
+        """Raises ``TooManyTopics``, ``InvalidRequest``, ``ShuttingDown``."""
+        self.write()
+        if options.key_queues is not None and options.key_queues > queues:
+            raise InvalidRequest(
+                f"key_queues is {options.key_queues}, and there are only {queues} queues; take at most as many",
+                field="key_queues",
+                limit=queues,
+            )
+        limit = self._config.max_message_bytes
+        if options.max_message_bytes is not None and options.max_message_bytes > limit:
+            raise InvalidRequest(
+                f"max_message_bytes is {options.max_message_bytes}; the node's limit is {limit}; raise that",
+                field="max_message_bytes",
+                limit=limit,
+            )
+        if len(known) >= self._config.max_topics and not any(topic.name == name for topic in known):
+            raise TooManyTopics(
+                f"there are {len(known)} topics, the limit is {self._config.max_topics} (max_topics); delete some, or "
+                "give a topic more queues",
+                limit=self._config.max_topics,
+            )
+
+    def queue(self, topic: Topic, queue: int) -> None:
+        """Raises ``UnknownQueue`` naming the queues there are."""
+        if not 0 <= queue < topic.queues:
+            raise UnknownQueue(
+                f"topic {topic.name!r} has no queue {queue}; its queues are 0 to {topic.queues - 1}",
+                topic=topic.name,
+                queue=queue,
+                queues=topic.queues,
+            )
+
+    def queues(self, topic: Topic, queues: NDArray[Any]) -> None:
+        """:meth:`queue` of many; the first bad one is named."""
+        if len(queues) and (int(queues.max()) >= topic.queues or int(queues.min()) < 0):
+            self.queue(topic, int(queues[(queues < 0) | (queues >= topic.queues)][0]))
+
+    def queue_count(self, count: int) -> None:
+        """Raises ``InvalidRequest``: so many queues cannot be named in a request."""
+        limit = self._config.max_queues_per_request
+        if count > limit:
+            raise InvalidRequest(
+                f"queues names {count} queues, the limit is {limit} a request (max_queues_per_request); ask in parts",
+                field="queues",
+                limit=limit,
+            )
+
+    # Writes
+
+    def write(self) -> None:
+        """Whatever changes something. Raises ``ShuttingDown``."""
+        if self.stopping:
+            raise ShuttingDown("the node is stopping; send this to another node, or again when it is back")
+
+    def produce(self, request: ProduceRequest) -> None:
+        """Its batches were checked as they were made, by :meth:`batch` or :meth:`message_count`."""
+        self.write()
+
+    def delete(self, request: DeleteRequest) -> None:
+        """Raises ``InvalidRequest``, ``UnknownQueue``, ``ShuttingDown``."""
+        self.write()
+        limit = self._config.max_messages_per_request
+        if len(request.queues) != len(request.offsets) or len(request.queues) > limit:
+            raise InvalidRequest(
+                f"queues has {len(request.queues)} items and offsets {len(request.offsets)}; each queue needs its "
+                f"offset, and {limit} is the limit a request",
+                field="offsets",
+                limit=limit,
+            )
+        self.queues(request.topic, request.queues)
+
+    def message_count(self, count: int, what: str) -> None:
+        """Raises ``TooManyMessages``."""
+        limit = self._config.max_messages_per_request
+        if count > limit:
+            raise TooManyMessages(
+                f"{what} {count} messages, the limit is {limit} a request (max_messages_per_request); "
+                "send them in parts",
+                field="messages",
+                limit=limit,
+                count=count,
+            )
+
+    def max_message_bytes(self, topic: Topic) -> int:
+        """The most bytes a message of the topic may have."""
+        own, limit = topic.options.max_message_bytes, self._config.max_message_bytes
+        return limit if own is None else min(own, limit)
+
+    def message_sizes(self, topic: Topic, batch: RecordBatch) -> None:
+        """What the shard would refuse, for a batch that is kept before it gets there. Raises ``MessageTooLarge``."""
+        longest, limit = int(column_of(batch, Column.LENGTH).max()), self.max_message_bytes(topic)
+        if longest > limit:
+            raise MessageTooLarge(
+                f"a message of {longest} bytes (body, key, tag and properties) is over the limit of {limit} of topic "
+                f"{topic.name!r}; send it in parts",
+                limit=limit,
+                size=longest,
+            )
+
+    def unpacked_bytes(self, body: bytes) -> int:
+        """What the payload of a packed batch takes once it is decompressed, which is known before that.
+
+        Raises ``InvalidBatch``, ``TooManyMessages``, ``InvalidRequest``.
+        """
+        if len(body) < HEADER_BYTES:
+            raise InvalidBatch(f"the body has {len(body)} bytes, too few for a record batch ({HEADER_BYTES})")
+        _, total, _, codec, _, record_count, payload_bytes, raw_bytes, *_ = HEADER.unpack_from(body)
+        if total != len(body):
+            raise InvalidBatch(f"the batch says {total} bytes, the body has {len(body)}; send one batch a request")
+        if record_count == 0:
+            raise InvalidBatch("the batch holds no records; send at least one")
+        self.message_count(record_count, "the batch holds")
+        if codec == Codec.ZSTD and payload_bytes <= total:
+            raw_bytes = max(raw_bytes, _frame_bytes(body[total - payload_bytes : total]))
+        limit = self._config.max_request_bytes
+        if raw_bytes > limit:
+            raise InvalidRequest(
+                f"the batch holds {raw_bytes} bytes after decompression, the limit is {limit} "
+                "(max_request_bytes); send smaller batches",
+                limit=limit,
+            )
+        return int(raw_bytes)
+
+    def batch(self, body: bytes) -> RecordBatch:
+        """The batch a producer packed, whole and within limits, its payload decompressed. In any thread.
+
+        Raises as :meth:`unpacked_bytes`, which is asked first.
+        """
+        self.unpacked_bytes(body)
+        batch = RecordBatch(body, source="request")
+        if batch.producer_id >= BROKER_PRODUCERS:
+            raise InvalidBatch(f"producer id {batch.producer_id} is the broker's; choose one below 2**63")
+        for column, (position, width, base) in batch.directory.items():
+            if column not in _SENT_COLUMNS:
+                raise InvalidBatch(f"the batch has column {column}, which a producer cannot send")
+            most = _MOST.get(column)
+            if most is not None and base + (1 << 8 * width) - 1 > most:
+                largest = base + _largest(batch, position, width)
+                if largest > most:
+                    raise InvalidBatch(
+                        f"column {Column(column).name} of the batch has a {largest}; the limit is {most}"
+                    )
+        return batch
+
+    # Reads
+
+    def read(self, request: ReadRequest) -> ReadRequest:
+        """The request with no more than it may have. Raises ``UnknownQueue``."""
+        self.queue(request.topic, request.queue)
+        return self._bounded(request)
+
+    def fetch(self, request: FetchRequest) -> FetchRequest:
+        """The request with no more than it may have. Raises ``InvalidRequest``, ``UnknownQueue``."""
+        self.queue_count(len(request.queues))
+        self.queues(request.topic, request.queues)
+        return self._bounded(request)
+
+    def _bounded(self, request: Reading) -> Reading:
+        config = self._config
+        most = config.max_messages_per_request, config.max_response_bytes, config.max_wait_ms
+        if request.max_records <= most[0] and request.max_bytes <= most[1] and request.wait_ms <= most[2]:
+            return request
+        return replace(
+            request,
+            max_records=min(request.max_records, most[0]),
+            max_bytes=min(request.max_bytes, most[1]),
+            wait_ms=min(request.wait_ms, most[2]),
+        )
+
+
+def column_of(batch: RecordBatch, column: Column) -> NDArray[Any]:
+    return decode_column(batch.buffer, batch.directory.get(column), batch.record_count, DTYPES[column])
+
+
+def _largest(batch: RecordBatch, position: int, width: int) -> int:
+    """The largest delta of a column."""
+    if not width:
+        return 0
+    return int(np.frombuffer(batch.buffer, f"<u{width}", batch.record_count, position).max())
+
+
+def _frame_bytes(payload: bytes) -> int:
+    """Bytes a zstd frame says it holds, which decompressing allocates at once."""
+    try:
+        size = zstandard.frame_content_size(payload)
+    except zstandard.ZstdError as error:
+        raise InvalidBatch("the batch's payload is not a zstd frame") from error
+    if size < 0:
+        raise InvalidBatch("the batch's zstd frame does not say its size; compress it in one piece")
+    return size
