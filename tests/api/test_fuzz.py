@@ -103,7 +103,7 @@ def encoded(chance: random.Random, route: Route, binary: bool) -> bytes:
 def url(chance: random.Random, route: Route) -> str:
     path = route.path
     for parameter in route.parameters:
-        if parameter.where == "path":
+        if route.is_in_path(parameter):
             known = {"topic": "t", "group": "g", "queue": "0", "shard": "0", "id": "0" * 32}.get(parameter.name, "x")
             text = known if chance.random() < 0.85 else str(chance.choice(ODD))
             path = path.replace(f"{{{parameter.name}}}", quote(text.encode(errors="surrogatepass"), safe="") or "%00")

@@ -24,50 +24,23 @@ from . import (
     push,
     system,
     topics,
-    transaction_routes,
+    transactions,
     work_queues,
 )
 from .failures import failures
 from .openapi import document
 from .origins import own_pages
-from .routing import Call, Content, Route
+from .routing import Call, Route
 from .sending import send_held
+
+_PARTS = (topics, produce, consume, batches, deletes, groups, offsets, push, work_queues, transactions, cluster, system)
 
 NODE = web.AppKey("node", Node)
 
 
-async def _metrics(call: Call) -> web.StreamResponse:
-    """GET /metrics"""
-    body, content_type = call.node.metrics.render()
-    return web.Response(body=body, headers={"Content-Type": content_type})
-
-
 def route_table(config: NodeConfig) -> tuple[Route, ...]:
     """Every route of a node."""
-    metrics = Route(
-        "GET",
-        "/metrics",
-        "metrics",
-        "system",
-        "Counters and gauges for Prometheus",
-        _metrics,
-        {200: Content("Prometheus text format.", {"type": "string"}, ("text/plain",))},
-    )
-    modules = (
-        topics,
-        produce,
-        consume,
-        batches,
-        deletes,
-        groups,
-        offsets,
-        push,
-        work_queues,
-        transaction_routes,
-        cluster,
-        system,
-    )
-    return (*(route for module in modules for route in module.routes(config)), metrics)
+    return tuple(route.bound(config) for part in _PARTS for route in part.ROUTES)
 
 
 def make_app(node: Node) -> web.Application:

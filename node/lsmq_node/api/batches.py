@@ -37,12 +37,11 @@ from lsmq.errors import (
 from lsmq.record_batch import Column, Flag
 from lsmq.topics import FETCH_SESSION_HEADER
 from lsmq_node.broker import Fetched, FetchRequest, ProduceRequest, ReadFrom
-from lsmq_node.config import NodeConfig
 from lsmq_node.storage.columns import encode_columns, encode_one
 
 from . import schemas
 from .codec import BATCH_TYPE, BATCHES_TYPE, media_type
-from .routing import Call, Content, Parameter, Route, path_parameters
+from .routing import FROM, Call, Content, Parameter, Routes
 from .sending import send_parts
 
 #: What a batch of an idempotent producer may be refused with.
@@ -55,9 +54,38 @@ PRODUCER_ERRORS = (
     TooManyProducers,
 )
 
+ROUTES = Routes("batches")
+_ACK = Parameter("ack", schemas.ACK, "As in sending messages.")
 
+
+@ROUTES.post(
+    "/v1/topics/{topic}/batches",
+    Content(
+        "Stored. A batch of as many records with the columns OFFSET and STORED_MS only.",
+        media_types=(BATCH_TYPE,),
+        headers={"Lsmq-Duplicate": "`1` when the producer's batch had been stored before."},
+    ),
+    parameters=(_ACK,),
+    request=Content("One record batch, without the columns TOPIC and OFFSET.", media_types=(BATCH_TYPE,)),
+    errors=(
+        UnknownTopic,
+        UnknownQueue,
+        InvalidBatch,
+        MessageTooLarge,
+        TooManyMessages,
+        *PRODUCER_ERRORS,
+        NotLeader,
+        NotEnoughReplicas,
+        TopicReplaced,
+        StoreBusy,
+        DiskFull,
+    ),
+)
 async def send_batch(call: Call) -> web.StreamResponse:
-    """POST /v1/topics/{topic}/batches"""
+    """Send one record batch.
+
+    All queues of the batch belong to one shard. It is stored whole or not at all.
+    """
     topic = await call.topic(call.path("topic"))
     if (found := media_type(call.request)) != BATCH_TYPE:
         raise InvalidRequest(f"Content-Type is {found!r}; a batch is sent as {BATCH_TYPE}")
@@ -100,8 +128,27 @@ def positions_batch(found: Fetched) -> bytes:
     return encode_columns(len(queues), columns)
 
 
-async def fetch(call: Call) -> web.StreamResponse:
-    """POST /v1/topics/{topic}/fetch"""
+@ROUTES.post(
+    "/v1/topics/{topic}/fetch",
+    Content(
+        "Record batches one after another: first the next offsets of all queues that moved "
+        "(QUEUE, OFFSET, FLAGS=2), then messages. Some may lie below the offset asked for; "
+        "pass over them. Empty when the wait was over. With `from=auto` batches (QUEUE, FLAGS=4) may come "
+        "before: read these queues at the node whose URL is the payload from now on, and where that is "
+        "empty at the leader.",
+        media_types=(BATCHES_TYPE,),
+        headers={FETCH_SESSION_HEADER: "With `keep`: the `session` of the next request."},
+    ),
+    parameters=(FROM,),
+    request=Content("Queues, and the offset wanted of each.", schemas.FETCH),
+    errors=(UnknownTopic, UnknownQueue, UnknownFetchSession, NotLeader, ReadElsewhere, TopicReplaced),
+)
+async def fetch_batches(call: Call) -> web.StreamResponse:
+    """Read messages of many queues, long polling if asked to.
+
+    Costs what it returns, not what it asks for: idle queues are free. Name the queues once, with `keep`, and go on
+    with the `session` of each answer: the node remembers where it ended.
+    """
     config = call.broker.config
     topic = await call.topic(call.path("topic"))
     document = await call.checked_document()
@@ -127,66 +174,3 @@ async def fetch(call: Call) -> web.StreamResponse:
     headers = {FETCH_SESSION_HEADER: found.session} if found.session else {}
     batches = [*elsewhere_batches(found), positions_batch(found), *found.parts]
     return await send_parts(call, batches, {"Content-Type": BATCHES_TYPE, **headers})
-
-
-def routes(config: NodeConfig) -> tuple[Route, ...]:
-    """The routes of this module."""
-    topic = path_parameters("topic")
-    ack = Parameter("ack", "query", schemas.ACK, "As in sending messages.")
-    return (
-        Route(
-            "POST",
-            "/v1/topics/{topic}/batches",
-            "sendBatch",
-            "batches",
-            "Send one record batch",
-            send_batch,
-            {
-                200: Content(
-                    "Stored. A batch of as many records with the columns OFFSET and STORED_MS only.",
-                    media_types=(BATCH_TYPE,),
-                    headers={"Lsmq-Duplicate": "`1` when the producer's batch had been stored before."},
-                )
-            },
-            description="All queues of the batch belong to one shard. It is stored whole or not at all.",
-            parameters=(*topic, ack),
-            request=Content("One record batch, without the columns TOPIC and OFFSET.", media_types=(BATCH_TYPE,)),
-            errors=(
-                UnknownTopic,
-                UnknownQueue,
-                InvalidBatch,
-                MessageTooLarge,
-                TooManyMessages,
-                *PRODUCER_ERRORS,
-                NotLeader,
-                NotEnoughReplicas,
-                TopicReplaced,
-                StoreBusy,
-                DiskFull,
-            ),
-        ),
-        Route(
-            "POST",
-            "/v1/topics/{topic}/fetch",
-            "fetchBatches",
-            "batches",
-            "Read messages of many queues, long polling if asked to",
-            fetch,
-            {
-                200: Content(
-                    "Record batches one after another: first the next offsets of all queues that moved "
-                    "(QUEUE, OFFSET, FLAGS=2), then messages. Some may lie below the offset asked for; "
-                    "pass over them. Empty when the wait was over. With `from=auto` batches (QUEUE, FLAGS=4) may come "
-                    "before: read these queues at the node whose URL is the payload from now on, and where that is "
-                    "empty at the leader.",
-                    media_types=(BATCHES_TYPE,),
-                    headers={FETCH_SESSION_HEADER: "With `keep`: the `session` of the next request."},
-                )
-            },
-            description="Costs what it returns, not what it asks for: idle queues are free. Name the queues once, with "
-            "`keep`, and go on with the `session` of each answer: the node remembers where it ended.",
-            parameters=path_parameters("topic", "from"),
-            request=Content("Queues, and the offset wanted of each.", schemas.fetch(config)),
-            errors=(UnknownTopic, UnknownQueue, UnknownFetchSession, NotLeader, ReadElsewhere, TopicReplaced),
-        ),
-    )

@@ -6,24 +6,29 @@ itself after the answer; ``GET /v1/cluster`` shows how far it is.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from aiohttp import web
 
-from lsmq import runtime
-from lsmq_node.config import NodeConfig
-
 from . import schemas
 from .codec import answer
-from .routing import Call, Content, Parameter, Route
+from .routing import Call, Content, Parameter, Routes
+from .schema import integer, text
 from .topics import own_url
 
-_NODE = Parameter("node", "path", {"type": "string"}, "Id of the node.")
-_SHARD = Parameter("shard", "path", {"type": "integer", "minimum": 0, "maximum": 1_023}, "Number of the shard.")
+_NODE = Parameter("node", text(), "Id of the node.")
+_SHARD = Parameter("shard", integer(0, 1_023), "Number of the shard.")
+
+ROUTES = Routes("cluster")
+_DONE = Content("Agreed; `version` is that of the cluster's state with it.", schemas.AGREED)
 
 
+@ROUTES.get(
+    "/v1/cluster", Content("As far as this node knows; `version` says which of two answers is newer.", schemas.CLUSTER)
+)
 async def get_cluster(call: Call) -> web.StreamResponse:
-    """GET /v1/cluster"""
+    """Nodes and shards, with leaders and in-sync sets."""
     return answer(call.request, call.broker.topology.overview(own_url(call)))
 
 
@@ -32,136 +37,75 @@ async def _administer(call: Call, command: dict[str, Any]) -> web.StreamResponse
     return answer(call.request, result)
 
 
+@ROUTES.post("/v1/cluster/nodes/{node}/drain", _DONE, parameters=(_NODE,))
 async def drain_node(call: Call) -> web.StreamResponse:
-    """POST /v1/cluster/nodes/{node}/drain"""
+    """Move all replicas away from a node.
+
+    Goes on by itself, shard after shard, without a pause of writes longer than an election.
+    """
     return await _administer(call, {"op": "drain_node", "node": call.path("node")})
 
 
+@ROUTES.delete("/v1/cluster/nodes/{node}/drain", _DONE, parameters=(_NODE,))
 async def undrain_node(call: Call) -> web.StreamResponse:
-    """DELETE /v1/cluster/nodes/{node}/drain"""
+    """Let a drained node have replicas again."""
     return await _administer(call, {"op": "undrain_node", "node": call.path("node")})
 
 
+@ROUTES.delete("/v1/cluster/nodes/{node}", _DONE, parameters=(_NODE,))
 async def remove_node(call: Call) -> web.StreamResponse:
-    """DELETE /v1/cluster/nodes/{node}"""
+    """Take a drained node out of the cluster for good."""
     return await _administer(call, {"op": "remove_node", "node": call.path("node")})
 
 
+@ROUTES.put(
+    "/v1/cluster/shards/{shard}/replicas",
+    _DONE,
+    parameters=(_SHARD,),
+    request=Content("Ids of nodes; the first leads when it can.", schemas.REPLICAS),
+)
 async def move_replicas(call: Call) -> web.StreamResponse:
-    """PUT /v1/cluster/shards/{shard}/replicas"""
+    """Say which nodes are to hold a shard.
+
+    New replicas are filled first, old ones dropped when all new ones are in sync.
+    """
     document = await call.checked_document()
     return await _administer(call, {"op": "set_target", "shard": call.path("shard"), "replicas": document["replicas"]})
 
 
+@ROUTES.delete("/v1/cluster/shards/{shard}/replicas", _DONE, parameters=(_SHARD,))
 async def cancel_move(call: Call) -> web.StreamResponse:
-    """DELETE /v1/cluster/shards/{shard}/replicas"""
+    """Give up moving a shard's replicas."""
     return await _administer(call, {"op": "cancel_target", "shard": call.path("shard")})
 
 
+@ROUTES.put(
+    "/v1/cluster/shards/{shard}/leader",
+    _DONE,
+    parameters=(_SHARD,),
+    request=Content("The replica in sync that is to lead.", schemas.LEADER),
+)
 async def transfer_leader(call: Call) -> web.StreamResponse:
-    """PUT /v1/cluster/shards/{shard}/leader"""
+    """Hand the leadership of a shard over."""
     document = await call.checked_document()
     return await _administer(
         call, {"op": "transfer_leader", "shard": call.path("shard"), "candidate": document["node"]}
     )
 
 
+@ROUTES.post(
+    "/v1/cluster/shards/{shard}/revive",
+    _DONE,
+    parameters=(_SHARD,),
+    request=Content("The replica to go on with.", schemas.REVIVAL),
+)
 async def revive_shard(call: Call) -> web.StreamResponse:
-    """POST /v1/cluster/shards/{shard}/revive"""
+    """Go on with what one replica has, and give up what others may have beyond.
+
+    For a shard that nobody can lead any more, since those who have all acknowledged messages are gone for good:
+    `problem` of the shard names them. Unclean: acknowledged messages may be lost, replicas that have more are set
+    aside and filled from the one named. Refused while the shard is led.
+    """
     document = await call.checked_document()
     command = {"op": "revive", "shard": call.path("shard"), "node": document["node"], "accept_loss": True}
-    return await _administer(call, {**command, "at_ms": runtime.wall_ms()})
-
-
-def routes(config: NodeConfig) -> tuple[Route, ...]:
-    """The routes of this module."""
-    done = {200: Content("Agreed; `version` is that of the cluster's state with it.", schemas.AGREED)}
-    return (
-        Route(
-            "GET",
-            "/v1/cluster",
-            "getCluster",
-            "cluster",
-            "Nodes and shards, with leaders and in-sync sets",
-            get_cluster,
-            {200: Content("As far as this node knows; `version` says which of two answers is newer.", schemas.CLUSTER)},
-        ),
-        Route(
-            "POST",
-            "/v1/cluster/nodes/{node}/drain",
-            "drainNode",
-            "cluster",
-            "Move all replicas away from a node",
-            drain_node,
-            done,
-            description="Goes on by itself, shard after shard, without a pause of writes longer than an election.",
-            parameters=(_NODE,),
-        ),
-        Route(
-            "DELETE",
-            "/v1/cluster/nodes/{node}/drain",
-            "undrainNode",
-            "cluster",
-            "Let a drained node have replicas again",
-            undrain_node,
-            done,
-            parameters=(_NODE,),
-        ),
-        Route(
-            "DELETE",
-            "/v1/cluster/nodes/{node}",
-            "removeNode",
-            "cluster",
-            "Take a drained node out of the cluster for good",
-            remove_node,
-            done,
-            parameters=(_NODE,),
-        ),
-        Route(
-            "PUT",
-            "/v1/cluster/shards/{shard}/replicas",
-            "moveReplicas",
-            "cluster",
-            "Say which nodes are to hold a shard",
-            move_replicas,
-            done,
-            description="New replicas are filled first, old ones dropped when all new ones are in sync.",
-            parameters=(_SHARD,),
-            request=Content("Ids of nodes; the first leads when it can.", schemas.REPLICAS),
-        ),
-        Route(
-            "DELETE",
-            "/v1/cluster/shards/{shard}/replicas",
-            "cancelMove",
-            "cluster",
-            "Give up moving a shard's replicas",
-            cancel_move,
-            done,
-            parameters=(_SHARD,),
-        ),
-        Route(
-            "POST",
-            "/v1/cluster/shards/{shard}/revive",
-            "reviveShard",
-            "cluster",
-            "Go on with what one replica has, and give up what others may have beyond",
-            revive_shard,
-            done,
-            description="For a shard that nobody can lead any more, since those who have all acknowledged messages are "
-            "gone for good: `problem` of the shard names them. Unclean: acknowledged messages may be lost, replicas "
-            "that have more are set aside and filled from the one named. Refused while the shard is led.",
-            parameters=(_SHARD,),
-            request=Content("The replica to go on with.", schemas.REVIVAL),
-        ),
-        Route(
-            "PUT",
-            "/v1/cluster/shards/{shard}/leader",
-            "transferLeader",
-            "cluster",
-            "Hand the leadership of a shard over",
-            transfer_leader,
-            done,
-            parameters=(_SHARD,),
-            request=Content("The replica in sync that is to lead.", schemas.LEADER),
-        ),
-    )
+    return await _administer(call, {**command, "at_ms": time.time_ns() // 1_000_000})

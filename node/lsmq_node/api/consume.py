@@ -18,18 +18,40 @@ from lsmq.errors import (
 )
 from lsmq.record_batch import parse_message_id
 from lsmq_node.broker import ReadFrom, ReadRequest
-from lsmq_node.config import NodeConfig
 
 from . import schemas
 from .codec import answer, answer_format, encode
 from .rendering import RENDERED_TIMES, render
-from .routing import Call, Content, Parameter, Route, path_parameters
+from .routing import FROM, Call, Content, Parameter, Routes
+from .schema import Limit, integer
 
 _ID = re.compile("[0-9a-f]{32}")
 
+ROUTES = Routes("messages")
+_OFFSET = {"anyOf": [schemas.OFFSET, {"enum": ["earliest", "latest"]}], "default": 0}
+_MAX = integer(1, Limit("max_messages_per_request"), default=Limit("max_messages_per_request", 100))
+_MAX_BYTES = integer(1, Limit("max_response_bytes"), default=Limit("max_response_bytes"))
+_WITH_TOPIC = {
+    **schemas.MESSAGE,
+    "properties": {"topic": schemas.TEXT, **schemas.MESSAGE["properties"]},
+    "required": ["topic", *schemas.MESSAGE["required"]],
+}
 
-async def read_queue(call: Call) -> web.StreamResponse:
-    """GET /v1/topics/{topic}/queues/{queue}/messages"""
+
+@ROUTES.get(
+    "/v1/topics/{topic}/queues/{queue}/messages",
+    Content("Messages in offset order; none when the wait was over.", schemas.MESSAGES),
+    parameters=(
+        FROM,
+        Parameter("offset", _OFFSET, "First offset wanted."),
+        Parameter("max", _MAX, "At most this many messages."),
+        Parameter("max_bytes", _MAX_BYTES, "About this many bytes; one message comes whatever its size."),
+        Parameter("wait_ms", schemas.WAIT_MS, "How long to wait for the first message when there is none yet."),
+    ),
+    errors=(UnknownTopic, UnknownQueue, OffsetOutOfRange, NotLeader, ReadElsewhere, TopicReplaced),
+)
+async def read_messages(call: Call) -> web.StreamResponse:
+    """Read messages of one queue, long polling if asked to."""
     query = call.query
     broker, source = call.broker, ReadFrom(query["from"])
     topic, queue = await call.topic(call.path("topic")), call.path("queue")
@@ -60,8 +82,14 @@ async def read_queue(call: Call) -> web.StreamResponse:
     return web.Response(body=await broker.in_readers(pack), headers={"Content-Type": form.value})
 
 
+@ROUTES.get(
+    "/v1/messages/{id}",
+    Content("The message.", _WITH_TOPIC),
+    parameters=(FROM,),
+    errors=(UnknownMessage, NotLeader, ReadElsewhere),
+)
 async def get_message(call: Call) -> web.StreamResponse:
-    """GET /v1/messages/{id}"""
+    """One message by its id."""
     broker, identity = call.broker, call.path("id")
     if _ID.fullmatch(identity) is None:
         raise UnknownMessage(f"{identity!r} is not a message id, which has 32 hex digits", id=identity)
@@ -85,64 +113,3 @@ async def get_message(call: Call) -> web.StreamResponse:
     if not messages or messages[0]["offset"] != offset:
         raise UnknownMessage(f"no message has the id {identity}: it was deleted or never written", id=identity)
     return answer(call.request, {"topic": topic.name, **messages[0]})
-
-
-def routes(config: NodeConfig) -> tuple[Route, ...]:
-    """The routes of this module."""
-    count = config.max_messages_per_request
-    size = config.max_response_bytes
-    parameters = (
-        Parameter(
-            "offset",
-            "query",
-            {"anyOf": [schemas.OFFSET, {"enum": ["earliest", "latest"]}], "default": 0},
-            "First offset wanted.",
-        ),
-        Parameter(
-            "max",
-            "query",
-            {"type": "integer", "minimum": 1, "maximum": count, "default": min(100, count)},
-            "At most this many messages.",
-        ),
-        Parameter(
-            "max_bytes",
-            "query",
-            {"type": "integer", "minimum": 1, "maximum": size, "default": size},
-            "About this many bytes; one message comes whatever its size.",
-        ),
-        Parameter(
-            "wait_ms",
-            "query",
-            {"type": "integer", "minimum": 0, "maximum": config.max_wait_ms, "default": 0},
-            "How long to wait for the first message when there is none yet.",
-        ),
-    )
-    by_id = {
-        **schemas.MESSAGE,
-        "properties": {"topic": schemas.TEXT, **schemas.MESSAGE["properties"]},
-        "required": ["topic", *schemas.MESSAGE["required"]],
-    }
-    return (
-        Route(
-            "GET",
-            "/v1/topics/{topic}/queues/{queue}/messages",
-            "readMessages",
-            "messages",
-            "Read messages of one queue, long polling if asked to",
-            read_queue,
-            {200: Content("Messages in offset order; none when the wait was over.", schemas.MESSAGES)},
-            parameters=(*path_parameters("topic", "queue", "from"), *parameters),
-            errors=(UnknownTopic, UnknownQueue, OffsetOutOfRange, NotLeader, ReadElsewhere, TopicReplaced),
-        ),
-        Route(
-            "GET",
-            "/v1/messages/{id}",
-            "getMessage",
-            "messages",
-            "One message by its id",
-            get_message,
-            {200: Content("The message.", by_id)},
-            parameters=path_parameters("id", "from"),
-            errors=(UnknownMessage, NotLeader, ReadElsewhere),
-        ),
-    )

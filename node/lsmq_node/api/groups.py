@@ -16,7 +16,6 @@ from lsmq.errors import (
     UnknownMember,
     UnknownTopic,
 )
-from lsmq_node.config import NodeConfig
 from lsmq_node.groups import Answer, Beat, Group, Mode
 from lsmq_node.groups.coordinator import ShardGroups
 from lsmq_node.groups.group import HEARTBEATS_PER_SESSION
@@ -26,12 +25,17 @@ from lsmq_node.groups.ranges import count, intersect, pairs, parse
 from . import group_schemas as schemas
 from .codec import answer
 from .pages import PAGE, page
-from .routing import Call, Content, Parameter, Route, path_parameters
+from .routing import Call, Content, Parameter, Routes
 from .topics import own_url
 
+ROUTES = Routes("groups")
+_FORCE = Parameter("force", {"enum": ["true", "false"], "default": "false"}, "Though members live.")
+_DESCRIBED = Content("Its members and what they own, as its coordinator knows it.", schemas.GROUP)
 
+
+@ROUTES.get("/v1/groups", Content("Names, and what this node coordinates.", schemas.GROUPS), parameters=PAGE)
 async def list_groups(call: Call) -> web.StreamResponse:
-    """GET /v1/groups"""
+    """Consumer groups of the shards at this node."""
     coordinated = {name: group for shard in call.node.groups.shards() for name, group in shard.groups.items()}
     names, following = page(call, {*call.broker.groups(), *coordinated})
     details = [
@@ -49,15 +53,28 @@ async def list_groups(call: Call) -> web.StreamResponse:
     return answer(call.request, {"groups": names, "details": details, "next": following})
 
 
+@ROUTES.get(
+    "/v1/groups/{group}/coordinator",
+    Content("As far as this node knows: the leader of the group's shard.", schemas.COORDINATOR),
+)
 async def get_coordinator(call: Call) -> web.StreamResponse:
-    """GET /v1/groups/{group}/coordinator"""
+    """Which node coordinates a group."""
     shard, leads = call.node.groups.coordinator(call.path("group"))
     url = own_url(call) if leads.here else leads.url
     return answer(call.request, {"shard": shard, "leader": url, "epoch": leads.epoch})
 
 
+@ROUTES.post(
+    "/v1/groups/{group}/heartbeat",
+    Content("What is the member's now. Durable before it is answered.", schemas.ASSIGNMENT),
+    request=Content("Who the member is, what it has read and what it owns.", schemas.HEARTBEAT),
+    errors=(UnknownMember, UnknownTopic, StaleGeneration, GroupModeMismatch, TooManyMembers),
+)
 async def heartbeat(call: Call) -> web.StreamResponse:
-    """POST /v1/groups/{group}/heartbeat"""
+    """Join a group, stay in it, leave it.
+
+    Only at the group's coordinator. docs/groups.md describes the protocol.
+    """
     name, document = call.path("group"), await call.checked_document()
     beat = _beat(call, document)
     if document["leave"]:
@@ -108,8 +125,12 @@ def _assignment(found: Answer) -> dict[str, Any]:
     }
 
 
+@ROUTES.get("/v1/groups/{group}", _DESCRIBED, errors=(UnknownGroup,))
 async def describe_group(call: Call) -> web.StreamResponse:
-    """GET /v1/groups/{group}"""
+    """Members of a group and what they own.
+
+    Only at the group's coordinator.
+    """
     shard, group = await call.node.groups.group(call.path("group"))
     return answer(call.request, _description(shard, group))
 
@@ -152,93 +173,32 @@ def _member(group: Group, id: str, now: float) -> dict[str, Any]:
     }
 
 
+@ROUTES.put(
+    "/v1/groups/{group}",
+    _DESCRIBED,
+    request=Content("How its members share messages.", schemas.DECLARE),
+    errors=(GroupModeMismatch,),
+)
 async def declare_group(call: Call) -> web.StreamResponse:
-    """PUT /v1/groups/{group}"""
+    """Make a group that shares messages in a certain way.
+
+    Only at the group's coordinator. Groups of consumers make themselves.
+    """
     name, document = call.path("group"), await call.checked_document()
     await call.node.groups.declare(name, Mode(document["mode"]))
     return answer(call.request, _description(*await call.node.groups.group(name)))
 
 
+@ROUTES.delete(
+    "/v1/groups/{group}",
+    Content("Forgotten, durably.", status=204),
+    parameters=(_FORCE,),
+    errors=(UnknownGroup, GroupHasMembers),
+)
 async def delete_group(call: Call) -> web.StreamResponse:
-    """DELETE /v1/groups/{group}"""
+    """Forget a group's members and generation.
+
+    Only at the group's coordinator. Delete its offsets in all shards first.
+    """
     await call.node.groups.delete(call.path("group"), force=call.query["force"] == "true")
     return web.Response(status=204)
-
-
-def routes(config: NodeConfig) -> tuple[Route, ...]:
-    """The routes of this module."""
-    group = path_parameters("group")
-    force = Parameter("force", "query", {"enum": ["true", "false"], "default": "false"}, "Though members live.")
-    described = Content("Its members and what they own, as its coordinator knows it.", schemas.GROUP)
-    return (
-        Route(
-            "GET",
-            "/v1/groups",
-            "listGroups",
-            "groups",
-            "Consumer groups of the shards at this node",
-            list_groups,
-            {200: Content("Names, and what this node coordinates.", schemas.GROUPS)},
-            parameters=PAGE,
-        ),
-        Route(
-            "GET",
-            "/v1/groups/{group}/coordinator",
-            "getCoordinator",
-            "groups",
-            "Which node coordinates a group",
-            get_coordinator,
-            {200: Content("As far as this node knows: the leader of the group's shard.", schemas.COORDINATOR)},
-            parameters=group,
-        ),
-        Route(
-            "POST",
-            "/v1/groups/{group}/heartbeat",
-            "heartbeat",
-            "groups",
-            "Join a group, stay in it, leave it",
-            heartbeat,
-            {200: Content("What is the member's now. Durable before it is answered.", schemas.ASSIGNMENT)},
-            description="Only at the group's coordinator. docs/groups.md describes the protocol.",
-            parameters=group,
-            request=Content("Who the member is, what it has read and what it owns.", schemas.HEARTBEAT),
-            errors=(UnknownMember, UnknownTopic, StaleGeneration, GroupModeMismatch, TooManyMembers),
-        ),
-        Route(
-            "GET",
-            "/v1/groups/{group}",
-            "describeGroup",
-            "groups",
-            "Members of a group and what they own",
-            describe_group,
-            {200: described},
-            description="Only at the group's coordinator.",
-            parameters=group,
-            errors=(UnknownGroup,),
-        ),
-        Route(
-            "PUT",
-            "/v1/groups/{group}",
-            "declareGroup",
-            "groups",
-            "Make a group that shares messages in a certain way",
-            declare_group,
-            {200: described},
-            description="Only at the group's coordinator. Groups of consumers make themselves.",
-            parameters=group,
-            request=Content("How its members share messages.", schemas.DECLARE),
-            errors=(GroupModeMismatch,),
-        ),
-        Route(
-            "DELETE",
-            "/v1/groups/{group}",
-            "deleteGroup",
-            "groups",
-            "Forget a group's members and generation",
-            delete_group,
-            {204: Content("Forgotten, durably.")},
-            description="Only at the group's coordinator. Delete its offsets in all shards first.",
-            parameters=(*group, force),
-            errors=(UnknownGroup, GroupHasMembers),
-        ),
-    )

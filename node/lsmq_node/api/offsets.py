@@ -15,32 +15,53 @@ from lsmq.errors import (
     UnknownQueue,
     UnknownTopic,
 )
-from lsmq_node.config import NodeConfig
 from lsmq_node.groups import Mode
 from lsmq_node.groups.ranges import Ranges, normal, parse
 
 from . import group_schemas, schemas
 from .arrays import is_number, parse_ranges
 from .codec import Format, answer, answer_format
-from .routing import Call, Content, Parameter, Route
+from .routing import QUEUES, TOPIC, Call, Content, Parameter, Routes
+from .schema import integer, text
 
 _MAX_RANGES = 1_000
 
 #: A member of a broadcast group has offsets of its own, under the group's name and its own.
 _GROUP = Parameter(
     "group",
-    "path",
-    {
-        "type": "string",
-        "pattern": "[A-Za-z0-9._-]{1,249}(/[A-Za-z0-9._:-]{1,100})?",
-        "description": "A group's name has 1 to 249 letters, digits, dots, underscores and hyphens",
-    },
+    text(
+        "A group's name has 1 to 249 letters, digits, dots, underscores and hyphens",
+        pattern="[A-Za-z0-9._-]{1,249}(/[A-Za-z0-9._:-]{1,100})?",
+    ),
     "Name of the consumer group; of a broadcast group with `/` (as `%2F`) and the member's static id.",
 )
 
+ROUTES = Routes("groups")
+_RANGES = Parameter("ranges", text(), "Such as `0-99,200`. Without it, all queues.")
+_SHARD = Parameter("shard", integer(0, 1_023), "Number of the shard.", required=True)
 
+
+@ROUTES.post(
+    "/v1/groups/{group}/offsets",
+    Content("Stored, as durably as messages.", schemas.COMMIT_ANSWER),
+    parameters=(_GROUP,),
+    request=Content("The next offset to read of each queue.", group_schemas.COMMIT),
+    errors=(
+        UnknownTopic,
+        UnknownQueue,
+        StaleGeneration,
+        UnknownMember,
+        FencedMember,
+        GroupHasMembers,
+        GroupModeMismatch,
+    ),
+)
 async def commit_offsets(call: Call) -> web.StreamResponse:
-    """POST /v1/groups/{group}/offsets"""
+    """Commit offsets of a group.
+
+    With `member` and `epoch`: for queues that the group has given to this member. Without: for a group whose
+    members do not live, or with `reset`.
+    """
     group = call.path("group")
     document = await call.checked_document()
     topic = await call.topic(document["topic"])
@@ -71,8 +92,14 @@ async def commit_offsets(call: Call) -> web.StreamResponse:
     return answer(call.request, {"committed": len(queues)})
 
 
-async def get_offsets(call: Call) -> web.StreamResponse:
-    """GET /v1/groups/{group}/offsets"""
+@ROUTES.get(
+    "/v1/groups/{group}/offsets",
+    Content("Those queues that have one.", schemas.COMMITTED),
+    parameters=(_GROUP, TOPIC, QUEUES),
+    errors=(UnknownTopic,),
+)
+async def get_committed_offsets(call: Call) -> web.StreamResponse:
+    """Committed offsets of a group."""
     query = call.query
     group, topic = call.path("group"), await call.topic(query["topic"])
     queues, offsets = await call.broker.committed_offsets(
@@ -81,8 +108,9 @@ async def get_offsets(call: Call) -> web.StreamResponse:
     return await call.answer_large(2 * len(queues), lambda: {"queues": queues.tolist(), "offsets": offsets.tolist()})
 
 
+@ROUTES.delete("/v1/groups/{group}/offsets", Content("Dropped, durably.", status=204), parameters=(_GROUP, _SHARD))
 async def delete_offsets(call: Call) -> web.StreamResponse:
-    """DELETE /v1/groups/{group}/offsets"""
+    """Drop all committed offsets of a group in one shard, and its fence."""
     shard, shards = call.query["shard"], call.broker.topology.shard_count
     if shard >= shards:
         raise InvalidRequest(f"shard is {shard}; there are {shards}, from 0", field="shard")
@@ -94,8 +122,18 @@ async def delete_offsets(call: Call) -> web.StreamResponse:
     return web.Response(status=204)
 
 
-async def fence(call: Call) -> web.StreamResponse:
-    """POST /v1/groups/{group}/fence"""
+@ROUTES.post(
+    "/v1/groups/{group}/fence",
+    Content("Where to go on, once no earlier commit can come any more.", group_schemas.COMMITTED),
+    parameters=(_GROUP,),
+    request=Content("The queues and the generation they were assigned in.", group_schemas.FENCE),
+    errors=(UnknownTopic, UnknownQueue, StaleGeneration, UnknownMember, FencedMember),
+)
+async def fence_group(call: Call) -> web.StreamResponse:
+    """Take over queues: refuse commits of earlier generations.
+
+    At the leader of the queues' shards, all of whose commits of the group are fenced.
+    """
     group, document = call.path("group"), await call.checked_document()
     topic = await call.topic(document["topic"])
     ranges = parse(document["queues"], "queues")
@@ -107,11 +145,20 @@ async def fence(call: Call) -> web.StreamResponse:
     return await call.answer_large(2 * len(queues), lambda: {"queues": queues.tolist(), "offsets": offsets.tolist()})
 
 
+@ROUTES.get(
+    "/v1/groups/{group}/lag",
+    Content("Counted at this moment.", group_schemas.LAG),
+    parameters=(_GROUP, TOPIC, _RANGES),
+    errors=(UnknownTopic, UnknownQueue),
+)
 async def get_lag(call: Call) -> web.StreamResponse:
-    """GET /v1/groups/{group}/lag"""
+    """How far a group is behind.
+
+    At the leader of the queues' shards. Costs what the queues of those shards cost to look at.
+    """
     group, topic = call.path("group"), await call.topic(call.query["topic"])
-    text = call.query["ranges"]
-    ranges = ((0, topic.queues),) if text is None else _ranges(text)
+    given = call.query["ranges"]
+    ranges = ((0, topic.queues),) if given is None else _ranges(given)
     lag, committed_at = await call.node.groups.lag(group, topic, ranges)
     return answer(
         call.request,
@@ -129,10 +176,10 @@ async def get_lag(call: Call) -> web.StreamResponse:
     )
 
 
-def _ranges(text: str) -> Ranges:
+def _ranges(given: str) -> Ranges:
     """``0-99,200``: both ends included; in order and disjoint, so that the answer's are the same."""
     pieces = []
-    for piece in text.split(","):
+    for piece in given.split(","):
         first, dash, last = piece.partition("-")
         if not is_number(first) or (dash and not is_number(last)):
             raise InvalidRequest(f"ranges has {piece[:40]!r}; it must be such as 0-99,200", field="ranges")
@@ -143,83 +190,3 @@ def _ranges(text: str) -> Ranges:
     ):
         raise InvalidRequest(f"ranges must be disjoint, and {_MAX_RANGES} at most", field="ranges")
     return tuple(sorted(pieces))
-
-
-def routes(config: NodeConfig) -> tuple[Route, ...]:
-    """The routes of this module."""
-    topic = Parameter("topic", "query", {"type": "string"}, "Name of the topic.", required=True)
-    queues = Parameter("queues", "query", {"type": "string"}, "Such as `0-99,200`. Without it, all queues.")
-    ranges = Parameter("ranges", "query", {"type": "string"}, "Such as `0-99,200`. Without it, all queues.")
-    shard = Parameter(
-        "shard", "query", {"type": "integer", "minimum": 0, "maximum": 1_023}, "Number of the shard.", required=True
-    )
-    return (
-        Route(
-            "POST",
-            "/v1/groups/{group}/offsets",
-            "commitOffsets",
-            "groups",
-            "Commit offsets of a group",
-            commit_offsets,
-            {200: Content("Stored, as durably as messages.", schemas.COMMIT_ANSWER)},
-            parameters=(_GROUP,),
-            request=Content("The next offset to read of each queue.", group_schemas.commit(config)),
-            description="With `member` and `epoch`: for queues that the group has given to this member. Without: for a "
-            "group whose members do not live, or with `reset`.",
-            errors=(
-                UnknownTopic,
-                UnknownQueue,
-                StaleGeneration,
-                UnknownMember,
-                FencedMember,
-                GroupHasMembers,
-                GroupModeMismatch,
-            ),
-        ),
-        Route(
-            "GET",
-            "/v1/groups/{group}/offsets",
-            "getCommittedOffsets",
-            "groups",
-            "Committed offsets of a group",
-            get_offsets,
-            {200: Content("Those queues that have one.", schemas.COMMITTED)},
-            parameters=(_GROUP, topic, queues),
-            errors=(UnknownTopic,),
-        ),
-        Route(
-            "DELETE",
-            "/v1/groups/{group}/offsets",
-            "deleteOffsets",
-            "groups",
-            "Drop all committed offsets of a group in one shard, and its fence",
-            delete_offsets,
-            {204: Content("Dropped, durably.")},
-            parameters=(_GROUP, shard),
-        ),
-        Route(
-            "POST",
-            "/v1/groups/{group}/fence",
-            "fenceGroup",
-            "groups",
-            "Take over queues: refuse commits of earlier generations",
-            fence,
-            {200: Content("Where to go on, once no earlier commit can come any more.", group_schemas.COMMITTED)},
-            description="At the leader of the queues' shards, all of whose commits of the group are fenced.",
-            parameters=(_GROUP,),
-            request=Content("The queues and the generation they were assigned in.", group_schemas.FENCE),
-            errors=(UnknownTopic, UnknownQueue, StaleGeneration, UnknownMember, FencedMember),
-        ),
-        Route(
-            "GET",
-            "/v1/groups/{group}/lag",
-            "getLag",
-            "groups",
-            "How far a group is behind",
-            get_lag,
-            {200: Content("Counted at this moment.", group_schemas.LAG)},
-            description="At the leader of the queues' shards. Costs what the queues of those shards cost to look at.",
-            parameters=(_GROUP, topic, ranges),
-            errors=(UnknownTopic, UnknownQueue),
-        ),
-    )

@@ -56,7 +56,7 @@ def _operation(route: Route) -> dict[str, Any]:
         "tags": [route.tag],
         "summary": route.summary,
         "responses": {
-            **{str(status): _response(content) for status, content in route.responses.items()},
+            **{str(content.status): _response(content) for content in route.answers},
             **_errors(route),
         },
     }
@@ -66,8 +66,8 @@ def _operation(route: Route) -> dict[str, Any]:
         operation["parameters"] = [
             {
                 "name": parameter.name,
-                "in": parameter.where,
-                "required": parameter.required or parameter.where == "path",
+                "in": "path" if route.is_in_path(parameter) else "query",
+                "required": parameter.required or route.is_in_path(parameter),
                 "description": parameter.description,
                 "schema": parameter.schema,
             }
@@ -84,7 +84,7 @@ def _operation(route: Route) -> dict[str, Any]:
 
 def _response(content: Content) -> dict[str, Any]:
     response: dict[str, Any] = {"description": content.description}
-    if content.schema is not None or content.media_types != (JSON_TYPE, MSGPACK_TYPE):
+    if content.status not in (101, 204):
         response["content"] = _content(content.media_types, content.schema)
     if content.headers:
         response["headers"] = {

@@ -6,16 +6,16 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from .routing import Call, Parameter
+from .schema import integer, text
 from .schemas import MAX_LISTED
 
 PAGE = (
     Parameter(
         "limit",
-        "query",
-        {"type": "integer", "minimum": 1, "maximum": MAX_LISTED, "default": MAX_LISTED},
+        integer(1, MAX_LISTED, default=MAX_LISTED),
         "At most so many.",
     ),
-    Parameter("after", "query", {"type": "string", "default": ""}, "Those after this name: `next` of the page before."),
+    Parameter("after", text(default=""), "Those after this name: `next` of the page before."),
 )
 
 Item = TypeVar("Item")

@@ -29,14 +29,13 @@ from lsmq.messages import Headers, Key
 from lsmq.record_batch import BatchBuilder, RecordBatch, key_hash, message_id
 from lsmq_node.broker import Broker, ProduceRequest
 from lsmq_node.broker.admission import Admission
-from lsmq_node.config import NodeConfig
 from lsmq_node.storage import Topic
 from lsmq_node.workers import Turns
 
 from . import schemas
 from .batches import PRODUCER_ERRORS
 from .codec import answer
-from .routing import Call, Content, Route, path_parameters
+from .routing import Call, Content, Routes
 from .schema import Schema, check
 
 _FIELDS = frozenset(
@@ -54,7 +53,8 @@ _FIELDS = frozenset(
         "body_b64",
     }
 )
-_ENVELOPE = frozenset({"messages", "ack", "producer"})
+
+ROUTES = Routes("messages")
 
 
 @dataclass(slots=True)
@@ -217,8 +217,33 @@ def _check_envelope(document: Any, admission: Admission, schema: Schema) -> list
     return messages  # type: ignore[return-value]  # The check refuses anything else.
 
 
-async def produce(call: Call) -> web.StreamResponse:
-    """POST /v1/topics/{topic}/messages"""
+@ROUTES.post(
+    "/v1/topics/{topic}/messages",
+    Content(
+        "Stored, as durably as the flush mode says; results stand in the order of the messages.",
+        schemas.SENT,
+        headers={"Lsmq-Duplicate": "`1` when the producer's request had been stored before."},
+    ),
+    request=Content("The messages.", schemas.SEND),
+    errors=(
+        UnknownTopic,
+        UnknownQueue,
+        MessageTooLarge,
+        TooManyMessages,
+        NotLeader,
+        NotEnoughReplicas,
+        TopicReplaced,
+        *PRODUCER_ERRORS,
+        StoreBusy,
+        DiskFull,
+    ),
+)
+async def send_messages(call: Call) -> web.StreamResponse:
+    """Send messages.
+
+    A message without `queue` goes to the queue its key's hash gives, without a key to the queues in turn. All
+    messages of a request that belong to one shard are stored, or none is.
+    """
     broker = call.broker
     topic = await call.topic(call.path("topic"))
     document = await call.document()
@@ -250,42 +275,3 @@ async def produce(call: Call) -> web.StreamResponse:
             results[place] = {"queue": queue, "offset": offset, "id": message_id(topic.id, queue, offset)}
     headers = {"Lsmq-Duplicate": "1"} if any(stored.duplicate for stored in appended) else None
     return answer(call.request, {"results": results}, headers=headers)
-
-
-def routes(config: NodeConfig) -> tuple[Route, ...]:
-    """The routes of this module."""
-    return (
-        Route(
-            "POST",
-            "/v1/topics/{topic}/messages",
-            "sendMessages",
-            "messages",
-            "Send messages",
-            produce,
-            {
-                200: Content(
-                    "Stored, as durably as the flush mode says; results stand in the order of the messages.",
-                    schemas.SENT,
-                    headers={"Lsmq-Duplicate": "`1` when the producer's request had been stored before."},
-                )
-            },
-            description=(
-                "A message without `queue` goes to the queue its key's hash gives, without a key to the "
-                "queues in turn. All messages of a request that belong to one shard are stored, or none is."
-            ),
-            parameters=path_parameters("topic"),
-            request=Content("The messages.", schemas.send(config)),
-            errors=(
-                UnknownTopic,
-                UnknownQueue,
-                MessageTooLarge,
-                TooManyMessages,
-                NotLeader,
-                NotEnoughReplicas,
-                TopicReplaced,
-                *PRODUCER_ERRORS,
-                StoreBusy,
-                DiskFull,
-            ),
-        ),
-    )

@@ -17,7 +17,6 @@ from lsmq.errors import (
     UnknownStream,
     UnknownTopic,
 )
-from lsmq_node.config import NodeConfig
 from lsmq_node.groups import Mode
 from lsmq_node.push import Acknowledge, Held, Start, StreamOptions
 from lsmq_node.push.options import MAX_CREDIT, MAX_CREDIT_BYTES
@@ -26,8 +25,8 @@ from . import push_schemas as schemas
 from .codec import Format, answer
 from .group_schemas import MEMBER_ID
 from .push_sinks import END_S, PING_S, AnySink, EventSink, WebSocketSink, heed
-from .routing import Call, Content, Parameter, Route, path_parameters
-from .schema import Schema
+from .routing import TOPIC, Call, Content, Parameter, Routes
+from .schema import integer, text
 
 _log = structlog.get_logger("lsmq.push")
 
@@ -39,9 +38,60 @@ _SEND_BUFFER_BYTES = 128 * 1024  # The system would take megabytes for a consume
 _RETRY_MS = 1_000
 _MODES = {"clustered": Mode.PUSH, "broadcast": Mode.BROADCAST}
 
+ROUTES = Routes("push")
+_PATH = "/v1/groups/{group}/push"
+_STREAM = Parameter("stream", text(pattern="[0-9a-f]{32}"), "Id of the stream.")
+_PARAMETERS = (
+    TOPIC,
+    Parameter(
+        "mode",
+        {"enum": list(_MODES), "default": "clustered"},
+        "`clustered`: the group's subscribers share the queues. `broadcast`: each is sent everything.",
+    ),
+    Parameter(
+        "subscriber",
+        MEMBER_ID,
+        "Name of the subscriber: a new stream takes the place of its former one, and in a broadcast group it has "
+        "offsets of its own. Without one, a broadcast stream keeps none.",
+    ),
+    Parameter("start", {"enum": list(Start), "default": "earliest"}, "Where to begin when nothing is committed."),
+    Parameter("credit", integer(1, MAX_CREDIT, default=1_000), "Most messages not acknowledged."),
+    Parameter(
+        "credit_bytes",
+        integer(1, MAX_CREDIT_BYTES, default=1024 * 1024),
+        "Most bytes of them; a larger message comes alone.",
+    ),
+    Parameter(
+        "ack",
+        {"enum": list(Acknowledge), "default": "explicit"},
+        "`sent`: messages count as handled once the connection has taken them.",
+    ),
+    Parameter(
+        "ack_timeout_ms",
+        integer(0, 86_400_000, default=300_000),
+        "End the stream when messages wait for an acknowledgement and none has come for so long. 0: never.",
+    ),
+    Parameter(
+        "scope",
+        {"enum": ["topic", "node"], "default": "topic"},
+        "`topic`: all queues, whichever node leads them. `node`: those that this node leads.",
+    ),
+)
 
+
+@ROUTES.get(
+    _PATH,
+    Content("A WebSocket, with the subprotocol `lsmq.json` or `lsmq.msgpack`.", status=101),
+    Content("Server-sent events.", text(), (EVENTS_TYPE,)),
+    parameters=_PARAMETERS,
+    errors=(UnknownTopic, GroupModeMismatch, OriginNotAllowed),
+    is_stream=True,
+)
 async def push(call: Call) -> web.StreamResponse:
-    """GET /v1/groups/{group}/push"""
+    """Hold a stream of messages.
+
+    docs/push.md describes what goes over it. On a WebSocket errors are told in its last frame.
+    """
     request = call.request
     allowed = _origin_headers(call)
     websocket = web.WebSocketResponse(
@@ -172,8 +222,18 @@ async def _keep_alive(sink: AnySink) -> None:
         await sink.ping()
 
 
-async def acknowledge(call: Call) -> web.StreamResponse:
-    """POST /v1/groups/{group}/push/{stream}"""
+@ROUTES.post(
+    f"{_PATH}/{{stream}}",
+    Content("Heard; commits follow.", schemas.ACKNOWLEDGED),
+    parameters=(_STREAM,),
+    request=Content("What is handled.", schemas.ACKNOWLEDGE),
+    errors=(UnknownStream, OriginNotAllowed),
+)
+async def acknowledge_push(call: Call) -> web.StreamResponse:
+    """Acknowledge messages of a stream, or change its credit.
+
+    For server-sent events; at the node that holds the stream.
+    """
     allowed = _origin_headers(call)
     document = await call.checked_document()
     stream = call.node.push.stream(call.path("stream"))
@@ -181,8 +241,9 @@ async def acknowledge(call: Call) -> web.StreamResponse:
     return answer(call.request, {"unacknowledged": stream.ledger.open_count}, headers=allowed)
 
 
-async def list_streams(call: Call) -> web.StreamResponse:
-    """GET /v1/groups/{group}/streams"""
+@ROUTES.get("/v1/groups/{group}/streams", Content("Each with its share of the queues led here.", schemas.STREAMS))
+async def list_push_streams(call: Call) -> web.StreamResponse:
+    """Streams of a group that this node sends to."""
     now = asyncio.get_running_loop().time()
     streams = [
         {
@@ -200,8 +261,14 @@ async def list_streams(call: Call) -> web.StreamResponse:
     return answer(call.request, {"streams": streams})
 
 
-async def preflight(call: Call) -> web.StreamResponse:
-    """OPTIONS /v1/groups/{group}/push/{stream}"""
+@ROUTES.options(
+    f"{_PATH}/{{stream}}",
+    Content("Headers that allow it.", status=204),
+    parameters=(_STREAM,),
+    errors=(OriginNotAllowed,),
+)
+async def preflight_push(call: Call) -> web.StreamResponse:
+    """What browsers ask before they acknowledge."""
     allowed = _origin_headers(call)
     headers = {"Access-Control-Allow-Methods": "POST", "Access-Control-Allow-Headers": "Content-Type"}
     return web.Response(status=204, headers={**headers, **allowed} if allowed else {})
@@ -213,105 +280,3 @@ def _origin_headers(call: Call) -> dict[str, str]:
     if origin is None:
         return {}
     return {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
-
-
-def _query(name: str, schema: Schema, description: str, *, required: bool = False) -> Parameter:
-    return Parameter(name, "query", schema, description, required=required)
-
-
-def routes(config: NodeConfig) -> tuple[Route, ...]:
-    """The routes of this module."""
-    credit = {"type": "integer", "minimum": 1}
-    parameters = (
-        _query("topic", {"type": "string"}, "Name of the topic.", required=True),
-        _query(
-            "mode",
-            {"enum": list(_MODES), "default": "clustered"},
-            "`clustered`: the group's subscribers share the queues. `broadcast`: each is sent everything.",
-        ),
-        _query(
-            "subscriber",
-            MEMBER_ID,
-            "Name of the subscriber: a new stream takes the place of its former one, and in a broadcast group it has "
-            "offsets of its own. Without one, a broadcast stream keeps none.",
-        ),
-        _query("start", {"enum": list(Start), "default": "earliest"}, "Where to begin when nothing is committed."),
-        _query("credit", {**credit, "maximum": MAX_CREDIT, "default": 1_000}, "Most messages not acknowledged."),
-        _query(
-            "credit_bytes",
-            {**credit, "maximum": MAX_CREDIT_BYTES, "default": 1024 * 1024},
-            "Most bytes of them; a larger message comes alone.",
-        ),
-        _query(
-            "ack",
-            {"enum": list(Acknowledge), "default": "explicit"},
-            "`sent`: messages count as handled once the connection has taken them.",
-        ),
-        _query(
-            "ack_timeout_ms",
-            {"type": "integer", "minimum": 0, "maximum": 86_400_000, "default": 300_000},
-            "End the stream when messages wait for an acknowledgement and none has come for so long. 0: never.",
-        ),
-        _query(
-            "scope",
-            {"enum": ["topic", "node"], "default": "topic"},
-            "`topic`: all queues, whichever node leads them. `node`: those that this node leads.",
-        ),
-    )
-    stream = (
-        *path_parameters("group"),
-        Parameter("stream", "path", {"type": "string", "pattern": "[0-9a-f]{32}"}, "Id of the stream."),
-    )
-    path = "/v1/groups/{group}/push"
-    return (
-        Route(
-            "GET",
-            path,
-            "push",
-            "push",
-            "Hold a stream of messages",
-            push,
-            {
-                101: Content("A WebSocket, with the subprotocol `lsmq.json` or `lsmq.msgpack`."),
-                200: Content("Server-sent events.", {"type": "string"}, (EVENTS_TYPE,)),
-            },
-            description="docs/push.md describes what goes over it. On a WebSocket errors are told in its last frame.",
-            parameters=(*path_parameters("group"), *parameters),
-            errors=(UnknownTopic, GroupModeMismatch, OriginNotAllowed),
-            is_stream=True,
-        ),
-        Route(
-            "POST",
-            f"{path}/{{stream}}",
-            "acknowledgePush",
-            "push",
-            "Acknowledge messages of a stream, or change its credit",
-            acknowledge,
-            {200: Content("Heard; commits follow.", schemas.ACKNOWLEDGED)},
-            description="For server-sent events; at the node that holds the stream.",
-            parameters=stream,
-            request=Content("What is handled.", schemas.ACKNOWLEDGE),
-            errors=(UnknownStream, OriginNotAllowed),
-        ),
-        Route(
-            "GET",
-            "/v1/groups/{group}/streams",
-            "listPushStreams",
-            "push",
-            "Streams of a group that this node sends to",
-            list_streams,
-            {200: Content("Each with its share of the queues led here.", schemas.STREAMS)},
-            parameters=path_parameters("group"),
-        ),
-        Route(
-            "OPTIONS",
-            f"{path}/{{stream}}",
-            "preflightPush",
-            "push",
-            "What browsers ask before they acknowledge",
-            preflight,
-            {204: Content("Headers that allow it.")},
-            parameters=stream,
-            errors=(OriginNotAllowed,),
-        ),
-    )

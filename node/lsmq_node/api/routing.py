@@ -7,8 +7,9 @@ parameters are parsed by the schemas they are documented with.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partialmethod
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from lsmq.errors import InvalidRequest, LsmqError
 from lsmq.topics import TOPIC_ID_HEADER
 from lsmq_node.broker import Ack, Hold, ReadFrom
+from lsmq_node.config import NodeConfig
 from lsmq_node.node import Node
 from lsmq_node.storage import Topic
 from lsmq_node.workers import LARGE_BYTES
@@ -25,8 +27,9 @@ from lsmq_node.workers import LARGE_BYTES
 from .arrays import queue_offsets
 from .bodies import read_body
 from .codec import JSON_TYPE, MSGPACK_TYPE, answer_format, decode, encode, request_format
-from .schema import Schema, check, defaults_of
+from .schema import Schema, bound, check, defaults_of, integer, text
 
+_NAMED = re.compile(r"{(\w+)}")
 #: Operations that monitoring calls, often with query parameters of its own; those are passed over.
 SYSTEM_TAG = "system"
 
@@ -39,10 +42,9 @@ _MANY_QUEUES = 20_000
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """A path or query parameter. A query parameter without ``default`` in its schema may be absent."""
+    """Of the path where that has its name, else of the query: it may be absent without a ``default``."""
 
     name: str
-    where: str
     schema: Schema
     description: str
     required: bool = False
@@ -57,12 +59,16 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A body: what it says and in which media types."""
+    """A body: what it says and in which media types. Of an answer with ``status`` 204 there is none."""
 
     description: str
     schema: Schema | None = None
     media_types: tuple[str, ...] = (JSON_TYPE, MSGPACK_TYPE)
     headers: Mapping[str, str] | None = None
+    status: int = 200
+
+
+Handler = Callable[["Call"], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +80,9 @@ class Route:
     operation: str
     tag: str
     summary: str
-    handler: Callable[[Call], Awaitable[web.StreamResponse]]
-    responses: Mapping[int, Content]
-    description: str = ""
+    description: str
+    handler: Handler
+    answers: tuple[Content, ...]
     parameters: tuple[Parameter, ...] = ()
     request: Content | None = None
     errors: tuple[type[LsmqError], ...] = ()
@@ -84,13 +90,83 @@ class Route:
     queries: tuple[Parameter, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        queries = tuple(parameter for parameter in self.parameters if parameter.where == "query")
+        queries = tuple(parameter for parameter in self.parameters if not self.is_in_path(parameter))
         object.__setattr__(self, "queries", queries)
+
+    def is_in_path(self, parameter: Parameter) -> bool:
+        return f"{{{parameter.name}}}" in self.path
 
     @property
     def methods(self) -> tuple[str, ...]:
         """Those that the operation answers to."""
         return ("GET", "HEAD") if self.method == "GET" and not self.is_stream else (self.method,)
+
+    def bound(self, config: NodeConfig) -> Route:
+        """With the numbers of a node's configuration in its schemas."""
+
+        def content(found: Content) -> Content:
+            return replace(found, schema=bound(found.schema, config))
+
+        return replace(
+            self,
+            answers=tuple(map(content, self.answers)),
+            parameters=tuple(replace(each, schema=bound(each.schema, config)) for each in self.parameters),
+            request=None if self.request is None else content(self.request),
+        )
+
+
+class Routes:
+    """The operations of a part of the API: handlers, whose names are the operations' and whose docstrings say them."""
+
+    def __init__(self, tag: str) -> None:
+        self._tag = tag
+        self._routes: list[Route] = []
+
+    def __iter__(self) -> Iterator[Route]:
+        return iter(self._routes)
+
+    def add(
+        self,
+        method: str,
+        path: str,
+        *answers: Content,
+        parameters: tuple[Parameter, ...] = (),
+        request: Content | None = None,
+        errors: tuple[type[LsmqError], ...] = (),
+        is_stream: bool = False,
+    ) -> Callable[[Handler], Handler]:
+        """A decorator of the handler. ``parameters`` need not say what :data:`_PATH` says of the path."""
+
+        def decorate(handler: Handler) -> Handler:
+            first, *others = handler.__name__.split("_")
+            operation = first + "".join(map(str.capitalize, others))
+            summary, _, description = (handler.__doc__ or "").partition("\n")
+            own = {parameter.name for parameter in parameters}
+            in_path = tuple(_PATH[name] for name in _NAMED.findall(path) if name not in own)
+            route = Route(
+                method,
+                path,
+                operation,
+                self._tag,
+                summary.removesuffix("."),
+                " ".join(description.split()),
+                handler,
+                answers,
+                (*in_path, *parameters),
+                request,
+                errors,
+                is_stream,
+            )
+            self._routes.append(route)
+            return handler
+
+        return decorate
+
+    get = partialmethod(add, "GET")
+    put = partialmethod(add, "PUT")
+    post = partialmethod(add, "POST")
+    delete = partialmethod(add, "DELETE")
+    options = partialmethod(add, "OPTIONS")
 
 
 class Call:
@@ -184,36 +260,30 @@ class Call:
         return web.Response(body=body, headers={"Content-Type": form.value})
 
 
-def path_parameters(*names: str) -> tuple[Parameter, ...]:
-    """The path parameters of these names, as every route has them."""
-    return tuple(_PATH[name] for name in names)
-
-
 _PATH = {
-    "topic": Parameter("topic", "path", {"type": "string"}, "Name of the topic."),
+    "topic": Parameter("topic", text(), "Name of the topic."),
     "queue": Parameter(
         "queue",
-        "path",
-        {"type": "integer", "minimum": 0, "maximum": 2**32 - 1},
+        integer(0, 2**32 - 1),
         "Number of the queue, from 0.",
-    ),
-    "from": Parameter(
-        "from",
-        "query",
-        {"enum": [source.value for source in ReadFrom], "default": ReadFrom.LEADER.value},
-        "Who is to answer. `leader`: the leader, all of it. `follower`: a follower in sync; a leader that has one says "
-        "where (307). `any`: whoever is asked. `auto`: whoever is asked, and the leader sends a reader that is far "
-        "behind to a follower. A follower answers what is replicated, and nothing beyond.",
     ),
     "group": Parameter(
         "group",
-        "path",
-        {
-            "type": "string",
-            "pattern": "[A-Za-z0-9._-]{1,249}",
-            "description": "A group's name has 1 to 249 letters, digits, dots, underscores and hyphens",
-        },
+        text(
+            "A group's name has 1 to 249 letters, digits, dots, underscores and hyphens",
+            pattern="[A-Za-z0-9._-]{1,249}",
+        ),
         "Name of the consumer group.",
     ),
-    "id": Parameter("id", "path", {"type": "string"}, "Id of the message, 32 hex digits."),
+    "id": Parameter("id", text(), "Id of the message, 32 hex digits."),
 }
+
+TOPIC = Parameter("topic", text(), "Name of the topic.", required=True)
+QUEUES = Parameter("queues", text(), "Such as `0-99,200`. Without it, all queues.")
+FROM = Parameter(
+    "from",
+    {"enum": [source.value for source in ReadFrom], "default": ReadFrom.LEADER.value},
+    "Who is to answer. `leader`: the leader, all of it. `follower`: a follower in sync; a leader that has one says "
+    "where (307). `any`: whoever is asked. `auto`: whoever is asked, and the leader sends a reader that is far "
+    "behind to a follower. A follower answers what is replicated, and nothing beyond.",
+)

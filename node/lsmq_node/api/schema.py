@@ -11,10 +11,12 @@ Not supported: ``$ref`` (schemas are Python objects and hold each other), format
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from lsmq.errors import InvalidRequest
+from lsmq_node.config import NodeConfig
 
 Schema = Mapping[str, Any]
 
@@ -29,6 +31,75 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "object": (dict,),
     "null": (type(None),),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A number of a node's configuration, in a schema: the setting of this name, or ``most`` where that is less."""
+
+    setting: str
+    most: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A description that names numbers of a node's configuration: ``{setting}``."""
+
+    text: str
+
+
+def object_of(properties: Mapping[str, Any], required: Sequence[str] | None = None, **rest: Any) -> dict[str, Any]:
+    """An object with these fields and no others; all of them are ``required`` where nothing else is said."""
+    names = list(properties) if required is None else list(required)
+    found = {"type": "object", "properties": properties, **({"required": names} if names else {})}
+    return {**found, "additionalProperties": False, **rest}
+
+
+def list_of(items: Schema, description: str | None = None, **rest: Any) -> dict[str, Any]:
+    return _described({"type": "array", "items": items, **rest}, description)
+
+
+def integer(
+    minimum: int | None = None,
+    maximum: int | Limit | None = None,
+    description: str | Said | None = None,
+    *,
+    null: bool = False,
+    **rest: Any,
+) -> dict[str, Any]:
+    limits = {"minimum": minimum, "maximum": maximum}
+    given = {name: value for name, value in limits.items() if value is not None}
+    return _described({"type": ["integer", "null"] if null else "integer", **given, **rest}, description)
+
+
+def text(description: str | None = None, *, null: bool = False, or_bin: bool = False, **rest: Any) -> dict[str, Any]:
+    """``or_bin``: msgpack may send it as bin."""
+    marks = {BIN: True} if or_bin else {}
+    return _described({"type": ["string", "null"] if null else "string", **marks, **rest}, description)
+
+
+def flag(description: str | None = None, *, null: bool = False, **rest: Any) -> dict[str, Any]:
+    return _described({"type": ["boolean", "null"] if null else "boolean", **rest}, description)
+
+
+def _described(schema: dict[str, Any], description: str | Said | None) -> dict[str, Any]:
+    return schema if description is None else {**schema, "description": description}
+
+
+def bound(schema: Any, config: NodeConfig) -> Any:
+    """The schema with the numbers of a configuration in the places of :class:`Limit` and :class:`Said`."""
+    match schema:
+        case Limit():
+            value = getattr(config, schema.setting)
+            return value if schema.most is None else min(value, schema.most)
+        case Said():
+            return schema.text.format_map(asdict(config))
+        case Mapping():
+            return {name: bound(value, config) for name, value in schema.items()}
+        case list() | tuple():
+            return [bound(value, config) for value in schema]
+        case _:
+            return schema
 
 
 def check(value: Any, schema: Schema, path: str) -> None:

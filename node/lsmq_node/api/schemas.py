@@ -1,52 +1,32 @@
-"""The schemas of bodies, with the limits of this node's configuration in them."""
+"""The schemas of bodies. The limits of a node's configuration stand in them by name."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from lsmq_node.config import NodeConfig
+from .schema import Limit, Said, Schema, flag, integer, list_of, object_of, text
 
-from .schema import BIN, Schema
-
-TEXT: Schema = {"type": "string"}
-COUNT: Schema = {"type": "integer", "minimum": 0}
-OFFSET: Schema = {"type": "integer", "minimum": 0, "maximum": 2**63 - 1}
-QUEUE: Schema = {"type": "integer", "minimum": 0, "maximum": 2**32 - 1}
+TEXT: Schema = text()
+COUNT: Schema = integer(0)
+OFFSET: Schema = integer(0, 2**63 - 1)
+QUEUE: Schema = integer(0, 2**32 - 1)
 ACK: Schema = {
     "enum": ["quorum", "leader"],
     "description": "When to answer: once the in-sync set has the message, or once the leader has it. "
     "With one node both mean: committed as the flush mode promises.",
 }
-TIME_MS: Schema = {"type": "integer", "minimum": 0, "maximum": 2**63 - 1}
+TIME_MS: Schema = integer(0, 2**63 - 1)
 
 
-def _object(properties: dict[str, Any], required: tuple[str, ...] | None = None, **rest: Any) -> dict[str, Any]:
-    names = list(properties) if required is None else list(required)
-    return {
-        "type": "object",
-        "properties": properties,
-        **({"required": names} if names else {}),
-        "additionalProperties": False,
-        **rest,
-    }
-
-
-def _list(items: Schema, **rest: Any) -> dict[str, Any]:
-    return {"type": "array", "items": items, **rest}
-
-
-ERROR: Schema = _object(
+ERROR: Schema = object_of(
     {
         "error": {
             "type": "object",
             "properties": {
-                "code": {"type": "string", "description": "Stable name of the error, for programs."},
-                "message": {"type": "string", "description": "What is wrong, the limit and the remedy."},
-                "retriable": {"type": "boolean", "description": "The same request may succeed later."},
-                "refresh_route": {
-                    "type": "boolean",
-                    "description": "Ask for the topic's routes again first.",
-                },
+                "code": text("Stable name of the error, for programs."),
+                "message": text("What is wrong, the limit and the remedy."),
+                "retriable": flag("The same request may succeed later."),
+                "refresh_route": flag("Ask for the topic's routes again first."),
             },
             "required": ["code", "message", "retriable", "refresh_route"],
             "additionalProperties": True,
@@ -56,190 +36,153 @@ ERROR: Schema = _object(
 )
 
 TOPIC_OPTIONS: dict[str, Any] = {
-    "retention_ms": {
-        "type": ["integer", "null"],
-        "minimum": 1,
-        "maximum": 2**63 - 1,
-        "description": "Messages older than this are dropped; null keeps them for ever.",
-    },
-    "retention_bytes": {
-        "type": ["integer", "null"],
-        "minimum": 1,
-        "maximum": 2**63 - 1,
-        "description": "The oldest messages are dropped when the topic holds more than this; null: no limit.",
-    },
+    "retention_ms": integer(1, 2**63 - 1, "Messages older than this are dropped; null keeps them for ever.", null=True),
+    "retention_bytes": integer(
+        1, 2**63 - 1, "The oldest messages are dropped when the topic holds more than this; null: no limit.", null=True
+    ),
     "ack": {**ACK, "description": "What an acknowledgement of this topic means when a request does not say."},
-    "max_message_bytes": {
-        "type": ["integer", "null"],
-        "minimum": 1,
-        "maximum": 2**31 - 1,
-        "description": "Largest message of this topic; null: the node's limit.",
-    },
-    "key_queues": {
-        "type": ["integer", "null"],
-        "minimum": 1,
-        "maximum": 2**31 - 1,
-        "description": "Keys go to so many queues, the first, for ever: that is strict order. null: to all.",
-    },
+    "max_message_bytes": integer(1, 2**31 - 1, "Largest message of this topic; null: the node's limit.", null=True),
+    "key_queues": integer(
+        1, 2**31 - 1, "Keys go to so many queues, the first, for ever: that is strict order. null: to all.", null=True
+    ),
 }
 
-ROUTE: Schema = _object(
+ROUTE: Schema = object_of(
     {
         "first": {**QUEUE, "description": "First queue of the range."},
         "end": {**COUNT, "description": "The queue after the last of the range."},
         "shard": COUNT,
-        "leader": {"type": "string", "description": "URL of the node to write to and read from."},
+        "leader": text("URL of the node to write to and read from."),
         "epoch": COUNT,
         "followers": {
             "type": "array",
-            "items": {"type": "string"},
+            "items": text(),
             "description": "URLs of the replicas in sync beside the leader: ask them with `from=follower`.",
         },
     }
 )
 
-TOPIC: Schema = _object(
+TOPIC: Schema = object_of(
     {
         "name": TEXT,
         "id": COUNT,
-        "queues": {"type": "integer", "minimum": 1},
+        "queues": integer(1),
         "options": {"type": "object", "properties": TOPIC_OPTIONS},
         "created_ms": TIME_MS,
-        "max_message_bytes": {
-            "type": "integer",
-            "description": "The limit in force: the topic's own, else the node's. Key, tag and properties count.",
-        },
-        "max_batch_bytes": {
-            "type": "integer",
-            "description": "Bytes that the messages of one batch may have together.",
-        },
-        "routes": _list(ROUTE),
+        "max_message_bytes": integer(
+            None, description="The limit in force: the topic's own, else the node's. Key, tag and properties count."
+        ),
+        "max_batch_bytes": integer(None, description="Bytes that the messages of one batch may have together."),
+        "routes": list_of(ROUTE),
     }
 )
 #: Members of one page of a list.
 MAX_LISTED = 1_000
-NEXT: Schema = {"type": ["string", "null"], "description": "`after` of the next page; null: there is none."}
-TOPICS: Schema = _object({"topics": _list(TOPIC), "next": NEXT})
+NEXT: Schema = text("`after` of the next page; null: there is none.", null=True)
+TOPICS: Schema = object_of({"topics": list_of(TOPIC), "next": NEXT})
 
-PRODUCER: Schema = _object(
+PRODUCER: Schema = object_of(
     {
-        "id": {
-            "type": "integer",
-            "minimum": 1,
-            "maximum": 2**63 - 1,
-            "description": "Random number a producer chooses once.",
-        },
-        "sequence": {
-            "type": "integer",
-            "minimum": 0,
-            "maximum": 2**32 - 1,
-            "description": "Requests of this producer to this shard, counted from 0.",
-        },
-        "epoch": {"type": "integer", "minimum": 0, "maximum": 2**32 - 1, "default": 0},
+        "id": integer(1, 2**63 - 1, "Random number a producer chooses once."),
+        "sequence": integer(0, 2**32 - 1, "Requests of this producer to this shard, counted from 0."),
+        "epoch": integer(0, 2**32 - 1, default=0),
     },
     required=("id", "sequence"),
     description="Makes the request idempotent: the same id and sequence again give the first answer.",
 )
 
-SENT: Schema = _object({"results": _list(_object({"queue": QUEUE, "offset": OFFSET, "id": TEXT}))})
+SENT: Schema = object_of({"results": list_of(object_of({"queue": QUEUE, "offset": OFFSET, "id": TEXT}))})
 
 _BODY = {
-    "body": {"type": "string", BIN: True, "description": "The body as text; in msgpack also as bin."},
-    "body_b64": {"type": "string", "description": "The body in base64, for bytes that are not text."},
+    "body": text("The body as text; in msgpack also as bin.", or_bin=True),
+    "body_b64": text("The body in base64, for bytes that are not text."),
 }
 _KEY = {
-    "key": {
-        "type": ["string", "null"],
-        BIN: True,
-        "description": "Messages of one key go to one queue, in order. In msgpack also as bin.",
-    },
-    "key_b64": {"type": "string", "description": "The key in base64, for bytes that are not text."},
+    "key": text("Messages of one key go to one queue, in order. In msgpack also as bin.", or_bin=True, null=True),
+    "key_b64": text("The key in base64, for bytes that are not text."),
 }
-_TAG = {"type": ["string", "null"], "description": "A label consumers can filter by."}
+_TAG = text("A label, kept with the message and given with it.", null=True)
 #: Of one message.
 MAX_PROPERTIES = 1_000
 _PROPERTIES = {
     "type": ["object", "null"],
-    "additionalProperties": {"type": "string"},
+    "additionalProperties": text(),
     "maxProperties": MAX_PROPERTIES,
 }
-HEADER: Schema = _object(
+HEADER: Schema = object_of(
     {
         "name": TEXT,
-        "value": {"type": "string", BIN: True, "description": "The value as text; in msgpack also as bin."},
-        "value_b64": {"type": "string", "description": "The value in base64, for bytes that are not text."},
+        "value": text("The value as text; in msgpack also as bin.", or_bin=True),
+        "value_b64": text("The value in base64, for bytes that are not text."),
     },
     required=("name",),
     description="One of `value` and `value_b64`.",
 )
-_HEADERS = _list(
+_HEADERS = list_of(
     HEADER, maxItems=MAX_PROPERTIES, description="Names and bytes in order; a name may come more than once."
 )
-_DELETE = {"type": "boolean", "description": "The message says that its key is gone; it has no body."}
+_DELETE = flag("The message says that its key is gone; it has no body.")
 
-MESSAGE: Schema = _object(
+MESSAGE: Schema = object_of(
     {
         "queue": QUEUE,
         "offset": OFFSET,
         "id": TEXT,
-        "key": {"type": ["string", "null"], BIN: True},
-        "key_b64": {"type": "string", "description": "The key in base64, where it is not text."},
-        "tag": {"type": ["string", "null"]},
+        "key": text(or_bin=True, null=True),
+        "key_b64": text("The key in base64, where it is not text."),
+        "tag": text(null=True),
         "priority": COUNT,
-        "properties": {"type": "object", "additionalProperties": {"type": "string"}},
+        "properties": {"type": "object", "additionalProperties": text()},
         "headers": _HEADERS,
         "delete": _DELETE,
         "stored_ms": TIME_MS,
         **_BODY,
-        "header_b64": {
-            "type": "string",
-            "description": "Instead of key, tag and properties when a header cannot be read.",
-        },
+        "header_b64": text("Instead of key, tag and properties when a header cannot be read."),
     },
     required=("queue", "offset", "id", "key", "tag", "priority", "properties", "stored_ms"),
 )
-MESSAGES: Schema = _object(
+MESSAGES: Schema = object_of(
     {
-        "messages": _list(MESSAGE),
+        "messages": list_of(MESSAGE),
         "next_offset": {**OFFSET, "description": "The offset to ask for next."},
     }
 )
 
-BOUNDS: Schema = _object(
+BOUNDS: Schema = object_of(
     {"queue": QUEUE, "earliest": OFFSET, "latest": OFFSET, "offset": OFFSET},
     required=("queue", "earliest", "latest"),
 )
-OFFSETS: Schema = _object(
-    {"queues": _list(QUEUE), "earliest": _list(OFFSET), "latest": _list(OFFSET), "at_time": _list(OFFSET)},
+OFFSETS: Schema = object_of(
+    {"queues": list_of(QUEUE), "earliest": list_of(OFFSET), "latest": list_of(OFFSET), "at_time": list_of(OFFSET)},
     required=("queues", "earliest", "latest"),
 )
-COMMITTED: Schema = _object({"queues": _list(QUEUE), "offsets": _list(OFFSET)})
-COMMIT_ANSWER: Schema = _object({"committed": COUNT})
-HEALTH: Schema = _object(
+COMMITTED: Schema = object_of({"queues": list_of(QUEUE), "offsets": list_of(OFFSET)})
+COMMIT_ANSWER: Schema = object_of({"committed": COUNT})
+HEALTH: Schema = object_of(
     {
         "status": {"enum": ["ok", "failing"]},
-        "reasons": _list(TEXT),
-        "warnings": _list(
+        "reasons": list_of(TEXT),
+        "warnings": list_of(
             TEXT, description="Damage found on the disk; members of groups that are stalled; parts that do not run."
         ),
     },
     required=("status", "reasons"),
 )
-CLUSTER: Schema = _object(
+CLUSTER: Schema = object_of(
     {
-        "cluster": {"type": ["string", "null"], "description": "Name; null for a node of its own."},
-        "version": {"type": "integer", "minimum": 0, "description": "Of the agreed state."},
-        "control_leader": {"type": ["string", "null"], "description": "Node that leads the control plane."},
-        "nodes": _list(
-            _object(
+        "cluster": text("Name; null for a node of its own.", null=True),
+        "version": integer(0, description="Of the agreed state."),
+        "control_leader": text("Node that leads the control plane.", null=True),
+        "nodes": list_of(
+            object_of(
                 {
                     "id": TEXT,
                     "url": TEXT,
-                    "internal_url": {"type": ["string", "null"]},
-                    "voter": {"type": "boolean"},
+                    "internal_url": text(null=True),
+                    "voter": flag(),
                     "state": {"enum": ["active", "draining", "removed"]},
-                    "alive": {"type": ["boolean", "null"], "description": "null: not known here."},
-                    "problems": _list(TEXT, description="What is wrong with it, as it says itself; empty: nothing."),
+                    "alive": flag("null: not known here.", null=True),
+                    "problems": list_of(TEXT, description="What is wrong with it, as it says itself; empty: nothing."),
                     "clock_ms": {
                         "type": ["number", "null"],
                         "description": "How far its wall clock is ahead of the cluster's middle one. null: not known.",
@@ -249,19 +192,19 @@ CLUSTER: Schema = _object(
                 }
             )
         ),
-        "shards": _list(
-            _object(
+        "shards": list_of(
+            object_of(
                 {
                     "id": COUNT,
-                    "leader": {"type": ["string", "null"]},
+                    "leader": text(null=True),
                     "epoch": COUNT,
-                    "in_sync": _list(TEXT),
-                    "replicas": _list(TEXT),
-                    "adding": _list(TEXT, description="Replicas that are being filled."),
-                    "target": _list(TEXT, description="What a move under way ends in; empty: none."),
-                    "problem": {"type": ["string", "null"], "description": "Why nobody leads it, and what helps."},
-                    "revived": _list(
-                        _object(
+                    "in_sync": list_of(TEXT),
+                    "replicas": list_of(TEXT),
+                    "adding": list_of(TEXT, description="Replicas that are being filled."),
+                    "target": list_of(TEXT, description="What a move under way ends in; empty: none."),
+                    "problem": text("Why nobody leads it, and what helps.", null=True),
+                    "revived": list_of(
+                        object_of(
                             {
                                 "epoch": COUNT,
                                 "node": TEXT,
@@ -278,125 +221,104 @@ CLUSTER: Schema = _object(
         ),
     }
 )
-AGREED: Schema = _object({"version": COUNT}, additionalProperties=True)
-REPLICAS: Schema = _object({"replicas": _list(TEXT, minItems=1, maxItems=7)})
-LEADER: Schema = _object({"node": TEXT})
-REVIVAL: Schema = _object(
+AGREED: Schema = object_of({"version": COUNT}, additionalProperties=True)
+REPLICAS: Schema = object_of({"replicas": list_of(TEXT, minItems=1, maxItems=7)})
+LEADER: Schema = object_of({"node": TEXT})
+REVIVAL: Schema = object_of(
     {"node": TEXT, "accept_loss": {"const": True, "description": "Acknowledged messages may be lost."}},
     required=("node", "accept_loss"),
 )
 
-STATUS: Schema = _object(
+STATUS: Schema = object_of(
     {
         "version": TEXT,
         "uptime_s": {"type": "number", "minimum": 0},
         "data_dir": TEXT,
         "pid": COUNT,
-        "shards": _list({"type": "object"}),
+        "shards": list_of({"type": "object"}),
         "waiters": COUNT,
         "inflight_bytes": COUNT,
         "config": {"type": "object"},
     }
 )
 
+_TOPIC_QUEUES = integer(1, Limit("max_queues_per_topic"), "Number of queues. Idle queues cost nothing.")
+CREATE_TOPIC: Schema = object_of(
+    {
+        "queues": _TOPIC_QUEUES,
+        **TOPIC_OPTIONS,
+        "order": text(
+            "`strict`: a key stays in its queue when the topic grows, as `key_queues` set to `queues` says.",
+            enum=["ordinary", "strict"],
+        ),
+    },
+    required=("queues",),
+)
+GROW_TOPIC: Schema = object_of(
+    {"queues": {**_TOPIC_QUEUES, "description": "How many queues it is to have; not fewer than it has."}}
+)
 
-def create_topic(config: NodeConfig) -> Schema:
-    queues = {
-        "type": "integer",
-        "minimum": 1,
-        "maximum": config.max_queues_per_topic,
-        "description": "Number of queues. Idle queues cost nothing.",
-    }
-    order = {
-        "type": "string",
-        "enum": ["ordinary", "strict"],
-        "description": "`strict`: a key stays in its queue when the topic grows, as `key_queues` set to `queues` says.",
-    }
-    return _object({"queues": queues, **TOPIC_OPTIONS, "order": order}, required=("queues",))
-
-
-def grow_topic(config: NodeConfig) -> Schema:
-    queues = {
-        "type": "integer",
-        "minimum": 1,
-        "maximum": config.max_queues_per_topic,
-        "description": "How many queues it is to have; not fewer than it has.",
-    }
-    return _object({"queues": queues}, required=("queues",))
-
-
-def message_to_send(config: NodeConfig) -> Schema:
-    return _object(
-        {
-            "queue": {
-                **QUEUE,
-                "type": ["integer", "null"],
-                "description": "Without it the key's hash decides.",
-            },
-            **_KEY,
-            "tag": _TAG,
-            "priority": {"type": "integer", "minimum": 0, "maximum": 255, "default": 0},
-            "delay_ms": {
-                "type": "integer",
-                "minimum": 0,
-                "maximum": 0,
-                "default": 0,
-                "description": "Reserved: this release delivers at once.",
-            },
-            "properties": _PROPERTIES,
-            "headers": _HEADERS,
-            "delete": {**_DELETE, "default": False},
-            **_BODY,
-        },
-        required=(),
-        description=f"One of `body` and `body_b64`, or `delete` with a key; up to {config.max_message_bytes} bytes.",
-    )
+MESSAGE_TO_SEND: Schema = object_of(
+    {
+        "queue": {**QUEUE, "type": ["integer", "null"], "description": "Without it the key's hash decides."},
+        **_KEY,
+        "tag": _TAG,
+        "priority": integer(0, 255, default=0),
+        "delay_ms": integer(0, 0, "Reserved: this release delivers at once.", default=0),
+        "properties": _PROPERTIES,
+        "headers": _HEADERS,
+        "delete": {**_DELETE, "default": False},
+        **_BODY,
+    },
+    required=(),
+    description=Said("One of `body` and `body_b64`, or `delete` with a key; up to {max_message_bytes} bytes."),
+)
+SEND: Schema = object_of(
+    {
+        "messages": list_of(MESSAGE_TO_SEND, minItems=1, maxItems=Limit("max_messages_per_request")),
+        "ack": ACK,
+        "producer": PRODUCER,
+    },
+    required=("messages",),
+)
 
 
-def send(config: NodeConfig) -> Schema:
-    limit = config.max_messages_per_request
-    return _object(
-        {
-            "messages": _list(message_to_send(config), minItems=1, maxItems=limit),
-            "ack": ACK,
-            "producer": PRODUCER,
-        },
-        required=("messages",),
-    )
+def packed_list(items: Schema, width: str, most: Limit | None = None) -> Schema:
+    """Numbers in a list, or in msgpack as bin."""
+    bounds: dict[str, Any] = {} if most is None else {"minItems": 1, "maxItems": most}
+    least: dict[str, Any] = {} if most is None else {"minLength": 1}
+    return {"anyOf": [list_of(items, **bounds), text(f"msgpack bin: {width}.", or_bin=True, **least)]}
 
 
-def _packed(items: Schema, width: str, limit: int) -> dict[str, Any]:
+def queues_and_offsets(most: str) -> dict[str, Schema]:
+    """Fields that name queues and an offset of each; ``most``: the setting that says how many."""
     return {
-        "anyOf": [
-            _list(items, minItems=1, maxItems=limit),
-            {"type": "string", BIN: True, "minLength": 1, "description": f"msgpack bin: {width}."},
-        ]
+        "queues": packed_list(QUEUE, "u32 little-endian, one after another", Limit(most)),
+        "offsets": packed_list(OFFSET, "i64 little-endian, as many as queues", Limit(most)),
     }
 
 
-def fetch(config: NodeConfig) -> Schema:
-    limit = config.max_queues_per_request
-    return _object(
-        {
-            "queues": _packed(QUEUE, "u32 little-endian, one after another", limit),
-            "offsets": _packed(OFFSET, "i64 little-endian, as many as queues", limit),
-            "max_messages": {
-                "type": "integer",
-                "minimum": 1,
-                "description": f"At most this many messages; the limit is {config.max_messages_per_request}.",
-            },
-            "max_bytes": {
-                "type": "integer",
-                "minimum": 1,
-                "description": f"About this many bytes, and never more than {config.max_response_bytes}.",
-            },
-            "wait_ms": {"type": "integer", "minimum": 0, "maximum": config.max_wait_ms, "default": 0},
-            "keep": {"type": "boolean", "default": False, "description": "Answer with a `session` to go on with."},
-            "session": {
-                "type": "string",
-                "maxLength": 64,
-                "description": "In place of queues and offsets: go on where the answer that named it ended.",
-            },
-        },
-        required=(),
-    )
+WAIT_MS: Schema = integer(0, Limit("max_wait_ms"), default=0)
+FETCH: Schema = object_of(
+    {
+        **queues_and_offsets("max_queues_per_request"),
+        "max_messages": integer(
+            1, description=Said("At most this many messages; the limit is {max_messages_per_request}.")
+        ),
+        "max_bytes": integer(1, description=Said("About this many bytes, and never more than {max_response_bytes}.")),
+        "wait_ms": WAIT_MS,
+        "keep": flag("Answer with a `session` to go on with.", default=False),
+        "session": text("In place of queues and offsets: go on where the answer that named it ended.", maxLength=64),
+    },
+    required=(),
+)
+DELETE_MESSAGES: Schema = object_of(
+    {
+        **queues_and_offsets("max_messages_per_request"),
+        "before": flag(
+            "Delete all messages of each queue below its offset, instead of the one there. Cheaper.", default=False
+        ),
+    },
+    required=("queues", "offsets"),
+)
+DELETED: Schema = object_of({"deleted": COUNT})

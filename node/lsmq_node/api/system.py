@@ -11,13 +11,14 @@ from typing import Any
 
 from aiohttp import web
 
-from lsmq_node.config import NodeConfig
-
 from . import schemas
 from .codec import answer
-from .routing import Call, Content, Route
+from .routing import Call, Content, Routes
+from .schema import text
 
 OPENAPI_KEY = web.AppKey("openapi", dict[str, Any])
+
+ROUTES = Routes("system")
 
 
 def version() -> str:
@@ -28,13 +29,19 @@ def version() -> str:
         return "0"
 
 
+@ROUTES.get(
+    "/healthz",
+    Content("It is.", schemas.HEALTH),
+    Content("It is not, and a restart is needed.", schemas.HEALTH, status=503),
+)
 async def healthz(call: Call) -> web.StreamResponse:
-    """GET /healthz"""
+    """Whether the process is alive and its disks are trusted."""
     return _health(call, call.node.failures())
 
 
+@ROUTES.get("/readyz", Content("Yes.", schemas.HEALTH), Content("Not now.", schemas.HEALTH, status=503))
 async def readyz(call: Call) -> web.StreamResponse:
-    """GET /readyz"""
+    """Whether to send requests here."""
     return _health(call, call.node.not_ready(), call.node.warnings())
 
 
@@ -47,8 +54,9 @@ def _health(call: Call, reasons: list[str], warnings: Sequence[str] = ()) -> web
     return answer(call.request, body, 503 if reasons else 200)
 
 
+@ROUTES.get("/v1/status", Content("For people and scripts; monitoring reads /metrics.", schemas.STATUS))
 async def status(call: Call) -> web.StreamResponse:
-    """GET /v1/status"""
+    """Version, limits and counters of this node."""
     broker = call.broker
     shards = [
         {
@@ -75,51 +83,14 @@ async def status(call: Call) -> web.StreamResponse:
     )
 
 
+@ROUTES.get("/v1/openapi.json", Content("OpenAPI 3.1.", {"type": "object"}))
 async def openapi(call: Call) -> web.StreamResponse:
-    """GET /v1/openapi.json"""
+    """This document."""
     return answer(call.request, call.request.app[OPENAPI_KEY])
 
 
-def routes(config: NodeConfig) -> tuple[Route, ...]:
-    """The routes of this module. ``/metrics`` is the metrics module's."""
-    return (
-        Route(
-            "GET",
-            "/healthz",
-            "healthz",
-            "system",
-            "Whether the process is alive and its disks are trusted",
-            healthz,
-            {
-                200: Content("It is.", schemas.HEALTH),
-                503: Content("It is not, and a restart is needed.", schemas.HEALTH),
-            },
-        ),
-        Route(
-            "GET",
-            "/readyz",
-            "readyz",
-            "system",
-            "Whether to send requests here",
-            readyz,
-            {200: Content("Yes.", schemas.HEALTH), 503: Content("Not now.", schemas.HEALTH)},
-        ),
-        Route(
-            "GET",
-            "/v1/status",
-            "status",
-            "system",
-            "Version, limits and counters of this node",
-            status,
-            {200: Content("For people and scripts; monitoring reads /metrics.", schemas.STATUS)},
-        ),
-        Route(
-            "GET",
-            "/v1/openapi.json",
-            "openapi",
-            "system",
-            "This document",
-            openapi,
-            {200: Content("OpenAPI 3.1.", {"type": "object"})},
-        ),
-    )
+@ROUTES.get("/metrics", Content("Prometheus text format.", text(), ("text/plain",)))
+async def metrics(call: Call) -> web.StreamResponse:
+    """Counters and gauges for Prometheus."""
+    body, content_type = call.node.metrics.render()
+    return web.Response(body=body, headers={"Content-Type": content_type})

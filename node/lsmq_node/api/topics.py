@@ -18,18 +18,20 @@ from lsmq.errors import (
     UnknownQueue,
     UnknownTopic,
 )
-from lsmq_node.config import NodeConfig
 from lsmq_node.storage import Topic, TopicOptions
 
 from . import schemas
 from .arrays import parse_ranges
 from .codec import answer
 from .pages import PAGE, page
-from .routing import Call, Content, Parameter, Route, path_parameters
+from .routing import QUEUES, Call, Content, Parameter, Routes
 
 #: Each is looked up in its queue's blocks.
 MAX_QUEUES_AT_TIME = 100_000
 _WILDCARD_HOSTS = ("0.0.0.0", "::", "")
+
+ROUTES = Routes("topics")
+_TIME_MS = Parameter("time_ms", schemas.TIME_MS, "Also say the first offset stored at or after this time.")
 
 
 def topic_object(call: Call, topic: Topic) -> dict[str, Any]:
@@ -68,8 +70,15 @@ def own_url(call: Call) -> str:
     return f"http://{host}:{config.port}"
 
 
+@ROUTES.put(
+    "/v1/topics/{topic}",
+    Content("Created, durably.", schemas.TOPIC, status=201),
+    Content("It was there already, with the same options.", schemas.TOPIC),
+    request=Content("Number of queues and options.", schemas.CREATE_TOPIC),
+    errors=(InvalidTopicName, TopicExists, TooManyTopics),
+)
 async def create_topic(call: Call) -> web.StreamResponse:
-    """PUT /v1/topics/{topic}"""
+    """Create a topic."""
     document = await call.checked_document()
     queues = document.pop("queues")
     if document.pop("order", None) == "strict":
@@ -79,32 +88,47 @@ async def create_topic(call: Call) -> web.StreamResponse:
     return answer(call.request, topic_object(call, topic), 201 if created else 200)
 
 
+@ROUTES.put(
+    "/v1/topics/{topic}/queues",
+    Content("It has them, durably.", schemas.TOPIC),
+    request=Content("How many it is to have.", schemas.GROW_TOPIC),
+    errors=(UnknownTopic,),
+)
 async def grow_topic(call: Call) -> web.StreamResponse:
-    """PUT /v1/topics/{topic}/queues"""
+    """Give a topic more queues."""
     document = await call.checked_document()
     topic = await call.broker.grow_topic(call.path("topic"), document["queues"])
     return answer(call.request, topic_object(call, topic))
 
 
+@ROUTES.get("/v1/topics", Content("By name.", schemas.TOPICS), parameters=PAGE)
 async def list_topics(call: Call) -> web.StreamResponse:
-    """GET /v1/topics"""
+    """All topics."""
     topics, following = page(call, await call.broker.topics(), lambda topic: topic.name)
     return answer(call.request, {"topics": [topic_object(call, topic) for topic in topics], "next": following})
 
 
+@ROUTES.get("/v1/topics/{topic}", Content("The topic.", schemas.TOPIC), errors=(UnknownTopic,))
 async def get_topic(call: Call) -> web.StreamResponse:
-    """GET /v1/topics/{topic}"""
+    """One topic, with its routes."""
     return answer(call.request, topic_object(call, await call.broker.topic(call.path("topic"))))
 
 
+@ROUTES.delete("/v1/topics/{topic}", Content("Deleted, durably.", status=204), errors=(UnknownTopic,))
 async def delete_topic(call: Call) -> web.StreamResponse:
-    """DELETE /v1/topics/{topic}"""
+    """Delete a topic and its messages."""
     await call.broker.delete_topic(call.path("topic"))
     return web.Response(status=204)
 
 
+@ROUTES.get(
+    "/v1/topics/{topic}/queues/{queue}",
+    Content("`earliest` is the first offset kept, `latest` the next to be written.", schemas.BOUNDS),
+    parameters=(_TIME_MS,),
+    errors=(UnknownTopic, UnknownQueue, NotLeader, TopicReplaced),
+)
 async def get_queue(call: Call) -> web.StreamResponse:
-    """GET /v1/topics/{topic}/queues/{queue}"""
+    """Bounds of one queue."""
     query = call.query
     topic, queue = await call.topic(call.path("topic")), call.path("queue")
     call.broker.admission.queue(topic, queue)
@@ -115,8 +139,14 @@ async def get_queue(call: Call) -> web.StreamResponse:
     return answer(call.request, bounds)
 
 
+@ROUTES.get(
+    "/v1/topics/{topic}/offsets",
+    Content("Lists of one length, in the order asked for.", schemas.OFFSETS),
+    parameters=(QUEUES, _TIME_MS),
+    errors=(UnknownTopic, NotLeader, TopicReplaced),
+)
 async def get_offsets(call: Call) -> web.StreamResponse:
-    """GET /v1/topics/{topic}/offsets"""
+    """Bounds of many queues."""
     query = call.query
     topic = await call.topic(call.path("topic"))
     queues = parse_ranges(query["queues"] or "", topic, call.broker.admission)
@@ -137,93 +167,3 @@ async def get_offsets(call: Call) -> web.StreamResponse:
         return found if at_time is None else {**found, "at_time": at_time}
 
     return await call.answer_large(3 * len(queues), columns)
-
-
-def routes(config: NodeConfig) -> tuple[Route, ...]:
-    """The routes of this module."""
-    topic = path_parameters("topic")
-    time_ms = Parameter("time_ms", "query", schemas.TIME_MS, "Also say the first offset stored at or after this time.")
-    queues = Parameter("queues", "query", {"type": "string"}, "Such as `0-99,200`. Without it, all queues.")
-    return (
-        Route(
-            "PUT",
-            "/v1/topics/{topic}",
-            "createTopic",
-            "topics",
-            "Create a topic",
-            create_topic,
-            {
-                201: Content("Created, durably.", schemas.TOPIC),
-                200: Content("It was there already, with the same options.", schemas.TOPIC),
-            },
-            parameters=topic,
-            request=Content("Number of queues and options.", schemas.create_topic(config)),
-            errors=(InvalidTopicName, TopicExists, TooManyTopics),
-        ),
-        Route(
-            "PUT",
-            "/v1/topics/{topic}/queues",
-            "growTopic",
-            "topics",
-            "Give a topic more queues",
-            grow_topic,
-            {200: Content("It has them, durably.", schemas.TOPIC)},
-            parameters=topic,
-            request=Content("How many it is to have.", schemas.grow_topic(config)),
-            errors=(UnknownTopic,),
-        ),
-        Route(
-            "GET",
-            "/v1/topics",
-            "listTopics",
-            "topics",
-            "All topics",
-            list_topics,
-            {200: Content("By name.", schemas.TOPICS)},
-            parameters=PAGE,
-        ),
-        Route(
-            "GET",
-            "/v1/topics/{topic}",
-            "getTopic",
-            "topics",
-            "One topic, with its routes",
-            get_topic,
-            {200: Content("The topic.", schemas.TOPIC)},
-            parameters=topic,
-            errors=(UnknownTopic,),
-        ),
-        Route(
-            "DELETE",
-            "/v1/topics/{topic}",
-            "deleteTopic",
-            "topics",
-            "Delete a topic and its messages",
-            delete_topic,
-            {204: Content("Deleted, durably.")},
-            parameters=topic,
-            errors=(UnknownTopic,),
-        ),
-        Route(
-            "GET",
-            "/v1/topics/{topic}/queues/{queue}",
-            "getQueue",
-            "topics",
-            "Bounds of one queue",
-            get_queue,
-            {200: Content("`earliest` is the first offset kept, `latest` the next to be written.", schemas.BOUNDS)},
-            parameters=(*path_parameters("topic", "queue"), time_ms),
-            errors=(UnknownTopic, UnknownQueue, NotLeader, TopicReplaced),
-        ),
-        Route(
-            "GET",
-            "/v1/topics/{topic}/offsets",
-            "getOffsets",
-            "topics",
-            "Bounds of many queues",
-            get_offsets,
-            {200: Content("Lists of one length, in the order asked for.", schemas.OFFSETS)},
-            parameters=(*topic, queues, time_ms),
-            errors=(UnknownTopic, NotLeader, TopicReplaced),
-        ),
-    )

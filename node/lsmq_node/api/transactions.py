@@ -7,7 +7,20 @@ from typing import Any
 
 from aiohttp import web
 
-from lsmq.errors import InvalidRequest, TransactionTooLarge
+from lsmq.errors import (
+    DocumentsFull,
+    InvalidRequest,
+    MessageTooLarge,
+    SequenceTakenOver,
+    TooManyMembers,
+    TooManyTransactions,
+    TransactionDecided,
+    TransactionTooLarge,
+    UnknownProducerMember,
+    UnknownQueue,
+    UnknownTopic,
+    UnknownTransaction,
+)
 from lsmq.record_batch import RecordBatch
 from lsmq_node.storage import Topic
 from lsmq_node.transactions import Part, State, Transaction
@@ -15,14 +28,28 @@ from lsmq_node.transactions.coordinator import ShardTransactions
 from lsmq_node.transactions.records import encode_part
 from lsmq_node.workers import Turns
 
+from . import transaction_schemas as schemas
 from .codec import answer
-from .pages import page
+from .pages import PAGE, page
 from .produce import Packer, values_of
-from .routing import Call
+from .routing import Call, Content, Parameter, Routes
 from .schema import check, defaults_of
 
 HEARTBEATS_PER_SESSION = 3
 MAX_LISTED = 1_000
+
+ROUTES = Routes("transactions")
+_TRANSACTION = Parameter("transaction", schemas.TRANSACTION_ID, "Id of the transaction.")
+_SEQUENCE = Parameter("sequence", schemas.NAME, "Name of the sequence.")
+_STATE = Parameter(
+    "state",
+    {"enum": [*(state.value for state in State), "undelivered"]},
+    "Only these; `undelivered`: committed, and not in all their shards.",
+)
+_DECIDED = Content("Decided, durably; `delivered` says whether consumers see all of it.", schemas.TRANSACTION)
+_STORED = Content("Stored, durably, and not to be seen.", schemas.TRANSACTION)
+_KNOWN = Content("As its coordinator knows it.", schemas.TRANSACTION)
+_MESSAGE_ERRORS = (UnknownTopic, UnknownQueue, MessageTooLarge, TransactionTooLarge, DocumentsFull)
 
 
 async def _coordinator(call: Call) -> tuple[ShardTransactions, str]:
@@ -54,8 +81,17 @@ def describe(transaction: Transaction) -> dict[str, Any]:
     }
 
 
-async def heartbeat(call: Call) -> web.StreamResponse:
-    """POST /v1/producer-groups/{group}/heartbeat"""
+@ROUTES.post(
+    "/v1/producer-groups/{group}/heartbeat",
+    Content("Transactions that the member is asked about.", schemas.CHECKS),
+    request=Content("Who the member is.", schemas.HEARTBEAT),
+    errors=(UnknownProducerMember, TooManyMembers),
+)
+async def producer_heartbeat(call: Call) -> web.StreamResponse:
+    """Join a producer group, stay in it, be asked about transactions, leave it.
+
+    Only at the group's coordinator (`GET /v1/groups/{group}/coordinator`).
+    """
     document = await call.checked_document()
     shard, group = await _coordinator(call)
     key = group, document["member"]
@@ -78,8 +114,24 @@ async def heartbeat(call: Call) -> web.StreamResponse:
     return answer(call.request, found)
 
 
-async def begin(call: Call) -> web.StreamResponse:
-    """POST /v1/producer-groups/{group}/transactions"""
+@ROUTES.post(
+    "/v1/producer-groups/{group}/transactions",
+    _STORED,
+    request=Content("Who begins it, and messages of any topics.", schemas.BEGIN),
+    errors=(
+        UnknownProducerMember,
+        UnknownTransaction,
+        TooManyTransactions,
+        SequenceTakenOver,
+        *_MESSAGE_ERRORS,
+    ),
+)
+async def begin_transaction(call: Call) -> web.StreamResponse:
+    """Begin a transaction with its first messages.
+
+    Only at the group's coordinator (`GET /v1/groups/{group}/coordinator`). The same member and number again give
+    the same transaction.
+    """
     document, part = await _part(call)
     shard, group = await _coordinator(call)
     _check_fits(shard, part)
@@ -102,8 +154,18 @@ async def begin(call: Call) -> web.StreamResponse:
     )
 
 
-async def add_messages(call: Call) -> web.StreamResponse:
-    """POST /v1/producer-groups/{group}/transactions/{transaction}/messages"""
+@ROUTES.post(
+    "/v1/producer-groups/{group}/transactions/{transaction}/messages",
+    _STORED,
+    parameters=(_TRANSACTION,),
+    request=Content("Messages of any topics.", schemas.ADD),
+    errors=(UnknownTransaction, TransactionDecided, *_MESSAGE_ERRORS),
+)
+async def add_to_transaction(call: Call) -> web.StreamResponse:
+    """Send more messages of a transaction.
+
+    Only at the group's coordinator (`GET /v1/groups/{group}/coordinator`). The same part again is stored once.
+    """
     document, part = await _part(call)
     shard, group = await _coordinator(call)
     _check_fits(shard, part)
@@ -178,18 +240,49 @@ async def _decide(call: Call, state: State) -> web.StreamResponse:
     return answer(call.request, describe(await shard.decide(key, state, by, wait_s)))
 
 
-async def commit(call: Call) -> web.StreamResponse:
-    """POST /v1/producer-groups/{group}/transactions/{transaction}/commit"""
+@ROUTES.post(
+    "/v1/producer-groups/{group}/transactions/{transaction}/commit",
+    _DECIDED,
+    parameters=(_TRANSACTION,),
+    request=Content("Who commits.", schemas.DECIDE),
+    errors=(UnknownTransaction, TransactionDecided),
+)
+async def commit_transaction(call: Call) -> web.StreamResponse:
+    """Commit a transaction.
+
+    Only at the group's coordinator (`GET /v1/groups/{group}/coordinator`). Any member, or an operator, may; again
+    has no effect.
+    """
     return await _decide(call, State.COMMITTED)
 
 
-async def roll_back(call: Call) -> web.StreamResponse:
-    """POST /v1/producer-groups/{group}/transactions/{transaction}/rollback"""
+@ROUTES.post(
+    "/v1/producer-groups/{group}/transactions/{transaction}/rollback",
+    _DECIDED,
+    parameters=(_TRANSACTION,),
+    request=Content("Who rolls back.", schemas.DECIDE),
+    errors=(UnknownTransaction, TransactionDecided),
+)
+async def roll_back_transaction(call: Call) -> web.StreamResponse:
+    """Roll a transaction back.
+
+    Only at the group's coordinator (`GET /v1/groups/{group}/coordinator`). Any member, or an operator, may; again
+    has no effect.
+    """
     return await _decide(call, State.ROLLED_BACK)
 
 
+@ROUTES.get(
+    "/v1/producer-groups/{group}/transactions/{transaction}",
+    _KNOWN,
+    parameters=(_TRANSACTION,),
+    errors=(UnknownTransaction,),
+)
 async def get_transaction(call: Call) -> web.StreamResponse:
-    """GET /v1/producer-groups/{group}/transactions/{transaction}"""
+    """One transaction.
+
+    Only at the group's coordinator (`GET /v1/groups/{group}/coordinator`).
+    """
     shard, group = await _coordinator(call)
     found = shard.transaction((group, call.path("transaction")))
     await shard.barrier()
@@ -197,8 +290,16 @@ async def get_transaction(call: Call) -> web.StreamResponse:
     return answer(call.request, describe(found))
 
 
+@ROUTES.get(
+    "/v1/producer-groups/{group}/transactions",
+    Content("Finished ones are remembered for a while.", schemas.TRANSACTIONS),
+    parameters=(_STATE,),
+)
 async def list_transactions(call: Call) -> web.StreamResponse:
-    """GET /v1/producer-groups/{group}/transactions"""
+    """Transactions of a producer group, oldest first, up to 1000.
+
+    Only at the group's coordinator (`GET /v1/groups/{group}/coordinator`).
+    """
     shard, group = await _coordinator(call)
     wanted = call.query["state"]
     found = [
@@ -210,8 +311,11 @@ async def list_transactions(call: Call) -> web.StreamResponse:
     return answer(call.request, {"transactions": [describe(each) for each in found[:MAX_LISTED]]})
 
 
-async def list_groups(call: Call) -> web.StreamResponse:
-    """GET /v1/producer-groups"""
+@ROUTES.get(
+    "/v1/producer-groups", Content("Those with members or unfinished transactions.", schemas.GROUPS), parameters=PAGE
+)
+async def list_producer_groups(call: Call) -> web.StreamResponse:
+    """Producer groups that this node coordinates."""
     found = [
         {
             "group": group,
@@ -226,8 +330,12 @@ async def list_groups(call: Call) -> web.StreamResponse:
     return answer(call.request, {"groups": groups, "next": following})
 
 
-async def describe_group(call: Call) -> web.StreamResponse:
-    """GET /v1/producer-groups/{group}"""
+@ROUTES.get("/v1/producer-groups/{group}", Content("As its coordinator knows it.", schemas.GROUP))
+async def describe_producer_group(call: Call) -> web.StreamResponse:
+    """Members and sequences of a producer group.
+
+    Only at the group's coordinator (`GET /v1/groups/{group}/coordinator`).
+    """
     shard, group = await _coordinator(call)
     book = shard.book
     members = [(id, book.members[group, id]) for id in book.members_of(group)]
@@ -259,8 +367,19 @@ async def describe_group(call: Call) -> web.StreamResponse:
     )
 
 
+@ROUTES.post(
+    "/v1/producer-groups/{group}/sequences/{sequence}",
+    Content("Where it stands. Whoever had it before can begin no more of it.", schemas.SEQUENCE),
+    parameters=(_SEQUENCE,),
+    request=Content("Who goes on.", schemas.TAKE),
+    errors=(UnknownProducerMember, TooManyTransactions),
+)
 async def take_sequence(call: Call) -> web.StreamResponse:
-    """POST /v1/producer-groups/{group}/sequences/{sequence}"""
+    """Go on with a sequence of transactions.
+
+    Only at the group's coordinator (`GET /v1/groups/{group}/coordinator`). What is open of the sequence is rolled
+    back.
+    """
     document = await call.checked_document()
     shard, group = await _coordinator(call)
     name = call.path("sequence")

@@ -19,7 +19,6 @@ from lsmq.errors import (
     UnknownGroup,
     UnknownTopic,
 )
-from lsmq_node.config import NodeConfig
 from lsmq_node.storage import Topic
 from lsmq_node.workers import LARGE_BYTES
 from lsmq_node.workqueue import Refusal
@@ -29,7 +28,7 @@ from lsmq_node.workqueue.shard_work import Delivery, ShardWork
 from . import work_schemas as schemas
 from .codec import Format, answer, answer_format, encode
 from .rendering import RENDERED_TIMES, render_message
-from .routing import Call, Content, Parameter, Route, path_parameters
+from .routing import TOPIC, Call, Content, Routes
 
 #: So many small messages are packed within a millisecond or two.
 _MANY_MESSAGES = 200
@@ -42,9 +41,24 @@ _MESSAGES = {
 
 How = Callable[[Receipt, int], Refusal | None]
 
+ROUTES = Routes("work")
+_ERRORS = (UnknownTopic, TopicReplaced, NotLeader, GroupModeMismatch, NotEnoughReplicas, DocumentsFull)
+_SETTLED = Content("What became of the receipts; durable.", schemas.SETTLED)
+_DESCRIBED = Content("Of the shards meant.", schemas.WORK_QUEUE)
 
-async def pop(call: Call) -> web.StreamResponse:
-    """POST /v1/groups/{group}/pop"""
+
+@ROUTES.post(
+    "/v1/groups/{group}/pop",
+    Content("Hidden from others until they are settled, or their visibility ends.", schemas.POPPED),
+    request=Content("How many, and how long to wait for them.", schemas.POP),
+    errors=_ERRORS,
+)
+async def pop_messages(call: Call) -> web.StreamResponse:
+    """Take messages to work on.
+
+    At the leaders of the topic's shards. Costs what it returns, not the queues there are. The first pop makes the
+    group, with the mode `work_queue`.
+    """
     group, document = call.path("group"), await call.checked_document()
     topic = await call.topic(document["topic"])
     service, request = call.node.work, call.request
@@ -101,13 +115,22 @@ async def _settle(call: Call, document: dict[str, Any], how: Callable[[ShardWork
     return answer(call.request, {"done": len(refusals) - len(refused), "refused": refused})
 
 
-async def ack(call: Call) -> web.StreamResponse:
-    """POST /v1/groups/{group}/ack"""
+@ROUTES.post("/v1/groups/{group}/ack", _SETTLED, request=Content("The receipts.", schemas.ACK), errors=_ERRORS)
+async def ack_messages(call: Call) -> web.StreamResponse:
+    """Messages are done.
+
+    At the leader of the queues' shards. They never come again.
+    """
     return await _settle(call, await call.checked_document(), lambda work: work.ledger.ack)
 
 
-async def nack(call: Call) -> web.StreamResponse:
-    """POST /v1/groups/{group}/nack"""
+@ROUTES.post("/v1/groups/{group}/nack", _SETTLED, request=Content("The receipts.", schemas.NACK), errors=_ERRORS)
+async def nack_messages(call: Call) -> web.StreamResponse:
+    """Messages are to be delivered again.
+
+    At the leader of the queues' shards. After a delay that doubles with each delivery, or `delay_ms`. The last
+    one makes a dead letter.
+    """
     document = await call.checked_document()
     if document["release"]:
         if document.keys() & {"delay_ms", "reason"} or document["dead_letter"]:
@@ -123,8 +146,12 @@ async def nack(call: Call) -> web.StreamResponse:
     return await _settle(call, document, lambda work: partial(work.ledger.nack, **given))
 
 
-async def extend(call: Call) -> web.StreamResponse:
-    """POST /v1/groups/{group}/extend"""
+@ROUTES.post("/v1/groups/{group}/extend", _SETTLED, request=Content("The receipts.", schemas.EXTEND), errors=_ERRORS)
+async def extend_messages(call: Call) -> web.StreamResponse:
+    """Work takes longer.
+
+    At the leader of the queues' shards. Hidden for so long from now on.
+    """
     document = await call.checked_document()
     given = document.get("visibility_ms")
 
@@ -135,8 +162,14 @@ async def extend(call: Call) -> web.StreamResponse:
     return await _settle(call, document, how)
 
 
-async def configure(call: Call) -> web.StreamResponse:
-    """PUT /v1/groups/{group}/work-queue"""
+@ROUTES.put(
+    "/v1/groups/{group}/work-queue", _DESCRIBED, request=Content("The settings.", schemas.CONFIGURE), errors=_ERRORS
+)
+async def configure_work_queue(call: Call) -> web.StreamResponse:
+    """Say how a work queue behaves.
+
+    At the leaders of the topic's shards, each of which keeps it. What is left out: the default.
+    """
     group, document = call.path("group"), await call.checked_document(filled=False)
     topic, service = await call.topic(document["topic"]), call.node.work
     given = {name: value for name, value in document.items() if name in schemas.SETTINGS_FIELDS}
@@ -144,8 +177,12 @@ async def configure(call: Call) -> web.StreamResponse:
     return answer(call.request, await _description(group, topic, works))
 
 
-async def describe(call: Call) -> web.StreamResponse:
-    """GET /v1/groups/{group}/work-queue"""
+@ROUTES.get("/v1/groups/{group}/work-queue", _DESCRIBED, parameters=(TOPIC,), errors=(*_ERRORS, UnknownGroup))
+async def describe_work_queue(call: Call) -> web.StreamResponse:
+    """How a work queue behaves, and how many messages are in which state.
+
+    Of the topic's shards that the node leads. Costs what their queues cost to look at.
+    """
     group, topic = call.path("group"), await call.topic(call.query["topic"])
     service = call.node.work
     shards = service.shards(topic, None)
@@ -176,78 +213,3 @@ async def _shard(work: ShardWork) -> dict[str, Any]:
         "new": new,
         "undelivered": new + figures["ready"] + figures["waiting"],
     }
-
-
-def routes(config: NodeConfig) -> tuple[Route, ...]:
-    """The routes of this module."""
-    group = path_parameters("group")
-    topic = Parameter("topic", "query", {"type": "string"}, "Name of the topic.", required=True)
-    errors = (UnknownTopic, TopicReplaced, NotLeader, GroupModeMismatch, NotEnoughReplicas, DocumentsFull)
-    settled = Content("What became of the receipts; durable.", schemas.SETTLED)
-    described = Content("Of the shards meant.", schemas.WORK_QUEUE)
-
-    def settling(name: str, summary: str, handler: Any, schema: Any, description: str) -> Route:
-        return Route(
-            "POST",
-            f"/v1/groups/{{group}}/{name}",
-            f"{name}Messages",
-            "work",
-            summary,
-            handler,
-            {200: settled},
-            description=f"At the leader of the queues' shards. {description}",
-            parameters=group,
-            request=Content("The receipts.", schema),
-            errors=errors,
-        )
-
-    return (
-        Route(
-            "POST",
-            "/v1/groups/{group}/pop",
-            "popMessages",
-            "work",
-            "Take messages to work on",
-            pop,
-            {200: Content("Hidden from others until they are settled, or their visibility ends.", schemas.POPPED)},
-            description="At the leaders of the topic's shards. Costs what it returns, not the queues there are. The "
-            "first pop makes the group, with the mode `work_queue`.",
-            parameters=group,
-            request=Content("How many, and how long to wait for them.", schemas.pop(config)),
-            errors=errors,
-        ),
-        settling("ack", "Messages are done", ack, schemas.settle(config), "They never come again."),
-        settling(
-            "nack",
-            "Messages are to be delivered again",
-            nack,
-            schemas.nack(config),
-            "After a delay that doubles with each delivery, or `delay_ms`. The last one makes a dead letter.",
-        ),
-        settling("extend", "Work takes longer", extend, schemas.extend(config), "Hidden for so long from now on."),
-        Route(
-            "PUT",
-            "/v1/groups/{group}/work-queue",
-            "configureWorkQueue",
-            "work",
-            "Say how a work queue behaves",
-            configure,
-            {200: described},
-            description="At the leaders of the topic's shards, each of which keeps it. What is left out: the default.",
-            parameters=group,
-            request=Content("The settings.", schemas.CONFIGURE),
-            errors=errors,
-        ),
-        Route(
-            "GET",
-            "/v1/groups/{group}/work-queue",
-            "describeWorkQueue",
-            "work",
-            "How a work queue behaves, and how many messages are in which state",
-            describe,
-            {200: described},
-            description="Of the topic's shards that the node leads. Costs what their queues cost to look at.",
-            parameters=(*group, topic),
-            errors=(*errors, UnknownGroup),
-        ),
-    )
