@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -127,12 +128,18 @@ def test_a_wrong_setting_is_wrong_usage(make_node: NodeMaker) -> None:
     assert "LSMQ_MEMTABLE_BYTES" in node.log() and "integer" in node.log()
 
 
+#: A header that is longer than any may be.
+LONG = b"GET / HTTP/1.1\r\nHost: x\r\nX-Long: " + b"x" * 10_000 + b"\r\n\r\n"
+
+
 def test_who_does_not_speak_http_is_a_line_in_the_log_and_no_traceback(make_node: NodeMaker) -> None:
     node = make_node(log_format="json").start()
-    for garbage in (b"GARBAGE\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n"):
+    for garbage in (b"GARBAGE\r\n\r\n", b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: -5\r\n\r\n", LONG):
         with socket.create_connection(("127.0.0.1", node.port), 10) as connection:
             connection.sendall(garbage)
-            assert b" 400 " in connection.recv(1000)
+            head, _, body = connection.makefile("rb").read().partition(b"\r\n\r\n")
+            assert b" 400 " in head and b"application/json" in head
+            assert json.loads(body)["error"]["code"] == "invalid_request"
     assert node.stop() == 0
     assert node.log().count('"event": "request_is_not_http"') >= 1
     assert "Traceback" not in node.log()

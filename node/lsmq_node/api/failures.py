@@ -16,6 +16,7 @@ from .codec import answer
 _log = structlog.get_logger("lsmq.http")
 
 RETRY_AFTER_S = "1"
+_REASON_CHARACTERS = 200
 
 
 class _ExpectationFailed(InvalidRequest):
@@ -46,6 +47,26 @@ def _as_text(value: Any) -> Any:
             return [_as_text(item) for item in value]
         case _:
             return value
+
+
+class HttpConnection(web.RequestHandler):
+    """A connection that answers what is no request, and so reaches no handler, with an error like any other."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        super().handle_error(request, status, exc, message)  # It logs, and raises where an answer has begun.
+        reason = " ".join((message or "").split())[:_REASON_CHARACTERS]
+        error = InvalidRequest(f"this is no HTTP request: {reason}") if status == 400 else LsmqError("internal error")
+        response = error_answer(request, error)
+        response.force_close()
+        return response
 
 
 @web.middleware

@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -29,6 +30,7 @@ from lsmq_node.node import Node, running_node
 
 from . import logs
 from .app import make_app
+from .failures import HttpConnection
 
 _log = structlog.get_logger("lsmq.node")
 
@@ -89,18 +91,19 @@ async def _serve(config: NodeConfig) -> None:
 async def _serve_http(node: Node, listener: socket.socket, stopping: asyncio.Event) -> None:
     config = node.broker.config
     grace_s = config.shutdown_grace_ms / 1000
-    runner = web.AppRunner(
-        make_app(node),
-        access_log=None,
-        handler_cancellation=True,
-        auto_decompress=False,  # see .bodies, which knows a limit
-        keepalive_timeout=KEEPALIVE_S,
-        # Most of the time is for requests; the rest is for the last commit and closing the files.
-        shutdown_timeout=grace_s * 0.7,
-    )
+    # Most of the time is for requests; the rest is for the last commit and closing the files.
+    runner = web.AppRunner(make_app(node), handler_cancellation=True, shutdown_timeout=grace_s * 0.7)
     await runner.setup()
     assert runner.server is not None
-    door = node.broker.door = Doorkeeper(listener, runner.server, client_limits(config))
+    make = partial(
+        HttpConnection,
+        runner.server,
+        loop=asyncio.get_running_loop(),
+        access_log=None,  # type: ignore[arg-type]  # None is none, as in AppRunner.
+        auto_decompress=False,  # see .bodies, which knows a limit
+        keepalive_timeout=KEEPALIVE_S,
+    )
+    door = node.broker.door = Doorkeeper(listener, make, client_limits(config))
     try:
         door.start()
         _announce(config)
