@@ -127,7 +127,7 @@ async def opened(client: Session) -> str | None:
 
 def watching(broker: Broker) -> int:
     """Sessions that commits are told to."""
-    return sum(len(state.all_watches()) for state in broker.waiters._topics.values())
+    return sum(len(state.all()) for state in broker.waiters._topics.values())
 
 
 def test_sessions_take_no_more_memory_than_they_may(tmp_path: Path) -> None:

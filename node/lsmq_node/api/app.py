@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from lsmq import runtime
 from lsmq.errors import LsmqError
 from lsmq_node.broker import client_of
 from lsmq_node.config import NodeConfig
@@ -63,7 +63,7 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
     series, broker = metrics.series(route.operation), node.broker
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        began = time.perf_counter()
+        began = runtime.monotonic()
         status = 499  # The caller went away: what remains when nothing below says otherwise.
         try:
             with broker.budget.hold(client_of(request.remote)) as hold:
@@ -78,6 +78,6 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
             status = 499 if isinstance(error, ConnectionError) else 500
             raise
         finally:
-            series.observe(status, time.perf_counter() - began)
+            series.observe(status, runtime.monotonic() - began)
 
     return handle

@@ -6,10 +6,11 @@ itself after the answer; ``GET /v1/cluster`` shows how far it is.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from aiohttp import web
+
+from lsmq import runtime
 
 from . import schemas
 from .codec import answer
@@ -108,4 +109,4 @@ async def revive_shard(call: Call) -> web.StreamResponse:
     """
     document = await call.checked_document()
     command = {"op": "revive", "shard": call.path("shard"), "node": document["node"], "accept_loss": True}
-    return await _administer(call, {**command, "at_ms": time.time_ns() // 1_000_000})
+    return await _administer(call, {**command, "at_ms": runtime.wall_ms()})

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import time
 from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
 from aiohttp import web
+
+from lsmq import runtime
 
 from . import schemas
 from .codec import answer
@@ -72,7 +73,7 @@ async def status(call: Call) -> web.StreamResponse:
         call.request,
         {
             "version": version(),
-            "uptime_s": round(time.monotonic() - broker.started_at, 3),
+            "uptime_s": round(runtime.monotonic() - broker.started_at, 3),
             "data_dir": str(broker.config.data.absolute()),
             "pid": os.getpid(),
             "shards": shards,

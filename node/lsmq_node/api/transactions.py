@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from aiohttp import web
 
+from lsmq import runtime
 from lsmq.errors import (
     DocumentsFull,
     InvalidRequest,
@@ -143,7 +143,7 @@ async def begin_transaction(call: Call) -> web.StreamResponse:
         document["reference"],
         document.get("sequence") or "",
         document["position"],
-        time.time_ns() // 1_000_000,
+        runtime.wall_ms(),
         document["check_after_ms"],
         document["check_every_ms"],
         document["max_checks"],

@@ -8,13 +8,13 @@ thread (creating and deleting topics). Appending only touches memory and happens
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lsmq import runtime
 from lsmq.errors import InvalidRequest, OffsetOutOfRange, TopicReplaced, Unavailable
 from lsmq.record_batch import HEADER, Codec, Column, RecordBatch
 from lsmq_coordinator.parts import Parts
@@ -57,7 +57,7 @@ class Broker:
         #: Of the whole node: whatever works by itself says here how it is.
         self.parts = parts
         self.topology = topology
-        self.started_at = time.monotonic()
+        self.started_at = runtime.monotonic()
         self.waiters = waiters
         self.budget = ByteBudget(config.max_inflight_bytes, config.inflight_share_bytes)
         self.writes_delayed = 0

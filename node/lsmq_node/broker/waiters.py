@@ -20,8 +20,18 @@ from numpy.typing import NDArray
 from lsmq.errors import Unavailable
 
 
+class Watch(Protocol):
+    """Somebody who hears of commits to a topic, for as long as it wants."""
+
+    def touch(self, touched: NDArray[Any]) -> None:
+        """These queues got messages; sorted, without repeats."""
+
+    def set(self) -> None:
+        """What may be read here has changed, or the node stops."""
+
+
 class Waiter:
-    """One held long poll: set when any of its queues got messages."""
+    """One held long poll, a :class:`Watch`: set when any of its queues got messages."""
 
     __slots__ = ("_future", "is_set", "queues")
 
@@ -30,6 +40,10 @@ class Waiter:
         self.queues = queues
         self.is_set = False
         self._future: asyncio.Future[None] | None = None
+
+    def touch(self, touched: NDArray[Any]) -> None:
+        if not self.is_set and self.wants(touched):
+            self.set()
 
     def set(self) -> None:
         self.is_set = True
@@ -69,38 +83,28 @@ class Waiter:
         return bool((many[places] == few).any())
 
 
-class Watch(Protocol):
-    """Somebody who hears of all commits to a topic, for as long as it wants."""
+class _TopicWatches:
+    """Those of one topic: by queue where they wanted to hear of few, which costs nothing where nothing comes."""
 
-    def touch(self, touched: NDArray[Any]) -> None:
-        """These queues got messages; sorted, without repeats."""
-
-    def set(self) -> None:
-        """What may be read here has changed, or the node stops."""
-
-
-class _TopicWaiters:
-    __slots__ = ("many", "single", "watches", "watches_of")
+    __slots__ = ("by_queue", "of_many")
 
     def __init__(self) -> None:
-        self.single: dict[int, set[Waiter]] = {}
-        self.many: set[Waiter] = set()
-        self.watches: set[Watch] = set()
-        self.watches_of: dict[int, set[Watch]] = {}  # by queue: those that wanted to hear of few
+        self.by_queue: dict[int, set[Watch]] = {}
+        self.of_many: set[Watch] = set()
 
     def __bool__(self) -> bool:
-        return bool(self.single or self.many or self.watches or self.watches_of)
+        return bool(self.by_queue or self.of_many)
 
-    def all_watches(self) -> set[Watch]:
-        return self.watches.union(*self.watches_of.values())
+    def all(self) -> set[Watch]:
+        return self.of_many.union(*self.by_queue.values())
 
 
 class WaiterTable:
-    """All held long polls of a node, by topic. Used on the loop thread only."""
+    """All held long polls of a node, and whoever else hears of commits, by topic. Used on the loop thread only."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._topics: dict[int, _TopicWaiters] = {}
+        self._topics: dict[int, _TopicWatches] = {}
         self.count = 0
         self.closed = False
 
@@ -110,13 +114,16 @@ class WaiterTable:
 
         ``queues`` are sorted, without repeats, and not empty. Raises :class:`Unavailable` at the limit.
         """
+        few = (int(queues[0]),) if len(queues) == 1 else None
         with self.held():
             waiter = Waiter(queues)
-            self._add(topic_id, waiter)
+            self.watch(topic_id, waiter, few)
+            if self.closed:
+                waiter.set()
             try:
                 yield waiter
             finally:
-                self._remove(topic_id, waiter)
+                self.unwatch(topic_id, waiter, few)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -133,81 +140,50 @@ class WaiterTable:
         finally:
             self.count -= 1
 
-    def _add(self, topic_id: int, waiter: Waiter) -> None:
-        topic = self._topics.setdefault(topic_id, _TopicWaiters())
-        if len(waiter.queues) == 1:
-            topic.single.setdefault(int(waiter.queues[0]), set()).add(waiter)
-        else:
-            topic.many.add(waiter)
-        if self.closed:
-            waiter.set()
-
-    def _remove(self, topic_id: int, waiter: Waiter) -> None:
-        topic = self._topics[topic_id]
-        if len(waiter.queues) == 1:
-            queue = int(waiter.queues[0])
-            others = topic.single[queue]
-            others.discard(waiter)
-            if not others:
-                del topic.single[queue]
-        else:
-            topic.many.discard(waiter)
-        if not topic:
-            del self._topics[topic_id]
-
     def watch(self, topic_id: int, watch: Watch, queues: Sequence[int] | None = None) -> None:
         """Tell ``watch`` of commits to a topic from now on: to these queues, or to any, which costs something at each.
 
         ``unwatch`` is given the same queues.
         """
-        topic = self._topics.setdefault(topic_id, _TopicWaiters())
+        topic = self._topics.setdefault(topic_id, _TopicWatches())
         if queues is None:
-            topic.watches.add(watch)
+            topic.of_many.add(watch)
             return
         for queue in queues:
-            topic.watches_of.setdefault(queue, set()).add(watch)
+            topic.by_queue.setdefault(queue, set()).add(watch)
 
     def unwatch(self, topic_id: int, watch: Watch, queues: Sequence[int] | None = None) -> None:
         topic = self._topics.get(topic_id)
         if topic is None:
             return
-        topic.watches.discard(watch)
+        topic.of_many.discard(watch)
         for queue in queues or ():
-            others = topic.watches_of.get(queue)
+            others = topic.by_queue.get(queue)
             if others is not None:
                 others.discard(watch)
                 if not others:
-                    del topic.watches_of[queue]
+                    del topic.by_queue[queue]
         if not topic:
             del self._topics[topic_id]
 
     def wake(self, topic_id: int, pieces: Sequence[NDArray[Any]]) -> None:
-        """Set every waiter of the topic that waits for a queue of ``pieces``."""
+        """Tell everybody who watches a queue of ``pieces``, queues of the topic that got messages."""
         topic = self._topics.get(topic_id)
         if topic is None:
             return
         touched = np.unique(np.concatenate(pieces))
-        if topic.single or topic.watches_of:
-            queues = set(touched.tolist())
-            for queue in topic.single.keys() & queues:
-                for waiter in topic.single[queue]:
-                    waiter.set()
-            for watch in set().union(*(topic.watches_of[queue] for queue in topic.watches_of.keys() & queues)):
+        if topic.by_queue:
+            found = topic.by_queue.keys() & set(touched.tolist())
+            for watch in set().union(*(topic.by_queue[queue] for queue in found)):
                 watch.touch(touched)
-        for waiter in topic.many:
-            if not waiter.is_set and waiter.wants(touched):
-                waiter.set()
-        for watch in topic.watches:
+        for watch in topic.of_many:
             watch.touch(touched)
 
     def wake_topic(self, topic_id: int) -> None:
-        """Set every waiter of the topic: it is gone."""
+        """Tell everybody who watches the topic that it is gone, or that another may be read here."""
         topic = self._topics.get(topic_id)
         if topic is not None:
-            for waiters in (*topic.single.values(), topic.many):
-                for waiter in waiters:
-                    waiter.set()
-            for watch in topic.all_watches():
+            for watch in topic.all():
                 watch.set()
 
     def wake_all(self) -> None:
