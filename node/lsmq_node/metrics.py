@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 
 from lsmq_coordinator.parts import PartState
 from lsmq_node.broker import Broker
+from lsmq_node.connections import Doorkeeper
 
 #: Upper bounds in seconds of the request histogram.
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
@@ -95,6 +96,24 @@ class HttpMetrics(Collector):
         yield seconds
 
 
+class DoorMetrics(Collector):
+    """The connections of clients."""
+
+    def __init__(self, door: Doorkeeper) -> None:
+        self._door = door
+
+    def collect(self) -> Iterable[Metric]:
+        door = self._door
+        yield GaugeMetricFamily("lsmq_connections", "Connections of clients.", door.count)
+        yield CounterMetricFamily("lsmq_connections_accepted", "Connections accepted.", door.accepted)
+        yield CounterMetricFamily(
+            "lsmq_connections_refused", "Of those, refused (max_connections, address_share_percent).", door.refused
+        )
+        yield CounterMetricFamily(
+            "lsmq_accept_failures", "Times the system had no room for a connection.", door.accept_failures
+        )
+
+
 class _BrokerCollector(Collector):
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -112,16 +131,6 @@ class _BrokerCollector(Collector):
         sessions = broker.reads.sessions
         yield GaugeMetricFamily("lsmq_fetch_sessions", "Fetch sessions kept between requests.", len(sessions))
         yield GaugeMetricFamily("lsmq_fetch_session_bytes", "Memory they take.", sessions.size_bytes)
-        door = broker.door
-        if door is not None:
-            yield GaugeMetricFamily("lsmq_connections", "Connections of clients.", door.count)
-            yield CounterMetricFamily("lsmq_connections_accepted", "Connections accepted.", door.accepted)
-            yield CounterMetricFamily(
-                "lsmq_connections_refused", "Of those, refused (max_connections, address_share_percent).", door.refused
-            )
-            yield CounterMetricFamily(
-                "lsmq_accept_failures", "Times the system had no room for a connection.", door.accept_failures
-            )
         budget = broker.budget
         yield GaugeMetricFamily("lsmq_inflight_bytes", "Request and answer bytes in memory.", budget.used_bytes)
         yield GaugeMetricFamily("lsmq_inflight_peak_bytes", "Most there ever were.", budget.peak_bytes)

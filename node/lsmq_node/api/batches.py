@@ -86,7 +86,7 @@ async def send_batch(call: Call) -> web.StreamResponse:
 
     All queues of the batch belong to one shard. It is stored whole or not at all.
     """
-    topic = await call.topic(call.path("topic"))
+    topic = await call.topic()
     if (found := media_type(call.request)) != BATCH_TYPE:
         raise InvalidRequest(f"Content-Type is {found!r}; a batch is sent as {BATCH_TYPE}")
     part = await call.broker.unpack(topic, await call.body(), call.hold)
@@ -150,7 +150,7 @@ async def fetch_batches(call: Call) -> web.StreamResponse:
     with the `session` of each answer: the node remembers where it ended.
     """
     config = call.broker.config
-    topic = await call.topic(call.path("topic"))
+    topic = await call.topic()
     document = await call.checked_document()
     limits: Any = {
         "topic": topic,

@@ -54,7 +54,7 @@ async def read_messages(call: Call) -> web.StreamResponse:
     """Read messages of one queue, long polling if asked to."""
     query = call.query
     broker, source = call.broker, ReadFrom(query["from"])
-    topic, queue = await call.topic(call.path("topic")), call.path("queue")
+    topic, queue = await call.topic(), call.path("queue")
     offset, limit = query["offset"], query["max"]
     if isinstance(offset, str):
         broker.admission.queue(topic, queue)

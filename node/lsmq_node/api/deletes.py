@@ -34,7 +34,7 @@ async def delete_messages(call: Call) -> web.StreamResponse:
 
     At the leader of the queues' shards. What was deleted before is no error.
     """
-    topic = await call.topic(call.path("topic"))
+    topic = await call.topic()
     document = await call.checked_document()
     queues = integers(document["queues"], 4, "queues").astype(np.uint32)
     offsets = integers(document["offsets"], 8, "offsets")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from aiohttp import web
 
 from lsmq import runtime
@@ -163,12 +165,7 @@ async def get_lag(call: Call) -> web.StreamResponse:
     return answer(
         call.request,
         {
-            "queues": lag.queues,
-            "lag": lag.lag,
-            "behind": lag.behind,
-            "uncommitted": lag.uncommitted,
-            "largest": lag.largest,
-            "by_range": list(lag.by_range),
+            **asdict(lag),
             "last_commit_age_ms": None
             if committed_at is None
             else max(0, round(1000 * (runtime.wall_time() - committed_at))),

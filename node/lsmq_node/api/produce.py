@@ -38,21 +38,7 @@ from .codec import answer
 from .routing import Call, Content, Routes
 from .schema import Schema, check
 
-_FIELDS = frozenset(
-    {
-        "queue",
-        "key",
-        "key_b64",
-        "tag",
-        "priority",
-        "delay_ms",
-        "properties",
-        "headers",
-        "delete",
-        "body",
-        "body_b64",
-    }
-)
+_FIELDS = schemas.MESSAGE_TO_SEND["properties"]
 
 ROUTES = Routes("messages")
 
@@ -73,20 +59,19 @@ def values_of(message: dict[str, Any]) -> int:
 class Packer:
     """Checks the messages of one request and packs them by shard."""
 
-    __slots__ = ("_broker", "_limit", "_producer_id", "_schema", "_topic", "parts")
+    __slots__ = ("_broker", "_limit", "_producer_id", "_topic", "parts")
 
-    def __init__(self, broker: Broker, topic: Topic, schema: Schema, producer_id: int = 0) -> None:
+    def __init__(self, broker: Broker, topic: Topic, producer_id: int = 0) -> None:
         """``producer_id``: 0 for a request that is not idempotent."""
         self._broker = broker
         self._producer_id = producer_id
         self._topic = topic
-        self._schema = schema
         self._limit = broker.admission.max_message_bytes(topic)
         self.parts: dict[int, Part] = {}
 
     def add(self, index: int, message: Any) -> None:
         """Pack one message. Raises an :class:`InvalidRequest` whose field begins ``messages[index]``."""
-        if type(message) is not dict or not message.keys() <= _FIELDS:
+        if type(message) is not dict or not message.keys() <= _FIELDS.keys():
             self._explain(index, message)
         queue, tag = message.get("queue"), message.get("tag")
         priority, properties = message.get("priority", 0), message.get("properties")
@@ -99,7 +84,7 @@ class Packer:
         if type(priority) is not int or not 0 <= priority <= 255 or message.get("delay_ms", 0) != 0:
             self._explain(index, message)
         if properties is not None:
-            check(properties, self._schema["properties"]["properties"], f"messages[{index}].properties")
+            check(properties, _FIELDS["properties"], f"messages[{index}].properties")
         headers = self._headers(index, message) if "headers" in message else None
         topic = self._topic
         if queue is None:
@@ -173,7 +158,7 @@ class Packer:
             raise InvalidRequest(f"{path} is not valid base64: {error}", field=path) from error
 
     def _headers(self, index: int, message: dict[str, Any]) -> Headers:
-        check(message["headers"], self._schema["properties"]["headers"], f"messages[{index}].headers")
+        check(message["headers"], _FIELDS["headers"], f"messages[{index}].headers")
         found = []
         for place, header in enumerate(message["headers"]):
             value = self._bytes(index, header, "value", f".headers[{place}]")
@@ -197,24 +182,24 @@ class Packer:
         return True
 
     def _refuse_queue(self, index: int, message: dict[str, Any], queue: Any) -> None:
-        check(message, self._schema, f"messages[{index}]")
+        check(message, schemas.MESSAGE_TO_SEND, f"messages[{index}]")
         self._broker.admission.queue(self._topic, queue)
 
     def _explain(self, index: int, message: Any) -> None:
         """Say by the schema what the quick check did not like."""
-        check(message, self._schema, f"messages[{index}]")
+        check(message, schemas.MESSAGE_TO_SEND, f"messages[{index}]")
         raise InvalidRequest(f"messages[{index}] is not a message", field=f"messages[{index}]")
 
 
-def _check_envelope(document: Any, admission: Admission, schema: Schema) -> list[Any]:
-    messages = document.get("messages") if isinstance(document, dict) else None
+def messages_of(document: Any, schema: Schema, admission: Admission) -> list[Any]:
+    """The messages of a body, all of which is checked but them: that is done as they are packed."""
+    messages: Any = document.get("messages") if type(document) is dict else None
     if type(messages) is list:
         admission.message_count(len(messages), "messages has")
     if type(messages) is not list or not messages or document.keys() != {"messages"}:
-        # All but the messages themselves, which are checked as they are packed.
-        properties = {**schema["properties"], "messages": {**schema["properties"]["messages"], "items": {}}}
-        check(document, {**schema, "properties": properties}, "")
-    return messages  # type: ignore[return-value]  # The check refuses anything else.
+        fields = schema["properties"]
+        check(document, {**schema, "properties": {**fields, "messages": {**fields["messages"], "items": {}}}}, "")
+    return messages  # type: ignore[no-any-return]  # The check refuses anything else.
 
 
 @ROUTES.post(
@@ -245,13 +230,11 @@ async def send_messages(call: Call) -> web.StreamResponse:
     messages of a request that belong to one shard are stored, or none is.
     """
     broker = call.broker
-    topic = await call.topic(call.path("topic"))
+    topic = await call.topic()
     document = await call.document()
-    assert call.route.request is not None and call.route.request.schema is not None
-    schema = call.route.request.schema
-    messages = _check_envelope(document, broker.admission, schema)
+    messages = messages_of(document, call.schema, broker.admission)
     producer = document.get("producer") or {"id": 0, "sequence": 0}
-    packer = Packer(broker, topic, schema["properties"]["messages"]["items"], producer["id"])
+    packer = Packer(broker, topic, producer["id"])
     turns = Turns()
     for index, message in enumerate(messages):
         packer.add(index, message)

@@ -192,12 +192,13 @@ class Call:
                 return parameter.parse(text)
         raise LookupError(name)
 
-    async def topic(self, name: str) -> Topic:
-        """The topic of this name, and no other that the caller may have meant by it: see :meth:`Broker.topic`."""
-        meant = self.request.headers.get(TOPIC_ID_HEADER)
-        if meant is not None and not _INTEGER.fullmatch(meant):
-            raise InvalidRequest(f"{TOPIC_ID_HEADER} is {meant!r}; it must be a topic's id", field=TOPIC_ID_HEADER)
-        return await self.broker.topic(name, None if meant is None else int(meant))
+    async def topic(self, name: str | None = None) -> Topic:
+        """The topic of this name, or of the path's, and no other that is meant; see :meth:`Broker.topic`."""
+        given = self.request.headers.get(TOPIC_ID_HEADER)
+        if given is not None and not _INTEGER.fullmatch(given):
+            raise InvalidRequest(f"{TOPIC_ID_HEADER} is {given!r}; it must be a topic's id", field=TOPIC_ID_HEADER)
+        meant = None if given is None else int(given)
+        return await self.broker.topic(self.path("topic") if name is None else name, meant)
 
     def _parse_query(self) -> dict[str, Any]:
         """All query parameters, parsed, with defaults."""
@@ -223,6 +224,12 @@ class Call:
         """What the request says of its acknowledgement."""
         return None if given is None else Ack(given)
 
+    @property
+    def schema(self) -> Schema:
+        """Of the body, as the route is documented with it."""
+        assert self.route.request is not None and self.route.request.schema is not None
+        return self.route.request.schema
+
     async def body(self) -> bytes:
         """The request's body, within the limits of size, memory and time."""
         return await read_body(self.request, self.hold, self.broker.config, self.workers)
@@ -237,14 +244,12 @@ class Call:
 
         What is left out is ``filled`` in with the defaults that stand there.
         """
-        assert self.route.request is not None and self.route.request.schema is not None
-        schema = self.route.request.schema
         body, form = await self.body(), request_format(self.request)
 
         def read() -> dict[str, Any]:
             value: dict[str, Any] = decode(body, form)
-            check(value, schema, "")
-            return {**defaults_of(schema), **value} if filled else value
+            check(value, self.schema, "")
+            return {**defaults_of(self.schema), **value} if filled else value
 
         return await self.workers.run(read, large=len(body) >= LARGE_BYTES)
 

@@ -14,7 +14,8 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from lsmq_node.config import NodeConfig
 from lsmq_node.connections import INTERNAL_CONNECTIONS, Doorkeeper, Limits
 from lsmq_node.descriptors import shares
 from lsmq_node.listening import listening_socket
+from lsmq_node.metrics import DoorMetrics
 from lsmq_node.node import Node, running_node
 
 from . import logs
@@ -84,15 +86,21 @@ async def _serve(config: NodeConfig) -> None:
             # What is there by now stays: without this, each full collection looks through it, for tens of milliseconds.
             gc.collect()
             gc.freeze()
-            await _serve_http(node, listener, stopping)
+            async with _listening_http(node, listener):
+                _announce(config)
+                await stopping.wait()
+                _log.info("stopping", waiters=node.broker.waiters.count)
+                await node.retire()
     _log.info("stopped")
 
 
-async def _serve_http(node: Node, listener: socket.socket, stopping: asyncio.Event) -> None:
+@asynccontextmanager
+async def _listening_http(node: Node, listener: socket.socket) -> AsyncIterator[None]:
+    """HTTP is answered in this block; what is held at its end is answered first."""
     config = node.broker.config
-    grace_s = config.shutdown_grace_ms / 1000
     # Most of the time is for requests; the rest is for the last commit and closing the files.
-    runner = web.AppRunner(make_app(node), handler_cancellation=True, shutdown_timeout=grace_s * 0.7)
+    grace_s = 0.7 * config.shutdown_grace_ms / 1000
+    runner = web.AppRunner(make_app(node), handler_cancellation=True, shutdown_timeout=grace_s)
     await runner.setup()
     assert runner.server is not None
     make = partial(
@@ -103,13 +111,11 @@ async def _serve_http(node: Node, listener: socket.socket, stopping: asyncio.Eve
         auto_decompress=False,  # see .bodies, which knows a limit
         keepalive_timeout=KEEPALIVE_S,
     )
-    door = node.broker.door = Doorkeeper(listener, make, client_limits(config))
+    door = Doorkeeper(listener, make, client_limits(config))
+    node.metrics.add(DoorMetrics(door))
     try:
         door.start()
-        _announce(config)
-        await stopping.wait()
-        _log.info("stopping", waiters=node.broker.waiters.count)
-        await node.retire()
+        yield
     finally:
         door.close()
         await node.begin_stop()

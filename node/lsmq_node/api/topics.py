@@ -62,12 +62,9 @@ def topic_object(call: Call, topic: Topic) -> dict[str, Any]:
 def own_url(call: Call) -> str:
     """How this caller reaches this node: as configured, or as it is listening, or as the caller did."""
     config = call.broker.config
-    if config.advertised_url is not None:
-        return config.advertised_url.rstrip("/")
-    if config.host in _WILDCARD_HOSTS:
+    if config.advertised_url is None and config.host in _WILDCARD_HOSTS:
         return f"{call.request.scheme}://{call.request.headers.get('Host') or f'{config.host}:{config.port}'}"
-    host = f"[{config.host}]" if ":" in config.host else config.host
-    return f"http://{host}:{config.port}"
+    return config.public_url
 
 
 @ROUTES.put(
@@ -130,7 +127,7 @@ async def delete_topic(call: Call) -> web.StreamResponse:
 async def get_queue(call: Call) -> web.StreamResponse:
     """Bounds of one queue."""
     query = call.query
-    topic, queue = await call.topic(call.path("topic")), call.path("queue")
+    topic, queue = await call.topic(), call.path("queue")
     call.broker.admission.queue(topic, queue)
     (earliest,), (latest,) = await call.broker.offsets(topic, np.array((queue,)))
     bounds = {"queue": queue, "earliest": int(earliest), "latest": int(latest)}
@@ -148,7 +145,7 @@ async def get_queue(call: Call) -> web.StreamResponse:
 async def get_offsets(call: Call) -> web.StreamResponse:
     """Bounds of many queues."""
     query = call.query
-    topic = await call.topic(call.path("topic"))
+    topic = await call.topic()
     queues = parse_ranges(query["queues"] or "", topic, call.broker.admission)
     earliest, latest = await call.broker.offsets(topic, queues)
     at_time: Sequence[int] | None = None

@@ -31,9 +31,9 @@ from lsmq_node.workers import Turns
 from . import transaction_schemas as schemas
 from .codec import answer
 from .pages import PAGE, page
-from .produce import Packer, values_of
+from .produce import Packer, messages_of, values_of
 from .routing import Call, Content, Parameter, Routes
-from .schema import check, defaults_of
+from .schema import defaults_of
 
 HEARTBEATS_PER_SESSION = 3
 MAX_LISTED = 1_000
@@ -182,19 +182,12 @@ def _client(call: Call) -> str:
 async def _part(call: Call) -> tuple[dict[str, Any], Part]:
     """A request, and its messages packed by topic and shard. Raises what is wrong with them."""
     document = await call.document()
-    assert call.route.request is not None and call.route.request.schema is not None
-    schema = call.route.request.schema
-    envelope = {**schema["properties"], "messages": {**schema["properties"]["messages"], "items": {"type": "object"}}}
-    check(document, {**schema, "properties": envelope}, "")
-    item = schema["properties"]["messages"]["items"]
-    own = {name: field for name, field in item["properties"].items() if name != "topic"}
-    plain = {**item, "properties": own, "required": []}
     turns = Turns()
     packers: dict[str, Packer] = {}
     topics: dict[str, Topic] = {}
     counts: dict[str, int] = {}
-    for index, message in enumerate(document["messages"]):
-        rest = dict(message)
+    for index, message in enumerate(messages_of(document, call.schema, call.broker.admission)):
+        rest = dict(message) if type(message) is dict else {}
         name = rest.pop("topic", None)
         if type(name) is not str:
             raise InvalidRequest(
@@ -202,7 +195,7 @@ async def _part(call: Call) -> tuple[dict[str, Any], Part]:
             )
         if name not in packers:
             topics[name] = await call.broker.topic(name)
-            packers[name] = Packer(call.broker, topics[name], plain)
+            packers[name] = Packer(call.broker, topics[name])
         packers[name].add(index, rest)
         counts[name] = counts.get(name, 0) + 1
         await turns.after(values_of(rest))
@@ -214,7 +207,7 @@ async def _part(call: Call) -> tuple[dict[str, Any], Part]:
             call.broker.admission.message_sizes(topics[name], RecordBatch(batch, verify=False))
             batches.append((shard, topics[name].id, name, batch))
             by_shard[shard] = by_shard.get(shard, 0) + 1
-    return {**defaults_of(schema), **document}, Part(encode_part(batches), counts, by_shard)
+    return {**defaults_of(call.schema), **document}, Part(encode_part(batches), counts, by_shard)
 
 
 def _check_fits(shard: ShardTransactions, part: Part) -> None:

@@ -24,7 +24,6 @@ from lsmq_node.workers import Workers
 
 from .admission import Admission, column_of
 from .budget import ByteBudget, Hold
-from .door import Door
 from .elsewhere import ReadFrom
 from .fetched import Fetched
 from .placement import QueueRange, queue_ranges, shard_of, split_by_shard
@@ -64,7 +63,6 @@ class Broker:
         self.sendfile_bytes = 0  # counted by who sends
         self.admission = Admission(config)
         self.workers = Workers()
-        self.door: Door | None = None  # of the clients; set by whoever listens for them
         self.before_retiring: list[Callable[[], Awaitable[None]]] = []
         self.reads = Reads(config, topology, waiters)
         self._next_queue: dict[int, int] = {}
@@ -271,11 +269,6 @@ class Broker:
         """
         return await self.reads.fetch(self.admission.fetch(request), hold)
 
-    async def _readable(
-        self, topic: Topic, shards: Sequence[int], source: ReadFrom = ReadFrom.LEADER
-    ) -> list[ShardPort]:
-        return await self.reads.ports(topic, shards, source)
-
     async def in_readers(self, blocking: Callable[[], Result]) -> Result:
         """Run something that may read from disk in the read pool."""
         return await self.reads.in_threads(blocking)
@@ -287,7 +280,7 @@ class Broker:
         self.admission.queues(topic, queues)
         earliest, latest = np.zeros(len(queues), np.int64), np.zeros(len(queues), np.int64)
         parts = split_by_shard(queues, topic, self.topology.shard_count)
-        ports = await self._readable(topic, [shard for shard, _ in parts], source)
+        ports = await self.reads.ports(topic, [shard for shard, _ in parts], source)
         for port, (_, places) in zip(ports, parts, strict=True):
             if port.store.has_topic(topic.id, int(queues[places].max())):
                 earliest[places] = port.store.earliest_offsets(topic.id, queues[places])
@@ -298,7 +291,7 @@ class Broker:
     async def offsets_for_time(self, topic: Topic, queues: Sequence[int], time_ms: int) -> list[int]:
         """The first offset stored at or after ``time_ms``, of each queue."""
         shards = [self.shard_of(topic, queue) for queue in queues]
-        ports = {port.number: port for port in await self._readable(topic, sorted(set(shards)))}
+        ports = {port.number: port for port in await self.reads.ports(topic, sorted(set(shards)))}
 
         def find() -> list[int]:
             return [
@@ -355,7 +348,7 @@ class Broker:
         self.admission.queues(topic, queues)
         offsets = np.full(len(queues), -1, np.int64)
         parts = split_by_shard(queues, topic, self.topology.shard_count)
-        ports = await self._readable(topic, [shard for shard, _ in parts])
+        ports = await self.reads.ports(topic, [shard for shard, _ in parts])
         for port, (_, places) in zip(ports, parts, strict=True):
             offsets[places] = port.store.committed_offsets(group, topic.id, queues[places])
             port.check_readable()

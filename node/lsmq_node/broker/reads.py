@@ -307,7 +307,7 @@ class Reads:
 
     # What both share
 
-    async def ports(self, topic: Topic, shards: Sequence[int], source: ReadFrom) -> list[ShardPort]:
+    async def ports(self, topic: Topic, shards: Sequence[int], source: ReadFrom = ReadFrom.LEADER) -> list[ShardPort]:
         """The shards, if they may be read here. On a follower the store may not know the topic yet.
 
         Raises ``NotLeader``, ``Unavailable``.
