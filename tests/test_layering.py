@@ -174,3 +174,12 @@ def test_importing_the_client_stays_quick() -> None:
 def test_a_library_that_needs_care_is_imported_in_one_module_a_package(library: str, only: set[str]) -> None:
     users = {name for name, path in modules() if any(within(found, (library,)) for found in imports(name, path))}
     assert users == only
+
+
+def test_http_is_an_adapter_of_the_node() -> None:
+    """What a node does knows no HTTP: that is the clients' adapter, and how nodes of a cluster talk to each other."""
+    speakers = ("lsmq_node.api", "lsmq_node.cluster")
+    node = [(name, imports(name, path)) for name, path in modules() if within(name, ("lsmq_node",))]
+    assert [name for name, found in node if "aiohttp" in found and not within(name, speakers)] == []
+    outside = [(name, found) for name, found in node if not within(name, ("lsmq_node.api",))]
+    assert [name for name, found in outside if any(within(each, ("lsmq_node.api",)) for each in found)] == []

@@ -27,7 +27,7 @@ from lsmq_node.workers import LARGE_BYTES
 from .arrays import queue_offsets
 from .bodies import read_body
 from .codec import JSON_TYPE, MSGPACK_TYPE, answer_format, decode, encode, request_format
-from .schema import Schema, bound, check, defaults_of, integer, text
+from .schema import Schema, bound, check, integer, text
 
 _NAMED = re.compile(r"{(\w+)}")
 #: Operations that monitoring calls, often with query parameters of its own; those are passed over.
@@ -88,10 +88,15 @@ class Route:
     errors: tuple[type[LsmqError], ...] = ()
     is_stream: bool = False
     queries: tuple[Parameter, ...] = field(init=False)
+    #: Of the body's fields: what stands for those that are left out.
+    defaults: Mapping[str, Any] = field(init=False)
 
     def __post_init__(self) -> None:
         queries = tuple(parameter for parameter in self.parameters if not self.is_in_path(parameter))
         object.__setattr__(self, "queries", queries)
+        fields = {} if self.request is None else (self.request.schema or {}).get("properties", {})
+        defaults = {name: schema["default"] for name, schema in fields.items() if "default" in schema}
+        object.__setattr__(self, "defaults", defaults)
 
     def is_in_path(self, parameter: Parameter) -> bool:
         return f"{{{parameter.name}}}" in self.path
@@ -198,7 +203,7 @@ class Call:
         if given is not None and not _INTEGER.fullmatch(given):
             raise InvalidRequest(f"{TOPIC_ID_HEADER} is {given!r}; it must be a topic's id", field=TOPIC_ID_HEADER)
         meant = None if given is None else int(given)
-        return await self.broker.topic(self.path("topic") if name is None else name, meant)
+        return await self.broker.topic(self.request.match_info["topic"] if name is None else name, meant)
 
     def _parse_query(self) -> dict[str, Any]:
         """All query parameters, parsed, with defaults."""
@@ -249,7 +254,7 @@ class Call:
         def read() -> dict[str, Any]:
             value: dict[str, Any] = decode(body, form)
             check(value, self.schema, "")
-            return {**defaults_of(self.schema), **value} if filled else value
+            return {**self.route.defaults, **value} if filled else value
 
         return await self.workers.run(read, large=len(body) >= LARGE_BYTES)
 

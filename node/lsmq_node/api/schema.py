@@ -130,12 +130,6 @@ def check(value: Any, schema: Schema, path: str) -> None:
             _check_object(value, schema, path)
 
 
-def defaults_of(schema: Schema) -> dict[str, Any]:
-    """Of an object: by field, what stands for it where it is left out."""
-    properties = schema.get("properties", {})
-    return {name: field["default"] for name, field in properties.items() if "default" in field}
-
-
 def matches(value: Any, schema: Schema) -> bool:
     """Whether :func:`check` would pass."""
     try:

@@ -33,7 +33,6 @@ from .codec import answer
 from .pages import PAGE, page
 from .produce import Packer, messages_of, values_of
 from .routing import Call, Content, Parameter, Routes
-from .schema import defaults_of
 
 HEARTBEATS_PER_SESSION = 3
 MAX_LISTED = 1_000
@@ -207,7 +206,7 @@ async def _part(call: Call) -> tuple[dict[str, Any], Part]:
             call.broker.admission.message_sizes(topics[name], RecordBatch(batch, verify=False))
             batches.append((shard, topics[name].id, name, batch))
             by_shard[shard] = by_shard.get(shard, 0) + 1
-    return {**defaults_of(call.schema), **document}, Part(encode_part(batches), counts, by_shard)
+    return {**call.route.defaults, **document}, Part(encode_part(batches), counts, by_shard)
 
 
 def _check_fits(shard: ShardTransactions, part: Part) -> None:
