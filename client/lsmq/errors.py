@@ -1,9 +1,8 @@
 """Every error a user can meet, in one tree.
 
-Each error has a stable machine ``code`` (what the HTTP API and ``--json`` output carry), the HTTP
-``status`` it travels with, whether the same request may succeed later (``retriable``) and whether the
-caller should fetch routes again first (``refresh_route``). A message names the thing, the limit and the
-remedy; ``details`` holds the same facts for programs.
+Each error has a stable machine ``code`` (what the HTTP API and ``--json`` output carry), and says whether the same
+request may succeed later (``retriable``) and whether the caller should fetch routes again first (``refresh_route``).
+A message names the thing, the limit and the remedy; ``details`` holds the same facts for programs.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ class LsmqError(Exception):
     """Base of all errors of LSMQ."""
 
     code: ClassVar[str] = "internal"
-    status: ClassVar[int] = 500
     retriable: bool = False
     refresh_route: ClassVar[bool] = False
 
@@ -40,21 +38,18 @@ class InvalidRequest(LsmqError):
     """The request itself is wrong; sending it again cannot help."""
 
     code = "invalid_request"
-    status = 400
 
 
 class UnknownPath(InvalidRequest):
     """The API has nothing at this path."""
 
     code = "unknown_path"
-    status = 404
 
 
 class MethodNotAllowed(InvalidRequest):
     """The path is one of the API's, and takes other methods; the header ``Allow`` names them."""
 
     code = "method_not_allowed"
-    status = 405
 
 
 class InvalidTopicName(InvalidRequest):
@@ -69,19 +64,16 @@ class InvalidBatch(InvalidRequest):
 
 class MessageTooLarge(InvalidRequest):
     code = "message_too_large"
-    status = 413
 
 
 class RequestTooLarge(InvalidRequest):
     code = "request_too_large"
-    status = 413
 
 
 class RequestTimeout(LsmqError):
     """The request's body did not arrive in time; nothing was done."""
 
     code = "request_timeout"
-    status = 408
     retriable = True
 
 
@@ -89,43 +81,36 @@ class UnsupportedMediaType(InvalidRequest):
     """The request's body is of a type, or in a coding, that the operation does not take."""
 
     code = "unsupported_media_type"
-    status = 415
 
 
 class TooManyItems(InvalidRequest):
     """The body holds more values than one request may; send them in parts, or packed."""
 
     code = "too_many_items"
-    status = 413
 
 
 class TooManyMessages(InvalidRequest):
     code = "too_many_messages"
-    status = 413
 
 
 class UnknownTopic(LsmqError):
     code = "unknown_topic"
-    status = 404
 
 
 class UnknownQueue(LsmqError):
     code = "unknown_queue"
-    status = 404
 
 
 class UnknownMessage(LsmqError):
     """No message has this id: it never existed, was acknowledged and deleted, or fell to retention."""
 
     code = "unknown_message"
-    status = 404
 
 
 class TopicExists(LsmqError):
     """The topic exists with other options."""
 
     code = "topic_exists"
-    status = 409
 
 
 class TopicReplaced(LsmqError):
@@ -135,75 +120,64 @@ class TopicReplaced(LsmqError):
     """
 
     code = "topic_replaced"
-    status = 409
 
 
 class OffsetOutOfRange(LsmqError):
     """``details`` carries ``earliest`` (first offset kept) and ``latest`` (the next to be written)."""
 
     code = "offset_out_of_range"
-    status = 416
 
 
 class OutOfOrderSequence(LsmqError):
     """A producer skipped a sequence number: an earlier batch of it never arrived here."""
 
     code = "out_of_order_sequence"
-    status = 409
 
 
 class StaleSequence(LsmqError):
     """A batch stored so long ago that its offsets are no longer remembered. It *is* stored."""
 
     code = "stale_sequence"
-    status = 409
 
 
 class SequenceReused(LsmqError):
     """A batch that differs from the one that the producer sent under this sequence. It is *not* stored."""
 
     code = "sequence_reused"
-    status = 409
 
 
 class ProducerFenced(LsmqError):
     """The producer has begun a newer epoch. ``details`` carries ``epoch`` and ``latest``."""
 
     code = "producer_fenced"
-    status = 409
 
 
 class TooManyProducers(LsmqError):
     """The shard remembers as many idempotent producers as it may."""
 
     code = "too_many_producers"
-    status = 429
 
 
 class UnknownProducer(LsmqError):
     """The producer's state expired; whether the batch was stored before cannot be told."""
 
     code = "unknown_producer"
-    status = 409
 
 
 class UnknownGroup(LsmqError):
     code = "unknown_group"
-    status = 404
 
 
 class UnknownFetchSession(LsmqError):
     """The node does not know this fetch session, or not any more: name the queues and offsets again."""
 
     code = "unknown_fetch_session"
-    status = 404
 
 
 class UnknownMember(LsmqError):
     """The group does not know this member, or not any more: its session ended. Drop all queues and join again."""
 
     code = "unknown_member"
-    status = 404
 
 
 class StaleGeneration(LsmqError):
@@ -213,7 +187,6 @@ class StaleGeneration(LsmqError):
     """
 
     code = "stale_generation"
-    status = 409
 
 
 class FencedMember(LsmqError):
@@ -223,77 +196,66 @@ class FencedMember(LsmqError):
     """
 
     code = "fenced_member"
-    status = 409
 
 
 class GroupModeMismatch(LsmqError):
     """There is a group of this name that shares messages in another way. ``details`` carries ``mode``."""
 
     code = "group_mode_mismatch"
-    status = 409
 
 
 class GroupHasMembers(LsmqError):
     """Members live: stop them first, or say that it is meant."""
 
     code = "group_has_members"
-    status = 409
 
 
 class TooManyMembers(LsmqError):
     """The group has as many members as one may have."""
 
     code = "too_many_members"
-    status = 409
 
 
 class ReceiptExpired(LsmqError):
     """The delivery is over: its visibility ended, or it was given back. The message may be another's by now."""
 
     code = "receipt_expired"
-    status = 409
 
 
 class UnknownReceipt(LsmqError):
     """This is no receipt of this group and topic."""
 
     code = "unknown_receipt"
-    status = 404
 
 
 class UnknownProducerMember(LsmqError):
     """The producer group does not know this member, or not any more: its session ended. Join anew, under a new id."""
 
     code = "unknown_producer_member"
-    status = 404
 
 
 class UnknownTransaction(LsmqError):
     """There is no such transaction: it was never begun, or was decided so long ago that it is forgotten."""
 
     code = "unknown_transaction"
-    status = 404
 
 
 class TransactionDecided(LsmqError):
     """Somebody has decided it the other way. ``details``: ``state``, and ``decided_by``: member, operator or broker."""
 
     code = "transaction_decided"
-    status = 409
 
 
 class TransactionTooLarge(InvalidRequest):
     """A transaction holds so many bytes, messages or parts, and no more."""
 
     code = "transaction_too_large"
-    status = 413
 
 
 class TooManyTransactions(LsmqError):
     """The producer group has as many unfinished transactions as one may have."""
 
     code = "too_many_transactions"
-    status = 429
     retriable = True
 
 
@@ -301,33 +263,28 @@ class TooManyGroups(LsmqError):
     """There are as many groups as may be; delete some that nobody uses."""
 
     code = "too_many_groups"
-    status = 429
 
 
 class TooManyTopics(LsmqError):
     """There are as many topics as may be; delete some, or use more queues a topic."""
 
     code = "too_many_topics"
-    status = 429
 
 
 class SequenceTakenOver(LsmqError):
     """Another member goes on with the sequence. ``details`` carries ``epoch``, the one that counts now."""
 
     code = "sequence_taken_over"
-    status = 409
 
 
 class DeliveriesAhead(LsmqError):
     """A shard has had later deliveries of a coordinator than that one knows of. ``details`` carries ``last``."""
 
     code = "deliveries_ahead"
-    status = 409
 
 
 class NotLeader(LsmqError):
     code = "not_leader"
-    status = 421
     retriable = True
     refresh_route = True
 
@@ -336,14 +293,12 @@ class ReadElsewhere(LsmqError):
     """These are to be read at another node. ``details``: ``url`` of a follower in sync, ``shard``, ``epoch``."""
 
     code = "read_elsewhere"
-    status = 307
 
 
 class Unavailable(LsmqError):
     """The node cannot serve this now, and may soon."""
 
     code = "unavailable"
-    status = 503
     retriable = True
 
 
@@ -363,14 +318,12 @@ class DiskFull(Unavailable):
     """Writes are refused for want of disk space; reads go on."""
 
     code = "disk_full"
-    status = 507
 
 
 class DocumentsFull(Unavailable):
     """A shard keeps no more documents: the state of groups, transactions and retries."""
 
     code = "documents_full"
-    status = 507
 
 
 class ShuttingDown(Unavailable):
@@ -381,7 +334,6 @@ class TimedOut(LsmqError):
     """The answer did not come in time. A write may have been stored all the same."""
 
     code = "timed_out"
-    status = 504
     retriable = True
 
 
@@ -389,7 +341,6 @@ class ConnectionFailed(LsmqError):
     """No node could be reached."""
 
     code = "connection_failed"
-    status = 503
     retriable = True
 
 
@@ -397,7 +348,6 @@ class BufferFull(LsmqError):
     """The producer's memory limit is reached and the caller asked not to wait."""
 
     code = "buffer_full"
-    status = 503
     retriable = True
 
 
@@ -405,14 +355,12 @@ class ClientClosed(LsmqError):
     """The client, producer, consumer or store was used after it was closed."""
 
     code = "closed"
-    status = 400
 
 
 class ZooKeeperNotInstalled(LsmqError):
     """Routes from ZooKeeper need ``lsmq[zookeeper]``."""
 
     code = "zookeeper_not_installed"
-    status = 400
 
 
 class StorageError(LsmqError):
@@ -431,7 +379,6 @@ class ShardStopped(StorageError):
     """A write or fsync failed; the shard takes no more writes until the node is restarted."""
 
     code = "shard_stopped"
-    status = 503
 
 
 class DataDirectoryLocked(StorageError):
@@ -456,7 +403,6 @@ class LogTrimmed(StorageError):
     """A shard's log no longer reaches back to an LSN: what was there is in the tables alone."""
 
     code = "log_trimmed"
-    status = 410
 
 
 class AddressInUse(LsmqError):
@@ -467,21 +413,18 @@ class UnknownStream(LsmqError):
     """No such stream is held by this node."""
 
     code = "unknown_stream"
-    status = 404
 
 
 class StreamReplaced(LsmqError):
     """Another stream came with the same subscriber's name, and has its place."""
 
     code = "stream_replaced"
-    status = 409
 
 
 class SlowConsumer(LsmqError):
     """A stream whose consumer read or acknowledged nothing for too long; what was not acknowledged comes again."""
 
     code = "slow_consumer"
-    status = 408
     retriable = True
 
 
@@ -489,21 +432,18 @@ class OriginNotAllowed(LsmqError):
     """A page of that origin may not use this node from a browser."""
 
     code = "origin_not_allowed"
-    status = 403
 
 
 class HostNotAllowed(LsmqError):
     """The request came by a host name that the node does not know for its own."""
 
     code = "host_not_allowed"
-    status = 403
 
 
 class TooManyConnections(LsmqError):
     """The node, or the caller's address, has as many connections as it may; nothing was read."""
 
     code = "too_many_connections"
-    status = 503
     retriable = True
 
 

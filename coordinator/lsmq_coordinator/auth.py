@@ -38,6 +38,7 @@ from lsmq import runtime
 from lsmq.errors import LsmqError, RequestTooLarge, TimedOut
 
 from .errors import NotAuthenticated, SecretUnusable
+from .http_status import status_of
 
 if TYPE_CHECKING:
     from aiohttp.typedefs import Handler, Middleware
@@ -264,7 +265,7 @@ def auth_middleware(verifier: Verifier, prefix: str = "/internal/") -> Middlewar
         except Exception as error:
             logging.getLogger(__name__).exception("%s %s failed", request.method, request.path)
             internal = LsmqError(f"{request.path} failed: {type(error).__name__}")
-            response = web.json_response({"error": internal.to_dict()}, status=internal.status)
+            response = web.json_response({"error": internal.to_dict()}, status=status_of(internal))
         if isinstance(response, web.Response) and not response.prepared:
             response.headers[ANSWER_HEADER] = verifier.answer_header(verified.mac, response.status, _body(response))
         return response
@@ -283,7 +284,7 @@ async def _whole_body(request: web.Request) -> bytes:
 
 
 def _refusal(refused: LsmqError) -> web.Response:
-    answer = web.json_response({"error": refused.to_dict()}, status=refused.status)
+    answer = web.json_response({"error": refused.to_dict()}, status=status_of(refused))
     answer.force_close()  # Whatever else comes over this connection is not read.
     return answer
 

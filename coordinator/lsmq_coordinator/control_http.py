@@ -14,6 +14,7 @@ from lsmq.errors import ConnectionFailed, LsmqError, from_dict
 
 from .auth import ANSWER_HEADER, START_HEADER, ClusterSecret, Signer
 from .errors import ControlStopped, NoControlLeader, NodeRuns, NotAuthenticated, NotControlLeader
+from .http_status import status_of
 from .names import Names
 
 MAX_ANSWER_BYTES = 64 << 20
@@ -75,7 +76,7 @@ class ControlHttp:
                 if (answer.content_length or 0) > MAX_ANSWER_BYTES:
                     raise Unreachable(f"{url} answered {answer.content_length} bytes", sent=True)
                 received = await answer.read()
-            if answer.status != NotAuthenticated.status:
+            if answer.status != status_of(NotAuthenticated):
                 self._signer.check_answer(signed, answer.status, answer.headers.get(ANSWER_HEADER), received)
                 return _decoded(url, answer.status, received)
             # A node that cannot tell that we are of the cluster cannot sign its answer either.

@@ -29,6 +29,7 @@ from lsmq.errors import InvalidRequest, LsmqError, Unavailable
 from . import death
 from .auth import ClusterSecret
 from .heartbeats import Heartbeat
+from .http_status import status_of
 from .overseer import Overseer
 from .raft_control import RaftControl
 from .state import ClusterState
@@ -59,10 +60,10 @@ def _answering(
         try:
             return _packed(await handle(request))
         except LsmqError as error:
-            return _packed({"error": error.to_dict()}, error.status)
+            return _packed({"error": error.to_dict()}, status_of(error))
         except (KeyError, TypeError, ValueError) as error:
             refused = InvalidRequest(f"{type(error).__name__}: {error}")
-            return _packed({"error": refused.to_dict()}, refused.status)
+            return _packed({"error": refused.to_dict()}, status_of(refused))
 
     return answer
 

@@ -15,14 +15,12 @@ class NotControlLeader(Unavailable):
     """This voter does not lead; nothing was done. ``details`` names the ``leader`` (a node id) where known."""
 
     code = "not_control_leader"
-    status = 421
 
 
 class NodeRuns(LsmqError):
     """A start of a node while another process runs under the same name. ``details`` has its ``node`` and ``url``."""
 
     code = "node_runs"
-    status = 409
     retriable = True
 
 
@@ -30,14 +28,12 @@ class ControlStopped(StorageError):
     """The voter has stopped for good: its disk failed, or its log does not fit that of the others."""
 
     code = "control_stopped"
-    status = 503
 
 
 class NotAuthenticated(LsmqError):
     """A request inside the cluster without the right proof of the cluster secret."""
 
     code = "not_authenticated"
-    status = 401
 
 
 class SecretUnusable(LsmqError):

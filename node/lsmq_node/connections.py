@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import structlog
 
 from lsmq.errors import LsmqError, TooManyConnections
+from lsmq_coordinator.http_status import status_of
 from lsmq_node.broker.budget import client_of
 
 _log = structlog.get_logger("lsmq.http")
@@ -165,7 +166,7 @@ class Doorkeeper:
 def _refuse(connection: Connection, error: LsmqError) -> None:
     body = json.dumps({"error": error.to_dict()}).encode()
     head = (
-        f"HTTP/1.1 {error.status} Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
+        f"HTTP/1.1 {status_of(error)} Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: 1\r\n"
         f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
     )
     with connection, suppress(OSError):

@@ -25,7 +25,6 @@ class InvalidConfig(InvalidRequest):
     """A setting is unknown, of the wrong type or out of its range; ``details`` name ``setting``."""
 
     code = "invalid_config"
-    status = 500
 
 
 def setting(default: Any, description: str, *, range: tuple[int, int] | None = None, hazard: str = "") -> Any:

@@ -19,6 +19,7 @@ from aiohttp import web
 from lsmq.errors import ConnectionFailed, CorruptFile, DiskFull, LogTrimmed, LsmqError, Unavailable
 from lsmq_coordinator.auth import ClusterSecret, Verifier, auth_middleware
 from lsmq_coordinator.errors import NotAuthenticated
+from lsmq_coordinator.http_status import status_of
 from lsmq_node.cluster import transfer_client, transfer_server, transfer_throttle
 from lsmq_node.cluster.transfer import Snapshots
 from lsmq_node.cluster.transfer_throttle import BURST_S, Throttle
@@ -461,7 +462,7 @@ def test_requests_for_anything_else_are_refused(leader: Leader, path: str, statu
             requests = transfer_client.SignedRequests(session, SECRET, source.url)
             with pytest.raises(LsmqError) as raised:
                 await requests.call("GET", path.replace("ID", id))
-            assert raised.value.status == status
+            assert status_of(raised.value) == status
 
     asyncio.run(main())
 

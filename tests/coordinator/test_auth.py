@@ -29,6 +29,7 @@ from lsmq_coordinator.auth import (
 )
 from lsmq_coordinator.control_http import ControlHttp, Unreachable
 from lsmq_coordinator.errors import NotAuthenticated, NotControlLeader, SecretUnusable
+from lsmq_coordinator.http_status import status_of
 
 SECRET = ClusterSecret(b"a secret of sufficient length")
 OTHER = ClusterSecret(b"another one, as long as that")
@@ -182,7 +183,7 @@ def serving(run: Callable[[str], Awaitable[None]], secret: ClusterSecret = SECRE
             raise ZeroDivisionError
         if body == "fail":
             error = NotControlLeader("elsewhere", leader="n2")
-            return web.Response(status=error.status, body=msgpack.packb({"error": error.to_dict()}))
+            return web.Response(status=status_of(error), body=msgpack.packb({"error": error.to_dict()}))
         return web.Response(body=msgpack.packb({"echo": body}))
 
     async def main() -> None:

@@ -19,6 +19,7 @@ from lsmq_coordinator.election import Progress
 from lsmq_coordinator.errors import ControlStopped, NoControlLeader, NodeRuns, NotControlLeader
 from lsmq_coordinator.founding import register_command
 from lsmq_coordinator.heartbeats import HeartbeatAnswer
+from lsmq_coordinator.http_status import status_of
 from lsmq_coordinator.joining import displaced, join
 from lsmq_coordinator.state import ClusterState
 from support.raft_group import until
@@ -95,7 +96,7 @@ def running(test: Callable[[FakeVoter, ControlClient], Awaitable[None]]) -> None
                 try:
                     return web.Response(body=msgpack.packb(await handle(request)))
                 except (NotControlLeader, NoControlLeader, NodeRuns, TimedOut) as error:
-                    return web.Response(status=error.status, body=msgpack.packb({"error": error.to_dict()}))
+                    return web.Response(status=status_of(error), body=msgpack.packb({"error": error.to_dict()}))
 
             return answer
 

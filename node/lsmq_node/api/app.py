@@ -8,6 +8,7 @@ from aiohttp import web
 
 from lsmq import runtime
 from lsmq.errors import LsmqError
+from lsmq_coordinator.http_status import status_of
 from lsmq_node.broker import client_of
 from lsmq_node.config import NodeConfig
 from lsmq_node.metrics import HttpMetrics
@@ -72,7 +73,7 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
             status = response.status
             return response
         except LsmqError as error:
-            status = error.status
+            status = status_of(error)
             raise
         except Exception as error:
             status = 499 if isinstance(error, ConnectionError) else 500

@@ -10,6 +10,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from lsmq.errors import InvalidRequest, LsmqError, MethodNotAllowed, ReadElsewhere, UnknownPath
+from lsmq_coordinator.http_status import status_of
 
 from .codec import answer
 
@@ -19,17 +20,14 @@ RETRY_AFTER_S = "1"
 _REASON_CHARACTERS = 200
 
 
-class _ExpectationFailed(InvalidRequest):
-    status = 417
-
-
-def error_answer(request: web.BaseRequest, error: LsmqError) -> web.Response:
+def error_answer(request: web.BaseRequest, error: LsmqError, status: int | None = None) -> web.Response:
     """``{"error": {...}}`` with the error's status, Retry-After where trying again makes sense, Location elsewhere."""
-    headers = {"Retry-After": RETRY_AFTER_S} if error.retriable and error.status in (503, 507) else {}
+    status = status_of(error) if status is None else status
+    headers = {"Retry-After": RETRY_AFTER_S} if error.retriable and status in (503, 507) else {}
     if isinstance(error, ReadElsewhere):
         headers["Location"] = f"{error.details['url']}{request.path_qs}"
-    response = answer(request, {"error": _as_text(error.to_dict())}, error.status, headers)
-    if error.status == 413:
+    response = answer(request, {"error": _as_text(error.to_dict())}, status, headers)
+    if status == 413:
         response.force_close()  # Rather than read and throw away the rest of what is too large.
     return response
 
@@ -87,8 +85,7 @@ async def failures(request: web.Request, handler: Handler) -> web.StreamResponse
             request, UnknownPath(f"there is nothing at {request.path}; /v1/openapi.json lists what there is")
         )
     except web.HTTPException as error:
-        kind = _ExpectationFailed if error.status == 417 else InvalidRequest
-        return error_answer(request, kind(error.reason))
+        return error_answer(request, InvalidRequest(error.reason), 417 if error.status == 417 else None)
     except ConnectionError:
         raise  # The caller is gone; aiohttp ends the connection.
     except Exception as error:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from lsmq.errors import InvalidRequest, LsmqError
+from lsmq_coordinator.http_status import status_of
 
 from . import schemas
 from .codec import JSON_TYPE, MSGPACK_TYPE
@@ -104,7 +105,7 @@ def _errors(route: Route) -> dict[str, Any]:
         kinds.append(InvalidRequest)
     by_status: dict[int, list[str]] = {}
     for kind in kinds:
-        codes = by_status.setdefault(kind.status, [])
+        codes = by_status.setdefault(status_of(kind), [])
         if kind.code not in codes:
             codes.append(kind.code)
     answers: dict[str, Any] = {

@@ -24,6 +24,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from lsmq.errors import HostNotAllowed, LsmqError, OriginNotAllowed, UnsupportedMediaType
+from lsmq_coordinator.http_status import status_of
 from lsmq_node.config import NodeConfig
 from lsmq_node.metrics import HttpMetrics
 
@@ -59,7 +60,7 @@ def own_pages(config: NodeConfig, metrics: HttpMetrics) -> Middleware:
         try:
             check(request)
         except LsmqError as error:
-            metrics.series(request.match_info.route.name or "unknown").observe(error.status, 0.0)
+            metrics.series(request.match_info.route.name or "unknown").observe(status_of(error), 0.0)
             raise
         return await handler(request)
 

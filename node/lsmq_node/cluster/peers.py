@@ -16,6 +16,7 @@ from aiohttp import web
 from lsmq.errors import ConnectionFailed, InvalidRequest, LsmqError, Unavailable
 from lsmq_coordinator.auth import ClusterSecret
 from lsmq_coordinator.control_http import ControlHttp, Unreachable
+from lsmq_coordinator.http_status import status_of
 from lsmq_node.broker.peers import Answering
 
 MSGPACK = "application/msgpack"
@@ -63,10 +64,10 @@ class ClusterPeers:
                 raise Unavailable(f"this node does not answer {request.path} yet", sent=False)
             return _packed(await handler(asked))
         except LsmqError as error:
-            return _packed({"error": error.to_dict()}, error.status)
+            return _packed({"error": error.to_dict()}, status_of(error))
         except (KeyError, TypeError, ValueError) as error:
             refused = InvalidRequest(f"{type(error).__name__}: {error}")
-            return _packed({"error": refused.to_dict()}, refused.status)
+            return _packed({"error": refused.to_dict()}, status_of(refused))
 
 
 def _unpack(body: bytes) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from lsmq import runtime
 from lsmq.errors import ConnectionFailed, CorruptFile, DiskFull, InvalidRequest, LsmqError, Unavailable, from_dict
 from lsmq_coordinator.auth import ANSWER_HEADER, START_HEADER, ClusterSecret, Signer
 from lsmq_coordinator.errors import NotAuthenticated
+from lsmq_coordinator.http_status import status_of
 from lsmq_node.storage.snapshot import SnapshotFile, SnapshotManifest, decode_snapshot
 from lsmq_node.storage.snapshot_target import SnapshotTarget
 
@@ -70,7 +71,7 @@ class SignedRequests:
                 if (answer.content_length or 0) > MAX_ANSWER_BYTES:
                     raise ConnectionFailed(f"{self.url} answered {answer.content_length} bytes")
                 received = await answer.read()
-            if answer.status != NotAuthenticated.status:
+            if answer.status != status_of(NotAuthenticated):
                 self._signer.check_answer(signed, answer.status, answer.headers.get(ANSWER_HEADER), received)
                 if answer.status >= 400:
                     raise _error(answer.status, received)

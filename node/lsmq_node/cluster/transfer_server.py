@@ -12,6 +12,7 @@ from aiohttp import web
 
 from lsmq import runtime
 from lsmq.errors import ClientClosed, InvalidRequest, LsmqError, StorageError, Unavailable
+from lsmq_coordinator.http_status import status_of
 from lsmq_node.storage import ShardStore
 from lsmq_node.storage.snapshot import encode_snapshot
 from lsmq_node.storage.snapshot_source import SnapshotSource
@@ -40,7 +41,6 @@ class SnapshotGone(Unavailable):
     """The snapshot was let go, or its store was closed: begin again."""
 
     code = "snapshot_gone"
-    status = 410
 
 
 class _Session:
@@ -224,6 +224,6 @@ def _answering(handle: _Handler) -> _Handler:
         except (KeyError, TypeError, ValueError) as error:
             failure = InvalidRequest(f"{type(error).__name__}: {error}")
         body = msgpack.packb({"error": failure.to_dict()})
-        return web.Response(status=failure.status, body=body, content_type=MSGPACK)
+        return web.Response(status=status_of(failure), body=body, content_type=MSGPACK)
 
     return answer
