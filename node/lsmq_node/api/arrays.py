@@ -34,8 +34,7 @@ def queue_offsets(document: dict[str, Any], admission: Admission) -> tuple[NDArr
     offsets = integers(document["offsets"], 8, "offsets")
     if len(queues) != len(offsets):
         raise InvalidRequest(
-            f"queues has {len(queues)} items and offsets {len(offsets)}; each queue needs its offset",
-            field="offsets",
+            f"queues has {len(queues)} items and offsets {len(offsets)}; each queue needs its offset", field="offsets"
         )
     admission.queue_count(len(queues))
     if len(queues) > 1 and not bool((queues[1:] > queues[:-1]).all()):
@@ -69,8 +68,7 @@ def parse_ranges(text: str, topic: Topic, admission: Admission) -> NDArray[np.in
         count += high - low + 1
         if high >= topic.queues:
             raise InvalidRequest(
-                f"queues has {piece}; the queues of topic {topic.name!r} are 0 to {topic.queues - 1}",
-                field="queues",
+                f"queues has {piece}; the queues of topic {topic.name!r} are 0 to {topic.queues - 1}", field="queues"
             )
         admission.queue_count(count)
         pieces.append(np.arange(low, high + 1, dtype=np.int64))

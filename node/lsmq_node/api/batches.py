@@ -45,14 +45,7 @@ from .routing import FROM, Call, Content, Parameter, Routes
 from .sending import send_parts
 
 #: What a batch of an idempotent producer may be refused with.
-PRODUCER_ERRORS = (
-    OutOfOrderSequence,
-    StaleSequence,
-    SequenceReused,
-    ProducerFenced,
-    UnknownProducer,
-    TooManyProducers,
-)
+PRODUCER_ERRORS = (OutOfOrderSequence, StaleSequence, SequenceReused, ProducerFenced, UnknownProducer, TooManyProducers)
 
 ROUTES = Routes("batches")
 _ACK = Parameter("ack", schemas.ACK, "As in sending messages.")

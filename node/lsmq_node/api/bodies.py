@@ -57,9 +57,7 @@ async def _arrived(request: web.Request, hold: Hold, limit: int, timeout_ms: int
                 pieces.append(piece)
     except TimeoutError:
         raise RequestTimeout(
-            f"the request's body did not arrive within {timeout_ms} ms (body_timeout_ms)",
-            limit=timeout_ms,
-            sent=False,
+            f"the request's body did not arrive within {timeout_ms} ms (body_timeout_ms)", limit=timeout_ms, sent=False
         ) from None
     except web.RequestPayloadError as error:
         raise InvalidRequest(f"the request's body cannot be read: {error}") from error

@@ -5,14 +5,7 @@ from __future__ import annotations
 import numpy as np
 from aiohttp import web
 
-from lsmq.errors import (
-    DiskFull,
-    NotEnoughReplicas,
-    NotLeader,
-    OffsetOutOfRange,
-    UnknownQueue,
-    UnknownTopic,
-)
+from lsmq.errors import DiskFull, NotEnoughReplicas, NotLeader, OffsetOutOfRange, UnknownQueue, UnknownTopic
 from lsmq_node.broker import DeleteRequest
 
 from . import schemas

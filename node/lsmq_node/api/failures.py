@@ -53,11 +53,7 @@ class HttpConnection(web.RequestHandler):
     __slots__ = ()
 
     def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
         super().handle_error(request, status, exc, message)  # It logs, and raises where an answer has begun.
         reason = " ".join((message or "").split())[:_REASON_CHARACTERS]

@@ -25,11 +25,7 @@ RANGES: Schema = list_of(RANGE, maxItems=MAX_RANGES)
 EPOCH: Schema = integer(0, 2**53, "Generation of the group.")
 
 COORDINATOR: Schema = object_of(
-    {
-        "shard": COUNT,
-        "leader": text("URL of the node to ask; null while there is none.", null=True),
-        "epoch": COUNT,
-    }
+    {"shard": COUNT, "leader": text("URL of the node to ask; null while there is none.", null=True), "epoch": COUNT}
 )
 
 HEARTBEAT: Schema = object_of(

@@ -81,13 +81,7 @@ async def commit_offsets(call: Call) -> web.StreamResponse:
     reset, streams = document["reset"], call.node.push
     streams.committing(group, topic, reset=reset)
     await call.node.groups.commit(
-        group,
-        topic,
-        queues,
-        offsets,
-        reset=reset,
-        member=member,
-        epoch=document.get("epoch", 0),
+        group, topic, queues, offsets, reset=reset, member=member, epoch=document.get("epoch", 0)
     )
     if reset:
         streams.committing(group, topic, reset=True)  # Again: those that have begun meanwhile, at the old offsets.

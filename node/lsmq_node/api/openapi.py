@@ -56,10 +56,7 @@ def _operation(route: Route) -> dict[str, Any]:
         "operationId": route.operation,
         "tags": [route.tag],
         "summary": route.summary,
-        "responses": {
-            **{str(content.status): _response(content) for content in route.answers},
-            **_errors(route),
-        },
+        "responses": {**{str(content.status): _response(content) for content in route.answers}, **_errors(route)},
     }
     if route.description:
         operation["description"] = route.description

@@ -10,11 +10,7 @@ from .schema import integer, text
 from .schemas import MAX_LISTED
 
 PAGE = (
-    Parameter(
-        "limit",
-        integer(1, MAX_LISTED, default=MAX_LISTED),
-        "At most so many.",
-    ),
+    Parameter("limit", integer(1, MAX_LISTED, default=MAX_LISTED), "At most so many."),
     Parameter("after", text(default=""), "Those after this name: `next` of the page before."),
 )
 

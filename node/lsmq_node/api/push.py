@@ -9,14 +9,7 @@ from typing import Any
 import structlog
 from aiohttp import web
 
-from lsmq.errors import (
-    GroupModeMismatch,
-    InvalidRequest,
-    LsmqError,
-    OriginNotAllowed,
-    UnknownStream,
-    UnknownTopic,
-)
+from lsmq.errors import GroupModeMismatch, InvalidRequest, LsmqError, OriginNotAllowed, UnknownStream, UnknownTopic
 from lsmq_node.groups import Mode
 from lsmq_node.push import Acknowledge, Held, Start, StreamOptions
 from lsmq_node.push.options import MAX_CREDIT, MAX_CREDIT_BYTES

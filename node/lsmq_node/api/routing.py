@@ -272,11 +272,7 @@ class Call:
 
 _PATH = {
     "topic": Parameter("topic", text(), "Name of the topic."),
-    "queue": Parameter(
-        "queue",
-        integer(0, 2**32 - 1),
-        "Number of the queue, from 0.",
-    ),
+    "queue": Parameter("queue", integer(0, 2**32 - 1), "Number of the queue, from 0."),
     "group": Parameter(
         "group",
         text(

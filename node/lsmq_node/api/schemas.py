@@ -104,11 +104,7 @@ _KEY = {
 _TAG = text("A label, kept with the message and given with it.", null=True)
 #: Of one message.
 MAX_PROPERTIES = 1_000
-_PROPERTIES = {
-    "type": ["object", "null"],
-    "additionalProperties": text(),
-    "maxProperties": MAX_PROPERTIES,
-}
+_PROPERTIES = {"type": ["object", "null"], "additionalProperties": text(), "maxProperties": MAX_PROPERTIES}
 HEADER: Schema = object_of(
     {
         "name": TEXT,
@@ -142,15 +138,11 @@ MESSAGE: Schema = object_of(
     required=("queue", "offset", "id", "key", "tag", "priority", "properties", "stored_ms"),
 )
 MESSAGES: Schema = object_of(
-    {
-        "messages": list_of(MESSAGE),
-        "next_offset": {**OFFSET, "description": "The offset to ask for next."},
-    }
+    {"messages": list_of(MESSAGE), "next_offset": {**OFFSET, "description": "The offset to ask for next."}}
 )
 
 BOUNDS: Schema = object_of(
-    {"queue": QUEUE, "earliest": OFFSET, "latest": OFFSET, "offset": OFFSET},
-    required=("queue", "earliest", "latest"),
+    {"queue": QUEUE, "earliest": OFFSET, "latest": OFFSET, "offset": OFFSET}, required=("queue", "earliest", "latest")
 )
 OFFSETS: Schema = object_of(
     {"queues": list_of(QUEUE), "earliest": list_of(OFFSET), "latest": list_of(OFFSET), "at_time": list_of(OFFSET)},
@@ -205,13 +197,7 @@ CLUSTER: Schema = object_of(
                     "problem": text("Why nobody leads it, and what helps.", null=True),
                     "revived": list_of(
                         object_of(
-                            {
-                                "epoch": COUNT,
-                                "node": TEXT,
-                                "incarnation": COUNT,
-                                "known_lsn": COUNT,
-                                "at_ms": COUNT,
-                            }
+                            {"epoch": COUNT, "node": TEXT, "incarnation": COUNT, "known_lsn": COUNT, "at_ms": COUNT}
                         ),
                         description="When an operator chose a leader although acknowledged messages may be lost, and "
                         "up to where the log was known to have been in sync; the latest last.",

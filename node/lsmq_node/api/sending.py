@@ -56,11 +56,7 @@ async def send_held(
 
 
 async def _send(
-    request: web.Request,
-    response: web.StreamResponse,
-    parts: Sequence[bytes | FileRange],
-    size: int,
-    broker: Broker,
+    request: web.Request, response: web.StreamResponse, parts: Sequence[bytes | FileRange], size: int, broker: Broker
 ) -> None:
     response.content_length = size
     timeout_ms = broker.config.answer_timeout_ms

@@ -103,10 +103,7 @@ GROUP: Schema = object_of(
     }
 )
 GROUPS: Schema = object_of(
-    {
-        "groups": list_of(object_of({"group": TEXT, "shard": COUNT, "members": COUNT, "unfinished": COUNT})),
-        "next": NEXT,
-    }
+    {"groups": list_of(object_of({"group": TEXT, "shard": COUNT, "members": COUNT, "unfinished": COUNT})), "next": NEXT}
 )
 SEQUENCE: Schema = object_of(
     {
@@ -119,11 +116,7 @@ TAKE: Schema = object_of({"member": MEMBER_ID})
 
 
 _MESSAGES: Schema = list_of(
-    {
-        **MESSAGE_TO_SEND,
-        "properties": {"topic": TEXT, **MESSAGE_TO_SEND["properties"]},
-        "required": ["topic"],
-    },
+    {**MESSAGE_TO_SEND, "properties": {"topic": TEXT, **MESSAGE_TO_SEND["properties"]}, "required": ["topic"]},
     minItems=1,
     maxItems=Limit("max_messages_per_request"),
 )

@@ -117,13 +117,7 @@ async def producer_heartbeat(call: Call) -> web.StreamResponse:
     "/v1/producer-groups/{group}/transactions",
     _STORED,
     request=Content("Who begins it, and messages of any topics.", schemas.BEGIN),
-    errors=(
-        UnknownProducerMember,
-        UnknownTransaction,
-        TooManyTransactions,
-        SequenceTakenOver,
-        *_MESSAGE_ERRORS,
-    ),
+    errors=(UnknownProducerMember, UnknownTransaction, TooManyTransactions, SequenceTakenOver, *_MESSAGE_ERRORS),
 )
 async def begin_transaction(call: Call) -> web.StreamResponse:
     """Begin a transaction with its first messages.
@@ -148,8 +142,7 @@ async def begin_transaction(call: Call) -> web.StreamResponse:
         document["max_checks"],
     )
     return answer(
-        call.request,
-        describe(await shard.begin(transaction, number, part, document["sequence_epoch"], _client(call))),
+        call.request, describe(await shard.begin(transaction, number, part, document["sequence_epoch"], _client(call)))
     )
 
 

@@ -40,9 +40,7 @@ SETTINGS_FIELDS: dict[str, Schema] = {
 }
 _MAX_SHARDS = 1_024
 SHARDS: Schema = list_of(
-    integer(0, _MAX_SHARDS - 1),
-    maxItems=_MAX_SHARDS,
-    description="Shards meant; those led here, when left out.",
+    integer(0, _MAX_SHARDS - 1), maxItems=_MAX_SHARDS, description="Shards meant; those led here, when left out."
 )
 
 

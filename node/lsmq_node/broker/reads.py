@@ -35,13 +35,7 @@ class _Piece:
     __slots__ = ("followers", "leads", "port", "queues", "starts")
 
     def __init__(
-        self,
-        port: ShardPort,
-        queues: NDArray[Any],
-        starts: NDArray[np.int64],
-        *,
-        leads: bool,
-        followers: Sequence[str],
+        self, port: ShardPort, queues: NDArray[Any], starts: NDArray[np.int64], *, leads: bool, followers: Sequence[str]
     ) -> None:
         self.port = port
         self.queues = queues
@@ -350,11 +344,7 @@ class Reads:
         return found
 
     async def _read_held(
-        self,
-        request: ReadRequest | FetchRequest,
-        pieces: Sequence[_Piece],
-        read: Callable[[], Fetched],
-        hold: Hold,
+        self, request: ReadRequest | FetchRequest, pieces: Sequence[_Piece], read: Callable[[], Fetched], hold: Hold
     ) -> Fetched:
         """Read with memory reserved: what was asked for while reading, what was found afterwards."""
         async with self._slots:  # So that no more reserve the most they may than can read.
