@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 from urllib.parse import quote
 
-from lsmq._retry import Deadline
+from lsmq._retries import Deadline
 from lsmq.client import Client
 from lsmq.topics import Topic
 

@@ -1,7 +1,7 @@
 """The background tasks of one object: begun, watched and ended in one place, so that none dies unseen.
 
 A task that raises, that somebody else cancels, or that returns although it was to last, is told of: to ``failed``, or
-to whoever waits in :meth:`Background.until`. Only one that its owner ends is over without a word.
+to whoever waits in :meth:`BackgroundTasks.until`. Only one that its owner ends is over without a word.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from lsmq.errors import LsmqError
 
 
-class Background:
+class BackgroundTasks:
     """Belongs to one event loop. ``failed`` is called in it, once for each task that broke."""
 
     __slots__ = ("_failed", "_failure", "_news", "_owned")

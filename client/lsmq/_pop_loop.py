@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from lsmq._outages import Attempts
-from lsmq._retry import Backoff, Deadline, give_up
+from lsmq._retries import Backoff, Deadline, give_up
 from lsmq._router import POLL_SILENCE_S
 from lsmq.errors import LsmqError, Unavailable
 from lsmq.topics import Topic
@@ -22,7 +22,7 @@ _log = logging.getLogger("lsmq")
 Found = Callable[[Topic, Mapping[str, Any], float], None]
 
 
-class Puller:
+class PopLoop:
     """Pops as long as something is wanted, and gives what comes to ``found``."""
 
     def __init__(
