@@ -29,9 +29,9 @@ from lsmq._follower_reads import (
     ReadFrom,
 )
 from lsmq._outages import Attempts
+from lsmq._paths import topic_path
 from lsmq._queue_positions import QueuePositions
 from lsmq._retries import Backoff, Deadline
-from lsmq._route_refresher import topic_path
 from lsmq._router import POLL_SILENCE_S, SILENCE_S
 from lsmq._transport import BATCHES, MSGPACK
 from lsmq.client import Client

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from lsmq import runtime
 from lsmq._queue_ranges import subtract, to_ranges
+from lsmq.background_tasks import unless
 from lsmq.errors import LsmqError
 
 ReadFrom = Literal["auto", "leader", "follower"]
@@ -144,12 +145,4 @@ class FollowerReads:
         if not self._away:
             return await work
         self._back.clear()
-        task = asyncio.ensure_future(work)
-        back = asyncio.ensure_future(self._back.wait())
-        try:
-            await asyncio.wait((task, back), return_when=asyncio.FIRST_COMPLETED)
-            return task.result() if task.done() else None
-        finally:
-            back.cancel()
-            task.cancel()
-            await asyncio.gather(task, back, return_exceptions=True)
+        return await unless(self._back, work)

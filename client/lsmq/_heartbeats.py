@@ -23,7 +23,7 @@ from lsmq._member_state import Change, MemberState
 from lsmq._rate_limited import RateLimitedWarnings
 from lsmq._retries import Backoff
 from lsmq._work_in_progress import WorkInProgress
-from lsmq.background_tasks import BackgroundTasks, as_lsmq_error
+from lsmq.background_tasks import BackgroundTasks, as_lsmq_error, unless
 from lsmq.client import Client
 from lsmq.errors import (
     ClientClosed,
@@ -201,15 +201,9 @@ class Heart:
         self._nudged.clear()
         self._is_known = True
         member = self._member
-        work = asyncio.create_task(self._group.heartbeat(member.beat(), wait_ms=member.heartbeat_ms))
-        nudge = asyncio.create_task(self._nudged.wait())
-        try:
-            await asyncio.wait((work, nudge), return_when=asyncio.FIRST_COMPLETED)
-            return member.hear(work.result()) if work.done() else None
-        finally:
-            nudge.cancel()
-            work.cancel()
-            await asyncio.gather(work, nudge, return_exceptions=True)
+        beat = self._group.heartbeat(member.beat(), wait_ms=member.heartbeat_ms)
+        answer = await unless(self._nudged, beat)
+        return None if answer is None else member.hear(answer)
 
     async def _rest(self) -> None:
         """The node does not hold heartbeats now."""

@@ -7,9 +7,9 @@ import logging
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from typing import Any
-from urllib.parse import quote
 
 from lsmq import runtime
+from lsmq._paths import topic_path
 from lsmq._retries import Deadline
 from lsmq._route_documents import RouteDocuments
 from lsmq._route_table import RouteSource, RouteTable
@@ -22,10 +22,6 @@ _ROUTE_TIMEOUT_S = 1.0
 _NODES_PER_LOOK = 4
 _RESTART_S = 1.0
 _log = logging.getLogger("lsmq")
-
-
-def topic_path(name: str) -> str:
-    return f"/v1/topics/{quote(name, safe='')}"
 
 
 class RouteRefresher:

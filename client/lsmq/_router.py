@@ -23,8 +23,9 @@ from typing import Any, TypeVar
 from lsmq import runtime
 from lsmq._leader_watch import LeaderWatch
 from lsmq._outages import Attempts, Outages
+from lsmq._paths import topic_path
 from lsmq._retries import Backoff, Deadline, give_up, maybe_carried_out
-from lsmq._route_refresher import RouteRefresher, topic_path
+from lsmq._route_refresher import RouteRefresher
 from lsmq._route_table import RouteSource
 from lsmq._transport import Response, Transport
 from lsmq.errors import (

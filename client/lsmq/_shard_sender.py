@@ -25,9 +25,9 @@ from urllib.parse import urlencode
 
 from lsmq import runtime
 from lsmq._outages import Attempts
+from lsmq._paths import topic_path
 from lsmq._receipts import PendingBatch
 from lsmq._retries import Backoff, Deadline, maybe_carried_out
-from lsmq._route_refresher import topic_path
 from lsmq._router import Router
 from lsmq._transport import BATCH
 from lsmq.background_tasks import as_lsmq_error

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from lsmq.errors import LsmqError
+
+T = TypeVar("T")
 
 
 class BackgroundTasks:
@@ -87,6 +89,18 @@ class BackgroundTasks:
             self._news.set()
         if self._failed is not None:
             self._failed(error)
+
+
+async def unless(news: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of ``work``; None when there was ``news`` first: then ``work`` is off."""
+    doing, told = asyncio.ensure_future(work), asyncio.ensure_future(news.wait())
+    try:
+        await asyncio.wait((doing, told), return_when=asyncio.FIRST_COMPLETED)
+        return doing.result() if doing.done() else None
+    finally:
+        doing.cancel()
+        told.cancel()
+        await asyncio.gather(doing, told, return_exceptions=True)
 
 
 def as_lsmq_error(error: Exception, what: str) -> LsmqError:

@@ -9,13 +9,13 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 from lsmq._lifecycle import AsyncCloseable
 from lsmq._outages import OnOutage, Outages
+from lsmq._paths import group_path, quoted, topic_path
 from lsmq._retries import Deadline
 from lsmq._route_documents import DiskCopy, default_cache_directory
-from lsmq._route_refresher import topic_path
 from lsmq._route_table import RouteSource
 from lsmq._router import Router
 from lsmq._transport import Response, Transport
@@ -298,7 +298,7 @@ class Client(AsyncCloseable):
             missing = f"no topic has the id {topic_id}" if topic is None else f"{topic.name!r} has no queue {queue}"
             raise UnknownMessage(f"no message has the id {id}: {missing}", id=id)
         self._router.table.learn_topic(topic)
-        path = f"/v1/messages/{quote(id, safe='')}"
+        path = f"/v1/messages/{quoted(id)}"
         try:
             answer = await self._router.ask_leader(
                 topic, topic.route(queue).shard, "GET", path, deadline=self._deadline()
@@ -334,7 +334,7 @@ class Client(AsyncCloseable):
         return await self._with_topic(topic, lambda known: self._committed_offsets(group, known))
 
     async def _committed_offsets(self, group: str, topic: Topic) -> dict[int, int]:
-        path = f"/v1/groups/{quote(group, safe='')}/offsets"
+        path = f"{group_path(group)}/offsets"
         deadline = self._deadline()
 
         async def ask(route: Route, owned: Sequence[int]) -> dict[int, int]:
@@ -371,7 +371,7 @@ class Client(AsyncCloseable):
         **member: str | int,
     ) -> None:
         """:meth:`commit_offsets` of just this topic; ``member`` and ``epoch`` are of a member that commits."""
-        path = f"/v1/groups/{quote(group, safe='')}/offsets"
+        path = f"{group_path(group)}/offsets"
         more = {"topic": topic.name, "reset": reset, **member}
         await self._send_places(
             topic, path, sorted(offsets.items()), MAX_OFFSETS_QUEUES, more, deadline or self._deadline()

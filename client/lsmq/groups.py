@@ -11,9 +11,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, Literal, TypeVar
-from urllib.parse import quote
 
 from lsmq import runtime
+from lsmq._paths import group_path
 from lsmq._queue_ranges import intersect
 from lsmq._retries import Backoff, Deadline
 from lsmq._router import POLL_SILENCE_S, SILENCE_S
@@ -79,7 +79,7 @@ class Group:
     def __init__(self, client: Client, name: str) -> None:
         self.client = client
         self.name = name
-        self._path = f"/v1/groups/{quote(name, safe='')}"
+        self._path = group_path(name)
         self._router = client._router
         self._shard: int | None = None
         self._looks: set[asyncio.Task[None]] = set()

@@ -70,7 +70,18 @@ class Extras(NamedTuple):
 _NO_EXTRAS = Extras()
 
 
-def _parts(
+Parts = tuple[Body, Key | None, str | None, int | None, Extras | None]
+
+
+def _parts(body: Body, options: MessageOptions) -> Parts:
+    """A message as it is added to a batch. Raises ``InvalidRequest`` for extras that no record can hold."""
+    key, tag, queue = options.get("key"), options.get("tag"), options.get("queue")
+    if len(options) > (key is not None) + (tag is not None) + (queue is not None):
+        return _with_extras(body, **options)
+    return body, key, tag, queue, None
+
+
+def _with_extras(
     body: Body,
     *,
     key: Key | None = None,
@@ -80,8 +91,7 @@ def _parts(
     headers: Iterable[tuple[str, bytes]] = (),
     priority: int = 0,
     delete: bool = False,
-) -> tuple[Body, Key | None, str | None, int | None, Extras | None]:
-    """A message as it is added to a batch. Raises ``InvalidRequest`` for extras that no record can hold."""
+) -> Parts:
     if not (properties or headers or delete) and type(priority) is int and priority == 0:
         return body, key, tag, queue, None
     check_extras(properties, priority)
@@ -305,7 +315,7 @@ class Producer:
         """
         if self._topic is None:
             await self.start()
-        message = _parts(body, **options)
+        message = _parts(body, options)
         if not self._space_turn.locked():
             try:
                 receipt = self._receipt(self._add(*message))
@@ -329,7 +339,7 @@ class Producer:
 
     def send_nowait(self, body: Body, **options: Unpack[MessageOptions]) -> Receipt:
         """Like :meth:`send`, but raises ``BufferFull`` where that would wait. Must be started."""
-        return self._receipt(self._add(*_parts(body, **options)))
+        return self._receipt(self._add(*_parts(body, options)))
 
     def _receipt(self, batch: PendingBatch) -> Receipt:
         """Of the last message of ``batch``."""

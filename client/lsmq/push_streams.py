@@ -12,12 +12,12 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
-from urllib.parse import quote
 
 import aiohttp
 import msgpack
 
 from lsmq._outages import Attempts
+from lsmq._paths import group_path
 from lsmq._queue_ranges import NONE, count, intersect, subtract, union
 from lsmq._rate_limited import RateLimitedWarnings
 from lsmq._retries import Backoff, Deadline, give_up
@@ -196,7 +196,7 @@ class PushStreams:
         self.reconnects = 0
         self._client = client
         self._router = client._router
-        self._path = f"/v1/groups/{quote(group, safe='')}/push"
+        self._path = f"{group_path(group)}/push"
         self._params = {**params, "topic": topic.name, "scope": "node"}
         self._audience = audience
         self._deadline_ms = deadline_ms

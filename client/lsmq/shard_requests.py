@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from lsmq._paths import topic_path
 from lsmq._retries import Deadline
-from lsmq._route_refresher import topic_path
 from lsmq._transport import BATCH, BATCHES
 from lsmq.client import Client
 from lsmq.topics import Offsets, Topic

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote
 
 from lsmq._lifecycle import Iterated
+from lsmq._paths import group_path
 from lsmq._pop_loop import PopLoop, Waiting
 from lsmq._rate_limited import RateLimitedWarnings
 from lsmq._retries import NEVER_MS
@@ -294,7 +294,7 @@ class WorkQueue(Iterated[Task]):
             "delete_on_ack": delete_on_ack,
         }
         settings = {name: value for name, value in given.items() if value is not None}
-        path, deadline = f"/v1/groups/{quote(self.group, safe='')}/work-queue", self._client._deadline()
+        path, deadline = f"{group_path(self.group)}/work-queue", self._client._deadline()
 
         async def put(topic: Topic) -> None:
             await _together(

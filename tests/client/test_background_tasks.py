@@ -35,10 +35,8 @@ from support.waiting import comes_true
 
 #: Where tasks are made by those who wait for them in the same function. All others are begun by a BackgroundTasks.
 AWAITED = {
-    "background_tasks.py": {"begin", "until"},
-    "_follower_reads.py": {"unless_one_returns"},
+    "background_tasks.py": {"begin", "unless", "until"},
     "_handler_lanes.py": {"_over"},
-    "_heartbeats.py": {"_beat"},
     "_pop_loop.py": {"run"},
     "_router.py": {"ask_any"},
     "client.py": {"_together"},
