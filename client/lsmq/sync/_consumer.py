@@ -113,20 +113,12 @@ class Consumer(BlockingIterable[Message]):
 
     def positions_of(self, topic: str) -> Mapping[int, int]:
         """:attr:`positions` of one of several topics."""
-
-        async def now() -> dict[int, int]:
-            return {**self._async.positions_of(topic), **self._ahead_offsets().get(topic, {})}
-
-        return self._thread.call(now())
+        return self._thread.do(lambda: {**self._async.positions_of(topic), **self._ahead_offsets().get(topic, {})})
 
     @property
     def assignment(self) -> ByTopic:
         """See :attr:`lsmq.Consumer.assignment`."""
-
-        async def now() -> ByTopic:
-            return self._async.assignment
-
-        return self._thread.call(now())
+        return self._thread.do(lambda: self._async.assignment)
 
     @property
     def member_id(self) -> str | None:
@@ -144,11 +136,11 @@ class Consumer(BlockingIterable[Message]):
     def seek(self, queue: int, offset: int, *, topic: str | None = None) -> None:
         """See :meth:`lsmq.Consumer.seek`."""
 
-        async def seek() -> None:
+        def seek() -> None:
             self._async.seek(queue, offset, topic=topic)
             self._forget(self._async._only_topic(topic), (range(queue, queue + 1),))
 
-        self._thread.call(seek())
+        self._thread.do(seek)
 
     def seek_to_time(
         self, moment: datetime | int, queues: Iterable[int] | None = None, *, topic: str | None = None
@@ -166,22 +158,18 @@ class Consumer(BlockingIterable[Message]):
     def pause(self, queues: Iterable[int] | None = None, *, topic: str | None = None) -> None:
         """See :meth:`lsmq.Consumer.pause`."""
 
-        async def pause() -> None:
+        def pause() -> None:
             chosen = self._async._chosen(queues, topic)
             self._async._pause(chosen)
             for name, ranges in chosen.items():
                 self._drop(name, ranges)
 
-        self._thread.call(pause())
+        self._thread.do(pause)
 
     @property
     def paused(self) -> ByTopic:
         """See :attr:`lsmq.Consumer.paused`."""
-
-        async def now() -> ByTopic:
-            return self._async.paused
-
-        return self._thread.call(now())
+        return self._thread.do(lambda: self._async.paused)
 
     # What was read ahead. In the event loop's thread, but for taking.
 
@@ -208,11 +196,11 @@ class Consumer(BlockingIterable[Message]):
     def _give_back(self) -> None:
         """Let what was read ahead be fetched again."""
 
-        async def give_back() -> None:
+        def give_back() -> None:
             for topic, loop in self._async._reader.loops.items():
                 self._drop(topic, loop.positions.ranges)
 
-        self._thread.call(give_back())
+        self._thread.do(give_back)
 
     def _ahead_offsets(self) -> dict[str, dict[int, int]]:
         """By topic, the first offset of each queue that was read ahead and not handed out."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Coroutine
-from functools import update_wrapper
+from functools import partial, update_wrapper
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from lsmq import client as asynchronous
@@ -34,11 +34,12 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> C
 def blocking_call(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
     """The same of a method that waits for nothing, and yet is to be called in the event loop."""
 
-    async def crossing(self: Any, /, *values: P.args, **options: P.kwargs) -> T:
-        return method(self, *values, **options)
+    def call(self: Any, /, *values: P.args, **options: P.kwargs) -> T:
+        result: T = self._thread.do(partial(method, self._async, *values, **options))
+        return result
 
-    update_wrapper(crossing, method)
-    return blocking(crossing)
+    update_wrapper(call, method)
+    return call
 
 
 def with_options_of(

@@ -49,11 +49,7 @@ class Receipt:
 
     def add_done_callback(self, callback: Callable[[Receipt], None]) -> None:
         """Call ``callback(receipt)``, in the client's thread and so not for long, once it is stored or given up."""
-
-        async def add() -> None:
-            self._async.add_done_callback(lambda _: callback(self))
-
-        self._thread.call(add())
+        self._thread.do(lambda: self._async.add_done_callback(lambda _: callback(self)))
 
 
 class Receipts:
@@ -140,10 +136,7 @@ class Producer:
     def send_nowait(self, body: Body, **options: Unpack[MessageOptions]) -> Receipt:
         """Like :meth:`send`, but raises ``BufferFull`` where that would wait."""
 
-        async def send() -> _receipts.Receipt:
-            return self._async.send_nowait(body, **options)
-
-        return Receipt(self._thread, self._thread.call(send()))
+        return Receipt(self._thread, self._thread.do(lambda: self._async.send_nowait(body, **options)))
 
     send_and_wait = blocking(asynchronous.Producer.send_and_wait)
     flush = blocking(asynchronous.Producer.flush)

@@ -49,11 +49,7 @@ class PushConsumer(BlockingIterable[Message]):
     @property
     def assignment(self) -> Ranges:
         """See :attr:`lsmq.PushConsumer.assignment`."""
-
-        async def now() -> Ranges:
-            return self._async.assignment
-
-        return self._thread.call(now())
+        return self._thread.do(lambda: self._async.assignment)
 
     def _next(self) -> Message:
         return self.poll(1)[0]

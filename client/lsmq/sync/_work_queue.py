@@ -50,11 +50,7 @@ class Task:
     @property
     def remaining_ms(self) -> float:
         """See :attr:`lsmq.Task.remaining_ms`."""
-
-        async def now() -> float:
-            return self._async.remaining_ms
-
-        return self._thread.call(now())
+        return self._thread.do(lambda: self._async.remaining_ms)
 
     def text(self) -> str:
         """The body decoded as UTF-8."""
@@ -75,11 +71,7 @@ class WorkQueue(BlockingIterable[Task]):
         self.topic = topic
         self.group = group
         self._thread = client._thread
-
-        async def make() -> asynchronous.WorkQueue:
-            return asynchronous.WorkQueue(client._async, topic, group, **options)
-
-        self._async = self._thread.call(make())
+        self._async = self._thread.do(lambda: asynchronous.WorkQueue(client._async, topic, group, **options))
 
     close = blocking(asynchronous.WorkQueue.close)
     describe = blocking(asynchronous.WorkQueue.describe)
