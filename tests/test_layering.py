@@ -23,6 +23,7 @@ NODE_ONLY = ("kazoo", "numpy", "prometheus_client", "pysyncobj", "sortedcontaine
 # For each package, what of ours it may import besides itself. Lower rooms know nothing of upper ones.
 ALLOWED = {
     "lsmq": (),
+    "lsmq_command": ("lsmq.cli",),
     "lsmq_node.storage": ("lsmq.errors", "lsmq.record_batch", "lsmq.runtime", "lsmq_node.descriptors"),
     "lsmq_node": ("lsmq", "lsmq_coordinator"),
     "lsmq_lab.history": (),
@@ -98,6 +99,29 @@ def _is_allowed(imported: str, package: str) -> bool:
         return True
     # `from lsmq import errors` names both the package and the module.
     return any(allowed.startswith(f"{imported}.") for allowed in ALLOWED[package])
+
+
+def test_nobody_but_the_client_uses_its_private_modules() -> None:
+    wrong = [
+        f"{name} imports {imported}"
+        for name, path in modules()
+        if not within(name, ("lsmq",))
+        for imported in sorted(imports(name, path))
+        if within(imported, ("lsmq",)) and any(part[0] == "_" != part[1] for part in imported.split("."))
+    ]
+    assert wrong == []
+
+
+def test_nobody_but_the_client_reaches_into_a_client() -> None:
+    wrong = [
+        f"{name}:{node.lineno} uses {ast.unparse(node)}"
+        for name, path in modules()
+        if not within(name, ("lsmq",))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
+        if ast.unparse(node.value).endswith("client")
+    ]
+    assert wrong == []
 
 
 def test_threads_clocks_and_randomness_come_from_the_runtime() -> None:

@@ -11,12 +11,21 @@ from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
 
-from lsmq._background import Background
-from lsmq._fetch import Chunk, Fetcher, FetchOptions, OutOfRange, Prefetch, Restart, out_of_range, split_slots
+from lsmq._fetcher import (
+    FetchedBatches,
+    Fetcher,
+    FetchOptions,
+    OutOfRange,
+    Prefetch,
+    Restart,
+    out_of_range,
+    split_slots,
+)
 from lsmq._outages import Attempts
-from lsmq._positions import Pauser, QueuePositions
-from lsmq._ranges import NONE, contains, intersect, subtract, to_ranges
-from lsmq._retry import Backoff, Deadline
+from lsmq._queue_positions import Pauser, QueuePositions
+from lsmq._queue_ranges import NONE, contains, intersect, subtract, to_ranges
+from lsmq._retries import Backoff, Deadline
+from lsmq.background_tasks import BackgroundTasks
 from lsmq.client import Client
 from lsmq.errors import OffsetOutOfRange
 from lsmq.group_values import Ranges
@@ -109,7 +118,7 @@ class FetchLoop:
                     dropped.update(gone)
         return dropped
 
-    def fetch_again(self, chunk: Chunk) -> None:
+    def fetch_again(self, chunk: FetchedBatches) -> None:
         """A chunk is dropped: what was not handed out of it is fetched again."""
         positions = self.positions
         for queue in chunk.spans:
@@ -171,7 +180,7 @@ class FetchLoop:
                 self._restart.set()
 
         router.table.listen(notice)
-        fetchers = Background()
+        fetchers = BackgroundTasks()
 
         async def together(work: Coroutine[Any, Any, None]) -> None:
             """With the end of one it is over for all: also where a library told a cancelled request as a failed one."""

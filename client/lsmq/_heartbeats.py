@@ -19,11 +19,11 @@ from contextlib import suppress
 from typing import Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
-from lsmq._background import Background, as_lsmq_error
-from lsmq._hands import Hands
-from lsmq._loop_thread import LoopThread
-from lsmq._member import Change, Member
-from lsmq._retry import Backoff
+from lsmq._member_state import Change, MemberState
+from lsmq._rate_limited import RateLimitedWarnings
+from lsmq._retries import Backoff
+from lsmq._work_in_progress import WorkInProgress
+from lsmq.background_tasks import BackgroundTasks, as_lsmq_error, unless
 from lsmq.client import Client
 from lsmq.errors import (
     ClientClosed,
@@ -36,6 +36,7 @@ from lsmq.errors import (
     UnknownTopic,
 )
 from lsmq.groups import Group
+from lsmq.loop_thread import LoopThread
 
 T = TypeVar("T")
 
@@ -88,21 +89,27 @@ class Heart:
         self,
         thread: HeartbeatThread,
         group: str,
-        member: Member,
-        hands: Hands,
+        member: MemberState,
+        in_progress: WorkInProgress,
         max_handler_s: float | None,
         tell: Callable[[Change | LsmqError], None],
     ) -> None:
         self._thread = thread
         self._group = Group(thread.client, group)
         self._member = member
-        self._hands = hands
+        self._in_progress = in_progress
         self._max_handler_s = max_handler_s
         self._tell = tell
         self._inner: asyncio.AbstractEventLoop | None = None
         self._nudged = asyncio.Event()
-        self._background = Background(self._broke)  # in the thread
+        self._background = BackgroundTasks(self._broke)  # in the thread
         self._is_known = False  # to the group, perhaps
+        self._unheard, self._placeless, self._overdue, self._stalled = (
+            RateLimitedWarnings(),
+            RateLimitedWarnings(),
+            RateLimitedWarnings(),
+            RateLimitedWarnings(),
+        )
 
     # From the consumer's event loop
 
@@ -149,7 +156,7 @@ class Heart:
                         # is what the group says to the same heartbeat, sent anew.
                         in_doubt = True
                         continue
-                    _log.warning("member lost its place: group=%s member=%s", self._group.name, self._member.id)
+                    self._placeless.warn("member lost its place: group=%s member=%s", self._group.name, self._member.id)
                     self._say(self._member.lose())
                     await backoff.pause()
                     continue
@@ -160,7 +167,7 @@ class Heart:
                         self._say(error)
                         self._say(lost)
                         return
-                    _log.warning("no heartbeat: group=%s error=%s", self._group.name, error)
+                    self._unheard.warn("no heartbeat: group=%s error=%s", self._group.name, error)
                     await backoff.pause()
                     continue
                 if change is not None:
@@ -194,15 +201,9 @@ class Heart:
         self._nudged.clear()
         self._is_known = True
         member = self._member
-        work = asyncio.create_task(self._group.heartbeat(member.beat(), wait_ms=member.heartbeat_ms))
-        nudge = asyncio.create_task(self._nudged.wait())
-        try:
-            await asyncio.wait((work, nudge), return_when=asyncio.FIRST_COMPLETED)
-            return member.hear(work.result()) if work.done() else None
-        finally:
-            nudge.cancel()
-            work.cancel()
-            await asyncio.gather(work, nudge, return_exceptions=True)
+        beat = self._group.heartbeat(member.beat(), wait_ms=member.heartbeat_ms)
+        answer = await unless(self._nudged, beat)
+        return None if answer is None else member.hear(answer)
 
     async def _rest(self) -> None:
         """The node does not hold heartbeats now."""
@@ -220,20 +221,17 @@ class Heart:
         try:
             while True:
                 await asyncio.sleep(min(_MAX_TICK_S, limit_s / 4))
-                stalled = self._hands.longest_s() > limit_s
+                stalled = self._in_progress.longest_s() > limit_s
                 if self._member.stall(stalled):
-                    _log.log(
-                        logging.WARNING if stalled else logging.INFO,
-                        "%s: group=%s member=%s max_handler_s=%s",
-                        "a handler has not come back" if stalled else "handlers come back again",
-                        self._group.name,
-                        self._member.id,
-                        limit_s,
-                    )
+                    about = (self._group.name, self._member.id, limit_s)
+                    if stalled:
+                        self._stalled.warn("a handler has not come back: group=%s member=%s max_handler_s=%s", *about)
+                    else:
+                        _log.info("handlers come back again: group=%s member=%s max_handler_s=%s", *about)
                     self._nudged.set()
                 overdue = self._member.overdue()
                 if overdue.lost:
-                    _log.warning(
+                    self._overdue.warn(
                         "queues given up while they were worked on: group=%s queues=%s", self._group.name, overdue.lost
                     )
                     self._say(overdue)

@@ -10,7 +10,7 @@ from lsmq.errors import ClientClosed
 T = TypeVar("T")
 
 
-class Closing(ABC):
+class AsyncCloseable(ABC):
     """``async with`` closes it."""
 
     @abstractmethod
@@ -23,7 +23,7 @@ class Closing(ABC):
         await self.close()
 
 
-class Starting(Closing):
+class Starting(AsyncCloseable):
     """``async with`` starts it, too."""
 
     @abstractmethod
@@ -34,7 +34,7 @@ class Starting(Closing):
         return self
 
 
-class Iterated(Closing, Generic[T]):
+class Iterated(AsyncCloseable, Generic[T]):
     """``async for`` takes one after another."""
 
     _closed: bool

@@ -17,33 +17,34 @@ import os
 import socket
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from lsmq._background import Background
-from lsmq._hands import Hands
 from lsmq._heartbeats import Heart, HeartbeatThread
-from lsmq._member import ByTopic, Change, Member
-from lsmq._ranges import NONE, contains, intersect, subtract, union
+from lsmq._member_state import ByTopic, Change, MemberState
+from lsmq._queue_ranges import NONE, contains, intersect, subtract, union
 from lsmq._reader import Reader
-from lsmq._retry import Backoff, Deadline
+from lsmq._retries import Backoff, Deadline
 from lsmq._router import replaced
+from lsmq._work_in_progress import WorkInProgress
+from lsmq.background_tasks import BackgroundTasks
 from lsmq.client import Client
 from lsmq.errors import FencedMember, InvalidRequest, LsmqError, StaleGeneration, UnknownMember, UnknownQueue
-from lsmq.group_values import Heartbeat, Ranges, new_member_id
+from lsmq.group_values import DEFAULT_MAX_HANDLER_MS, DEFAULT_SESSION_MS, MemberHeartbeat, Ranges, new_member_id
 from lsmq.groups import Group
 from lsmq.topics import Topic
 
 Mode = Literal["clustered", "broadcast"]
 Callback = Callable[[ByTopic], Awaitable[None] | None]
 
-DEFAULT_SESSION_MS = 10_000
-DEFAULT_MAX_HANDLER_MS = 60_000
 _TAKING_OVER = "lsmq member takes over"
 _GROWING_S = 0.05
 #: Whoever is refused so has not heard of something yet, or is late.
 _NOT_NOW = (StaleGeneration, FencedMember, UnknownMember)
 _log = logging.getLogger("lsmq")
+#: Whose callback is being called: also in a thread that it runs in, and in what it begins.
+_calling: ContextVar[Membership | None] = ContextVar("calling", default=None)
 
 
 class Application(Protocol):
@@ -92,17 +93,17 @@ class Membership:
         options: MemberOptions,
         uncommitted: str,
         reader: Reader,
-        hands: Hands,
+        in_progress: WorkInProgress,
         application: Application,
     ) -> None:
-        self.hands = hands
+        self.in_progress = in_progress
         self._client = client
         self._group = Group(client, group)
         self._options = options
         self._uncommitted = uncommitted
         self._reader = reader
         self._application = application
-        hello = Heartbeat(
+        hello = MemberHeartbeat(
             options.member_id or new_member_id(),
             topics,
             static_id=options.static_id,
@@ -111,13 +112,13 @@ class Membership:
             mode=options.mode,
         )
         patience_s = None if options.max_handler_ms is None else options.max_handler_ms / 1000
-        self.member = Member(hello, patience_s)
+        self.member = MemberState(hello, patience_s)
         self._thread: HeartbeatThread | None = None
         self._heart: Heart | None = None
         self._inbox: deque[Change | LsmqError] = deque()
         self._news = asyncio.Event()
         self._joined = False
-        self._background = Background(self._broke)
+        self._background = BackgroundTasks(self._broke)
         self._taking_over: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._calling = asyncio.Lock()
 
@@ -132,6 +133,11 @@ class Membership:
     def is_dynamic(self) -> bool:
         """Whether its place is nobody's when it goes."""
         return self._options.static_id is None
+
+    @property
+    def is_calling(self) -> bool:
+        """Whether it is one of its callbacks that asks."""
+        return _calling.get() is self
 
     def reads(self) -> dict[str, Ranges]:
         """By topic, the queues that are read now."""
@@ -149,7 +155,12 @@ class Membership:
         self._loop = asyncio.get_running_loop()
         self._thread = HeartbeatThread.of(self._client)
         self._heart = Heart(
-            self._thread, self._group.name, self.member, self.hands, self.member.patience_s, self._tell_from_thread
+            self._thread,
+            self._group.name,
+            self.member,
+            self.in_progress,
+            self.member.patience_s,
+            self._tell_from_thread,
         )
         try:
             await self._heart.start()
@@ -237,9 +248,13 @@ class Membership:
     async def _call(self, callback: Callback | None, queues: ByTopic) -> None:
         if callback is not None and queues:
             async with self._calling:
-                pending = callback(dict(queues))
-                if pending is not None:
-                    await pending
+                token = _calling.set(self)
+                try:
+                    pending = callback(dict(queues))
+                    if pending is not None:
+                        await pending
+                finally:
+                    _calling.reset(token)
 
     # Giving up
 
@@ -357,9 +372,9 @@ class Membership:
             raise InvalidRequest("a member of a broadcast group that is to commit needs a static_id, to find it by")
         deadline, backoff = Deadline(self._client.deadline_ms), Backoff()
         while mine := {queue: offset for queue, offset in offsets.items() if self.member.owns(topic.name, queue)}:
-            who: dict[str, str | int] = {"member": self.member.id, "epoch": self.member.epoch}
+            member, epoch = self.member.id, self.member.epoch
             try:
-                await self._client._commit_offsets(group, topic, mine, reset=reset, member=who)
+                await self._client._commit_offsets(group, topic, mine, reset=reset, member=member, epoch=epoch)
                 return
             except _NOT_NOW as error:
                 await self._heard_anew(error, deadline, backoff)

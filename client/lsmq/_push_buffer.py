@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from lsmq._push_link import PushLink
-from lsmq._ranges import NONE, contains, subtract, union
-from lsmq._values import message_from_dict
+from lsmq._queue_ranges import NONE, contains, subtract, union
+from lsmq._wire_values import message_from_dict
 from lsmq.errors import ClientClosed, LsmqError
 from lsmq.group_values import Ranges
+from lsmq.push_streams import PushLink
 from lsmq.record_batch import Message
 
 _TURN = 64  # messages of a queue before another queue gets its turn
@@ -39,7 +39,7 @@ class _Queue:
 class PushBuffer:
     """Its size is bounded by the credit that nodes were given. Belongs to one event loop.
 
-    It is the ``Source`` of a :class:`lsmq._handling.Handling`: of one topic, with itself as buffer and as queues.
+    It is the ``MessageSource`` of a ``HandlerRun``: of one topic, with itself as buffer and as queues.
     """
 
     def __init__(self, topic: str, on_lost: Callable[[Ranges, bool], None]) -> None:

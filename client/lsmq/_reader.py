@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator
 from typing import TypeVar
 
-from lsmq._background import Background, as_lsmq_error
-from lsmq._fetch import FetchOptions, OutOfRange, Prefetch
 from lsmq._fetch_loop import FetchLoop
-from lsmq._positions import QueuePositions
-from lsmq._retry import NEVER_MS, Backoff
+from lsmq._fetcher import FetchOptions, OutOfRange, Prefetch
+from lsmq._queue_positions import QueuePositions
+from lsmq._retries import NEVER_MS, Backoff
+from lsmq.background_tasks import BackgroundTasks, as_lsmq_error
 from lsmq.client import Client
 from lsmq.errors import LsmqError
 from lsmq.record_batch import Message
@@ -31,7 +31,7 @@ class Reader:
         self._router = client._router
         self._track_changes = track_changes
         self._begun: set[str] = set()
-        self._background = Background(self._broke)
+        self._background = BackgroundTasks(self._broke)
         self._messages: Iterator[Message] = iter(())
 
     # Outages

@@ -16,17 +16,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from lsmq import runtime
-from lsmq._keeper import RouteKeeper, topic_path
+from lsmq._leader_watch import LeaderWatch
 from lsmq._outages import Attempts, Outages
-from lsmq._retry import Backoff, Deadline, give_up, maybe_carried_out
-from lsmq._routes import RouteSource
-from lsmq._transport import Answer, Transport
-from lsmq._watch import Watch
+from lsmq._paths import topic_path
+from lsmq._retries import Backoff, Deadline, give_up, maybe_carried_out
+from lsmq._route_refresher import RouteRefresher
+from lsmq._route_table import RouteSource
+from lsmq._transport import Response, Transport
 from lsmq.errors import (
     CorruptFile,
     DiskFull,
@@ -40,6 +41,8 @@ from lsmq.errors import (
     UnknownQueue,
 )
 from lsmq.topics import Topic
+
+T = TypeVar("T")
 
 HEDGE_S = 0.4
 HEDGE_WRITE_S = 2.0
@@ -65,17 +68,18 @@ class Router:
         self.outages = outages or Outages(warn=False)
         self.request_timeout_s = request_timeout_ms / 1000
         self._transport = transport
-        self._keeper = RouteKeeper(transport, seeds, refresh_s=refresh_s, source=source)
-        self.table = self._keeper.table
-        self.follow = self._keeper.follow
-        self.unfollow = self._keeper.unfollow
-        self.close = self._keeper.close
+        self._refresher = RouteRefresher(transport, seeds, refresh_s=refresh_s, source=source)
+        self.table = self._refresher.table
+        self.follow = self._refresher.follow
+        self.unfollow = self._refresher.unfollow
+        self.close = self._refresher.close
         self._current = ""
+        self.has_been_answered = False  # by any node, to what any node can say
 
     @property
     def urls(self) -> list[str]:
         """All nodes known: those given, then those that routes named."""
-        return self._keeper.urls
+        return self._refresher.urls
 
     # Routes
 
@@ -86,7 +90,7 @@ class Router:
 
     async def known(self, name: str, deadline: Deadline) -> Topic:
         """The topic with the routes known by now; asked for when there are none."""
-        self._keeper.start()
+        self._refresher.start()
         return self.table.topic(name) or await self.topic(name, deadline)
 
     # Any node
@@ -100,17 +104,17 @@ class Router:
         accept_repeated: type[LsmqError] | None = None,
         missing_ok: bool = False,
         **request: Any,
-    ) -> tuple[Answer, bool]:
+    ) -> tuple[Response, bool]:
         """Ask any node until one answers; whether another attempt may have been carried out as well.
 
         ``accept_repeated`` is the error that means "done before": it counts as success when another attempt
         may have done it, or with ``missing_ok``.
         """
-        self._keeper.start()
+        self._refresher.start()
         backoff = Backoff()
         hedge_s = HEDGE_S if method == "GET" else HEDGE_WRITE_S
         repeated = False
-        under_way: dict[asyncio.Task[Answer], str] = {}
+        under_way: dict[asyncio.Task[Response], str] = {}
         asked_in_round: set[str] = set()
         attempts = Attempts(self.outages, f"{method} {path}", began_s=runtime.monotonic())
         last: LsmqError | None = None
@@ -129,13 +133,13 @@ class Router:
                     url = under_way.pop(task)
                     try:
                         answer = task.result()
-                        self._current = url
+                        self._current, self.has_been_answered = url, True
                         attempts.passed()
                         return answer, repeated
                     except LsmqError as error:
                         done_before = accept_repeated is not None and isinstance(error, accept_repeated)
                         if done_before and (repeated or missing_ok):
-                            return Answer(204, "", {}, b""), repeated
+                            return Response(204, "", {}, b""), repeated
                         if not error.retriable:
                             raise
                         if deadline.passed:
@@ -158,7 +162,7 @@ class Router:
         """The node to ask next, beginning with the one that answered last; ``None`` when all were asked."""
         while not (urls := self.urls):
             try:
-                await self._keeper.first_node(Deadline(min(1000 * deadline.remaining_s(), _NO_NODE_MS)))
+                await self._refresher.first_node(Deadline(min(1000 * deadline.remaining_s(), _NO_NODE_MS)))
             except Unavailable as error:
                 if deadline.passed:
                     raise
@@ -179,29 +183,55 @@ class Router:
         *,
         deadline: Deadline,
         **request: Any,
-    ) -> Answer:
+    ) -> Response:
         """Ask the leader of ``shard``, whoever that is, until it answers.
 
         Raises ``TopicReplaced`` when ``topic`` is not the topic of its name any more.
         """
         backoff = Backoff()
-        with Attempts(self.outages, f"{method} {path}", began_s=runtime.monotonic()) as attempts:
+        url: str | None = None
+
+        async def attempt() -> Response:
+            nonlocal url
+            url = None
+            url = self.leader(await self.current(topic, deadline), shard)
+            timeout_s = deadline.attempt_s(self.request_timeout_s)
+            return await self.attempt(topic, url, (shard,), method, path, timeout_s=timeout_s, **request)
+
+        async def recover(error: LsmqError) -> None:
+            await self.recover(topic, (shard,), url, error, backoff, deadline)
+
+        return await self.until_answered(method, path, deadline, attempt, recover)
+
+    async def until_answered(
+        self,
+        method: str,
+        path: str,
+        deadline: Deadline,
+        attempt: Callable[[], Awaitable[T]],
+        recover: Callable[[LsmqError], Awaitable[object]],
+        *,
+        held: bool = False,
+    ) -> T:
+        """The result of the first ``attempt`` that does not fail in a way that may pass; ``recover`` after the others.
+
+        ``held``: an attempt may take long without anything being wrong.
+        """
+        began_s = None if held else runtime.monotonic()
+        with Attempts(self.outages, f"{method} {path}", began_s=began_s) as attempts:
             while True:
-                url: str | None = None
                 try:
-                    url = self.leader(await self.current(topic, deadline), shard)
-                    timeout_s = deadline.attempt_s(self.request_timeout_s)
-                    answer = await self.attempt(topic, url, (shard,), method, path, timeout_s=timeout_s, **request)
+                    result = await attempt()
                     attempts.passed()
-                    return answer
+                    return result
                 except LsmqError as error:
                     if not self.worth_retrying(error):
                         raise
                     if deadline.passed:
                         raise give_up(error, method, path, deadline) from error
-                    _log.debug("request failed, trying again: %s %s%s: %s", method, url, path, error)
+                    _log.debug("request failed, trying again: %s %s: %s", method, path, error)
                     attempts.failed(error)
-                    await self.recover(topic, (shard,), url, error, backoff, deadline)
+                    await recover(error)
 
     async def current(self, topic: Topic, deadline: Deadline) -> Topic:
         """The topic with the routes known by now. Raises ``TopicReplaced`` when it was made anew."""
@@ -219,7 +249,7 @@ class Router:
 
     async def attempt(
         self,
-        topic: Topic,
+        topic: Topic | None,
         url: str,
         shards: Sequence[int],
         method: str,
@@ -227,20 +257,23 @@ class Router:
         *,
         timeout_s: float,
         silence_s: float = SILENCE_S,
+        look: Callable[[], None] | None = None,
         **request: Any,
-    ) -> Answer:
-        """One request to the node ``url``, which leads ``shards`` of the topic, as far as is known.
+    ) -> Response:
+        """One request to the node ``url``, which leads ``shards`` (of the topic), as far as is known.
 
-        Raises ``TimedOut`` as soon as one of them is known to be led by another, besides what a request raises.
-        What a ``not_leader`` answer says is known afterwards.
+        While the node is silent ``look`` asks others who leads; where it is left out, one of them for the topic. Raises
+        ``TimedOut`` as soon as a shard is known to be led by another, besides what a request raises. What a
+        ``not_leader`` answer says is known afterwards.
         """
-        self._keeper.start()
-        moved, glance = partial(self._moved, shards, url), partial(self._keeper.glance, topic.name, beside=url)
+        self._refresher.start()
+        if topic is not None:
+            look = look or partial(self._refresher.glance, topic.name, beside=url)
+            request["topic_id"] = topic.id
+        assert look is not None
         try:
-            async with Watch(self.table, moved, glance, silence_s):
-                return await self._transport.request(
-                    method, url + path, timeout_s=timeout_s, topic_id=topic.id, **request
-                )
+            async with LeaderWatch(self.table, partial(self._moved, shards, url), look, silence_s):
+                return await self._transport.request(method, url + path, timeout_s=timeout_s, **request)
         except NotLeader as error:
             self._heed(error, shards)
             raise
@@ -253,9 +286,9 @@ class Router:
 
     async def ask_follower(
         self, topic: Topic, url: str, method: str, path: str, *, timeout_s: float, stall_s: float, **request: Any
-    ) -> Answer:
+    ) -> Response:
         """One request to a node that follows. Raises ``TimedOut`` when nothing comes for ``stall_s`` as well."""
-        self._keeper.start()
+        self._refresher.start()
         return await self._transport.request(
             method, url + path, timeout_s=timeout_s, stall_s=stall_s, topic_id=topic.id, **request
         )
@@ -298,7 +331,7 @@ class Router:
 
         self.table.listen(notice)
         try:
-            self._keeper.look_around(topic.name, beside=url)
+            self._refresher.look_around(topic.name, beside=url)
             if await backoff.pause(deadline, news):
                 backoff.skip()
         finally:

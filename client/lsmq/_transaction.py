@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from lsmq.errors import InvalidRequest, LsmqError
 from lsmq.messages import (
     Key,
+    MessageOptions,
     body_bytes,
     check_delete,
     check_extras,
@@ -64,41 +65,17 @@ class Transaction:
         """As the answer to the last request said; ``None`` before the first message."""
         return self._info
 
-    async def send(
-        self,
-        topic: str,
-        body: Body,
-        *,
-        key: Key | None = None,
-        tag: str | None = None,
-        queue: int | None = None,
-        properties: Mapping[str, str] | None = None,
-        headers: Iterable[tuple[str, bytes]] = (),
-        priority: int = 0,
-        delete: bool = False,
-    ) -> None:
-        """Store one message, not to be seen. Costs a request; :meth:`send_many` sends many in one."""
-        check_extras(properties, priority)
-        if tag is not None:
-            check_tag(tag)
-        fields = _message(topic, body, key)
-        if delete:
-            check_delete(key, fields["body"])
-        optional = {
-            "tag": tag,
-            "queue": None if queue is None else whole_queue(queue),
-            "properties": properties and dict(properties),
-            "headers": [{"name": name, "value": value} for name, value in check_headers(headers)] or None,
-            "priority": priority or None,
-            "delete": delete or None,
-        }
-        fields.update((name, value) for name, value in optional.items() if value is not None)
-        await self._send([fields])
+    async def send(self, topic: str, body: Body, **options: Unpack[MessageOptions]) -> None:
+        """Store one message, not to be seen; ``options`` as with :meth:`lsmq.Producer.send`.
+
+        Costs a request; :meth:`send_many` sends many in one.
+        """
+        await self._send([_message(topic, body, **options)])
 
     async def send_many(self, topic: str, messages: Iterable[Body | tuple[Key | None, Body]]) -> None:
         """Store many messages, each a body or a pair of key and body, in one request."""
         check_many(messages)
-        await self._send([_message(topic, body, key) for key, body in map(key_and_body, messages)])
+        await self._send([_message(topic, body, key=key) for key, body in map(key_and_body, messages)])
 
     async def _send(self, messages: list[dict[str, Any]]) -> None:
         if not messages:
@@ -199,11 +176,40 @@ class _SequenceTransaction(Transaction):
         self._sequence.position = self.position
 
 
-def _message(topic: str, body: Body, key: Key | None) -> dict[str, Any]:
+def _message(
+    topic: str,
+    body: Body,
+    *,
+    key: Key | None = None,
+    tag: str | None = None,
+    queue: int | None = None,
+    properties: Mapping[str, str] | None = None,
+    headers: Iterable[tuple[str, bytes]] = (),
+    priority: int = 0,
+    delete: bool = False,
+) -> dict[str, Any]:
+    """As the HTTP API takes it. Raises ``InvalidRequest`` for what no record can hold."""
     if not isinstance(topic, str):
         raise InvalidRequest(f"topic is {topic!r}; it must be the name of a topic")
-    fields: dict[str, Any] = {"topic": topic, "body": body_bytes(body)}
+    check_extras(properties, priority)
+    if tag is not None:
+        check_tag(tag)
     if key is not None:
         check_key(key)
-        fields["key"] = key
-    return fields
+    packed = body_bytes(body)
+    if delete:
+        check_delete(key, packed)
+    optional = {
+        "key": key,
+        "tag": tag,
+        "queue": None if queue is None else whole_queue(queue),
+        "properties": properties and dict(properties),
+        "headers": [{"name": name, "value": value} for name, value in check_headers(headers)] or None,
+        "priority": priority or None,
+        "delete": delete or None,
+    }
+    return {
+        "topic": topic,
+        "body": packed,
+        **{name: value for name, value in optional.items() if value is not None},
+    }

@@ -42,7 +42,7 @@ _PIECEWISE_BYTES = 512 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Response:
     """A node's answer to a request that succeeded."""
 
     status: int
@@ -114,7 +114,7 @@ class Transport:
         accept: str = MSGPACK,
         topic_id: int | None = None,
         stall_s: float | None = None,
-    ) -> Answer:
+    ) -> Response:
         """Send one request. ``value`` is packed as msgpack; ``body`` goes out as it is.
 
         ``topic_id`` is that of the topic in the path or in ``value``. ``stall_s`` bounds the time without any bytes.
@@ -144,7 +144,7 @@ class Transport:
                 answered = await response.read()
                 if response.status >= 300:
                     raise error_from_answer(url, response.status, response.content_type, answered)
-                return Answer(response.status, response.content_type, response.headers, answered)
+                return Response(response.status, response.content_type, response.headers, answered)
         except aiohttp.InvalidURL as error:
             raise LsmqError(f"{url!r} is not a URL of a node; it looks like http://host:7600") from error
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:

@@ -23,7 +23,7 @@ from kazoo.client import KazooClient, KazooState
 from kazoo.exceptions import KazooException, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 
-from lsmq._documents import ClusterDocument, DiskCopy, Documents, TopicDocument
+from lsmq._route_documents import ClusterDocument, DiskCopy, RouteDocuments, TopicDocument
 from lsmq.errors import InvalidRequest
 
 PATIENCE_S = 1.0
@@ -58,7 +58,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 class ZooKeeperRoutes:
-    """A :class:`~lsmq._routes.RouteSource`. ``hosts`` as in ``host:port,host:port/chroot``."""
+    """A :class:`~lsmq._route_table.RouteSource`. ``hosts`` as in ``host:port,host:port/chroot``."""
 
     def __init__(self, hosts: str, cluster: str, *, refresh_s: float, copy: DiskCopy | None) -> None:
         self._hosts = hosts
@@ -91,7 +91,7 @@ class ZooKeeperRoutes:
 
     # In the event loop
 
-    def start(self, heard: Callable[[Documents], None]) -> None:
+    def start(self, heard: Callable[[RouteDocuments], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._heard = heard
         self._ended = asyncio.Event()
@@ -185,7 +185,7 @@ class ZooKeeperRoutes:
             with contextlib.suppress(NoNodeError):
                 topics[name] = json.loads(answer.get(timeout=_CALL_TIMEOUT_S)[0])
         parsed = tuple(TopicDocument.from_dict(topic) for topic in topics.values())
-        self._tell(Documents(ClusterDocument.from_dict(cluster), parsed))
+        self._tell(RouteDocuments(ClusterDocument.from_dict(cluster), parsed))
         if self._copy is None:
             return
         try:
@@ -200,7 +200,7 @@ class ZooKeeperRoutes:
             _log.warning("no routes from ZooKeeper, going by the copy of earlier ones: file=%s", self._copy.path)
             self._tell(kept)
 
-    def _tell(self, documents: Documents) -> None:
+    def _tell(self, documents: RouteDocuments) -> None:
         self._told = True
         self._cross(lambda: self._heard(documents))
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
+from lsmq._paths import quoted
 from lsmq.client import Client
 
 
@@ -126,4 +126,4 @@ class ClusterAdmin:
 
 
 def _node_path(node: str) -> str:
-    return f"/v1/cluster/nodes/{quote(node, safe='')}"
+    return f"/v1/cluster/nodes/{quoted(node)}"

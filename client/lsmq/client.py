@@ -9,18 +9,17 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
-from lsmq._deleting import Place, delete_at
-from lsmq._documents import DiskCopy, default_cache_directory
-from lsmq._keeper import topic_path
-from lsmq._lifecycle import Closing
+from lsmq._lifecycle import AsyncCloseable
 from lsmq._outages import OnOutage, Outages
-from lsmq._retry import Deadline
+from lsmq._paths import group_path, quoted, topic_path
+from lsmq._retries import Deadline
+from lsmq._route_documents import DiskCopy, default_cache_directory
+from lsmq._route_table import RouteSource
 from lsmq._router import Router
-from lsmq._routes import RouteSource
-from lsmq._transport import Answer, Transport
-from lsmq._values import (
+from lsmq._transport import Response, Transport
+from lsmq._wire_values import (
     MAX_OFFSETS_QUEUES,
     all_pages,
     chunks_of_ranges,
@@ -49,9 +48,13 @@ DEFAULT_REQUEST_TIMEOUT_MS = 10_000
 DEFAULT_CONNECT_TIMEOUT_MS = 3_000
 
 T = TypeVar("T")
+Place = tuple[int, int]
+"""A queue and an offset."""
+
+_DELETED_A_REQUEST = 500
 
 
-class Client(Closing):
+class Client(AsyncCloseable):
     """A connection to a cluster, shared by any number of producers and consumers.
 
     ``urls`` is the URL of one node or of several; any node that answers will do, since it tells the routes
@@ -171,7 +174,7 @@ class Client(Closing):
         """All topics, as the node that answers knows them."""
         deadline = self._deadline()
 
-        async def ask(params: dict[str, str]) -> Answer:
+        async def ask(params: dict[str, str]) -> Response:
             return (await self._router.ask_any("GET", "/v1/topics", params=params, deadline=deadline))[0]
 
         return [
@@ -203,7 +206,7 @@ class Client(Closing):
         """
         await self._delete(name, offsets.items(), before=True)
 
-    async def delete_messages(self, topic: str, places: Iterable[tuple[int, int]]) -> None:
+    async def delete_messages(self, topic: str, places: Iterable[Place]) -> None:
         """Delete, for every group, the messages at these places, each a queue and an offset. Durable on return.
 
         What was deleted before is no error.
@@ -211,18 +214,42 @@ class Client(Closing):
         await self._delete(topic, places, before=False)
 
     async def _delete(self, name: str, places: Iterable[Place], *, before: bool) -> None:
-        by_queue: dict[int, list[Place]] = {}
-        for place in places:
-            by_queue.setdefault(place[0], []).append(place)
+        """What lies at these places, or ``before`` each."""
+        ordered = sorted(places)
 
         async def work(topic: Topic) -> None:
-            async def delete(route: Route, owned: Sequence[int]) -> None:
-                of_shard = [place for queue in owned for place in by_queue[queue]]
-                await delete_at(self, topic, route.shard, of_shard, before=before)
-
-            await _of_each_shard(topic, sorted(by_queue), delete)
+            path = f"{topic_path(name)}/delete"
+            await self._send_places(topic, path, ordered, _DELETED_A_REQUEST, {"before": before})
 
         await self._with_topic(name, work)
+
+    async def _send_places(
+        self,
+        topic: Topic,
+        path: str,
+        places: Sequence[Place],
+        most: int,
+        more: Mapping[str, Any],
+        deadline: Deadline | None = None,
+    ) -> None:
+        """Post sorted places as columns to the leaders of their queues, at ``most`` so many in a request.
+
+        ``deadline``: of all together; when left out, each has its own.
+        """
+        owners = [queue for queue, _ in places]
+
+        async def send(route: Route) -> None:
+            owned = places[bisect_left(owners, route.first) : bisect_left(owners, route.end)]
+            for start in range(0, len(owned), most):
+                queues, offsets = zip(*owned[start : start + most], strict=True)
+                columns = {"queues": little_endian("I", queues), "offsets": little_endian("q", offsets)}
+                await self._router.ask_leader(
+                    topic, route.shard, "POST", path, value={**columns, **more}, deadline=deadline or self._deadline()
+                )
+
+        for queue in (owners[0], owners[-1]) if places else ():
+            topic.check_queue(queue)
+        await _together(send(route) for route in topic.routes)
 
     async def offsets(
         self, topic: str, queues: Iterable[int] | None = None, *, at_time: datetime | int | None = None
@@ -271,7 +298,7 @@ class Client(Closing):
             missing = f"no topic has the id {topic_id}" if topic is None else f"{topic.name!r} has no queue {queue}"
             raise UnknownMessage(f"no message has the id {id}: {missing}", id=id)
         self._router.table.learn_topic(topic)
-        path = f"/v1/messages/{quote(id, safe='')}"
+        path = f"/v1/messages/{quoted(id)}"
         try:
             answer = await self._router.ask_leader(
                 topic, topic.route(queue).shard, "GET", path, deadline=self._deadline()
@@ -307,7 +334,7 @@ class Client(Closing):
         return await self._with_topic(topic, lambda known: self._committed_offsets(group, known))
 
     async def _committed_offsets(self, group: str, topic: Topic) -> dict[int, int]:
-        path = f"/v1/groups/{quote(group, safe='')}/offsets"
+        path = f"{group_path(group)}/offsets"
         deadline = self._deadline()
 
         async def ask(route: Route, owned: Sequence[int]) -> dict[int, int]:
@@ -340,25 +367,15 @@ class Client(Closing):
         offsets: Mapping[int, int],
         *,
         reset: bool,
-        member: Mapping[str, str | int] | None = None,
+        deadline: Deadline | None = None,
+        **member: str | int,
     ) -> None:
-        """:meth:`commit_offsets` of just this topic; ``member`` has the id and ``epoch`` of one that commits."""
-        path = f"/v1/groups/{quote(group, safe='')}/offsets"
-        deadline = self._deadline()
-
-        async def commit(route: Route, owned: Sequence[int]) -> None:
-            for start in range(0, len(owned), MAX_OFFSETS_QUEUES):
-                part = owned[start : start + MAX_OFFSETS_QUEUES]
-                value = {
-                    "topic": topic.name,
-                    "queues": little_endian("I", part),
-                    "offsets": little_endian("q", [offsets[queue] for queue in part]),
-                    "reset": reset,
-                    **(member or {}),
-                }
-                await self._router.ask_leader(topic, route.shard, "POST", path, value=value, deadline=deadline)
-
-        await _of_each_shard(topic, sorted(offsets), commit)
+        """:meth:`commit_offsets` of just this topic; ``member`` and ``epoch`` are of a member that commits."""
+        path = f"{group_path(group)}/offsets"
+        more = {"topic": topic.name, "reset": reset, **member}
+        await self._send_places(
+            topic, path, sorted(offsets.items()), MAX_OFFSETS_QUEUES, more, deadline or self._deadline()
+        )
 
     # The nodes
 

@@ -8,23 +8,23 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Literal, get_args
 
-from lsmq._committing import Commits, Held
-from lsmq._detours import ReadFrom
-from lsmq._fetch import FetchOptions, OutOfRange
+from lsmq._commits import Commits, Held
 from lsmq._fetch_loop import FetchLoop
-from lsmq._handling import Handler, Handling, Order
-from lsmq._hands import Hands, ReadingHand
-from lsmq._lifecycle import Iterated, Starting
-from lsmq._member import ByTopic
-from lsmq._membership import DEFAULT_MAX_HANDLER_MS, DEFAULT_SESSION_MS, Callback, MemberOptions, Membership, Mode
-from lsmq._ranges import subtract, to_ranges
+from lsmq._fetcher import FetchOptions, OutOfRange
+from lsmq._follower_reads import ReadFrom
+from lsmq._handler_lanes import HandlerRun
+from lsmq._member_state import ByTopic
+from lsmq._membership import Callback, MemberOptions, Membership, Mode
+from lsmq._message_consumer import MessageConsumer
+from lsmq._queue_ranges import subtract, to_ranges
 from lsmq._reader import Reader
-from lsmq._retry import NEVER_MS, Deadline
-from lsmq._starting import EDGES, Start, check_start, start_alone
-from lsmq._values import check_max_messages
+from lsmq._retries import NEVER_MS
+from lsmq._start_offsets import EDGES, Start, check_start, start_alone
+from lsmq._work_in_progress import ReadInProgress, WorkInProgress
+from lsmq.background_tasks import BackgroundTasks
 from lsmq.client import Client
 from lsmq.errors import ClientClosed, InvalidRequest, LsmqError
-from lsmq.group_values import Ranges
+from lsmq.group_values import DEFAULT_MAX_HANDLER_MS, DEFAULT_SESSION_MS, Ranges
 from lsmq.record_batch import Message
 
 DEFAULT_MAX_MESSAGES = 5_000
@@ -36,7 +36,7 @@ _COMMIT_EVERY_S = 0.05
 _log = logging.getLogger("lsmq")
 
 
-class Consumer(Starting, Iterated[Message]):
+class Consumer(MessageConsumer):
     """Reads queues of a topic, or of several. Messages of a queue come in offset order.
 
     **With a group and no** ``queues`` it is a *member*: the group's members share the queues, each queue being one
@@ -115,8 +115,8 @@ class Consumer(Starting, Iterated[Message]):
         self._wanted = None if queues is None else queues if isinstance(queues, range) else list(queues)
         self._group = group
         self._uncommitted = uncommitted
-        self._hands = Hands()
-        self._hand = ReadingHand(self._hands)
+        in_progress = WorkInProgress()
+        self._read_in_progress = ReadInProgress(in_progress)
         options = FetchOptions(
             max_messages,
             max_bytes,
@@ -132,16 +132,15 @@ class Consumer(Starting, Iterated[Message]):
         self._patience_s = None if max_handler_ms is None else max_handler_ms / 1000
         self._membership: Membership | None = None
         if group is not None and is_member:
-            self._membership = Membership(client, group, names, members, uncommitted, self._reader, self._hands, self)
-        self._handling: Handling | None = None
+            self._membership = Membership(client, group, names, members, uncommitted, self._reader, in_progress, self)
+        look = (lambda: None) if self._membership is None else self._membership.drain
+        super().__init__(self._reader, in_progress, look)
         self._runs = False  # whether it was run that handed out what was handed out last
-        self._run_ended = asyncio.Event()
-        self._run_ended.set()
         self._withdraw: Callable[[str, Ranges], None] | None = None
         self._kept_back: Callable[[], Held] = dict
         self._commits = Commits(self._reader, group, self._membership, self._held)
-        self._started = self._closed = False
-        self._finish_with: bool | None = None
+        self._leave: bool | None = None
+        self._ending = BackgroundTasks(lambda error: _log.warning("a consumer ended with an error: %s", error))
 
     # Life
 
@@ -152,8 +151,7 @@ class Consumer(Starting, Iterated[Message]):
         ``UnknownQueue``, and ``OffsetOutOfRange`` if that is the policy; for members also ``GroupModeMismatch``,
         ``TooManyMembers`` and ``TooManyGroups``.
         """
-        if self._closed:
-            raise ClientClosed("this consumer is closed; make a new one")
+        self._check_open()
         if self._started:
             return
         if self._membership is not None:
@@ -178,92 +176,50 @@ class Consumer(Starting, Iterated[Message]):
         ends, unless told to ``leave``.
         """
         self._closed = True
-        self._hand.put_down()
+        self._leave = self._leave if leave is None else leave
+        self._read_in_progress.put_down()
         self._reader.buffer.wake()
         if self._handling is not None:
             self._handling.stop()
             if self._handling.is_inside():
-                await self._close_from_inside(leave)
+                await self._close_from_inside()
                 return
-        await self._finish(leave)
+        if self._membership is not None and self._membership.is_calling:
+            if not self._finishing.locked():  # Once the callback that closes it has returned.
+                self._ending.begin(self._finish(), "lsmq consumer ends")
+            return
+        await self._finish()
 
-    async def _close_from_inside(self, leave: bool | None) -> None:
-        """A handler closes the consumer: the rest is done when the handlers have returned."""
-        assert self._handling is not None
-        self._closed = self._handling.closed_inside = True
-        self._finish_with = leave
-        self._handling.stop()
-
-    async def _finish(self, leave: bool | None) -> None:
-        try:
-            if self._membership is not None:
-                await self._membership.leave(for_good=self._membership.is_dynamic if leave is None else leave)
-            if self._handling is not None:
-                try:
-                    async with asyncio.timeout(self._patience_s):
+    async def _finish(self) -> None:
+        membership = self._membership
+        async with self._finishing:
+            try:
+                if membership is not None:
+                    await membership.leave(for_good=membership.is_dynamic if self._leave is None else self._leave)
+                if self._handling is not None:
+                    try:
+                        async with asyncio.timeout(self._patience_s):
+                            await self._run_ended.wait()
+                    except TimeoutError:
+                        self._handling.abandon()
                         await self._run_ended.wait()
-                except TimeoutError:
-                    self._handling.abandon()
-                    await self._run_ended.wait()
-        finally:
-            await self._reader.stop()
+            finally:
+                await self._reader.stop()
 
     # Reading
 
-    async def _next(self) -> Message:
-        return (await self.poll(1))[0]
-
-    async def poll(self, max_messages: int = 1000, timeout_ms: float | None = None) -> list[Message]:
-        """Up to ``max_messages`` that are there; waits for the first one.
-
-        Returns an empty list after ``timeout_ms`` (0: at once; ``None``: never).
-        """
-        check_max_messages(max_messages)
+    def _read_on(self) -> None:
         self._runs = False
-        self._hand.put_down()
-        if not self._started:
-            await self.start()
-        deadline = None if timeout_ms is None else Deadline(timeout_ms)
-        while True:
-            if self._closed:
-                raise ClientClosed("this consumer is closed; make a new one")
-            messages = self._reader.take(max_messages)
-            if messages:
-                self._hand.take()
-                return messages
-            try:
-                async with asyncio.timeout(None if deadline is None else deadline.remaining_s()):
-                    await self._reader.ready()
-            except TimeoutError:
-                return []
+        self._read_in_progress.put_down()
 
-    async def run(self, handler: Handler, *, concurrency: int = 1, order: Order = "queue") -> None:
-        """Call ``handler(message)`` for every message, until the consumer is closed or the handler raises.
+    def _take(self, max_messages: int) -> list[Message]:
+        messages = self._reader.take(max_messages)
+        if messages:
+            self._read_in_progress.take()
+        return messages
 
-        ``concurrency`` messages are handled at a time. ``order`` says what is never handled at a time, and always in
-        order: the messages of a ``"queue"``; those with a ``"key"`` (those without one: of a queue); or ``"none"``. A
-        handler that takes long holds up these and no others.
-
-        With a group, what was handled is committed within moments, when a queue is given up and in the end; of a queue
-        never anything behind a message that is not handled. When the handler raises, messages that were not handled
-        are handed out again by a later read.
-        """
-        await self._run(handler, concurrency, order, cancel=True)
-
-    async def _run(self, handler: Handler, concurrency: int, order: Order, *, cancel: bool) -> None:
-        """``cancel``: whether handlers can be."""
-        if self._handling is not None:
-            raise InvalidRequest("this consumer runs a handler already; make another consumer")
-        if self._closed:
-            return
-        look = self._membership.drain if self._membership is not None else lambda: None
-        handling = Handling(
-            self._reader, self._hands, handler, concurrency=concurrency, order=order, look=look, cancel=cancel
-        )
-        self._hand.put_down()
-        await self.start()
-        self._handling, self._runs = handling, True
-        self._run_ended.clear()
+    async def _run_through(self, handling: HandlerRun) -> None:
+        self._runs = True
         failure: BaseException | None = None
         try:
             await handling.run(self._commit_while(handling) if self._commits.are_kept else None)
@@ -278,13 +234,8 @@ class Consumer(Starting, Iterated[Message]):
                 if failure is None:
                     raise
                 _log.warning("what was handled could not be committed: %s", error)
-            finally:
-                self._handling = None
-                self._run_ended.set()
-                if handling.closed_inside:
-                    await self._finish(self._finish_with)
 
-    async def _commit_while(self, handling: Handling) -> None:
+    async def _commit_while(self, handling: HandlerRun) -> None:
         while not handling.stopping:
             await handling.handled.wait()
             handling.handled.clear()
@@ -416,7 +367,7 @@ class Consumer(Starting, Iterated[Message]):
         if offsets is None:
             await self._commits.put_changed()
             if self._handling is None:
-                self._hand.put_down()
+                self._read_in_progress.put_down()
         else:
             await self._commits.put(self._loop(topic).topic, offsets, reset=reset)
 
@@ -435,7 +386,7 @@ class Consumer(Starting, Iterated[Message]):
         if self._handling is not None:
             await self._handling.let_go(topic, ranges)
         else:
-            await self._hand.empty()
+            await self._read_in_progress.empty()
         if self._runs and self._commits.are_kept and topic in self._reader.loops:
             await self._commits.put_changed_of(self._reader.loops[topic])
 

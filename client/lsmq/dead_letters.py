@@ -10,8 +10,8 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lsmq._keeper import topic_path
-from lsmq._values import headers_field, key_field, message_from_dict, text_or_base64
+from lsmq._paths import topic_path
+from lsmq._wire_values import headers_field, key_field, message_from_dict, text_or_base64
 from lsmq.client import Client
 from lsmq.producer import Producer
 from lsmq.record_batch import Message

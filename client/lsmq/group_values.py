@@ -11,6 +11,9 @@ from lsmq import runtime
 Ranges = tuple[range, ...]
 """Queues: ranges in order, disjoint, none of them empty."""
 
+DEFAULT_SESSION_MS = 10_000
+DEFAULT_MAX_HANDLER_MS = 60_000
+
 
 @dataclass(frozen=True, slots=True)
 class Coordinator:
@@ -22,7 +25,7 @@ class Coordinator:
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat:
+class MemberHeartbeat:
     """What a member says. ``epoch`` and ``version`` are of the last answer; 0 to join.
 
     Attributes:
@@ -40,7 +43,7 @@ class Heartbeat:
     version: int = 0
     owned: Mapping[str, Ranges] = field(default_factory=dict)
     static_id: str | None = None
-    session_ms: int = 10_000
+    session_ms: int = DEFAULT_SESSION_MS
     stalled: bool = False
     client: str | None = None
     mode: str = "clustered"

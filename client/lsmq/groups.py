@@ -9,23 +9,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, Literal, TypeVar
-from urllib.parse import quote
 
 from lsmq import runtime
-from lsmq._outages import Attempts
-from lsmq._retry import Backoff, Deadline, give_up
+from lsmq._paths import group_path
+from lsmq._queue_ranges import intersect
+from lsmq._retries import Backoff, Deadline
 from lsmq._router import POLL_SILENCE_S, SILENCE_S
-from lsmq._transport import Answer
-from lsmq._values import MAX_OFFSETS_QUEUES, all_pages, integers, little_endian
-from lsmq._watch import Watch
-from lsmq.client import Client, _of_each_shard, _together
+from lsmq._transport import Response
+from lsmq._wire_values import MAX_OFFSETS_QUEUES, all_pages, integers
+from lsmq.client import Client, _together
 from lsmq.errors import (
     GroupHasMembers,
     InvalidRequest,
     LsmqError,
     NotLeader,
-    TimedOut,
     Unavailable,
     UnknownGroup,
     UnknownMember,
@@ -39,7 +38,7 @@ from lsmq.group_values import (
     GroupMember,
     GroupStream,
     GroupSummary,
-    Heartbeat,
+    MemberHeartbeat,
     Ranges,
     assignment_from_dict,
     from_pairs,
@@ -59,7 +58,7 @@ __all__ = [
     "GroupMember",
     "GroupStream",
     "GroupSummary",
-    "Heartbeat",
+    "MemberHeartbeat",
     "Ranges",
     "list_groups",
     "new_member_id",
@@ -80,7 +79,7 @@ class Group:
     def __init__(self, client: Client, name: str) -> None:
         self.client = client
         self.name = name
-        self._path = f"/v1/groups/{quote(name, safe='')}"
+        self._path = group_path(name)
         self._router = client._router
         self._shard: int | None = None
         self._looks: set[asyncio.Task[None]] = set()
@@ -92,7 +91,7 @@ class Group:
         answer, _ = await self._router.ask_any("GET", f"{self._path}/coordinator", deadline=self._deadline(deadline_ms))
         return self._learn(answer)
 
-    def _learn(self, answer: Answer) -> Coordinator:
+    def _learn(self, answer: Response) -> Coordinator:
         fields = answer.value()
         leader = str(fields["leader"]).rstrip("/") if fields.get("leader") else None
         found = Coordinator(int(fields["shard"]), leader, int(fields["epoch"]))
@@ -100,7 +99,7 @@ class Group:
         self._router.table.learn_leader(found.shard, found.leader, found.epoch)
         return found
 
-    async def heartbeat(self, beat: Heartbeat, *, wait_ms: int = 0, deadline_ms: int | None = None) -> Assignment:
+    async def heartbeat(self, beat: MemberHeartbeat, *, wait_ms: int = 0, deadline_ms: int | None = None) -> Assignment:
         """Join, or stay. Held up to ``wait_ms`` while nothing is new. Tried again until the deadline.
 
         Raises ``UnknownMember``: drop all queues and join again; ``StaleGeneration``: another process has the static
@@ -110,14 +109,14 @@ class Group:
         answer = await self._ask("POST", f"{self._path}/heartbeat", deadline_ms, value=value, held_ms=wait_ms)
         return assignment_from_dict(answer.value())
 
-    async def leave(self, beat: Heartbeat, *, deadline_ms: int | None = None) -> None:
+    async def leave(self, beat: MemberHeartbeat, *, deadline_ms: int | None = None) -> None:
         """Go, having given up everything. Who is not known any more is gone."""
         try:
             await self._ask("POST", f"{self._path}/heartbeat", deadline_ms, value={**self._beat(beat), "leave": True})
         except UnknownMember:
             return
 
-    def _beat(self, beat: Heartbeat) -> dict[str, Any]:
+    def _beat(self, beat: MemberHeartbeat) -> dict[str, Any]:
         return {
             "member": beat.member,
             "static_id": beat.static_id,
@@ -252,27 +251,14 @@ class Group:
         committed for themselves.
         """
         deadline = self._deadline(deadline_ms)
-        ordered = sorted(offsets)
-
-        async def put(known: Topic) -> None:
-            async def commit(route: Route, owned: Sequence[int]) -> None:
-                for start in range(0, len(owned), MAX_OFFSETS_QUEUES):
-                    part = owned[start : start + MAX_OFFSETS_QUEUES]
-                    value = {
-                        "topic": topic,
-                        "queues": little_endian("I", part),
-                        "offsets": little_endian("q", [offsets[queue] for queue in part]),
-                        "member": member,
-                        "epoch": epoch,
-                    }
-                    await self._router.ask_leader(
-                        known, route.shard, "POST", f"{self._path}/offsets", value=value, deadline=deadline
-                    )
-
-            await _of_each_shard(known, ordered, commit)
-
-        if ordered:
-            await self.client._with_topic(topic, put)
+        if not offsets:
+            return
+        await self.client._with_topic(
+            topic,
+            lambda known: self.client._commit_offsets(
+                self.name, known, offsets, reset=False, deadline=deadline, member=member, epoch=epoch
+            ),
+        )
 
     async def lag(self, topic: str, parts: Sequence[Ranges] | None = None) -> GroupLag:
         """How far the group is behind, in all and in each of ``parts``, which are disjoint."""
@@ -322,18 +308,8 @@ class Group:
         async def work(topic: Topic) -> list[T]:
             for part in ranges:
                 topic.check_queue(part[-1])
-            cuts = [
-                (route, own)
-                for route in topic.routes
-                if (
-                    own := tuple(
-                        range(max(part.start, route.first), min(part.stop, route.end))
-                        for part in ranges
-                        if part.start < route.end and part.stop > route.first
-                    )
-                )
-            ]
-            return await _together(ask(topic, route, own) for route, own in cuts)
+            cuts = ((route, intersect(ranges, (range(route.first, route.end),))) for route in topic.routes)
+            return await _together(ask(topic, route, own) for route, own in cuts if own)
 
         return await self.client._with_topic(name, work)
 
@@ -351,74 +327,46 @@ class Group:
         held_ms: int = 0,
         shard: int | None = None,
         **request: Any,
-    ) -> Answer:
+    ) -> Response:
         """Ask the leader of ``shard`` (the group's, when left out), whoever that is, until it answers."""
-        with Attempts(self._router.outages, f"{method} {path}") as attempts:
-            return await self._ask_until(attempts, method, path, self._deadline(deadline_ms), held_ms, shard, request)
+        deadline, backoff = self._deadline(deadline_ms), Backoff()
+        url: str | None = None
 
-    async def _ask_until(
-        self,
-        attempts: Attempts,
-        method: str,
-        path: str,
-        deadline: Deadline,
-        held_ms: int,
-        shard: int | None,
-        request: dict[str, Any],
-    ) -> Answer:
-        backoff = Backoff()
-        while True:
-            url: str | None = None
-            try:
-                if shard is None and self._shard is None:
-                    await self.coordinator(deadline_ms=int(1000 * deadline.remaining_s()) + 1)
-                number = self._shard if shard is None else shard
-                assert number is not None
-                url = self._router.table.leadership(number).url
-                if url is None:
-                    raise Unavailable(f"shard {number} has no leader now", shard=number, sent=False)
-                timeout_s = deadline.attempt_s(self._router.request_timeout_s) + held_ms / 1000
-                answer = await self._attempt(number, url, method, path, timeout_s, held_ms > 0, request)
-                attempts.passed()
-                return answer
-            except LsmqError as error:
-                if not self._router.worth_retrying(error):
-                    raise
-                if deadline.passed:
-                    raise give_up(error, method, path, deadline) from error
-                attempts.failed(error)
-                if shard is not None:
-                    await self._look_for(shard)
-                elif not (isinstance(error, NotLeader) and error.details.get("leader")):
-                    self._look(url)
-                await backoff.pause(deadline)
+        async def attempt() -> Response:
+            nonlocal url
+            url = None
+            number = self._shard if shard is None else shard
+            if number is None:
+                number = (await self.coordinator(deadline_ms=int(1000 * deadline.remaining_s()) + 1)).shard
+            url = self._router.table.leadership(number).url
+            if url is None:
+                raise Unavailable(f"shard {number} has no leader now", shard=number, sent=False)
+            return await self._router.attempt(
+                None,
+                url,
+                (number,),
+                method,
+                path,
+                timeout_s=deadline.attempt_s(self._router.request_timeout_s) + held_ms / 1000,
+                silence_s=POLL_SILENCE_S if held_ms else SILENCE_S,
+                look=partial(self._look, url),
+                **request,
+            )
 
-    async def _attempt(
-        self, shard: int, url: str, method: str, path: str, timeout_s: float, held: bool, request: dict[str, Any]
-    ) -> Answer:
-        """One request. While it is not answered, others are asked whether the shard has moved."""
-        table = self._router.table
+        async def recover(error: LsmqError) -> None:
+            if shard is not None:
+                await self._look_for_leaders()
+            elif not (isinstance(error, NotLeader) and error.details.get("leader")):
+                self._look(url)
+            await backoff.pause(deadline)
 
-        def moved() -> bool:
-            return table.leadership(shard).url not in (url, None)
-
-        silence_s = POLL_SILENCE_S if held else SILENCE_S
-        try:
-            async with Watch(table, moved, lambda: self._look(url), silence_s):
-                return await self._router._transport.request(method, url + path, timeout_s=timeout_s, **request)
-        except NotLeader as error:
-            self._router._heed(error, (shard,))
-            raise
-        except TimeoutError:
-            raise TimedOut(
-                f"{url} had not answered when another node was found to lead shard {shard}", url=url, sent=True
-            ) from None
+        return await self._router.until_answered(method, path, deadline, attempt, recover, held=held_ms > 0)
 
     def _look(self, beside: str | None) -> None:
         """Begin to ask another node who coordinates."""
         urls = [url for url in self._router.urls if url != beside] or self._router.urls
         if urls and len(self._looks) < _MAX_LOOKS:
-            task = self._router._keeper.spawn(
+            task = self._router._refresher.spawn(
                 self._look_at(runtime.random.choice(urls)), f"lsmq look for group {self.name}"
             )
             self._looks.add(task)
@@ -434,7 +382,7 @@ class Group:
         except LsmqError:
             return
 
-    async def _look_for(self, shard: int) -> None:
+    async def _look_for_leaders(self) -> None:
         """Learn who leads any shard: of the topics, one may have queues there; else the cluster says so."""
         cluster = await self.client.ask("GET", "/v1/cluster")
         urls = {node["id"]: node["url"] for node in cluster["nodes"]}
@@ -445,15 +393,9 @@ class Group:
 async def list_groups(client: Client) -> list[GroupSummary]:
     """All groups of the cluster, by name; of nodes that lead a shard. Tried again until the client's deadline."""
     deadline, backoff = Deadline(client.deadline_ms), Backoff()
-    while True:
-        try:
-            return await _list_groups(client)
-        except LsmqError as error:
-            if not error.retriable:
-                raise
-            if deadline.passed:
-                raise give_up(error, "GET", "/v1/groups", deadline) from error
-            await backoff.pause(deadline)
+    return await client._router.until_answered(
+        "GET", "/v1/groups", deadline, lambda: _list_groups(client), lambda error: backoff.pause(deadline)
+    )
 
 
 async def _list_groups(client: Client) -> list[GroupSummary]:
@@ -488,7 +430,7 @@ async def _leaders(client: Client) -> list[str]:
     return sorted({urls[shard["leader"]] for shard in cluster["shards"] if shard["leader"] in urls})
 
 
-async def _ask_leaders(client: Client, path: str) -> list[tuple[str, Answer]]:
+async def _ask_leaders(client: Client, path: str) -> list[tuple[str, Response]]:
     """What each node that leads a shard answers to a GET, with its URL."""
     leaders = await _leaders(client)
     transport, timeout_s = client._router._transport, client.request_timeout_ms / 1000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import msgpack
 import xxhash
@@ -20,6 +20,28 @@ Key = str | bytes
 
 Headers = tuple[tuple[str, bytes], ...]
 """Names and values in order; a name may come more than once."""
+
+
+class MessageOptions(TypedDict, total=False):
+    """What a message may have besides its body, as keywords of the methods that send.
+
+    Attributes:
+        key: messages of one key share a queue, and so keep their order.
+        tag: a word to pick messages by.
+        queue: where it goes; chosen by ``key``, or in turn, when left out.
+        properties: names and values, text both.
+        headers: names and bytes, in order; a name may come more than once.
+        priority: 0 to 255.
+        delete: the key is gone, and the message has no body.
+    """
+
+    key: Key | None
+    tag: str | None
+    queue: int | None
+    properties: Mapping[str, str] | None
+    headers: Iterable[tuple[str, bytes]]
+    priority: int
+    delete: bool
 
 
 def key_hash(key: Key) -> int:

@@ -8,13 +8,13 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, Unpack
 
 from lsmq import runtime
-from lsmq._background import Background
-from lsmq._lane import Lane, LaneOptions, ProducerStats
-from lsmq._outbox import PendingBatch, Receipt, Receipts, Sent
-from lsmq._unclosed import open_producers, warn_of_unclosed
+from lsmq._receipts import PendingBatch, Receipt, Receipts, Sent
+from lsmq._shard_sender import ProducerStats, SenderOptions, ShardSender
+from lsmq._unclosed_producers import open_producers, warn_of_unclosed
+from lsmq.background_tasks import BackgroundTasks
 from lsmq.client import Client
 from lsmq.errors import (
     BufferFull,
@@ -27,6 +27,7 @@ from lsmq.errors import (
 from lsmq.messages import (
     Headers,
     Key,
+    MessageOptions,
     body_bytes,
     check_delete,
     check_extras,
@@ -69,22 +70,34 @@ class Extras(NamedTuple):
 _NO_EXTRAS = Extras()
 
 
-def _extras(
-    key: Key | None,
+Parts = tuple[Body, Key | None, str | None, int | None, Extras | None]
+
+
+def _parts(body: Body, options: MessageOptions) -> Parts:
+    """A message as it is added to a batch. Raises ``InvalidRequest`` for extras that no record can hold."""
+    key, tag, queue = options.get("key"), options.get("tag"), options.get("queue")
+    if len(options) > (key is not None) + (tag is not None) + (queue is not None):
+        return _with_extras(body, **options)
+    return body, key, tag, queue, None
+
+
+def _with_extras(
     body: Body,
-    properties: Mapping[str, str] | None,
-    headers: Iterable[tuple[str, bytes]],
-    priority: int,
     *,
-    delete: bool,
-) -> Extras | None:
-    """``None`` where a message has none of it. Raises ``InvalidRequest`` for what no record can hold."""
+    key: Key | None = None,
+    tag: str | None = None,
+    queue: int | None = None,
+    properties: Mapping[str, str] | None = None,
+    headers: Iterable[tuple[str, bytes]] = (),
+    priority: int = 0,
+    delete: bool = False,
+) -> Parts:
     if not (properties or headers or delete) and type(priority) is int and priority == 0:
-        return None
+        return body, key, tag, queue, None
     check_extras(properties, priority)
     if delete:
         check_delete(key, body)
-    return Extras(properties, check_headers(headers), priority, delete)
+    return body, key, tag, queue, Extras(properties, check_headers(headers), priority, delete)
 
 
 class Producer:
@@ -148,7 +161,7 @@ class Producer:
         self._max_buffer_bytes = max_buffer_bytes
         self._max_message_bytes = max_message_bytes or 0
         self._partitioner = partitioner
-        self._options = LaneOptions(
+        self._options = SenderOptions(
             linger_ms / 1000,
             deadline_ms or client.deadline_ms,
             request_timeout_ms or client.request_timeout_ms,
@@ -158,11 +171,11 @@ class Producer:
         self._topic: Topic | None = None
         self._queues = self._key_queues = 0
         self._next_queue = 0
-        self._lanes: dict[int, Lane] = {}
-        self._gone_stats = ProducerStats()  # of lanes that broke
+        self._senders: dict[int, ShardSender] = {}
+        self._gone_stats = ProducerStats()  # of senders that broke
         self._range_firsts: list[int] = []
-        self._range_lanes: list[Lane | None] = []  # of the ranges that begin there, once there was something to send
-        self._background = Background(self._broke)
+        self._range_senders: list[ShardSender | None] = []  # of ranges that begin there, once they had any
+        self._background = BackgroundTasks(self._broke)
         self._buffered_bytes = 0
         self._space = asyncio.Event()
         self._space_turn = asyncio.Lock()
@@ -194,7 +207,7 @@ class Producer:
         self._queues, self._key_queues = topic.queues, topic.key_queues
         self._batch_bytes = min(self._batch_bytes, topic.max_batch_bytes or self._batch_bytes)
         self._range_firsts = [route.first for route in topic.routes]
-        self._range_lanes = [None] * (len(topic.routes) or 1)
+        self._range_senders = [None] * (len(topic.routes) or 1)
 
     def _notice(self) -> None:
         known = self._client._router.table.topic(self._name)
@@ -226,7 +239,7 @@ class Producer:
     @property
     def stats(self) -> ProducerStats:
         """Counts since the start."""
-        return sum((lane.stats for lane in self._lanes.values()), self._gone_stats)
+        return sum((sender.stats for sender in self._senders.values()), self._gone_stats)
 
     async def flush(self) -> None:
         """Send all that was accepted so far without lingering, and return when it is settled.
@@ -240,9 +253,9 @@ class Producer:
                 batch.raise_error()
 
     async def _settle(self) -> None:
-        batches = [batch for lane in self._lanes.values() for batch in lane.unsettled()]
-        for lane in self._lanes.values():
-            lane.close_batch()
+        batches = [batch for sender in self._senders.values() for batch in sender.unsettled()]
+        for sender in self._senders.values():
+            sender.close_batch()
         for batch in batches:
             await batch.wait()
 
@@ -252,11 +265,11 @@ class Producer:
             if self._closed:
                 return
             self._stop_accepting()
-            for lane in self._lanes.values():
-                lane.stop()
+            for sender in self._senders.values():
+                sender.stop()
             try:
-                if lanes := set(self._background):
-                    await asyncio.wait(lanes)
+                if senders := set(self._background):
+                    await asyncio.wait(senders)
             finally:
                 await self._background.end()
             await self.flush()
@@ -280,43 +293,32 @@ class Producer:
         """Messages that nobody knows to be stored, and nobody was told of. May be asked from any thread."""
         if self._closed:
             return 0
-        batches = [batch for lane in list(self._lanes.values()) for batch in lane.unsettled()]
+        batches = [batch for sender in list(self._senders.values()) for batch in sender.unsettled()]
         return sum(len(batch.queues) for batch in [*batches, *self._failed] if not batch.error_seen)
 
     def _broke(self, error: Exception) -> None:
-        """A lane is gone, and its batches have failed; messages that come for its shard get a new one."""
-        _log.error("a producer's lane ended: topic=%s unstored=%d error=%r", self._name, self._unstored(), error)
-        gone = [shard for shard, lane in self._lanes.items() if lane.broken]
+        """A sender is gone, and its batches have failed; messages that come for its shard get a new one."""
+        _log.error("a producer's sender ended: topic=%s unstored=%d error=%r", self._name, self._unstored(), error)
+        gone = [shard for shard, sender in self._senders.items() if sender.broken]
         for shard in gone:
-            self._gone_stats += self._lanes.pop(shard).stats
-        self._range_lanes = [None] * len(self._range_lanes)
+            self._gone_stats += self._senders.pop(shard).stats
+        self._range_senders = [None] * len(self._range_senders)
 
     # Sending
 
-    async def send(
-        self,
-        body: Body,
-        *,
-        key: Key | None = None,
-        tag: str | None = None,
-        queue: int | None = None,
-        properties: Mapping[str, str] | None = None,
-        headers: Iterable[tuple[str, bytes]] = (),
-        priority: int = 0,
-        delete: bool = False,
-    ) -> Receipt:
+    async def send(self, body: Body, **options: Unpack[MessageOptions]) -> Receipt:
         """Accept one message; waits only while the buffer is full. Await the receipt for its offset.
 
-        The body is text, which is sent as UTF-8, or bytes, or like bytes. ``queue`` is chosen by ``key``, or in turn,
-        when left out. ``delete`` says that the key is gone: the message has no body. Raises ``InvalidRequest``,
-        ``MessageTooLarge``, ``UnknownQueue`` and ``ClientClosed`` at once.
+        The body is text, which is sent as UTF-8, or bytes, or like bytes. ``options`` are ``key``, ``tag``, ``queue``,
+        ``properties``, ``headers``, ``priority`` and ``delete``: see :class:`lsmq.messages.MessageOptions`. Raises
+        ``InvalidRequest``, ``MessageTooLarge``, ``UnknownQueue`` and ``ClientClosed`` at once.
         """
         if self._topic is None:
             await self.start()
-        extras = _extras(key, body, properties, headers, priority, delete=delete)
+        message = _parts(body, options)
         if not self._space_turn.locked():
             try:
-                receipt = self._receipt(self._add(body, key, tag, queue, extras))
+                receipt = self._receipt(self._add(*message))
             except BufferFull:
                 pass
             else:
@@ -327,50 +329,17 @@ class Producer:
             while True:
                 self._space.clear()
                 try:
-                    return self._receipt(self._add(body, key, tag, queue, extras))
+                    return self._receipt(self._add(*message))
                 except BufferFull:
                     await self._space.wait()
 
-    async def send_and_wait(
-        self,
-        body: Body,
-        *,
-        key: Key | None = None,
-        tag: str | None = None,
-        queue: int | None = None,
-        properties: Mapping[str, str] | None = None,
-        headers: Iterable[tuple[str, bytes]] = (),
-        priority: int = 0,
-        delete: bool = False,
-    ) -> Sent:
+    async def send_and_wait(self, body: Body, **options: Unpack[MessageOptions]) -> Sent:
         """Send one message and return where it was stored."""
-        receipt = await self.send(
-            body,
-            key=key,
-            tag=tag,
-            queue=queue,
-            properties=properties,
-            headers=headers,
-            priority=priority,
-            delete=delete,
-        )
-        return await receipt
+        return await (await self.send(body, **options))
 
-    def send_nowait(
-        self,
-        body: Body,
-        *,
-        key: Key | None = None,
-        tag: str | None = None,
-        queue: int | None = None,
-        properties: Mapping[str, str] | None = None,
-        headers: Iterable[tuple[str, bytes]] = (),
-        priority: int = 0,
-        delete: bool = False,
-    ) -> Receipt:
+    def send_nowait(self, body: Body, **options: Unpack[MessageOptions]) -> Receipt:
         """Like :meth:`send`, but raises ``BufferFull`` where that would wait. Must be started."""
-        extras = _extras(key, body, properties, headers, priority, delete=delete)
-        return self._receipt(self._add(body, key, tag, queue, extras))
+        return self._receipt(self._add(*_parts(body, options)))
 
     def _receipt(self, batch: PendingBatch) -> Receipt:
         """Of the last message of ``batch``."""
@@ -471,15 +440,15 @@ class Producer:
         else:
             queue = self._next_queue
             in_turn = True
-        lane = self._range_lanes[bisect_right(self._range_firsts, queue) - 1] or self._lane(queue)
-        batch = lane.open
+        sender = self._range_senders[bisect_right(self._range_firsts, queue) - 1] or self._sender(queue)
+        batch = sender.open
         if batch is None:
-            batch = lane.start_batch()
+            batch = sender.start_batch()
         elif batch.reserved_bytes + size_bytes > self._batch_bytes or len(batch.queues) >= MAX_BATCH_MESSAGES:
-            lane.close_batch()
+            sender.close_batch()
             if in_turn:
                 return self._add(body, key, tag, None, extras)  # It is the next queue's turn.
-            batch = lane.start_batch()
+            batch = sender.start_batch()
         assert batch.builder is not None
         batch.builder.add(
             queue,
@@ -499,18 +468,18 @@ class Producer:
     def _on_closed(self) -> None:
         self._next_queue = (self._next_queue + 1) % self._queues
 
-    def _lane(self, queue: int) -> Lane:
+    def _sender(self, queue: int) -> ShardSender:
         assert self._topic is not None
         route = self._topic.route(queue)
         shard = route.shard
-        lane = self._lanes.get(shard)
-        if lane is None:
-            lane = self._lanes[shard] = Lane(
+        sender = self._senders.get(shard)
+        if sender is None:
+            sender = self._senders[shard] = ShardSender(
                 self._client._router, self._topic, shard, self._options, self._on_closed, self._on_settled
             )
-            self._background.begin(lane.run(), f"lsmq producer {self._name} shard {shard}")
-        self._range_lanes[self._topic.routes.index(route)] = lane
-        return lane
+            self._background.begin(sender.run(), f"lsmq producer {self._name} shard {shard}")
+        self._range_senders[self._topic.routes.index(route)] = sender
+        return sender
 
     def _on_settled(self, batch: PendingBatch) -> None:
         self._buffered_bytes -= batch.reserved_bytes

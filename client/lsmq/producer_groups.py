@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
-from urllib.parse import quote
 
+from lsmq._paths import quoted
 from lsmq.client import Client
 from lsmq.errors import UnknownProducerMember
 from lsmq.groups import Group, list_at_leaders
@@ -92,7 +92,7 @@ class ProducerGroup:
         self.client = client
         self.name = name
         self._group = Group(client, name)  # has the same coordinator
-        self._path = f"/v1/producer-groups/{quote(name, safe='')}"
+        self._path = f"/v1/producer-groups/{quoted(name)}"
 
     async def heartbeat(
         self,
@@ -205,7 +205,7 @@ class ProducerGroup:
 
     async def take(self, sequence: str, member: str, *, deadline_ms: int | None = None) -> SequencePosition:
         """Go on with a sequence: what is open of it is rolled back, and whoever had it can begin no more of it."""
-        path = f"/sequences/{quote(sequence, safe='')}"
+        path = f"/sequences/{quoted(sequence)}"
         return SequencePosition(**await self._ask("POST", path, {"member": member}, deadline_ms))
 
     async def describe(self) -> dict[str, Any]:
@@ -214,7 +214,7 @@ class ProducerGroup:
         return found
 
     def _of(self, transaction: str) -> str:
-        return f"/transactions/{quote(transaction, safe='')}"
+        return f"/transactions/{quoted(transaction)}"
 
     async def _ask(
         self, method: str, path: str, value: Any = None, deadline_ms: int | None = None, held_ms: int = 0

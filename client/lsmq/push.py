@@ -7,17 +7,16 @@ from collections.abc import Mapping
 from typing import Literal
 
 from lsmq import runtime
-from lsmq._background import Background, as_lsmq_error
-from lsmq._handling import Handler, Handling, Order
-from lsmq._hands import Hands
-from lsmq._lifecycle import Iterated, Starting
+from lsmq._handler_lanes import HandlerRun
+from lsmq._message_consumer import MessageConsumer
 from lsmq._push_buffer import PushBuffer
-from lsmq._push_streams import PushStreams
-from lsmq._retry import NEVER_MS, Deadline
-from lsmq._values import check_max_messages
+from lsmq._retries import NEVER_MS, Deadline
+from lsmq._work_in_progress import WorkInProgress
+from lsmq.background_tasks import BackgroundTasks, as_lsmq_error
 from lsmq.client import Client
 from lsmq.errors import ClientClosed, InvalidRequest
 from lsmq.group_values import Ranges
+from lsmq.push_streams import PushStreams
 from lsmq.record_batch import Message
 
 Mode = Literal["clustered", "broadcast"]
@@ -29,13 +28,14 @@ _MANY_QUEUES = 64  # Looking at so many after each message would take longer tha
 _MANY_PAUSE_S = 0.002
 
 
-class PushConsumer(Starting, Iterated[Message]):
+class PushConsumer(MessageConsumer):
     """Is sent the messages of a topic by the nodes that lead its queues, over held streams.
 
     The nodes keep the group's offsets: messages that are acknowledged are committed, and what is not comes again after
     a stream has ended, here or at another subscriber. With ``mode="clustered"`` the group's subscribers share the
     queues; with ``"broadcast"`` each is sent everything, and its offsets are kept under ``subscriber``, its name, where
-    it has one. ``start`` (``"earliest"`` or ``"latest"``) is where the group begins in queues it has no offset of.
+    it has one; without one a queue whose stream has ended, as when its leader changes, begins anew at ``start``, and a
+    warning says so. ``start`` (``"earliest"`` or ``"latest"``) is where the group begins in queues it has no offset of.
 
     Each node sends at most ``credit`` messages and ``credit_bytes`` that are not acknowledged: that bounds memory on
     both sides. A node ends a stream of which nothing is acknowledged for ``ack_timeout_ms`` (0: never).
@@ -81,23 +81,19 @@ class PushConsumer(Starting, Iterated[Message]):
         }
         self._buffer = PushBuffer(topic, self._lost)
         self._streams: PushStreams | None = None
-        self._background = Background(self._broke)
-        self._handling: Handling | None = None
-        self._run_ended = asyncio.Event()
-        self._run_ended.set()
-        self._closed = False
-        self._finishing = asyncio.Lock()  # who closes it a second time waits for the first
+        self._background = BackgroundTasks(self._broke)
+        super().__init__(self._buffer, WorkInProgress(), lambda: None)
 
     # Life
 
     async def start(self) -> None:
         """Open the streams. Entering ``async with`` or the first read does it. Raises ``UnknownTopic``."""
-        if self._closed:
-            raise ClientClosed("this consumer is closed; make a new one")
+        self._check_open()
         if self._streams is None:
             topic = await self._client._router.known(self._topic, Deadline(self._deadline_ms))
             self._streams = PushStreams(self._client, topic, self._group, self._params, self._buffer, self._deadline_ms)
             self._background.begin(self._streams.run(), f"lsmq push {self._topic}", lasting=True)
+            self._started = True
 
     def _broke(self, error: Exception) -> None:
         self._buffer.fail(as_lsmq_error(error, f"the push consumer of topic {self._topic!r}"))
@@ -115,10 +111,8 @@ class PushConsumer(Starting, Iterated[Message]):
         await self._finish()
 
     async def _close_from_inside(self) -> None:
-        """A handler closes the consumer: the rest is done when the handlers have returned."""
-        assert self._handling is not None
-        self._closed = self._buffer.closed = self._handling.closed_inside = True
-        self._handling.stop()
+        self._buffer.closed = True
+        await super()._close_from_inside()
 
     async def _finish(self) -> None:
         async with self._finishing:
@@ -140,26 +134,6 @@ class PushConsumer(Starting, Iterated[Message]):
 
     # Reading
 
-    async def _next(self) -> Message:
-        return (await self.poll(1))[0]
-
-    async def poll(self, max_messages: int = 1000, timeout_ms: float | None = None) -> list[Message]:
-        """Up to ``max_messages`` that are there; waits for the first one. Empty after ``timeout_ms``."""
-        check_max_messages(max_messages)
-        await self.start()
-        deadline = None if timeout_ms is None else Deadline(timeout_ms)
-        while True:
-            if self._closed:
-                raise ClientClosed("this consumer is closed; make a new one")
-            messages = self._buffer.take(max_messages)
-            if messages:
-                return messages
-            try:
-                async with asyncio.timeout(None if deadline is None else deadline.remaining_s()):
-                    await self._buffer.ready()
-            except TimeoutError:
-                return []
-
     def ack(self, *messages: Message) -> None:
         """These messages, and those of their queues before them, are handled; without any: all that was handed out.
 
@@ -174,25 +148,7 @@ class PushConsumer(Starting, Iterated[Message]):
 
     # Handling
 
-    async def run(self, handler: Handler, *, concurrency: int = 1, order: Order = "queue") -> None:
-        """Call ``handler(message)`` for every message, until the consumer is closed or the handler raises.
-
-        ``concurrency`` and ``order`` as with :meth:`lsmq.Consumer.run`. What was handled is acknowledged at once, of a
-        queue never anything behind a message that is not handled.
-        """
-        await self._run(handler, concurrency, order, cancel=True)
-
-    async def _run(self, handler: Handler, concurrency: int, order: Order, *, cancel: bool) -> None:
-        if self._handling is not None:
-            raise InvalidRequest("this consumer runs a handler already; make another consumer")
-        if self._closed:
-            return
-        handling = Handling(
-            self._buffer, Hands(), handler, concurrency=concurrency, order=order, look=lambda: None, cancel=cancel
-        )
-        await self.start()
-        self._handling = handling
-        self._run_ended.clear()
+    async def _run_through(self, handling: HandlerRun) -> None:
         try:
             await handling.run(self._acknowledge_while(handling))
         except ClientClosed:
@@ -200,19 +156,15 @@ class PushConsumer(Starting, Iterated[Message]):
                 raise
         finally:
             self._acknowledge_handled(handling)
-            self._handling = None
-            self._run_ended.set()
-            if handling.closed_inside:
-                await self._finish()
 
-    async def _acknowledge_while(self, handling: Handling) -> None:
+    async def _acknowledge_while(self, handling: HandlerRun) -> None:
         while not handling.stopping:
             await handling.handled.wait()
             handling.handled.clear()
             queues = self._acknowledge_handled(handling)
             await asyncio.sleep(_MANY_PAUSE_S if queues > _MANY_QUEUES else 0)
 
-    def _acknowledge_handled(self, handling: Handling) -> int:
+    def _acknowledge_handled(self, handling: HandlerRun) -> int:
         """How many queues it has looked at."""
         unfinished: Mapping[int, int] = handling.unfinished(self._topic)
         queues = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from lsmq.errors import LsmqError, UnknownQueue
@@ -101,17 +101,7 @@ class Topic:
             "queues": self.queues,
             "options": dict(self.options),
             "created_ms": self.created_ms,
-            "routes": [
-                {
-                    "first": route.first,
-                    "end": route.end,
-                    "shard": route.shard,
-                    "leader": route.leader,
-                    "epoch": route.epoch,
-                    "followers": list(route.followers),
-                }
-                for route in self.routes
-            ],
+            "routes": [{**asdict(route), "followers": list(route.followers)} for route in self.routes],
         }
 
     @property

@@ -23,11 +23,12 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from lsmq._background import Background, as_lsmq_error
 from lsmq._heartbeats import HeartbeatThread
 from lsmq._lifecycle import Starting
-from lsmq._retry import Backoff
+from lsmq._rate_limited import RateLimitedWarnings
+from lsmq._retries import Backoff
 from lsmq._transaction import Outcome, Sequence, Transaction
+from lsmq.background_tasks import BackgroundTasks, as_lsmq_error
 from lsmq.client import Client
 from lsmq.errors import (
     ClientClosed,
@@ -112,8 +113,10 @@ class TransactionalProducer(Starting):
         self._begins = asyncio.Semaphore(_MAX_BEGINS)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: HeartbeatThread | None = None
-        self._heart = Background(self._heart_broke)  # in the thread
-        self._checks = Background(self._check_broke)
+        self._heart = BackgroundTasks(self._heart_broke)  # in the thread
+        self._checks = BackgroundTasks(self._check_broke)
+        self._unheard, self._placeless = RateLimitedWarnings(), RateLimitedWarnings()  # in the thread
+        self._unanswered, self._failed, self._late = RateLimitedWarnings(), RateLimitedWarnings(), RateLimitedWarnings()
         self._broken: LsmqError | None = None
         self._closed = False
         self._closing = asyncio.Lock()  # who closes it a second time waits for the first
@@ -193,16 +196,13 @@ class TransactionalProducer(Starting):
                 asked = await group.heartbeat(member, wait_ms=wait_ms)
             except UnknownProducerMember:
                 if member == self._member:
-                    _log.warning("producer lost its place: group=%s member=%s", group.name, member)
+                    self._placeless.warn("producer lost its place: group=%s member=%s", group.name, member)
                     self._tell(partial(self._lost, member))
                 await backoff.pause()
                 continue
-            except LsmqError as error:
-                _log.warning("no heartbeat: group=%s error=%s", group.name, error)
-                await backoff.pause()
-                continue
-            except Exception:
-                _log.exception("no heartbeat: group=%s", group.name)
+            except Exception as error:
+                defect = None if isinstance(error, LsmqError) else error
+                self._unheard.warn("no heartbeat: group=%s error=%s", group.name, error, error=defect)
                 await backoff.pause()
                 continue
             backoff.reset()
@@ -235,7 +235,7 @@ class TransactionalProducer(Starting):
 
     def _check_broke(self, error: Exception) -> None:
         """The broker asks again, as it does after each that is not answered; and says again that the place is lost."""
-        _log.warning("a check was not answered: group=%s error=%r", self._group.name, error)
+        self._unanswered.warn("a check was not answered: group=%s error=%r", self._group.name, error)
 
     async def _answer(self, transaction: TransactionInfo) -> None:
         """Ask the application, unless it has said it before, and tell the broker."""
@@ -246,8 +246,9 @@ class TransactionalProducer(Starting):
             try:
                 found = self._check(transaction)
                 outcome = Outcome(await found if inspect.isawaitable(found) else found)
-            except Exception:
-                _log.exception("the check failed: group=%s transaction=%s", self._group.name, transaction.id)
+            except Exception as error:
+                about = (self._group.name, transaction.id)
+                self._failed.warn("the check failed: group=%s transaction=%s", *about, error=error)
                 return
         try:
             if outcome is Outcome.COMMIT:
@@ -257,9 +258,9 @@ class TransactionalProducer(Starting):
             self._intents.pop(transaction.id, None)
         except (TransactionDecided, UnknownTransaction) as error:
             self._intents.pop(transaction.id, None)
-            _log.warning("a check came too late: %s", error)
+            self._late.warn("a check came too late: %s", error)
         except LsmqError as error:
-            _log.warning("a check could not be answered, it will come again: %s", error)
+            self._unanswered.warn("a check could not be answered, it will come again: %s", error)
 
     # Transactions
 

@@ -8,15 +8,15 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote
 
-from lsmq._background import Background, as_lsmq_error
 from lsmq._lifecycle import Iterated
-from lsmq._pulling import Puller, Waiting
-from lsmq._retry import NEVER_MS
-from lsmq._seldom import Seldom
-from lsmq._settling import Settler
-from lsmq._values import check_max_messages, message_from_dict
+from lsmq._paths import group_path
+from lsmq._pop_loop import PopLoop, Waiting
+from lsmq._rate_limited import RateLimitedWarnings
+from lsmq._retries import NEVER_MS
+from lsmq._settler import Settler
+from lsmq._wire_values import check_max_messages, message_from_dict
+from lsmq.background_tasks import BackgroundTasks, as_lsmq_error
 from lsmq.client import Client, _together
 from lsmq.errors import ClientClosed, InvalidRequest, LsmqError, ReceiptExpired
 from lsmq.record_batch import Message
@@ -150,7 +150,7 @@ class WorkQueue(Iterated[Task]):
         self._max_handler_ms = max_handler_ms
         self._deadline_ms = NEVER_MS if deadline_ms is None else deadline_ms
         self._settler = Settler(client, group, client.deadline_ms if deadline_ms is None else deadline_ms)
-        self._puller = Puller(
+        self._puller = PopLoop(
             client,
             topic,
             group,
@@ -167,9 +167,14 @@ class WorkQueue(Iterated[Task]):
         self._changed = Waiting()
         self._pulling: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
-        self._background = Background(self._broke)
-        self._extensions = Background(self._broke)
-        self._failed, self._late, self._unsettled, self._shown = Seldom(), Seldom(), Seldom(), Seldom()
+        self._background = BackgroundTasks(self._broke)
+        self._extensions = BackgroundTasks(self._broke)
+        self._failed, self._late, self._unsettled, self._shown = (
+            RateLimitedWarnings(),
+            RateLimitedWarnings(),
+            RateLimitedWarnings(),
+            RateLimitedWarnings(),
+        )
         self._error: LsmqError | None = None
         self._closed = False
         self._closing = asyncio.Lock()  # who closes it a second time waits for the first
@@ -213,7 +218,7 @@ class WorkQueue(Iterated[Task]):
         if concurrency < 1:
             raise InvalidRequest(f"concurrency is {concurrency}; it must be at least 1")
         self._hands = concurrency
-        workers = Background()
+        workers = BackgroundTasks()
         working = [workers.begin(self._work(handler), f"lsmq worker of {self.topic}") for _ in range(concurrency)]
         try:
             await workers.until(asyncio.wait(working))
@@ -289,7 +294,7 @@ class WorkQueue(Iterated[Task]):
             "delete_on_ack": delete_on_ack,
         }
         settings = {name: value for name, value in given.items() if value is not None}
-        path, deadline = f"/v1/groups/{quote(self.group, safe='')}/work-queue", self._client._deadline()
+        path, deadline = f"{group_path(self.group)}/work-queue", self._client._deadline()
 
         async def put(topic: Topic) -> None:
             await _together(

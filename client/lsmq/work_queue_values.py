@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
-from urllib.parse import quote
 
-from lsmq._retry import Deadline
+from lsmq._paths import group_path
+from lsmq._retries import Deadline
 from lsmq.client import Client
 from lsmq.topics import Topic
 
@@ -61,7 +61,7 @@ async def describe_work_queue(client: Client, topic: str, group: str, deadline: 
     """Asked of the leaders of all the topic's shards. Raises ``UnknownGroup`` where it is no work queue."""
 
     async def ask(known: Topic) -> WorkQueueState:
-        path, params = f"/v1/groups/{quote(group, safe='')}/work-queue", {"topic": topic}
+        path, params = f"{group_path(group)}/work-queue", {"topic": topic}
         missing = {route.shard for route in known.routes}
         rows: list[Mapping[str, Any]] = []
         dead_letter_topic = ""

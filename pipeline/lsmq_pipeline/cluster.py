@@ -1,38 +1,31 @@
 """Blocking access to a cluster, for drivers and tasks: topics, bounds of queues, record batches in and out.
 
-The only module of the pipeline that reaches into the client's inner parts: its router knows leaders, waits for
-failovers and retries until a deadline.
+What goes to a shard finds its leader, waits for failovers and is tried again until the deadline of the connection.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self, TypeVar
-from urllib.parse import urlencode
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lsmq import Client
-from lsmq._keeper import topic_path
-from lsmq._loop_thread import LoopThread
-from lsmq._retry import Deadline
-from lsmq._transport import BATCH, BATCHES, MSGPACK, Answer
-from lsmq.errors import LsmqError, UnknownTopic
+from lsmq.errors import LsmqError, ReadElsewhere, UnknownTopic
+from lsmq.loop_thread import LoopThread
+from lsmq.shard_requests import ShardRequests
 from lsmq.topics import Topic
 from lsmq_pipeline.options import Connection
 
-T = TypeVar("T")
 I64 = NDArray[np.int64]
 
 _FETCH_PATH = "/v1/topics/{topic}/fetch"
-_ELSEWHERE = "read_elsewhere"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +47,6 @@ class Want:
     wait_ms: int = 0
 
 
-class _Loop(LoopThread):
-    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-
 class Cluster:
     """A client in an event loop of its own. Close it, or use it in a ``with`` block."""
 
@@ -72,7 +60,8 @@ class Cluster:
             deadline_ms=connection.deadline_ms,
             request_timeout_ms=connection.request_timeout_ms,
         )
-        self._loop = _Loop()
+        self._shards = ShardRequests(self._client)
+        self._loop = LoopThread()
         self._elsewhere: dict[int, str] = {}
         self._follower_reads: bool | None = None
 
@@ -121,7 +110,7 @@ class Cluster:
 
     def bounds(self, topic: Topic) -> Bounds:
         """Bounds of all queues of just this topic; raises ``TopicReplaced`` when it was made anew."""
-        found = self._loop.call(self._client._offsets(topic, None, None))
+        found = self._loop.call(self._shards.offsets(topic))
         return Bounds(np.array(found.earliest, np.int64), np.array(found.latest, np.int64))
 
     def offsets_at(self, topic: Topic, times: I64) -> I64:
@@ -132,13 +121,13 @@ class Cluster:
         offsets = np.full(topic.queues, -1, np.int64)
         for time_ms in np.unique(times[times >= 0]).tolist():
             queues = np.flatnonzero(times == time_ms).tolist()
-            found = self._loop.call(self._client._offsets(topic, queues, time_ms))
+            found = self._loop.call(self._shards.offsets(topic, queues, time_ms))
             offsets[np.array(found.queues, np.int64)] = found.at_time
         return offsets
 
     def bounds_of(self, topic: Topic, queues: Sequence[int]) -> tuple[I64, I64]:
         """Earliest and latest offset of some queues, ascending."""
-        found = self._loop.call(self._client._offsets(topic, queues, None))
+        found = self._loop.call(self._shards.offsets(topic, queues))
         return np.array(found.earliest, np.int64), np.array(found.latest, np.int64)
 
     def groups(self) -> list[str]:
@@ -159,8 +148,7 @@ class Cluster:
 
     def ask_node(self, url: str, path: str) -> Any:
         """``GET`` of one node."""
-        timeout_s = self._connection.request_timeout_ms / 1000
-        return self._loop.call(self._client._transport.request("GET", url + path, timeout_s=timeout_s)).value()
+        return self._loop.call(self._shards.ask_node(url, path))
 
     @property
     def urls(self) -> list[str]:
@@ -195,43 +183,26 @@ class Cluster:
             "max_bytes": want.max_bytes,
             "wait_ms": want.wait_ms,
         }
-        if node is not None and read_from is not None:
-            read_from = "any"
-        query = f"?{urlencode({'from': read_from})}" if read_from is not None else ""
-        path = f"{topic_path(topic.name)}/fetch{query}"
-        request = {"value": value, "content_type": MSGPACK, "accept": BATCHES}
         if node is not None:
-            return (await self._ask_node(topic, node.rstrip("/"), path, request)).body
+            source = None if read_from is None else "any"
+            return await self._shards.fetch_at(node.rstrip("/"), topic, value, source)
         elsewhere = self._elsewhere.get(shard)
         if elsewhere is not None:
             try:
-                return (await self._ask_node(topic, elsewhere, path, request)).body
+                return await self._shards.fetch_at(elsewhere, topic, value, read_from)
             except LsmqError:
                 # A follower that is gone or behind is no reason to fail: the leader knows another one, or answers.
                 self._elsewhere.pop(shard, None)
         try:
-            return (await self._ask_leader(topic, shard, path, request)).body
-        except LsmqError as error:
-            url = error.details.get("url")
-            if error.details.get("remote_code", error.code) != _ELSEWHERE or not isinstance(url, str):
+            return await self._shards.fetch(topic, shard, value, read_from)
+        except ReadElsewhere as error:
+            if not isinstance(url := error.details.get("url"), str):
                 raise
             self._elsewhere[shard] = url.rstrip("/")
-            return (await self._ask_node(topic, self._elsewhere[shard], path, request)).body
-
-    async def _ask_node(self, topic: Topic, url: str, path: str, request: dict[str, Any]) -> Answer:
-        timeout_s = self._connection.request_timeout_ms / 1000
-        return await self._client._transport.request(
-            "POST", url + path, timeout_s=timeout_s, topic_id=topic.id, **request
-        )
-
-    async def _ask_leader(self, topic: Topic, shard: int, path: str, request: dict[str, Any]) -> Answer:
-        deadline = Deadline(self._connection.deadline_ms)
-        return await self._client._router.ask_leader(topic, shard, "POST", path, deadline=deadline, **request)
+            return await self._shards.fetch_at(self._elsewhere[shard], topic, value, read_from)
 
     # Writing
 
-    def send(self, topic: Topic, shard: int, packed: bytes, ack: str | None) -> Future[Answer]:
-        """Begin to send one record batch of queues of one shard, the same bytes until they are stored."""
-        query = f"?{urlencode({'ack': ack})}" if ack else ""
-        request = {"body": packed, "content_type": BATCH, "accept": BATCH}
-        return self._loop.submit(self._ask_leader(topic, shard, f"{topic_path(topic.name)}/batches{query}", request))
+    def send(self, topic: Topic, shard: int, packed: bytes, ack: str | None) -> Future[bool]:
+        """Begin to send one record batch of queues of one shard; the result: whether it had been stored before."""
+        return self._loop.submit(self._shards.store(topic, shard, packed, ack))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from lsmq.cli._options import TIME, TOPIC, json_option, url_option
-from lsmq.cli._render import print_fields, print_json, print_table
+from lsmq.cli.options import TIME, TOPIC, json_option, url_option
+from lsmq.cli.render import print_fields, print_json, print_table
 from lsmq_pipeline.jobs.report import Quiet, Report, Shown, lines_of
 
 if TYPE_CHECKING:

@@ -21,7 +21,6 @@ import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
-from lsmq._transport import Answer
 from lsmq.batch_builder import Codec
 from lsmq.errors import LsmqError, OutOfOrderSequence, SequenceReused, StaleSequence, UnknownProducer, UnknownQueue
 from lsmq.topics import Topic
@@ -73,7 +72,7 @@ class _Lane:
     waiting_count: int = 0
     waiting_bytes: int = 0
     batches: int = 0
-    flying: tuple[Future[Answer], Rows] | None = None
+    flying: tuple[Future[bool], Rows] | None = None
 
 
 class TopicWriter:
@@ -181,7 +180,7 @@ class TopicWriter:
             return
         (future, rows), lane.flying = lane.flying, None
         try:
-            answer = future.result()
+            repeated = future.result()
         except SequenceReused as error:
             raise self._changed(lane, error) from error
         except (StaleSequence, OutOfOrderSequence, UnknownProducer) as error:
@@ -189,8 +188,7 @@ class TopicWriter:
         self.written.messages += len(rows)
         self.written.size_bytes += int(rows.lengths.sum())
         self.written.batches += 1
-        if "Lsmq-Duplicate" in answer.headers:
-            self.written.repeats += 1
+        self.written.repeats += repeated
 
     def _lost_identity(self, lane: _Lane, error: LsmqError) -> LsmqError:
         what = f"a task's writes to shard {lane.shard} of topic {lane.topic.name!r}"

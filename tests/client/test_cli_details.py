@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,8 @@ from click.testing import CliRunner, Result
 
 from api.calls import Api
 from lsmq.cli import root
-from lsmq.cli._options import SIZE
-from lsmq.cli._render import counted, print_table, progress
+from lsmq.cli.options import SIZE
+from lsmq.cli.render import counted, print_table, progress
 from support.node_process import NodeProcess
 
 
@@ -215,3 +216,28 @@ def test_help_needs_no_spark(tmp_path: Path) -> None:
 def test_a_number_of_nothing_is_shown_as_one(shared_node: NodeProcess) -> None:
     printed = ok(shared_node, "status")
     assert " - " not in printed.partition("topics")[2].partition("pressure")[0]
+
+
+def test_a_command_says_what_it_waits_for_while_a_node_is_silent() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # Takes connections, and never answers.
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        result = CliRunner().invoke(root, ["topic", "list", "--url", url, "--timeout", "2500ms"])
+    assert result.exit_code == 1
+    assert f"no answer yet from {url}; waiting up to 2.5 s (--timeout)" in result.stderr
+
+
+def test_an_interrupt_while_the_command_is_imported_is_no_defect() -> None:
+    interrupted = """
+import sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "lsmq.cli":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+from lsmq_command import main
+main()
+"""
+    ran = subprocess.run([sys.executable, "-c", interrupted], capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (1, "", "interrupted\n")

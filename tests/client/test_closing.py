@@ -8,7 +8,7 @@ from typing import Protocol
 
 import pytest
 
-from lsmq import Client, Message, Producer, PushConsumer, Task, TransactionalProducer, WorkQueue
+from lsmq import Client, Consumer, Message, Producer, PushConsumer, Task, TransactionalProducer, WorkQueue, sync
 from support.node_process import NodeProcess
 from support.waiting import comes_true
 
@@ -28,7 +28,7 @@ async def _use(thing: Closeable, client: Client, topic: str) -> None:
         case PushConsumer():
             await thing.poll(1)
             thing.ack()
-        case WorkQueue():
+        case Consumer() | WorkQueue():
             await thing.poll(1)
         case TransactionalProducer():
             await thing.transaction().send(topic, "never decided")
@@ -36,6 +36,7 @@ async def _use(thing: Closeable, client: Client, topic: str) -> None:
 
 MAKERS: dict[str, Maker] = {
     "producer": lambda client, topic: Producer(client, topic, linger_ms=0),
+    "consumer": lambda client, topic: Consumer(client, topic, group="closing"),
     "push": lambda client, topic: PushConsumer(client, topic, group="closing-push"),
     "work": lambda client, topic: WorkQueue(client, topic, "closing-work"),
     "transactions": lambda client, topic: TransactionalProducer(client, "closing"),
@@ -56,6 +57,54 @@ async def test_a_second_close_waits_for_the_first(shared_node: NodeProcess, topi
         await thing.close()
         assert first.done()
         await first
+
+
+async def test_a_callback_that_closes_its_consumer_again_does_not_wait_for_itself(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name)
+        closed: list[str] = []
+
+        async def close(queues: object) -> None:
+            await consumer.close()
+            closed.append("again")
+
+        consumer = Consumer(client, topic_name, group=topic_name, on_revoked=close)
+        async with asyncio.timeout(60), consumer:
+            assert consumer.assignment
+        assert closed == ["again"]
+
+
+async def test_a_callback_may_close_its_consumer(shared_node: NodeProcess, topic_name: str) -> None:
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name, queues=4)
+
+        async def close(queues: object) -> None:
+            await first.close()
+
+        first = Consumer(client, topic_name, group=topic_name, on_revoked=close)
+        await first.start()
+        async with Consumer(client, topic_name, group=topic_name) as second:
+            await comes_true(lambda: second.assignment == {topic_name: (range(4),)}, "the first has gone")
+        async with asyncio.timeout(60):
+            await first.close()
+
+
+def test_a_blocking_callback_that_closes_its_consumer_again_does_not_wait_for_itself(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    with sync.Client(shared_node.url) as client:
+        client.create_topic(topic_name)
+        closed: list[str] = []
+
+        def close(queues: object) -> None:
+            consumer.close()
+            closed.append("again")
+
+        consumer = sync.Consumer(client, topic_name, group=topic_name, on_revoked=close)
+        consumer.close()
+        assert closed == ["again"]
 
 
 async def test_what_a_handler_closed_is_committed_when_the_block_is_left(

@@ -173,6 +173,19 @@ def test_a_receipt_calls_back_and_tells_of_its_error(shared_node: NodeProcess, t
             assert isinstance(failed.exception(), lsmq.TopicReplaced)
 
 
+def test_callbacks_of_the_blocking_face_may_be_coroutine_functions(shared_node: NodeProcess, topic_name: str) -> None:
+    told: list[object] = []
+
+    async def assigned(queues: object) -> None:
+        told.append(queues)
+
+    with sync.Client(shared_node.url) as client:
+        client.create_topic(topic_name, queues=2)
+        with sync.Consumer(client, topic_name, group=topic_name, on_assigned=assigned, on_revoked=told.append):
+            assert told == [{topic_name: (range(2),)}]
+        assert told == [{topic_name: (range(2),)}] * 2
+
+
 TYPED = """
 import lsmq
 from lsmq import sync
@@ -183,6 +196,12 @@ async def asynchronous(client: lsmq.Client) -> None:
     await client.create_topic("t", ack="all")  # type: ignore[arg-type]
     lsmq.Producer(client, "t", ack="all")  # type: ignore[arg-type]
     consumer = lsmq.Consumer(client, "t", group="g")
+    lsmq.Consumer(client, "t", gruop="g")  # type: ignore[call-arg]
+    producer = lsmq.Producer(client, "t", codec=lsmq.Codec.ZSTD)
+    receipt = await producer.send("body", key=b"k", queue=1, headers=[("name", b"value")])
+    print((await receipt).offset + producer.send_nowait("body", priority=3).result().queue)
+    await producer.send_and_wait("body", prioritty=3)  # type: ignore[call-arg]
+    await producer.send("body", queue="1")  # type: ignore[arg-type]
     consumer.pause([1, 2])
     consumer.pause(range(4), topic="t")
     consumer.pause("t")  # type: ignore[arg-type]
@@ -207,6 +226,14 @@ def blocking(client: sync.Client) -> None:
     sync.Producer(client, "t", ack="all")  # type: ignore[arg-type]
     sync.Consumer(client, "t").run(lambda message: len(message.body))
     sync.WorkQueue(client, "t", "g").run(lambda task: task.deliveries)
+    sync.Consumer(client, "t", group="g", wait_ms="1")  # type: ignore[arg-type]
+    sync.Client("http://127.0.0.1:7600", deadline_ms="1")  # type: ignore[arg-type]
+    sync.PushConsumer(client, "t", groop="g")  # type: ignore[call-arg]
+    producer = sync.Producer(client, "t", codec=lsmq.Codec.ZSTD)
+    print(producer.send("body", key="k").result().offset + producer.send_and_wait("body", delete=True).queue)
+    producer.send_and_wait("body", kee="k")  # type: ignore[call-arg]
+    sync.Group(client, "g").reset("t", "committed")  # type: ignore[arg-type]
+    print(sync.Group(client, "g").lag("t").lag + client.topic("t").queues)
     letters = [letter.reason for letter in sync.DeadLetters(client, "t.dlq").read()]
     print(letters)
 """

@@ -31,7 +31,7 @@ ENDLESS_MS = 600_000
 @pytest.fixture(autouse=True)
 def endless_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes that are asked for routes and never answer are not what anything may wait for."""
-    monkeypatch.setattr("lsmq._keeper._ROUTE_TIMEOUT_S", 600)
+    monkeypatch.setattr("lsmq._route_refresher._ROUTE_TIMEOUT_S", 600)
 
 
 def client_of(cluster: PlayedCluster, **options: Any) -> Client:

@@ -10,7 +10,18 @@ from collections.abc import Callable
 
 import pytest
 
-from lsmq import Client, ConnectionFailed, Consumer, Outage, Producer, PushConsumer, Task, WorkQueue, runtime
+from lsmq import (
+    Client,
+    ConnectionFailed,
+    Consumer,
+    Outage,
+    Producer,
+    PushConsumer,
+    Task,
+    TransactionalProducer,
+    WorkQueue,
+    runtime,
+)
 from lsmq import sync as blocking
 from lsmq._outages import Attempts, Outages
 from support.node_process import NodeProcess
@@ -151,3 +162,26 @@ def test_the_command_says_at_once_that_nobody_is_there_and_tries_on() -> None:
         and "no connection to http://127.0.0.1:9: Connection refused" in first
     )
     assert ended.returncode == 1 and "is a node running there?" in hint
+
+
+async def test_heartbeats_that_fail_do_not_flood_the_log(
+    make_node: Callable[..., NodeProcess], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="lsmq")
+    node = make_node().start()
+
+    def said(level: int) -> int:
+        return sum(record.levelno == level and "no heartbeat" in record.message for record in caplog.records)
+
+    async with Client(node.url) as patient, Client(node.url, deadline_ms=100) as client:
+        await patient.create_topic("t")
+        async with (
+            Consumer(client, "t", group="g") as consumer,
+            TransactionalProducer(client, "g", session_ms=1_000, deadline_ms=30_000),
+        ):
+            assert consumer.assignment
+            await asyncio.to_thread(node.kill9)
+            # Of the member and of the producer, each for itself: what is not said is counted.
+            await comes_true(lambda: said(logging.DEBUG) >= 6, "most of it is not said")
+            assert 2 <= said(logging.WARNING) < said(logging.DEBUG)
+            await asyncio.to_thread(node.start)

@@ -25,9 +25,9 @@ from lsmq import (
     UnknownProducer,
     UnknownQueue,
 )
-from lsmq._retry import Deadline
+from lsmq._retries import Deadline
 from lsmq._router import Router
-from lsmq._transport import Answer
+from lsmq._transport import Response
 from lsmq.partitioners import round_robin
 from lsmq.record_batch import Column, RecordBatch, encode_batch, key_hash
 
@@ -62,7 +62,7 @@ class PlayedNode(Client):
     async def topic(self, name: str) -> Topic:
         return self.described
 
-    async def answer(self, url: str, body: bytes) -> Answer:
+    async def answer(self, url: str, body: bytes) -> Response:
         self.urls_asked.append(url)
         self.attempts.append(body)
         await self.gate.wait()
@@ -71,7 +71,7 @@ class PlayedNode(Client):
         batch = RecordBatch(body)
         self.stored.append(batch)
         offsets = list(range(100, 100 + batch.record_count))
-        return Answer(200, "", {}, encode_batch(batch.record_count, {Column.OFFSET: offsets}, b""))
+        return Response(200, "", {}, encode_batch(batch.record_count, {Column.OFFSET: offsets}, b""))
 
     def bodies(self) -> list[bytes]:
         return [message.body for batch in self.stored for message in batch.messages("t")]
@@ -87,7 +87,7 @@ class PlayedRouter(Router):
     async def known(self, name: str, deadline: Deadline) -> Topic:
         return self.table.learn_topic(self.node.described)
 
-    async def attempt(self, topic: Topic, url: str, shards: Any, method: str, path: str, **request: Any) -> Answer:
+    async def attempt(self, topic: Topic, url: str, shards: Any, method: str, path: str, **request: Any) -> Response:
         return await self.node.answer(f"{url}{path}", request["body"])
 
     async def recover(self, *_: Any, **__: Any) -> None:
@@ -392,8 +392,8 @@ async def test_a_forgotten_producer_goes_on_under_a_new_identity_only_where_that
 async def test_an_answer_for_another_number_of_messages_is_an_error() -> None:
     node = PlayedNode()
 
-    async def answer(*_: Any, **__: Any) -> Answer:
-        return Answer(200, "", {}, encode_batch(2, {Column.OFFSET: [1, 2]}, b""))
+    async def answer(*_: Any, **__: Any) -> Response:
+        return Response(200, "", {}, encode_batch(2, {Column.OFFSET: [1, 2]}, b""))
 
     node.answer = answer  # type: ignore[method-assign]
     async with Producer(node, "t") as producer:

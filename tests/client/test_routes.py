@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lsmq._documents import ClusterDocument, DiskCopy, Documents, TopicDocument, default_cache_directory
-from lsmq._routes import RouteTable
+from lsmq._route_documents import ClusterDocument, DiskCopy, RouteDocuments, TopicDocument, default_cache_directory
+from lsmq._route_table import RouteTable
 from lsmq.topics import Topic
 
 URLS = {"n1": "http://n1:1", "n2": "http://n2:1", "n3": "http://n3:1"}
@@ -54,8 +54,8 @@ def topic_document(id: int = 1, created_ms: int = 1, queues: int = 30) -> dict[s
     }
 
 
-def documents(fields: dict[str, Any], *topics: dict[str, Any], hint: bool = False) -> Documents:
-    return Documents(ClusterDocument.from_dict(fields), tuple(map(TopicDocument.from_dict, topics)), hint)
+def documents(fields: dict[str, Any], *topics: dict[str, Any], hint: bool = False) -> RouteDocuments:
+    return RouteDocuments(ClusterDocument.from_dict(fields), tuple(map(TopicDocument.from_dict, topics)), hint)
 
 
 def leaders(table: RouteTable) -> list[tuple[str | None, int]]:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lsmq import InvalidRequest, UnknownQueue
-from lsmq._positions import QueuePositions
-from lsmq._retry import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, Backoff
-from lsmq._values import chunks_of_ranges
+from lsmq._queue_positions import QueuePositions
+from lsmq._retries import FIRST_PAUSE_MS, LONGEST_PAUSE_MS, Backoff
+from lsmq._wire_values import chunks_of_ranges
 from lsmq.client import Client
 from lsmq.partitioners import among, by_key, round_robin
 from lsmq.topics import Topic, format_ranges, parse_ranges

@@ -98,7 +98,7 @@ def test_a_flush_in_the_end_takes_no_longer_than_it_may(make_node: Callable[[], 
     with sync.Client(node.url) as client:
         client.create_topic(topic_name)
     program = """
-    from lsmq._unclosed import open_producers
+    from lsmq._unclosed_producers import open_producers
     import signal
     open_producers._left_s = 0.2
     producer = sync.Producer(sync.Client(URL, deadline_ms=600_000), TOPIC, linger_ms=60_000)
@@ -146,7 +146,7 @@ def test_what_an_event_loop_lost_is_logged_by_default(
     shared_node: NodeProcess, topic_name: str, stored: Callable[[], int]
 ) -> None:
     done = run(ASYNCHRONOUS.format(rest="") + "asyncio.run(main())", shared_node, topic_name)
-    assert f"a producer's lane ended: topic={topic_name} unstored=3" in done.stderr
+    assert f"a producer's sender ended: topic={topic_name} unstored=3" in done.stderr
     assert "ResourceWarning" not in done.stderr
 
 
@@ -222,7 +222,7 @@ def test_a_client_that_is_closed_first_says_what_its_producers_lost(
     shared_node: NodeProcess, topic_name: str, stored: Callable[[], int]
 ) -> None:
     done = run(BLOCKING + "client.close()", shared_node, topic_name, "-X", "dev")
-    assert f"a producer's lane ended: topic={topic_name} unstored=3" in done.stderr
+    assert f"a producer's sender ended: topic={topic_name} unstored=3" in done.stderr
     assert done.stderr.count("3 messages pending") == 1
     assert stored() == 0
 

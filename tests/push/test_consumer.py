@@ -261,6 +261,28 @@ async def test_a_node_that_dies_and_comes_back_is_found_again(make_node: Callabl
             assert consumer.reconnects > 0
 
 
+async def test_a_subscriber_without_a_name_is_warned_that_it_begins_anew(
+    make_node: Callable[..., NodeProcess], caplog: pytest.LogCaptureFixture
+) -> None:
+    node = make_node().start()
+    async with Client(node.url) as client:
+        await fill(client, "t", 40)
+        named = PushConsumer(client, "t", group="b", mode="broadcast", subscriber="one")
+        async with named, PushConsumer(client, "t", group="b", mode="broadcast") as nameless:
+            for consumer in (named, nameless):
+                found: list[Message] = []
+                while len(found) < 40:
+                    found += await consumer.poll()
+                consumer.ack()
+            assert "begin anew" not in caplog.text
+            await asyncio.to_thread(node.kill9)
+            await asyncio.to_thread(node.start)
+            again: list[Message] = []
+            while len(again) < 40:
+                again += await nameless.poll()
+            assert caplog.text.count("4 queues of topic 't' begin anew at the earliest message") == 1
+
+
 async def _are_committed(client: Client) -> bool:
     return await client.committed_offsets("g", "t") == {0: 100, 1: 100}
 

@@ -9,7 +9,7 @@ import signal
 from typing import Any
 
 from lsmq import Client
-from lsmq._member import Member
+from lsmq._member_state import MemberState
 from lsmq._membership import Membership
 from lsmq.groups import Group
 
@@ -23,7 +23,7 @@ PHASES: dict[str, tuple[Any, str, bool]] = {
     "committing": (Client, "_commit_offsets", True),
     "committed": (Client, "_commit_offsets", False),
     "giving up": (Membership, "_give_up", True),
-    "given up": (Member, "give_up", False),
+    "given up": (MemberState, "give_up", False),
 }
 _UNDER_WAY_S = 0.003
 

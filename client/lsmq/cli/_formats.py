@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from lsmq._values import headers_field, key_field, text_or_base64
-from lsmq.cli._render import time_text
+from lsmq._wire_values import headers_field, key_field, text_or_base64
+from lsmq.cli.render import time_text
 from lsmq.record_batch import Message
 
 Formatter = Callable[[Message], bytes]

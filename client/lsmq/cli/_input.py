@@ -36,7 +36,7 @@ _FROM_CONSUME = {"topic", "offset", "id", "stored_ms"}  # in what consume prints
 
 
 @dataclass(slots=True)
-class Outgoing:
+class OutgoingMessage:
     """A message to send, and where it came from, for error messages."""
 
     body: bytes
@@ -106,16 +106,16 @@ def name_of(path: str) -> str:
     return "standard input" if path == STDIN else path
 
 
-def from_line(line: bytes, *, key_separator: str | None, source: str) -> Outgoing:
+def from_line(line: bytes, *, key_separator: str | None, source: str) -> OutgoingMessage:
     """A line as a message; what stands before the first ``key_separator`` is the key."""
     if key_separator is not None:
         key, found, body = line.partition(key_separator.encode())
         if found:
-            return Outgoing(body, key=_text(key, source), source=source)
-    return Outgoing(line, source=source)
+            return OutgoingMessage(body, key=_text(key, source), source=source)
+    return OutgoingMessage(line, source=source)
 
 
-def from_json_line(line: bytes, *, source: str) -> Outgoing:
+def from_json_line(line: bytes, *, source: str) -> OutgoingMessage:
     """A line of ``--json-lines`` as a message. Raises ``InvalidRequest`` naming the line."""
     try:
         fields: Any = json.loads(line)
@@ -137,14 +137,14 @@ def from_json_line(line: bytes, *, source: str) -> Outgoing:
     if not isinstance(properties, dict) or not all(isinstance(value, str) for value in properties.values()):
         raise InvalidRequest(f"{source}: properties must be an object of texts")
     body = b"" if delete and fields.get("body") is None else _json_body(fields, source)
-    return Outgoing(body, key, tag, queue, priority, properties, _headers(fields, source), delete, source)
+    return OutgoingMessage(body, key, tag, queue, priority, properties, _headers(fields, source), delete, source)
 
 
-def from_file(path: Path) -> Outgoing:
+def from_file(path: Path) -> OutgoingMessage:
     """A whole file as one message."""
     if path.stat().st_size > MAX_LINE_BYTES:
         raise MessageTooLarge(f"{path}: longer than {MAX_LINE_BYTES} bytes")
-    return Outgoing(path.read_bytes(), source=str(path))
+    return OutgoingMessage(path.read_bytes(), source=str(path))
 
 
 def _json_body(fields: dict[str, Any], source: str) -> bytes:

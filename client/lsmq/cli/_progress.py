@@ -40,7 +40,7 @@ async def watch(admin: ClusterAdmin, title: str, left: Callable[[ClusterInfo], i
 
 def wait_options(command: Callable[..., None]) -> Callable[..., None]:
     """``--wait/--no-wait`` and ``--wait-timeout``."""
-    from lsmq.cli._options import DURATION
+    from lsmq.cli.options import DURATION
 
     command = click.option(
         "--wait-timeout",

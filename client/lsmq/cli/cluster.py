@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import click
 
 from lsmq.cli._node import need_node
-from lsmq.cli._options import DurationType, json_option
-from lsmq.cli._render import print_json, print_table
+from lsmq.cli.options import DurationType, json_option
+from lsmq.cli.render import print_json, print_table
 from lsmq.errors import InvalidRequest, LsmqError
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -181,44 +181,20 @@ def status(directory: Path, as_json: bool) -> None:
         _print_status(found, status)
 
 
-@cluster.command()
-@click.argument("node")
-@dir_option
-def kill(node: str, directory: Path) -> None:
-    """End NODE with SIGKILL, as a crash would."""
-    click.echo(f"{node} killed (pid {_open(directory).kill(node)})")
+def _add(name: str, done: str, summary: str) -> None:
+    """A command that does something with the process of a node, and says that it is ``done``."""
+
+    def command(node: str, directory: Path) -> None:
+        click.echo(f"{node} {done} (pid {getattr(_open(directory), name)(node)})")
+
+    cluster.command(name, help=summary)(click.argument("node")(dir_option(command)))
 
 
-@cluster.command()
-@click.argument("node")
-@dir_option
-def stop(node: str, directory: Path) -> None:
-    """End NODE with SIGTERM: it hands its shards over and finishes what it has begun."""
-    click.echo(f"{node} stopped (pid {_open(directory).stop(node)})")
-
-
-@cluster.command()
-@click.argument("node")
-@dir_option
-def start(node: str, directory: Path) -> None:
-    """Start NODE again, and wait until it answers."""
-    click.echo(f"{node} started (pid {_open(directory).start(node)})")
-
-
-@cluster.command()
-@click.argument("node")
-@dir_option
-def pause(node: str, directory: Path) -> None:
-    """Stop NODE where it stands with SIGSTOP: connections stay open and nothing is answered."""
-    click.echo(f"{node} paused (pid {_open(directory).pause(node)})")
-
-
-@cluster.command()
-@click.argument("node")
-@dir_option
-def resume(node: str, directory: Path) -> None:
-    """Let a paused NODE go on."""
-    click.echo(f"{node} resumed (pid {_open(directory).resume(node)})")
+_add("kill", "killed", "End NODE with SIGKILL, as a crash would.")
+_add("stop", "stopped", "End NODE with SIGTERM: it hands its shards over and finishes what it has begun.")
+_add("start", "started", "Start NODE again, and wait until it answers.")
+_add("pause", "paused", "Stop NODE where it stands with SIGSTOP: connections stay open and nothing is answered.")
+_add("resume", "resumed", "Let a paused NODE go on.")
 
 
 @cluster.command()

@@ -11,10 +11,10 @@ import click
 from click.core import ParameterSource
 
 from lsmq import Client, Consumer, Message
-from lsmq._starting import Start
+from lsmq._start_offsets import Start
 from lsmq.cli._formats import TEMPLATE_HELP, Formatter, formatter
-from lsmq.cli._options import OFFSET, QUEUES, TIME, TOPIC, url_option, with_client
-from lsmq.cli._render import Progress, progress
+from lsmq.cli.options import OFFSET, QUEUES, TIME, TOPIC, url_option, with_client
+from lsmq.cli.render import ProgressBar, progress
 from lsmq.groups import Ranges
 
 _POLL_MESSAGES = 1000
@@ -185,7 +185,7 @@ class _Job:
                 left += latest - position
         return left
 
-    async def _print_some(self, ends: dict[int, int] | None, bar: Progress | None = None) -> None:
+    async def _print_some(self, ends: dict[int, int] | None, bar: ProgressBar | None = None) -> None:
         picky = self._key is not None or self._tag is not None
         count = _POLL_MESSAGES if self._left is None or picky else min(self._left, _POLL_MESSAGES)
         messages = await self._consumer.poll(count, _POLL_MS)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import click
 
 from lsmq import Client
-from lsmq.cli._options import TOPIC, json_option, url_option, with_client
-from lsmq.cli._render import counted, print_json, print_table
-from lsmq.dead_letters import SUFFIX, DeadLetter, DeadLetters, choice
+from lsmq.cli.options import TOPIC, asks_a_node, asks_first, json_option
+from lsmq.cli.render import counted, print_json, print_table
+from lsmq.dead_letters import SUFFIX, Choice, DeadLetter, DeadLetters, choice
 from lsmq.errors import UnknownTopic
 
 _BATCH = 500
@@ -19,7 +19,6 @@ _SHOWN_BODY = 60
 _dead_letter = click.option("--dead-letter", metavar="TOPIC", help=f"Topic of dead letters.  [default: TOPIC{SUFFIX}]")
 _group = click.option("--group", help="Only those of this group's consumers.")
 _ids = click.option("--id", "ids", multiple=True, help="Only this one, by its id or that of the message it was.")
-_yes = click.option("--yes", is_flag=True, help="Do not ask.")
 
 
 @click.group()
@@ -37,9 +36,9 @@ def dlq() -> None:
 @_group
 @click.option("--limit", type=click.IntRange(1), default=1_000, show_default=True, help="Show so many at most.")
 @json_option
-@url_option
-def list_letters(
-    topic: str, dead_letter: str | None, group: str | None, limit: int, as_json: bool, url: str, deadline_ms: int
+@asks_a_node
+async def list_letters(
+    client: Client, topic: str, dead_letter: str | None, group: str | None, limit: int, as_json: bool
 ) -> None:
     """List the dead letters of TOPIC.
 
@@ -47,18 +46,13 @@ def list_letters(
       lsmq dlq list orders --group kitchen
       lsmq dlq list orders --json | jq -r .body
     """
-
-    async def work(client: Client) -> list[DeadLetter]:
-        found: list[DeadLetter] = []
-        chosen = choice(group, ())
-        async for letter in _read(DeadLetters(client, dead_letter or topic + SUFFIX), topic):
-            if chosen(letter):
-                found.append(letter)
-                if len(found) > limit:
-                    break
-        return found
-
-    letters = with_client(url, deadline_ms, work)
+    letters: list[DeadLetter] = []
+    chosen = choice(group, ())
+    async for letter in _read(DeadLetters(client, dead_letter or topic + SUFFIX), topic):
+        if chosen(letter):
+            letters.append(letter)
+            if len(letters) > limit:
+                break
     more, letters = len(letters) > limit, letters[:limit]
     if not letters:
         click.echo(f"no dead letters in {dead_letter or topic + SUFFIX}", err=True)
@@ -111,81 +105,73 @@ def _age(age_ms: float) -> str:
     return f"{seconds}s"
 
 
-@dlq.command()
-@click.argument("topic", type=TOPIC)
-@_dead_letter
-@_group
-@_ids
-@_yes
-@url_option
-def replay(
-    topic: str, dead_letter: str | None, group: str | None, ids: Sequence[str], yes: bool, url: str, deadline_ms: int
-) -> None:
+def _of_these(question: str) -> Callable[[Callable[..., Awaitable[None]]], click.Command]:
+    """A command for chosen letters. It is given the name of their topic, too."""
+
+    def asks(topic: str, dead_letter: str | None, group: str | None, ids: Sequence[str]) -> str:
+        return question.format(which=_which(group, ids), name=dead_letter or topic + SUFFIX)
+
+    def decorate(command: Callable[..., Awaitable[None]]) -> click.Command:
+        run = asks_first(asks)(asks_a_node(command))
+        for option in (_ids, _group, _dead_letter, click.argument("topic", type=TOPIC)):
+            run = option(run)
+        return dlq.command()(run)
+
+    return decorate
+
+
+@_of_these("Send {which} of {name} again?")
+async def replay(client: Client, topic: str, dead_letter: str | None, group: str | None, ids: Sequence[str]) -> None:
     """Send dead letters of TOPIC again, to the queues they come from, and delete them here.
 
     Every group that reads TOPIC gets them. Letters whose body was cut are left.
     """
-    name = dead_letter or topic + SUFFIX
-    if not yes:
-        click.confirm(f"Send {_which(group, ids)} of {name} again?", abort=True, err=True)
+    letters = DeadLetters(client, dead_letter or topic + SUFFIX)
+    chosen, left = choice(group, ids), 0
 
-    async def work(client: Client) -> tuple[int, int]:
-        letters, batch, sent, left = DeadLetters(client, name), list[DeadLetter](), 0, 0
-        chosen = choice(group, ids)
-        async for letter in _read(letters, topic):
-            if not chosen(letter):
-                continue
-            if letter.is_cut or not letter.topic:
-                left += 1
-                continue
-            batch.append(letter)
-            if len(batch) == _BATCH:
-                await letters.replay(batch)
-                sent, batch = sent + len(batch), []
-        await letters.replay(batch)
-        return sent + len(batch), left
+    def can_be_sent(letter: DeadLetter) -> bool:
+        nonlocal left
+        if not chosen(letter):
+            return False
+        can = bool(letter.topic) and not letter.is_cut
+        left += not can
+        return can
 
-    sent, left = with_client(url, deadline_ms, work)
-    click.echo(f"{counted(sent, 'dead letter')} of {name} sent again", err=True)
+    sent = await _batched(letters, topic, can_be_sent, letters.replay)
+    click.echo(f"{counted(sent, 'dead letter')} of {letters.name} sent again", err=True)
     if left:
         click.echo(f"{left} were left: they were cut, or do not say where they come from", err=True)
 
 
-@dlq.command()
-@click.argument("topic", type=TOPIC)
-@_dead_letter
-@_group
-@_ids
-@_yes
-@url_option
-def purge(
-    topic: str, dead_letter: str | None, group: str | None, ids: Sequence[str], yes: bool, url: str, deadline_ms: int
-) -> None:
+@_of_these("Delete {which} of {name}?")
+async def purge(client: Client, topic: str, dead_letter: str | None, group: str | None, ids: Sequence[str]) -> None:
     """Delete dead letters of TOPIC. Their space comes back with merges."""
-    name = dead_letter or topic + SUFFIX
-    if not yes:
-        click.confirm(f"Delete {_which(group, ids)} of {name}?", abort=True, err=True)
+    letters = DeadLetters(client, dead_letter or topic + SUFFIX)
+    if group is not None or ids:
+        count = await _batched(letters, topic, choice(group, ids), letters.delete)
+    else:
+        try:
+            count = await letters.purge()
+        except UnknownTopic:
+            await client.topic(topic if dead_letter is None else letters.name)
+            count = 0
+    click.echo(f"{counted(count, 'dead letter')} of {letters.name} deleted", err=True)
 
-    async def work(client: Client) -> int:
-        letters = DeadLetters(client, name)
-        if group is None and not ids:
-            try:
-                return await letters.purge()
-            except UnknownTopic:
-                await client.topic(topic if dead_letter is None else name)
-                return 0
-        chosen, batch, count = choice(group, ids), list[DeadLetter](), 0
-        async for letter in _read(letters, topic):
-            if chosen(letter):
-                batch.append(letter)
-                if len(batch) == _BATCH:
-                    await letters.delete(batch)
-                    count, batch = count + len(batch), []
-        await letters.delete(batch)
-        return count + len(batch)
 
-    count = with_client(url, deadline_ms, work)
-    click.echo(f"{counted(count, 'dead letter')} of {name} deleted", err=True)
+async def _batched(
+    letters: DeadLetters, topic: str, chosen: Choice, do: Callable[[Sequence[DeadLetter]], Awaitable[None]]
+) -> int:
+    """Do something with the chosen letters, some at a time; with how many."""
+    batch: list[DeadLetter] = []
+    count = 0
+    async for letter in _read(letters, topic):
+        if chosen(letter):
+            batch.append(letter)
+            if len(batch) == _BATCH:
+                await do(batch)
+                count, batch = count + len(batch), []
+    await do(batch)
+    return count + len(batch)
 
 
 def _which(group: str | None, ids: Sequence[str]) -> str:

@@ -12,8 +12,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from lsmq.cli._node import NodeNotInstalled, need_node
-from lsmq.cli._options import json_option
-from lsmq.cli._render import print_json
+from lsmq.cli.options import json_option
+from lsmq.cli.render import print_json
 
 
 def _drills() -> Any:

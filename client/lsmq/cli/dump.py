@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from lsmq.cli._node import need_node
-from lsmq.cli._options import json_option
-from lsmq.cli._render import print_json, print_table
+from lsmq.cli.options import json_option
+from lsmq.cli.render import print_json, print_table
 
 _FILE = click.Path(exists=True, dir_okay=False, readable=True, path_type=Path)
 _ROWS_AT_A_TIME = 1000
@@ -25,12 +25,30 @@ def dump() -> None:
     """
 
 
-@dump.command()
-@click.argument("file", type=_FILE)
-@json_option
-def wal(file: Path, as_json: bool) -> None:
-    """Print the entries of a WAL segment."""
-    _print(_dumper("dump_wal")(file), as_json)
+def _add(name: str, dumper: str, summary: str, module: str = "lsmq_node.storage.dump") -> None:
+    """The command ``name`` prints what the ``dumper`` of that ``module`` finds in a file."""
+
+    def command(file: Path, as_json: bool) -> None:
+        _print(_dumper(dumper, module)(file), as_json)
+
+    dump.command(name, help=summary)(click.argument("file", type=_FILE)(json_option(command)))
+
+
+_add("wal", "dump_wal", "Print the entries of a WAL segment.")
+_add("manifest", "dump_manifest", "Print a manifest: the place of the log, and the tables.")
+_add(
+    "checkpoint",
+    "dump_checkpoint",
+    "Print a file of a checkpoint: what changed of topics, groups, documents and producers.",
+)
+_add("snapshot", "dump_snapshot", "Print what a downloaded snapshot of a shard is made of.")
+_add("mark", "dump_log_mark", "Print what is noted of a log's end (LOG_MARK).")
+_add(
+    "journal",
+    "dump_journal",
+    "Print a voter's journal: terms and votes, commands of the control plane, its snapshot.",
+    module="lsmq_coordinator.journal_dump",
+)
 
 
 @dump.command()
@@ -40,46 +58,6 @@ def wal(file: Path, as_json: bool) -> None:
 def sstable(file: Path, records: bool, as_json: bool) -> None:
     """Print properties and blocks of an SSTable, or its records."""
     _print(_dumper("dump_sstable")(file, records), as_json)
-
-
-@dump.command()
-@click.argument("file", type=_FILE)
-@json_option
-def manifest(file: Path, as_json: bool) -> None:
-    """Print a manifest: the place of the log, and the tables."""
-    _print(_dumper("dump_manifest")(file), as_json)
-
-
-@dump.command()
-@click.argument("file", type=_FILE)
-@json_option
-def checkpoint(file: Path, as_json: bool) -> None:
-    """Print a file of a checkpoint: what changed of topics, groups, documents and producers."""
-    _print(_dumper("dump_checkpoint")(file), as_json)
-
-
-@dump.command()
-@click.argument("file", type=_FILE)
-@json_option
-def snapshot(file: Path, as_json: bool) -> None:
-    """Print what a downloaded snapshot of a shard is made of."""
-    _print(_dumper("dump_snapshot")(file), as_json)
-
-
-@dump.command()
-@click.argument("file", type=_FILE)
-@json_option
-def mark(file: Path, as_json: bool) -> None:
-    """Print what is noted of a log's end (LOG_MARK)."""
-    _print(_dumper("dump_log_mark")(file), as_json)
-
-
-@dump.command()
-@click.argument("file", type=_FILE)
-@json_option
-def journal(file: Path, as_json: bool) -> None:
-    """Print a voter's journal: terms and votes, commands of the control plane, its snapshot."""
-    _print(_dumper("dump_journal", "lsmq_coordinator.journal_dump")(file), as_json)
 
 
 def _dumper(name: str, module: str = "lsmq_node.storage.dump") -> Any:

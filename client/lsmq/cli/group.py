@@ -10,9 +10,9 @@ from typing import Any
 import click
 
 from lsmq import Client
-from lsmq.cli._options import QUEUES, TIME, TOPIC, json_option, url_option, with_client
-from lsmq.cli._render import counted, print_fields, print_json, print_table
 from lsmq.cli._reset import Move, Target, plan
+from lsmq.cli.options import QUEUES, TIME, TOPIC, asks_a_node, asks_first, json_option, url_option, with_client
+from lsmq.cli.render import counted, print_fields, print_json, print_table
 from lsmq.errors import GroupHasMembers, UnknownGroup
 from lsmq.groups import Group, GroupDescription, GroupLag, GroupMember, GroupStream, GroupSummary, Ranges, list_groups
 from lsmq.topics import format_ranges
@@ -39,14 +39,10 @@ def group() -> None:
 
 @group.command("list")
 @json_option
-@url_option
-def list_command(as_json: bool, url: str, deadline_ms: int) -> None:
+@asks_a_node
+async def list_command(client: Client, as_json: bool) -> None:
     """List all groups, with their members and state."""
-
-    async def work(client: Client) -> list[GroupSummary]:
-        return await list_groups(client)
-
-    groups = with_client(url, deadline_ms, work)
+    groups = await list_groups(client)
     if as_json:
         print_json([asdict(found) for found in groups])
         return
@@ -60,23 +56,17 @@ def list_command(as_json: bool, url: str, deadline_ms: int) -> None:
 @click.argument("name")
 @click.option("--topic", type=TOPIC, help="Only this topic.")
 @json_option
-@url_option
-def describe(name: str, topic: str | None, as_json: bool, url: str, deadline_ms: int) -> None:
+@asks_a_node
+async def describe(client: Client, name: str, topic: str | None, as_json: bool) -> None:
     """Show members of group NAME, what they own, and how far behind they are.
 
     \b
       lsmq group describe kitchen
     """
-
-    async def work(
-        client: Client,
-    ) -> tuple[GroupDescription, dict[str, GroupLag], list[GroupStream], list[WorkQueueState]]:
-        found, lags = await _describe(client, name, topic)
-        streams = await Group(client, name).streams() if found.mode in ("push", "broadcast") else []
-        work_queues = await _work_queues(client, name, topic) if found.mode == "work_queue" else []
-        return found, lags, [stream for stream in streams if topic in (None, stream.topic)], work_queues
-
-    found, lags, streams, work_queues = with_client(url, deadline_ms, work)
+    found, lags = await _describe(client, name, topic)
+    streams = await Group(client, name).streams() if found.mode in ("push", "broadcast") else []
+    streams = [stream for stream in streams if topic in (None, stream.topic)]
+    work_queues = await _work_queues(client, name, topic) if found.mode == "work_queue" else []
     if as_json:
         rows = {"lag": [asdict(lag) for lag in lags.values()], "streams": [asdict(stream) for stream in streams]}
         print_json({**found.to_dict(), **rows, "work_queues": [state.to_dict() for state in work_queues]})
@@ -212,20 +202,16 @@ def _age(age_ms: int | None) -> str | None:
 @click.argument("name")
 @click.option("--topic", type=TOPIC, help="Only this topic.")
 @json_option
-@url_option
-def offsets(name: str, topic: str | None, as_json: bool, url: str, deadline_ms: int) -> None:
+@asks_a_node
+async def offsets(client: Client, name: str, topic: str | None, as_json: bool) -> None:
     """Show committed offset and lag of group NAME in every queue it has committed for.
 
     \b
       lsmq group offsets kitchen --topic orders
     """
-
-    async def work(client: Client) -> list[QueueLag]:
-        await _known(client, name)
-        topics = [topic] if topic is not None else [found.name for found in await client.topics()]
-        return [row for each in topics for row in await _lags(client, name, each)]
-
-    rows = with_client(url, deadline_ms, work)
+    await _known(client, name)
+    topics = [topic] if topic is not None else [found.name for found in await client.topics()]
+    rows = [row for each in topics for row in await _lags(client, name, each)]
     if as_json:
         print_json([asdict(row) for row in rows])
         return
@@ -345,24 +331,18 @@ def _show_moves(moves: Sequence[Move]) -> None:
 
 @group.command()
 @click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@asks_first("Delete group {name} and all its offsets?")
 @click.option("--force", is_flag=True, help="Though members live: they join again.")
 @click.option("--missing-ok", is_flag=True, help="Succeed if there is no such group.")
-@url_option
-def delete(name: str, yes: bool, force: bool, missing_ok: bool, url: str, deadline_ms: int) -> None:
+@asks_a_node
+async def delete(client: Client, name: str, force: bool, missing_ok: bool) -> None:
     """Forget group NAME: its committed offsets, its members and its generation."""
-    if not yes:
-        click.confirm(f"Delete group {name} and all its offsets?", abort=True, err=True)
-
-    async def work(client: Client) -> bool:
-        try:
-            await _known(client, name)
-        except UnknownGroup:
-            if missing_ok:
-                return False
+    try:
+        await _known(client, name)
+    except UnknownGroup:
+        if not missing_ok:
             raise
-        await Group(client, name).delete(force=force)
-        return True
-
-    deleted = with_client(url, deadline_ms, work)
-    click.echo(f"group {name} deleted" if deleted else f"there was no group {name}", err=True)
+        click.echo(f"there was no group {name}", err=True)
+        return
+    await Group(client, name).delete(force=force)
+    click.echo(f"group {name} deleted", err=True)

@@ -6,10 +6,10 @@ import sys
 
 import click
 
-from lsmq import Client, Message
+from lsmq import Client
 from lsmq.cli._formats import formatter
-from lsmq.cli._options import json_option, url_option, with_client
-from lsmq.cli._render import print_fields, time_text
+from lsmq.cli.options import asks_a_node, json_option
+from lsmq.cli.render import print_fields, time_text
 
 
 @click.group()
@@ -21,8 +21,8 @@ def message() -> None:
 @click.argument("id")
 @click.option("--format", "format_text", help="text, json, raw or a template, as for consume.")
 @json_option
-@url_option
-def get(id: str, format_text: str | None, as_json: bool, url: str, deadline_ms: int) -> None:
+@asks_a_node
+async def get(client: Client, id: str, format_text: str | None, as_json: bool) -> None:
     """Show the message with this ID, which sending it printed and consuming it shows (%i).
 
     \b
@@ -35,11 +35,7 @@ def get(id: str, format_text: str | None, as_json: bool, url: str, deadline_ms: 
         form = formatter(format_text) if format_text is not None else None
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--format") from error
-
-    async def work(client: Client) -> Message:
-        return await client.message(id.lower())
-
-    found = with_client(url, deadline_ms, work)
+    found = await client.message(id.lower())
     if form is not None:
         sys.stdout.buffer.write(form(found))
         sys.stdout.buffer.flush()

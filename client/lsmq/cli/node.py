@@ -5,10 +5,12 @@ from __future__ import annotations
 import click
 
 from lsmq import Client
-from lsmq.admin import ClusterAdmin, ClusterInfo
-from lsmq.cli._options import json_option, url_option, with_client
+from lsmq.admin import ClusterAdmin
 from lsmq.cli._progress import wait_options, watch
-from lsmq.cli._render import print_json, print_table
+from lsmq.cli.options import asks_a_node, asks_first, json_option
+from lsmq.cli.render import print_json, print_table, yes_or_no
+
+_node = click.argument("node_id", metavar="NODE")
 
 
 @click.group()
@@ -18,76 +20,51 @@ def node() -> None:
 
 @node.command("list")
 @json_option
-@url_option
-def list_nodes(as_json: bool, url: str, deadline_ms: int) -> None:
+@asks_a_node
+async def list_nodes(client: Client, as_json: bool) -> None:
     """List the nodes, with what they hold."""
-
-    async def work(client: Client) -> ClusterInfo:
-        return await ClusterAdmin(client).overview()
-
-    info = with_client(url, deadline_ms, work)
     rows = [
         [found.id, found.url, found.alive, found.state, found.voter, found.shards_led, found.replicas]
-        for found in info.nodes
+        for found in (await ClusterAdmin(client).overview()).nodes
     ]
     names = ["node", "url", "alive", "state", "voter", "leads", "replicas"]
     if as_json:
         print_json([dict(zip(names, row, strict=True)) for row in rows])
     else:
-        print_table(names, [[_text(value) for value in row] for row in rows])
-
-
-def _text(value: object) -> object:
-    if value is None:
-        return "unknown"
-    return ("yes" if value else "no") if isinstance(value, bool) else value
+        print_table(names, [["unknown" if value is None else yes_or_no(value) for value in row] for row in rows])
 
 
 @node.command()
-@click.argument("node_id", metavar="NODE")
+@_node
 @wait_options
-@url_option
-def drain(node_id: str, wait: bool, wait_ms: int, url: str, deadline_ms: int) -> None:
+@asks_a_node
+async def drain(client: Client, node_id: str, wait: bool, wait_ms: int) -> None:
     """Move all replicas away from NODE.
 
     Shard by shard: a new replica elsewhere is filled and in sync before the old one goes, so nothing is at risk in
     between, and you may interrupt this command: the cluster goes on. `lsmq node undrain` calls it off.
     """
-
-    async def work(client: Client) -> None:
-        admin = ClusterAdmin(client)
-        await admin.drain(node_id)
-        if wait:
-            await watch(admin, f"draining {node_id}", lambda info: len(info.replicas_on(node_id)), wait_ms)
-
-    with_client(url, deadline_ms, work)
+    admin = ClusterAdmin(client)
+    await admin.drain(node_id)
+    if wait:
+        await watch(admin, f"draining {node_id}", lambda info: len(info.replicas_on(node_id)), wait_ms)
     click.echo(f"node {node_id} is {'drained' if wait else 'being drained'}", err=True)
 
 
 @node.command()
-@click.argument("node_id", metavar="NODE")
-@url_option
-def undrain(node_id: str, url: str, deadline_ms: int) -> None:
+@_node
+@asks_a_node
+async def undrain(client: Client, node_id: str) -> None:
     """Let NODE have replicas again."""
-
-    async def work(client: Client) -> None:
-        await ClusterAdmin(client).undrain(node_id)
-
-    with_client(url, deadline_ms, work)
+    await ClusterAdmin(client).undrain(node_id)
     click.echo(f"node {node_id} may have replicas again", err=True)
 
 
 @node.command()
-@click.argument("node_id", metavar="NODE")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@url_option
-def remove(node_id: str, yes: bool, url: str, deadline_ms: int) -> None:
+@_node
+@asks_first("Remove node {node_id} from the cluster for good?")
+@asks_a_node
+async def remove(client: Client, node_id: str) -> None:
     """Take NODE out of the cluster for good. Drain it first."""
-    if not yes:
-        click.confirm(f"Remove node {node_id} from the cluster for good?", abort=True, err=True)
-
-    async def work(client: Client) -> None:
-        await ClusterAdmin(client).remove(node_id)
-
-    with_client(url, deadline_ms, work)
+    await ClusterAdmin(client).remove(node_id)
     click.echo(f"node {node_id} is removed; stop its process", err=True)

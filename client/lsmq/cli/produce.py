@@ -12,16 +12,16 @@ from pathlib import Path
 import click
 
 from lsmq import Client, Codec, InvalidRequest, Producer, Receipt
-from lsmq.cli._input import STDIN, Outgoing, from_file, from_json_line, from_line, lines, name_of
-from lsmq.cli._options import DURATION, TOPIC, json_option, url_option, with_client
-from lsmq.cli._render import Progress, print_json, progress, size_text
+from lsmq.cli._input import STDIN, OutgoingMessage, from_file, from_json_line, from_line, lines, name_of
+from lsmq.cli.options import DURATION, TOPIC, asks_a_node, json_option
+from lsmq.cli.render import ProgressBar, counted, print_json, progress, size_text
 from lsmq.topics import Ack
 
 _FILES = click.Path(exists=True, dir_okay=False, readable=True, allow_dash=True)
 
 
 @dataclass(slots=True)
-class Summary:
+class ProduceSummary:
     """What was sent."""
 
     messages: int = 0
@@ -57,8 +57,9 @@ class InputOptions:
 @click.option("--linger", "linger_ms", type=DURATION, default="5ms", show_default=True, help="Wait for a batch.")
 @click.option("--receipts", is_flag=True, help="Print queue, offset and id of each message as JSON lines.")
 @json_option
-@url_option
-def produce(
+@asks_a_node
+async def produce(
+    client: Client,
     topic: str,
     files: tuple[str, ...],
     json_lines: bool,
@@ -72,8 +73,6 @@ def produce(
     linger_ms: int,
     receipts: bool,
     as_json: bool,
-    url: str,
-    deadline_ms: int,
 ) -> None:
     """Send messages to TOPIC: one a line of FILES, or of standard input.
 
@@ -100,40 +99,33 @@ def produce(
     if whole_files and (not files or STDIN in files):
         raise click.UsageError("--file needs the names of files")
     options = InputOptions(files or (STDIN,), whole_files, json_lines, key_separator, key, tag, queue)
-    summary = Summary()
-    total = None if STDIN in options.files else sum(Path(path).stat().st_size for path in options.files)
-
-    async def work(client: Client) -> None:
-        producer = Producer(
-            client,
-            topic,
-            ack=ack,
-            linger_ms=linger_ms,
-            codec=Codec.ZSTD if compress else Codec.NONE,
-        )
-        with progress("sending", total, of_bytes=True, beside=STDIN in options.files and sys.stdin.isatty()) as shown:
-            async with producer:
-                await _send_all(producer, options, summary, shown, print_receipts=receipts)
-
+    summary = ProduceSummary()
+    total = _size_bytes(options.files)
     started_s = time.monotonic()
-    try:
-        with_client(url, deadline_ms, work)
-    finally:
-        summary.seconds = round(time.monotonic() - started_s, 3)
+    codec = Codec.ZSTD if compress else Codec.NONE
+    producer = Producer(client, topic, ack=ack, linger_ms=linger_ms, codec=codec)
+    with progress("sending", total, of_bytes=True, beside=STDIN in options.files and sys.stdin.isatty()) as shown:
+        async with producer:
+            await _send_all(producer, options, summary, shown, print_receipts=receipts)
+    summary.seconds = round(time.monotonic() - started_s, 3)
     if as_json:
         print_json(asdict(summary))
     else:
         rate = summary.messages / max(summary.seconds, 0.001)
         skipped = f", {summary.empty_skipped} empty lines skipped" if summary.empty_skipped else ""
         click.echo(
-            f"{summary.messages} message{'s' * (summary.messages != 1)}, {size_text(summary.bytes)},"
+            f"{counted(summary.messages, 'message')}, {size_text(summary.bytes)},"
             f" {summary.seconds:.1f} s, {rate:.0f} messages/s{skipped}",
             err=True,
         )
 
 
+def _size_bytes(files: tuple[str, ...]) -> int | None:
+    return None if STDIN in files else sum(Path(path).stat().st_size for path in files)
+
+
 async def _send_all(
-    producer: Producer, options: InputOptions, summary: Summary, shown: Progress, *, print_receipts: bool
+    producer: Producer, options: InputOptions, summary: ProduceSummary, shown: ProgressBar, *, print_receipts: bool
 ) -> None:
     async for portion in _portions(options):
         receipts: list[Receipt] = []
@@ -156,7 +148,7 @@ async def _send_all(
                 receipt.result()  # A producer that fails should not read on to the end.
 
 
-async def _send(producer: Producer, outgoing: Outgoing, options: InputOptions) -> Receipt:
+async def _send(producer: Producer, outgoing: OutgoingMessage, options: InputOptions) -> Receipt:
     try:
         return await producer.send(
             outgoing.body,
@@ -172,7 +164,7 @@ async def _send(producer: Producer, outgoing: Outgoing, options: InputOptions) -
         raise type(error)(f"{outgoing.source}: {error.message}", **error.details) from error
 
 
-async def _portions(options: InputOptions) -> AsyncIterator[Iterable[Outgoing | None]]:
+async def _portions(options: InputOptions) -> AsyncIterator[Iterable[OutgoingMessage | None]]:
     """The messages of all inputs, each made when it is its turn; ``None`` for an empty line."""
     for path in options.files:
         if options.whole_files:
@@ -182,7 +174,7 @@ async def _portions(options: InputOptions) -> AsyncIterator[Iterable[Outgoing | 
             yield (_from_line(line, number, path, options) for number, line in numbered)
 
 
-def _from_line(line: bytes, number: int, path: str, options: InputOptions) -> Outgoing | None:
+def _from_line(line: bytes, number: int, path: str, options: InputOptions) -> OutgoingMessage | None:
     source = f"{name_of(path)}, line {number}"
     if not (line.strip() if options.json_lines else line):
         return None

@@ -12,8 +12,8 @@ from typing import Any
 import click
 
 from lsmq.cli._node import need_node
-from lsmq.cli._options import json_option
-from lsmq.cli._render import counted, print_json, print_table, progress, size_text
+from lsmq.cli.options import json_option
+from lsmq.cli.render import counted, print_json, print_table, progress, size_text, yes_or_no
 
 #: Of each kind of finding so many are shown to people; scripts get all.
 _SHOWN = 20
@@ -87,16 +87,12 @@ class _Report:
                 for found in kept:
                     click.echo(f"  {found['what']}")
             else:
-                rows = [[_text(value) for value in found.values()] for found in kept]
+                rows = [[yes_or_no(value) for value in found.values()] for found in kept]
                 print_table(list(kept[0]), rows, title=_TITLES[kind])
             more = self._counts[kind] - len(kept)
             if more:
                 click.echo(f"  ... and {more} more; --json lists all")
             click.echo()
-
-
-def _text(value: Any) -> Any:
-    return ("yes" if value else "no") if isinstance(value, bool) else value
 
 
 def _show_summary(summary: Any, out: Path | None) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from lsmq.cli._node import need_node
-from lsmq.cli._options import DURATION, SIZE
+from lsmq.cli.options import DURATION, SIZE
 from lsmq.errors import InvalidRequest
 
 

@@ -6,9 +6,11 @@ import click
 
 from lsmq import Client
 from lsmq.admin import ClusterAdmin, ClusterInfo
-from lsmq.cli._options import json_option, url_option, with_client
 from lsmq.cli._progress import wait_options, watch
-from lsmq.cli._render import print_json, print_table
+from lsmq.cli.options import asks_a_node, json_option
+from lsmq.cli.render import print_json, print_table
+
+_shard = click.argument("number", metavar="SHARD", type=click.IntRange(min=0))
 
 
 @click.group()
@@ -18,25 +20,21 @@ def shard() -> None:
 
 @shard.command("list")
 @json_option
-@url_option
-def list_shards(as_json: bool, url: str, deadline_ms: int) -> None:
+@asks_a_node
+async def list_shards(client: Client, as_json: bool) -> None:
     """List the shards: leader, epoch, replicas, in-sync set, and why nobody leads one that has no leader."""
-
-    async def work(client: Client) -> ClusterInfo:
-        return await ClusterAdmin(client).overview()
-
-    info = with_client(url, deadline_ms, work)
+    shards = (await ClusterAdmin(client).overview()).shards
     names = ["shard", "leader", "epoch", "in_sync", "replicas", "adding", "target", "problem"]
     rows = [
         [found.id, found.leader, found.epoch, found.in_sync, found.replicas, found.adding, found.target, found.problem]
-        for found in info.shards
+        for found in shards
     ]
     if as_json:
         print_json([dict(zip(names, row, strict=True)) for row in rows])
         return
     # A problem is a sentence or two: below the table.
     print_table([name.replace("_", " ") for name in names[:-1]], [[_text(value) for value in row[:-1]] for row in rows])
-    for found in info.shards:
+    for found in shards:
         if found.problem is not None:
             click.echo(f"shard {found.id} has no leader: {found.problem}")
 
@@ -48,23 +46,19 @@ def _text(value: object) -> object:
 
 
 @shard.command()
-@click.argument("number", metavar="SHARD", type=click.IntRange(min=0))
+@_shard
 @click.argument("nodes", metavar="NODE...", nargs=-1, required=True)
 @wait_options
-@url_option
-def move(number: int, nodes: tuple[str, ...], wait: bool, wait_ms: int, url: str, deadline_ms: int) -> None:
+@asks_a_node
+async def move(client: Client, number: int, nodes: tuple[str, ...], wait: bool, wait_ms: int) -> None:
     """Have SHARD held by these NODEs and no others; the first leads when it can.
 
     New replicas are filled and in sync before old ones go. You may interrupt this command: the cluster goes on.
     """
-
-    async def work(client: Client) -> None:
-        admin = ClusterAdmin(client)
-        await admin.move(number, nodes)
-        if wait:
-            await watch(admin, f"moving shard {number}", lambda info: _steps_left(info, number, nodes), wait_ms)
-
-    with_client(url, deadline_ms, work)
+    admin = ClusterAdmin(client)
+    await admin.move(number, nodes)
+    if wait:
+        await watch(admin, f"moving shard {number}", lambda info: _steps_left(info, number, nodes), wait_ms)
     click.echo(f"shard {number} is {'on' if wait else 'being moved to'} {' '.join(nodes)}", err=True)
 
 
@@ -76,24 +70,20 @@ def _steps_left(info: ClusterInfo, number: int, nodes: tuple[str, ...]) -> int:
 
 
 @shard.command()
-@click.argument("number", metavar="SHARD", type=click.IntRange(min=0))
-@url_option
-def cancel(number: int, url: str, deadline_ms: int) -> None:
+@_shard
+@asks_a_node
+async def cancel(client: Client, number: int) -> None:
     """Give up moving the replicas of SHARD; they stay where they are now."""
-
-    async def work(client: Client) -> None:
-        await ClusterAdmin(client).cancel_move(number)
-
-    with_client(url, deadline_ms, work)
+    await ClusterAdmin(client).cancel_move(number)
     click.echo(f"shard {number} stays where it is", err=True)
 
 
 @shard.command()
-@click.argument("number", metavar="SHARD", type=click.IntRange(min=0))
+@_shard
 @click.option("--from", "node", metavar="NODE", required=True, help="The replica to go on with.")
 @click.option("--accept-loss", is_flag=True, help="Say that acknowledged messages may be lost.")
-@url_option
-def revive(number: int, node: str, accept_loss: bool, url: str, deadline_ms: int) -> None:
+@asks_a_node
+async def revive(client: Client, number: int, node: str, accept_loss: bool) -> None:
     """Go on with what the replica of SHARD at a node has, whatever others had beyond. UNCLEAN.
 
     For a shard that nobody can lead, when the nodes that have all acknowledged messages never come back: `lsmq shard
@@ -104,23 +94,15 @@ def revive(number: int, node: str, accept_loss: bool, url: str, deadline_ms: int
         raise click.UsageError(
             f"acknowledged messages of shard {number} may be lost. If that is accepted, say --accept-loss"
         )
-
-    async def work(client: Client) -> None:
-        await ClusterAdmin(client).revive(number, node, accept_loss=True)
-
-    with_client(url, deadline_ms, work)
+    await ClusterAdmin(client).revive(number, node, accept_loss=True)
     click.echo(f"shard {number} goes on with what {node} has; what others had beyond is given up", err=True)
 
 
 @shard.command()
-@click.argument("number", metavar="SHARD", type=click.IntRange(min=0))
+@_shard
 @click.argument("node", metavar="NODE")
-@url_option
-def transfer(number: int, node: str, url: str, deadline_ms: int) -> None:
+@asks_a_node
+async def transfer(client: Client, number: int, node: str) -> None:
     """Hand the leadership of SHARD to NODE, a replica in sync."""
-
-    async def work(client: Client) -> None:
-        await ClusterAdmin(client).transfer(number, node)
-
-    with_client(url, deadline_ms, work)
+    await ClusterAdmin(client).transfer(number, node)
     click.echo(f"shard {number} is led by {node}", err=True)

@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from lsmq import Client
-from lsmq.cli._options import json_option, url_option, with_client
-from lsmq.cli._render import print_fields, print_json, print_table
+from lsmq.cli.options import asks_a_node, json_option
+from lsmq.cli.render import print_fields, print_json, print_table
 
 _SHOWN = ("role", "leader", "epoch", "state", "topics", "queues", "records_written_total", "pressure", "damage")
 
@@ -16,14 +16,10 @@ _SHOWN = ("role", "leader", "epoch", "state", "topics", "queues", "records_writt
 @click.command()
 @click.option("--verbose", "-v", is_flag=True, help="Every figure of every shard, and the configuration.")
 @json_option
-@url_option
-def status(verbose: bool, as_json: bool, url: str, deadline_ms: int) -> None:
+@asks_a_node
+async def status(client: Client, verbose: bool, as_json: bool) -> None:
     """Show version, uptime and the state of every shard of a node."""
-
-    async def work(client: Client) -> dict[str, Any]:
-        return await client.status()
-
-    found = with_client(url, deadline_ms, work)
+    found = await client.status()
     if as_json:
         print_json(found)
         return

@@ -6,9 +6,9 @@ from typing import Literal
 
 import click
 
-from lsmq import Client, Offsets, Topic
-from lsmq.cli._options import DURATION, SIZE, TOPIC, json_option, url_option, with_client
-from lsmq.cli._render import counted, print_fields, print_json, print_table, time_text
+from lsmq import Client, Topic
+from lsmq.cli.options import DURATION, SIZE, TOPIC, asks_a_node, asks_first, json_option
+from lsmq.cli.render import counted, print_fields, print_json, print_table, time_text
 from lsmq.topics import Ack
 
 _SHOWN_QUEUES = 100
@@ -29,8 +29,9 @@ def topic() -> None:
 @click.option("--order", type=click.Choice(["ordinary", "strict"]), help="strict: keys keep their queues for ever.")
 @click.option("--new", is_flag=True, help="Fail if the topic is there already, even with the same options.")
 @json_option
-@url_option
-def create(
+@asks_a_node
+async def create(
+    client: Client,
     name: str,
     queues: int,
     retention_ms: int | None,
@@ -40,8 +41,6 @@ def create(
     order: Literal["ordinary", "strict"] | None,
     new: bool,
     as_json: bool,
-    url: str,
-    deadline_ms: int,
 ) -> None:
     """Create topic NAME.
 
@@ -51,32 +50,32 @@ def create(
     \b
       lsmq topic create orders --queues 4096 --retention 7d
     """
+    created = await client.create_topic(
+        name,
+        queues=queues,
+        exist_ok=not new,
+        retention_ms=retention_ms,
+        retention_bytes=retention_bytes,
+        ack=ack,
+        max_message_bytes=max_message_bytes,
+        order=order,
+    )
+    _show_size(created, as_json)
 
-    async def work(client: Client) -> Topic:
-        return await client.create_topic(
-            name,
-            queues=queues,
-            exist_ok=not new,
-            retention_ms=retention_ms,
-            retention_bytes=retention_bytes,
-            ack=ack,
-            max_message_bytes=max_message_bytes,
-            order=order,
-        )
 
-    created = with_client(url, deadline_ms, work)
+def _show_size(found: Topic, as_json: bool) -> None:
     if as_json:
-        print_json(created.to_dict())
+        print_json(found.to_dict())
     else:
-        click.echo(f"topic {created.name}: {counted(created.queues, 'queue')}")
+        click.echo(f"topic {found.name}: {counted(found.queues, 'queue')}")
 
 
 @topic.command()
 @click.argument("name", type=TOPIC)
 @click.option("--queues", type=click.IntRange(min=1), required=True, help="How many it is to have.")
 @json_option
-@url_option
-def grow(name: str, queues: int, as_json: bool, url: str, deadline_ms: int) -> None:
+@asks_a_node
+async def grow(client: Client, name: str, queues: int, as_json: bool) -> None:
     """Give topic NAME more queues.
 
     No queue moves, and nothing is copied. Keys go to other queues from then on, so that for a moment a key's messages
@@ -85,27 +84,15 @@ def grow(name: str, queues: int, as_json: bool, url: str, deadline_ms: int) -> N
     \b
       lsmq topic grow orders --queues 8192
     """
-
-    async def work(client: Client) -> Topic:
-        return await client.grow_topic(name, queues)
-
-    grown = with_client(url, deadline_ms, work)
-    if as_json:
-        print_json(grown.to_dict())
-    else:
-        click.echo(f"topic {grown.name}: {counted(grown.queues, 'queue')}")
+    _show_size(await client.grow_topic(name, queues), as_json)
 
 
 @topic.command("list")
 @json_option
-@url_option
-def list_topics(as_json: bool, url: str, deadline_ms: int) -> None:
+@asks_a_node
+async def list_topics(client: Client, as_json: bool) -> None:
     """List all topics."""
-
-    async def work(client: Client) -> list[Topic]:
-        return await client.topics()
-
-    topics = with_client(url, deadline_ms, work)
+    topics = await client.topics()
     if as_json:
         print_json([found.to_dict() for found in topics])
         return
@@ -117,14 +104,10 @@ def list_topics(as_json: bool, url: str, deadline_ms: int) -> None:
 @click.argument("name", type=TOPIC)
 @click.option("--offsets", "with_offsets", is_flag=True, help="Also the offsets of every queue with messages.")
 @json_option
-@url_option
-def describe(name: str, with_offsets: bool, as_json: bool, url: str, deadline_ms: int) -> None:
+@asks_a_node
+async def describe(client: Client, name: str, with_offsets: bool, as_json: bool) -> None:
     """Show options, routes and how much topic NAME holds."""
-
-    async def work(client: Client) -> tuple[Topic, Offsets]:
-        return await client.topic(name), await client.offsets(name)
-
-    found, offsets = with_client(url, deadline_ms, work)
+    found, offsets = await client.topic(name), await client.offsets(name)
     held = [(queue, earliest, latest) for queue, earliest, latest in offsets.rows() if latest > 0]
     stored = sum(latest - earliest for _, earliest, latest in held)
     if as_json:
@@ -156,18 +139,12 @@ def describe(name: str, with_offsets: bool, as_json: bool, url: str, deadline_ms
 
 @topic.command()
 @click.argument("name", type=TOPIC)
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@asks_first("Delete topic {name} and all its messages?")
 @click.option("--missing-ok", is_flag=True, help="Succeed if there is no such topic.")
-@url_option
-def delete(name: str, yes: bool, missing_ok: bool, url: str, deadline_ms: int) -> None:
+@asks_a_node
+async def delete(client: Client, name: str, missing_ok: bool) -> None:
     """Delete topic NAME and all its messages."""
-    if not yes:
-        click.confirm(f"Delete topic {name} and all its messages?", abort=True, err=True)
-
-    async def work(client: Client) -> None:
-        await client.delete_topic(name, missing_ok=missing_ok)
-
-    with_client(url, deadline_ms, work)
+    await client.delete_topic(name, missing_ok=missing_ok)
     click.echo(f"topic {name} deleted", err=True)
 
 

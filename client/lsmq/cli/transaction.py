@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import click
 
 from lsmq import Client
-from lsmq.cli._options import json_option, url_option, with_client
-from lsmq.cli._render import print_fields, print_json, print_table, size_text, time_text
-from lsmq.producer_groups import ProducerGroup, ProducerGroupInfo, TransactionInfo, list_producer_groups
+from lsmq.cli.options import asks_a_node, asks_first, json_option
+from lsmq.cli.render import print_fields, print_json, print_table, size_text, time_text
+from lsmq.producer_groups import ProducerGroup, TransactionInfo, list_producer_groups
+
+
+def _which(command: Callable[..., None]) -> Callable[..., None]:
+    return click.argument("group")(click.argument("id")(command))
+
 
 _STATES = ("open", "undelivered", "committed", "rolled_back")
 
@@ -23,14 +28,10 @@ def transaction() -> None:
 
 @transaction.command()
 @json_option
-@url_option
-def groups(as_json: bool, url: str, deadline_ms: int) -> None:
+@asks_a_node
+async def groups(client: Client, as_json: bool) -> None:
     """List producer groups: their members, and transactions that are not finished."""
-
-    async def work(client: Client) -> list[ProducerGroupInfo]:
-        return await list_producer_groups(client)
-
-    found = with_client(url, deadline_ms, work)
+    found = await list_producer_groups(client)
     if as_json:
         print_json([asdict(each) for each in found])
         return
@@ -50,20 +51,16 @@ def groups(as_json: bool, url: str, deadline_ms: int) -> None:
     help="undelivered: committed, and not in all their shards yet. Finished ones are remembered for a while.",
 )
 @json_option
-@url_option
-def list_command(name: str | None, state: str, as_json: bool, url: str, deadline_ms: int) -> None:
+@asks_a_node
+async def list_command(client: Client, name: str | None, state: str, as_json: bool) -> None:
     """List transactions, oldest first.
 
     \b
       lsmq transaction list --group billing
     """
-
-    async def work(client: Client) -> list[TransactionInfo]:
-        names = [name] if name is not None else [each.group for each in await list_producer_groups(client)]
-        wanted = None if state == "all" else state
-        return [found for each in names for found in await ProducerGroup(client, each).transactions(wanted)]
-
-    found = with_client(url, deadline_ms, work)
+    names = [name] if name is not None else [each.group for each in await list_producer_groups(client)]
+    wanted = None if state == "all" else state
+    found = [each for group in names for each in await ProducerGroup(client, group).transactions(wanted)]
     if as_json:
         print_json([each.to_dict() for each in found])
         return
@@ -89,17 +86,12 @@ def _state(found: TransactionInfo) -> str:
 
 
 @transaction.command()
-@click.argument("group")
-@click.argument("id")
+@_which
 @json_option
-@url_option
-def describe(group: str, id: str, as_json: bool, url: str, deadline_ms: int) -> None:
+@asks_a_node
+async def describe(client: Client, group: str, id: str, as_json: bool) -> None:
     """Show transaction ID of producer group GROUP."""
-
-    async def work(client: Client) -> TransactionInfo:
-        return await ProducerGroup(client, group).transaction(id)
-
-    _show(with_client(url, deadline_ms, work), as_json)
+    _show(await ProducerGroup(client, group).transaction(id), as_json)
 
 
 def _show(found: TransactionInfo, as_json: bool) -> None:
@@ -130,34 +122,20 @@ def _show(found: TransactionInfo, as_json: bool) -> None:
 
 
 @transaction.command()
-@click.argument("group")
-@click.argument("id")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@_which
+@asks_first("Was the local step of transaction {id} done?")
 @json_option
-@url_option
-def commit(group: str, id: str, yes: bool, as_json: bool, url: str, deadline_ms: int) -> None:
+@asks_a_node
+async def commit(client: Client, group: str, id: str, as_json: bool) -> None:
     """Commit transaction ID of producer group GROUP. Make sure that its local step was done."""
-    if not yes:
-        click.confirm(f"Was the local step of transaction {id} done?", abort=True, err=True)
-
-    async def work(client: Client) -> TransactionInfo:
-        return await ProducerGroup(client, group).commit(id, wait_ms=2_000)
-
-    _show(with_client(url, deadline_ms, work), as_json)
+    _show(await ProducerGroup(client, group).commit(id, wait_ms=2_000), as_json)
 
 
 @transaction.command()
-@click.argument("group")
-@click.argument("id")
-@click.option("--yes", is_flag=True, help="Do not ask.")
+@_which
+@asks_first("Will the local step of transaction {id} never be done?")
 @json_option
-@url_option
-def rollback(group: str, id: str, yes: bool, as_json: bool, url: str, deadline_ms: int) -> None:
+@asks_a_node
+async def rollback(client: Client, group: str, id: str, as_json: bool) -> None:
     """Roll back transaction ID of producer group GROUP. Make sure that its local step was not done, and will not be."""
-    if not yes:
-        click.confirm(f"Will the local step of transaction {id} never be done?", abort=True, err=True)
-
-    async def work(client: Client) -> TransactionInfo:
-        return await ProducerGroup(client, group).roll_back(id)
-
-    _show(with_client(url, deadline_ms, work), as_json)
+    _show(await ProducerGroup(client, group).roll_back(id), as_json)

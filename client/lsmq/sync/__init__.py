@@ -15,7 +15,7 @@ costs some 50 us, so send many messages with :meth:`Producer.send_many`; reading
 messages already.
 """
 
-from lsmq._outbox import Sent
+from lsmq._receipts import Sent
 from lsmq.sync._admin import ClusterAdmin
 from lsmq.sync._client import Client
 from lsmq.sync._consumer import Consumer

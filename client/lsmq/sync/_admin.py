@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from lsmq import admin as asynchronous
-from lsmq.admin import ClusterInfo
 from lsmq.sync._client import Client
+from lsmq.sync._crossing import blocking
 
 
 class ClusterAdmin:
@@ -16,34 +14,11 @@ class ClusterAdmin:
         self._thread = client._thread
         self._async = asynchronous.ClusterAdmin(client._async)
 
-    def overview(self) -> ClusterInfo:
-        """See :meth:`lsmq.ClusterAdmin.overview`."""
-        return self._thread.call(self._async.overview())
-
-    def drain(self, node: str) -> None:
-        """See :meth:`lsmq.ClusterAdmin.drain`."""
-        self._thread.call(self._async.drain(node))
-
-    def undrain(self, node: str) -> None:
-        """See :meth:`lsmq.ClusterAdmin.undrain`."""
-        self._thread.call(self._async.undrain(node))
-
-    def remove(self, node: str) -> None:
-        """See :meth:`lsmq.ClusterAdmin.remove`."""
-        self._thread.call(self._async.remove(node))
-
-    def move(self, shard: int, replicas: Sequence[str]) -> None:
-        """See :meth:`lsmq.ClusterAdmin.move`."""
-        self._thread.call(self._async.move(shard, replicas))
-
-    def cancel_move(self, shard: int) -> None:
-        """See :meth:`lsmq.ClusterAdmin.cancel_move`."""
-        self._thread.call(self._async.cancel_move(shard))
-
-    def transfer(self, shard: int, node: str) -> None:
-        """See :meth:`lsmq.ClusterAdmin.transfer`."""
-        self._thread.call(self._async.transfer(shard, node))
-
-    def revive(self, shard: int, node: str, *, accept_loss: bool) -> None:
-        """See :meth:`lsmq.ClusterAdmin.revive`."""
-        self._thread.call(self._async.revive(shard, node, accept_loss=accept_loss))
+    overview = blocking(asynchronous.ClusterAdmin.overview)
+    drain = blocking(asynchronous.ClusterAdmin.drain)
+    undrain = blocking(asynchronous.ClusterAdmin.undrain)
+    remove = blocking(asynchronous.ClusterAdmin.remove)
+    move = blocking(asynchronous.ClusterAdmin.move)
+    cancel_move = blocking(asynchronous.ClusterAdmin.cancel_move)
+    transfer = blocking(asynchronous.ClusterAdmin.transfer)
+    revive = blocking(asynchronous.ClusterAdmin.revive)

@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Literal
+from typing import Any
 
 from lsmq import consumer as asynchronous
 from lsmq import runtime
-from lsmq._detours import ReadFrom
-from lsmq._fetch import OutOfRange
-from lsmq._handling import Order
-from lsmq._member import ByTopic
-from lsmq._membership import DEFAULT_MAX_HANDLER_MS, DEFAULT_SESSION_MS, Callback, Mode
-from lsmq._ranges import contains, to_ranges
-from lsmq._starting import Start
-from lsmq._values import check_max_messages
+from lsmq._handler_lanes import Order
+from lsmq._member_state import ByTopic
+from lsmq._membership import Callback
+from lsmq._queue_ranges import contains, to_ranges
+from lsmq._wire_values import check_max_messages
 from lsmq.group_values import Ranges
 from lsmq.record_batch import Message
 from lsmq.sync._client import Client
-from lsmq.sync._lifecycle import HandlerThreads, Iterating
+from lsmq.sync._crossing import blocking, blocking_call, in_a_thread, with_options_of
+from lsmq.sync._lifecycle import BlockingIterable, HandlerThreads
 
 _READ_AHEAD_MESSAGES = 1_000
 
 
-class Consumer(Iterating[Message]):
+class Consumer(BlockingIterable[Message]):
     """Blocking :class:`lsmq.Consumer`: the same options and guarantees.
 
     It reads ahead of the application; what counts as handed out is what left *this* object. Handlers and callbacks
@@ -35,60 +32,24 @@ class Consumer(Iterating[Message]):
 
     _async: asynchronous.Consumer
 
+    @with_options_of(asynchronous.Consumer)
     def __init__(
         self,
         client: Client,
         topic: str | Sequence[str],
         *,
-        queues: Iterable[int] | None = None,
-        group: str | None = None,
-        start: Start | None = None,
-        uncommitted: Literal["earliest", "latest"] = "earliest",
-        on_out_of_range: OutOfRange = "earliest",
-        mode: Mode = "clustered",
-        member_id: str | None = None,
-        static_id: str | None = None,
-        session_ms: int = DEFAULT_SESSION_MS,
-        max_handler_ms: int | None = DEFAULT_MAX_HANDLER_MS,
-        on_assigned: Callable[[ByTopic], None] | None = None,
-        on_revoked: Callable[[ByTopic], None] | None = None,
-        max_messages: int = asynchronous.DEFAULT_MAX_MESSAGES,
-        max_bytes: int = asynchronous.DEFAULT_MAX_BYTES,
-        wait_ms: int = asynchronous.DEFAULT_WAIT_MS,
-        prefetch_bytes: int = asynchronous.DEFAULT_PREFETCH_BYTES,
-        deadline_ms: int | None = None,
-        request_timeout_ms: int | None = None,
-        read_from: ReadFrom = "auto",
+        on_assigned: Callback | None = None,
+        on_revoked: Callback | None = None,
+        **options: Any,
     ) -> None:
         self._thread = client._thread
         self._ahead: deque[Message] = deque()
         self._lock = runtime.Lock()
         self._handlers = HandlerThreads()
+        options |= {"on_assigned": in_a_thread(on_assigned), "on_revoked": in_a_thread(on_revoked)}
 
         async def make() -> asynchronous.Consumer:
-            made = asynchronous.Consumer(
-                client._async,
-                topic,
-                queues=queues,
-                group=group,
-                start=start,
-                uncommitted=uncommitted,
-                on_out_of_range=on_out_of_range,
-                mode=mode,
-                member_id=member_id,
-                static_id=static_id,
-                session_ms=session_ms,
-                max_handler_ms=max_handler_ms,
-                on_assigned=self._in_a_thread(on_assigned),
-                on_revoked=self._in_a_thread(on_revoked),
-                max_messages=max_messages,
-                max_bytes=max_bytes,
-                wait_ms=wait_ms,
-                prefetch_bytes=prefetch_bytes,
-                deadline_ms=deadline_ms,
-                request_timeout_ms=request_timeout_ms,
-                read_from=read_from,
-            )
+            made = asynchronous.Consumer(client._async, topic, **options)
             made._withdraw, made._kept_back = self._drop, self._ahead_offsets
             self._async = made
             await made.start()
@@ -96,15 +57,11 @@ class Consumer(Iterating[Message]):
 
         self._async = self._thread.call(make())
 
-    @staticmethod
-    def _in_a_thread(callback: Callable[[ByTopic], None] | None) -> Callback | None:
-        """The event loop goes on while the application's callback runs."""
-        return None if callback is None else lambda queues: asyncio.to_thread(callback, queues)
-
     def close(self, *, leave: bool | None = None) -> None:
         """See :meth:`lsmq.Consumer.close`."""
         if self._handlers.are_here:
-            self._thread.call(self._async._close_from_inside(leave))
+            self._async._leave = leave
+            self._thread.call(self._async._close_from_inside())
             return
         with self._lock:
             self._ahead.clear()
@@ -116,7 +73,7 @@ class Consumer(Iterating[Message]):
     def poll(self, max_messages: int = 1000, timeout_ms: float | None = None) -> list[Message]:
         """See :meth:`lsmq.Consumer.poll`."""
         check_max_messages(max_messages)
-        self._async._hand.put_down()
+        self._async._read_in_progress.put_down()
         taken = self._take(max_messages)
         if not taken:
             messages = self._thread.call(self._read_ahead(max(max_messages, _READ_AHEAD_MESSAGES), timeout_ms))
@@ -136,7 +93,7 @@ class Consumer(Iterating[Message]):
         with self._lock:
             taken = [self._ahead.popleft() for _ in range(min(max_messages, len(self._ahead)))]
             if taken:
-                self._async._hand.take()  # Before the lock is free: who gives up queues looks after it.
+                self._async._read_in_progress.take()  # Before the lock is free: who gives up queues looks after it.
         return taken
 
     def run(self, handler: Callable[[Message], object], *, concurrency: int = 1, order: Order = "queue") -> None:
@@ -156,20 +113,12 @@ class Consumer(Iterating[Message]):
 
     def positions_of(self, topic: str) -> Mapping[int, int]:
         """:attr:`positions` of one of several topics."""
-
-        async def now() -> dict[int, int]:
-            return {**self._async.positions_of(topic), **self._ahead_offsets().get(topic, {})}
-
-        return self._thread.call(now())
+        return self._thread.do(lambda: {**self._async.positions_of(topic), **self._ahead_offsets().get(topic, {})})
 
     @property
     def assignment(self) -> ByTopic:
         """See :attr:`lsmq.Consumer.assignment`."""
-
-        async def now() -> ByTopic:
-            return self._async.assignment
-
-        return self._thread.call(now())
+        return self._thread.do(lambda: self._async.assignment)
 
     @property
     def member_id(self) -> str | None:
@@ -181,20 +130,17 @@ class Consumer(Iterating[Message]):
         """See :attr:`lsmq.Consumer.waiting_for`."""
         return self._async.waiting_for
 
-    def commit(
-        self, offsets: Mapping[int, int] | None = None, *, topic: str | None = None, reset: bool = False
-    ) -> None:
-        """See :meth:`lsmq.Consumer.commit`."""
-        self._thread.call(self._async.commit(offsets, topic=topic, reset=reset))
+    commit = blocking(asynchronous.Consumer.commit)
+    resume = blocking_call(asynchronous.Consumer.resume)
 
     def seek(self, queue: int, offset: int, *, topic: str | None = None) -> None:
         """See :meth:`lsmq.Consumer.seek`."""
 
-        async def seek() -> None:
+        def seek() -> None:
             self._async.seek(queue, offset, topic=topic)
             self._forget(self._async._only_topic(topic), (range(queue, queue + 1),))
 
-        self._thread.call(seek())
+        self._thread.do(seek)
 
     def seek_to_time(
         self, moment: datetime | int, queues: Iterable[int] | None = None, *, topic: str | None = None
@@ -212,30 +158,18 @@ class Consumer(Iterating[Message]):
     def pause(self, queues: Iterable[int] | None = None, *, topic: str | None = None) -> None:
         """See :meth:`lsmq.Consumer.pause`."""
 
-        async def pause() -> None:
+        def pause() -> None:
             chosen = self._async._chosen(queues, topic)
             self._async._pause(chosen)
             for name, ranges in chosen.items():
                 self._drop(name, ranges)
 
-        self._thread.call(pause())
-
-    def resume(self, queues: Iterable[int] | None = None, *, topic: str | None = None) -> None:
-        """See :meth:`lsmq.Consumer.resume`."""
-
-        async def resume() -> None:
-            self._async.resume(queues, topic=topic)
-
-        self._thread.call(resume())
+        self._thread.do(pause)
 
     @property
     def paused(self) -> ByTopic:
         """See :attr:`lsmq.Consumer.paused`."""
-
-        async def now() -> ByTopic:
-            return self._async.paused
-
-        return self._thread.call(now())
+        return self._thread.do(lambda: self._async.paused)
 
     # What was read ahead. In the event loop's thread, but for taking.
 
@@ -262,11 +196,11 @@ class Consumer(Iterating[Message]):
     def _give_back(self) -> None:
         """Let what was read ahead be fetched again."""
 
-        async def give_back() -> None:
+        def give_back() -> None:
             for topic, loop in self._async._reader.loops.items():
                 self._drop(topic, loop.positions.ranges)
 
-        self._thread.call(give_back())
+        self._thread.do(give_back)
 
     def _ahead_offsets(self) -> dict[str, dict[int, int]]:
         """By topic, the first offset of each queue that was read ahead and not handed out."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from lsmq import dead_letters as asynchronous
 from lsmq.dead_letters import DeadLetter
 from lsmq.sync._client import Client
+from lsmq.sync._crossing import blocking
 
 _PORTION = 500
 
@@ -38,14 +39,9 @@ class DeadLetters:
         finally:
             self._thread.call(letters.aclose())
 
-    def replay(self, letters: Sequence[DeadLetter]) -> None:
-        """See :meth:`lsmq.DeadLetters.replay`."""
-        self._thread.call(self._async.replay(letters))
+    replay = blocking(asynchronous.DeadLetters.replay)
+    purge = blocking(asynchronous.DeadLetters.purge)
 
     def delete(self, letters: Iterable[DeadLetter]) -> None:
         """See :meth:`lsmq.DeadLetters.delete`."""
         self._thread.call(self._async.delete(list(letters)))
-
-    def purge(self) -> int:
-        """See :meth:`lsmq.DeadLetters.purge`."""
-        return self._thread.call(self._async.purge())

@@ -15,7 +15,7 @@ from lsmq.errors import ClientClosed
 T = TypeVar("T")
 
 
-class Closing(ABC):
+class BlockingCloseable(ABC):
     """``with`` closes it."""
 
     @abstractmethod
@@ -28,7 +28,7 @@ class Closing(ABC):
         self.close()
 
 
-class Iterating(Closing, Generic[T]):
+class BlockingIterable(BlockingCloseable, Generic[T]):
     """``for`` takes one after another."""
 
     _async: Iterated[Any]

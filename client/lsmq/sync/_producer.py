@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, Unpack
 
-from lsmq import _outbox
+from lsmq import _receipts
 from lsmq import producer as asynchronous
-from lsmq._lane import ProducerStats
-from lsmq._loop_thread import LoopThread, wait_for
-from lsmq._outbox import Sent
-from lsmq._unclosed import open_producers, warn_of_unclosed
+from lsmq._receipts import Sent
+from lsmq._shard_sender import ProducerStats
+from lsmq._unclosed_producers import open_producers, warn_of_unclosed
 from lsmq.errors import LsmqError
-from lsmq.messages import Key, check_many
-from lsmq.partitioners import Partitioner
+from lsmq.loop_thread import LoopThread, wait_for
+from lsmq.messages import Key, MessageOptions, check_many
 from lsmq.producer import Body
-from lsmq.record_batch import Codec
 from lsmq.sync._client import Client
-from lsmq.topics import Ack
+from lsmq.sync._crossing import blocking, with_options_of
 
 _SEND_PORTION_MESSAGES = 10_000
 
@@ -29,7 +27,7 @@ class Receipt:
 
     __slots__ = ("_async", "_thread")
 
-    def __init__(self, thread: LoopThread, receipt: _outbox.Receipt) -> None:
+    def __init__(self, thread: LoopThread, receipt: _receipts.Receipt) -> None:
         self._thread = thread
         self._async = receipt
 
@@ -51,11 +49,7 @@ class Receipt:
 
     def add_done_callback(self, callback: Callable[[Receipt], None]) -> None:
         """Call ``callback(receipt)``, in the client's thread and so not for long, once it is stored or given up."""
-
-        async def add() -> None:
-            self._async.add_done_callback(lambda _: callback(self))
-
-        self._thread.call(add())
+        self._thread.do(lambda: self._async.add_done_callback(lambda _: callback(self)))
 
 
 class Receipts:
@@ -63,7 +57,7 @@ class Receipts:
 
     __slots__ = ("_parts", "_thread")
 
-    def __init__(self, thread: LoopThread, parts: list[_outbox.Receipts]) -> None:
+    def __init__(self, thread: LoopThread, parts: list[_receipts.Receipts]) -> None:
         self._thread = thread
         self._parts = parts
 
@@ -101,37 +95,12 @@ class Producer:
     it where it held messages then, or when it was dropped.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        topic: str,
-        *,
-        linger_ms: float = asynchronous.DEFAULT_LINGER_MS,
-        batch_bytes: int = asynchronous.DEFAULT_BATCH_BYTES,
-        max_buffer_bytes: int = asynchronous.DEFAULT_MAX_BUFFER_BYTES,
-        max_message_bytes: int | None = None,
-        ack: Ack | None = None,
-        partitioner: Partitioner | None = None,
-        deadline_ms: int | None = None,
-        request_timeout_ms: int | None = None,
-        codec: Codec = Codec.NONE,
-    ) -> None:
+    @with_options_of(asynchronous.Producer)
+    def __init__(self, client: Client, topic: str, **options: Any) -> None:
         self._thread = client._thread
 
         async def make() -> asynchronous.Producer:
-            made = asynchronous.Producer(
-                client._async,
-                topic,
-                linger_ms=linger_ms,
-                batch_bytes=batch_bytes,
-                max_buffer_bytes=max_buffer_bytes,
-                max_message_bytes=max_message_bytes,
-                ack=ack,
-                partitioner=partitioner,
-                deadline_ms=deadline_ms,
-                request_timeout_ms=request_timeout_ms,
-                codec=codec,
-            )
+            made = asynchronous.Producer(client._async, topic, **options)
             await made.start()
             open_producers.add(made, self._thread)
             return made
@@ -160,84 +129,19 @@ class Producer:
         """See :attr:`lsmq.Producer.stats`."""
         return self._async.stats
 
-    def send(
-        self,
-        body: Body,
-        *,
-        key: Key | None = None,
-        tag: str | None = None,
-        queue: int | None = None,
-        properties: Mapping[str, str] | None = None,
-        headers: Iterable[tuple[str, bytes]] = (),
-        priority: int = 0,
-        delete: bool = False,
-    ) -> Receipt:
+    def send(self, body: Body, **options: Unpack[MessageOptions]) -> Receipt:
         """Accept one message; waits only while the buffer is full. See :meth:`lsmq.Producer.send`."""
-        work = self._async.send(
-            body,
-            key=key,
-            tag=tag,
-            queue=queue,
-            properties=properties,
-            headers=headers,
-            priority=priority,
-            delete=delete,
-        )
-        return Receipt(self._thread, self._thread.call(work))
+        return Receipt(self._thread, self._thread.call(self._async.send(body, **options)))
 
-    def send_nowait(
-        self,
-        body: Body,
-        *,
-        key: Key | None = None,
-        tag: str | None = None,
-        queue: int | None = None,
-        properties: Mapping[str, str] | None = None,
-        headers: Iterable[tuple[str, bytes]] = (),
-        priority: int = 0,
-        delete: bool = False,
-    ) -> Receipt:
+    def send_nowait(self, body: Body, **options: Unpack[MessageOptions]) -> Receipt:
         """Like :meth:`send`, but raises ``BufferFull`` where that would wait."""
 
-        async def send() -> _outbox.Receipt:
-            return self._async.send_nowait(
-                body,
-                key=key,
-                tag=tag,
-                queue=queue,
-                properties=properties,
-                headers=headers,
-                priority=priority,
-                delete=delete,
-            )
+        return Receipt(self._thread, self._thread.do(lambda: self._async.send_nowait(body, **options)))
 
-        return Receipt(self._thread, self._thread.call(send()))
-
-    def send_and_wait(
-        self,
-        body: Body,
-        *,
-        key: Key | None = None,
-        tag: str | None = None,
-        queue: int | None = None,
-        properties: Mapping[str, str] | None = None,
-        headers: Iterable[tuple[str, bytes]] = (),
-        priority: int = 0,
-        delete: bool = False,
-    ) -> Sent:
-        """Send one message and return where it was stored."""
-        return self._thread.call(
-            self._async.send_and_wait(
-                body,
-                key=key,
-                tag=tag,
-                queue=queue,
-                properties=properties,
-                headers=headers,
-                priority=priority,
-                delete=delete,
-            )
-        )
+    send_and_wait = blocking(asynchronous.Producer.send_and_wait)
+    flush = blocking(asynchronous.Producer.flush)
+    close = blocking(asynchronous.Producer.close)
+    abort = blocking(asynchronous.Producer.abort)
 
     def send_many(
         self,
@@ -251,20 +155,8 @@ class Producer:
         ``messages`` is read in the calling thread.
         """
         check_many(messages)
-        parts: list[_outbox.Receipts] = []
+        parts: list[_receipts.Receipts] = []
         source = iter(messages)
         while portion := list(islice(source, _SEND_PORTION_MESSAGES)):
             parts.append(self._thread.call(self._async.send_many(portion, tag=tag, queue=queue)))
         return Receipts(self._thread, parts)
-
-    def flush(self) -> None:
-        """See :meth:`lsmq.Producer.flush`."""
-        self._thread.call(self._async.flush())
-
-    def close(self) -> None:
-        """See :meth:`lsmq.Producer.close`."""
-        self._thread.call(self._async.close())
-
-    def abort(self) -> None:
-        """See :meth:`lsmq.Producer.abort`."""
-        self._thread.call(self._async.abort())

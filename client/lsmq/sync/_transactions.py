@@ -2,68 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from lsmq import transactions as asynchronous
-from lsmq.messages import Key
-from lsmq.producer import Body
 from lsmq.producer_groups import TransactionInfo
 from lsmq.sync._client import Client
-from lsmq.sync._lifecycle import Closing
-from lsmq.transactions import (
-    DEFAULT_CHECK_MS,
-    DEFAULT_MAX_CHECKS,
-    DEFAULT_SESSION_MS,
-    DEFAULT_VISIBLE_MS,
-    Outcome,
-)
-
-Check = Callable[[TransactionInfo], Outcome | str]
+from lsmq.sync._crossing import blocking, in_a_thread, with_options_of
+from lsmq.sync._lifecycle import BlockingCloseable
+from lsmq.transactions import Check
 
 
-class TransactionalProducer(Closing):
+class TransactionalProducer(BlockingCloseable):
     """Blocking :class:`lsmq.TransactionalProducer`: the same options and guarantees. Checks run in threads."""
 
-    def __init__(
-        self,
-        client: Client,
-        group: str,
-        *,
-        check: Check | None = None,
-        session_ms: int = DEFAULT_SESSION_MS,
-        check_after_ms: int = DEFAULT_CHECK_MS,
-        check_every_ms: int = DEFAULT_CHECK_MS,
-        max_checks: int = DEFAULT_MAX_CHECKS,
-        visible_ms: int = DEFAULT_VISIBLE_MS,
-        deadline_ms: int | None = None,
-        name: str | None = None,
-    ) -> None:
+    @with_options_of(asynchronous.TransactionalProducer)
+    def __init__(self, client: Client, group: str, *, check: Check | None = None, **options: Any) -> None:
         self._thread = client._thread
 
         async def make() -> asynchronous.TransactionalProducer:
-            made = asynchronous.TransactionalProducer(
-                client._async,
-                group,
-                check=None if check is None else lambda transaction: asyncio.to_thread(check, transaction),
-                session_ms=session_ms,
-                check_after_ms=check_after_ms,
-                check_every_ms=check_every_ms,
-                max_checks=max_checks,
-                visible_ms=visible_ms,
-                deadline_ms=deadline_ms,
-                name=name,
-            )
+            made = asynchronous.TransactionalProducer(client._async, group, check=in_a_thread(check), **options)
             await made.start()
             return made
 
         self._async = self._thread.call(make())
 
-    def close(self) -> None:
-        """See :meth:`lsmq.TransactionalProducer.close`."""
-        self._thread.call(self._async.close())
+    close = blocking(asynchronous.TransactionalProducer.close)
+    outcome = blocking(asynchronous.TransactionalProducer.outcome)
 
     @property
     def member_id(self) -> str:
@@ -73,10 +38,6 @@ class TransactionalProducer(Closing):
     def transaction(self, reference: str = "") -> Transaction:
         """A transaction, as a ``with`` block."""
         return Transaction(self, self._async.transaction(reference))
-
-    def outcome(self, transaction: str) -> TransactionInfo:
-        """See :meth:`lsmq.TransactionalProducer.outcome`."""
-        return self._thread.call(self._async.outcome(transaction))
 
     def take(self, sequence: str) -> Sequence:
         """See :meth:`lsmq.TransactionalProducer.take`."""
@@ -110,45 +71,10 @@ class Transaction:
         """See :attr:`lsmq.Transaction.info`."""
         return self._async.info
 
-    def send(
-        self,
-        topic: str,
-        body: Body,
-        *,
-        key: Key | None = None,
-        tag: str | None = None,
-        queue: int | None = None,
-        properties: Mapping[str, str] | None = None,
-        headers: Iterable[tuple[str, bytes]] = (),
-        priority: int = 0,
-        delete: bool = False,
-    ) -> None:
-        """See :meth:`lsmq.Transaction.send`."""
-        self._thread.call(
-            self._async.send(
-                topic,
-                body,
-                key=key,
-                tag=tag,
-                queue=queue,
-                properties=properties,
-                headers=headers,
-                priority=priority,
-                delete=delete,
-            )
-        )
-
-    def send_many(self, topic: str, messages: Iterable[Body | tuple[Key | None, Body]]) -> None:
-        """See :meth:`lsmq.Transaction.send_many`."""
-        self._thread.call(self._async.send_many(topic, messages))
-
-    def commit(self) -> None:
-        """See :meth:`lsmq.Transaction.commit`."""
-        self._thread.call(self._async.commit())
-
-    def roll_back(self) -> None:
-        """See :meth:`lsmq.Transaction.roll_back`."""
-        self._thread.call(self._async.roll_back())
+    send = blocking(asynchronous.Transaction.send)
+    send_many = blocking(asynchronous.Transaction.send_many)
+    commit = blocking(asynchronous.Transaction.commit)
+    roll_back = blocking(asynchronous.Transaction.roll_back)
 
     def leave_open(self) -> None:
         """See :meth:`lsmq.Transaction.leave_open`."""

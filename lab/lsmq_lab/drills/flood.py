@@ -8,6 +8,8 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import aiohttp
+
 from lsmq import Client, Consumer, Producer
 
 MIB = 1 << 20
@@ -65,7 +67,6 @@ async def _write(client: Client, topic: str, size_bytes: int) -> None:
 
 async def _resident_bytes(url: str) -> int:
     """The memory of a node's process, as its metrics say."""
-    async with Client(url) as client:
-        answer, _ = await client._router.ask_any("GET", "/metrics", deadline=client._deadline())
-    lines = answer.body.decode().splitlines()
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/metrics") as answer:
+        lines = (await answer.text()).splitlines()
     return int(float(next(line for line in lines if line.startswith("process_resident_memory_bytes")).split()[1]))

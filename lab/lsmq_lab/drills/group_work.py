@@ -18,8 +18,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from lsmq import Client
-from lsmq._membership import DEFAULT_MAX_HANDLER_MS
 from lsmq.errors import LsmqError, TimedOut
+from lsmq.group_values import DEFAULT_MAX_HANDLER_MS
 from lsmq.groups import Group
 from lsmq_lab.history import History
 

@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lsmq import runtime
-from lsmq._background import Background, as_lsmq_error
-from lsmq._push_link import PushLink
-from lsmq._push_streams import PushStreams
+from lsmq.background_tasks import BackgroundTasks, as_lsmq_error
 from lsmq.client import Client
 from lsmq.errors import LsmqError, Unavailable
 from lsmq.group_values import Ranges
+from lsmq.push_streams import PushLink, PushStreams
 from lsmq_node.broker import ByteBudget
 from lsmq_node.groups import Mode
 from lsmq_node.storage import Topic
@@ -60,7 +59,7 @@ class Relay:
         self._queues_changed = False
         self._left = False
         self._streams: PushStreams | None = None
-        self._background = Background(self._broke)
+        self._background = BackgroundTasks(self._broke)
 
     # What the subscriber and the service say
 
@@ -147,7 +146,7 @@ class Relay:
 
     async def run(self) -> None:
         """Pass on until the subscriber is gone. Raises why the stream ends otherwise."""
-        known = await self._client._router.topic(self.topic.name, self._client._deadline())
+        known = await self._client.topic(self.topic.name)
         options = self.options
         credit, credit_bytes = self._merge.first_grant
         params = {

@@ -162,15 +162,6 @@ class Receipts:
         self._runs: list[tuple[PendingBatch, int, int]] = []
         self._count = 0
 
-    def _append(self, batch: PendingBatch, index: int) -> None:
-        self._count += 1
-        if self._runs:
-            last, start, end = self._runs[-1]
-            if last is batch and end == index:
-                self._runs[-1] = (batch, start, index + 1)
-                return
-        self._runs.append((batch, index, index + 1))
-
     def _append_run(self, batch: PendingBatch, start: int, end: int) -> None:
         if end > start:
             self._count += end - start

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
-from lsmq._background import Background, as_lsmq_error
-from lsmq._retry import Deadline
+from lsmq._paths import group_path
+from lsmq._retries import Deadline
+from lsmq.background_tasks import BackgroundTasks, as_lsmq_error
 from lsmq.errors import LsmqError, from_dict
 from lsmq.topics import Topic
 
@@ -23,11 +23,11 @@ class Settler:
 
     def __init__(self, client: Client, group: str, deadline_ms: int) -> None:
         self._client = client
-        self._path = f"/v1/groups/{quote(group, safe='')}"
+        self._path = group_path(group)
         self._deadline_ms = deadline_ms
         self._pending: dict[int, list[tuple[Topic, str, asyncio.Future[None]]]] = {}
         self._sending: dict[int, asyncio.Task[None]] = {}
-        self._background = Background()  # What a task does not live to do, it says to those who wait for it.
+        self._background = BackgroundTasks()  # What a task does not live to do, it says to those who wait for it.
 
     async def ack(self, topic: Topic, shard: int, receipt: str) -> None:
         """Durable on return. Raises ``ReceiptExpired``, ``UnknownReceipt``, and what a request raises."""

@@ -6,10 +6,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from lsmq._outages import Attempts
-from lsmq._retry import Backoff, Deadline, give_up
+from lsmq._paths import group_path
+from lsmq._retries import Backoff, Deadline, give_up
 from lsmq._router import POLL_SILENCE_S
 from lsmq.errors import LsmqError, Unavailable
 from lsmq.topics import Topic
@@ -22,7 +22,7 @@ _log = logging.getLogger("lsmq")
 Found = Callable[[Topic, Mapping[str, Any], float], None]
 
 
-class Puller:
+class PopLoop:
     """Pops as long as something is wanted, and gives what comes to ``found``."""
 
     def __init__(
@@ -40,7 +40,7 @@ class Puller:
         """``wanted``: how many more there may be now. ``found`` gets topic, message and when it was asked for."""
         self._client = client
         self._topic = topic
-        self._path = f"/v1/groups/{quote(group, safe='')}/pop"
+        self._path = f"{group_path(group)}/pop"
         self._wanted = wanted
         self._found = found
         self._visibility_ms = visibility_ms

@@ -7,14 +7,14 @@ import logging
 from collections import Counter
 from collections.abc import Coroutine, Sequence
 from typing import Any
-from urllib.parse import quote
 
 from lsmq import runtime
-from lsmq._background import Background
-from lsmq._documents import Documents
-from lsmq._retry import Deadline
-from lsmq._routes import RouteSource, RouteTable
+from lsmq._paths import topic_path
+from lsmq._retries import Deadline
+from lsmq._route_documents import RouteDocuments
+from lsmq._route_table import RouteSource, RouteTable
 from lsmq._transport import Transport
+from lsmq.background_tasks import BackgroundTasks
 from lsmq.errors import ClientClosed, LsmqError, Unavailable
 from lsmq.topics import Topic
 
@@ -24,11 +24,7 @@ _RESTART_S = 1.0
 _log = logging.getLogger("lsmq")
 
 
-def topic_path(name: str) -> str:
-    return f"/v1/topics/{quote(name, safe='')}"
-
-
-class RouteKeeper:
+class RouteRefresher:
     """Owns the table of a client, the tasks that fill it, and the ``source`` besides nodes where there is one."""
 
     def __init__(
@@ -41,7 +37,7 @@ class RouteKeeper:
         self._source = source
         self._followed: Counter[str] = Counter()
         self._asking: set[tuple[str, str]] = set()
-        self._background = Background(self._broke)
+        self._background = BackgroundTasks(self._broke)
         self._refreshing: asyncio.Task[None] | None = None
         self._started = False
         self._closed = False
@@ -101,7 +97,7 @@ class RouteKeeper:
         if self._source is not None:
             self._source.follow(frozenset(self._followed))
 
-    def _heard_documents(self, documents: Documents) -> None:
+    def _heard_documents(self, documents: RouteDocuments) -> None:
         if not self._closed:
             self.table.learn_documents(documents)
 

@@ -8,7 +8,7 @@ from collections.abc import Hashable
 from lsmq import runtime
 
 
-class Hands:
+class WorkInProgress:
     """Work that was begun and not ended yet, each by a token of whoever does it. Thread-safe."""
 
     def __init__(self) -> None:
@@ -32,26 +32,26 @@ class Hands:
         return 0.0 if since is None else runtime.monotonic() - since
 
 
-class ReadingHand:
+class ReadInProgress:
     """An application that reads: what it was handed is in its hands until it reads on or commits.
 
     Belongs to the event loop, but for :meth:`put_down`, which any thread may call.
     """
 
-    def __init__(self, hands: Hands) -> None:
-        self._hands = hands
+    def __init__(self, in_progress: WorkInProgress) -> None:
+        self._in_progress = in_progress
         self._is_full = False
         self._waiters: list[asyncio.Future[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def take(self) -> None:
         self._is_full = True
-        self._hands.take(self)
+        self._in_progress.take(self)
 
     def put_down(self) -> None:
         if self._is_full:
             self._is_full = False
-            self._hands.put_down(self)
+            self._in_progress.put_down(self)
             if self._waiters and self._loop is not None:
                 self._loop.call_soon_threadsafe(self._wake)
 

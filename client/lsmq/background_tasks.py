@@ -1,19 +1,21 @@
 """The background tasks of one object: begun, watched and ended in one place, so that none dies unseen.
 
 A task that raises, that somebody else cancels, or that returns although it was to last, is told of: to ``failed``, or
-to whoever waits in :meth:`Background.until`. Only one that its owner ends is over without a word.
+to whoever waits in :meth:`BackgroundTasks.until`. Only one that its owner ends is over without a word.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 from lsmq.errors import LsmqError
 
+T = TypeVar("T")
 
-class Background:
+
+class BackgroundTasks:
     """Belongs to one event loop. ``failed`` is called in it, once for each task that broke."""
 
     __slots__ = ("_failed", "_failure", "_news", "_owned")
@@ -87,6 +89,18 @@ class Background:
             self._news.set()
         if self._failed is not None:
             self._failed(error)
+
+
+async def unless(news: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of ``work``; None when there was ``news`` first: then ``work`` is off."""
+    doing, told = asyncio.ensure_future(work), asyncio.ensure_future(news.wait())
+    try:
+        await asyncio.wait((doing, told), return_when=asyncio.FIRST_COMPLETED)
+        return doing.result() if doing.done() else None
+    finally:
+        doing.cancel()
+        told.cancel()
+        await asyncio.gather(doing, told, return_exceptions=True)
 
 
 def as_lsmq_error(error: Exception, what: str) -> LsmqError:

@@ -22,7 +22,7 @@ from lsmq.topics import DEFAULT_MAX_MESSAGE_BYTES, Route, Topic
 COPY_FORMAT = 1
 
 
-class Leadership(NamedTuple):
+class ShardLeadership(NamedTuple):
     """Who leads a shard: the URL of its node, or ``None`` while nobody is known to; and since which epoch.
 
     ``followers`` are the URLs of the other replicas in sync; ``None``: whoever said so did not say.
@@ -40,7 +40,7 @@ class ClusterDocument:
 
     version: int
     urls: tuple[str, ...]
-    leaders: Mapping[int, Leadership]
+    leaders: Mapping[int, ShardLeadership]
 
     @classmethod
     def from_dict(cls, fields: Any) -> ClusterDocument:
@@ -48,7 +48,7 @@ class ClusterDocument:
         try:
             urls = {str(id): str(node["url"]).rstrip("/") for id, node in fields["nodes"].items()}
             leaders = {
-                int(shard): Leadership(urls.get(entry["leader"]), int(entry["epoch"]), _followers(entry, urls))
+                int(shard): ShardLeadership(urls.get(entry["leader"]), int(entry["epoch"]), _followers(entry, urls))
                 for shard, entry in fields["shards"].items()
             }
             return cls(int(fields["version"]), tuple(urls.values()), leaders)
@@ -86,7 +86,7 @@ class TopicDocument:
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"not a topic document: {error!r}") from error
 
-    def with_leaders(self, leaders: Mapping[int, Leadership], known: Topic | None) -> Topic:
+    def with_leaders(self, leaders: Mapping[int, ShardLeadership], known: Topic | None) -> Topic:
         """The topic with its routes. ``known`` is what a node has said of it before, with the nodes' limits."""
         message_limit = DEFAULT_MAX_MESSAGE_BYTES if known is None else known.max_message_bytes
         message_limit = self.options.get("max_message_bytes") or message_limit
@@ -94,13 +94,13 @@ class TopicDocument:
         routes = tuple(
             Route(first, end, shard, led.url, led.epoch, led.followers or ())
             for first, end, shard in sorted(self.ranges)
-            for led in (leaders.get(shard, Leadership(None, 0)),)
+            for led in (leaders.get(shard, ShardLeadership(None, 0)),)
         )
         return Topic(self.name, self.id, self.queues, self.options, self.created_ms, routes, message_limit, batch_limit)
 
 
 @dataclass(frozen=True, slots=True)
-class Documents:
+class RouteDocuments:
     """What was read at one time: the cluster's document and those of the topics in use.
 
     A ``hint`` is from the copy on disk: anything that was heard from the cluster itself wins over it.
@@ -124,14 +124,14 @@ class DiskCopy:
         self.path = directory / f"routes-{readable}-{mark}.json"
         self._saved: dict[str, Any] | None = None
 
-    def load(self) -> Documents | None:
+    def load(self) -> RouteDocuments | None:
         """What was kept, as a hint."""
         try:
             fields = json.loads(self.path.read_bytes())
             if fields["format"] != COPY_FORMAT:
                 return None
             topics = tuple(TopicDocument.from_dict(topic) for topic in fields["topics"].values())
-            return Documents(ClusterDocument.from_dict(fields["cluster"]), topics, hint=True)
+            return RouteDocuments(ClusterDocument.from_dict(fields["cluster"]), topics, hint=True)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 

@@ -64,6 +64,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
+def yes_or_no(value: Any) -> Any:
+    """Truth as people say it; anything else as it is."""
+    return ("yes" if value else "no") if isinstance(value, bool) else value
+
+
 def time_text(time_ms: int) -> str:
     """Milliseconds since 1970 as local time."""
     return datetime.fromtimestamp(time_ms / 1000).astimezone().isoformat(sep=" ", timespec="milliseconds")
@@ -78,7 +83,7 @@ def size_text(size_bytes: float) -> str:
     return f"{size_bytes:.1f} TiB"
 
 
-class Progress(Protocol):
+class ProgressBar(Protocol):
     """What a command that takes long tells of how far it is."""
 
     def advance(self, steps: int) -> None: ...
@@ -90,7 +95,7 @@ class _Silent:
 
 
 @contextmanager
-def progress(label: str, total: int | None, *, of_bytes: bool = False, beside: bool = False) -> Iterator[Progress]:
+def progress(label: str, total: int | None, *, of_bytes: bool = False, beside: bool = False) -> Iterator[ProgressBar]:
     """A progress bar on standard error if that is a terminal, and nothing otherwise.
 
     Nothing either where something else is typed or printed there meanwhile (``beside``).

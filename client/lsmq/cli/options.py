@@ -9,6 +9,7 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
+from functools import wraps
 from typing import Any, TypeVar
 
 import click
@@ -25,6 +26,8 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 MAX_LISTED_QUEUES = 1_000_000
 
+#: After so long without an answer a command says what it waits for.
+_PATIENCE_S = 1.5
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
@@ -89,6 +92,32 @@ def _url_or_default(ctx: click.Context, param: click.Parameter, value: str | Non
     return value or ("" if ctx.meta.get("lsmq.zookeeper") else DEFAULT_URL)
 
 
+def asks_a_node(command: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Makes a command of a coroutine function: adds :func:`url_option`, and calls it with a client."""
+
+    @wraps(command)
+    def run(url: str, deadline_ms: int, **parameters: Any) -> None:
+        with_client(url, deadline_ms, lambda client: command(client, **parameters))
+
+    return url_option(run)
+
+
+def asks_first(question: str | Callable[..., str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Adds ``--yes``. Without it the person is asked the ``question``, which names the command's parameters."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(yes: bool, **parameters: Any) -> None:
+            if not yes:
+                text = question.format(**parameters) if isinstance(question, str) else question(**parameters)
+                click.confirm(text, abort=True, err=True)
+            command(**parameters)
+
+        return click.option("--yes", is_flag=True, help="Do not ask.")(run)
+
+    return decorate
+
+
 def with_client(url: str, deadline_ms: int, work: Callable[[Client], Awaitable[T]]) -> T:
     """Run ``work`` with a client of its own in an event loop of its own."""
     context = click.get_current_context(silent=True)
@@ -101,13 +130,25 @@ def with_client(url: str, deadline_ms: int, work: Callable[[Client], Awaitable[T
                 zookeeper=meta.get("lsmq.zookeeper") or "",
                 cluster=meta.get("lsmq.cluster"),
                 deadline_ms=deadline_ms,
+                on_outage=lambda outage: waiting.cancel(),  # It was warned of.
             )
         except InvalidRequest as error:
             raise click.UsageError(error.message) from error
-        async with client:
-            return await work(client)
+        waiting = asyncio.get_running_loop().call_later(_PATIENCE_S, _say_what_it_waits_for, client)
+        try:
+            async with client:
+                return await work(client)
+        finally:
+            waiting.cancel()
 
     return asyncio.run(run())
+
+
+def _say_what_it_waits_for(client: Client) -> None:
+    if not client._router.has_been_answered:
+        nodes = ", ".join(client.urls) or "ZooKeeper, which is to name the nodes"
+        text = f"no answer yet from {nodes}; waiting up to {client.deadline_ms / 1000:g} s (--timeout)"
+        click.echo(text, err=True)
 
 
 class DurationType(click.ParamType):

@@ -13,7 +13,7 @@ _GROWTH = 2
 _log = logging.getLogger("lsmq")
 
 
-class Seldom:
+class RateLimitedWarnings:
     """Warnings of one kind, of one object.
 
     The next one is said a second after the first, then after twice as long each time, at most once a minute; the first
@@ -29,19 +29,18 @@ class Seldom:
         self._silence_s = FIRST_SILENCE_S
         self._unsaid = 0
 
-    def warn(self, message: str, *values: object) -> None:
-        """``message`` and ``values`` as in :mod:`logging`."""
+    def warn(self, message: str, *values: object, error: BaseException | None = None) -> None:
+        """``message`` and ``values`` as in :mod:`logging`. ``error``: one whose place in the code is to be seen."""
         now = self._clock()
         if now < self._next_s:
             self._unsaid += 1
-            _log.debug(message, *values)
+            _log.debug(message, *values, exc_info=error)
             return
         if now - self._next_s >= LONGEST_SILENCE_S:
             self._silence_s = FIRST_SILENCE_S
         if self._unsaid:
-            _log.warning(f"{message} (and %d times more since this was said last)", *values, self._unsaid)
-        else:
-            _log.warning(message, *values)
+            message, values = f"{message} (and %d times more since this was said last)", (*values, self._unsaid)
+        _log.warning(message, *values, exc_info=error)
         self._unsaid = 0
         self._next_s = now + self._silence_s
         self._silence_s = min(self._silence_s * _GROWTH, LONGEST_SILENCE_S)

@@ -19,7 +19,7 @@ from lsmq import runtime
 from lsmq.errors import ClientClosed
 
 if TYPE_CHECKING:
-    from lsmq._loop_thread import LoopThread
+    from lsmq.loop_thread import LoopThread
     from lsmq.producer import Producer
 
 EXIT_FLUSH_S = 5.0

@@ -1,8 +1,8 @@
 """What a member of a consumer group knows of itself, as a state machine that two threads share.
 
-The heartbeat thread sends :meth:`Member.beat` and tells what was answered; the consumer's event loop does what follows
-from it and says what it gave up. A queue is *owned* from the moment the answer that names it was read until it is given
-up for good; an owned queue that an answer does not name any more is *leaving*.
+The heartbeat thread sends :meth:`MemberState.beat` and tells what was answered; the consumer's event loop does what
+follows from it and says what it gave up. A queue is *owned* from the moment the answer that names it was read until it
+is given up for good; an owned queue that an answer does not name any more is *leaving*.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from lsmq import runtime
-from lsmq._ranges import NONE, contains, intersect, subtract, union
-from lsmq.group_values import Assignment, Heartbeat, Ranges
+from lsmq._queue_ranges import NONE, contains, intersect, subtract, union
+from lsmq.group_values import Assignment, MemberHeartbeat, Ranges
 
 ByTopic = Mapping[str, Ranges]
 
@@ -26,10 +26,10 @@ class Change:
     lost: ByTopic = field(default_factory=dict)
 
 
-class Member:
+class MemberState:
     """Thread-safe. ``hello`` is the heartbeat to join with; ``patience_s`` how long giving up may take."""
 
-    def __init__(self, hello: Heartbeat, patience_s: float | None) -> None:
+    def __init__(self, hello: MemberHeartbeat, patience_s: float | None) -> None:
         self._lock = runtime.Lock()
         self._beat = hello
         self.patience_s = patience_s
@@ -58,7 +58,7 @@ class Member:
     def version(self) -> int:
         return self._beat.version
 
-    def beat(self) -> Heartbeat:
+    def beat(self) -> MemberHeartbeat:
         """What to say now."""
         with self._lock:
             return replace(self._beat, epoch=max(self._beat.epoch, self._hint)) if self._beat.version else self._beat

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lsmq._member import Member
-from lsmq._positions import QueuePositions
-from lsmq._ranges import contains, count, intersect, subtract, to_ranges, union
-from lsmq.groups import AssignedTopic, Assignment, Heartbeat, Ranges
+from lsmq._member_state import MemberState
+from lsmq._queue_positions import QueuePositions
+from lsmq._queue_ranges import contains, count, intersect, subtract, to_ranges, union
+from lsmq.groups import AssignedTopic, Assignment, MemberHeartbeat, Ranges
 
 QUEUES = st.sets(st.integers(0, 40))
 
@@ -59,8 +59,8 @@ def answer(epoch: int, version: int, *assigned: range, id: int = 1) -> Assignmen
     return Assignment("m", epoch, version, 3_000, {"t": assigned} if assigned else {}, topics, 0, not assigned)
 
 
-def joined(*assigned: range, patience_s: float | None = 60) -> Member:
-    member = Member(Heartbeat("m", ("t",)), patience_s)
+def joined(*assigned: range, patience_s: float | None = 60) -> MemberState:
+    member = MemberState(MemberHeartbeat("m", ("t",)), patience_s)
     assert member.hear(answer(1, 7, *assigned)).gained == {"t": assigned}
     return member
 

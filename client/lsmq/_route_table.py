@@ -16,13 +16,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from lsmq._documents import Documents, Leadership
+from lsmq._route_documents import RouteDocuments, ShardLeadership
 from lsmq.topics import Topic
 
 MAX_LEARNED_NODES = 1024
 
 
-NOBODY = Leadership(None, -1)
+NOBODY = ShardLeadership(None, -1)
 
 
 class RouteTable:
@@ -31,7 +31,7 @@ class RouteTable:
     def __init__(self) -> None:
         self.generation = 0
         self._topics: dict[str, Topic] = {}
-        self._shards: dict[int, Leadership] = {}
+        self._shards: dict[int, ShardLeadership] = {}
         self._urls: dict[str, None] = {}
         self._documents_version = -1
         self._listeners: dict[Callable[[], None], None] = {}
@@ -50,7 +50,7 @@ class RouteTable:
     def topic_by_id(self, id: int) -> Topic | None:
         return next((topic for topic in self._topics.values() if topic.id == id), None)
 
-    def leadership(self, shard: int) -> Leadership:
+    def leadership(self, shard: int) -> ShardLeadership:
         return self._shards.get(shard, NOBODY)
 
     def listen(self, callback: Callable[[], None]) -> None:
@@ -73,17 +73,17 @@ class RouteTable:
         """The topic with the best leaders known; of what it says only its leaders are kept."""
         before = self.generation
         for route in topic.routes:
-            self._take_leader(route.shard, Leadership(route.leader, route.epoch, route.followers))
+            self._take_leader(route.shard, ShardLeadership(route.leader, route.epoch, route.followers))
         self._tell(before)
         return self._led(topic)
 
     def learn_leader(self, shard: int, url: str | None, epoch: int) -> None:
         """Somebody has said who leads a shard."""
         before = self.generation
-        self._take_leader(shard, Leadership(url, epoch, None))
+        self._take_leader(shard, ShardLeadership(url, epoch, None))
         self._tell(before)
 
-    def learn_documents(self, documents: Documents) -> None:
+    def learn_documents(self, documents: RouteDocuments) -> None:
         """ZooKeeper has, or the copy on disk had, these documents. Older ones than before are passed over."""
         before = self.generation
         cluster = documents.cluster
@@ -119,7 +119,7 @@ class RouteTable:
             self._shards.clear()  # A cluster founded anew.
             self._documents_version = -1
         for route in topic.routes:
-            self._take_leader(route.shard, Leadership(route.leader, route.epoch, route.followers))
+            self._take_leader(route.shard, ShardLeadership(route.leader, route.epoch, route.followers))
         if known is not None and topic.is_same(known) and topic.queues < known.queues:
             return  # News from before it grew.
         taken = self._led(topic)
@@ -127,7 +127,7 @@ class RouteTable:
             self._topics[topic.name] = taken
             self.generation += 1
 
-    def _take_leader(self, shard: int, news: Leadership) -> None:
+    def _take_leader(self, shard: int, news: ShardLeadership) -> None:
         known = self.leadership(shard)
         if news.followers is None:
             news = news._replace(followers=tuple(url for url in known.followers or () if url != news.url))
@@ -164,7 +164,7 @@ class RouteTable:
 class RouteSource(Protocol):
     """Where documents come from, besides nodes. Everything but ``heard`` is called in the client's event loop."""
 
-    def start(self, heard: Callable[[Documents], None]) -> None:
+    def start(self, heard: Callable[[RouteDocuments], None]) -> None:
         """Begin, and have ``heard`` called in the running loop with what was read."""
 
     def follow(self, names: frozenset[str]) -> None:

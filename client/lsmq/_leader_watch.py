@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Callable
 from types import TracebackType
 
-from lsmq._routes import RouteTable
+from lsmq._route_table import RouteTable
 
 EARLY_LOOKS = 8  # A failover is over by then; after that it is something else, and no longer urgent.
 LATE_LOOK_S = 1.0
 
 
-class Watch:
-    """``async with Watch(..): await request`` gives up with ``TimeoutError`` once ``moved()`` is true.
+class LeaderWatch:
+    """``async with LeaderWatch(..): await request`` gives up with ``TimeoutError`` once ``moved()`` is true.
 
     It is asked after each change of the table. When ``silence_s`` have passed ``look()`` is called, which is to
     bring such changes about, and then again and again. An answer that comes soon costs a timer and no task.

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from lsmq._transport import Answer
+from lsmq._transport import Response
 from lsmq.errors import InvalidRequest
 from lsmq.record_batch import Message, parse_message_id
 from lsmq.topics import format_ranges
@@ -102,7 +102,7 @@ def check_max_messages(max_messages: int) -> None:
         raise InvalidRequest(f"max_messages is {max_messages}; it must be 1 or more")
 
 
-async def all_pages(ask: Callable[[dict[str, str]], Awaitable[Answer]]) -> list[Mapping[str, Any]]:
+async def all_pages(ask: Callable[[dict[str, str]], Awaitable[Response]]) -> list[Mapping[str, Any]]:
     """The pages of a list, asked for one after another; ``ask`` is given the parameters that say which."""
     pages: list[Mapping[str, Any]] = [(await ask({})).value()]
     while (following := pages[-1].get("next")) is not None:

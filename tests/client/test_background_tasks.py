@@ -23,23 +23,21 @@ from lsmq import (
     Topic,
     TransactionalProducer,
     WorkQueue,
-    _push_link,
+    push_streams,
 )
-from lsmq._background import Background
 from lsmq._heartbeats import HeartbeatThread
-from lsmq._lane import Lane
-from lsmq._outbox import PendingBatch
-from lsmq._settling import Settler
+from lsmq._receipts import PendingBatch
+from lsmq._settler import Settler
+from lsmq._shard_sender import ShardSender
+from lsmq.background_tasks import BackgroundTasks
 from support.node_process import NodeProcess
 from support.waiting import comes_true
 
-#: Where tasks are made by those who wait for them in the same function. All others are begun by a Background.
+#: Where tasks are made by those who wait for them in the same function. All others are begun by a BackgroundTasks.
 AWAITED = {
-    "_background.py": {"begin", "until"},
-    "_detours.py": {"unless_one_returns"},
-    "_handling.py": {"_over"},
-    "_heartbeats.py": {"_beat"},
-    "_pulling.py": {"run"},
+    "background_tasks.py": {"begin", "unless", "until"},
+    "_handler_lanes.py": {"_over"},
+    "_pop_loop.py": {"run"},
     "_router.py": {"ask_any"},
     "client.py": {"_together"},
 }
@@ -163,7 +161,7 @@ async def test_each_task_that_is_killed_is_begun_anew_or_told_of(
 
 async def test_a_task_that_raises_or_returns_early_is_told_of() -> None:
     told: list[Exception] = []
-    background = Background(told.append)
+    background = BackgroundTasks(told.append)
 
     async def break_it() -> None:
         raise ValueError("it broke")
@@ -189,7 +187,7 @@ async def test_a_stream_whose_ping_cannot_be_sent_is_made_anew(
         if next(failures, False):
             raise aiohttp.ClientConnectionResetError("Cannot write to closing transport")
 
-    monkeypatch.setattr(_push_link, "QUIET_S", 0.05)
+    monkeypatch.setattr(push_streams, "QUIET_S", 0.05)
     monkeypatch.setattr(aiohttp.ClientWebSocketResponse, "ping", ping)
     async with Client(shared_node.url) as client:
         await client.create_topic(topic_name)
@@ -203,15 +201,15 @@ async def test_a_stream_whose_ping_cannot_be_sent_is_made_anew(
 async def test_acknowledgements_that_cannot_be_sent_end_the_stream(
     shared_node: NodeProcess, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flush = _push_link.PushLink._flush
+    flush = push_streams.PushLink._flush
     failures = iter([True])
 
-    async def fail_once(self: _push_link.PushLink, socket: aiohttp.ClientWebSocketResponse) -> None:
+    async def fail_once(self: push_streams.PushLink, socket: aiohttp.ClientWebSocketResponse) -> None:
         if next(failures, False):
             raise aiohttp.ClientConnectionResetError("Cannot write to closing transport")
         await flush(self, socket)
 
-    monkeypatch.setattr(_push_link.PushLink, "_flush", fail_once)
+    monkeypatch.setattr(push_streams.PushLink, "_flush", fail_once)
     async with Client(shared_node.url) as client:
         await client.create_topic(topic_name)
         async with Producer(client, topic_name) as producer:
@@ -227,15 +225,15 @@ async def test_acknowledgements_that_cannot_be_sent_end_the_stream(
 async def test_an_unexpected_error_fails_one_batch_and_no_other(
     shared_node: NodeProcess, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    deliver = Lane._deliver
+    deliver = ShardSender._deliver
     failures = iter([True])
 
-    async def break_once(self: Lane, batch: PendingBatch) -> None:
+    async def break_once(self: ShardSender, batch: PendingBatch) -> None:
         if next(failures, False):
             raise KeyError("a defect")
         await deliver(self, batch)
 
-    monkeypatch.setattr(Lane, "_deliver", break_once)
+    monkeypatch.setattr(ShardSender, "_deliver", break_once)
     async with Client(shared_node.url) as client:
         await client.create_topic(topic_name)
         async with Producer(client, topic_name) as producer:

@@ -17,11 +17,21 @@ from itertools import repeat
 from typing import Any, Literal
 
 from lsmq import runtime
-from lsmq._detours import CHOSEN, LOST_S, SENT, SILENT_S, STAND_IN, Detours, Fetched, Manner, ReadFrom
-from lsmq._keeper import topic_path
+from lsmq._follower_reads import (
+    CHOSEN,
+    LOST_S,
+    SENT,
+    SILENT_S,
+    STAND_IN,
+    FetchOutcome,
+    FollowerReadMode,
+    FollowerReads,
+    ReadFrom,
+)
 from lsmq._outages import Attempts
-from lsmq._positions import QueuePositions
-from lsmq._retry import Backoff, Deadline
+from lsmq._paths import topic_path
+from lsmq._queue_positions import QueuePositions
+from lsmq._retries import Backoff, Deadline
 from lsmq._router import POLL_SILENCE_S, SILENCE_S
 from lsmq._transport import BATCHES, MSGPACK
 from lsmq.client import Client
@@ -55,7 +65,7 @@ class Restart(Exception):
     """Routes or positions changed: fetch anew from where the positions are."""
 
 
-class Chunk:
+class FetchedBatches:
     """One answer's messages. ``spans`` maps each queue to the offsets ``[asked, next)`` it brings."""
 
     __slots__ = ("_batches", "size_bytes", "spans", "topic")
@@ -110,8 +120,8 @@ class Prefetch:
     """Chunks that wait to be handed out; fetching pauses while they hold ``limit_bytes``. And errors, after them."""
 
     def __init__(self, limit_bytes: int) -> None:
-        self.chunks: deque[Chunk] = deque()
-        self.current: Chunk | None = None
+        self.chunks: deque[FetchedBatches] = deque()
+        self.current: FetchedBatches | None = None
         self.size_bytes = 0
         self._news = asyncio.Event()
         self._errors: deque[tuple[Exception, asyncio.Event]] = deque()
@@ -119,20 +129,20 @@ class Prefetch:
         self._space = asyncio.Event()
         self._space.set()
 
-    def put(self, chunk: Chunk) -> None:
+    def put(self, chunk: FetchedBatches) -> None:
         self.chunks.append(chunk)
         self._news.set()
         self.size_bytes += chunk.size_bytes
         if self.size_bytes >= self._limit_bytes:
             self._space.clear()
 
-    def release(self, chunk: Chunk) -> None:
+    def release(self, chunk: FetchedBatches) -> None:
         """A chunk's memory is free: it was handed out or dropped."""
         self.size_bytes -= chunk.size_bytes
         if self.size_bytes < self._limit_bytes:
             self._space.set()
 
-    def all_chunks(self) -> Iterator[Chunk]:
+    def all_chunks(self) -> Iterator[FetchedBatches]:
         """The one that is being handed out, where there is one, and those that wait."""
         if self.current is not None:
             yield self.current
@@ -198,7 +208,7 @@ class Fetcher:
         self._options = options
         self._topic = topic
         self._leader = leader
-        self._detours = Detours(slots, self._fetch_at_follower, spawn)
+        self._follower_reads = FollowerReads(slots, self._fetch_at_follower, spawn)
         self._turn = runtime.random.randrange(1 << 16)
         self._shards = positions.shards_led(topic, leader)
         self._queue_bytes: dict[str, tuple[Sequence[range], bytes]] = {}
@@ -216,9 +226,9 @@ class Fetcher:
         while True:
             await self._buffer.space()
             self._check_generation()
-            if self._options.read_from == "follower" and not self._detours.held_off:
+            if self._options.read_from == "follower" and not self._follower_reads.held_off:
                 self._go_to_followers(CHOSEN)
-            if await self._detours.some_near():
+            if await self._follower_reads.some_near():
                 deadline = None
             try:
                 moved = await self._fetch()
@@ -234,7 +244,7 @@ class Fetcher:
                 await self._check_routes(deadline)
                 self._check_generation()
                 lost_s = runtime.monotonic() - deadline.began_s
-                if self._options.read_from == "auto" and lost_s > LOST_S and not self._detours.held_off:
+                if self._options.read_from == "auto" and lost_s > LOST_S and not self._follower_reads.held_off:
                     self._go_to_followers(STAND_IN)
                 continue
             deadline = None
@@ -246,15 +256,15 @@ class Fetcher:
 
     async def _fetch(self) -> bool:
         """One request to the leader; false when its answer was empty although the node did not wait for messages."""
-        options, detours = self._options, self._detours
+        options, follower_reads = self._options, self._follower_reads
         self._check_generation()
         if self._leader is None:
             raise Unavailable(f"a shard of topic {self._topic.name!r} has no leader now")
         asked_s = runtime.monotonic()
-        near = detours.near
+        near = follower_reads.near
         session, self._session = self._session, None  # Whatever happens to this request, it is good only once.
-        redirects = options.read_from == "auto" and not detours.held_off and self._has_followers()
-        answer = await detours.unless_one_returns(
+        redirects = options.read_from == "auto" and not follower_reads.held_off and self._has_followers()
+        answer = await follower_reads.unless_one_returns(
             self._router.attempt(
                 self._topic,
                 self._leader,
@@ -275,10 +285,10 @@ class Fetcher:
             self._session = (near, token)
         for url, slots in fetched.elsewhere:
             if url is not None:
-                detours.send(url, slots, SENT)
+                follower_reads.send(url, slots, SENT)
         return fetched.moved or bool(fetched.elsewhere) or runtime.monotonic() - asked_s > _IDLE_ANSWER_S
 
-    async def _fetch_at_follower(self, url: str, slots: Sequence[range], manner: Manner) -> Fetched:
+    async def _fetch_at_follower(self, url: str, slots: Sequence[range], manner: FollowerReadMode) -> FetchOutcome:
         await self._buffer.space()
         self._check_generation()
         wait_ms = self._options.wait_ms if manner.stays else 0
@@ -327,23 +337,23 @@ class Fetcher:
         known = self._router.table.topic(self._topic.name) or self._topic
         return any(route.followers for route in known.routes if route.shard in self._shards)
 
-    def _go_to_followers(self, manner: Manner) -> None:
+    def _go_to_followers(self, manner: FollowerReadMode) -> None:
         """Read what is near at followers, each shard at one of them, as far as any is known."""
         known = self._router.table.topic(self._topic.name) or self._topic
-        near = self._detours.near
+        near = self._follower_reads.near
         self._turn += 1
         for route in known.routes:
             urls = [url for url in route.followers if url != self._leader]
             slots = self._positions.slots_between(near, route.first, route.end) if urls else []
             if slots:
-                self._detours.send(urls[self._turn % len(urls)], slots, manner)
+                self._follower_reads.send(urls[self._turn % len(urls)], slots, manner)
 
-    async def _absorb(self, body: bytes, source: str) -> Fetched:
+    async def _absorb(self, body: bytes, source: str) -> FetchOutcome:
         """Buffer an answer. Raises ``Restart`` when positions changed since it was asked for."""
         positions = self._positions
         self._check_generation()
         if not body:
-            return Fetched(False)
+            return FetchOutcome(False)
         chunk, elsewhere = self._take_in(body, source)
         if chunk.is_foreign():
             deadline = Deadline(self._options.request_timeout_ms)
@@ -356,9 +366,9 @@ class Fetcher:
             positions.fetch[positions.slot(queue)] = next_offset
         if chunk.spans:
             self._buffer.put(chunk)
-        return Fetched(bool(chunk.spans), elsewhere)
+        return FetchOutcome(bool(chunk.spans), elsewhere)
 
-    def _take_in(self, body: bytes, source: str) -> tuple[Chunk, list[tuple[str | None, list[int]]]]:
+    def _take_in(self, body: bytes, source: str) -> tuple[FetchedBatches, list[tuple[str | None, list[int]]]]:
         positions = self._positions
         spans: dict[int, tuple[int, int]] = {}
         batches: list[RecordBatch] = []
@@ -375,9 +385,9 @@ class Fetcher:
                         spans[queue] = (positions.fetch[slot], next_offset)
             else:
                 batches.append(batch)
-        return Chunk(batches, spans, len(body), self._topic), elsewhere
+        return FetchedBatches(batches, spans, len(body), self._topic), elsewhere
 
-    async def _check_gaps(self, chunk: Chunk, gaps: Sequence[int]) -> None:
+    async def _check_gaps(self, chunk: FetchedBatches, gaps: Sequence[int]) -> None:
         """Tell retention, which the policy decides on, from messages that were deleted one by one."""
         bounds = await self._client._offsets(self._topic, sorted(gaps), None)
         self._check_generation()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from lsmq import runtime
@@ -46,6 +46,14 @@ class LoopThread:
         except (KeyboardInterrupt, concurrent.futures.TimeoutError):
             future.cancel()
             raise
+
+    def do(self, work: Callable[[], T]) -> T:
+        """Call ``work``, which waits for nothing, in the loop; its result."""
+
+        async def call() -> T:
+            return work()
+
+        return self.call(call())
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
         """Run ``work`` in the loop."""

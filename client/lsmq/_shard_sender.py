@@ -1,12 +1,12 @@
-"""A lane: the way of a producer's batches to one shard, one batch in flight at a time.
+"""A sender: the way of a producer's batches to one shard, one batch in flight at a time.
 
 While a batch is under way the next one fills; batches that are full wait in order. One at a time keeps the
 order of messages and makes the sequence numbers that idempotence rests on trivial: a batch is packed once,
 when its turn comes, and every retry sends the same bytes. A node that has stored them answers a repeat with
 the first answer, so an answer that got lost costs nothing.
 
-After a batch is given up nobody knows whether its sequence number was used. The lane then takes a new
-producer identity, with sequence 0, rather than guess: a wrong guess would either stall the lane or have its
+After a batch is given up nobody knows whether its sequence number was used. The sender then takes a new
+producer identity, with sequence 0, rather than guess: a wrong guess would either stall the sender or have its
 next batch taken for a repeat and lost.
 
 A node that does not know the producer's earlier batches has lost them, or has forgotten the producer after a
@@ -24,13 +24,13 @@ from operator import add
 from urllib.parse import urlencode
 
 from lsmq import runtime
-from lsmq._background import as_lsmq_error
-from lsmq._keeper import topic_path
 from lsmq._outages import Attempts
-from lsmq._outbox import PendingBatch
-from lsmq._retry import Backoff, Deadline, maybe_carried_out
+from lsmq._paths import topic_path
+from lsmq._receipts import PendingBatch
+from lsmq._retries import Backoff, Deadline, maybe_carried_out
 from lsmq._router import Router
 from lsmq._transport import BATCH
+from lsmq.background_tasks import as_lsmq_error
 from lsmq.errors import (
     ClientClosed,
     InvalidBatch,
@@ -48,8 +48,8 @@ _log = logging.getLogger("lsmq")
 
 
 @dataclass(frozen=True, slots=True)
-class LaneOptions:
-    """What a producer's lanes have in common."""
+class SenderOptions:
+    """What a producer's senders have in common."""
 
     linger_s: float
     deadline_ms: int
@@ -77,7 +77,7 @@ class ProducerStats:
         return ProducerStats(*map(add, astuple(self), astuple(other)))
 
 
-class Lane:
+class ShardSender:
     """Sends a producer's batches for one shard.
 
     ``on_closed`` is called when a batch takes no more messages, ``on_settled`` with each batch as it
@@ -89,7 +89,7 @@ class Lane:
         router: Router,
         topic: Topic,
         shard: int,
-        options: LaneOptions,
+        options: SenderOptions,
         on_closed: Callable[[], None],
         on_settled: Callable[[PendingBatch], None],
     ) -> None:

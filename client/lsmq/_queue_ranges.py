@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 from lsmq.group_values import Ranges
 
@@ -75,7 +75,3 @@ def contains(ranges: Ranges, queue: int) -> bool:
 
 def count(ranges: Ranges) -> int:
     return sum(map(len, ranges))
-
-
-def count_all(by_topic: Mapping[str, Ranges]) -> int:
-    return sum(map(count, by_topic.values()))

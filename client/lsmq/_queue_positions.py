@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
-from lsmq._ranges import NONE, intersect, subtract, to_ranges, union
+from lsmq._queue_ranges import NONE, intersect, subtract, to_ranges, union
 from lsmq.errors import UnknownQueue
 from lsmq.group_values import Ranges
 from lsmq.topics import Topic

@@ -17,9 +17,9 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
 from typing import Any, Literal, Protocol
 
-from lsmq._background import Background
-from lsmq._hands import Hands
-from lsmq._ranges import contains
+from lsmq._queue_ranges import contains
+from lsmq._work_in_progress import WorkInProgress
+from lsmq.background_tasks import BackgroundTasks
 from lsmq.errors import InvalidRequest
 from lsmq.group_values import Ranges
 from lsmq.record_batch import Message
@@ -55,7 +55,7 @@ class Wakeable(Protocol):
         """Have who waits look again."""
 
 
-class Source(Protocol):
+class MessageSource(Protocol):
     """Where messages come from: a :class:`lsmq._reader.Reader`, or what the broker pushes."""
 
     @property
@@ -69,7 +69,7 @@ class Source(Protocol):
     async def ready(self) -> None: ...
 
 
-class Lane:
+class HandlerLane:
     """Messages that must be handled one after the other."""
 
     __slots__ = ("running", "waiting")
@@ -79,7 +79,7 @@ class Lane:
         self.running = False
 
 
-class Progress:
+class QueueProgress:
     """Of one queue: what was taken and is not behind us."""
 
     __slots__ = ("_handled", "_owed", "_taken", "_taken_to")
@@ -117,7 +117,7 @@ class Progress:
         return self._taken[0] if self._taken else None
 
 
-class Worker:
+class HandlerWorker:
     """One of those that call the handler. ``dropped``: what it does counts no more."""
 
     __slots__ = ("dropped", "message", "task")
@@ -128,13 +128,13 @@ class Worker:
         self.dropped = False
 
 
-class Handling:
+class HandlerRun:
     """One :meth:`lsmq.Consumer.run`. ``look`` is called before each message; it may call :meth:`forget`."""
 
     def __init__(
         self,
-        reader: Source,
-        hands: Hands,
+        reader: MessageSource,
+        in_progress: WorkInProgress,
         handler: Handler,
         *,
         concurrency: int,
@@ -149,18 +149,18 @@ class Handling:
         self.handled = asyncio.Event()
         self.stopping = self.closed_inside = False
         self._reader = reader
-        self._hands = hands
+        self._in_progress = in_progress
         self._handler = handler
         self._order: Order = order
         self._look = look
         self._cancel = cancel
         self._window = max(_MIN_WINDOW, _WINDOW_A_WORKER * concurrency)
         self._open = 0  # messages taken and not handled
-        self._lanes: dict[Hashable, Lane] = {}
+        self._lanes: dict[Hashable, HandlerLane] = {}
         self._ready: deque[Hashable] = deque()
-        self._progress: dict[Place, Progress] = {}
+        self._progress: dict[Place, QueueProgress] = {}
         self._paused: dict[Place, set[Hashable]] = {}  # and behind which lanes
-        self._workers = [Worker() for _ in range(concurrency)]
+        self._workers = [HandlerWorker() for _ in range(concurrency)]
         self._idle = 0
         self._work = asyncio.Event()
         self._room = asyncio.Event()
@@ -172,7 +172,7 @@ class Handling:
 
         What is not handled then was put back.
         """
-        background = Background()
+        background = BackgroundTasks()
         for worker in self._workers:
             worker.task = background.begin(self._serve(worker), "lsmq handler")
         background.begin(self._feed(), "lsmq feed")
@@ -232,14 +232,14 @@ class Handling:
             place = (message.topic, message.queue)
             progress = self._progress.get(place)
             if progress is None:
-                progress = self._progress[place] = Progress()
+                progress = self._progress[place] = QueueProgress()
             if not progress.take(message.offset):
                 continue
             self._open += 1
             name = self._lane_of(message)
             lane = self._lanes.get(name)
             if lane is None:
-                lane = self._lanes[name] = Lane()
+                lane = self._lanes[name] = HandlerLane()
             lane.waiting.append(message)
             if not lane.running and len(lane.waiting) == 1:
                 self._ready.append(name)
@@ -298,7 +298,7 @@ class Handling:
 
     # Handling
 
-    async def _serve(self, worker: Worker) -> None:
+    async def _serve(self, worker: HandlerWorker) -> None:
         while not self.stopping:
             if not self._ready:
                 self._work.clear()
@@ -322,7 +322,7 @@ class Handling:
                 else:
                     del self._lanes[name]
 
-    async def _work_on(self, worker: Worker, name: Hashable, lane: Lane) -> None:
+    async def _work_on(self, worker: HandlerWorker, name: Hashable, lane: HandlerLane) -> None:
         for _ in range(_TURN):
             self._look()
             if self.stopping or not lane.waiting:
@@ -331,7 +331,7 @@ class Handling:
             place = (message.topic, message.queue)
             progress = self._progress[place]
             worker.dropped = False
-            self._hands.take(worker)
+            self._in_progress.take(worker)
             try:
                 pending = self._handler(message)
                 if inspect.isawaitable(pending):
@@ -351,7 +351,7 @@ class Handling:
                     worker.task.uncancel()
             finally:
                 worker.message = None
-                self._hands.put_down(worker)
+                self._in_progress.put_down(worker)
                 self._open -= 1
                 self._room.set()
                 if self._paused:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from lsmq._seldom import FIRST_SILENCE_S, LONGEST_SILENCE_S, Seldom
+from lsmq._rate_limited import FIRST_SILENCE_S, LONGEST_SILENCE_S, RateLimitedWarnings
 
 
 class Clock:
@@ -24,7 +24,7 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_the_first_is_said_and_the_next_counts_those_left_out(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    seldom = Seldom(clock)
+    seldom = RateLimitedWarnings(clock)
     with caplog.at_level(logging.DEBUG, "lsmq"):
         for number in range(50):
             seldom.warn("message %d failed", number)
@@ -39,7 +39,7 @@ def test_the_first_is_said_and_the_next_counts_those_left_out(caplog: pytest.Log
 
 def test_what_goes_on_is_said_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    seldom = Seldom(clock)
+    seldom = RateLimitedWarnings(clock)
     said_at: list[float] = []
     for second in range(1_000):
         clock.now_s = float(second)
@@ -52,7 +52,7 @@ def test_what_goes_on_is_said_once_a_minute(caplog: pytest.LogCaptureFixture) ->
 
 def test_after_a_quiet_minute_it_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
-    seldom = Seldom(clock)
+    seldom = RateLimitedWarnings(clock)
     for second in (0.0, 1.0, 3.0):
         clock.now_s = second
         seldom.warn("it failed")

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from lsmq import runtime
-from lsmq._ranges import subtract, to_ranges
+from lsmq._queue_ranges import subtract, to_ranges
+from lsmq.background_tasks import unless
 from lsmq.errors import LsmqError
 
 ReadFrom = Literal["auto", "leader", "follower"]
@@ -33,7 +34,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class FetchOutcome:
     """What one answer brought: whether anything moved, and the slots to read elsewhere by URL (None: the leader)."""
 
     moved: bool
@@ -41,19 +42,19 @@ class Fetched:
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class FollowerReadMode:
     """How a detour reads: ``source`` is the request's ``from``; one that ``stays`` waits for more when it has all."""
 
     source: Literal["auto", "any"]
     stays: bool = False
 
 
-SENT = Manner("auto")  # by a leader, until caught up
-STAND_IN = Manner("any")  # the leader is lost: whatever the follower has
-CHOSEN = Manner("any", stays=True)  # by the application
+SENT = FollowerReadMode("auto")  # by a leader, until caught up
+STAND_IN = FollowerReadMode("any")  # the leader is lost: whatever the follower has
+CHOSEN = FollowerReadMode("any", stays=True)  # by the application
 
 
-class Detours:
+class FollowerReads:
     """The slots of one fetcher, divided: those ``near``, which it asks the leader for, and those away.
 
     ``fetch(url, slots, manner)`` makes one request to a follower; ``spawn`` starts a task that ends with the fetcher.
@@ -62,7 +63,7 @@ class Detours:
     def __init__(
         self,
         slots: Sequence[range],
-        fetch: Callable[[str, Sequence[range], Manner], Awaitable[Fetched]],
+        fetch: Callable[[str, Sequence[range], FollowerReadMode], Awaitable[FetchOutcome]],
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self.near: Sequence[range] = slots
@@ -79,7 +80,7 @@ class Detours:
         """Whether a follower failed just now."""
         return runtime.monotonic() < self._held_off_until
 
-    def send(self, url: str, slots: Iterable[int], manner: Manner) -> None:
+    def send(self, url: str, slots: Iterable[int], manner: FollowerReadMode) -> None:
         """Read these slots, which are near, at ``url`` from now on."""
         away = self._away.get(url)
         if away is not None:
@@ -95,7 +96,7 @@ class Detours:
         else:
             self.near = self._all
 
-    async def _run(self, url: str, away: set[int], manner: Manner) -> None:
+    async def _run(self, url: str, away: set[int], manner: FollowerReadMode) -> None:
         """Fetch at ``url`` until every slot has come back. What is no error of a node is raised."""
         _log.debug("reading at a follower: node=%s queues=%d", url, len(away))
         slots: Sequence[range] = ()
@@ -144,12 +145,4 @@ class Detours:
         if not self._away:
             return await work
         self._back.clear()
-        task = asyncio.ensure_future(work)
-        back = asyncio.ensure_future(self._back.wait())
-        try:
-            await asyncio.wait((task, back), return_when=asyncio.FIRST_COMPLETED)
-            return task.result() if task.done() else None
-        finally:
-            back.cancel()
-            task.cancel()
-            await asyncio.gather(task, back, return_exceptions=True)
+        return await unless(self._back, work)
