@@ -30,8 +30,9 @@ from .columns import (
     wrap64,
 )
 from .epochs import epoch_start
-from .memtable import TOMBSTONE_TOPIC, Memtable
+from .memtable import Memtable
 from .producers import BatchKey, Stored, fingerprint
+from .sorted_records import TOMBSTONE_TOPIC
 from .sstable import stored_batch
 from .state import ShardState, Topic, TopicOptions, TopicState
 from .stats import Counters

@@ -26,9 +26,9 @@ from .keyed_file import KeyedFile
 from .log_mark import decode_log_mark
 from .manifest import NAME as MANIFEST
 from .manifest import Manifest, decode_manifest
-from .memtable import TOMBSTONE_TOPIC
 from .sample import Sample
 from .snapshot import decode_snapshot
+from .sorted_records import TOMBSTONE_TOPIC
 from .sstable import TableMeta, check_properties, read_footer, stored_batch
 from .wal import FRAGMENT_BYTES, MAGIC, SEGMENT_HEADER, Entry, EntryKind
 from .wal_reader import LogReader

@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 from lsmq.record_batch import Column
 
 from .columns import I64, U32, queue_keys, stable_sort
-from .memtable import SortedRecords
-from .ranges import Part, RangeReader, TooMuch
-from .reader import RECORD_OVERHEAD_BYTES, FileRange, QueueRead, Slice, concatenate, encode_records, select
+from .file_range import FileRange
+from .ranges import Part, RangeReader
+from .reader import RECORD_OVERHEAD_BYTES, QueueRead, Slice
+from .sorted_records import SortedRecords, TooMuch, concatenate, encode_records, select
 
 #: Queues with no more records to read than this are read together; others may have whole blocks to send.
 FEW_RECORDS = 256

@@ -41,15 +41,14 @@ from lsmq.record_batch import VERSION as BATCH_VERSION
 from .columns import (
     I64,
     U64,
-    Columns,
     block_cuts,
     encode_batches,
     group_starts,
 )
 from .disk import Disk, File
 from .index import IndexColumn, encode_index
-from .memtable import SortedRecords
 from .sample import Sample, Sampler
+from .sorted_records import SortedRecords
 
 MAGIC = b"LSMQTBL1"
 VERSION = 2
@@ -121,13 +120,7 @@ class TableWriter:
         """Append records, all of which sort after those added before."""
         if len(records) == 0:
             return
-        keys = records.keys
-        columns: Columns = {
-            Column.TOPIC: (keys >> np.uint64(32)).astype(np.uint32),
-            Column.QUEUE: keys.astype(np.uint32),
-            **records.columns,
-        }
-        lengths = columns[Column.LENGTH]
+        keys, lengths, columns = records.keys, records.lengths, records.all_columns()
         cuts = block_cuts(lengths, keys, self._block_bytes)
         firsts, lasts = cuts[:-1], cuts[1:] - 1
         blocks = encode_batches(columns, records.payload, cuts, self._codec)
@@ -135,7 +128,7 @@ class TableWriter:
         positions = np.cumsum(sizes) - sizes + self.size_bytes
         self._file.pwrite_many(blocks, self.size_bytes)
         self.size_bytes += int(sizes.sum())
-        offsets, stored = columns[Column.OFFSET], columns[Column.STORED_MS]
+        offsets, stored = records.offsets, columns[Column.STORED_MS]
         self._index.append(
             [keys[firsts], offsets[firsts], keys[lasts], offsets[lasts], positions, sizes, np.diff(cuts)]
         )

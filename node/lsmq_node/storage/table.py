@@ -202,11 +202,8 @@ class Table:
         if (page.first_keys[row], page.first_offsets[row]) > (key, offset):
             return page.first_keys[row], page.first_offsets[row]
         block = self.block_of(page, row)
-        keys, offsets = block.keys, block.offsets
-        at = int(keys.searchsorted(np.uint64(key)))
-        stop = int(keys.searchsorted(np.uint64(key), "right"))
-        at += int(offsets[at:stop].searchsorted(offset, "right"))
-        return int(keys[at]), int(offsets[at])
+        at = block.place(key, offset + 1)
+        return block.keys.item(at), block.offset(at)
 
     def sample(self) -> Sample:
         """A few of its records, each of which stands for as many bytes. Raises ``CorruptFile``."""

@@ -21,11 +21,11 @@ from ..log_mark import NAME as LOG_MARK
 from ..log_mark import LogMark, load_log_mark
 from ..manifest import HIGH_WATERMARK, TABLE_DIRECTORY, WAL_DIRECTORY, Manifest, load_manifest
 from ..manifest import NAME as MANIFEST
-from ..memtable import SortedRecords
 from ..options import StoreOptions
 from ..producers import KIND as PRODUCER
 from ..segments import SegmentFiles
 from ..snapshot import INCOMING_DIRECTORY
+from ..sorted_records import SortedRecords
 from ..state import TopicState
 from ..wal import BLOCK_BYTES, FRAGMENT_BYTES, MAGIC, SEGMENT_HEADER, segment_name
 from ..wal_reader import LogFloor, LogReader
