@@ -41,6 +41,7 @@ from lsmq_node.broker import Ack, Broker, Fetched, ReadFrom, client_of
 from lsmq_node.broker.placement import split_by_shard
 from lsmq_node.config import NodeConfig
 from lsmq_node.storage import Topic
+from lsmq_node.storage.batch_checks import check_obeyed
 from lsmq_node.storage.columns import DTYPES, decode_column, encode_columns, encode_one
 from lsmq_node.transactions.lanes import BROKER_PRODUCERS
 
@@ -66,10 +67,7 @@ _SENT_COLUMNS = frozenset(
         Column.HEADER_LENGTH,
         Column.KEY_HASH,
         Column.TAG_HASH,
-        Column.TYPE_HASH,
         Column.PRIORITY,
-        Column.DUE_MS,
-        Column.EXPIRES_MS,
         Column.FLAGS,
     }
 )
@@ -119,6 +117,7 @@ def decode_sent_batch(body: bytes, config: NodeConfig) -> RecordBatch:
     batch = RecordBatch(body, source="request")
     if batch.producer_id >= BROKER_PRODUCERS:
         raise InvalidBatch(f"producer id {batch.producer_id} is the broker's; choose one below 2**63")
+    check_obeyed(batch)
     for column, (position, width, base) in batch.directory.items():
         if column not in _SENT_COLUMNS:
             raise InvalidBatch(f"the batch has column {column}, which a producer cannot send")

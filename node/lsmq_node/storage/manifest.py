@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import astuple, dataclass, field, fields, replace
+from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -149,4 +150,19 @@ def load_manifest(disk: Disk, directory: Path) -> Manifest | None:
 
 def store_manifest(disk: Disk, directory: Path, manifest: Manifest) -> None:
     """Replace the manifest. Durable on return; a crash leaves the old one or the new one."""
+    _check_order(manifest)
     replace_file(disk, directory / NAME, encode_manifest(manifest))
+
+
+def _check_order(manifest: Manifest) -> None:
+    """What reads and recovery rely on."""
+    assert manifest.next_number > max(manifest.numbers(), default=0), "a file's number is used once"
+    for run in manifest.generations:
+        for one, two in pairwise(run):
+            assert (one.last_key, one.last_offset) < (two.first_key, two.first_offset), "tables of a run do not overlap"
+    for one, two in pairwise(manifest.level0):
+        assert one.end_lsn <= two.first_lsn, "tables of level 0 follow one another in the log"
+    lsns = [(meta.first_lsn, meta.end_lsn) for meta in manifest.checkpoint]
+    for (_, end_lsn), (first_lsn, _) in pairwise([(0, 0), *lsns]):
+        assert end_lsn == first_lsn, "the files of the checkpoint follow one another in the log"
+    assert not lsns or lsns[-1][1] == manifest.flushed_lsn, "the checkpoint is of what is flushed"

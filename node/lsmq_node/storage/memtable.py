@@ -104,6 +104,7 @@ class Memtable:
         optional: Mapping[int, NDArray[Any]],
     ) -> None:
         """Append a batch's records. ``end_lsn`` is the LSN after the entry they came in."""
+        assert self.end_lsn < end_lsn, "batches are applied in the order of the log"
         count = len(keys)
         first, end = self.record_count, self.record_count + count
         self._reserve(end)
@@ -121,6 +122,7 @@ class Memtable:
             self.columns[column][first:end] = values
         self.arena[self.arena_used : self.arena_used + len(payload)] = np.frombuffer(payload, np.uint8)
         self.arena_used += len(payload)
+        assert starts[-1] + lengths[-1] == self.arena_used, "the records of a batch are its payload"
         if int(keys[-1]) & (TOMBSTONE_TOPIC << 32):
             self.tombstone_count += count
         self.record_count = end

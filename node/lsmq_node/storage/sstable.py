@@ -115,12 +115,17 @@ class TableWriter:
         self.record_count = 0
         self._tombstones = 0
         self._min_ms, self._max_ms = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+        self._last = (0, -1)  # key and offset
 
     def add(self, records: SortedRecords) -> None:
         """Append records, all of which sort after those added before."""
         if len(records) == 0:
             return
         keys, lengths, columns = records.keys, records.lengths, records.all_columns()
+        offsets, stored = records.offsets, columns[Column.STORED_MS]
+        ascending = (keys[1:] > keys[:-1]) | ((keys[1:] == keys[:-1]) & (offsets[1:] >= offsets[:-1]))
+        assert self._last <= (keys.item(0), offsets.item(0)) and ascending.all(), "a table's records are in key order"
+        self._last = keys.item(-1), offsets.item(-1)
         cuts = block_cuts(lengths, keys, self._block_bytes)
         firsts, lasts = cuts[:-1], cuts[1:] - 1
         blocks = encode_batches(columns, records.payload, cuts, self._codec)
@@ -128,7 +133,6 @@ class TableWriter:
         positions = np.cumsum(sizes) - sizes + self.size_bytes
         self._file.pwrite_many(blocks, self.size_bytes)
         self.size_bytes += int(sizes.sum())
-        offsets, stored = records.offsets, columns[Column.STORED_MS]
         self._index.append(
             [keys[firsts], offsets[firsts], keys[lasts], offsets[lasts], positions, sizes, np.diff(cuts)]
         )

@@ -79,7 +79,7 @@ class EntryKind(IntEnum):
     TRIM = 4  # log start offsets moved up
     DELETE = 5  # a record batch of tombstones: messages deleted
     EPOCH = 6  # a new leader epoch begins here, see :mod:`.epochs`
-    NAMES = 7  # msgpack: names given to queues
+    # 7 is free: it was never written
     DOCUMENT = 8  # msgpack: documents put and deleted
 
 
