@@ -14,7 +14,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from lsmq.errors import CorruptFile, InvalidBatch
+from lsmq.errors import InvalidBatch
 from lsmq.record_batch import Column, Flag, RecordBatch
 
 from .columns import (
@@ -30,6 +30,7 @@ from .columns import (
     wrap64,
 )
 from .epochs import epoch_start
+from .failures import damaged
 from .memtable import Memtable
 from .producers import BatchKey, Stored, fingerprint
 from .sorted_records import TOMBSTONE_TOPIC
@@ -149,11 +150,11 @@ class Applier:
         pending = self.prepare(state, batch, BatchColumns(batch, entry.topic_id), entry.time_ms)
         pending.end_lsn = entry.end_lsn
         if wrap64(int(pending.offsets.sum())) != entry.check:
-            raise CorruptFile(
-                f"{self._source}: the log entry at LSN {entry.lsn} was given other offsets when it was written; the "
+            raise damaged(
+                self._source,
+                f"the log entry at LSN {entry.lsn} was given other offsets when it was written; the "
                 "checkpoint and the log do not belong together",
-                file=self._source,
-                position=entry.lsn,
+                entry.lsn,
             )
         self.apply_records(pending)
         return pending
@@ -218,10 +219,8 @@ class Applier:
             case EntryKind.EPOCH:
                 state.epochs.append(epoch_start(entry, self._source))
             case _:
-                raise CorruptFile(
-                    f"{self._source}: the log entry at LSN {entry.lsn} has unknown kind {entry.kind}",
-                    file=self._source,
-                    position=entry.lsn,
+                raise damaged(
+                    self._source, f"the log entry at LSN {entry.lsn} has unknown kind {entry.kind}", entry.lsn
                 )
         self._applied(entry.end_lsn, entry.time_ms)
 

@@ -14,13 +14,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lsmq.errors import CorruptFile, LsmqError
+from lsmq.errors import LsmqError
 from lsmq.record_batch import Column, decode_header
 
 from .block import Block
 from .checkpoint import describe_key, describe_value
 from .disk import File, OsDisk
 from .epochs import epoch_start
+from .failures import damaged
 from .index import IndexPage
 from .keyed_file import KeyedFile
 from .log_mark import decode_log_mark
@@ -71,9 +72,7 @@ def _segment(file: File, path: Path) -> tuple[int, int]:
             return lsn, segment_bytes
     if re.fullmatch("[0-9a-f]{16}", path.stem):
         return int(path.stem, 16), file.size()
-    raise CorruptFile(
-        f"{path}: neither its header nor its name says which part of a log it is", file=str(path), position=0
-    )
+    raise damaged(path, "neither its header nor its name says which part of a log it is")
 
 
 def _entry(entry: Entry, source: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import BinaryIO
 from lsmq.errors import CorruptFile
 from lsmq.record_batch import verify_batches
 
+from .failures import damaged
 from .table import Table
 
 #: Fewer bytes are not worth a system call of their own.
@@ -70,5 +71,5 @@ class FileRange:
             raise self._damaged(f"the block at byte {position} is damaged", position) from damage
 
     def _damaged(self, what: str, position: int) -> CorruptFile:
-        self.table.damage = damage = CorruptFile(f"{self.path}: {what}", file=self.path, position=position)
+        self.table.damage = damage = damaged(self.path, f"{what}", position)
         return damage

@@ -37,13 +37,13 @@ import msgpack
 import numpy as np
 import zstandard
 
-from lsmq.errors import CorruptFile, UnsupportedFormat
+from lsmq.errors import CorruptFile
 from lsmq_node.descriptors import SHORTAGE
 
 from .bloom import PROBES, bloom_build, bloom_probe
 from .cache import BlockCache
 from .disk import Disk, File
-from .failures import no_descriptor
+from .failures import damaged, newer, no_descriptor
 
 MAGIC = b"LSMQCKP1"
 VERSION = 5
@@ -172,10 +172,7 @@ class KeyedFile:
         if crc32c.crc32c(raw[:-4]) != crc:
             raise self._damaged("its footer is damaged", self.size_bytes - FOOTER.size)
         if version != VERSION:
-            raise UnsupportedFormat(
-                f"{self.path}: checkpoint version {version}; this release reads {VERSION}. "
-                "Start the release that wrote it, or a newer one."
-            )
+            raise newer(self.path, "checkpoint version", version, VERSION)
         tail = file.pread(length, position)
         if len(tail) != length or position + length + FOOTER.size != self.size_bytes:
             raise self._damaged("it is cut off", position)
@@ -186,11 +183,7 @@ class KeyedFile:
         return found
 
     def _damaged(self, what: str, position: int) -> CorruptFile:
-        self.damage = CorruptFile(
-            f"{self.path}: {what} (byte {position}): the checkpoint is damaged",
-            file=str(self.path),
-            position=position,
-        )
+        self.damage = damaged(self.path, f"{what} (byte {position}): the checkpoint is damaged", position)
         return self.damage
 
     def use(self, cache: BlockCache) -> None:

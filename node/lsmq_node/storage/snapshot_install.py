@@ -21,6 +21,7 @@ from lsmq.errors import CorruptFile, InvalidRequest, UnsupportedFormat
 
 from .checkpoint import IncrementMeta
 from .disk import Disk, OsDisk
+from .failures import damaged
 from .lock import DirectoryLock
 from .log_mark import NAME as LOG_MARK
 from .manifest import (
@@ -118,7 +119,7 @@ def _check_size(disk: Disk, path: Path, size_bytes: int) -> None:
     file = disk.open(path)
     try:
         if file.size() != size_bytes:
-            raise CorruptFile(f"{path}: {file.size()} bytes, {size_bytes} were verified", file=str(path), position=0)
+            raise damaged(path, f"{file.size()} bytes, {size_bytes} were verified")
     finally:
         file.close()
 

@@ -16,6 +16,7 @@ from lsmq.errors import CorruptFile, DiskFull, InvalidRequest
 
 from .checkpoint import IncrementMeta, check_increment
 from .disk import Buffer, Disk, File, OsDisk, replace_file
+from .failures import damaged
 from .index import IndexColumn, IndexPage
 from .keyed_file import KeyedFile
 from .snapshot import INCOMING_DIRECTORY, NAME, SnapshotFile, SnapshotManifest, encode_snapshot
@@ -129,7 +130,7 @@ class SnapshotTarget:
             if self._held[name] != size:
                 raise InvalidRequest(f"{path} has {self._held[name]} bytes of {size}")
             if self._size(name) > size:  # it held another, longer one before
-                raise CorruptFile(f"{path}: longer than {size} bytes", file=str(path), position=size)
+                raise damaged(path, f"longer than {size} bytes", size)
             self._sync(self._file(name))
             if name in self._metas:
                 verify_table(self._disk, path, self._metas[name])
@@ -149,7 +150,7 @@ class SnapshotTarget:
         file.verify()
         begun = [list(start) for start in self.snapshot.epochs if start.lsn < meta.end_lsn]
         if begun and file.properties["epochs"][-1:] != begun[-1:]:
-            raise CorruptFile(f"{path}: the checkpoint is of another snapshot", file=str(path), position=0)
+            raise damaged(path, "the checkpoint is of another snapshot")
 
     def finish(self) -> None:
         """All files are complete: make the snapshot ready to be installed. Durable on return. Raises ``OSError``."""
@@ -221,6 +222,4 @@ def verify_table(disk: Disk, path: Path, meta: TableMeta) -> None:
 
 def _expect(source: str, part: str, found: int, expected: int) -> None:
     if found != expected:
-        raise CorruptFile(
-            f"{source}: its {part} says {found} where the manifest says {expected}", file=source, position=0
-        )
+        raise damaged(source, f"its {part} says {found} where the manifest says {expected}")
