@@ -15,6 +15,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -226,15 +227,12 @@ def replace_file(disk: Disk, path: Path, content: bytes | Callable[[File], None]
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
-        file = disk.create(temporary)
-        try:
+        with closing(disk.create(temporary)) as file:
             if isinstance(content, bytes):
                 file.pwrite(content, 0)
             else:
                 content(file)
             file.sync()
-        finally:
-            file.close()
         disk.rename(temporary, path)
     except OSError:
         with contextlib.suppress(OSError):

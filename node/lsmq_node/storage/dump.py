@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -101,8 +102,8 @@ def _entry(entry: Entry, source: str) -> dict[str, Any]:
 
 def dump_sstable(path: Path, records: bool = False) -> Iterator[dict[str, Any]]:
     """A dict of what the table says of itself, then one for each block, or for each record."""
-    file, source = OsDisk().open(path), str(path)
-    try:
+    source = str(path)
+    with closing(OsDisk().open(path)) as file:
         parts = read_footer(file, source)
         root_at = parts["root_position"]
         root = IndexPage.parse(file.pread(parts["root_bytes"], root_at), source, root_at, root=True)
@@ -130,8 +131,6 @@ def dump_sstable(path: Path, records: bool = False) -> Iterator[dict[str, Any]]:
                 else:
                     yield {"block": number, "page": page_number, **_block(page, row, block)}
                 number += 1
-    finally:
-        file.close()
 
 
 def _block(page: IndexPage, row: int, block: Block) -> dict[str, Any]:

@@ -43,14 +43,20 @@ class RangeReader:
     """
 
     def __init__(self, keys: U64, starts: I64, ends: I64, limit_bytes: int) -> None:
-        """Of queue ``keys[i]`` the records ``[starts[i], ends[i])``, which exist. ``keys`` are sorted and distinct.
+        """Of queue ``keys[i]``, in any order, the records ``[starts[i], ends[i])``, which exist.
 
         No more than ``limit_bytes`` of records are held: ``TooMuch`` says that there are more.
         """
-        self._keys = keys
-        self._starts = starts
-        self._wanted_ends = ends
+        self._order, self._keys = stable_sort(keys)
+        self._starts = starts[self._order]
+        self._wanted_ends = ends[self._order]
         self._limit_bytes = limit_bytes
+        self.apart = np.zeros(len(keys), np.bool_)
+
+    @property
+    def distinct(self) -> bool:
+        """Whether no queue is asked for twice; only then may be read."""
+        return bool((self._keys[1:] != self._keys[:-1]).all())
 
     def _begin(self) -> None:
         self._ends = self._wanted_ends.copy()  # not found yet: [starts, ends)
@@ -60,10 +66,10 @@ class RangeReader:
         self._cut_owners: list[int] = []
         self._pieces: list[tuple[I64, I64, I64]] = []  # of the present source: owners, first offsets, counts
         self._room_bytes = self._limit_bytes
-        self.apart = np.zeros(len(self._keys), np.bool_)
+        self._apart = np.zeros(len(self._keys), np.bool_)
 
     def read(self, version: Version) -> Part | None:
-        """The records, ordered by queue and offset, and the queue of each. None when there is nothing.
+        """The records, ordered as the queues are, and by offset, and the queue of each. None when there is nothing.
 
         Raises ``TooMuch``, ``CorruptFile``, or ``FileNotFoundError`` for a table that was merged away meanwhile.
         """
@@ -77,7 +83,8 @@ class RangeReader:
             if len(self._left):
                 self._from_run(run)
                 self._close_source()
-        self.apart[self._left] = True
+        self._apart[self._left] = True
+        self.apart[self._order] = self._apart
         return self._result()
 
     def _close_source(self) -> None:
@@ -87,10 +94,10 @@ class RangeReader:
             self._pieces = []
             first = self._ends.copy()
             np.minimum.at(first, owners, offsets)
-            self.apart |= self._ends - first != np.bincount(owners, counts, len(self._keys))
+            self._apart |= self._ends - first != np.bincount(owners, counts, len(self._keys))
             self._ends = first
         left = self._left
-        self._left = left[(self._starts[left] < self._ends[left]) & ~self.apart[left]]
+        self._left = left[(self._starts[left] < self._ends[left]) & ~self._apart[left]]
 
     def _from_run(self, run: Run) -> None:
         left = self._left
@@ -107,7 +114,7 @@ class RangeReader:
         lasts = root.column(IndexColumn.FIRST_KEY).searchsorted(keys, "right") - 1
         inside = numbers == lasts
         if not inside.all():
-            self.apart[owners[numbers < lasts]] = True  # of more pages than one: most likely with blocks of its own
+            self._apart[owners[numbers < lasts]] = True  # of more pages than one: most likely with blocks of its own
             owners, numbers, probes = owners[inside], numbers[inside], (probes[0][inside], probes[1][inside])
         if len(owners) == 0:
             return
@@ -120,7 +127,7 @@ class RangeReader:
 
     def _from_rows(self, table: Table, rows: PageRows, owners: I64) -> None:
         firsts, counts, alone = rows.blocks_of(self._keys[owners], self._starts[owners], self._ends[owners])
-        self.apart[owners[alone]] = True
+        self._apart[owners[alone]] = True
         some = (counts > 0) & ~alone
         if not some.any():
             return
@@ -177,8 +184,8 @@ class RangeReader:
         if not self._found:
             return None
         records = concatenate([records for records, _ in self._found])
-        owners = np.concatenate([owners for _, owners in self._found])
-        steps = records.offsets - self._starts[owners]
+        found = np.concatenate([owners for _, owners in self._found])
+        steps, owners = records.offsets - self._starts[found], self._order[found]
         bits = int((self._wanted_ends - self._starts).max()).bit_length()
         order, _ = stable_sort(owners << bits | steps)
         order = order[~self.apart[owners[order]]]

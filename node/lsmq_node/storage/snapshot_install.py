@@ -13,6 +13,7 @@ segment: what lies before it in the first segment file was never written here.
 from __future__ import annotations
 
 import contextlib
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -116,12 +117,9 @@ def _link(disk: Disk, path: Path, snapshot: SnapshotManifest) -> Manifest:
 
 
 def _check_size(disk: Disk, path: Path, size_bytes: int) -> None:
-    file = disk.open(path)
-    try:
+    with closing(disk.open(path)) as file:
         if file.size() != size_bytes:
             raise damaged(path, f"{file.size()} bytes, {size_bytes} were verified")
-    finally:
-        file.close()
 
 
 def _free_number(disk: Disk, path: Path) -> int:

@@ -8,6 +8,7 @@ own checksums and synced, ``finish`` writes ``incoming/SNAPSHOT``: from then on 
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import crc32c
@@ -55,11 +56,8 @@ class SnapshotTarget:
         self._disk.sync_directory(path)
 
     def _size(self, name: str) -> int:
-        file = self._disk.open(self._directory / name)
-        try:
+        with closing(self._disk.open(self._directory / name)) as file:
             return file.size()
-        finally:
-            file.close()
 
     @property
     def total_bytes(self) -> int:
@@ -186,8 +184,8 @@ def verify_table(disk: Disk, path: Path, meta: TableMeta) -> None:
 
     Unlike reading, which makes a damaged index again from the blocks, this forgives nothing.
     """
-    source, file = str(path), disk.open(path)
-    try:
+    source = str(path)
+    with closing(disk.open(path)) as file:
         parts = read_footer(file, source)
         _expect(source, "footer", parts["size_bytes"], meta.size_bytes)
         _expect(source, "footer", parts["record_count"], meta.record_count)
@@ -216,8 +214,6 @@ def verify_table(disk: Disk, path: Path, meta: TableMeta) -> None:
         _expect(source, "index", page_end, meta.root_position)
         _expect(source, "index", end, meta.index_position)
         _expect(source, "index", records, meta.record_count)
-    finally:
-        file.close()
 
 
 def _expect(source: str, part: str, found: int, expected: int) -> None:
