@@ -221,6 +221,11 @@ BAD_BATCHES: dict[str, tuple[bytes, str, str]] = {
         "invalid_batch",
         "99",
     ),
+    "a due time, which nothing obeys": (
+        encode_batch(2, {Column.QUEUE: 0, Column.LENGTH: [1, 0], Column.DUE_MS: 5}, b"x"),
+        "invalid_request",
+        "DUE_MS",
+    ),
     "flags": (
         encode_batch(1, {Column.QUEUE: 0, Column.LENGTH: 1, Column.FLAGS: 1}, b"x"),
         "invalid_batch",

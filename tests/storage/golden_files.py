@@ -19,9 +19,9 @@ from lsmq_node.storage.columns import queue_keys
 from lsmq_node.storage.disk import OsDisk
 from lsmq_node.storage.epochs import EpochStart, encode_life
 from lsmq_node.storage.manifest import Manifest, encode_manifest
-from lsmq_node.storage.memtable import TOMBSTONE_TOPIC, SortedRecords
 from lsmq_node.storage.producers import Stored
 from lsmq_node.storage.snapshot import SnapshotManifest, encode_snapshot
+from lsmq_node.storage.sorted_records import TOMBSTONE_TOPIC, SortedRecords
 from lsmq_node.storage.sstable import TableMeta, TableWriter
 from lsmq_node.storage.state import ShardState, Topic, TopicOptions
 from lsmq_node.storage.wal import BLOCK_BYTES, Appender, EntryKind, encode_entry_header

@@ -192,13 +192,12 @@ class Put:
     key: str | None = None
     tag: str | None = None
     priority: int = 0
-    due_ms: int = 0
 
 
 def batch_of(puts: Sequence[Put], **fields: Any) -> RecordBatch:
     builder = BatchBuilder()
     for put in puts:
-        builder.add(put.queue, put.body, key=put.key, tag=put.tag, priority=put.priority, due_ms=put.due_ms)
+        builder.add(put.queue, put.body, key=put.key, tag=put.tag, priority=put.priority)
     return RecordBatch(builder.build(**fields))
 
 

@@ -11,6 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from lsmq.record_batch import Codec, Column, RecordBatch, encode_batch
+from lsmq_node.storage.backlog import first_in_memory
 from lsmq_node.storage.block import Block
 from lsmq_node.storage.cache import BlockCache
 from lsmq_node.storage.columns import (
@@ -28,6 +29,10 @@ from lsmq_node.storage.columns import (
     wrap64,
 )
 from lsmq_node.storage.memtable import Memtable
+from lsmq_node.storage.point_reads import Places, read_point
+from lsmq_node.storage.ranges import RangeReader
+from lsmq_node.storage.reader import read_queue
+from lsmq_node.storage.version import Version
 
 from .harness import profile
 
@@ -209,7 +214,7 @@ def test_a_block_finds_its_queues_wherever_its_columns_lie(step: int, more: tupl
     block = Block(encode_one(columns, np.empty(0, np.uint8)), "block", 0)
     for at in range(9):
         assert block.span(7 << 32 | at * step) == (3 * at, 3 * at + 3)
-        assert block.seek(7 << 32 | at * step, 2) == 3 * at + 2
+        assert block.place(7 << 32 | at * step, 2) == 3 * at + 2
 
 
 # -- cache -----------------------------------------------------------------------------------------------
@@ -295,31 +300,36 @@ def test_a_memtable_gets_a_new_column_without_touching_the_dict_that_a_reader_wa
     memtable = Memtable(0, 1 << 16)
     queues, sizes = queue_keys(1, np.array([0])), np.array([1], np.uint32)
     memtable.apply(1, queues, np.array([0]), sizes, 5, memoryview(b"a"), {})
-    walk = iter(memtable._columns.items())
+    walk = iter(memtable.columns.items())
     next(walk)
     memtable.apply(2, queues, np.array([1]), sizes, 5, memoryview(b"b"), {Column.PRIORITY: np.array([3], np.uint8)})
     assert Column.PRIORITY not in dict(walk)
-    found = memtable.records(memtable.find(1 << 32, 0, 9))
+    ((chunk, first),) = memtable.holding(1 << 32)
+    found = chunk.records(first, chunk.end_of(first))
     assert found.columns[Column.PRIORITY].tolist() == [0, 3]
 
 
 def check_memtable(memtable: Memtable, model: dict[int, list[bytes]]) -> None:
+    """As each reader looks into it: for a queue with columns, or as bytes; for many queues at once."""
+    version = Version((memtable,), (), ())
     for queue in range(5):
-        contents = model.get(queue, [])
+        contents, key = model.get(queue, []), 1 << 32 | queue
         for offset in (0, len(contents) // 2, len(contents)):
-            found = memtable.records(memtable.find(1 << 32 | queue, offset, 1_000))
-            assert found.payload.tobytes() == b"".join(contents[offset:])
-            assert found.columns[Column.OFFSET].tolist() == list(range(offset, len(contents)))
-        for end in (offset, (offset + len(contents) + 1) // 2, len(contents)):
-            parts: list[list[bytes]] = []
-            assert memtable.collect(1 << 32 | queue, offset, end, parts) == min(offset, end)
-            assert [content for part in reversed(parts) for content in part] == contents[offset:end]
+            for end in (offset, (offset + len(contents) + 1) // 2, len(contents)):
+                if offset < end:
+                    assert read_point(version, key, offset, end, Places()) == contents[offset:end]
+                found = read_queue(version, key, offset, end, 1_000, 1 << 20, deletes=False)
+                assert found.next_offset == offset + found.record_count == end
+                assert list(found.record_bytes(offset)) == contents[offset:end]
     keys = queue_keys(1, np.arange(5))
     for first, last in ((0, 100), (1, 3), (2, 2)):
         ends = np.array([min(last, len(model.get(queue, []))) for queue in range(5)])
-        starts = np.minimum(first, ends)
-        positions, owners = memtable.find_ranges(keys, starts, ends)
-        found = memtable.records(positions)
+        part = RangeReader(keys, np.minimum(first, ends), ends, 1 << 20).read(version)
         wanted = [(queue, content) for queue in range(5) for content in model.get(queue, [])[first:last]]
-        assert owners.tolist() == (found.keys & np.uint64(0xFFFFFFFF)).tolist() == [queue for queue, _ in wanted]
-        assert found.payload.tobytes() == b"".join(content for _, content in wanted)
+        assert (part is None) == (not wanted)
+        if part is not None:
+            records, owners = part
+            assert owners.tolist() == (records.keys & np.uint64(0xFFFFFFFF)).tolist() == [queue for queue, _ in wanted]
+            assert records.payload.tobytes() == b"".join(content for _, content in wanted)
+    ends = np.array([len(model.get(queue, [])) for queue in range(5)])
+    assert first_in_memory(version, keys, ends).tolist() == [0] * 5

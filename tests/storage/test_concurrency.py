@@ -175,7 +175,7 @@ def read_while_columns_come(store: ShardStore) -> None:
 
     def write() -> None:
         started.wait(10)
-        for item in (Put(0, b"x", priority=1), Put(0, b"x", key="k"), Put(0, b"x", due_ms=5)):
+        for item in (Put(0, b"x", priority=1), Put(0, b"x", key="k"), Put(0, b"x", tag="t")):
             store.wait(store.append(topic.id, batch_of([item])))
         stop.set()
 

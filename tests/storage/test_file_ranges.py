@@ -24,7 +24,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ShardStore
     size = request.param
     with (
         small_parts(),
-        mock.patch("lsmq_node.storage.reader._PIECE_BYTES", PIECE_BYTES),
+        mock.patch("lsmq_node.storage.file_range._PIECE_BYTES", PIECE_BYTES),
         open_stepped(tmp_path / "s", small(block_bytes=2 * KIB)) as opened,
     ):
         topic = opened.create_topic("t", 2)

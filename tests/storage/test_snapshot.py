@@ -459,7 +459,7 @@ def test_a_newer_snapshot_manifest_is_refused() -> None:
     raw = bytearray(snapshot())
     raw[8:12] = (4).to_bytes(4, "little")
     raw[16:20] = crc32c.crc32c(raw[8:16] + raw[20:]).to_bytes(4, "little")
-    with pytest.raises(UnsupportedFormat, match="snapshot version 4; this release reads 3"):
+    with pytest.raises(UnsupportedFormat, match="snapshot manifest version 4; this release reads 3"):
         decode_snapshot(bytes(raw), "SNAPSHOT")
 
 

@@ -173,17 +173,16 @@ def test_a_producer_cannot_set_the_brokers_flags(tmp_path: Path, disk: SimDisk, 
     abandon(store)
 
 
-def test_times_at_both_ends_of_their_range_do_not_harm_their_neighbours(tmp_path: Path, disk: SimDisk) -> None:
+@pytest.mark.parametrize("column", [Column.TYPE_HASH, Column.DUE_MS, Column.EXPIRES_MS, Column.TRANSACTION])
+def test_a_batch_with_a_column_that_nothing_obeys_is_refused_by_its_name(
+    tmp_path: Path, disk: SimDisk, column: Column
+) -> None:
     store = open_stepped(tmp_path / "s", tiny(), disk)
     topic = store.create_topic("t", 1)
-    due = [-(2**63), 2**63 - 1, 12_345, 0]
-    columns: dict[int, list[int]] = {Column.QUEUE: [0] * 4, Column.LENGTH: [1] * 4}
-    columns[Column.DUE_MS] = [value % 2**64 for value in due]
-    store.wait(store.append(topic.id, RecordBatch(encode_batch(4, columns, b"abcd"))))
-    for _ in range(2):
-        [batch] = store.read(topic.id, 0, 0).batches()
-        assert list(batch.column(Column.DUE_MS)) == [value % 2**64 for value in due]
-        flush(store)
+    columns: dict[int, list[int]] = {Column.QUEUE: [0, 0], Column.LENGTH: [1, 1], column: [0, 5]}
+    with pytest.raises(InvalidRequest, match=column.name):
+        store.append(topic.id, RecordBatch(encode_batch(2, columns, b"ab")))
+    assert store.bounds(topic.id, 0) == (0, 0)
     abandon(store)
 
 

@@ -27,6 +27,7 @@ from lsmq.errors import (
 from lsmq.record_batch import HEADER, HEADER_BYTES, Codec, Column, RecordBatch
 from lsmq_node.config import NodeConfig
 from lsmq_node.storage import Topic, TopicOptions
+from lsmq_node.storage.batch_checks import check_obeyed
 from lsmq_node.storage.columns import DTYPES, decode_column
 
 from .requests import DeleteRequest, FetchRequest, ProduceRequest, ReadRequest
@@ -41,10 +42,7 @@ _SENT_COLUMNS = frozenset(
         Column.HEADER_LENGTH,
         Column.KEY_HASH,
         Column.TAG_HASH,
-        Column.TYPE_HASH,
         Column.PRIORITY,
-        Column.DUE_MS,
-        Column.EXPIRES_MS,
         Column.FLAGS,
     }
 )
@@ -197,6 +195,7 @@ class Admission:
         batch = RecordBatch(body, source="request")
         if batch.producer_id >= BROKER_PRODUCERS:
             raise InvalidBatch(f"producer id {batch.producer_id} is the broker's; choose one below 2**63")
+        check_obeyed(batch)
         for column, (position, width, base) in batch.directory.items():
             if column not in _SENT_COLUMNS:
                 raise InvalidBatch(f"the batch has column {column}, which a producer cannot send")

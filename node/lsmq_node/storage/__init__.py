@@ -3,12 +3,13 @@
 :class:`ShardStore` is a shard's engine; :class:`QueueStore` is the same engine as a library of named queues.
 """
 
+from .file_range import FileRange
 from .line import Appended
 from .lock import DirectoryLock
 from .log_writer import Committed
 from .options import FlushMode, StoreOptions
 from .queue_store import QueueStore
-from .reader import FileRange, Slice
+from .reader import Slice
 from .replica_log import ReplicaLog
 from .shard_store import ShardStore
 from .state import Topic, TopicOptions, check_topic_name

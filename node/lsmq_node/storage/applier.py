@@ -14,7 +14,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from lsmq.errors import CorruptFile, InvalidBatch
+from lsmq.errors import InvalidBatch
 from lsmq.record_batch import Column, Flag, RecordBatch
 
 from .columns import (
@@ -30,8 +30,10 @@ from .columns import (
     wrap64,
 )
 from .epochs import epoch_start
-from .memtable import TOMBSTONE_TOPIC, Memtable
+from .failures import damaged
+from .memtable import Memtable
 from .producers import BatchKey, Stored, fingerprint
+from .sorted_records import TOMBSTONE_TOPIC
 from .sstable import stored_batch
 from .state import ShardState, Topic, TopicOptions, TopicState
 from .stats import Counters
@@ -148,11 +150,11 @@ class Applier:
         pending = self.prepare(state, batch, BatchColumns(batch, entry.topic_id), entry.time_ms)
         pending.end_lsn = entry.end_lsn
         if wrap64(int(pending.offsets.sum())) != entry.check:
-            raise CorruptFile(
-                f"{self._source}: the log entry at LSN {entry.lsn} was given other offsets when it was written; the "
+            raise damaged(
+                self._source,
+                f"the log entry at LSN {entry.lsn} was given other offsets when it was written; the "
                 "checkpoint and the log do not belong together",
-                file=self._source,
-                position=entry.lsn,
+                entry.lsn,
             )
         self.apply_records(pending)
         return pending
@@ -165,11 +167,14 @@ class Applier:
         self._applied(entry.end_lsn, entry.time_ms)
 
     def _applied(self, end_lsn: int, time_ms: int) -> None:
+        assert self._tables.applied_lsn < end_lsn, "entries are applied in the order of the log"
         self._state.time_ms = max(self._state.time_ms, time_ms)
         self._tables.applied_lsn = end_lsn
 
     def apply_records(self, item: PendingRecords) -> None:
         """Put records in the memtable, then show them to readers."""
+        began = item.state.committed[item.touched]
+        assert _follow_on(began, item.ends, item.offsets), "a queue's offsets follow one another without gaps"
         memtable = self._tables.room_for(len(item.payload), len(item.keys))
         memtable.apply(item.end_lsn, item.keys, item.offsets, item.lengths, item.stored_ms, item.payload, item.optional)
         self._state.land(item.state, item.touched, item.ends)
@@ -214,10 +219,8 @@ class Applier:
             case EntryKind.EPOCH:
                 state.epochs.append(epoch_start(entry, self._source))
             case _:
-                raise CorruptFile(
-                    f"{self._source}: the log entry at LSN {entry.lsn} has unknown kind {entry.kind}",
-                    file=self._source,
-                    position=entry.lsn,
+                raise damaged(
+                    self._source, f"the log entry at LSN {entry.lsn} has unknown kind {entry.kind}", entry.lsn
                 )
         self._applied(entry.end_lsn, entry.time_ms)
 
@@ -226,6 +229,19 @@ class Applier:
         flags = np.full(len(keys), Flag.TOMBSTONE, np.uint8)
         memtable = self._tables.room_for(0, len(keys))
         memtable.apply(entry.end_lsn, keys, offsets, zeros, entry.time_ms, memoryview(b""), {Column.FLAGS: flags})
+
+
+def _follow_on(begins: I64, ends: I64, offsets: I64) -> bool:
+    """Whether a batch's offsets lead its queues from where they began to where they end: by their sums, so in no time.
+
+    ``begins`` and ``ends`` are of each queue, or of each record's queue; then as many offsets lie below as above it.
+    """
+    count = len(offsets)
+    if count == 1:
+        return begins.item(0) == offsets.item(0)
+    if count == len(ends):
+        return 2 * int(offsets.sum()) + count == int(begins.sum()) + int(ends.sum())
+    return int(ends.sum()) - int(begins.sum()) == count
 
 
 def batch_key(batch: RecordBatch, topic_id: int) -> BatchKey | None:

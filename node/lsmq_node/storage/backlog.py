@@ -13,6 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from lsmq.errors import CorruptFile
+from lsmq.record_batch import Column
 
 from .columns import I64, U64
 from .index import IndexColumn
@@ -27,8 +28,10 @@ def first_in_memory(version: Version, keys: U64, ends: I64) -> I64:
     """The least offset that a memtable has of each of the sorted, distinct ``keys``; its end where there is none."""
     firsts = ends.copy()
     for memtable in version.memtables:
-        if memtable.record_count:
-            np.minimum(firsts, memtable.first_offsets(keys, ends), out=firsts)
+        for chunk in memtable.chunks():
+            rows = np.minimum(chunk.keys.searchsorted(keys), len(chunk.keys) - 1)
+            here = np.flatnonzero(chunk.keys[rows] == keys)
+            firsts[here] = np.minimum(firsts[here], chunk.column_at(Column.OFFSET, rows[here]))
     return firsts
 
 

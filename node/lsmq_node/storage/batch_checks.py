@@ -21,6 +21,18 @@ from .columns import I64, U32, encode_columns
 from .options import StoreOptions
 from .state import Topic, TopicState
 
+#: Columns that have their numbers in the format, and that nothing obeys yet.
+NOT_OBEYED = frozenset({Column.TYPE_HASH, Column.DUE_MS, Column.EXPIRES_MS, Column.TRANSACTION})
+
+
+def check_obeyed(batch: RecordBatch) -> None:
+    """Raises ``InvalidRequest`` for a batch with a column that nothing would obey."""
+    for column in NOT_OBEYED & batch.directory.keys():
+        raise InvalidRequest(
+            f"the batch has the column {Column(column).name}, which this release does not obey; leave it out",
+            column=Column(column).name,
+        )
+
 
 def check_count(batch: RecordBatch, options: StoreOptions) -> None:
     """Before columns are decoded: records may cost no byte of the batch, but they cost memory here."""
@@ -35,7 +47,8 @@ def check_count(batch: RecordBatch, options: StoreOptions) -> None:
 
 
 def check_batch(state: TopicState, batch: RecordBatch, columns: BatchColumns, options: StoreOptions) -> None:
-    """Raises ``UnknownQueue``, ``InvalidBatch`` or ``MessageTooLarge``."""
+    """Raises ``UnknownQueue``, ``InvalidBatch``, ``InvalidRequest`` or ``MessageTooLarge``."""
+    check_obeyed(batch)
     topic, queues, lengths = state.topic, columns.queues, columns.lengths
     low, high = int(queues.min()), int(queues.max())
     if low < state.first or high >= state.end:

@@ -13,19 +13,17 @@ from numpy.typing import NDArray
 
 from lsmq.record_batch import COLUMN, COLUMN_BYTES, HEADER, HEADER_BYTES, VERSION, Codec, Column, RecordBatch
 
-from .columns import DTYPES, I64, U64, Columns, decode_column, gather
-from .memtable import SortedRecords
+from .columns import DTYPES, I64, U64, WIDTH_DTYPES, decode_column, gather
+from .sorted_records import SortedPart, SortedRecords, check_size
 from .sstable import stored_batch
-
-DELTA_DTYPES = {width: np.dtype(f"<u{width}") for width in (1, 2, 4, 8)}
 
 
 def _deltas(raw: bytes, position: int, width: int, count: int) -> memoryview:
-    deltas: NDArray[Any] = np.frombuffer(raw, DELTA_DTYPES[width], count, position)
+    deltas: NDArray[Any] = np.frombuffer(raw, WIDTH_DTYPES[width], count, position)
     return (deltas if deltas.flags.aligned else deltas.copy()).data  # a memoryview reads only what is aligned
 
 
-class Block:
+class Block(SortedPart):
     """A block parsed. Columns are decoded where and when they are asked for.
 
     Nearly all blocks hold one topic, so a queue is looked up in the packed deltas themselves.
@@ -91,7 +89,6 @@ class Block:
 
     @property
     def keys(self) -> U64:
-        """Queue key of each record, ascending."""
         if self._keys is None:
             queues = self.column(Column.QUEUE).astype(np.uint64)
             if self._topic >= 0:
@@ -106,12 +103,20 @@ class Block:
         return self.column(Column.OFFSET)
 
     def column(self, column: int, first: int = 0, end: int | None = None) -> NDArray[Any]:
-        """Values of records ``[first, end)`` in a column; zeros when the block does not have it."""
         count = (self.count if end is None else end) - first
         entry = self._directory.get(column)
         if entry is not None and first:
             entry = (entry[0] + first * entry[1], entry[1], entry[2])
         return decode_column(self.raw, entry, count, DTYPES[column])
+
+    def column_at(self, column: int, rows: I64) -> NDArray[Any]:
+        entry = self._directory.get(column)
+        dtype = DTYPES[column]
+        if entry is None or entry[1] == 0:
+            return decode_column(self.raw, entry, len(rows), dtype)
+        position, width, base = entry
+        values = np.frombuffer(self.raw, WIDTH_DTYPES[width], self.count, position)[rows].astype(dtype)
+        return values + np.uint64(base).astype(dtype) if base else values
 
     def span(self, key: int) -> tuple[int, int]:
         """The records ``[first, end)`` of a queue; where they would be when there are none."""
@@ -127,20 +132,13 @@ class Block:
         first = bisect_left(queues, delta)
         return first, bisect_right(queues, delta, first)
 
-    def offset(self, record: int) -> int:
-        """Offset of one record."""
+    def offset(self, row: int) -> int:
         position, width, base = self._directory[Column.OFFSET]
-        return base + int.from_bytes(
-            self.raw[position + record * width : position + (record + 1) * width],
-            "little",
-        )
+        return base + int.from_bytes(self.raw[position + row * width : position + (row + 1) * width], "little")
 
-    def seek(self, key: int, offset: int) -> int:
-        """First record at or after (key, offset); the number of records when there is none."""
-        first, end = self.span(key)
-        if first == end:
-            return first
-        return first + int(self.column(Column.OFFSET, first, end).searchsorted(offset))
+    def place(self, key: int, offset: int) -> int:
+        """First record at or behind (key, offset); the number of records when there is none."""
+        return self.seek(*self.span(key), offset)
 
     @property
     def ends(self) -> memoryview:
@@ -150,7 +148,6 @@ class Block:
         return self._ends
 
     def record_bytes(self, first: int, end: int) -> list[bytes]:
-        """Each of the records ``[first, end)``, of which there is at least one: header and body."""
         payload = self.payload
         _, width, length = self._directory.get(Column.LENGTH, (0, 0, 0))
         if width == 0 and length:
@@ -179,7 +176,7 @@ class Block:
                 )
 
     def records(self, first: int, end: int) -> SortedRecords:
-        """Records ``[first, end)`` as columns; bytes are a view where the block is not compressed."""
+        """The records ``[first, end)``; their bytes are a view where the block is not compressed."""
         columns = {
             column: self.column(column, first, end)
             for column in self._directory
@@ -193,22 +190,17 @@ class Block:
         keys = self.keys[first:end] if self._topic < 0 or self._keys is not None else self._some_keys(first, end)
         return SortedRecords(keys, columns, np.frombuffer(self.payload, np.uint8)[start:stop])
 
-    def chosen(self, records: I64) -> SortedRecords:
-        """The records at these positions, ascending."""
-        columns: Columns = {}
-        for column, (position, width, base) in self._directory.items():
-            if column in (Column.TOPIC, Column.QUEUE):
-                continue
-            dtype = DTYPES[column]
-            if width:
-                values = np.frombuffer(self.raw, DELTA_DTYPES[width], self.count, position)[records].astype(dtype)
-                columns[column] = values + np.uint64(base).astype(dtype) if base else values
-            else:
-                columns[column] = np.full(len(records), np.uint64(base).astype(dtype), dtype)
-        lengths = columns.setdefault(Column.LENGTH, np.zeros(len(records), np.uint32))
-        ends = np.frombuffer(self.ends, np.int64)[records]
+    def chosen(self, rows: I64, limit_bytes: int) -> SortedRecords:
+        columns = {
+            column: self.column_at(column, rows)
+            for column in self._directory
+            if column not in (Column.TOPIC, Column.QUEUE)
+        }
+        lengths = columns.setdefault(Column.LENGTH, np.zeros(len(rows), np.uint32))
+        check_size(lengths, limit_bytes)
+        ends = np.frombuffer(self.ends, np.int64)[rows]
         payload = gather(np.frombuffer(self.payload, np.uint8), ends - lengths, lengths)
-        return SortedRecords(self.keys[records], columns, payload)
+        return SortedRecords(self.keys[rows], columns, payload)
 
     def _some_keys(self, first: int, end: int) -> U64:
         return self.column(Column.QUEUE, first, end).astype(np.uint64) | np.uint64(self._topic << 32)

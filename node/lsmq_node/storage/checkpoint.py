@@ -41,6 +41,7 @@ from .columns import I64, WIDTH_DTYPES, width_of
 from .deletions import Deleted
 from .disk import Disk
 from .epochs import EpochStart
+from .failures import damaged
 from .keyed_file import Item, KeyedFile, KeyedWriter
 from .pages import PAGE_BITS
 from .producers import KIND as PRODUCER
@@ -344,11 +345,7 @@ def open_checkpoint(disk: Disk, directory: Path, metas: Sequence[IncrementMeta],
         try:
             file = KeyedFile(disk, path, meta.number)
         except FileNotFoundError:
-            raise CorruptFile(
-                f"{path}: the checkpoint that the manifest names is missing",
-                file=str(path),
-                position=0,
-            ) from None
+            raise damaged(path, "the checkpoint that the manifest names is missing") from None
         check_increment(file, meta)
         files.append(file)
     end_lsn = 0
@@ -375,11 +372,7 @@ def check_increment(file: KeyedFile, meta: IncrementMeta) -> None:
 
 
 def _not_of_here(path: Path, what: str) -> CorruptFile:
-    return CorruptFile(
-        f"{path}: the checkpoint {what}: they do not belong together",
-        file=str(path),
-        position=0,
-    )
+    return damaged(path, f"the checkpoint {what}: they do not belong together")
 
 
 def load_state(files: Sequence[KeyedFile]) -> ShardState:

@@ -13,16 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lsmq.record_batch import Column
-
-from .columns import I64, U64, gather, group_starts, stable_sort
-from .memtable import TOMBSTONE_TOPIC, SortedRecords
-from .reader import concatenate, select
+from .columns import I64, U64, group_starts, stable_sort
+from .sorted_records import SHADOW, TOMBSTONE_TOPIC, SortedRecords, concatenate, select
 from .table import Table
 from .version import Run
 
 PARTITION_BYTES = 4 << 20
-_SHADOW = np.uint64(TOMBSTONE_TOPIC << 32)
 
 Mask = NDArray[np.bool_]
 #: Earliest offset kept of each of the given queue keys; a topic that is gone keeps nothing.
@@ -107,8 +103,8 @@ def _part(run: Run, after: Place, upto: Place) -> Iterator[SortedRecords]:
             first_row, last_row = page.seek(*begin), min(page.seek(*upto), page.count - 1)
             sizes = page.sizes[first_row : last_row + 1]
             for row, block in enumerate(table.blocks(page.positions[first_row], sizes), first_row):
-                first = block.seek(*begin) if row == first_row else 0
-                stop = block.seek(*end) if row == last_row else block.count
+                first = block.place(*begin) if row == first_row else 0
+                stop = block.place(*end) if row == last_row else block.count
                 if first < stop:
                     yield block.records(first, stop)
 
@@ -117,22 +113,19 @@ def _sort(parts: list[SortedRecords]) -> SortedRecords:
     """Records of several runs, oldest first, in key order."""
     records = concatenate(parts)
     order, keys = stable_sort(records.keys)
-    tail = int(keys.searchsorted(_SHADOW))
+    tail = int(keys.searchsorted(SHADOW))
     if tail < len(order):
         shadow = order[tail:]
-        order[tail:] = shadow[np.lexsort((records.columns[Column.OFFSET][shadow], keys[tail:]))]
-    lengths = records.columns[Column.LENGTH]
-    starts = np.cumsum(lengths, dtype=np.int64) - lengths
-    columns = {column: values[order] for column, values in records.columns.items()}
-    return SortedRecords(keys, columns, gather(records.payload, starts[order], columns[Column.LENGTH]))
+        order[tail:] = shadow[np.lexsort((records.offsets[shadow], keys[tail:]))]
+    return select(records, order)
 
 
 def _readable(records: SortedRecords, unreadable: Unreadable) -> SortedRecords:
-    keys, offsets = records.keys, records.columns[Column.OFFSET]
+    keys, offsets = records.keys, records.offsets
     keep = ~below(keys, offsets, unreadable.log_starts)
-    shadow_from = int(keys.searchsorted(_SHADOW))
+    shadow_from = int(keys.searchsorted(SHADOW))
     if shadow_from < len(keys):
-        dead_keys, dead_offsets = keys[shadow_from:] & ~_SHADOW, offsets[shadow_from:]
+        dead_keys, dead_offsets = keys[shadow_from:] & ~SHADOW, offsets[shadow_from:]
         fresh = np.ones(len(dead_keys), np.bool_)  # a message may be deleted twice
         fresh[1:] = (dead_keys[1:] != dead_keys[:-1]) | (dead_offsets[1:] != dead_offsets[:-1])
         wanted = np.flatnonzero(keep[shadow_from:] & fresh)
@@ -148,7 +141,7 @@ def _readable(records: SortedRecords, unreadable: Unreadable) -> SortedRecords:
 def below(keys: U64, offsets: I64, log_starts: LogStarts) -> Mask:
     """Which records, sorted by key, lie below the log starts of their queues."""
     starts = group_starts(keys)
-    kept_from = log_starts(keys[starts] & ~_SHADOW)
+    kept_from = log_starts(keys[starts] & ~SHADOW)
     if (offsets[starts] >= kept_from).all():
         return np.zeros(len(keys), np.bool_)  # as with most queues: offsets only grow
     gone: Mask = offsets < np.repeat(kept_from, np.diff(starts, append=len(keys)))
@@ -162,7 +155,7 @@ def tombstoned(runs: Sequence[Run], keys: U64, offsets: I64) -> Mask:
     high = (int(keys[-1]) | TOMBSTONE_TOPIC << 32, int(offsets[-1]))
     for run in runs:
         for part in _part(run, low, high):
-            _mark(marked, keys, offsets, part.keys & ~_SHADOW, part.columns[Column.OFFSET])
+            _mark(marked, keys, offsets, part.keys & ~SHADOW, part.offsets)
     return marked
 
 

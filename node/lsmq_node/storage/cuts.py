@@ -12,9 +12,9 @@ import numpy as np
 
 from lsmq.record_batch import Column
 
-from .block import DELTA_DTYPES, Block
-from .columns import DTYPES, I64, U64, Columns, spread
-from .memtable import SortedRecords
+from .block import Block
+from .columns import DTYPES, I64, U64, WIDTH_DTYPES, Columns, spread
+from .sorted_records import SortedRecords
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class Cuts:
             pieces = np.array(group.pieces)
             values = np.repeat(np.array(group.bases, np.uint64).astype(dtype), counts[pieces])
             if width:
-                values += np.frombuffer(b"".join(group.deltas), DELTA_DTYPES[width]).astype(dtype)
+                values += np.frombuffer(b"".join(group.deltas), WIDTH_DTYPES[width]).astype(dtype)
             whole = columns.setdefault(column, np.zeros(int(counts.sum()), dtype))
             whole[spread(starts[pieces], counts[pieces])] = values
         keys: U64 = np.repeat(np.array(self._keys, np.uint64), counts)

@@ -14,6 +14,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from io import FileIO
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -224,15 +225,12 @@ def replace_file(disk: Disk, path: Path, content: bytes | Callable[[File], None]
     """
     temporary = path.with_name(path.name + ".tmp")
     try:
-        file = disk.create(temporary)
-        try:
+        with closing(disk.create(temporary)) as file:
             if isinstance(content, bytes):
                 file.pwrite(content, 0)
             else:
                 content(file)
             file.sync()
-        finally:
-            file.close()
         disk.rename(temporary, path)
     except OSError:
         with contextlib.suppress(OSError):

@@ -10,25 +10,27 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from lsmq.errors import CorruptFile, LsmqError
+from lsmq.errors import LsmqError
 from lsmq.record_batch import Column, decode_header
 
 from .block import Block
 from .checkpoint import describe_key, describe_value
 from .disk import File, OsDisk
 from .epochs import epoch_start
+from .failures import damaged
 from .index import IndexPage
 from .keyed_file import KeyedFile
 from .log_mark import decode_log_mark
 from .manifest import NAME as MANIFEST
 from .manifest import Manifest, decode_manifest
-from .memtable import TOMBSTONE_TOPIC
 from .sample import Sample
 from .snapshot import decode_snapshot
+from .sorted_records import TOMBSTONE_TOPIC
 from .sstable import TableMeta, check_properties, read_footer, stored_batch
 from .wal import FRAGMENT_BYTES, MAGIC, SEGMENT_HEADER, Entry, EntryKind
 from .wal_reader import LogReader
@@ -71,9 +73,7 @@ def _segment(file: File, path: Path) -> tuple[int, int]:
             return lsn, segment_bytes
     if re.fullmatch("[0-9a-f]{16}", path.stem):
         return int(path.stem, 16), file.size()
-    raise CorruptFile(
-        f"{path}: neither its header nor its name says which part of a log it is", file=str(path), position=0
-    )
+    raise damaged(path, "neither its header nor its name says which part of a log it is")
 
 
 def _entry(entry: Entry, source: str) -> dict[str, Any]:
@@ -102,8 +102,8 @@ def _entry(entry: Entry, source: str) -> dict[str, Any]:
 
 def dump_sstable(path: Path, records: bool = False) -> Iterator[dict[str, Any]]:
     """A dict of what the table says of itself, then one for each block, or for each record."""
-    file, source = OsDisk().open(path), str(path)
-    try:
+    source = str(path)
+    with closing(OsDisk().open(path)) as file:
         parts = read_footer(file, source)
         root_at = parts["root_position"]
         root = IndexPage.parse(file.pread(parts["root_bytes"], root_at), source, root_at, root=True)
@@ -131,8 +131,6 @@ def dump_sstable(path: Path, records: bool = False) -> Iterator[dict[str, Any]]:
                 else:
                     yield {"block": number, "page": page_number, **_block(page, row, block)}
                 number += 1
-    finally:
-        file.close()
 
 
 def _block(page: IndexPage, row: int, block: Block) -> dict[str, Any]:

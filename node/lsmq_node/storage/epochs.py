@@ -14,8 +14,7 @@ import struct
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from lsmq.errors import CorruptFile
-
+from .failures import damaged
 from .wal import ENTRY_BYTES, Entry
 
 _BODY = struct.Struct("<QQ")
@@ -40,10 +39,8 @@ def encode_life(incarnation: int, start: int) -> bytes:
 def epoch_start(entry: Entry, source: str) -> EpochStart:
     """What an EPOCH entry says. Raises ``CorruptFile``."""
     if len(entry.body) != _BODY.size:
-        raise CorruptFile(
-            f"{source}: the EPOCH entry at LSN {entry.lsn} has {len(entry.body)} bytes, not {_BODY.size}",
-            file=source,
-            position=entry.lsn,
+        raise damaged(
+            source, f"the EPOCH entry at LSN {entry.lsn} has {len(entry.body)} bytes, not {_BODY.size}", entry.lsn
         )
     return EpochStart(entry.epoch, entry.lsn, *_BODY.unpack(entry.body))
 

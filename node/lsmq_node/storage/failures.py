@@ -5,12 +5,30 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from lsmq.errors import CorruptFile, DiskFull, LsmqError, ShardStopped, StoreBusy
+from lsmq.errors import CorruptFile, DiskFull, LsmqError, ShardStopped, StoreBusy, UnsupportedFormat
 from lsmq_node.descriptors import SHORTAGE, shares
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 #: Want of space or of a file descriptor: nothing was done, that is sure, and it can be tried again.
 WANT = (*FULL, *SHORTAGE)
+
+
+def damaged(source: object, what: str, position: int = 0) -> CorruptFile:
+    """A file is not what was written there, from the byte at ``position`` on."""
+    return CorruptFile(f"{source}: {what}", file=str(source), position=position)
+
+
+def newer(source: object, what: str, version: int, known: int) -> UnsupportedFormat:
+    """A file is whole, and of another release. ``what`` stands before the number: ``table version``."""
+    return UnsupportedFormat(
+        f"{source}: {what} {version}; this release reads {known}. Start the release that wrote it, or a newer one."
+    )
+
+
+def disappeared(what: str, error: FileNotFoundError) -> CorruptFile:
+    """A file that the manifest names is gone while the store is open."""
+    remedy = how_to_repair(Path(error.filename).parents[1])
+    return damaged(error.filename, f"{what} of the manifest has disappeared from the disk. {remedy}.")
 
 
 def again(error: LsmqError) -> LsmqError:

@@ -21,13 +21,12 @@ import numpy as np
 from lsmq.errors import CorruptFile
 
 from .compaction import LogStarts, Mask, Unreadable, below, tombstoned
-from .memtable import TOMBSTONE_TOPIC
 from .sample import Sample
+from .sorted_records import SHADOW, TOMBSTONE_TOPIC
 from .state import ShardState
 from .table import Table
 from .version import Run, Version
 
-_SHADOW = np.uint64(TOMBSTONE_TOPIC << 32)
 #: With more garbage than this of all bytes, tables are written anew: used bytes are then 1.43 times the live ones.
 MAX_SHARE = 0.3
 #: A table with less is not worth it.
@@ -107,7 +106,7 @@ class GarbageCounter:
             dead = self._dead(table, look, sample)
         except CorruptFile:  # its blocks may be whole: it is merged in its turn
             return Deadness()
-        spared = ~dead & ((sample.keys & _SHADOW) != 0)
+        spared = ~dead & ((sample.keys & SHADOW) != 0)
         size = table.meta.index_position
         return Deadness(
             size * int(np.count_nonzero(dead)) // len(sample), size * int(np.count_nonzero(spared)) // len(sample)
@@ -116,11 +115,11 @@ class GarbageCounter:
     def _dead(self, table: Table, look: _Look, sample: Sample) -> Mask:
         keys, offsets = sample.keys, sample.offsets
         dead = below(keys, offsets, self._log_starts) | sample.before(table.meta.first_key, table.meta.first_offset)
-        shadow_from = int(keys.searchsorted(_SHADOW))
+        shadow_from = int(keys.searchsorted(SHADOW))
         if shadow_from < len(keys):
             others = tuple(other for other in look.tables if other is not table and concerns(table, other))
             unreadable = Unreadable(self._log_starts, (), others)
-            dead[shadow_from:] |= ~unreadable.needed(keys[shadow_from:] & ~_SHADOW, offsets[shadow_from:])
+            dead[shadow_from:] |= ~unreadable.needed(keys[shadow_from:] & ~SHADOW, offsets[shadow_from:])
         alive = np.flatnonzero(~dead[:shadow_from])
         graves = [run for run in look.graves if any(concerns(other, table) for other in run.tables)]
         if len(alive) and graves:

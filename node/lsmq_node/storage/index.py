@@ -31,10 +31,9 @@ import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from lsmq.errors import CorruptFile
-
 from .bloom import BITS_PER_KEY, PROBES, Probe, Probes, bloom_build
 from .columns import I64, U64
+from .failures import damaged
 
 #: A page is cut when its rows and its filter have so many bytes.
 PAGE_BYTES = 8 * 1024
@@ -120,7 +119,7 @@ class IndexPage:
             if fits and PAGE_HEAD_BYTES + 8 * rows * columns <= size and crc == crc32c.crc32c(memoryview(raw)[4:]):
                 return cls(raw, rows, columns, probes)
         what = "root of the index" if root else "index page"
-        raise CorruptFile(f"{source}: the {what} at byte {position} is damaged", file=source, position=position)
+        raise damaged(source, f"the {what} at byte {position} is damaged", position)
 
     @property
     def memory_bytes(self) -> int:

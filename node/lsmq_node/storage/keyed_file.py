@@ -29,6 +29,7 @@ import struct
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,13 @@ import msgpack
 import numpy as np
 import zstandard
 
-from lsmq.errors import CorruptFile, UnsupportedFormat
+from lsmq.errors import CorruptFile
 from lsmq_node.descriptors import SHORTAGE
 
 from .bloom import PROBES, bloom_build, bloom_probe
 from .cache import BlockCache
 from .disk import Disk, File
-from .failures import no_descriptor
+from .failures import damaged, newer, no_descriptor
 
 MAGIC = b"LSMQCKP1"
 VERSION = 5
@@ -150,12 +151,9 @@ class KeyedFile:
         self._cache: BlockCache | None = None
         #: The last damage that was found in it.
         self.damage: CorruptFile | None = None
-        file = disk.open(path, random=True)
-        try:
+        with closing(disk.open(path, random=True)) as file:
             self.size_bytes = file.size()
             tail = self._read_tail(file)
-        finally:
-            file.close()
         self.properties: dict[str, Any] = tail["properties"]
         self.count: int = tail["count"]
         self._firsts: list[bytes] = [key for key, _ in tail["index"]]
@@ -172,10 +170,7 @@ class KeyedFile:
         if crc32c.crc32c(raw[:-4]) != crc:
             raise self._damaged("its footer is damaged", self.size_bytes - FOOTER.size)
         if version != VERSION:
-            raise UnsupportedFormat(
-                f"{self.path}: checkpoint version {version}; this release reads {VERSION}. "
-                "Start the release that wrote it, or a newer one."
-            )
+            raise newer(self.path, "checkpoint version", version, VERSION)
         tail = file.pread(length, position)
         if len(tail) != length or position + length + FOOTER.size != self.size_bytes:
             raise self._damaged("it is cut off", position)
@@ -186,11 +181,7 @@ class KeyedFile:
         return found
 
     def _damaged(self, what: str, position: int) -> CorruptFile:
-        self.damage = CorruptFile(
-            f"{self.path}: {what} (byte {position}): the checkpoint is damaged",
-            file=str(self.path),
-            position=position,
-        )
+        self.damage = damaged(self.path, f"{what} (byte {position}): the checkpoint is damaged", position)
         return self.damage
 
     def use(self, cache: BlockCache) -> None:
@@ -256,8 +247,7 @@ class KeyedFile:
     def scan(self, first: bytes = b"", end: bytes | None = None) -> Iterator[Item]:
         """Keys in ``[first, end)`` and their values, in order, past the cache. Raises ``CorruptFile``."""
         blocks = range(max(0, bisect_right(self._firsts, first) - 1), len(self._firsts))
-        file = self._disk.open(self.path)
-        try:
+        with closing(self._disk.open(self.path)) as file:
             for at in blocks:
                 block = self._read(file, at)
                 for key, value in zip(block.keys, block.values, strict=True):
@@ -265,21 +255,16 @@ class KeyedFile:
                         return
                     if key >= first:
                         yield key, value
-        finally:
-            file.close()
 
     def blocks(self) -> Iterator[tuple[int, int, bytes, KeyedBlock | None]]:
         """Of each block where it begins and ends, its first key, and what is in it: None where it is damaged."""
         ends = [*self._positions[1:], self._end]
-        file = self._disk.open(self.path)
-        try:
+        with closing(self._disk.open(self.path)) as file:
             for at, (position, first) in enumerate(zip(self._positions, self._firsts, strict=True)):
                 try:
                     yield position, ends[at], first, self._read(file, at)
                 except CorruptFile:
                     yield position, ends[at], first, None
-        finally:
-            file.close()
 
     def verify(self) -> None:
         """Read all of it. Raises ``CorruptFile``."""

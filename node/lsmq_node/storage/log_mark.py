@@ -24,9 +24,8 @@ from pathlib import Path
 
 import crc32c
 
-from lsmq.errors import CorruptFile
-
 from .disk import Disk, replace_file
+from .failures import damaged
 
 NAME = "LOG_MARK"
 _MAGIC = b"LSMQLGM1"
@@ -61,10 +60,6 @@ def decode_log_mark(raw: bytes, source: str) -> LogMark:
     """Raises ``CorruptFile`` naming ``source``."""
     body = raw[: _BODY.size]
     if len(raw) != _FILE_BYTES or crc32c.crc32c(body).to_bytes(4, "little") != raw[_BODY.size :] or raw[:8] != _MAGIC:
-        raise CorruptFile(
-            f"{source}: the mark of the log's end is damaged, so that nobody knows whether the log is whole",
-            file=source,
-            position=0,
-        )
+        raise damaged(source, "the mark of the log's end is damaged, so that nobody knows whether the log is whole")
     _, durable_lsn, segments_end_lsn, closed = _BODY.unpack(body)
     return LogMark(durable_lsn, segments_end_lsn, bool(closed))

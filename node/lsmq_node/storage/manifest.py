@@ -15,19 +15,15 @@ Not supported: a history of changes. ``lsmq dump manifest`` shows the present.
 
 from __future__ import annotations
 
-import struct
 from dataclasses import astuple, dataclass, field, fields, replace
+from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-import crc32c
-import msgpack
-
-from lsmq.errors import CorruptFile, UnsupportedFormat
-
 from .checkpoint import IncrementMeta
 from .disk import Disk, replace_file
+from .framed import decode_framed, encode_framed
 from .sstable import TableMeta
 
 NAME = "MANIFEST"
@@ -36,7 +32,6 @@ TABLE_DIRECTORY = "tables"
 HIGH_WATERMARK = "HIGH_WATERMARK"  # see replica_log
 MAGIC = b"LSMQMAN1"
 VERSION = 2
-HEAD = struct.Struct("<8sIII")
 #: What it keeps of a table, in the order of a row; and which of these are lists.
 TABLE_FIELDS = tuple(item.name for item in fields(TableMeta))
 LISTS = ("topics", "topic_records", "topic_bytes")
@@ -88,7 +83,9 @@ class Manifest:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    body: bytes = msgpack.packb(
+    return encode_framed(
+        MAGIC,
+        VERSION,
         {
             "segment_bytes": manifest.segment_bytes,
             "next_number": manifest.next_number,
@@ -98,30 +95,13 @@ def encode_manifest(manifest: Manifest) -> bytes:
             "level0": [_table_row(meta) for meta in manifest.level0],
             "generations": [[_table_row(meta) for meta in run] for run in manifest.generations],
             "extra": manifest.extra,
-        }
+        },
     )
-    tail = struct.pack("<II", VERSION, len(body)) + body
-    return HEAD.pack(MAGIC, VERSION, len(body), crc32c.crc32c(tail)) + body
 
 
 def decode_manifest(raw: bytes, source: str) -> Manifest:
     """Raises ``CorruptFile`` or ``UnsupportedFormat``."""
-    if len(raw) < HEAD.size or raw[:8] != MAGIC:
-        raise CorruptFile(f"{source}: not a manifest ({len(raw)} bytes)", file=source, position=0)
-    _, version, length, crc = HEAD.unpack_from(raw)
-    body = raw[HEAD.size :]
-    if len(body) != length or crc32c.crc32c(struct.pack("<II", version, length) + body) != crc:
-        raise CorruptFile(
-            f"{source}: the manifest is damaged",
-            file=source,
-            position=HEAD.size,
-        )
-    if version != VERSION:
-        raise UnsupportedFormat(
-            f"{source}: manifest version {version}; this release reads {VERSION}. "
-            "Start the release that wrote it, or a newer one."
-        )
-    fields_of = msgpack.unpackb(body, strict_map_key=False)
+    fields_of = decode_framed(raw, MAGIC, VERSION, source, "manifest")
     names = fields_of["table_fields"]
 
     def table(row: list[Any]) -> TableMeta:
@@ -149,4 +129,19 @@ def load_manifest(disk: Disk, directory: Path) -> Manifest | None:
 
 def store_manifest(disk: Disk, directory: Path, manifest: Manifest) -> None:
     """Replace the manifest. Durable on return; a crash leaves the old one or the new one."""
+    _check_order(manifest)
     replace_file(disk, directory / NAME, encode_manifest(manifest))
+
+
+def _check_order(manifest: Manifest) -> None:
+    """What reads and recovery rely on."""
+    assert manifest.next_number > max(manifest.numbers(), default=0), "a file's number is used once"
+    for run in manifest.generations:
+        for one, two in pairwise(run):
+            assert (one.last_key, one.last_offset) < (two.first_key, two.first_offset), "tables of a run do not overlap"
+    for one, two in pairwise(manifest.level0):
+        assert one.end_lsn <= two.first_lsn, "tables of level 0 follow one another in the log"
+    lsns = [(meta.first_lsn, meta.end_lsn) for meta in manifest.checkpoint]
+    for (_, end_lsn), (first_lsn, _) in pairwise([(0, 0), *lsns]):
+        assert end_lsn == first_lsn, "the files of the checkpoint follow one another in the log"
+    assert not lsns or lsns[-1][1] == manifest.flushed_lsn, "the checkpoint is of what is flushed"

@@ -10,10 +10,11 @@ from numpy.typing import NDArray
 
 from lsmq.record_batch import Column
 
-from .columns import I64, U32, queue_keys, stable_sort
-from .memtable import SortedRecords
-from .ranges import Part, RangeReader, TooMuch
-from .reader import RECORD_OVERHEAD_BYTES, FileRange, QueueRead, Slice, concatenate, encode_records, select
+from .columns import I64, U32, queue_keys
+from .file_range import FileRange
+from .ranges import Part, RangeReader
+from .reader import RECORD_OVERHEAD_BYTES, QueueRead, Slice
+from .sorted_records import SortedRecords, TooMuch, concatenate, encode_records, select
 
 #: Queues with no more records to read than this are read together; others may have whole blocks to send.
 FEW_RECORDS = 256
@@ -145,15 +146,14 @@ class ManyRead:
         totals = np.cumsum(self._ends[at:stop] - self._starts[at:stop])
         count = min(int(totals.searchsorted(budget)) + 1, stop - at)
         queues, starts = self._queues[at : at + count], self._starts[at : at + count]
-        order = np.argsort(queues, kind="stable")
-        keys = queue_keys(self._topic_id, queues[order])
-        if count == 1 or (keys[1:] == keys[:-1]).any():
+        ends = self._ends[at : at + count].copy()
+        ends[-1] -= max(0, int(totals[count - 1]) - answer.records_left)
+        keys = queue_keys(self._topic_id, queues)
+        ranges = RangeReader(keys, starts, ends, ROUND_FACTOR * answer.bytes_left + ROUND_BYTES)
+        if count == 1 or not ranges.distinct:
             for number in range(at, at + count):
                 self._read_one(number)
             return count
-        ends = self._ends[at : at + count].copy()
-        ends[-1] -= max(0, int(totals[count - 1]) - answer.records_left)
-        ranges = RangeReader(keys, starts[order], ends[order], ROUND_FACTOR * answer.bytes_left + ROUND_BYTES)
         try:
             found = self._sources.read_ranges(ranges)
         except TooMuch:
@@ -161,12 +161,12 @@ class ManyRead:
             return 0
         records, ranks = None, np.empty(0, np.int64)
         if found is not None:
-            records, ranks = _by_rank(found[0], order[found[1]])
+            records, ranks = found
             self._round_records = (
                 answer.bytes_left // (len(records.payload) // len(records) + RECORD_OVERHEAD_BYTES) + 1
             )
         done = 0
-        for rank in (*np.sort(order[ranges.apart]).tolist(), count):
+        for rank in (*np.flatnonzero(ranges.apart).tolist(), count):
             end = int(ranks.searchsorted(rank))
             if records is not None and done < end and not answer.full:
                 answer.add_records(_part(records, done, end), ranks[done:end], queues)
@@ -174,13 +174,6 @@ class ManyRead:
                 self._read_one(at + rank)
             done = end
         return count
-
-
-def _by_rank(records: SortedRecords, ranks: I64) -> Part:
-    if (ranks[1:] < ranks[:-1]).any():
-        order, ranks = stable_sort(ranks)
-        return select(records, order), ranks
-    return records, ranks
 
 
 def _part(records: SortedRecords, first: int, end: int) -> SortedRecords:

@@ -2,10 +2,9 @@
 
 Records are appended as they are committed, batch after batch: one arena for their bytes, one array a column.
 Readers need order; a bulk load does not. So the part that came since the last look is sorted by (queue key,
-offset) when a reader comes, into a *chunk*; chunks are kept in a ``SortedDict`` by the record they begin at, so
-that the memtable is ordered by time between chunks and by queue inside them. A queue is found by one binary
-search a chunk; what is too little to sort is compared as a whole. Small chunks are merged, so there are never
-many. A queue that is idle costs nothing, and a record costs its bytes plus about forty.
+offset) when a reader comes, into a *chunk*: the memtable is ordered by time between chunks and by queue inside
+them. A queue is found by one binary search a chunk; what is too little to sort is compared as a whole. Small chunks
+are merged, so there are never many. A queue that is idle costs nothing, and a record costs its bytes plus about forty.
 
 Inserting record by record into a sorted structure (a skip list, thesis 3.2) costs over 2 us in Python;
 sorting a chunk costs 0.06 us a record and gives the same order.
@@ -23,12 +22,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sortedcontainers import SortedDict
 
 from lsmq.record_batch import Column
 
-from .columns import DTYPES, I64, U8, U64, Columns, gather, spread, stable_sort
+from .columns import DTYPES, I64, U8, U64, Columns, gather, stable_sort
 from .slabs import Slabs
+from .sorted_records import SHADOW, TOMBSTONE_TOPIC, SortedPart, SortedRecords, check_size
 
 #: So many unsorted records make a chunk when a reader comes.
 CHUNK_RECORDS = 16_384
@@ -36,8 +35,6 @@ CHUNK_RECORDS = 16_384
 CHUNK_LIMIT = 8
 #: A flush copies so many bytes at a time: they stay in the CPU's cache until they are written.
 PIECE_BYTES = 4 << 20
-TOMBSTONE_TOPIC = 1 << 31
-_TOMBSTONE_KEYS = np.uint64(TOMBSTONE_TOPIC << 32)
 #: Bytes of the columns that every record has: key 8, offset 8, start 8, length 4, stored_ms 8.
 RECORD_COLUMN_BYTES = 8 + 8 + 8 + 4 + 8
 #: Columns begin with so many bytes of ordinary pages: a memtable of few records takes no huge page for each.
@@ -46,28 +43,17 @@ _ALIGNMENT_BYTES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class _Chunk:
-    """Records ``[first, end)`` of the memtable, sorted: ``keys`` ascending, ``order`` their positions."""
+class _Sorted:
+    """The order of a memtable's records up to ``end``, from where the one before ends: their keys and positions.
 
-    first: int
-    end: int
-    keys: U64
-    order: I64
-
-
-@dataclass(frozen=True, slots=True)
-class SortedRecords:
-    """Records sorted by (key, offset), with their bytes in the same order.
-
-    ``columns`` holds every record column but TOPIC and QUEUE, which are in ``keys``.
+    ``view`` are the keys for Python's own ``bisect``, which finds one sooner than numpy does.
     """
 
+    end: int
+    count: int
     keys: U64
-    columns: Columns
-    payload: U8
-
-    def __len__(self) -> int:
-        return len(self.keys)
+    view: memoryview
+    order: I64
 
 
 class Memtable:
@@ -86,14 +72,14 @@ class Memtable:
         self.tombstone_count = 0
         slab = (slabs or slabs_for(capacity_bytes)).take()
         self.arena: U8 = slab[:capacity_bytes]
-        self._view = self.arena.data
+        self.arena_view = self.arena.data
         self.arena_used = 0
         columns = _carve(slab, capacity_bytes)
         self._keys: U64 = next(columns)
-        self._starts: I64 = next(columns)
-        self._columns: Columns = dict(zip((Column.OFFSET, Column.LENGTH, Column.STORED_MS), columns, strict=True))
-        #: Chunks by the record they begin at, and the same as readers take them. Replaced together, never changed.
-        self._chunks: tuple[SortedDict[int, _Chunk], tuple[_Chunk, ...]] = (SortedDict(), ())
+        self.starts: I64 = next(columns)
+        self.columns: Columns = dict(zip((Column.OFFSET, Column.LENGTH, Column.STORED_MS), columns, strict=True))
+        #: What is sorted, oldest first. Replaced as a whole, by whichever reader finds enough that is not.
+        self._sorted: tuple[_Sorted, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -118,23 +104,25 @@ class Memtable:
         optional: Mapping[int, NDArray[Any]],
     ) -> None:
         """Append a batch's records. ``end_lsn`` is the LSN after the entry they came in."""
+        assert self.end_lsn < end_lsn, "batches are applied in the order of the log"
         count = len(keys)
         first, end = self.record_count, self.record_count + count
         self._reserve(end)
         self._keys[first:end] = keys
-        self._columns[Column.OFFSET][first:end] = offsets
-        self._columns[Column.LENGTH][first:end] = lengths
-        self._columns[Column.STORED_MS][first:end] = stored_ms
-        starts = self._starts[first:end]
+        self.columns[Column.OFFSET][first:end] = offsets
+        self.columns[Column.LENGTH][first:end] = lengths
+        self.columns[Column.STORED_MS][first:end] = stored_ms
+        starts = self.starts[first:end]
         starts[0] = self.arena_used
         np.cumsum(lengths[:-1], out=starts[1:])
         starts[1:] += self.arena_used
         for column, values in optional.items():
-            if column not in self._columns:  # a reader may be going through the old dict
-                self._columns = {**self._columns, column: np.zeros(len(self._keys), DTYPES[column])}
-            self._columns[column][first:end] = values
+            if column not in self.columns:  # a reader may be going through the old dict
+                self.columns = {**self.columns, column: np.zeros(len(self._keys), DTYPES[column])}
+            self.columns[column][first:end] = values
         self.arena[self.arena_used : self.arena_used + len(payload)] = np.frombuffer(payload, np.uint8)
         self.arena_used += len(payload)
+        assert starts[-1] + lengths[-1] == self.arena_used, "the records of a batch are its payload"
         if int(keys[-1]) & (TOMBSTONE_TOPIC << 32):
             self.tombstone_count += count
         self.record_count = end
@@ -148,188 +136,59 @@ class Memtable:
             capacity *= 2
         used = self.record_count
         self._keys = _widen(self._keys, used, capacity)
-        self._starts = _widen(self._starts, used, capacity)
-        for column, values in self._columns.items():
-            self._columns[column] = _widen(values, used, capacity)
+        self.starts = _widen(self.starts, used, capacity)
+        for column, values in self.columns.items():
+            self.columns[column] = _widen(values, used, capacity)
 
-    def _sorted_chunks(self) -> tuple[tuple[_Chunk, ...], int, int]:
-        """The chunks, how many records they cover, and how many there are. Sorts what has grown enough.
+    def _sort(self) -> tuple[tuple[_Sorted, ...], int, int]:
+        """What is sorted, how many records that covers, and how many there are. Sorts what has grown enough.
 
         What it sorts is shown in one step: a reader that is interrupted leaves nothing behind, and of two that sort at
         the same time one has done so in vain.
         """
         end = self.record_count
-        by_first, chunks = self._chunks
-        covered = chunks[-1].end if chunks else 0
+        known = self._sorted
+        covered = known[-1].end if known else 0
         if end - covered >= CHUNK_RECORDS:
-            if len(chunks) < CHUNK_LIMIT:
-                by_first = by_first.copy()
-            else:  # make one of all
-                by_first, covered = SortedDict(), 0
+            if len(known) == CHUNK_LIMIT:  # make one of all
+                known, covered = (), 0
             order, keys = self._order(covered, end)
-            by_first[covered] = _Chunk(covered, end, keys, order + covered)
-            chunks, covered = tuple(by_first.values()), end
-            self._chunks = by_first, chunks
-        return chunks, covered, max(covered, end)
+            known = self._sorted = (*known, _Sorted(end, len(keys), keys, keys.data, order + covered))
+            covered = end
+        return known, covered, max(covered, end)
 
     def _order(self, first: int, end: int) -> tuple[I64, U64]:
         """Places that sort the records ``[first, end)`` by key and offset, counted from ``first``; and the keys."""
         order, keys = stable_sort(self._keys[first:end])
-        tail = int(keys.searchsorted(_TOMBSTONE_KEYS)) if self.tombstone_count else len(keys)
+        tail = int(keys.searchsorted(SHADOW)) if self.tombstone_count else len(keys)
         if tail < len(keys):  # messages are deleted in any order
             shadow = order[tail:]
-            order[tail:] = shadow[np.lexsort((self._columns[Column.OFFSET][first:end][shadow], keys[tail:]))]
+            order[tail:] = shadow[np.lexsort((self.columns[Column.OFFSET][first:end][shadow], keys[tail:]))]
         return order, keys
 
-    def find(self, key: int, offset: int, limit: int) -> I64:
-        """Positions of the queue's messages from ``offset`` on, by offset, ``limit`` at most. Not for tombstones."""
-        chunks, covered, end = self._sorted_chunks()
-        wanted = np.uint64(key)
-        found: list[I64] = []
-        for chunk in chunks:
-            left = int(chunk.keys.searchsorted(wanted, "left"))
-            if left < len(chunk.keys) and chunk.keys[left] == wanted:
-                found.append(chunk.order[left : int(chunk.keys.searchsorted(wanted, "right"))])
+    def holding(self, key: int) -> Iterator[tuple[Chunk, int]]:
+        """Chunks with records of the queue, newest first, and the row where they begin."""
+        known, covered, end = self._sort()
         if covered < end:
-            rest = np.flatnonzero(self._keys[covered:end] == wanted)
+            rest = np.flatnonzero(self._keys[covered:end] == np.uint64(key))
             if len(rest):
-                found.append(rest + covered)
-        if not found:
-            return np.empty(0, np.int64)
-        # The offsets of a queue's messages follow one another without gaps.
-        skip = max(0, offset - int(self._columns[Column.OFFSET][found[0][0]]))
-        taken: list[I64] = []
-        for part in found:
-            if skip < len(part) and limit > 0:
-                taken.append(part[skip : skip + limit])
-                limit -= len(taken[-1])
-            skip = max(0, skip - len(part))
-        if not taken:
-            return np.empty(0, np.int64)
-        return taken[0] if len(taken) == 1 else np.concatenate(taken)
+                rest += covered
+                if key & TOMBSTONE_TOPIC << 32:  # messages are deleted in any order
+                    rest = rest[np.argsort(self.columns[Column.OFFSET][rest], kind="stable")]
+                yield Chunk(self, self._keys[rest], rest), 0
+        for part in reversed(known):
+            first = bisect_left(part.view, key)
+            if first < part.count and part.view[first] == key:
+                yield Chunk(self, part.keys, part.order), first
 
-    def deleted(self, key: int, offset: int, end: int) -> I64:
-        """Offsets in ``[offset, end)`` of which a tombstone is here, in any order; ``key`` is that of the messages."""
-        chunks, covered, count = self._sorted_chunks()
-        shadow = key | TOMBSTONE_TOPIC << 32
-        offsets = self._columns[Column.OFFSET]
-        found: list[I64] = []
-        for chunk in chunks:
-            left = int(chunk.keys.searchsorted(np.uint64(shadow), "left"))
-            right = int(chunk.keys.searchsorted(np.uint64(shadow), "right"))
-            if left < right:
-                order = chunk.order
-                first = bisect_left(order, offset, left, right, key=lambda at: offsets.item(at))
-                found.append(
-                    offsets[order[first : bisect_left(order, end, first, right, key=lambda at: offsets.item(at))]]
-                )
-        if covered < count:
-            rest = offsets[covered:count][self._keys[covered:count] == np.uint64(shadow)]
-            found.append(rest[(rest >= offset) & (rest < end)])
-        return np.concatenate(found) if found else np.empty(0, np.int64)
-
-    def collect(self, key: int, offset: int, end: int, found: list[list[bytes]]) -> int:
-        """Bytes of the queue's messages in ``[offset, end)``, as far as they are here: the newest of them.
-
-        Appends lists to ``found``, newest first, and returns the offset they begin at: ``end`` when there are none.
-        Not for tombstones.
-        """
-        chunks, covered, count = self._sorted_chunks()
-        wanted = np.uint64(key)
-        if covered < count:
-            rest = np.flatnonzero(self._keys[covered:count] == wanted)
-            if len(rest):
-                end = self._collect(rest + covered, offset, end, found)
-        for chunk in reversed(chunks):
-            if end <= offset:
-                break
-            left = int(chunk.keys.searchsorted(wanted))
-            if left < len(chunk.keys) and chunk.keys.item(left) == key:
-                # The offsets of a queue's messages follow one another without gaps.
-                begins = self._columns[Column.OFFSET].item(chunk.order.item(left))
-                if begins < end:
-                    end = self._collect(chunk.order[left : left + end - begins], offset, end, found)
-        return end
-
-    def _collect(self, positions: I64, offset: int, end: int, found: list[list[bytes]]) -> int:
-        """:meth:`collect` from the queue's records at ``positions``, by offset."""
-        begins: int = self._columns[Column.OFFSET].item(positions.item(0))
-        if begins >= end:
-            return end
-        chosen = positions[max(0, offset - begins) : end - begins]
-        if len(chosen) == 0:
-            return end
-        arena = self._view
-        starts, lengths = self._starts[chosen].tolist(), self._columns[Column.LENGTH][chosen].tolist()
-        found.append([bytes(arena[at : at + length]) for at, length in zip(starts, lengths, strict=True)])
-        return max(begins, offset)
-
-    def find_ranges(self, keys: U64, offsets: I64, ends: I64) -> tuple[I64, I64]:
-        """Records of many queues at once: of each the offsets ``[offsets[i], ends[i])``, as far as they are here.
-
-        ``keys`` are sorted and distinct. Returns positions, sorted by (key, offset), and for each the ``i`` it
-        belongs to. Not for tombstones.
-        """
-        chunks, covered, end = self._sorted_chunks()
-        parts = [(chunk.keys, chunk.order) for chunk in chunks]
+    def chunks(self) -> Iterator[Chunk]:
+        """All records."""
+        known, covered, end = self._sort()
+        for part in known:
+            yield Chunk(self, part.keys, part.order)
         if covered < end:
-            order, rest = stable_sort(self._keys[covered:end])
-            parts.append((rest, order + covered))
-        positions: list[I64] = []
-        owners: list[I64] = []
-        for part_keys, order in parts:
-            lefts = part_keys.searchsorted(keys, "left")
-            counts = part_keys.searchsorted(keys, "right") - lefts
-            here = np.flatnonzero(counts)
-            if len(here) == 0:
-                continue
-            lefts, counts = lefts[here], counts[here]
-            begins = self._columns[Column.OFFSET][order[lefts]]
-            skips = np.maximum(offsets[here] - begins, 0)
-            counts = np.minimum(counts, ends[here] - begins) - skips
-            some = counts > 0
-            here, lefts, counts = here[some], lefts[some] + skips[some], counts[some]
-            if len(here):
-                positions.append(order[spread(lefts, counts)])
-                owners.append(np.repeat(here, counts))
-        if not positions:
-            return np.empty(0, np.int64), np.empty(0, np.int64)
-        if len(positions) == 1:
-            return positions[0], owners[0]
-        found, owner = np.concatenate(positions), np.concatenate(owners)
-        by_queue, owner = stable_sort(owner)
-        return found[by_queue], owner
-
-    def first_offsets(self, keys: U64, otherwise: I64) -> I64:
-        """The least offset here of each of the sorted, distinct ``keys``, or what ``otherwise`` says. No tombstones."""
-        chunks, covered, end = self._sorted_chunks()
-        parts = [(chunk.keys, chunk.order) for chunk in chunks]
-        if covered < end:
-            order, rest = stable_sort(self._keys[covered:end])
-            parts.append((rest, order + covered))
-        firsts = otherwise.copy()
-        for part_keys, order in parts:
-            lefts = part_keys.searchsorted(keys)
-            here = np.flatnonzero(lefts < len(part_keys))
-            here = here[part_keys[lefts[here]] == keys[here]]
-            begins = self._columns[Column.OFFSET][order[lefts[here]]]
-            firsts[here] = np.minimum(firsts[here], begins)
-        return firsts
-
-    def offsets_at(self, positions: I64) -> I64:
-        return self._columns[Column.OFFSET][positions]
-
-    def lengths_at(self, positions: I64) -> NDArray[np.uint32]:
-        return self._columns[Column.LENGTH][positions]
-
-    def records(self, positions: I64) -> SortedRecords:
-        """Copy out the records at ``positions``, in that order."""
-        return self._records(self._keys[positions], positions)
-
-    def _records(self, keys: U64, positions: I64) -> SortedRecords:
-        columns = {column: values[positions] for column, values in self._columns.items()}
-        payload = gather(self.arena, self._starts[positions], columns[Column.LENGTH])
-        return SortedRecords(keys, columns, payload)
+            order, keys = self._order(covered, end)
+            yield Chunk(self, keys, order + covered)
 
     def sorted(self) -> Iterator[SortedRecords]:
         """All records sorted by (key, offset), in pieces of about ``PIECE_BYTES``: what a flush writes."""
@@ -337,7 +196,57 @@ class Memtable:
         pieces = -(-self.size_bytes // PIECE_BYTES)
         step = -(-len(order) // pieces)
         firsts = range(0, len(order), step)
-        return (self._records(keys[first : first + step], order[first : first + step]) for first in firsts)
+        whole = Chunk(self, keys, order)
+        return (whole.records(first, first + step) for first in firsts)
+
+
+class Chunk(SortedPart):
+    """Some of a memtable's records, in order: their keys, and where each lies. Made for a look, and then gone."""
+
+    __slots__ = ("_keys", "_memtable", "_offsets", "_order")
+
+    def __init__(self, memtable: Memtable, keys: U64, order: I64) -> None:
+        self._memtable = memtable
+        self._keys = keys
+        self._order = order
+        self._offsets: I64 = memtable.columns[Column.OFFSET]
+
+    @property
+    def keys(self) -> U64:
+        return self._keys
+
+    def offset(self, row: int) -> int:
+        found: int = self._offsets.item(self._order.item(row))
+        return found
+
+    def end_of(self, first: int) -> int:
+        """Where the records end of the queue that begins at a row."""
+        return int(self._keys.searchsorted(self._keys[first], "right"))
+
+    def column(self, column: int, first: int = 0, end: int | None = None) -> NDArray[Any]:
+        order, values = self._order[first:end], self._memtable.columns.get(column)
+        return np.zeros(len(order), DTYPES[column]) if values is None else values[order]
+
+    def column_at(self, column: int, rows: I64) -> NDArray[Any]:
+        return self._memtable.columns[column][self._order[rows]]
+
+    def record_bytes(self, first: int, end: int) -> list[bytes]:
+        memtable, order = self._memtable, self._order[first:end]
+        arena, starts, lengths = memtable.arena_view, memtable.starts, memtable.columns[Column.LENGTH]
+        places = zip(starts[order].tolist(), lengths[order].tolist(), strict=True)
+        return [bytes(arena[at : at + length]) for at, length in places]
+
+    def records(self, first: int, end: int) -> SortedRecords:
+        return self._copied(self._keys[first:end], self._order[first:end])
+
+    def chosen(self, rows: I64, limit_bytes: int) -> SortedRecords:
+        check_size(self.column_at(Column.LENGTH, rows), limit_bytes)
+        return self._copied(self._keys[rows], self._order[rows])
+
+    def _copied(self, keys: U64, order: I64) -> SortedRecords:
+        memtable = self._memtable
+        columns = {column: values[order] for column, values in memtable.columns.items()}
+        return SortedRecords(keys, columns, gather(memtable.arena, memtable.starts[order], columns[Column.LENGTH]))
 
 
 def slabs_for(capacity_bytes: int) -> Slabs:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from .compaction import Place
 from .edits import Edit
-from .memtable import SortedRecords
+from .sorted_records import SortedRecords
 from .sstable import TableMeta, TableWriter, table_name
 from .table import Table
 from .tables import Closing, TableSet

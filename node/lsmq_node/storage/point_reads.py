@@ -1,9 +1,7 @@
 """A few messages of one queue as plain bytes: the way of ``QueueStore.get``.
 
 The same search as :mod:`.reader`, without its arrays: what is found is small, and at this size making arrays costs
-more than reading the disk. Newest source first; what a source holds of a queue follows on from what older ones hold,
-so each is asked for what the newer ones have left. Where there are many, those that are too new are passed over
-(:mod:`.locate`).
+more than reading the disk.
 
 Not supported: topics with tombstones, limits of bytes.
 """
@@ -13,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .block import Block
-from .bloom import Probe, bloom_probe
-from .locate import FEW_RUNS, newest_holding
-from .version import Run, Version
+from .locate import in_memory, in_tables
+from .sorted_records import SortedPart
+from .version import Version
 
 #: So many queues are remembered with the block they were last read from.
 PLACE_LIMIT = 64
@@ -74,55 +72,36 @@ def read_point(version: Version, key: int, offset: int, end: int, places: Places
 
     Raises ``NotFound`` when not all are there, ``CorruptFile``.
     """
-    found: list[list[bytes]] = []
-    begins = end
-    for memtable in version.memtables:
-        begins = memtable.collect(key, offset, begins, found)
-        if begins <= offset:
-            return _joined(found)
-    probe = bloom_probe(key)
-    runs = version.runs()
-    skip = 0
-    for run in runs:
-        if skip:
-            skip -= 1
-            continue
-        begins = _collect(run, key, probe, offset, begins, found, places)
-        if begins <= offset:
-            return _joined(found)
-        if run is runs[0] and len(runs) > FEW_RUNS:
-            skip = newest_holding(runs[1:], key, probe, begins - 1)
+    found: list[bytes] = []
+    begins, recent = in_memory(version.memtables, key, offset, end)
+    if begins > offset:
+        for table, page, row in in_tables(version.runs(), key, offset, end):
+            block = table.block_of(page, row)
+            at, stop = block.span(key)
+            if at == stop:
+                continue
+            first = block.offset(at)
+            stops = _collect(found, block, at, stop, first, offset + len(found), end)
+            if block.offset(stop - 1) != stops - 1:
+                raise NotFound
+            if stops > end:
+                places.note(key, Place(block, at, first, stops))
+            if stops >= end:
+                return found
+    for chunk, at, stop, first in recent:
+        if _collect(found, chunk, at, stop, first, offset + len(found), end) >= end:
+            return found
     raise NotFound
 
 
-def _joined(found: list[list[bytes]]) -> list[bytes]:
-    return found[0] if len(found) == 1 else [record for part in reversed(found) for record in part]
+def _collect(found: list[bytes], part: SortedPart, at: int, stop: int, first: int, low: int, end: int) -> int:
+    """Add the messages ``[low, end)``, as far as they are in a queue's rows ``[at, stop)``; returns where those end.
 
-
-def _collect(run: Run, key: int, probe: Probe, offset: int, end: int, found: list[list[bytes]], places: Places) -> int:
-    """:meth:`.memtable.Memtable.collect` from a run."""
-    taken: list[bytes] = []
-    begins = end
-    for table, page, row in run.rows_from(key, probe, offset, end):
-        block = table.block_of(page, row)
-        at, stop = block.span(key)
-        if at == stop:
-            continue
-        first, count = block.offset(at), stop - at
-        if count > 1 and block.offset(stop - 1) != first + count - 1:
-            raise NotFound
-        stops = first + count
-        low = first if first > offset else offset
-        high = stops if stops < end else end
-        if low < high:
-            begins = low if low < begins else begins
-            shift = at - first
-            taken += block.record_bytes(low + shift, high + shift)
-        if high < stops:
-            places.note(key, Place(block, at, first, stops))
-            break
-    if begins + len(taken) != end:
+    ``first`` is the offset of the row ``at``; the others follow one another.
+    """
+    stops = first + stop - at
+    if first > low:
         raise NotFound
-    if taken:
-        found.append(taken)
-    return begins
+    if stops > low:
+        found += part.record_bytes(at + low - first, at + min(stops, end) - first)
+    return stops

@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import crc32c
@@ -40,11 +39,10 @@ import numpy as np
 import zstandard
 
 from lsmq import runtime
-from lsmq.errors import CorruptFile
 from lsmq.record_batch import HEADER_BYTES, Codec, RecordBatch
 
 from .columns import I64, WIDTH_DTYPES, width_of
-from .failures import how_to_repair
+from .failures import disappeared
 from .keyed_file import KeyedFile
 
 #: Of a producer's last batches the answers are remembered.
@@ -306,12 +304,7 @@ class Producers:
                 return next((found for source in sources if (found := find(source)) is not None), None)
             except FileNotFoundError as error:
                 if sources is self._sources:  # else a merge has removed it meanwhile
-                    raise CorruptFile(
-                        f"{error.filename}: a checkpoint of the manifest has disappeared from the disk. "
-                        f"{how_to_repair(Path(error.filename).parents[1])}.",
-                        file=str(error.filename),
-                        position=0,
-                    ) from error
+                    raise disappeared("a checkpoint", error) from error
 
     # Changing
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Callable
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from lsmq_node.descriptors import SHORTAGE
 
 from .backlog import first_in_memory, record_bytes
 from .columns import I64, U32, queue_key, queue_keys
-from .failures import how_to_repair, no_descriptor
+from .failures import disappeared, no_descriptor
 from .many_reads import Answer, ManyRead
 from .point_reads import NotFound, Places, read_point
 from .ranges import Part, RangeReader
@@ -19,6 +20,9 @@ from .reader import MissingRecords, QueueRead, Slice, read_queue
 from .state import ShardState, TopicState
 from .stats import Counters
 from .tables import TableSet
+from .version import Version
+
+Found = TypeVar("Found")
 
 #: So many bytes at a time are read where messages are asked for by number only.
 _BODIES_BYTES = 4 << 20
@@ -169,22 +173,16 @@ class Queries:
         ``offset`` must not be below the queue's earliest, nor ``end`` beyond its latest.
         """
         state = self.topic_state(topic_id)
-        key = queue_key(topic_id, queue)
-        row = queue - state.first
-        while True:
-            version = self._tables.version
+        key, row = queue_key(topic_id, queue), queue - state.first
+
+        def read(version: Version) -> QueueRead:
             # Asked after: what the version lacks was deleted before.
-            offset = min(max(offset, state.first_live(row)), end)
-            deletes = offset < state.holes_end(row)
+            begin = min(max(offset, state.first_live(row)), end)
+            return read_queue(version, key, begin, end, max_records, max_bytes, deletes=begin < state.holes_end(row))
+
+        while True:
             try:
-                found = read_queue(version, key, offset, end, max_records, max_bytes, deletes=deletes)
-            except FileNotFoundError as error:  # merged away between choosing and opening the table
-                if self._tables.version is version:
-                    raise _missing_table(error) from error
-            except OSError as error:
-                if error.errno not in SHORTAGE:
-                    raise
-                raise no_descriptor(self._tables.path) from error
+                found = self._of_present_version(read)
             except MissingRecords as missing:
                 self.topic_state(topic_id)  # raises UnknownTopic when it was deleted while we were looking
                 start = state.first_live(row)
@@ -197,20 +195,23 @@ class Queries:
 
     def read_ranges(self, ranges: RangeReader) -> Part | None:
         """What :class:`RangeReader` finds. Raises ``TooMuch`` or ``CorruptFile``."""
+        found = self._of_present_version(ranges.read)
+        self._counters.records_read += len(found[1]) if found else 0
+        return found
+
+    def _of_present_version(self, read: Callable[[Version], Found]) -> Found:
+        """What is read of the tables as they are: again where some were merged away before they were opened."""
         while True:
             version = self._tables.version
             try:
-                found = ranges.read(version)
-            except FileNotFoundError as error:  # merged away between choosing and opening the table
+                return read(version)
+            except FileNotFoundError as error:
                 if self._tables.version is version:
-                    raise _missing_table(error) from error
+                    raise disappeared("a table", error) from error
             except OSError as error:
                 if error.errno not in SHORTAGE:
                     raise
                 raise no_descriptor(self._tables.path) from error
-            else:
-                self._counters.records_read += len(found[1]) if found else 0
-                return found
 
     def read_bytes(self, topic_id: int, queue: int, offset: int, max_records: int) -> list[bytes]:
         """The bytes of up to ``max_records`` messages of a queue from ``offset`` on; none where there are none.
@@ -273,15 +274,6 @@ class Queries:
     def groups(self) -> list[str]:
         """Names of the groups that have committed offsets here."""
         return sorted({group for group, _ in self._state.offsets})
-
-
-def _missing_table(error: FileNotFoundError) -> CorruptFile:
-    return CorruptFile(
-        f"{error.filename}: a table of the manifest has disappeared from the disk. "
-        f"{how_to_repair(Path(error.filename).parents[1])}.",
-        file=str(error.filename),
-        position=0,
-    )
 
 
 def _lost(state: TopicState, queue: int, offset: int) -> CorruptFile:

@@ -23,8 +23,7 @@ from .bloom import Probes, bloom_probes
 from .columns import I64, U64, group_starts, spread, stable_sort
 from .cuts import Cuts
 from .index import IndexColumn, PageRows
-from .memtable import Memtable, SortedRecords
-from .reader import concatenate, select
+from .sorted_records import SortedPart, SortedRecords, TooMuch, concatenate, select
 from .table import Table
 from .version import Run, Version
 
@@ -33,10 +32,6 @@ Part = tuple[SortedRecords, I64]
 
 #: Records of so few queues are cut out of a block one by one.
 _FEW_QUEUES = 4
-
-
-class TooMuch(Exception):
-    """The records found have more bytes than were to be held: ask for fewer."""
 
 
 class RangeReader:
@@ -48,14 +43,20 @@ class RangeReader:
     """
 
     def __init__(self, keys: U64, starts: I64, ends: I64, limit_bytes: int) -> None:
-        """Of queue ``keys[i]`` the records ``[starts[i], ends[i])``, which exist. ``keys`` are sorted and distinct.
+        """Of queue ``keys[i]``, in any order, the records ``[starts[i], ends[i])``, which exist.
 
         No more than ``limit_bytes`` of records are held: ``TooMuch`` says that there are more.
         """
-        self._keys = keys
-        self._starts = starts
-        self._wanted_ends = ends
+        self._order, self._keys = stable_sort(keys)
+        self._starts = starts[self._order]
+        self._wanted_ends = ends[self._order]
         self._limit_bytes = limit_bytes
+        self.apart = np.zeros(len(keys), np.bool_)
+
+    @property
+    def distinct(self) -> bool:
+        """Whether no queue is asked for twice; only then may be read."""
+        return bool((self._keys[1:] != self._keys[:-1]).all())
 
     def _begin(self) -> None:
         self._ends = self._wanted_ends.copy()  # not found yet: [starts, ends)
@@ -65,29 +66,26 @@ class RangeReader:
         self._cut_owners: list[int] = []
         self._pieces: list[tuple[I64, I64, I64]] = []  # of the present source: owners, first offsets, counts
         self._room_bytes = self._limit_bytes
-        self.apart = np.zeros(len(self._keys), np.bool_)
+        self._apart = np.zeros(len(self._keys), np.bool_)
 
     def read(self, version: Version) -> Part | None:
-        """The records, ordered by queue and offset, and the queue of each. None when there is nothing.
+        """The records, ordered as the queues are, and by offset, and the queue of each. None when there is nothing.
 
         Raises ``TooMuch``, ``CorruptFile``, or ``FileNotFoundError`` for a table that was merged away meanwhile.
         """
         self._begin()
         for memtable in version.memtables:
             if len(self._left) and memtable.record_count:
-                self._from_memtable(memtable)
+                for chunk in memtable.chunks():
+                    self._from_part(chunk, self._left)
                 self._close_source()
         for run in version.runs():
             if len(self._left):
                 self._from_run(run)
                 self._close_source()
-        self.apart[self._left] = True
+        self._apart[self._left] = True
+        self.apart[self._order] = self._apart
         return self._result()
-
-    def _check_room(self, size_bytes: int) -> None:
-        self._room_bytes -= size_bytes
-        if self._room_bytes < 0:
-            raise TooMuch
 
     def _close_source(self) -> None:
         """What a source had must follow on from what is left, all of it."""
@@ -96,19 +94,10 @@ class RangeReader:
             self._pieces = []
             first = self._ends.copy()
             np.minimum.at(first, owners, offsets)
-            self.apart |= self._ends - first != np.bincount(owners, counts, len(self._keys))
+            self._apart |= self._ends - first != np.bincount(owners, counts, len(self._keys))
             self._ends = first
         left = self._left
-        self._left = left[(self._starts[left] < self._ends[left]) & ~self.apart[left]]
-
-    def _from_memtable(self, memtable: Memtable) -> None:
-        left = self._left
-        positions, owners = memtable.find_ranges(self._keys[left], self._starts[left], self._ends[left])
-        if len(positions):
-            self._check_room(int(memtable.lengths_at(positions).sum(dtype=np.int64)))
-            records, owners = memtable.records(positions), left[owners]
-            self._found.append((records, owners))
-            self._pieces.append((owners, records.columns[Column.OFFSET], np.ones(len(owners), np.int64)))
+        self._left = left[(self._starts[left] < self._ends[left]) & ~self._apart[left]]
 
     def _from_run(self, run: Run) -> None:
         left = self._left
@@ -125,7 +114,7 @@ class RangeReader:
         lasts = root.column(IndexColumn.FIRST_KEY).searchsorted(keys, "right") - 1
         inside = numbers == lasts
         if not inside.all():
-            self.apart[owners[numbers < lasts]] = True  # of more pages than one: most likely with blocks of its own
+            self._apart[owners[numbers < lasts]] = True  # of more pages than one: most likely with blocks of its own
             owners, numbers, probes = owners[inside], numbers[inside], (probes[0][inside], probes[1][inside])
         if len(owners) == 0:
             return
@@ -138,7 +127,7 @@ class RangeReader:
 
     def _from_rows(self, table: Table, rows: PageRows, owners: I64) -> None:
         firsts, counts, alone = rows.blocks_of(self._keys[owners], self._starts[owners], self._ends[owners])
-        self.apart[owners[alone]] = True
+        self._apart[owners[alone]] = True
         some = (counts > 0) & ~alone
         if not some.any():
             return
@@ -149,7 +138,7 @@ class RangeReader:
             number = numbers.item(group)
             block = table.block(positions.item(number), sizes.item(number))
             if stop - group > _FEW_QUEUES:
-                self._from_block(block, owners[group:stop])
+                self._from_part(block, owners[group:stop])
             else:
                 self._cut(block, owners[group:stop].tolist(), few)
         if few:
@@ -157,7 +146,7 @@ class RangeReader:
             self._pieces.append((pieces[:, 0], pieces[:, 1], pieces[:, 2]))
 
     def _cut(self, block: Block, owners: list[int], pieces: list[tuple[int, int, int]]) -> None:
-        """:meth:`_from_block` for so few queues that arrays are not worth making."""
+        """Take the records of so few queues that arrays are not worth making."""
         for owner in owners:
             key = self._keys.item(owner)
             at, stop = block.span(key)
@@ -166,41 +155,37 @@ class RangeReader:
                 low = max(begins, self._starts.item(owner))
                 high = min(begins + stop - at, self._ends.item(owner))
                 if low < high:
-                    self._check_room(self._cuts.add(block, key, at + low - begins, at + high - begins))
+                    self._room_bytes -= self._cuts.add(block, key, at + low - begins, at + high - begins)
+                    if self._room_bytes < 0:
+                        raise TooMuch
                     self._cut_owners.append(owner)
                     pieces.append((owner, low, high - low))
 
-    def _from_block(self, block: Block, owners: I64) -> None:
-        keys = self._keys[owners]
-        firsts = block.keys.searchsorted(keys)
-        counts = block.keys.searchsorted(keys, "right") - firsts
-        some = counts > 0
-        owners, firsts, counts = owners[some], firsts[some], counts[some]
-        begins = block.offsets[firsts]
+    def _from_part(self, part: SortedPart, owners: I64) -> None:
+        here, firsts, counts = part.spans(self._keys[owners])
+        if len(here) == 0:
+            return
+        owners, begins = owners[here], part.column_at(Column.OFFSET, firsts)
         skips = np.maximum(self._starts[owners] - begins, 0)
         counts = np.minimum(counts, self._ends[owners] - begins) - skips
         some = counts > 0
         if some.any():
-            owners, skips, counts = owners[some], skips[some], counts[some]
-            records = block.chosen(spread(firsts[some] + skips, counts))
-            self._check_room(len(records.payload))
+            owners, offsets, counts = owners[some], (begins + skips)[some], counts[some]
+            rows = spread((firsts + skips)[some], counts)
+            records = part.chosen(rows, self._room_bytes)
+            self._room_bytes -= len(records.payload)
             self._found.append((records, np.repeat(owners, counts)))
-            self._pieces.append((owners, begins[some] + skips, counts))
+            self._pieces.append((owners, offsets, counts))
 
     def _result(self) -> Part | None:
         """All that was found and is not apart, in order."""
         if len(self._cuts):
-            self._found.append(
-                (
-                    self._cuts.records(),
-                    np.repeat(np.array(self._cut_owners), self._cuts.counts),
-                )
-            )
+            self._found.append((self._cuts.records(), np.repeat(np.array(self._cut_owners), self._cuts.counts)))
         if not self._found:
             return None
         records = concatenate([records for records, _ in self._found])
-        owners = np.concatenate([owners for _, owners in self._found])
-        steps = records.columns[Column.OFFSET] - self._starts[owners]
+        found = np.concatenate([owners for _, owners in self._found])
+        steps, owners = records.offsets - self._starts[found], self._order[found]
         bits = int((self._wanted_ends - self._starts).max()).bit_length()
         order, _ = stable_sort(owners << bits | steps)
         order = order[~self.apart[owners[order]]]

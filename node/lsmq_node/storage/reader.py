@@ -1,39 +1,30 @@
-"""Reading: newest to oldest through memory, level 0 and level 1 (thesis 4.4).
+"""Reading a queue: from the source that has the wanted offset forward, only as far as it has to (thesis 4.4).
 
-A queue's offsets grow with time, so each source holds a range of them that lies wholly before those of newer
-sources. A read looks for the newest source that holds the wanted offset (see :mod:`.locate`), then goes forward from
-there, only as far as it has to.
+What is found are columns, and ranges of table files where whole blocks are the queue's alone.
 """
 
 from __future__ import annotations
 
-import os
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import BinaryIO
 
 import numpy as np
 
-from lsmq.errors import CorruptFile
-from lsmq.record_batch import Column, RecordBatch, split_batches, verify_batches
+from lsmq.record_batch import Column, RecordBatch, split_batches
 
-from .bloom import Probe, bloom_probe
-from .columns import DTYPES, I64, U32, Columns, encode_one, gather
+from .bloom import bloom_probe
+from .columns import I64, U32
+from .file_range import MIN_FILE_RANGE_BYTES, FileRange
 from .index import IndexColumn, IndexPage
-from .locate import newest_holding
-from .memtable import TOMBSTONE_TOPIC, Memtable, SortedRecords
+from .locate import in_memory, in_tables
+from .sorted_records import TOMBSTONE_TOPIC, SortedPart, SortedRecords, select
 from .table import Table
-from .version import Run, Version
-
-#: Runs of whole blocks shorter than this are not worth a system call of their own.
-MIN_FILE_RANGE_BYTES = 64 * 1024
+from .version import Version
 
 #: What a record counts for beside its bytes, where bytes are limited.
 RECORD_OVERHEAD_BYTES = 16
-#: What is far behind is read from the disk in pieces, between which the log's fsyncs have their turn.
-_PIECE_BYTES = 128 << 10
 #: Of a queue with deleted messages so many offsets are looked at at first, and twice as many when none is left of them.
 _FIRST_PART = 1024
 
@@ -44,63 +35,6 @@ class MissingRecords(Exception):
     def __init__(self, offset: int) -> None:
         super().__init__(offset)
         self.offset = offset
-
-
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class FileRange:
-    """Whole blocks of one queue in a table file, to be sent as they are. Each is a record batch.
-
-    ``table`` remembers damage that is found in them.
-    """
-
-    file: BinaryIO
-    position: int
-    length: int
-    path: str
-    table: Table
-
-    def load(self) -> bytes:
-        """Read them. Raises ``CorruptFile`` when a checksum does not match."""
-        raw = bytearray(self.length)
-        view = memoryview(raw)
-        for at in range(0, self.length, _PIECE_BYTES):
-            self._read(view[at : at + _PIECE_BYTES], self.position + at)
-        if self._verified(view, self.position) != self.length:
-            raise self._damaged(f"cut off at byte {self.position}", self.position)
-        return bytes(raw)
-
-    def verify(self) -> None:
-        """Verify their checksums, which has the operating system read what is not in its memory.
-
-        Takes the memory of a piece, or of the largest block. Raises ``CorruptFile``.
-        """
-        position, end = self.position, self.position + self.length
-        piece = memoryview(bytearray(min(_PIECE_BYTES, self.length)))
-        while position < end:
-            view = piece[: end - position]
-            self._read(view, position)
-            verified = self._verified(view, position)
-            position += verified
-            if verified == 0:  # A block that is larger than a piece.
-                if len(view) == end - position:
-                    raise self._damaged(f"cut off at byte {position}", position)
-                piece = memoryview(bytearray(min(2 * len(piece), end - position)))
-
-    def _read(self, into: memoryview, position: int) -> None:
-        if os.preadv(self.file.fileno(), [into], position) != len(into):
-            raise self._damaged(f"cut off at byte {position}", position)
-
-    def _verified(self, view: memoryview, position: int) -> int:
-        """Bytes of the whole blocks that ``view``, which stands at ``position``, begins with."""
-        try:
-            return verify_batches(view, source=self.path)
-        except CorruptFile as damage:
-            position += int(damage.details["position"])
-            raise self._damaged(f"the block at byte {position} is damaged", position) from damage
-
-    def _damaged(self, what: str, position: int) -> CorruptFile:
-        self.table.damage = damage = CorruptFile(f"{self.path}: {what}", file=self.path, position=position)
-        return damage
 
 
 @dataclass(slots=True)
@@ -173,7 +107,6 @@ class _Wanted:
     """What is read of a queue: up to ``end``, within limits, without ``deleted`` (None: nothing there is)."""
 
     key: int
-    probe: Probe
     end: int
     max_records: int
     max_bytes: int
@@ -192,124 +125,98 @@ def read_queue(
         deletes: whether messages in the range may be deleted. The tombstones of a part of it are looked at at a time.
     """
     result = QueueRead([], offset, 0, 0)
-    probe = bloom_probe(key)
-    part = _FIRST_PART if deletes else end - offset
+    if not deletes:
+        _read(version, _Wanted(key, min(end, offset + max_records), max_records, max_bytes, None), result)
+        return result
+    part = _FIRST_PART
     while result.next_offset < end and not result.record_count:
-        stop = min(end, result.next_offset + part)
-        deleted = _deleted_offsets(version, key, result.next_offset, stop) if deletes else None
-        _read_part(version, _Wanted(key, probe, stop, max_records, max_bytes, deleted), result)
+        result.full, stop = False, min(end, result.next_offset + part)
+        deleted = _deleted_offsets(version, key, result.next_offset, stop)
+        _read(version, _Wanted(key, stop, max_records, max_bytes, deleted), result)
+        if not result.full:  # what is not there was deleted
+            result.next_offset = stop
         part *= 2
     return result
 
 
-def _read_part(version: Version, wanted: _Wanted, result: QueueRead) -> None:
+def _read(version: Version, wanted: _Wanted, result: QueueRead) -> None:
     """What is wanted of a queue, from where the result has come to."""
-    end = wanted.end
-    while not result.parts and result.next_offset < end:
-        began, result.full = result.next_offset, False
-        memtables, runs = _sources(version, wanted, began)
-        for run in runs:
-            if not result.full and result.next_offset < end:
-                _from_run(result, run, wanted)
-        for memtable, positions in memtables:
-            if not result.full and result.next_offset < end:
-                _from_memtable(result, memtable, positions, wanted)
-        if result.next_offset == began:  # all that was left is deleted, and what there is came since
-            if wanted.deleted is None:
-                raise MissingRecords(began)
-            result.next_offset = end
-
-
-def _sources(version: Version, wanted: _Wanted, offset: int) -> tuple[list[tuple[Memtable, I64]], Sequence[Run]]:
-    """Memtables with positions of the queue's records from ``offset`` on, and runs: oldest first, as far as needed."""
-    memtables: list[tuple[Memtable, I64]] = []
-    for memtable in version.memtables:
-        positions = memtable.find(wanted.key, offset, wanted.max_records)
-        if len(positions):
-            memtables.insert(0, (memtable, positions))
-            if int(memtable.offsets_at(positions[:1])[0]) <= offset:
-                return memtables, ()
-    runs = version.runs()
-    return memtables, runs[newest_holding(runs, wanted.key, wanted.probe, offset) :: -1]
+    key, began = wanted.key, result.next_offset
+    begins, recent = in_memory(version.memtables, key, began, wanted.end)
+    if begins > began:
+        skip = 0
+        for table, page, row in in_tables(version.runs(), key, began, wanted.end):
+            if skip:  # these left as whole blocks
+                skip -= 1
+                continue
+            taken = 0 if wanted.deleted is not None else _take_whole_blocks(result, table, page, row, wanted)
+            if taken:
+                skip = taken - 1
+            elif not result.full:
+                block = table.block_of(page, row)
+                _take(result, block, *block.span(key), max(result.next_offset, table.begins(key)), wanted)
+            if result.full or result.next_offset >= wanted.end:
+                return
+    for part, first, stop, _ in recent:
+        _take(result, part, first, stop, result.next_offset, wanted)
+        if result.full:
+            return
+    if wanted.deleted is None and result.next_offset == began < wanted.end:
+        raise MissingRecords(began)
 
 
 def _deleted_offsets(version: Version, key: int, offset: int, end: int) -> I64:
     """Offsets of the queue in ``[offset, end)`` that have a tombstone, sorted."""
     shadow = key | TOMBSTONE_TOPIC << 32
-    found = [memtable.deleted(key, offset, end) for memtable in version.memtables if memtable.tombstone_count]
+    found: list[I64] = []
+
+    def look(part: SortedPart, first: int, stop: int) -> None:
+        first = part.seek(first, stop, offset)
+        found.append(part.column(Column.OFFSET, first, part.seek(first, stop, end)))
+
+    for memtable in version.memtables:
+        if memtable.tombstone_count:
+            for chunk, row in memtable.holding(shadow):
+                look(chunk, row, chunk.end_of(row))
     probe = bloom_probe(shadow)
     for run in version.runs():
         if run.tombstone_count:
             for table, page, row in run.rows_from(shadow, probe, offset, end):
                 block = table.block_of(page, row)
-                offsets = block.column(Column.OFFSET, *block.span(shadow))
-                found.append(offsets[offsets.searchsorted(offset) : offsets.searchsorted(end)])
+                look(block, *block.span(shadow))
     return np.unique(np.concatenate(found)) if found else np.empty(0, np.int64)
 
 
-def _fits(lengths: U32 | I64, result: QueueRead, wanted: _Wanted) -> int:
-    """How many of the next records may be taken: at least one for an empty result."""
-    room = wanted.max_records - result.record_count
-    sizes = np.cumsum(lengths[:room], dtype=np.int64) + result.size_bytes
-    count = int(np.searchsorted(sizes, wanted.max_bytes, side="right"))
-    return max(count, 1) if result.record_count == 0 else count
+def _take(result: QueueRead, part: SortedPart, first: int, stop: int, low: int, wanted: _Wanted) -> None:
+    """Add what is wanted from offset ``low`` on of the queue's records ``[first, stop)``, as much as fits.
 
-
-def _take(result: QueueRead, records: SortedRecords, deleted: I64 | None) -> None:
-    offsets = records.columns[Column.OFFSET]
-    if deleted is None and offsets[0] != result.next_offset:
-        raise MissingRecords(result.next_offset)
-    result.next_offset = int(offsets[-1]) + 1
-    if deleted is not None and len(deleted):
-        alive = ~np.isin(offsets, deleted)
-        if not alive.all():
-            records = select(records, np.flatnonzero(alive))
+    The result is full when some of it does not. An empty one takes a record whatever its size.
+    """
+    first = part.seek(first, stop, low)
+    stop = part.seek(first, stop, wanted.end)
+    if first == stop:
+        return
+    sizes = np.cumsum(part.column(Column.LENGTH, first, stop), dtype=np.int64) + result.size_bytes
+    count = max(int(sizes.searchsorted(wanted.max_bytes, "right")), result.record_count == 0)
+    result.full = count < stop - first
+    if count == 0:
+        return
+    records = part.records(first, first + count)
+    if wanted.deleted is None:
+        if records.offsets[0] != result.next_offset:
+            raise MissingRecords(result.next_offset)
+    else:
+        alive = np.flatnonzero(np.isin(records.offsets, wanted.deleted, invert=True))
+        room = wanted.max_records - result.record_count
+        if len(alive) > room:
+            result.full, count, alive = True, int(alive[room]), alive[:room]
+        result.next_offset = int(records.offsets[count - 1]) + 1
+        records = records if len(alive) == len(records) else select(records, alive)
     if len(records):
+        result.next_offset = max(result.next_offset, int(records.offsets[-1]) + 1)
         result.parts.append(records)
         result.record_count += len(records)
         result.size_bytes += len(records.payload) + RECORD_OVERHEAD_BYTES * len(records)
-
-
-def _from_memtable(result: QueueRead, memtable: Memtable, positions: I64, wanted: _Wanted) -> None:
-    result.full = len(positions) >= wanted.max_records  # the search stopped there; the memtable may hold more
-    offsets = memtable.offsets_at(positions)
-    positions = positions[int(offsets.searchsorted(result.next_offset)) : int(offsets.searchsorted(wanted.end))]
-    if len(positions) == 0:
-        return
-    count = _fits(memtable.lengths_at(positions), result, wanted)
-    if count < len(positions):
-        result.full = True
-    if count:
-        _take(result, memtable.records(positions[:count]), wanted.deleted)
-
-
-def _from_run(result: QueueRead, run: Run, wanted: _Wanted) -> None:
-    skip = 0
-    for table, page, row in run.rows_from(wanted.key, wanted.probe, result.next_offset, wanted.end):
-        if skip:  # these left as whole blocks
-            skip -= 1
-            continue
-        result.full = result.record_count >= wanted.max_records or result.size_bytes >= wanted.max_bytes
-        if result.full or result.next_offset >= wanted.end:
-            return
-        taken = 0 if wanted.deleted is not None else _take_whole_blocks(result, table, page, row, wanted)
-        if result.full:
-            return
-        if taken:
-            skip = taken - 1
-            continue
-        block = table.block_of(page, row)
-        first, stop = block.span(wanted.key)
-        offsets = block.column(Column.OFFSET, first, stop)
-        last = first + int(offsets.searchsorted(wanted.end))
-        first += int(offsets.searchsorted(max(result.next_offset, table.begins(wanted.key))))
-        if first < last:
-            count = _fits(block.column(Column.LENGTH, first, last), result, wanted)
-            result.full = count < last - first
-            if count:
-                _take(result, block.records(first, min(last, first + count)), wanted.deleted)
-            if result.full:
-                return
 
 
 def _take_whole_blocks(result: QueueRead, table: Table, page: IndexPage, row: int, wanted: _Wanted) -> int:
@@ -323,7 +230,6 @@ def _take_whole_blocks(result: QueueRead, table: Table, page: IndexPage, row: in
     key = np.uint64(wanted.key)
     whole = (page.column(IndexColumn.FIRST_KEY)[row:] == key) & (page.column(IndexColumn.LAST_KEY)[row:] == key)
     whole &= last_offsets < wanted.end
-    whole &= last_offsets - result.next_offset + 1 + result.record_count <= wanted.max_records
     fits = whole & (sizes + result.size_bytes <= wanted.max_bytes)
     count = len(fits) if fits.all() else int(np.argmin(fits))
     if count == 0:
@@ -343,40 +249,3 @@ def _take_whole_blocks(result: QueueRead, table: Table, page: IndexPage, row: in
     result.record_count += result.next_offset - first_offset
     result.size_bytes += length
     return count
-
-
-def select(records: SortedRecords, chosen: I64) -> SortedRecords:
-    """The records at ``chosen``, in that order."""
-    lengths = records.columns[Column.LENGTH]
-    ends = np.cumsum(lengths, dtype=np.int64)
-    columns = {column: values[chosen] for column, values in records.columns.items()}
-    payload = gather(records.payload, (ends - lengths)[chosen], lengths[chosen])
-    return SortedRecords(records.keys[chosen], columns, payload)
-
-
-def concatenate(parts: Sequence[SortedRecords]) -> SortedRecords:
-    """Records one after another; columns that only some have are zero in the others."""
-    if len(parts) == 1:
-        return parts[0]
-    names = sorted({column for part in parts for column in part.columns})
-    columns: Columns = {}
-    for column in names:
-        columns[column] = np.concatenate(
-            [part.columns[column] if column in part.columns else np.zeros(len(part), DTYPES[column]) for part in parts]
-        )
-    return SortedRecords(
-        np.concatenate([part.keys for part in parts]),
-        columns,
-        np.concatenate([part.payload for part in parts]),
-    )
-
-
-def encode_records(records: SortedRecords) -> bytes:
-    """One record batch, as readers get it."""
-    keys = records.keys
-    columns: Columns = {
-        Column.TOPIC: (keys >> np.uint64(32)).astype(np.uint32),
-        Column.QUEUE: keys.astype(np.uint32),
-        **records.columns,
-    }
-    return encode_one(columns, records.payload)

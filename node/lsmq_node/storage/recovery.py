@@ -12,7 +12,7 @@ from lsmq.errors import CorruptFile, DataDirectoryUnusable
 
 from .checkpoint import load_state, open_checkpoint
 from .disk import Disk
-from .failures import FULL
+from .failures import FULL, damaged
 from .keyed_file import KeyedFile
 from .lock import DirectoryLock
 from .log_mark import NAME as LOG_MARK
@@ -105,10 +105,8 @@ def _table_names(manifest: Manifest) -> set[str]:
 def _check_tables(directory: Path, manifest: Manifest, disk: Disk) -> None:
     missing = sorted(_table_names(manifest) - set(disk.list(directory)))
     if missing:
-        raise CorruptFile(
-            f"{directory / missing[0]}: the table is in the manifest but not on the disk ({len(missing)} missing)",
-            file=str(directory / missing[0]),
-            position=0,
+        raise damaged(
+            directory / missing[0], f"the table is in the manifest but not on the disk ({len(missing)} missing)"
         )
 
 

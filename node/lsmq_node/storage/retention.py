@@ -24,9 +24,9 @@ from lsmq.record_batch import Column
 
 from .columns import I64, U32, queue_keys
 from .compaction import LogStarts, below
-from .memtable import TOMBSTONE_TOPIC
 from .queries import Queries
-from .ranges import RangeReader, TooMuch
+from .ranges import RangeReader
+from .sorted_records import TOMBSTONE_TOPIC, TooMuch
 from .state import ShardState, TopicState
 from .table import Table
 from .tables import TableSet

@@ -20,21 +20,15 @@ says what each holds. So nothing is summed up again for a snapshot, however larg
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass
 
-import crc32c
-import msgpack
-
-from lsmq.errors import CorruptFile, UnsupportedFormat
-
 from .epochs import EpochStart
+from .framed import decode_framed, encode_framed
 from .manifest import Manifest, decode_manifest, encode_manifest
 
 NAME = "SNAPSHOT"
 MAGIC = b"LSMQSNP1"
 VERSION = 3
-HEAD = struct.Struct("<8sIII")
 INCOMING_DIRECTORY = "incoming"
 
 
@@ -74,30 +68,13 @@ class SnapshotManifest:
 
 
 def encode_snapshot(snapshot: SnapshotManifest) -> bytes:
-    body: bytes = msgpack.packb(
-        {
-            "epochs": snapshot.epochs,
-            "manifest": encode_manifest(snapshot.manifest),
-        }
-    )
-    tail = struct.pack("<II", VERSION, len(body)) + body
-    return HEAD.pack(MAGIC, VERSION, len(body), crc32c.crc32c(tail)) + body
+    values = {"epochs": snapshot.epochs, "manifest": encode_manifest(snapshot.manifest)}
+    return encode_framed(MAGIC, VERSION, values)
 
 
 def decode_snapshot(raw: bytes, source: str) -> SnapshotManifest:
     """Raises ``CorruptFile`` or ``UnsupportedFormat``."""
-    if len(raw) < HEAD.size or raw[:8] != MAGIC:
-        raise CorruptFile(f"{source}: not a snapshot manifest ({len(raw)} bytes)", file=source, position=0)
-    _, version, length, crc = HEAD.unpack_from(raw)
-    body = raw[HEAD.size :]
-    if len(body) != length or crc32c.crc32c(struct.pack("<II", version, length) + body) != crc:
-        raise CorruptFile(f"{source}: the snapshot manifest is damaged", file=source, position=HEAD.size)
-    if version != VERSION:
-        raise UnsupportedFormat(
-            f"{source}: snapshot version {version}; this release reads {VERSION}. "
-            "Start the release that wrote it, or a newer one."
-        )
-    values = msgpack.unpackb(body)
+    values = decode_framed(raw, MAGIC, VERSION, source, "snapshot manifest")
     return SnapshotManifest(
         decode_manifest(values["manifest"], source),
         tuple(EpochStart(*epoch) for epoch in values["epochs"]),

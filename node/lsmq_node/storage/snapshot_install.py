@@ -13,6 +13,7 @@ segment: what lies before it in the first segment file was never written here.
 from __future__ import annotations
 
 import contextlib
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -21,6 +22,7 @@ from lsmq.errors import CorruptFile, InvalidRequest, UnsupportedFormat
 
 from .checkpoint import IncrementMeta
 from .disk import Disk, OsDisk
+from .failures import damaged
 from .lock import DirectoryLock
 from .log_mark import NAME as LOG_MARK
 from .manifest import (
@@ -115,12 +117,9 @@ def _link(disk: Disk, path: Path, snapshot: SnapshotManifest) -> Manifest:
 
 
 def _check_size(disk: Disk, path: Path, size_bytes: int) -> None:
-    file = disk.open(path)
-    try:
+    with closing(disk.open(path)) as file:
         if file.size() != size_bytes:
-            raise CorruptFile(f"{path}: {file.size()} bytes, {size_bytes} were verified", file=str(path), position=0)
-    finally:
-        file.close()
+            raise damaged(path, f"{file.size()} bytes, {size_bytes} were verified")
 
 
 def _free_number(disk: Disk, path: Path) -> int:

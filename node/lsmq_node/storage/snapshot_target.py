@@ -8,6 +8,7 @@ own checksums and synced, ``finish`` writes ``incoming/SNAPSHOT``: from then on 
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import crc32c
@@ -16,6 +17,7 @@ from lsmq.errors import CorruptFile, DiskFull, InvalidRequest
 
 from .checkpoint import IncrementMeta, check_increment
 from .disk import Buffer, Disk, File, OsDisk, replace_file
+from .failures import damaged
 from .index import IndexColumn, IndexPage
 from .keyed_file import KeyedFile
 from .snapshot import INCOMING_DIRECTORY, NAME, SnapshotFile, SnapshotManifest, encode_snapshot
@@ -54,11 +56,8 @@ class SnapshotTarget:
         self._disk.sync_directory(path)
 
     def _size(self, name: str) -> int:
-        file = self._disk.open(self._directory / name)
-        try:
+        with closing(self._disk.open(self._directory / name)) as file:
             return file.size()
-        finally:
-            file.close()
 
     @property
     def total_bytes(self) -> int:
@@ -129,7 +128,7 @@ class SnapshotTarget:
             if self._held[name] != size:
                 raise InvalidRequest(f"{path} has {self._held[name]} bytes of {size}")
             if self._size(name) > size:  # it held another, longer one before
-                raise CorruptFile(f"{path}: longer than {size} bytes", file=str(path), position=size)
+                raise damaged(path, f"longer than {size} bytes", size)
             self._sync(self._file(name))
             if name in self._metas:
                 verify_table(self._disk, path, self._metas[name])
@@ -149,7 +148,7 @@ class SnapshotTarget:
         file.verify()
         begun = [list(start) for start in self.snapshot.epochs if start.lsn < meta.end_lsn]
         if begun and file.properties["epochs"][-1:] != begun[-1:]:
-            raise CorruptFile(f"{path}: the checkpoint is of another snapshot", file=str(path), position=0)
+            raise damaged(path, "the checkpoint is of another snapshot")
 
     def finish(self) -> None:
         """All files are complete: make the snapshot ready to be installed. Durable on return. Raises ``OSError``."""
@@ -185,8 +184,8 @@ def verify_table(disk: Disk, path: Path, meta: TableMeta) -> None:
 
     Unlike reading, which makes a damaged index again from the blocks, this forgives nothing.
     """
-    source, file = str(path), disk.open(path)
-    try:
+    source = str(path)
+    with closing(disk.open(path)) as file:
         parts = read_footer(file, source)
         _expect(source, "footer", parts["size_bytes"], meta.size_bytes)
         _expect(source, "footer", parts["record_count"], meta.record_count)
@@ -215,12 +214,8 @@ def verify_table(disk: Disk, path: Path, meta: TableMeta) -> None:
         _expect(source, "index", page_end, meta.root_position)
         _expect(source, "index", end, meta.index_position)
         _expect(source, "index", records, meta.record_count)
-    finally:
-        file.close()
 
 
 def _expect(source: str, part: str, found: int, expected: int) -> None:
     if found != expected:
-        raise CorruptFile(
-            f"{source}: its {part} says {found} where the manifest says {expected}", file=source, position=0
-        )
+        raise damaged(source, f"its {part} says {found} where the manifest says {expected}")

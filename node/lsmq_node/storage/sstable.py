@@ -34,22 +34,22 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
-from lsmq.errors import CorruptFile, InvalidBatch, UnsupportedFormat
+from lsmq.errors import InvalidBatch
 from lsmq.record_batch import HEADER_BYTES, Codec, Column, RecordBatch
 from lsmq.record_batch import VERSION as BATCH_VERSION
 
 from .columns import (
     I64,
     U64,
-    Columns,
     block_cuts,
     encode_batches,
     group_starts,
 )
 from .disk import Disk, File
+from .failures import damaged, newer
 from .index import IndexColumn, encode_index
-from .memtable import SortedRecords
 from .sample import Sample, Sampler
+from .sorted_records import SortedRecords
 
 MAGIC = b"LSMQTBL1"
 VERSION = 2
@@ -116,18 +116,17 @@ class TableWriter:
         self.record_count = 0
         self._tombstones = 0
         self._min_ms, self._max_ms = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+        self._last = (0, -1)  # key and offset
 
     def add(self, records: SortedRecords) -> None:
         """Append records, all of which sort after those added before."""
         if len(records) == 0:
             return
-        keys = records.keys
-        columns: Columns = {
-            Column.TOPIC: (keys >> np.uint64(32)).astype(np.uint32),
-            Column.QUEUE: keys.astype(np.uint32),
-            **records.columns,
-        }
-        lengths = columns[Column.LENGTH]
+        keys, lengths, columns = records.keys, records.lengths, records.all_columns()
+        offsets, stored = records.offsets, columns[Column.STORED_MS]
+        ascending = (keys[1:] > keys[:-1]) | ((keys[1:] == keys[:-1]) & (offsets[1:] >= offsets[:-1]))
+        assert self._last <= (keys.item(0), offsets.item(0)) and ascending.all(), "a table's records are in key order"
+        self._last = keys.item(-1), offsets.item(-1)
         cuts = block_cuts(lengths, keys, self._block_bytes)
         firsts, lasts = cuts[:-1], cuts[1:] - 1
         blocks = encode_batches(columns, records.payload, cuts, self._codec)
@@ -135,7 +134,6 @@ class TableWriter:
         positions = np.cumsum(sizes) - sizes + self.size_bytes
         self._file.pwrite_many(blocks, self.size_bytes)
         self.size_bytes += int(sizes.sum())
-        offsets, stored = columns[Column.OFFSET], columns[Column.STORED_MS]
         self._index.append(
             [keys[firsts], offsets[firsts], keys[lasts], offsets[lasts], positions, sizes, np.diff(cuts)]
         )
@@ -209,13 +207,8 @@ def stored_batch(raw: bytes | memoryview, source: str, position: int, what: str)
         total = int.from_bytes(raw[4:8], "little")
         intact = HEADER_BYTES <= total <= len(raw) and crc32c.crc32c(raw[4:total]) == int.from_bytes(raw[:4], "little")
         if intact and raw[8] != BATCH_VERSION:
-            raise UnsupportedFormat(
-                f"{source}: the {what} at byte {position} has version {raw[8]}; this release reads {BATCH_VERSION}. "
-                "Start the release that wrote it, or a newer one."
-            ) from error
-        raise CorruptFile(
-            f"{source}: the {what} at byte {position} is damaged: {error.message}", file=source, position=position
-        ) from error
+            raise newer(source, f"the {what} at byte {position} has version", raw[8], BATCH_VERSION) from error
+        raise damaged(source, f"the {what} at byte {position} is damaged: {error.message}", position) from error
 
 
 def encode_properties(meta: TableMeta, sample: Sample) -> bytes:
@@ -228,7 +221,7 @@ def encode_properties(meta: TableMeta, sample: Sample) -> bytes:
 def check_properties(raw: bytes, source: str, position: int) -> dict[str, Any]:
     """A table's properties. Raises ``CorruptFile``."""
     if len(raw) < 4 or crc32c.crc32c(raw[4:]) != int.from_bytes(raw[:4], "little"):
-        raise CorruptFile(f"{source}: the properties at byte {position} are damaged", file=source, position=position)
+        raise damaged(source, f"the properties at byte {position} are damaged", position)
     return dict(msgpack.unpackb(raw[4:]))
 
 
@@ -249,17 +242,10 @@ def read_footer(file: File, source: str) -> dict[str, int]:
 def decode_footer(raw: bytes, size: int, source: str) -> dict[str, int]:
     """Positions and sizes of the parts of a table of ``size`` bytes, of which ``raw`` are the last."""
     if len(raw) < FOOTER_BYTES or raw[40:] != MAGIC or crc32c.crc32c(raw[:36]) != int.from_bytes(raw[36:40], "little"):
-        raise CorruptFile(
-            f"{source}: no intact table footer at its end ({size} bytes)",
-            file=source,
-            position=max(0, size - 48),
-        )
+        raise damaged(source, f"no intact table footer at its end ({size} bytes)", max(0, size - 48))
     index_position, root_bytes, pages, properties_bytes, version, records, _, _, _ = FOOTER.unpack(raw)
     if version != VERSION:
-        raise UnsupportedFormat(
-            f"{source}: table version {version}; this release reads {VERSION}. "
-            "Start the release that wrote it, or a newer one."
-        )
+        raise newer(source, "table version", version, VERSION)
     return {
         "size_bytes": size,
         "index_position": index_position,

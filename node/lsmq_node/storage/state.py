@@ -231,7 +231,9 @@ class TopicState:
         pages = []
         for page in changed:
             queues = slice(page << PAGE_BITS, min(count, page + 1 << PAGE_BITS))
-            pages.append(PageChange(page, self.committed[queues].copy(), self.start[queues].copy(), deleted.get(page)))
+            ends, starts = self.committed[queues].copy(), self.start[queues].copy()
+            assert (starts <= ends).all(), "a queue's log start is not beyond its end"
+            pages.append(PageChange(page, ends, starts, deleted.get(page)))
         self._changed[:] = False
         return TopicChange(self.topic, self.first, self.end, pages)
 

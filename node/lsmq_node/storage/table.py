@@ -21,6 +21,7 @@ from .bloom import bloom_probes
 from .cache import BlockCache
 from .columns import I64, U64, group_starts
 from .disk import Disk, File
+from .failures import damaged
 from .index import ROW_COLUMNS, IndexColumn, IndexPage, PageRows, encode_page, encode_root
 from .open_tables import OpenTables
 from .sample import Sample
@@ -202,11 +203,8 @@ class Table:
         if (page.first_keys[row], page.first_offsets[row]) > (key, offset):
             return page.first_keys[row], page.first_offsets[row]
         block = self.block_of(page, row)
-        keys, offsets = block.keys, block.offsets
-        at = int(keys.searchsorted(np.uint64(key)))
-        stop = int(keys.searchsorted(np.uint64(key), "right"))
-        at += int(offsets[at:stop].searchsorted(offset, "right"))
-        return int(keys[at]), int(offsets[at])
+        at = block.place(key, offset + 1)
+        return block.keys.item(at), block.offset(at)
 
     def sample(self) -> Sample:
         """A few of its records, each of which stands for as many bytes. Raises ``CorruptFile``."""
@@ -278,11 +276,7 @@ class Table:
             size = int.from_bytes(head[4:8], "little")
             if len(head) < HEADER_BYTES or not HEADER_BYTES <= size <= end - position:
                 raise self._damaged(
-                    CorruptFile(
-                        f"{self.path}: the block at byte {position} is damaged, and so is the index",
-                        file=str(self.path),
-                        position=position,
-                    )
+                    damaged(self.path, f"the block at byte {position} is damaged, and so is the index", position)
                 )
             yield position, self._read_block(position, size)
             position += size
@@ -301,11 +295,7 @@ class Table:
     def _read_block(self, position: int, size: int) -> Block:
         raw = self.file().pread(size, position)
         if len(raw) != size or size < HEADER_BYTES:
-            raise self._damaged(
-                CorruptFile(
-                    f"{self.path}: the block at byte {position} is cut off", file=str(self.path), position=position
-                )
-            )
+            raise self._damaged(damaged(self.path, f"the block at byte {position} is cut off", position))
         return self.parse(raw, position)
 
     def parse(self, raw: bytes, position: int) -> Block:

@@ -221,7 +221,8 @@ class TableSet:
         self.manifest = manifest
         then()
         with self.changed:
-            memtables = tuple(memtable for memtable in self.version.memtables if memtable is not flushed)
+            assert flushed is None or flushed is self.version.memtables[-1], "memtables are flushed in their order"
+            memtables = self.version.memtables if flushed is None else self.version.memtables[:-1]
             self.version = self._version_of(manifest, memtables, self.version)
             if flushed is not None:
                 self.frozen.popleft()

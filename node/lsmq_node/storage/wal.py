@@ -44,9 +44,8 @@ from enum import IntEnum
 
 import crc32c
 
-from lsmq.errors import CorruptFile, UnsupportedFormat
-
 from .disk import Buffer
+from .failures import damaged, newer
 
 BLOCK_BYTES = 32 * 1024
 FRAGMENT = struct.Struct("<IHB")
@@ -79,7 +78,7 @@ class EntryKind(IntEnum):
     TRIM = 4  # log start offsets moved up
     DELETE = 5  # a record batch of tombstones: messages deleted
     EPOCH = 6  # a new leader epoch begins here, see :mod:`.epochs`
-    NAMES = 7  # msgpack: names given to queues
+    # 7 is free: it was never written
     DOCUMENT = 8  # msgpack: documents put and deleted
 
 
@@ -114,15 +113,10 @@ def decode_entry(lsn: int, end_lsn: int, parts: Sequence[memoryview], source: st
         parts = (memoryview(b"".join(parts)),)
     first = parts[0]
     if len(first) < ENTRY_BYTES:
-        raise CorruptFile(
-            f"{source}: the log entry at LSN {lsn} has only {len(first)} bytes", file=source, position=lsn
-        )
+        raise damaged(source, f"the log entry at LSN {lsn} has only {len(first)} bytes", lsn)
     version, kind, _flags, epoch, durable_lsn, time_ms, topic_id, count, check = ENTRY.unpack_from(first)
     if version != ENTRY_VERSION:
-        raise UnsupportedFormat(
-            f"{source}: the log entry at LSN {lsn} has version {version}; this release reads {ENTRY_VERSION}. "
-            "Start the release that wrote it, or a newer one."
-        )
+        raise newer(source, f"the log entry at LSN {lsn} has version", version, ENTRY_VERSION)
     body = b"".join((first[ENTRY_BYTES:], *parts[1:]))
     return Entry(lsn, end_lsn, kind, epoch, durable_lsn, time_ms, topic_id, count, check, body)
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import crc32c
 
-from lsmq.errors import CorruptFile, UnsupportedFormat
+from lsmq.errors import CorruptFile
 
+from .failures import damaged, newer
 from .log_mark import LogMark
 from .wal import (
     BLOCK_BYTES,
@@ -186,21 +187,14 @@ class LogReader:
     def _check_segment(self, payload: memoryview, start: int) -> None:
         name = f"{self._source}/{segment_name(start)}"
         if len(payload) != SEGMENT_HEADER.size:
-            raise CorruptFile(f"{name}: segment header has {len(payload)} bytes", file=name, position=0)
+            raise damaged(name, f"segment header has {len(payload)} bytes")
         magic, version, segment_bytes, lsn = SEGMENT_HEADER.unpack(payload)
         if magic != MAGIC or lsn != start:
-            raise CorruptFile(f"{name}: not the segment its name says", file=name, position=0)
+            raise damaged(name, "not the segment its name says")
         if version != VERSION:
-            raise UnsupportedFormat(
-                f"{name}: log version {version}; this release reads {VERSION}. "
-                "Start the release that wrote it, or a newer one."
-            )
+            raise newer(name, "log version", version, VERSION)
         if segment_bytes != self._segment_bytes:
-            raise CorruptFile(
-                f"{name}: written with segments of {segment_bytes} bytes, opened with {self._segment_bytes}",
-                file=name,
-                position=0,
-            )
+            raise damaged(name, f"written with segments of {segment_bytes} bytes, opened with {self._segment_bytes}")
 
     @staticmethod
     def _place(lsn: int) -> int:
@@ -218,11 +212,11 @@ class LogReader:
         name = f"{self._source}/{segment_name(start)}"
         if reason == _NO_SEGMENT:
             reason = "the file is missing, and the log would go on in it"
-        error = CorruptFile(
-            f"{name}: {reason} at byte {at - start} (LSN {bad_lsn}); the log was on the disk up to LSN "
+        error = damaged(
+            name,
+            f"{reason} at byte {at - start} (LSN {bad_lsn}); the log was on the disk up to LSN "
             f"{known} at least. What was written from LSN {entry_lsn} on is lost or cannot be told",
-            file=name,
-            position=at - start,
+            at - start,
         )
         if self._floor is None:
             raise error

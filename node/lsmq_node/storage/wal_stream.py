@@ -8,6 +8,7 @@ import crc32c
 
 from lsmq.errors import CorruptFile
 
+from .failures import damaged
 from .wal import BLOCK_BYTES, FRAGMENT, FRAGMENT_BYTES, Entry, Fragment, decode_entry, segment_seed
 
 
@@ -75,6 +76,4 @@ class EntryStream:
         return kind, payload, first + length
 
     def _damaged(self, lsn: int, reason: str) -> CorruptFile:
-        return CorruptFile(
-            f"{self._source}: {reason} at LSN {lsn} of what the leader sent", file=self._source, position=lsn
-        )
+        return damaged(self._source, f"{reason} at LSN {lsn} of what the leader sent", lsn)

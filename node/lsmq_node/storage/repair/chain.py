@@ -7,6 +7,7 @@ were, which tables and log correct, and documents as they were.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -166,8 +167,7 @@ class Chain:
 
     def _walk(self, path: Path) -> Iterator[list[Item] | LostKeys]:
         """Blocks of a file whose index is damaged: each says how long it is."""
-        file = self._disk.open(path)
-        try:
+        with closing(self._disk.open(path)) as file:
             size, last = file.size(), b""
             position = min(HEAD.size, size)
             if file.pread(8, 0) != MAGIC:
@@ -189,8 +189,6 @@ class Chain:
                 yield items
                 last = items[-1][0]
                 position += BLOCK.size + int.from_bytes(file.pread(4, position + 4), "little")
-        finally:
-            file.close()
 
     def items(self, increment: Increment, first: bytes, end: bytes | None) -> Iterator[Item]:
         """Keys in ``[first, end)`` that are left, in order."""

@@ -15,14 +15,11 @@ from lsmq.record_batch import Column
 
 from ..columns import I64, U64, group_starts
 from ..deletions import Deletions
-from ..memtable import TOMBSTONE_TOPIC, SortedRecords
-from ..reader import select
+from ..sorted_records import SHADOW, SortedRecords, select
 from ..state import TopicState
 from .findings import Book, Loss
 from .known import Known
 from .table_scan import Gaps, joined
-
-_SHADOW = np.uint64(TOMBSTONE_TOPIC << 32)
 
 #: Topic, row, and the offsets ``[first, end)``.
 OnGap = Callable[[TopicState, int, int, int], None]
@@ -57,7 +54,7 @@ class Ledger:
         """The messages that may still be read, of those up to some place; ``graves`` are all up to the same."""
         keys, offsets = _places(messages)
         grave_keys, grave_offsets = _places(graves)
-        grave_keys = grave_keys & ~_SHADOW
+        grave_keys = grave_keys & ~SHADOW
         alive = self._kept(keys, offsets)
         both_keys, both_offsets = np.concatenate((grave_keys, keys)), np.concatenate((grave_offsets, offsets))
         order = np.lexsort((both_offsets, both_keys))  # stable: a grave stands before its message

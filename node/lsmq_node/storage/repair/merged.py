@@ -15,8 +15,7 @@ import numpy as np
 from lsmq.record_batch import Column
 
 from ..columns import gather
-from ..memtable import TOMBSTONE_TOPIC, SortedRecords
-from ..reader import concatenate, select
+from ..sorted_records import TOMBSTONE_TOPIC, SortedRecords, concatenate, select
 from .table_scan import FIRST, LAST, Place, TableSource, last_of
 
 READ_BYTES = 2 << 20

@@ -14,8 +14,8 @@ from lsmq.record_batch import Column
 
 from .. import queue_names
 from ..columns import Columns, gather
-from ..memtable import SortedRecords
 from ..queue_writer import MAX_NAME_BYTES, MESSAGES, NAMES
+from ..sorted_records import SortedRecords
 from ..state import TopicState
 from .findings import Book, Renamed
 from .known import Known

@@ -16,10 +16,10 @@ from ..disk import Disk
 from ..keyed_file import Item, KeyedWriter
 from ..log_mark import LogMark, store_log_mark
 from ..manifest import TABLE_DIRECTORY, WAL_DIRECTORY, Manifest, store_manifest
-from ..memtable import SortedRecords
 from ..options import StoreOptions
 from ..producers import KIND as PRODUCER
 from ..producers import WINDOW, Layer, decode_answers, decode_head, merge_values, producer_key
+from ..sorted_records import SortedRecords
 from ..sstable import TableMeta, TableWriter, table_name
 from ..state import StateChange
 

@@ -7,6 +7,7 @@ what the log has beyond them, go by once in key order: what the state says shoul
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,11 +22,11 @@ from ..log_mark import NAME as LOG_MARK
 from ..log_mark import LogMark, load_log_mark
 from ..manifest import HIGH_WATERMARK, TABLE_DIRECTORY, WAL_DIRECTORY, Manifest, load_manifest
 from ..manifest import NAME as MANIFEST
-from ..memtable import SortedRecords
 from ..options import StoreOptions
 from ..producers import KIND as PRODUCER
 from ..segments import SegmentFiles
 from ..snapshot import INCOMING_DIRECTORY
+from ..sorted_records import SortedRecords
 from ..state import TopicState
 from ..wal import BLOCK_BYTES, FRAGMENT_BYTES, MAGIC, SEGMENT_HEADER, segment_name
 from ..wal_reader import LogFloor, LogReader
@@ -147,14 +148,11 @@ class ShardRepair:
             return self._manifest.segment_bytes
         sizes = []
         for start in self._segments:
-            file = self._disk.open(self._log / segment_name(start))
-            try:
+            with closing(self._disk.open(self._log / segment_name(start))) as file:
                 raw = file.pread(SEGMENT_HEADER.size, FRAGMENT_BYTES)
                 if len(raw) == SEGMENT_HEADER.size and raw[:8] == MAGIC:
                     return int(SEGMENT_HEADER.unpack(raw)[2])
                 sizes.append(file.size())
-            finally:
-                file.close()
         whole = [size for size in sizes if size and size % BLOCK_BYTES == 0]
         return max(whole, default=StoreOptions().segment_bytes)
 

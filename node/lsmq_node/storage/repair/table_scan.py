@@ -20,8 +20,7 @@ from ..block import Block
 from ..columns import I64
 from ..disk import Disk, File
 from ..index import IndexColumn, IndexPage
-from ..memtable import SortedRecords
-from ..reader import select
+from ..sorted_records import SortedRecords, select
 from ..sstable import FOOTER_BYTES, TableMeta, check_properties, decode_footer
 from .findings import Book
 
