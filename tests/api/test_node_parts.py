@@ -9,17 +9,16 @@ import pytest
 
 from lsmq_coordinator import parts as parts_module
 from lsmq_node.broker import Broker
-from lsmq_node.broker.led_shards import LedShards
+from lsmq_node.machines import MachineService
 from lsmq_node.push.service import PushService
-from lsmq_node.workqueue.service import WorkService
 from support.raft_group import until
 
 from .in_process import Session, with_node
 
 _TIMERS: list[tuple[type, str]] = [
-    (LedShards, "groups-timer"),
-    (LedShards, "transactions-timer"),
-    (WorkService, "workqueue-timer"),
+    (MachineService, "groups-timer"),
+    (MachineService, "transactions-timer"),
+    (MachineService, "workqueue-timer"),
     (PushService, "push-timer"),
 ]
 

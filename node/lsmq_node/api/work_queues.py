@@ -52,7 +52,7 @@ async def pop(call: Call) -> web.StreamResponse:
     found = await service.pop(
         group,
         topic,
-        service.shards(topic, document.get("shards")),
+        service.wanted(topic, document.get("shards")),
         limit=document.get("max", min(schemas.DEFAULT_MESSAGES, config.max_messages_per_request)),
         max_bytes=document.get("max_bytes", min(schemas.DEFAULT_BYTES, config.max_response_bytes)),
         visibility_ms=document.get("visibility_ms"),
@@ -141,7 +141,7 @@ async def configure(call: Call) -> web.StreamResponse:
     group, document = call.path("group"), await call.checked_document()
     topic, service = await call.topic(document["topic"]), call.request.app[WORK_KEY]
     given = {name: value for name, value in document.items() if name in schemas.SETTINGS_FIELDS}
-    works = await service.configure(group, topic, service.shards(topic, document.get("shards")), given)
+    works = await service.configure(group, topic, service.wanted(topic, document.get("shards")), given)
     return answer(call.request, await _description(group, topic, works))
 
 
@@ -149,7 +149,7 @@ async def describe(call: Call) -> web.StreamResponse:
     """GET /v1/groups/{group}/work-queue"""
     group, topic = call.path("group"), await call.topic(call.query["topic"])
     service = call.request.app[WORK_KEY]
-    shards = service.shards(topic, None)
+    shards = service.wanted(topic, None)
     if not service.is_work_queue(group, topic):
         raise UnknownGroup(
             f"group {group!r} is no work queue on topic {topic.name!r}; the first pop makes it one", group=group
