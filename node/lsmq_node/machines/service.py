@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
 import structlog
@@ -43,13 +43,14 @@ class MachineService(Generic[M]):
     def start(self) -> None:
         self.background.start(kept(self.broker.parts.part(f"{self.name}-timer"), self._tick))
 
-    def begin_stop(self) -> None:
+    def begin_stop(self) -> Awaitable[None] | None:
         """Answer held requests at once, now and from here on."""
         self.held.close()
+        return None
 
     async def stop(self) -> None:
         """No request may be in progress."""
-        self.begin_stop()
+        self.held.close()
         for known in self._known.values():
             known.end()
         await self.background.stop()
@@ -88,12 +89,19 @@ class MachineService(Generic[M]):
                 known.used_at = asyncio.get_running_loop().time()
                 return known
             self._retire(key, known)
-        task = self._loading.get(key)
-        if task is None:
-            make = make or self._each
-            assert make is not None
-            task = self._begin(key, port, make)
-        return await asyncio.shield(task)
+        make = make or self._each
+        assert make is not None
+        return await asyncio.shield(self._loading.get(key) or self._begin(key, port, make))
+
+    def begin(self, port: ShardPort, make: Callable[[ShardPort], M], what: Hashable = None) -> None:
+        """Have a machine built where there is none, and none is to be."""
+        key = port.number, what
+        known = self._known.get(key)
+        if known is not None and not (known.port is port and known.is_current):
+            self._retire(key, known)
+            known = None
+        if known is None and key not in self._loading:
+            self._begin(key, port, make)
 
     def _begin(self, key: Key, port: ShardPort, make: Callable[[ShardPort], M]) -> asyncio.Task[M]:
         task = self._loading[key] = self.background.start(self._build(key, port, make))
@@ -165,12 +173,7 @@ class MachineService(Generic[M]):
 
     def look(self) -> None:
         """Called each tick: begin with shards that are led here by now."""
-        if self._each is None:
-            return
-        topology = self.broker.topology
-        for port in topology.ports():
-            key = port.number, None
-            known = self._known.get(key)
-            here = topology.leadership(port.number).here
-            if here and key not in self._loading and (known is None or known.port is not port):
-                self._begin(key, port, self._each)
+        if self._each is not None:
+            for port in self.broker.topology.ports():
+                if self.broker.topology.leadership(port.number).here:
+                    self.begin(port, self._each)
