@@ -47,7 +47,6 @@ class Feed:
         self.kept = kept
         self.closed = False
         self.streams: dict[str, Stream] = {}
-        self.commits = 0
         self._service = service
         self._topology = service.broker.topology
         self._numbers: dict[int, Stream] = {}

@@ -93,7 +93,6 @@ class LedPart(ShardMachine):
 
         def stored() -> None:
             self.part.committed(taken)
-            self._feed.commits += 1
             self.wake()
             self._commit()
 

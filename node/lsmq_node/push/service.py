@@ -24,10 +24,11 @@ from lsmq_node.machines import MachineService
 from lsmq_node.storage import Topic
 
 from .feed import Feed
+from .held import Counts, Held, Sink
 from .led_part import LedPart
 from .options import StreamOptions
 from .relay import Relay
-from .stream import Counts, Sink, Stream
+from .stream import Stream
 
 _log = structlog.get_logger("lsmq.push")
 
@@ -36,7 +37,6 @@ _DECLARED_S = 60.0
 _REMEMBERED_GROUPS = 10_000
 
 Key = tuple[str, int]
-Held = Stream | Relay
 
 
 class PushService(MachineService[LedPart]):

@@ -12,20 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgpack
 import structlog
 
 from lsmq import runtime
-from lsmq.errors import CorruptFile, InvalidRequest, LsmqError, UnknownTopic
+from lsmq.errors import InvalidRequest, LsmqError, UnknownTopic
 from lsmq.messages import RecordHeader
 from lsmq.record_batch import BatchBuilder, Flag, RecordBatch, decode_header, message_id
 from lsmq_node.broker import Broker, Start
-from lsmq_node.machines import Step
+from lsmq_node.machines import Step, documents
 from lsmq_node.storage import Topic, TopicOptions
 
 from .chunks import BURIAL
 from .reading import Found, Record, read_again
-from .settings import VERSION, unpack_rows
+from .settings import VERSION
 
 if TYPE_CHECKING:
     from .shard_work import ShardWork
@@ -49,17 +48,17 @@ class Burial:
 
     def encode(self) -> bytes:
         """The document: ``[1, producer_id, rows]``."""
-        body: bytes = msgpack.packb([VERSION, self.producer_id, self.rows])
-        return body
+        return documents.pack([VERSION, self.producer_id, self.rows])
 
     @classmethod
     def decode(cls, body: bytes, key: str) -> Burial:
         """Raises ``UnsupportedFormat`` for a newer one, ``CorruptFile`` for what is none."""
-        _, producer_id, rows = unpack_rows(body, key, 3)
-        try:
+
+        def build(fields: Any) -> Burial:
+            _, producer_id, rows = fields
             return cls(producer_id, tuple((queue, offset, count, reason) for queue, offset, count, reason in rows))
-        except (TypeError, ValueError) as error:
-            raise CorruptFile(f"document {key!r} names no dead letters: {error!r}", file=key, position=0) from error
+
+        return documents.decode(body, key, "list of dead letters", VERSION, build)
 
     @classmethod
     def of(cls, tasks: Sequence[Task]) -> Burial:
