@@ -127,7 +127,7 @@ class Feed:
         for queues in self._service.broker.ranges(self.topic):
             leads, led = self._topology.leadership(queues.shard), self._led.get(queues.first)
             if led is not None and not (leads.here and leads.epoch == led.epoch):
-                self._drop(led.part)
+                self._drop(led)
             if leads.here and not self.closed:
                 port, make = self._topology.port(queues.shard), partial(LedPart, self._service, self, queues)
                 self._service.begin(port, make, (self, queues.first))
@@ -139,9 +139,11 @@ class Feed:
         self._led[led.part.first] = led
         self._share()
 
-    def _drop(self, part: Part) -> None:
+    def _drop(self, led: LedPart) -> None:
+        part = led.part
         _log.info("push_part_dropped", group=self.group, topic=self.topic.name, shard=part.shard, epoch=part.epoch)
         del self._led[part.first]
+        self._service.drop(led.key)
         for stream in self.streams.values():
             stream.ledger.forget(part.first, part.end)
             stream.changed()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from lsmq.errors import LsmqError
+from lsmq.errors import LsmqError, Unavailable
 from lsmq_node.broker import QueueRange, ShardPort
 from lsmq_node.machines import Offsets, ShardMachine, Step
 
@@ -40,6 +40,8 @@ class LedPart(ShardMachine):
             if left is None:
                 left = Part(self._queues.shard, self._queues.first, self._queues.end, self.epoch, await self._cursor())
             self.check()
+            if self._feed.closed:
+                raise Unavailable("the last stream of the group is gone", sent=False)
         except LsmqError as error:
             if not error.retriable:
                 self._feed.end_all(error)

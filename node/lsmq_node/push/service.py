@@ -143,6 +143,7 @@ class PushService(MachineService[LedPart]):
     def _forget_unused(self, feed: Feed) -> None:
         """A feed goes with its last stream, once all is committed that can be."""
         if not (feed.streams or feed.is_pending):
+            feed.closed = True
             self.forget_all(lambda _, what: what[0] is feed)
             if self._feeds.get(feed.key) is feed:
                 del self._feeds[feed.key]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,21 @@ _LOAD_AT_ONCE = 500
 _DELIVERED_BATCHES = 200
 _DELIVERED_BYTES = 1 << 20
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened to transactions since the node began."""
+
+    begun: int = 0
+    committed: int = 0
+    rolled_back: int = 0
+    given_up: int = 0  # of those rolled back: by the broker, since nobody decided
+    checks: int = 0
+    expired: int = 0
+    delivered_batches: int = 0
+    delivery_failures: int = 0
+    dropped_batches: int = 0
 
 
 class ShardTransactions(ShardMachine):

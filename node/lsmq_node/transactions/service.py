@@ -12,8 +12,7 @@ from lsmq.record_batch import RecordBatch
 from lsmq_node.broker import Broker
 from lsmq_node.machines import MachineService, Step
 
-from .coordinator import ShardTransactions
-from .counts import Counts
+from .coordinator import Counts, ShardTransactions
 from .delivery import OPERATION, TIMEOUT_S, Delivery
 from .lanes import fresh_batches, lane_key, producer_of, with_producer
 
