@@ -25,6 +25,7 @@ ALLOWED = {
     "lsmq": (),
     "lsmq_command": ("lsmq.cli",),
     "lsmq_node.storage": ("lsmq.errors", "lsmq.record_batch", "lsmq.runtime", "lsmq_node.descriptors"),
+    "lsmq_node.machines": ("lsmq", "lsmq_coordinator.parts", "lsmq_node.broker", "lsmq_node.storage"),
     "lsmq_node": ("lsmq", "lsmq_coordinator"),
     "lsmq_lab.history": (),
     "lsmq_coordinator": ("lsmq",),

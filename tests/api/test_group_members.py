@@ -13,7 +13,7 @@ import pytest
 
 from lsmq.errors import DiskFull
 from lsmq_node.broker import Broker
-from lsmq_node.broker.led_shards import TICK_S, AwakeClock
+from lsmq_node.machines import TICK_S, AwakeClock
 from lsmq_node.storage.line import Round
 from support.node_process import NodeProcess
 

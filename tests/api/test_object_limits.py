@@ -98,17 +98,17 @@ def test_groups_without_members_are_not_looked_at(tmp_path: Path, monkeypatch: p
         for number in range(30):
             await client.put(f"/v1/groups/idle{number}", json={"mode": "work_queue"})
         groups = await node_of(client).groups.shard(0)
-        groups.look()
+        groups.tick()
         await client.post("/v1/groups/busy/heartbeat", json={"member": "m", "topics": ["t"], "session_ms": 60_000})
         looked: list[str] = []
         expire = Group.expire
         monkeypatch.setattr(Group, "expire", lambda self, now: looked.append(self.name) or expire(self, now))
-        groups.look()
+        groups.tick()
         assert looked == ["busy"]
         await client.post("/v1/groups/busy/heartbeat", json={"member": "m", "topics": ["t"], "leave": True})
-        groups.look()
+        groups.tick()
         looked.clear()
-        groups.look()
+        groups.tick()
         assert looked == [] and len(groups.groups) == 31
 
     with_node(tmp_path, test)
@@ -128,7 +128,7 @@ def test_a_group_that_nobody_uses_is_forgotten_and_others_are_kept(tmp_path: Pat
         async def hours(count: int) -> None:
             for _ in range(count):
                 groups._hour_began = groups.now - HOUR_S
-                groups.look()
+                groups.tick()
             await comes_true(lambda: not groups._forgetting, "it has looked")
 
         beat = {"member": "m", "topics": ["t"], "session_ms": 300_000}

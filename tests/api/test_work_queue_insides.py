@@ -12,8 +12,9 @@ import numpy as np
 
 from lsmq.errors import Unavailable
 from lsmq_node.broker import Broker
+from lsmq_node.machines import service as machine_service
 from lsmq_node.storage.segments import SegmentFiles
-from lsmq_node.workqueue import WorkService, service
+from lsmq_node.workqueue import WorkService
 from lsmq_node.workqueue.shard_work import ShardWork
 from support.waiting import comes_true
 
@@ -49,8 +50,8 @@ def test_a_work_queue_nobody_uses_is_forgotten_and_goes_on_where_it_was(tmp_path
         assert await settle(session, "ack", [first, third]) == 200
         assert await settle(session, "nack", [second], delay_ms=600_000) == 200
         known = work_service(session)
-        with patch.object(service, "_IDLE_S", 0.0):
-            await comes_true(lambda: not known.works(), "it is forgotten")
+        with patch.object(machine_service, "IDLE_S", 0.0):
+            await comes_true(lambda: not known.shards(), "it is forgotten")
         assert not broker.waiters._topics, "commits are not followed for it any more"
         await send(session, "4")
         found = [message["body"] for message in await pop(session)]
@@ -69,8 +70,8 @@ def test_while_its_replica_is_opened_again_a_work_queue_is_dropped_and_then_goes
             patch.object(port, "store", PropertyMock(side_effect=opening), create=True),
             patch.object(port, "check_readable", side_effect=opening),
         ):
-            await comes_true(lambda: not known._works, "it is dropped")
-            assert known.works() == []
+            await comes_true(lambda: not known._known, "it is dropped")
+            assert known.shards() == []
         await send(session, "1")
         assert [message["body"] for message in await pop(session)] == ["1"]
 

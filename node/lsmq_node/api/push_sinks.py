@@ -11,7 +11,7 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from lsmq.errors import LsmqError, ShuttingDown, SlowConsumer
 from lsmq_node.broker import Fetched
 from lsmq_node.push import Held
-from lsmq_node.push.stream import Packed, Spans
+from lsmq_node.push.held import Packed, Spans
 
 from . import push_schemas as schemas
 from .codec import Format, decode, encode

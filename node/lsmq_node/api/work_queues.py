@@ -65,7 +65,7 @@ async def pop_messages(call: Call) -> web.StreamResponse:
     found = await service.pop(
         group,
         topic,
-        service.shards(topic, document.get("shards")),
+        service.wanted(topic, document.get("shards")),
         limit=document["max"],
         max_bytes=document["max_bytes"],
         visibility_ms=document.get("visibility_ms"),
@@ -173,7 +173,7 @@ async def configure_work_queue(call: Call) -> web.StreamResponse:
     group, document = call.path("group"), await call.checked_document(filled=False)
     topic, service = await call.topic(document["topic"]), call.node.work
     given = {name: value for name, value in document.items() if name in schemas.SETTINGS_FIELDS}
-    works = await service.configure(group, topic, service.shards(topic, document.get("shards")), given)
+    works = await service.configure(group, topic, service.wanted(topic, document.get("shards")), given)
     return answer(call.request, await _description(group, topic, works))
 
 
@@ -185,7 +185,7 @@ async def describe_work_queue(call: Call) -> web.StreamResponse:
     """
     group, topic = call.path("group"), await call.topic(call.query["topic"])
     service = call.node.work
-    shards = service.shards(topic, None)
+    shards = service.wanted(topic, None)
     if not service.is_work_queue(group, topic):
         raise UnknownGroup(
             f"group {group!r} is no work queue on topic {topic.name!r}; the first pop makes it one", group=group

@@ -1,15 +1,14 @@
 """The broker: the asyncio face of the shards of one node."""
 
 from .admission import BROKER_PRODUCERS
+from .background import Background, Start
 from .broker import Broker
 from .budget import ByteBudget, Hold, client_of
 from .elsewhere import Elsewhere, ReadFrom
 from .fetched import Fetched
-from .led_shards import Background, LedShards, ShardCoordinator, Start
 from .peers import Peers
 from .placement import QueueRange, queue_ranges, shard_of
 from .requests import DeleteRequest, FetchRequest, ProduceRequest, ReadRequest
-from .shard_memory import ShardMemory
 from .single import SingleNode
 from .topology import Ack, Leadership, ShardPort, Topology
 from .waiters import WaiterTable
@@ -26,14 +25,11 @@ __all__ = [
     "Fetched",
     "Hold",
     "Leadership",
-    "LedShards",
     "Peers",
     "ProduceRequest",
     "QueueRange",
     "ReadRequest",
     "ReadFrom",
-    "ShardCoordinator",
-    "ShardMemory",
     "ShardPort",
     "SingleNode",
     "Start",

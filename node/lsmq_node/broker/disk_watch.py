@@ -6,8 +6,8 @@ import asyncio
 
 from lsmq_coordinator.parts import kept
 
+from .background import Background
 from .broker import Broker
-from .led_shards import Background
 
 _LOOK_S = 0.25
 #: A disk at its limit fills and empties by turns; it has room again when it had some for so long.

@@ -245,8 +245,3 @@ class _Pool:
             self._first_of[rest[1]] = rest[0]
             heappush(self._firsts, rest[0])
         return taken
-
-
-def moved(previous: Shares, shares: Sequence[tuple[str, Ranges]]) -> int:
-    """How many queues have another owner than before, or one for the first time."""
-    return sum(count(subtract(ranges, previous.get(member, NONE))) for member, ranges in shares)

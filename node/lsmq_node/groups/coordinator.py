@@ -7,23 +7,30 @@ awake and could serve: a stopped process or a lost lease costs nobody his member
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from lsmq import runtime
 from lsmq.errors import LsmqError, ShuttingDown, StaleGeneration, TooManyGroups, UnknownGroup, UnknownMember
-from lsmq_node.broker import Ack, ShardCoordinator, ShardPort, Start
+from lsmq_node.broker import Ack, ShardPort
+from lsmq_node.machines import ShardMachine, Step
 
-from .group import Answer, Beat, Catalog, Group
+from .group import Answer, Beat, Group
 from .idle import HOUR_S, HOURS, USED, IdleGroups
 from .plan import KEY_PREFIX, Mode, Plan, group_key
+
+if TYPE_CHECKING:
+    from .service import GroupService
 
 _log = structlog.get_logger("lsmq.groups")
 
 _LOAD_AT_ONCE = 200
 FENCE_PREFIX = "fence/"
+_PLAN = None  # what requests wait for, beside a member, that the next plan of their group answers
 _LOOK_EACH = 4  # ticks: how often it is asked whether topics have changed
 
 
@@ -37,40 +44,29 @@ class Counts:
     refused: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Keeping:
-    """How many groups a shard keeps, how long it keeps those that nobody uses, and who says whether somebody does."""
-
-    max_groups: int
-    retention_hours: int
-    in_use: Callable[[str], Awaitable[bool]]
-
-
-class ShardGroups(ShardCoordinator):
+class ShardGroups(ShardMachine):
     """Groups and fences of one shard in one round of its store. Loop thread only."""
 
     subject = "groups"
 
-    def __init__(self, port: ShardPort, start: Start, catalog: Catalog, counts: Counts, keeping: Keeping) -> None:
-        super().__init__(port, start)
+    def __init__(self, service: GroupService, port: ShardPort) -> None:
+        super().__init__(service, port)
         self.groups: dict[str, Group] = {}
         self._active: set[str] = set()  # those that have members, or something to store: the others cost nothing
         self._committing: set[str] = set()  # groups with offsets here
-        self._max_groups = keeping.max_groups
-        self._in_use = keeping.in_use
-        self._idle = IdleGroups(keeping.retention_hours)
+        self._max_groups = service.broker.config.max_groups
+        self._is_in_use = service.is_in_use
+        self._idle = IdleGroups(service.broker.config.group_retention_hours)
         self._hour_began = 0.0
         self._forgetting = False
         self.fences: dict[str, int] = {}
-        self.counts = counts
+        self.counts = service.counts
         self.last_commit: dict[tuple[str, int], float] = {}
-        self._catalog = catalog
+        self._catalog = service.catalog
         self._ticks = 0
-        self._waiting: dict[str, dict[str, set[asyncio.Future[None]]]] = {}  # by group and member
-        self._owed: dict[str, set[asyncio.Future[None]]] = {}  # by group: those that wait for its next plan
         self._fencing: dict[str, asyncio.Future[None]] = {}
 
-    async def load(self) -> None:
+    async def load(self, left: Any) -> None:
         await self.barrier()
         now = self.now
         for at, (key, body) in enumerate(self.store.documents(KEY_PREFIX)):
@@ -85,8 +81,6 @@ class ShardGroups(ShardCoordinator):
         self._committing.update(self.store.groups())
         hours = self.store.document(HOURS)
         self._idle.load([*([] if hours is None else [(HOURS, hours)]), *self.store.documents(USED)])
-
-    def built(self) -> None:
         _log.info("groups_loaded", shard=self.port.number, groups=len(self.groups), round=self.round)
 
     # Members
@@ -113,13 +107,13 @@ class ShardGroups(ShardCoordinator):
             self.check()
             if group.is_settled(beat.member):
                 answer = group.answer(beat.member, beat.owned)
-                if answer.version != beat.version or self._loop.time() >= deadline or self._closing:
+                if answer.version != beat.version or self._loop.time() >= deadline or self.service.held.closed:
                     return answer
-                await self._wait(name, beat.member, deadline)
+                await self.wait((name,), (name, beat.member), deadline=deadline)
             else:
                 if beat.member not in group.members:
                     group.answer(beat.member, beat.owned)  # raises
-                await self._wait(name, beat.member, None)
+                await self._planned(name, beat.member)
 
     def _group_to_join(self, name: str, beat: Beat) -> Group:
         group = self.groups.get(name)
@@ -163,7 +157,7 @@ class ShardGroups(ShardCoordinator):
         self._store(name, group)
         self.wake(name, beat.member)
         while beat.member in group.plan.members:
-            await self._wait(name, beat.member, None)
+            await self._planned(name, beat.member)
             self.check()
 
     async def declare(self, name: str, mode: Mode) -> Group:
@@ -173,7 +167,7 @@ class ShardGroups(ShardCoordinator):
         group.declare(mode)
         self._store(name, group)
         while not group.plan.generation:
-            await self._wait(name, "", None)
+            await self._planned(name, "")
             self.check()
         return group
 
@@ -188,14 +182,13 @@ class ShardGroups(ShardCoordinator):
     async def forget(self, name: str) -> None:
         """The group is gone, with its members. Durable on return."""
         self.check()
-        future = self.put({group_key(name): None})
-        self.groups.pop(name, None)
+        future = self.put(Step({group_key(name): None}, appended=partial(self.groups.pop, name, None)))
         self.wake(name)
         await self.durable(future)
 
     # Time
 
-    def look(self) -> None:
+    def due(self) -> Iterator[Step]:
         """Sessions end, topics change."""
         self._ticks += 1
         now = self.now
@@ -216,37 +209,29 @@ class ShardGroups(ShardCoordinator):
 
         if now - self._hour_began >= HOUR_S:
             self._hour_began = now
-            self._put_aside(self._idle.hour())
+            yield Step(self._idle.hour())
             if (idle := self._idle.idle()) and not self._forgetting:
                 self._start(self._forget_idle(idle))
 
     # Groups that nobody uses
 
     def _touch(self, group: str) -> None:
-        self._put_aside(self._idle.touch(group))
-
-    def _put_aside(self, documents: Mapping[str, bytes | None]) -> None:
-        """Store what nobody waits for; what is refused of it makes a group seem older by a part."""
-        if not documents:
-            return
-        try:
-            self._start(self.durable(self.put(documents)))
-        except LsmqError as error:
-            _log.info("group_use_not_stored", shard=self.port.number, code=error.code)
+        """The group is used. Nobody waits for that; what is refused of it makes a group seem older by a part."""
+        self.put_aside(Step(self._idle.touch(group)))
 
     async def _forget_idle(self, groups: Sequence[str]) -> None:
         """Forget what is here of groups that their coordinators say have no members."""
         self._forgetting = True
         try:
             for name in groups:
-                if await self._in_use(name):
+                if await self._is_in_use(name):
                     self._touch(name)
                     continue
                 self.check()
                 await self.unfence(name)
                 if name in self.groups and not self.groups[name].members:
                     await self.forget(name)
-                self._put_aside(self._idle.forget(name))
+                self.put_aside(Step(self._idle.forget(name)))
                 _log.info("group_forgotten", group=name, shard=self.port.number)
         except LsmqError as error:
             _log.info("groups_not_forgotten", shard=self.port.number, code=error.code, message=error.message)
@@ -262,22 +247,15 @@ class ShardGroups(ShardCoordinator):
         if not group.dirty or group.staged is not None or self.groups.get(name) is not group:
             return
         try:
-            self.port.check_writable(Ack.QUORUM)
             self.port.check_writable(Ack.QUORUM)  # before there is much to count
-            future = self.put({group_key(name): group.stage(self._catalog).encode()})
+            document = group.stage(self._catalog).encode()
+            self.put(Step({group_key(name): document}, stored=partial(self._publish, name, group)))
         except LsmqError as error:
             group.give_up_staged()
             _log.info("group_not_stored", group=name, code=error.code, message=error.message)
-            self._fail(name, error)
-            return
-        self._start(self._publish(name, group, future))
+            self.service.held.fail((self.key, name, _PLAN), error)  # The next tick tries again.
 
-    async def _publish(self, name: str, group: Group, future: asyncio.Future[None] | None) -> None:
-        try:
-            await self.durable(future)
-        except LsmqError as error:
-            _log.info("group_not_stored", group=name, code=error.code, message=error.message)
-            return
+    def _publish(self, name: str, group: Group) -> None:
         before = group.plan.generation
         group.publish()
         if group.plan.generation > before:
@@ -286,51 +264,15 @@ class ShardGroups(ShardCoordinator):
         self.wake(name)
         self._store(name, group)
 
-    # Waiting
+    async def _planned(self, name: str, member: str) -> None:
+        """Until the group, or the member, is woken. Raises why the next plan cannot be stored."""
+        await self.wait((name,), (name, member), (name, _PLAN), deadline=None)
 
-    async def _wait(self, name: str, member: str, deadline: float | None) -> None:
-        """Until the group, or the member, is woken; or until ``deadline``."""
-        members = self._waiting.setdefault(name, {})
-        future: asyncio.Future[None] = self._loop.create_future()
-        members.setdefault(member, set()).add(future)
-        owed = self._owed.setdefault(name, set()) if deadline is None else set()
-        owed.add(future)
-        try:
-            await self._hold(future, deadline)
-        finally:
-            futures = members[member]
-            futures.discard(future)
-            if not futures:
-                del members[member]
-            if not members and self._waiting.get(name) is members:
-                del self._waiting[name]
-            owed.discard(future)
-            if not owed and self._owed.get(name) is owed:
-                del self._owed[name]
-
-    def wake(self, name: str, member: str | None = None) -> None:
-        """Have held heartbeats of a group, or of one member, look again."""
-        members = self._waiting.get(name, {})
-        for futures in list(members.values()) if member is None else [members.get(member, set())]:
-            for future in futures:
-                if not future.done():
-                    future.set_result(None)
-
-    def _fail(self, name: str, error: LsmqError) -> None:
-        """Those who wait for a plan of the group get the error; the next tick tries again."""
-        for future in self._owed.get(name, ()):
-            if not future.done():
-                future.set_exception(error)
-
-    def close(self) -> None:
-        """No plan will come, either."""
-        for name in list(self._owed):
-            self._fail(name, ShuttingDown("the node is stopping; another one coordinates the group soon"))
-        super().close()
-
-    def wake_all(self) -> None:
-        for name in list(self._waiting):
-            self.wake(name)
+    def closing(self) -> None:
+        """The node stops: no plan will come."""
+        error = ShuttingDown("the node is stopping; another one coordinates the group soon")
+        for name in self.groups:
+            self.service.held.fail((self.key, name, _PLAN), error)
 
     # Fences
 
@@ -352,8 +294,8 @@ class ShardGroups(ShardCoordinator):
         self.check()
         self.check_commit(group, epoch)
         if epoch > self.fences.get(group, 0):
-            future = self.put({FENCE_PREFIX + group: b"%d" % epoch})
-            self.fences[group] = epoch
+            document = {FENCE_PREFIX + group: b"%d" % epoch}
+            future = self.put(Step(document, appended=partial(self.fences.__setitem__, group, epoch)))
             if future is not None:
                 self._fencing[group] = future
         pending = self._fencing.get(group)
@@ -371,9 +313,7 @@ class ShardGroups(ShardCoordinator):
         self.port.check_writable(Ack.QUORUM)
         self.store.forget_group(group)
         self._committing.discard(group)
-        future = self.put({FENCE_PREFIX + group: None})
-        self.fences.pop(group, None)
-        await self.durable(future)
+        await self.durable(self.put(Step({FENCE_PREFIX + group: None}, appended=partial(self.fences.pop, group, None))))
 
 
 def _first_version() -> int:

@@ -26,9 +26,9 @@ class GroupCollector(Collector):
         yield GaugeMetricFamily("lsmq_group_members_stalled", "Of those, with a handler that does not end.", stalled)
         unsettled = sum(group.state in ("recovering", "rebalancing") for group in groups)
         yield GaugeMetricFamily("lsmq_groups_unsettled", "Groups whose queues change hands.", unsettled)
-        held = sum(shard.held for shard in shards)
+        held = self._service.held.count
         yield GaugeMetricFamily("lsmq_group_heartbeats_held", "Heartbeats held until something is new.", held)
-        counts = self._service.counts()
+        counts = self._service.counts
         yield CounterMetricFamily("lsmq_group_heartbeats", "Heartbeats heard.", counts.heartbeats)
         yield CounterMetricFamily("lsmq_group_rebalances", "Generations begun.", counts.rebalances)
         yield CounterMetricFamily("lsmq_group_sessions_ended", "Members that fell silent.", counts.expired)

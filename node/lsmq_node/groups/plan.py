@@ -12,9 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-import msgpack
-
-from lsmq.errors import CorruptFile, UnsupportedFormat
+from lsmq_node.machines import documents
 
 from .ranges import NONE, Ranges, flat, from_flat
 
@@ -84,7 +82,7 @@ class Plan:
                 if (ranges := column(topic).get(member, NONE))
             ]
 
-        body: bytes = msgpack.packb(
+        return documents.pack(
             {
                 "version": VERSION,
                 "mode": self.mode.value,
@@ -105,35 +103,29 @@ class Plan:
                 ],
             }
         )
-        return body
 
     @classmethod
     def decode(cls, body: bytes, key: str) -> Plan:
         """Raises ``UnsupportedFormat`` for a newer one, ``CorruptFile`` for what is none."""
-        try:
-            fields = msgpack.unpackb(body)
-            if fields["version"] > VERSION:
-                raise UnsupportedFormat(
-                    f"document {key!r} has version {fields['version']}; this release reads {VERSION}. Start the "
-                    "release that wrote it, or a newer one."
-                )
-            names = fields["names"]
-            members: dict[str, MemberSpec] = {}
-            shares: dict[str, dict[str, Ranges]] = {}
-            pending: dict[str, dict[str, Ranges]] = {}
-            for id, static_id, session_ms, client, topics, owned, held in fields["members"]:
-                subscribed = tuple(names[at] for at in topics)
-                members[id] = MemberSpec(id, static_id, session_ms, subscribed, client)
-                for column, rows in ((shares, owned), (pending, held)):
-                    for at, numbers in rows:
-                        column.setdefault(names[at], {})[id] = from_flat(numbers)
-            found = {
-                names[at]: TopicPlan(topic_id, queues, shares.get(names[at], {}), pending.get(names[at], {}))
-                for at, topic_id, queues in fields["topics"]
-            }
-            return cls(fields["generation"], Mode(fields["mode"]), members, found)
-        except (KeyError, IndexError, TypeError, ValueError, msgpack.UnpackException) as error:
-            raise CorruptFile(f"document {key!r} is no group: {error!r}", file=key, position=0) from error
+        return documents.decode(body, key, "group", VERSION, cls._of)
+
+    @classmethod
+    def _of(cls, fields: Mapping[str, Any]) -> Plan:
+        names = fields["names"]
+        members: dict[str, MemberSpec] = {}
+        shares: dict[str, dict[str, Ranges]] = {}
+        pending: dict[str, dict[str, Ranges]] = {}
+        for id, static_id, session_ms, client, topics, owned, held in fields["members"]:
+            subscribed = tuple(names[at] for at in topics)
+            members[id] = MemberSpec(id, static_id, session_ms, subscribed, client)
+            for column, rows in ((shares, owned), (pending, held)):
+                for at, numbers in rows:
+                    column.setdefault(names[at], {})[id] = from_flat(numbers)
+        found = {
+            names[at]: TopicPlan(topic_id, queues, shares.get(names[at], {}), pending.get(names[at], {}))
+            for at, topic_id, queues in fields["topics"]
+        }
+        return cls(fields["generation"], Mode(fields["mode"]), members, found)
 
 
 def group_key(name: str) -> str:

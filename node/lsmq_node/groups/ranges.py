@@ -5,7 +5,7 @@ All functions are linear in the number of ranges, never in the number of queues.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 
 from lsmq.errors import InvalidRequest
@@ -113,11 +113,6 @@ def parse(pieces: Iterable[Sequence[int]], field: str) -> Ranges:
 def pairs(ranges: Ranges) -> list[list[int]]:
     """Ranges as an answer has them."""
     return [[first, end] for first, end in ranges]
-
-
-def total(sets: Mapping[str, Ranges]) -> int:
-    """How many queues in all the sets of a mapping, which are disjoint."""
-    return sum(count(ranges) for ranges in sets.values())
 
 
 def each(ranges: Ranges) -> Iterator[int]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,12 @@ from numpy.typing import NDArray
 from lsmq import runtime
 from lsmq.errors import ConnectionFailed, GroupHasMembers, InvalidRequest, NotLeader, Unavailable, UnknownGroup
 from lsmq.messages import key_hash
-from lsmq_node.broker import Broker, Leadership, LedShards, ShardPort
+from lsmq_node.broker import Broker, Leadership, ShardPort
 from lsmq_node.broker.placement import split_by_shard
+from lsmq_node.machines import MachineService
 from lsmq_node.storage import ShardStore, Topic
 
-from .coordinator import Counts, Keeping, ShardGroups
+from .coordinator import Counts, ShardGroups
 from .group import Answer, Beat, Group
 from .lag import Lag, add, count_lag, join
 from .permits import Permits, Standing
@@ -30,40 +32,24 @@ _REMEMBERED_COMMITS = 100_000
 _SHOWN_STALLED = 10
 
 
-class GroupService:
+class GroupService(MachineService[ShardGroups]):
     """One for each node. Loop thread only; ``start`` before anything else, ``stop`` at the end."""
 
+    name = "groups"
+
     def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+        super().__init__(broker, partial(ShardGroups, self))
+        self.counts = Counts()
         self._topics: dict[str, tuple[int, int]] = {}
         self._topics_at = float("-inf")
-        self._counts = Counts()
-        keeping = Keeping(broker.config.max_groups, broker.config.group_retention_hours, self.is_in_use)
-        self._shards = LedShards(
-            "groups",
-            broker,
-            lambda port, start: ShardGroups(port, start, self.catalog, self._counts, keeping),
-        )
         self._permits = Permits(self._standing, asyncio.get_running_loop().time)
         broker.topology.peers.answer("declare-group", self._answer_declare)
         broker.topology.peers.answer("group-members", self._answer_members)
 
-    def start(self) -> None:
-        self._shards.start()
-
     def begin_stop(self) -> None:
-        """Answer held heartbeats at once, now and from here on."""
-        self._shards.close()
-
-    async def stop(self) -> None:
-        """No request may be in progress."""
-        await self._shards.stop()
-
-    # Shards
-
-    def shards(self) -> Sequence[ShardGroups]:
-        """What is known of the shards led here, by number."""
-        return self._shards.current()
+        for shard in self.shards():
+            shard.closing()
+        super().begin_stop()
 
     def stalled(self) -> list[str]:
         """A line for each group of this node, up to a few, that has members whose handlers do not come back."""
@@ -76,18 +62,11 @@ class GroupService:
                     lines.append(f"group {name}: {len(names)} of {len(group.members)} members are stalled: {shown}")
         return lines[:_SHOWN_STALLED]
 
-    def counts(self) -> Counts:
-        return self._counts
-
-    async def shard(self, number: int) -> ShardGroups:
-        """Groups of a shard that this node leads. Raises ``NotLeader``, and what reading it may raise."""
-        return await self._shards.get(number)
-
     def catalog(self, name: str) -> tuple[int, int] | None:
         """Id and number of queues of a topic, as known a moment ago."""
         now = asyncio.get_running_loop().time()
         if now - self._topics_at > _CATALOG_AGE_S:
-            self._topics = {topic.name: (topic.id, topic.queues) for topic in self._broker.topology.topics()}
+            self._topics = {topic.name: (topic.id, topic.queues) for topic in self.broker.topology.topics()}
             self._topics_at = now
         return self._topics.get(name)
 
@@ -95,22 +74,22 @@ class GroupService:
 
     def shard_of(self, group: str) -> int:
         """The shard whose leader coordinates the group."""
-        return key_hash(group) % self._broker.topology.shard_count
+        return key_hash(group) % self.broker.topology.shard_count
 
     def coordinator(self, group: str) -> tuple[int, Leadership]:
         shard = self.shard_of(group)
-        return shard, self._broker.topology.leadership(shard)
+        return shard, self.broker.topology.leadership(shard)
 
     async def heartbeat(self, name: str, beat: Beat, wait_ms: int) -> Answer:
         """See :meth:`ShardGroups.heartbeat`. A member that joins subscribes to topics that there are."""
         shard = await self.shard(self.shard_of(name))
         if not beat.version:
             for topic in beat.topics:
-                found = await self._broker.topic(topic)
+                found = await self.broker.topic(topic)
                 if self.catalog(topic) is None:
                     self._topics[topic] = (found.id, found.queues)
             shard = await self.shard(shard.port.number)
-        return await shard.heartbeat(name, beat, self._shards.hold_s(wait_ms))
+        return await shard.heartbeat(name, beat, self.hold_s(wait_ms))
 
     async def leave(self, name: str, beat: Beat) -> None:
         await (await self.shard(self.shard_of(name))).leave(name, beat)
@@ -172,7 +151,7 @@ class GroupService:
     async def _ask(self, number: int, operation: str, body: dict[str, Any]) -> dict[str, Any]:
         """Ask the coordinator of a group. Raises what it answers, ``Unavailable`` where it gave no answer."""
         try:
-            return await self._broker.topology.peers.ask(number, operation, body, _ASK_TIMEOUT_S)
+            return await self.broker.topology.peers.ask(number, operation, body, _ASK_TIMEOUT_S)
         except (NotLeader, ConnectionFailed) as error:
             raise Unavailable(
                 f"the leader of shard {number}, which coordinates group {body['group']!r}, cannot be asked: "
@@ -217,7 +196,7 @@ class GroupService:
         ``reset``. Raises ``StaleGeneration``, ``UnknownMember``, ``FencedMember``, ``GroupHasMembers``, and as the
         broker.
         """
-        broker, permits = self._broker, self._permits
+        broker, permits = self.broker, self._permits
         broker.admission.queues(topic, queues)
         shards = [await self.shard(number) for number, _ in split_by_shard(queues, topic, broker.topology.shard_count)]
         if member is not None:
@@ -228,7 +207,7 @@ class GroupService:
             await permits.admit_stranger(group)
 
         def allow(port: ShardPort) -> None:
-            shard = self._shards.find(port.number)
+            shard = self.find(port.number)
             if shard is None or shard.port is not port:
                 raise Unavailable(f"shard {port.number} has just changed its leader; try again", sent=False)
             shard.check()
@@ -256,7 +235,7 @@ class GroupService:
         member, ``NotLeader`` unless this node leads all of these shards.
         """
         self._check_ranges(topic, ranges)
-        parts = [(part, intersect(ranges, ((part.first, part.end),))) for part in self._broker.ranges(topic)]
+        parts = [(part, intersect(ranges, ((part.first, part.end),))) for part in self.broker.ranges(topic)]
         wanted = [
             (part.shard, np.concatenate([np.arange(*run, dtype=np.uint32) for run in own]))
             for part, own in parts
@@ -288,7 +267,7 @@ class GroupService:
         self._check_ranges(topic, ranges, limited=False)
         lags: list[Lag] = []
         committed_at: float | None = None
-        for part in self._broker.ranges(topic):
+        for part in self.broker.ranges(topic):
             own = intersect(ranges, ((part.first, part.end),))
             if not own:
                 continue
@@ -299,17 +278,17 @@ class GroupService:
             def read(store: Any = store, own: Ranges = own) -> Lag:
                 return add([join([_count_lag(store, group, topic.id, *piece) for piece in _cut(*run)]) for run in own])
 
-            lags.append(await self._broker.in_readers(read))
+            lags.append(await self.broker.in_readers(read))
             shard.check()
             at = shard.last_commit.get((group, topic.id))
             committed_at = at if committed_at is None or (at is not None and at > committed_at) else committed_at
         return add(lags), committed_at
 
     def _check_ranges(self, topic: Topic, ranges: Ranges, *, limited: bool = True) -> None:
-        limit = self._broker.config.max_queues_per_request
+        limit = self.broker.config.max_queues_per_request
         if not ranges:
             raise InvalidRequest("queues names no queue", field="queues")
-        self._broker.admission.queue(topic, ranges[-1][1] - 1)
+        self.broker.admission.queue(topic, ranges[-1][1] - 1)
         if limited and count(ranges) > limit:
             raise InvalidRequest(
                 f"queues names {count(ranges)} queues, the limit is {limit} a request (max_queues_per_request); ask in "

@@ -6,8 +6,9 @@ shared out for each shard by its leader alone, in memory, and its epoch is the f
 connection, :mod:`.relay` one that passes on what other nodes lead, and :class:`PushService` what the API asks.
 """
 
+from .held import Held, Sink
 from .options import Acknowledge, Start, StreamOptions
-from .service import Held, PushService
-from .stream import Sink, Stream
+from .service import PushService
+from .stream import Stream
 
 __all__ = ["Acknowledge", "Held", "PushService", "Sink", "Start", "Stream", "StreamOptions"]

@@ -18,7 +18,10 @@ NOBODY = -1
 
 
 class Part:
-    """Queues ``[first, end)``, which this node leads in ``epoch``. ``cursor``: the next offset to send of each."""
+    """Queues ``[first, end)``, which this node leads in ``epoch``. ``cursor``: the next offset to send of each.
+
+    ``pending``: by queue, the offset to commit.
+    """
 
     def __init__(self, shard: int, first: int, end: int, epoch: int, cursor: NDArray[np.int64]) -> None:
         self.shard = shard
@@ -29,6 +32,7 @@ class Part:
         self.owner = np.full(end - first, NOBODY, np.int32)
         self.target = np.full(end - first, NOBODY, np.int32)
         self.shares: dict[str, Ranges] = {}
+        self.pending: dict[int, int] = {}
 
     def has(self, queue: int) -> bool:
         return self.first <= queue < self.end
@@ -85,3 +89,9 @@ class Part:
 
     def advance(self, queues: NDArray[Any], offsets: NDArray[np.int64]) -> None:
         self.cursor[queues.astype(np.int64) - self.first] = offsets
+
+    def committed(self, offsets: Mapping[int, int]) -> None:
+        """These are, by queue; what was acknowledged since is pending still."""
+        for queue, offset in offsets.items():
+            if self.pending.get(queue) == offset:
+                del self.pending[queue]

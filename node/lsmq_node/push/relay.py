@@ -6,12 +6,10 @@ nothing but what is on its way.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lsmq import runtime
 from lsmq.background_tasks import BackgroundTasks, as_lsmq_error
 from lsmq.client import Client
 from lsmq.errors import LsmqError, Unavailable
@@ -21,15 +19,15 @@ from lsmq_node.broker import ByteBudget
 from lsmq_node.groups import Mode
 from lsmq_node.storage import Topic
 
+from .held import FRAME_BYTES, FRAME_MESSAGES, Counts, Held, Sink
 from .merge import Arrival, Merge
-from .options import Acknowledge, StreamOptions
-from .stream import FRAME_BYTES, FRAME_MESSAGES, Counts, Sink, send_in_time
+from .options import StreamOptions
 
 _MESSAGE_OVERHEAD_BYTES = 300  # of what is no body, in memory
 
 
-class Relay:
-    """Loop thread only. What the API asks of it is what it asks of a :class:`.stream.Stream`."""
+class Relay(Held):
+    """Loop thread only."""
 
     def __init__(
         self,
@@ -41,51 +39,26 @@ class Relay:
         options: StreamOptions,
         counts: Counts,
     ) -> None:
-        self.id = runtime.token_hex(16)
-        self.group = group
-        self.topic = topic
-        self.options = options
-        self.sink = sink
-        self.ended: LsmqError | None = None
-        self.over = asyncio.Event()
-        self.progress_at = asyncio.get_running_loop().time()
+        super().__init__(group, topic, sink, options, counts)
         self._client = client
-        self._counts = counts
         self._hold = budget.hold()
         self._merge: Merge[PushLink] = Merge(options.credit, options.credit_bytes)
         self.ledger = self._merge.ledger
-        self._late: dict[int, int] = {}  # acknowledgements that count no more, to be told: by queue
-        self._news = asyncio.Event()
-        self._queues_changed = False
-        self._left = False
         self._streams: PushStreams | None = None
         self._background = BackgroundTasks(self._broke)
 
-    # What the subscriber and the service say
-
-    def end(self, error: LsmqError) -> None:
-        self.ended = self.ended or error
-        self.over.set()
-        self._news.set()
-
-    def leave(self) -> None:
-        self._left = True
-        self.over.set()
-        self._news.set()
+    # What the subscriber says
 
     def acknowledge(self, pairs: Sequence[tuple[int, int]]) -> None:
-        for queue, offset in pairs:
-            before = self.ledger.open_count
-            found = self._merge.acknowledge(queue, offset)
-            if found is not None:
-                link, reached = found
-                link.acknowledge(queue, reached)
-                self._counts.acknowledged += before - self.ledger.open_count
-                self.progress_at = asyncio.get_running_loop().time()
-            elif self.ledger.is_late(queue, offset):
-                self._late[queue] = offset
+        super().acknowledge(pairs)
         self._grant()
-        self._news.set()
+
+    def _acknowledged(self, queue: int, offset: int) -> bool:
+        found = self._merge.acknowledge(queue, offset)
+        if found is not None:
+            link, reached = found
+            link.acknowledge(queue, reached)
+        return found is not None
 
     def set_credit(self, credit: int, credit_bytes: int) -> None:
         self._merge.set_credit(credit, credit_bytes)
@@ -161,20 +134,16 @@ class Relay:
             params["subscriber"] = subscriber
         self._streams = PushStreams(self._client, known, self.group, params, self, self._client.deadline_ms)
         self._background.begin(self._streams.run(), f"push relay {self.id}", lasting=True)
-        while not self._left:
-            if self.ended is not None:
-                raise self.ended
-            self._news.clear()
-            if self._queues_changed:
-                self._queues_changed = False
-                queues = [[part.start, part.stop] for part in self._streams.queues]
-                await self._send("queues", queues)
-            elif self._late:
-                late, self._late = self._late, {}
-                await self._send("late", list(map(list, late.items())))
-            elif not await self._pass_on():
-                self._counts.stalls += self._merge.held_bytes > 0 and self.ledger.credit > 0
-                await self._news.wait()
+        await super().run()
+
+    async def _tell_queues(self) -> None:
+        assert self._streams is not None
+        await self._tell("queues", [[part.start, part.stop] for part in self._streams.queues])
+
+    async def _send_on(self) -> None:
+        if not await self._pass_on():
+            self._counts.stalls += self._merge.held_bytes > 0 and self.ledger.credit > 0
+            await self._news.wait()
 
     def _broke(self, error: Exception) -> None:
         self.end(as_lsmq_error(error, f"the relay of topic {self.topic.name!r}"))
@@ -186,22 +155,14 @@ class Relay:
         if not taken:
             return False
         if was_idle:
-            self.progress_at = asyncio.get_running_loop().time()
-        await self._send("messages", [_shown(message.fields, binary=self.sink.binary) for message in taken])
+            self.note_progress()
+        await self._tell("messages", [_shown(message.fields, binary=self.sink.binary) for message in taken])
         self._hold.resize(self._merge.held_bytes)
-        self._counts.messages += len(taken)
-        self._counts.bytes += sum(message.size for message in taken)
-        if self.options.acknowledge is Acknowledge.SENT:
-            self.acknowledge([(message.queue, message.offset) for message in taken])
-        else:
-            self._grant()
+        self._note_sent([(message.queue, message.offset, message.size) for message in taken])
+        self._grant()
         return True
 
-    async def _send(self, kind: str, value: Any) -> None:
-        await send_in_time(self.sink, self.sink.note(kind, value), self._counts)
-
     async def close(self) -> None:
-        """Returns when leaders have committed what was acknowledged, or that takes too long."""
         try:
             if self._streams is not None:
                 await self._streams.close()

@@ -18,46 +18,47 @@ from lsmq.errors import (
     UnknownStream,
     UnknownTopic,
 )
-from lsmq_coordinator.parts import kept
-from lsmq_node.broker import Background, Broker, ByteBudget
+from lsmq_node.broker import Broker, ByteBudget
 from lsmq_node.groups import GroupService, Mode
+from lsmq_node.machines import MachineService
 from lsmq_node.storage import Topic
 
 from .feed import Feed
+from .held import Counts, Held, Sink
+from .led_part import LedPart
 from .options import StreamOptions
 from .relay import Relay
-from .stream import Counts, Sink, Stream
+from .stream import Stream
 
 _log = structlog.get_logger("lsmq.push")
 
-TICK_S = 0.25
 _STOP_S = 2.0
 _DECLARED_S = 60.0
 _REMEMBERED_GROUPS = 10_000
 
 Key = tuple[str, int]
-Held = Stream | Relay
 
 
-class PushService:
+class PushService(MachineService[LedPart]):
     """One for each node. Loop thread only; ``start`` before anything else, ``stop`` at the end."""
 
+    name = "push"
+
     def __init__(self, broker: Broker, groups: GroupService) -> None:
+        super().__init__(broker, None)
         self.counts = Counts()
         self.budget = ByteBudget(broker.config.max_push_bytes)
         self.streams: dict[str, Held] = {}
         self.stopping = False
-        self._broker = broker
         self._groups = groups
         self._feeds: dict[Key, Feed] = {}
-        self._background = Background("push")
         self._declared: dict[tuple[str, Mode], float] = {}
         self._client: Client | None = None
         self._empty = asyncio.Event()
 
     def start(self) -> None:
-        self._broker.before_retiring.append(self.begin_stop)
-        self._background.start(kept(self._broker.parts.part("push-timer"), self._tick))
+        self.broker.before_retiring.append(self.begin_stop)
+        super().start()
 
     async def begin_stop(self) -> None:
         """End all streams, and wait a moment until what they acknowledged is committed. No others are opened."""
@@ -74,7 +75,7 @@ class PushService:
 
     async def stop(self) -> None:
         self.stopping = True
-        await self._background.stop()
+        await super().stop()
         if self._client is not None:
             await self._client.close()
 
@@ -88,7 +89,7 @@ class PushService:
         self.check_room()
         await self._declare(group, options.mode)
         self.check_room()
-        here = all(self._broker.topology.leadership(part.shard).here for part in self._broker.ranges(topic))
+        here = all(self.broker.topology.leadership(part.shard).here for part in self.broker.ranges(topic))
         stream: Held
         if options.whole and not here:
             stream = Relay(self._own_client(), self.budget, group, topic, sink, options, self.counts)
@@ -105,10 +106,8 @@ class PushService:
         key = (name if kept else f"{name}{runtime.token_hex(8)}", topic.id)
         feed = self._feeds.get(key)
         if feed is None or feed.closed:
-            feed = self._feeds[key] = Feed(
-                self._broker, key, name, topic, options.start, self._background.start, kept=kept
-            )
-        stream = Stream(self._broker, self.budget, feed, sink, options, self.counts)
+            feed = self._feeds[key] = Feed(self, key, name, topic, options.start, kept=kept)
+        stream = Stream(self.broker, self.budget, feed, sink, options, self.counts)
         self.streams[stream.id] = stream
         feed.attach(stream)
         return stream
@@ -116,12 +115,12 @@ class PushService:
     def _own_client(self) -> Client:
         """Finds leaders from this node on."""
         if self._client is None:
-            self._client = Client(self._broker.config.public_url)
+            self._client = Client(self.broker.config.public_url)
         return self._client
 
     def check_room(self) -> None:
         """Raises ``ShuttingDown``, ``Unavailable``."""
-        limit = self._broker.config.max_push_streams
+        limit = self.broker.config.max_push_streams
         if self.stopping:
             raise ShuttingDown("the node is stopping; come again, here or elsewhere")
         if len(self.streams) >= limit:
@@ -138,8 +137,15 @@ class PushService:
         finally:
             self.streams.pop(stream.id, None)
             self._empty.set()
-            feed = stream.feed if isinstance(stream, Stream) else None
-            if feed is not None and not feed.streams and self._feeds.get(feed.key) is feed:
+            if isinstance(stream, Stream):
+                self._forget_unused(stream.feed)
+
+    def _forget_unused(self, feed: Feed) -> None:
+        """A feed goes with its last stream, once all is committed that can be."""
+        if not (feed.streams or feed.is_pending):
+            feed.closed = True
+            self.forget_all(lambda _, what: what[0] is feed)
+            if self._feeds.get(feed.key) is feed:
                 del self._feeds[feed.key]
 
     def stream(self, id: str) -> Held:
@@ -171,15 +177,15 @@ class PushService:
                 group=group,
                 members=len(feed.streams),
             )
-        self._forget(feed, "offsets of the group were reset; come again")
+        self._end(feed, "offsets of the group were reset; come again")
 
     def forgetting(self, group: str) -> None:
         """The offsets of the group are being deleted."""
         for (name, _), feed in list(self._feeds.items()):
             if name == group:
-                self._forget(feed, "offsets of the group were deleted; come again")
+                self._end(feed, "offsets of the group were deleted; come again")
 
-    def _forget(self, feed: Feed, why: str) -> None:
+    def _end(self, feed: Feed, why: str) -> None:
         feed.end_all(Unavailable(why, reset=True))
 
     async def _declare(self, group: str, mode: Mode) -> None:
@@ -194,27 +200,25 @@ class PushService:
 
     # Time
 
-    async def _tick(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(TICK_S)
-            for feed in list(self._feeds.values()):
-                error = self._changed(feed.topic)
-                if error is not None:
-                    feed.end_all(error)
-                else:
-                    feed.refresh()
-            now = loop.time()
-            for stream in list(self.streams.values()):
-                timeout_ms = stream.options.ack_timeout_ms
-                if timeout_ms and stream.ledger.open_count and now - stream.progress_at > timeout_ms / 1000:
-                    self.counts.slow += 1
-                    stream.end(
-                        SlowConsumer(
-                            f"nothing of {stream.ledger.open_count} messages was acknowledged for {timeout_ms} ms "
-                            "(ack_timeout_ms); they go to others, or come again"
-                        )
+    def look(self) -> None:
+        for feed in list(self._feeds.values()):
+            error = self._changed(feed.topic)
+            if error is not None:
+                feed.end_all(error)
+            else:
+                feed.refresh()
+            self._forget_unused(feed)
+        now = asyncio.get_running_loop().time()
+        for stream in list(self.streams.values()):
+            timeout_ms = stream.options.ack_timeout_ms
+            if timeout_ms and stream.ledger.open_count and now - stream.progress_at > timeout_ms / 1000:
+                self.counts.slow += 1
+                stream.end(
+                    SlowConsumer(
+                        f"nothing of {stream.ledger.open_count} messages was acknowledged for {timeout_ms} ms "
+                        "(ack_timeout_ms); they go to others, or come again"
                     )
+                )
 
     def _changed(self, topic: Topic) -> LsmqError | None:
         found = self._groups.catalog(topic.name)

@@ -6,18 +6,20 @@ Nothing is answered, and nothing is delivered, before it is durable.
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from lsmq import runtime
 from lsmq.errors import DeliveriesAhead, LsmqError, Unavailable
-from lsmq_node.broker import ShardCoordinator, ShardPort, Start
-from lsmq_node.config import NodeConfig
+from lsmq_node.broker import ShardPort
+from lsmq_node.machines import ShardMachine, Step
 
 from .book import BROKER, Book
-from .counts import Counts
-from .delivery import Delivery, Send, may_be_stored
+from .delivery import Delivery, may_be_stored
 from .lanes import LANE, last_numbers
 from .records import (
     LANES,
@@ -35,6 +37,9 @@ from .records import (
 )
 from .shares import Shares
 
+if TYPE_CHECKING:
+    from .service import TransactionService
+
 _log = structlog.get_logger("lsmq.transactions")
 
 _LOAD_AT_ONCE = 500
@@ -43,7 +48,22 @@ _DELIVERED_BYTES = 1 << 20
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
 
 
-class ShardTransactions(ShardCoordinator):
+@dataclass(slots=True)
+class Counts:
+    """What happened to transactions since the node began."""
+
+    begun: int = 0
+    committed: int = 0
+    rolled_back: int = 0
+    given_up: int = 0  # of those rolled back: by the broker, since nobody decided
+    checks: int = 0
+    expired: int = 0
+    delivered_batches: int = 0
+    delivery_failures: int = 0
+    dropped_batches: int = 0
+
+
+class ShardTransactions(ShardMachine):
     """Transactions that a shard coordinates, and what it has had from other coordinators, in one round of its store.
 
     Loop thread only.
@@ -51,21 +71,19 @@ class ShardTransactions(ShardCoordinator):
 
     subject = "transactions"
 
-    def __init__(
-        self, port: ShardPort, start: Start, shard_count: int, config: NodeConfig, send: Send, counts: Counts
-    ) -> None:
-        super().__init__(port, start)
+    def __init__(self, service: TransactionService, port: ShardPort) -> None:
+        super().__init__(service, port)
+        config = service.broker.config
         held_bytes = self.store.options.max_documents_bytes // 2
         self.book = Book(config.max_request_bytes // 2, held_bytes, config.max_groups)
         self.shares = Shares(held_bytes * config.address_share_percent // 100)
         self.last: dict[int, int] = {}  # by coordinator, the number of the last batch put in line here
-        self.counts = counts
-        self._shard_count = shard_count
-        self._send = send
+        self.counts = service.counts
+        self._shard_count = service.broker.topology.shard_count
+        self._send = service.send
         self._sending: dict[int, asyncio.Task[Any]] = {}
-        self._waiting: dict[Key, set[asyncio.Future[None]]] = {}  # for a member's checks, or a transaction's delivery
 
-    async def load(self) -> None:
+    async def load(self, left: Any) -> None:
         await self.barrier()
         store = self.store
         documents = [item for prefix in (MEMBERS, TRANSACTIONS, SEQUENCES) for item in store.documents(prefix)]
@@ -77,30 +95,22 @@ class ShardTransactions(ShardCoordinator):
             await asyncio.sleep(0)
         self.last, behind = last_numbers(store.documents(LANE), self._shard_count, store.producer_epoch)
         if behind:  # The rest of a unit that was cut off; the shard forgets producers in time.
-            await self.durable(self.put(behind))
-
-    def built(self) -> None:
+            await self.durable(self.put(Step(behind)))
         number, count = self.port.number, len(self.book.transactions)
         _log.info("transactions_loaded", shard=number, transactions=count, round=self.round)
         self.deliver()
 
     # Storing
 
-    def _put(self, plan: Plan) -> asyncio.Future[None] | None:
-        """Put a plan in line."""
-        lanes = {shard: lane.next for shard, lane in self.book.lanes.items()}
-        future = self.put(plan.documents(lanes))
-        self.book.apply(plan, self.now)
-        self.shares.follow(plan)
-        return future
+    def _step(self, plan: Plan, stored: Callable[[], object] | None = None) -> Step:
+        """A plan as a step, which must be put before the book makes another plan."""
 
-    async def _done(self, plan: Plan) -> None:
-        """Return when the plan is durable, or what was done before in its stead."""
-        if plan:
-            await self.durable(self._put(plan))
-        else:
-            await self.barrier()
-        self.check()
+        def appended() -> None:
+            self.book.apply(plan, self.now)
+            self.shares.follow(plan)
+
+        lanes = {shard: lane.next for shard, lane in self.book.lanes.items()}
+        return Step(plan.documents(lanes), appended=appended, stored=stored or (lambda: None))
 
     # Members
 
@@ -113,10 +123,10 @@ class ShardTransactions(ShardCoordinator):
         """
         self.check()
         if join:
-            await self._done(self.book.join(key, session_ms, client, checks=checks, now=self.now))
+            await self.done(self._step(self.book.join(key, session_ms, client, checks=checks, now=self.now)))
         self.book.hear(key, self.now)
         if not self.book.asked.get(key):
-            await self._wait(key, wait_s)
+            await self._hold(key, wait_s)
             self.check()
             self.book.hear(key, self.now)
         return self.book.take_asked(key)
@@ -124,8 +134,8 @@ class ShardTransactions(ShardCoordinator):
     async def leave(self, key: Key) -> None:
         """Durable on return."""
         self.check()
-        await self._done(self.book.leave(key))
-        self._wake(key)
+        await self.done(self._step(self.book.leave(key)))
+        self.wake(*key)
 
     # Transactions
 
@@ -140,7 +150,7 @@ class ShardTransactions(ShardCoordinator):
             self.shares.begun(transaction.key, client)
         self.counts.begun += bool(plan)
         try:
-            await self._done(plan)
+            await self.done(self._step(plan))
         finally:
             if transaction.key not in self.book.transactions:  # It was refused.
                 self.shares.follow(Plan(transactions={transaction.key: None}))
@@ -152,45 +162,42 @@ class ShardTransactions(ShardCoordinator):
         plan = self.book.add(key, number, part)
         if plan:
             self.shares.check(key, client, len(part.body))
-        await self._done(plan)
+        await self.done(self._step(plan))
         return self.book.transaction(key)
 
     async def decide(self, key: Key, state: State, by: str, wait_s: float) -> Transaction:
         """See :meth:`Book.decide`. Durable on return; and delivered, unless that takes longer than ``wait_s``."""
         self.check()
         plan = self.book.decide(key, state, by, _wall_ms())
-        await self._done(plan)
-        if plan:
-            self._decided(key)
+        await self.done(self._step(plan, partial(self._decided, plan.transactions)))
         self.deliver()
         if wait_s > 0 and not self.book.transaction(key).is_finished:
-            await self._wait(key, wait_s)
+            await self._hold(key, wait_s)
             self.check()
         return self.book.transaction(key)
 
-    def _decided(self, key: Key) -> None:
-        transaction = self.book.transaction(key)
-        committed = transaction.state == State.COMMITTED
-        self.counts.committed += committed
-        self.counts.rolled_back += not committed
-        if transaction.decided_by == BROKER:
-            self.counts.given_up += 1
-            _log.warning(
-                "transaction_given_up",
-                group=key[0],
-                transaction=key[1],
-                reference=transaction.reference,
-                checks=transaction.checks,
-            )
+    def _decided(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            transaction = self.book.transaction(key)
+            committed = transaction.state == State.COMMITTED
+            self.counts.committed += committed
+            self.counts.rolled_back += not committed
+            if transaction.decided_by == BROKER:
+                self.counts.given_up += 1
+                _log.warning(
+                    "transaction_given_up",
+                    group=key[0],
+                    transaction=key[1],
+                    reference=transaction.reference,
+                    checks=transaction.checks,
+                )
 
     async def take(self, group: str, name: str, member: str) -> Sequence:
         """See :meth:`Book.take`. Durable on return."""
         self.check()
         plan = self.book.take(group, name, member, _wall_ms())
         taken = plan.sequences[group, name]
-        await self._done(plan)
-        for key in plan.transactions:
-            self._decided(key)
+        await self.done(self._step(plan, partial(self._decided, plan.transactions)))
         assert taken is not None
         return taken
 
@@ -201,44 +208,32 @@ class ShardTransactions(ShardCoordinator):
 
     # Time
 
-    def look(self) -> None:
+    def due(self) -> Iterator[Step]:
         """Sessions end, transactions are asked about, given up and forgotten."""
         now, wall_ms = self.now, _wall_ms()
-        for plan in (self.book.expire(now), self.book.forget(wall_ms)):
-            self._put_in_background(plan)
-        self._put_in_background(self.book.checks(now, wall_ms))
+        gone = self.book.expire(now)
+        yield self._step(gone, partial(self._expired, list(gone.members)))
+        yield self._step(self.book.forget(wall_ms))
+        checks = self.book.checks(now, wall_ms)
+        yield self._step(checks, partial(self._checked, checks))
         for key in list(self.book.asked):
-            self._wake(key)
+            self.wake(*key)
         self.deliver()
 
-    def _put_in_background(self, plan: Plan) -> None:
-        if not plan:
-            return
-        try:
-            future = self._put(plan)
-        except LsmqError as error:
-            _log.info("transactions_not_stored", shard=self.port.number, code=error.code, message=error.message)
-            return
-        self._start(self._publish(plan, future))
+    def _expired(self, members: list[Key]) -> None:
+        self.counts.expired += len(members)
+        _log.info("producers_expired", members=[f"{group}/{id}" for group, id in members])
 
-    async def _publish(self, plan: Plan, future: asyncio.Future[None] | None) -> None:
-        await self.durable(future)
-        if plan.members:
-            self.counts.expired += len(plan.members)
-            _log.info("producers_expired", members=[f"{group}/{id}" for group, id in plan.members])
-        for key, transaction in plan.transactions.items():
-            if transaction is None:
-                continue
-            if transaction.is_open:
-                self.counts.checks += 1
-            elif transaction.decided_by == BROKER and transaction.state == State.ROLLED_BACK:
-                self._decided(key)
+    def _checked(self, plan: Plan) -> None:
+        asked = [key for key, each in plan.transactions.items() if each is not None and each.is_open]
+        self.counts.checks += len(asked)
+        self._decided(plan.transactions.keys() - asked)
 
     # Deliveries
 
     def deliver(self) -> None:
         """Send what is decided, one request a shard at a time."""
-        if self._closing:
+        if self.service.held.closed:
             return
         for shard, lane in self.book.lanes.items():
             if lane.waiting and shard not in self._sending:
@@ -247,14 +242,14 @@ class ShardTransactions(ShardCoordinator):
     async def _send_all(self, shard: int) -> None:
         pause_s = _FIRST_PAUSE_S
         try:
-            while self.is_current and not self._closing and self.book.lanes[shard].waiting:
+            while self.is_current and not self.service.held.closed and self.book.lanes[shard].waiting:
                 try:
                     await self._send_some(shard)
                     pause_s = _FIRST_PAUSE_S
                 except DeliveriesAhead as error:
                     self.check()
                     _log.error("deliveries_ahead", coordinator=self.port.number, details=error.details)
-                    await self.durable(self._put(self.book.renumber(shard, int(error.details["last"]))))
+                    await self.durable(self.put(self._step(self.book.renumber(shard, int(error.details["last"])))))
                 except LsmqError as error:
                     self.counts.delivery_failures += 1
                     _log.info("not_delivered", shard=shard, code=error.code, message=error.message)
@@ -282,12 +277,12 @@ class ShardTransactions(ShardCoordinator):
             _log.warning("delivered_to_no_topic", shard=shard, batches=dropped)
         self.counts.delivered_batches += len(batches) - dropped
         keys = [transaction.key for _, transaction in work]
-        plan = self.book.delivered(shard, keys)
-        if plan:
-            self._start(self.durable(self._put(plan)))
+        step = self._step(self.book.delivered(shard, keys))
+        if step:
+            self.put(step)
         for key in keys:
             if self.book.transactions[key].is_finished:
-                self._wake(key)
+                self.wake(*key)
 
     def _batches(self, shard: int, first: int, transaction: Transaction) -> list[tuple[int, int, str, bytes]]:
         found: list[tuple[int, int, str, bytes]] = []
@@ -303,28 +298,10 @@ class ShardTransactions(ShardCoordinator):
 
     # Waiting
 
-    async def _wait(self, key: Key, wait_s: float) -> None:
-        """Until ``key`` is woken, or the time is over."""
-        if wait_s <= 0 or self._closing:
-            return
-        future: asyncio.Future[None] = self._loop.create_future()
-        futures = self._waiting.setdefault(key, set())
-        futures.add(future)
-        try:
-            await self._hold(future, self._loop.time() + wait_s)
-        finally:
-            futures.discard(future)
-            if not futures and self._waiting.get(key) is futures:
-                del self._waiting[key]
-
-    def _wake(self, key: Key) -> None:
-        for future in self._waiting.get(key, ()):
-            if not future.done():
-                future.set_result(None)
-
-    def wake_all(self) -> None:
-        for key in list(self._waiting):
-            self._wake(key)
+    async def _hold(self, key: Key, wait_s: float) -> None:
+        """Until ``key`` is woken, or the time is over: for a member's checks, or a transaction's delivery."""
+        if wait_s > 0 and not self.service.held.closed:
+            await self.wait(key, deadline=self._loop.time() + wait_s)
 
 
 def _wall_ms() -> int:

@@ -5,7 +5,6 @@ Between nodes this goes over the internal port, signed (:class:`lsmq_node.broker
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +65,6 @@ def _check_batch(batch: bytes) -> None:
 
 
 #: Sends a delivery to the leader of a shard; returns how many batches were for topics that are gone.
-Send = Callable[[int, Delivery], Awaitable[int]]
 
 
 def may_be_stored(error: LsmqError) -> bool:

@@ -26,7 +26,7 @@ class TransactionCollector(Collector):
             "Live members of producer groups that this node coordinates.",
             sum(len(shard.book.members) for shard in shards),
         )
-        held = sum(shard.held for shard in shards)
+        held = self._service.held.count
         yield GaugeMetricFamily(
             "lsmq_transactions_requests_held", "Heartbeats of producers, and commits that wait for shards.", held
         )
@@ -34,7 +34,7 @@ class TransactionCollector(Collector):
         yield GaugeMetricFamily(
             "lsmq_transactions_undelivered", "Shards that have not got their part of a committed transaction.", waiting
         )
-        counts = self._service.counts()
+        counts = self._service.counts
         for name, text, count in (
             ("begun", "Transactions begun.", counts.begun),
             ("committed", "Transactions committed.", counts.committed),

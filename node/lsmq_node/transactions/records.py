@@ -20,7 +20,7 @@ from typing import Any, Self
 
 import msgpack
 
-from lsmq.errors import CorruptFile, UnsupportedFormat
+from lsmq_node.machines import documents
 
 MEMBERS = "producer/"
 TRANSACTIONS = "transaction/"
@@ -47,25 +47,12 @@ class _Record:
 
     def encode(self) -> bytes:
         values = [getattr(self, item.name) for item in fields(self)]  # type: ignore[arg-type]
-        body: bytes = msgpack.packb(
-            [_FORMAT, *(dict(value) if isinstance(value, Mapping) else value for value in values)]
-        )
-        return body
+        return documents.pack([_FORMAT, *(dict(value) if isinstance(value, Mapping) else value for value in values)])
 
     @classmethod
     def decode(cls, body: bytes, key: str) -> Self:
         """Raises ``CorruptFile`` naming the document, ``UnsupportedFormat`` where a newer version wrote it."""
-        try:
-            format_, *values = msgpack.unpackb(body, strict_map_key=False, use_list=False)
-            if isinstance(format_, int) and format_ > _FORMAT:
-                raise UnsupportedFormat(
-                    f"the document {key!r} has format {format_}, this release reads {_FORMAT}; upgrade this node",
-                    key=key,
-                    format=format_,
-                )
-            return cls(*values)
-        except (ValueError, TypeError, msgpack.UnpackException) as error:
-            raise CorruptFile(f"the document {key!r} cannot be read: {error}", file=key, position=0) from error
+        return documents.decode(body, key, cls.__name__.lower(), _FORMAT, lambda fields: cls(*fields[1:]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +164,7 @@ class Plan:
             for (group, name), record in records.items():
                 found[f"{prefix}{group}/{name}"] = None if record is None else record.encode()
         if self.lanes:
-            found[LANES] = msgpack.packb({**lanes, **self.lanes})
+            found[LANES] = documents.pack({**lanes, **self.lanes})
         return found
 
 
@@ -192,8 +179,7 @@ def split_key(key: str, prefix: str) -> Key:
 
 def encode_part(batches: list[tuple[int, int, str, bytes]]) -> bytes:
     """``batches``: shard, topic's id, topic, and the packed batch."""
-    body: bytes = msgpack.packb(batches)
-    return body
+    return documents.pack(batches)
 
 
 def decode_part(body: bytes) -> list[tuple[int, int, str, bytes]]:

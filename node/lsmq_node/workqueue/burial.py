@@ -12,19 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import msgpack
 import structlog
 
 from lsmq import runtime
-from lsmq.errors import CorruptFile, InvalidRequest, LsmqError, UnknownTopic
+from lsmq.errors import InvalidRequest, LsmqError, UnknownTopic
 from lsmq.messages import RecordHeader
 from lsmq.record_batch import BatchBuilder, Flag, RecordBatch, decode_header, message_id
-from lsmq_node.broker import Ack, Broker, Start
+from lsmq_node.broker import Broker, Start
+from lsmq_node.machines import Step, documents
 from lsmq_node.storage import Topic, TopicOptions
 
 from .chunks import BURIAL
 from .reading import Found, Record, read_again
-from .settings import VERSION, unpack_rows
+from .settings import VERSION
 
 if TYPE_CHECKING:
     from .shard_work import ShardWork
@@ -48,17 +48,17 @@ class Burial:
 
     def encode(self) -> bytes:
         """The document: ``[1, producer_id, rows]``."""
-        body: bytes = msgpack.packb([VERSION, self.producer_id, self.rows])
-        return body
+        return documents.pack([VERSION, self.producer_id, self.rows])
 
     @classmethod
     def decode(cls, body: bytes, key: str) -> Burial:
         """Raises ``UnsupportedFormat`` for a newer one, ``CorruptFile`` for what is none."""
-        _, producer_id, rows = unpack_rows(body, key, 3)
-        try:
+
+        def build(fields: Any) -> Burial:
+            _, producer_id, rows = fields
             return cls(producer_id, tuple((queue, offset, count, reason) for queue, offset, count, reason in rows))
-        except (TypeError, ValueError) as error:
-            raise CorruptFile(f"document {key!r} names no dead letters: {error!r}", file=key, position=0) from error
+
+        return documents.decode(body, key, "list of dead letters", VERSION, build)
 
     @classmethod
     def of(cls, tasks: Sequence[Task]) -> Burial:
@@ -118,7 +118,7 @@ class Undertaker:
                     return
                 burial = Burial.of(tasks)
                 try:
-                    await self._put({work.key(BURIAL): burial.encode()})
+                    await self._put(Step({work.key_of(BURIAL): burial.encode()}))
                 except BaseException:
                     work.ledger.give_back_dead(tasks)
                     raise
@@ -126,12 +126,9 @@ class Undertaker:
             await self._bury(self._left, work.ledger.dead_at(self._left.places))
             self._left = None
 
-    async def _put(self, changes: dict[str, bytes | None]) -> None:
-        work = self._work
-        work.check()
-        future = work.put(changes)
-        if future is not None:
-            await asyncio.shield(future)
+    async def _put(self, step: Step) -> None:
+        self._work.check()
+        await self._work.durable(self._work.put(step))
 
     async def _bury(self, burial: Burial, tasks: Sequence[Task]) -> None:
         work, found = self._work, Found()
@@ -144,14 +141,11 @@ class Undertaker:
         rows = [row for row in burial.rows if row[:2] in found.again]
         if rows and tasks:
             batch = self._pack(topic, queue, burial, [(found.again[row[:2]], row) for row in rows])
-            work.port.check_writable(Ack.QUORUM)
-            future = work.port.wait(work.store.append(topic.id, batch), Ack.QUORUM)
-            if future is not None:
-                await asyncio.shield(future)
+            await self._put(Step(batches=((topic.id, batch),)))
         # What was not read for its size is dead still, and comes with the next batch.
         unread = [task for task in tasks if (task.queue, task.offset) not in {*found.again, *found.gone}]
         await work.bury([task for task in tasks if task not in unread])
-        await self._put({work.key(BURIAL): None})
+        await self._put(Step({work.key_of(BURIAL): None}))
         if unread:
             work.ledger.give_back_dead(unread)
             self._wake.set()

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
-import msgpack
+from lsmq_node.machines import documents
 
-from lsmq.errors import CorruptFile
-
-from .settings import VERSION, unpack_rows
+from .settings import VERSION
 
 CHUNK_OFFSETS = 1_024
 KEY_PREFIX = "work/"
@@ -46,21 +45,19 @@ class Chunk:
         base = number * CHUNK_OFFSETS
         flat = [offset - base for pair in self.settled for offset in pair]
         rows = [[offset - base, failed.count, failed.due_ms, failed.reason] for offset, failed in self.failed.items()]
-        body: bytes = msgpack.packb([VERSION, flat, rows])
-        return body
+        return documents.pack([VERSION, flat, rows])
 
     @classmethod
     def decode(cls, body: bytes, number: int, key: str) -> Chunk:
         """Raises ``UnsupportedFormat`` for a newer one, ``CorruptFile`` for what is none."""
-        _, flat, rows = unpack_rows(body, key, 3)
         base = number * CHUNK_OFFSETS
-        try:
+
+        def build(fields: Any) -> Chunk:
+            _, flat, rows = fields
             settled = tuple((base + flat[at], base + flat[at + 1]) for at in range(0, len(flat), 2))
             return cls(settled, {base + offset: Failed(count, due, reason) for offset, count, due, reason in rows})
-        except (TypeError, ValueError, IndexError) as error:
-            raise CorruptFile(
-                f"document {key!r} is no chunk of a work queue: {error!r}", file=key, position=0
-            ) from error
+
+        return documents.decode(body, key, "chunk of a work queue", VERSION, build)
 
 
 def gaps(first: int, end: int, present: Iterable[int]) -> tuple[tuple[int, int], ...]:

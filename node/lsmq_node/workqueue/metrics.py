@@ -34,12 +34,12 @@ class WorkCollector(Collector):
         self._service = service
 
     def collect(self) -> Iterable[Metric]:
-        works = self._service.works()
+        works = self._service.shards()
         figures: Counter[str] = Counter()
         for work in works:
             figures.update(work.figures())
         yield GaugeMetricFamily("lsmq_work_queues", "Groups with work, by topic and shard led here.", len(works))
-        yield GaugeMetricFamily("lsmq_work_pops_held", "Pops held until there is a message.", self._service.held)
+        yield GaugeMetricFamily("lsmq_work_pops_held", "Pops held until there is a message.", self._service.held.count)
         for state, name, text in _STATES:
             yield GaugeMetricFamily(name, text, figures[state])
         for count, name, text in _COUNTED:

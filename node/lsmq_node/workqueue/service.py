@@ -1,189 +1,67 @@
-"""What the API asks of work queues: finds the shards, builds what it knows when this node begins to lead one."""
+"""What the API asks of work queues: finds the shards, takes turns between them, and has requests wait."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-import structlog
-
 from lsmq.errors import InvalidRequest, LsmqError, NotLeader, TooManyGroups
-from lsmq_coordinator.parts import kept
-from lsmq_node.broker import Ack, Background, Broker, Hold, ShardPort
-from lsmq_node.groups import GroupService, Mode
+from lsmq_node.broker import Broker, Hold
+from lsmq_node.groups import GroupService
+from lsmq_node.machines import MachineService
 from lsmq_node.storage import Topic
 
 from .burial import too_few_queues
 from .chunks import SETTINGS, prefix
 from .receipts import Receipt, decode_receipt, group_hash
 from .settings import Settings
-from .shard_work import Delivery, ShardWork, Waiter
+from .shard_work import Delivery, ShardWork, delete_documents
 from .tasks import Counts, Refusal
 
-_log = structlog.get_logger("lsmq.workqueue")
-
-_TICK_S = 0.25
-#: A group without consumers costs nothing after so long: commits are not followed for it any more.
-_IDLE_S = 300.0
-_MAX_DELETES = 10_000
 #: Groups by topics and shards, that were used lately.
 _MAX_WORKS = 5_000
 
-Key = tuple[str, int, int]
-"""Group, topic id and shard."""
 
-
-class WorkService:
+class WorkService(MachineService[ShardWork]):
     """One for each node. Loop thread only; ``start`` before anything else, ``stop`` at the end."""
 
+    name = "workqueue"
+
     def __init__(self, broker: Broker, groups: GroupService) -> None:
-        self._broker = broker
-        self._groups = groups
-        self._works: dict[Key, ShardWork] = {}
-        self._loading: dict[Key, asyncio.Task[ShardWork]] = {}
-        self._former: dict[Key, ShardWork] = {}  # whose deliveries those that are being loaded go on with
-        self._background = Background("workqueue")
-        self._turn = 0
-        self._stopping = False
+        super().__init__(broker, None)
         self.counts = Counts()
-        self.held = 0
-
-    def start(self) -> None:
-        self._background.start(kept(self._broker.parts.part("workqueue-timer"), self._tick))
-
-    def begin_stop(self) -> None:
-        """Answer held pops at once, now and from here on."""
-        self._stopping = True
-        for work in self._works.values():
-            work.wake_all()
-
-    async def stop(self) -> None:
-        """No request may be in progress."""
-        self.begin_stop()
-        for work in self._works.values():
-            work.close()
-        await self._background.stop()
-
-    async def _tick(self) -> None:
-        """Whoever waits at a shard that is led elsewhere by now is told so. What nobody uses is forgotten."""
-        while True:
-            await asyncio.sleep(_TICK_S)
-            for key, work in list(self._works.items()):
-                try:
-                    work.check()
-                    if work.is_idle and asyncio.get_running_loop().time() - work.used_at > _IDLE_S:
-                        self._drop(key, work)
-                except LsmqError:
-                    if work.is_current:
-                        work.wake_all()
-                    else:
-                        self._retire(key, work)
-            for key, work in list(self._former.items()):
-                if asyncio.get_running_loop().time() - work.used_at > _IDLE_S:
-                    del self._former[key]
-
-    def _retire(self, key: Key, work: ShardWork) -> None:
-        """It is read again from what is stored when somebody asks."""
-        self._drop(key, work)
-        self._former.setdefault(key, work)
-
-    def _drop(self, key: Key, work: ShardWork) -> None:
-        work.close()
-        if self._works.get(key) is work:
-            del self._works[key]
+        self.declare = groups.declare_anywhere
+        self._turn = 0
 
     # Shards
-
-    def works(self) -> Sequence[ShardWork]:
-        """What is known of work queues in the shards led here."""
-        return [work for work in self._works.values() if work.is_current]
 
     async def work(self, group: str, topic: Topic, shard: int) -> ShardWork:
         """The work queue in a shard that this node leads. Makes it, where it is new.
 
-        Raises ``NotLeader``, ``GroupModeMismatch``, and what reading and writing may raise.
+        Raises ``NotLeader``, ``GroupModeMismatch``, ``TooManyGroups`` where all there may be are busy, and what reading
+        and writing may raise.
         """
-        port = self._broker.topology.port(shard)
-        port.check_readable()
-        key = (group, topic.id, shard)
-        known = self._works.get(key)
-        if known is not None:
-            if known.port is port and known.is_current:
-                known.used_at = asyncio.get_running_loop().time()
-                if topic.queues > known.topic.queues:
-                    known.topic = topic
-                return known
-            self._retire(key, known)
-        task = self._loading.get(key)
-        if task is None:
-            self._make_room(group)
-            task = self._loading[key] = self._background.start(self._load(key, port, topic))
-        return await asyncio.shield(task)
-
-    def _make_room(self, group: str) -> None:
-        """Put aside what was not used for longest. Raises ``TooManyGroups`` where all are busy."""
-        if len(self._works) + len(self._loading) < _MAX_WORKS:
-            return
-        idle = [(work.used_at, key) for key, work in self._works.items() if work.is_idle]
-        if not idle:
+        what = group, topic.id
+        if self.find(shard, what) is None and self.count >= _MAX_WORKS and not self.drop_idle():
             raise TooManyGroups(
                 f"work queues are busy in {_MAX_WORKS} shards of this node's topics, the limit; use fewer groups",
                 limit=_MAX_WORKS,
                 group=group,
             )
-        _, key = min(idle)
-        self._drop(key, self._works[key])
+        work = await self.shard(shard, what, partial(ShardWork, self, group, topic))
+        if topic.queues > work.topic.queues:
+            work.topic = topic
+        return work
 
-    async def _load(self, key: Key, port: ShardPort, topic: Topic) -> ShardWork:
-        group = key[0]
-        try:
-            await port.prepare(topic)
-            if port.store.document(prefix(group, topic.id) + SETTINGS) is None:
-                await self._groups.declare_anywhere(group, Mode.WORK_QUEUE)
-            work = ShardWork(self._broker, port, topic, group, self._background.start, self.counts)
-            try:
-                await work.load(self._former.get(key))
-                work.check()
-                if not work.known:
-                    await self._forget_deleted_topics(group, port)
-                    await work.put_settings({})
-            except BaseException:
-                work.close()
-                raise
-            work.used_at = asyncio.get_running_loop().time()
-            self._works[key] = work
-            self._former.pop(key, None)
-            _log.info("work_queue_loaded", group=group, topic=topic.name, shard=port.number, **work.figures())
-            return work
-        finally:
-            self._loading.pop(key, None)
-
-    async def _forget_deleted_topics(self, group: str, port: ShardPort) -> None:
-        """What is left of the group's work on topics that were deleted."""
-        start = prefix(group)
-        gone = [
-            key
-            for key, _ in port.store.documents(start)
-            if not port.store.has_topic(int(key.removeprefix(start).partition("/")[0]))
-        ]
-        await self._delete_documents(port, gone)
-
-    async def _delete_documents(self, port: ShardPort, keys: Sequence[str]) -> None:
-        for at in range(0, len(keys), _MAX_DELETES):
-            port.check_writable(Ack.QUORUM)
-            appended = port.store.put_documents(dict.fromkeys(keys[at : at + _MAX_DELETES]))
-            future = port.wait(appended, Ack.QUORUM)
-            if future is not None:
-                await asyncio.shield(future)
-
-    def shards(self, topic: Topic, asked: Sequence[int] | None) -> list[int]:
+    def wanted(self, topic: Topic, asked: Sequence[int] | None) -> list[int]:
         """Those of the topic among the shards asked for; those led here, where none are named.
 
         Raises ``NotLeader``, or ``InvalidRequest`` where the topic has none of the shards.
         """
-        topology = self._broker.topology
-        holding = sorted({part.shard for part in self._broker.ranges(topic)})
+        topology = self.broker.topology
+        holding = sorted({part.shard for part in self.broker.ranges(topic)})
         if asked is not None:
             if found := [shard for shard in holding if shard in asked]:
                 return found
@@ -205,18 +83,15 @@ class WorkService:
     def is_work_queue(self, group: str, topic: Topic) -> bool:
         """Whether a shard at this node has the group's work on the topic."""
         key = prefix(group, topic.id) + SETTINGS
-        return any(port.store.document(key) is not None for port in self._broker.topology.ports())
+        return any(port.store.document(key) is not None for port in self.broker.topology.ports())
 
     async def forget(self, group: str, shard: int) -> None:
         """Drop what a shard knows of the group's work. Durable on return."""
-        port = self._broker.topology.port(shard)
+        port = self.broker.topology.port(shard)
         port.check_readable()
         keys = [key for key, _ in port.store.documents(prefix(group))]
-        for key, work in list(self._works.items()):
-            if key[0] == group and key[2] == shard:
-                self._drop(key, work)
-        self._former = {key: work for key, work in self._former.items() if (key[0], key[2]) != (group, shard)}
-        await self._delete_documents(port, keys)
+        self.forget_all(lambda number, what: number == shard and what[0] == group)
+        await delete_documents(port, keys)
 
     # Delivering and settling
 
@@ -244,14 +119,14 @@ class WorkService:
             works = [await self.work(group, topic, shard) for shard in shards]
             try:
                 found = await self._take(works, limit, max_bytes, visibility_ms, gone, hold)
-                if found or wait_ms == 0 or loop.time() >= deadline or self._stopping or gone():
+                if found or wait_ms == 0 or loop.time() >= deadline or self.held.closed or gone():
                     return found
                 await self._wait(works, deadline)
             finally:
                 for work in works:
                     if work.available:
                         work.wake_one()
-            topic = await self._broker.topic_by_id(topic.id)
+            topic = await self.broker.topic_by_id(topic.id)
 
     async def _take(
         self,
@@ -291,20 +166,8 @@ class WorkService:
         """Until one of them has something, or ``deadline``. Raises ``Unavailable`` at the limit of held polls."""
         if any(work.available for work in works):
             return
-        with self._broker.waiters.held():
-            waiter = Waiter()
-            for work in works:
-                work.add_waiter(waiter)
-            self.held += 1
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await waiter.future
-            except TimeoutError:
-                pass
-            finally:
-                self.held -= 1
-                for work in works:
-                    work.remove_waiter(waiter)
+        with self.broker.waiters.held():
+            await self.held.wait([(work.key,) for work in works], deadline)
 
     async def settle(
         self,
@@ -323,7 +186,7 @@ class WorkService:
         places: dict[int, list[int]] = {}
         for at, receipt in enumerate(receipts):
             if receipt is not None and receipt.queue < topic.queues:
-                places.setdefault(self._broker.shard_of(topic, receipt.queue), []).append(at)
+                places.setdefault(self.broker.shard_of(topic, receipt.queue), []).append(at)
         works = {shard: await self.work(group, topic, shard) for shard in places}
         for shard, work in works.items():
             chosen = [receipt for at in places[shard] if (receipt := receipts[at]) is not None]
@@ -339,9 +202,9 @@ class WorkService:
         """Set how the work queue behaves in these shards. Raises ``InvalidRequest`` for a topic of dead letters that
         has too few queues."""
         name = Settings.of(given).dead_letter_topic(topic.name)
-        count = self._broker.topology.shard_count
-        for known in self._broker.topology.topics():
-            if known.name == name and len({part.shard for part in self._broker.ranges(known)}) < count:
+        count = self.broker.topology.shard_count
+        for known in self.broker.topology.topics():
+            if known.name == name and len({part.shard for part in self.broker.ranges(known)}) < count:
                 raise too_few_queues(known, count)
         works = [await self.work(group, topic, shard) for shard in shards]
         for work in works:

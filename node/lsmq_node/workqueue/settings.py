@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-import msgpack
-
-from lsmq.errors import CorruptFile, UnsupportedFormat
+from lsmq_node.machines import documents
 from lsmq_node.storage.state import MAX_TOPIC_NAME
 
 VERSION = 1
@@ -53,32 +51,14 @@ class Settings:
 
 def encode_settings(given: Mapping[str, Any]) -> bytes:
     """The document that holds what was set."""
-    body: bytes = msgpack.packb([VERSION, dict(given)])
-    return body
+    return documents.pack([VERSION, dict(given)])
 
 
 def decode_settings(body: bytes, key: str) -> dict[str, Any]:
     """What was set. Raises ``UnsupportedFormat``, ``CorruptFile``."""
-    version, given = unpack_rows(body, key, 2)
-    if not isinstance(given, dict):
-        raise CorruptFile(f"document {key!r} holds no settings", file=key, position=0)
-    assert version == VERSION
-    return given
 
+    def build(fields: Any) -> dict[str, Any]:
+        _, given = fields
+        return {**given}
 
-def unpack_rows(body: bytes, key: str, count: int) -> list[Any]:
-    """The fields of a document of a work queue, the version first. Raises ``UnsupportedFormat``, ``CorruptFile``."""
-    try:
-        values = msgpack.unpackb(body, strict_map_key=False)
-    except (ValueError, msgpack.UnpackException) as error:
-        raise CorruptFile(f"document {key!r} is not msgpack", file=key, position=0) from error
-    if not isinstance(values, list) or not values or not isinstance(values[0], int):
-        raise CorruptFile(f"document {key!r} is none of a work queue", file=key, position=0)
-    if values[0] > VERSION:
-        raise UnsupportedFormat(
-            f"document {key!r} has version {values[0]}; this release reads {VERSION}. Start the release that wrote it, "
-            "or a newer one."
-        )
-    if len(values) != count:
-        raise CorruptFile(f"document {key!r} has {len(values)} fields, not {count}", file=key, position=0)
-    return values
+    return documents.decode(body, key, "settings of a work queue", VERSION, build)

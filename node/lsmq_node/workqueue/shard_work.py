@@ -1,7 +1,5 @@
 """The work queue of one group on one topic in one shard, while this node leads it: the shell around :class:`.Ledger`.
 
-What is in memory was built from the committed offsets and documents of one round of the store (:class:`ShardMemory`).
-
 Queues with messages to deliver are known without looking at the others: all are compared once, when it is built, and
 from then on commits say which queues they touched.
 """
@@ -11,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import structlog
@@ -20,9 +18,11 @@ from numpy.typing import NDArray
 
 from lsmq import runtime
 from lsmq.errors import LsmqError
-from lsmq_node.broker import Ack, Broker, ShardMemory, ShardPort, Start
+from lsmq_node.broker import Ack, ShardPort
 from lsmq_node.broker.placement import split_by_shard
-from lsmq_node.storage import Appended, Topic
+from lsmq_node.groups import Mode
+from lsmq_node.machines import Offsets, ShardMachine, Step
+from lsmq_node.storage import Topic
 
 from .burial import Burial, Undertaker
 from .chunks import BURIAL, SETTINGS, Chunk, prefix
@@ -30,13 +30,17 @@ from .ledger import Ledger
 from .reading import Found, Record, read_again, read_fresh
 from .receipts import Receipt
 from .settings import Settings, decode_settings, encode_settings
-from .tasks import Changes, Counts, Refusal, State, Task
+from .tasks import Changes, Refusal, State, Task
+
+if TYPE_CHECKING:
+    from .service import WorkService
 
 _log = structlog.get_logger("lsmq.workqueue")
 
 #: Open messages of a group on a topic in a shard. At the limit nothing new is delivered until some are settled.
 MAX_OPEN = 100_000
 _FEWEST_TIMER_S = 0.001
+_MAX_DELETES = 10_000
 #: What cannot be read for damage is left alone for so long, and holds up nothing else.
 _DAMAGED_S = 60.0
 
@@ -51,50 +55,31 @@ class Delivery:
     shard: int
 
 
-@dataclass(slots=True)
-class Waiter:
-    """A held pop. Woken in the order of waiting, one for each queue that gets messages."""
-
-    future: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-    def wake(self) -> bool:
-        """Whether it was still waiting."""
-        if self.future.done():
-            return False
-        self.future.set_result(None)
-        return True
-
-
-class ShardWork(ShardMemory):
-    """Loop thread only. :meth:`load` before anything else, :meth:`close` at the end."""
+class ShardWork(ShardMachine):
+    """Loop thread only."""
 
     subject = "the work queue"
     details: ClassVar[Mapping[str, Any]] = {"sent": False}
 
-    def __init__(self, broker: Broker, port: ShardPort, topic: Topic, group: str, start: Start, counts: Counts) -> None:
-        super().__init__(port)
+    def __init__(self, service: WorkService, group: str, topic: Topic, port: ShardPort) -> None:
+        super().__init__(service, port, (group, topic.id))
         self.topic = topic  # may be renewed: it grows
         self.group = group
-        self.epoch = broker.topology.leadership(port.number).epoch
         self.given: dict[str, Any] = {}
-        self.known = False  # whether the shard has the group's settings for this topic
-        self.used_at = 0.0  # on the loop's clock
-        self._broker = broker
-        self._start = start
+        self._broker = service.broker
+        self._declare = service.declare
         self._clock_ms = runtime.wall_time() * 1000 - self._loop.time() * 1000
         self._prefix = prefix(group, topic.id)
-        self._counts = counts
-        self._closed = False
+        self._counts = service.counts
         self._active: deque[int] = deque()  # queues that have messages beyond what was delivered
         self._in_active: set[int] = set()
         self._unvisited: NDArray[np.int64] = np.empty(0, np.int64)  # the same, as found when it was built
         self._visited = 0
         self._popping = asyncio.Lock()
-        self._waiters: deque[Waiter] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._flush: asyncio.Task[None] | None = None  # not begun yet: takes what changes until it begins
         self._flushing: asyncio.Future[None] | None = None  # begun last
-        self._undertaker = Undertaker(self, broker, start)
+        self._undertaker = Undertaker(self, service.broker, self._start)
         self.ledger = self._new_ledger()
 
     def _new_ledger(self) -> Ledger:
@@ -104,26 +89,29 @@ class ShardWork(ShardMemory):
     def settings(self) -> Settings:
         return Settings.of(self.given)
 
-    def key(self, *rest: object) -> str:
+    def key_of(self, *rest: object) -> str:
         """Of a document of this work queue."""
         return self._prefix + "/".join(map(str, rest))
 
     # Building
 
-    async def load(self, former: ShardWork | None = None) -> None:
-        """Build what is stored, when all that was in line before is committed.
+    async def load(self, left: Sequence[Receipt] | None) -> None:
+        """A shard that has no settings for it is told that the group is a work queue.
 
-        ``former`` could not store something, and is not used any more. Where nobody else can have led the shard since,
-        what it has delivered stays in flight.
+        ``left``: deliveries of the one before, which could not store something. They stay in flight.
         """
+        await self.port.prepare(self.topic)
+        if self.store.document(self.key_of(SETTINGS)) is None:
+            await self._declare(self.group, Mode.WORK_QUEUE)
         self._broker.waiters.watch(self.topic.id, self)  # before looking: nothing comes unseen
         await self.barrier()
         chunks: dict[int, dict[int, Chunk]] = {}
         burial: Burial | None = None
+        is_new = True
         for key, body in self.store.documents(self._prefix):
             name, _, number = key.removeprefix(self._prefix).partition("/")
             if name == SETTINGS:
-                self.given, self.known = decode_settings(body, key), True
+                self.given, is_new = decode_settings(body, key), False
             elif name == BURIAL:
                 burial = Burial.decode(body, key)
             else:
@@ -132,11 +120,29 @@ class ShardWork(ShardMemory):
         now = self.now_ms()
         for queue, own in chunks.items():
             self.ledger.load(queue, self._start_of(queue), own, now)
-        if former is not None and former.epoch == self.epoch:
-            self.ledger.carry_over(former.ledger.deliveries(), now)
+        self.ledger.carry_over(left or (), now)
         self._unvisited = await self._broker.in_readers(self._find_waiting)
         self._after()
         self._undertaker.begin(burial)
+        self.check()
+        if is_new:
+            await delete_documents(self.port, self._of_deleted_topics())
+            await self.put_settings({})
+        shard, topic = self.port.number, self.topic.name
+        _log.info("work_queue_loaded", group=self.group, topic=topic, shard=shard, **self.figures())
+
+    def _of_deleted_topics(self) -> list[str]:
+        """What is left of the group's work on topics that were deleted."""
+        start = prefix(self.group)
+        return [
+            key
+            for key, _ in self.store.documents(start)
+            if not self.store.has_topic(int(key.removeprefix(start).partition("/")[0]))
+        ]
+
+    def leaves(self) -> Sequence[Receipt]:
+        """Deliveries in flight, and those that have settled what may not be stored."""
+        return self.ledger.deliveries()
 
     def _find_waiting(self) -> NDArray[np.int64]:
         """Queues with messages that were not delivered: the one look at all of them. In a thread."""
@@ -184,20 +190,14 @@ class ShardWork(ShardMemory):
     @property
     def is_current(self) -> bool:
         """Whether memory still is what is stored, and the topic is there."""
-        return super().is_current and not self._closed and self.store.has_topic(self.topic.id)
+        return super().is_current and self.store.has_topic(self.topic.id)
 
-    def break_off(self, error: LsmqError) -> None:
-        _log.info("work_not_stored", group=self.group, topic=self.topic.name, code=error.code)
-        super().break_off(error)
-        self.close()
-
-    def close(self) -> None:
-        self._closed = True
+    def end(self) -> None:
         self._broker.waiters.unwatch(self.topic.id, self)
         if self._timer is not None:
             self._timer.cancel()
         self._undertaker.end()
-        self.wake_all()
+        super().end()
 
     # Delivering
 
@@ -223,7 +223,7 @@ class ShardWork(ShardMemory):
 
     def set(self) -> None:
         """What may be read here has changed, or the node stops."""
-        self.wake_all()
+        self.wake()
 
     def _activate(self, queue: int) -> None:
         if queue not in self._in_active:
@@ -340,8 +340,8 @@ class ShardWork(ShardMemory):
     async def put_settings(self, given: Mapping[str, Any]) -> None:
         """Durable on return. They hold for what happens from then on."""
         self.check()
-        await self.durable(self.put({self.key(SETTINGS): encode_settings(given)}))
-        self.given, self.known = dict(given), True
+        await self.durable(self.put(Step({self.key_of(SETTINGS): encode_settings(given)})))
+        self.given = dict(given)
         self.ledger.settings = self.settings
 
     async def _written(self) -> None:
@@ -358,27 +358,23 @@ class ShardWork(ShardMemory):
         self.check()
         try:
             self.port.check_writable(Ack.QUORUM)
-            changes = self.ledger.take_changes()
-            appended = self._append(changes)
-            future = None if appended is None else self.port.wait(appended, Ack.QUORUM)
+            self._flushing = future = self.put(self._step(self.ledger.take_changes()))
         except LsmqError as error:
             self.break_off(error)
             raise
-        if future is not None:
-            self._flushing = future
         await self.durable(future)
         if self._flushing is future:
             self._flushing = None
-        self.ledger.stored(changes)
-        if self.settings.delete_on_ack and changes.queues:
-            self._trim(changes)
 
-    def _append(self, changes: Changes) -> Appended | None:
-        documents = {self.key(queue, number): body for (queue, number), body in changes.documents.items()}
-        if changes.queues:
-            queues, cursors = np.array(changes.queues, np.uint32), np.array(changes.cursors, np.int64)
-            return self.store.commit_offsets(self.group, self.topic.id, queues, cursors, documents=documents)
-        return self.store.put_documents(documents) if documents else None
+    def _step(self, changes: Changes) -> Step:
+        def stored() -> None:
+            self.ledger.stored(changes)
+            if self.settings.delete_on_ack and changes.queues:
+                self._trim(changes)
+
+        documents = {self.key_of(queue, number): body for (queue, number), body in changes.documents.items()}
+        offsets = Offsets(self.group, self.topic.id, changes.queues, changes.cursors) if changes.queues else None
+        return Step(documents, offsets, stored=stored)
 
     def _trim(self, changes: Changes) -> None:
         """Delete what is settled for good; in line, not waited for: the next one goes further."""
@@ -409,7 +405,7 @@ class ShardWork(ShardMemory):
             self._timer.cancel()
             self._timer = None
         at_ms = self.ledger.next_at_ms
-        if at_ms is not None and not self._closed:
+        if at_ms is not None and self.is_current:
             delay_s = max(_FEWEST_TIMER_S, (at_ms - self.now_ms()) / 1000)
             self._timer = self._loop.call_later(delay_s, self._on_time)
         if self.available:
@@ -421,29 +417,19 @@ class ShardWork(ShardMemory):
             self.ledger.advance(self.now_ms())
             self._after()
 
-    def add_waiter(self, waiter: Waiter) -> None:
-        self._waiters.append(waiter)
-
-    def remove_waiter(self, waiter: Waiter) -> None:
-        if waiter in self._waiters:
-            self._waiters.remove(waiter)
-
     @property
     def is_idle(self) -> bool:
-        """Whether all that is known here can be read again from what is stored."""
-        figures = self.figures()
-        return not (self._waiters or figures["in_flight"] or self.ledger.is_dirty or self._flush or self._flushing)
+        in_flight = self.figures()["in_flight"]
+        return not (self.is_waited_for or in_flight or self.ledger.is_dirty or self._flush or self._flushing)
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether a pop is held."""
+        return self.service.held.has((self.key,))
 
     def wake_one(self) -> bool:
         """Have the pop that waits longest look; whether there was one."""
-        while self._waiters:
-            if self._waiters.popleft().wake():
-                return True
-        return False
-
-    def wake_all(self) -> None:
-        while self.wake_one():
-            pass
+        return self.service.held.wake_one((self.key,))
 
     def figures(self) -> dict[str, int]:
         """How many messages are in which state."""
@@ -454,3 +440,12 @@ class ShardWork(ShardMemory):
             "ready": states[State.READY],
             "dead": states[State.DEAD],
         }
+
+
+async def delete_documents(port: ShardPort, keys: Sequence[str]) -> None:
+    """However many. Durable on return."""
+    for at in range(0, len(keys), _MAX_DELETES):
+        port.check_writable(Ack.QUORUM)
+        future = port.wait(port.store.put_documents(dict.fromkeys(keys[at : at + _MAX_DELETES])), Ack.QUORUM)
+        if future is not None:
+            await asyncio.shield(future)

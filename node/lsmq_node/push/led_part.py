@@ -1,0 +1,109 @@
+"""The part of a feed in one shard while this node leads it: read and committed as the other machines of a shard are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lsmq.errors import LsmqError, Unavailable
+from lsmq_node.broker import QueueRange, ShardPort
+from lsmq_node.machines import Offsets, ShardMachine, Step
+
+from .options import Start
+from .part import Part
+
+if TYPE_CHECKING:
+    from .feed import Feed
+    from .service import PushService
+
+
+class LedPart(ShardMachine):
+    """Loop thread only."""
+
+    subject = "the offsets of a group"
+
+    def __init__(self, service: PushService, feed: Feed, queues: QueueRange, port: ShardPort) -> None:
+        super().__init__(service, port, (feed, queues.first))
+        self.part: Part
+        self._feed = feed
+        self._queues = queues
+        self._is_committing = False
+
+    async def load(self, left: Part | None) -> None:
+        """``left``: the part itself: what was sent stays sent, and what was acknowledged is committed now."""
+        try:
+            await self.port.prepare(self._feed.topic)
+            await self.barrier()
+            if left is None:
+                left = Part(self._queues.shard, self._queues.first, self._queues.end, self.epoch, await self._cursor())
+            self.check()
+            if self._feed.closed:
+                raise Unavailable("the last stream of the group is gone", sent=False)
+        except LsmqError as error:
+            if not error.retriable:
+                self._feed.end_all(error)
+            raise
+        self.part = left
+        self._feed.began(self)
+
+    async def _cursor(self) -> NDArray[np.int64]:
+        """Where to begin in each queue: at what is committed."""
+        feed, store = self._feed, self.store
+        queues = np.arange(self._queues.first, self._queues.end, dtype=np.uint32)
+        latest = store.latest_offsets(feed.topic.id, queues)
+        cursor = np.full(len(queues), -1, np.int64)
+        if feed.kept:
+            cursor = store.committed_offsets(feed.group, feed.topic.id, queues)
+        new = cursor < 0
+        if new.any():
+            begin = latest if feed.start is Start.LATEST else store.earliest_offsets(feed.topic.id, queues)
+            cursor = np.where(new, begin, cursor)
+            if feed.kept and feed.start is Start.LATEST:
+                # Otherwise what comes before the first acknowledgement would be skipped by the next leader.
+                self.check()
+                found = Offsets(feed.group, feed.topic.id, queues[new].tolist(), cursor[new].tolist())
+                await self.durable(self.put(Step(offsets=found)))
+        return np.minimum(cursor, latest)
+
+    def leaves(self) -> Part:
+        return self.part
+
+    # Committing
+
+    def acknowledged(self, queue: int, next_offset: int) -> None:
+        """To be committed, with what else is acknowledged until the commit before is over."""
+        self.part.pending[queue] = next_offset
+        if not self._is_committing:
+            self._is_committing = True
+            self._loop.call_soon(self._commit)
+
+    def due(self) -> Iterable[Step]:
+        """What was refused is tried again."""
+        if self.part.pending and not self._is_committing:
+            self._is_committing = True
+            self._commit()
+        return ()
+
+    def _commit(self) -> None:
+        taken = dict(sorted(self.part.pending.items()))
+        self._is_committing = bool(taken) and self.is_current and not self._feed.closed
+        if not self._is_committing:
+            return
+
+        def stored() -> None:
+            self.part.committed(taken)
+            self.wake()
+            self._commit()
+
+        offsets = Offsets(self._feed.group, self._feed.topic.id, list(taken), list(taken.values()))
+        try:
+            self.check()
+            self.put(Step(offsets=offsets, stored=stored))
+        except LsmqError as error:
+            self._is_committing = False
+            self._log.info("push_not_committed", group=self._feed.group, shard=self.port.number, code=error.code)
+            if not error.retriable:
+                self._feed.end_all(error)
