@@ -15,7 +15,7 @@ import pytest
 from lsmq.errors import InvalidRequest
 from lsmq_node.api.app import make_app, route_table
 from lsmq_node.api.schema import check
-from lsmq_node.broker import Broker
+from lsmq_node.cluster.single import running_single
 from lsmq_node.config import NodeConfig
 from support.node_process import NodeProcess
 
@@ -45,16 +45,13 @@ def test_the_document_is_valid_openapi(document: dict[str, Any]) -> None:
 
 def test_the_document_and_the_router_have_the_same_operations(document: dict[str, Any], tmp_path: Path) -> None:
     async def routes() -> set[tuple[str, str]]:
-        broker = await Broker.open(NodeConfig(data=tmp_path))
-        try:
+        async with running_single(NodeConfig(data=tmp_path)) as broker:
             app = make_app(broker)
             return {
                 (route.method.lower(), route.resource.canonical)
                 for route in app.router.routes()
                 if route.resource is not None and route.method != "HEAD"  # what it answers is said of GET
             }
-        finally:
-            await broker.close()
 
     assert {(method, path) for method, path, _ in operations(document)} == asyncio.run(routes())
 

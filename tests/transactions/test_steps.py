@@ -26,7 +26,7 @@ from lsmq.errors import (
 from lsmq.record_batch import BatchBuilder, Codec
 from lsmq_node.api.app import make_app
 from lsmq_node.api.transactions import TRANSACTIONS_KEY
-from lsmq_node.broker import Broker
+from lsmq_node.cluster.single import running_single
 from lsmq_node.config import NodeConfig
 from lsmq_node.transactions import Delivery, TransactionService
 from lsmq_node.transactions.delivery import MAX_NUMBER
@@ -43,12 +43,11 @@ def on(data: Path, test: Test) -> None:
 
     async def run() -> None:
         config = NodeConfig(data=data, shards=SHARDS, segment_bytes=1 << 20, memtable_bytes=4 << 20)
-        broker = await Broker.open(config)
-        app = make_app(broker)
-        async with TestClient(TestServer(app)) as session:
-            await session.put("/v1/topics/t", json={"queues": SHARDS})
-            await asyncio.wait_for(test(session, app[TRANSACTIONS_KEY]), 30)
-        await broker.close()
+        async with running_single(config) as broker:
+            app = make_app(broker)
+            async with TestClient(TestServer(app)) as session:
+                await session.put("/v1/topics/t", json={"queues": SHARDS})
+                await asyncio.wait_for(test(session, app[TRANSACTIONS_KEY]), 30)
 
     asyncio.run(run())
 

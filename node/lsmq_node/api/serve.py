@@ -23,6 +23,7 @@ from aiohttp import web
 
 from lsmq.errors import LsmqError
 from lsmq_node.broker import Broker
+from lsmq_node.cluster.single import running_single
 from lsmq_node.config import NodeConfig
 from lsmq_node.connections import INTERNAL_CONNECTIONS, Doorkeeper, Limits
 from lsmq_node.descriptors import shares
@@ -96,11 +97,8 @@ async def _running(config: NodeConfig) -> AsyncIterator[Broker]:
         async with running_member(config) as broker:
             yield broker
         return
-    broker = await Broker.open(config)
-    try:
+    async with running_single(config) as broker:
         yield broker
-    finally:
-        await broker.close()
 
 
 async def _serve_http(broker: Broker, listener: socket.socket, stopping: asyncio.Event) -> None:

@@ -8,7 +8,6 @@ from .led_shards import Background, LedShards, ShardCoordinator, Start
 from .peers import Peers
 from .placement import QueueRange, queue_ranges, shard_of
 from .shard_memory import ShardMemory
-from .single import SingleNode
 from .topology import Ack, Leadership, ShardPort, Topology
 from .waiters import WaiterTable
 
@@ -28,7 +27,6 @@ __all__ = [
     "ShardCoordinator",
     "ShardMemory",
     "ShardPort",
-    "SingleNode",
     "Start",
     "Topology",
     "WaiterTable",

@@ -1,6 +1,6 @@
 """The broker: appends, commits, reads and long polls over the shards of one node.
 
-Everything here runs on the loop thread except what is handed to one of three places: the committers'
+Everything here runs on the loop thread except what is handed to one of three places: the shards' disk
 threads (fdatasync), the read pool (:mod:`.reads`: anything that may touch the disk for a consumer) and the control
 thread (creating and deleting topics). Appending only touches memory and happens on the loop thread.
 """
@@ -19,7 +19,6 @@ from lsmq.errors import OffsetOutOfRange, ShuttingDown, TooManyTopics, UnknownQu
 from lsmq.record_batch import RecordBatch
 from lsmq_coordinator.parts import Parts
 from lsmq_node.config import NodeConfig
-from lsmq_node.parts import tell_part
 from lsmq_node.storage import Appended, Topic, TopicOptions
 
 from .budget import ByteBudget, Hold
@@ -28,7 +27,6 @@ from .elsewhere import ReadFrom
 from .fetched import Fetched
 from .placement import QueueRange, queue_ranges, shard_of, split_by_shard
 from .reads import Reads
-from .single import SingleNode
 from .topology import Ack, ShardPort, Topology
 from .waiters import WaiterTable
 
@@ -45,7 +43,7 @@ async def _all(waits: Sequence[asyncio.Future[None] | None]) -> None:
 
 
 class Broker:
-    """The asyncio face of a node's shards. Make one with :meth:`open`, end it with :meth:`close`."""
+    """The asyncio face of a node's shards. End it with :meth:`close`."""
 
     def __init__(self, config: NodeConfig, topology: Topology, waiters: WaiterTable, parts: Parts) -> None:
         """``topology`` belongs to the broker from here on, and wakes ``waiters``. Must run in the loop's thread."""
@@ -63,12 +61,6 @@ class Broker:
         self.before_retiring: list[Callable[[], Awaitable[None]]] = []
         self.reads = Reads(config, topology, waiters)
         self._next_queue: dict[int, int] = {}
-
-    @classmethod
-    async def open(cls, config: NodeConfig) -> Broker:
-        """The broker of a node of its own: opens the data directory. Raises what :meth:`SingleNode.open` raises."""
-        waiters, parts = WaiterTable(config.max_waiters), Parts(tell_part)
-        return cls(config, await SingleNode.open(config, waiters.wake, parts), waiters, parts)
 
     async def retire(self) -> None:
         """The node is about to stop: others take over what they can, while requests are still served.

@@ -1,6 +1,6 @@
 """What a broker stands on: which topics there are, and which shards are at this node with what right.
 
-A node of its own (:mod:`.single`) has all shards and may do everything. A member of a cluster
+A node of its own (:mod:`lsmq_node.cluster.single`) has all shards and may do everything. A member of a cluster
 (:mod:`lsmq_node.cluster.member`) has replicas of some shards and leads some of those.
 """
 
@@ -68,8 +68,8 @@ class ShardPort(Protocol):
     async def prepare(self, topic: Topic) -> None:
         """Have the store know the topic, and all its queues, where it does not yet. May raise what a write raises."""
 
-    def wait(self, appended: Appended, ack: Ack) -> asyncio.Future[None] | None:
-        """What to await until the write is acknowledged; None if it is already.
+    def wait(self, appended: Appended, ack: Ack) -> asyncio.Future[None]:
+        """What to await until the write is acknowledged.
 
         Call it in the same step of the loop as the append. A caller that is cancelled leaves the write as it is.
         """

@@ -1,22 +1,31 @@
-"""A node of its own: every shard is here, written is committed, and nobody else may write."""
+"""A node of its own: a cluster of one. Every shard is here, and its in-sync set is this node.
+
+No control plane is asked for what is always so: this node leads, and its lease never ends. Topics are kept in the
+stores themselves (:mod:`lsmq_node.broker.catalog`).
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Never, TypeVar
 
 from lsmq import runtime
 from lsmq.errors import InvalidRequest, LsmqError
 from lsmq_coordinator.parts import Parts
+from lsmq_node.broker import Broker, WaiterTable
+from lsmq_node.broker.catalog import Catalog
+from lsmq_node.broker.layout import open_shards
+from lsmq_node.broker.peers import NoPeers, Peers
+from lsmq_node.broker.topology import Ack, Leadership
 from lsmq_node.config import NodeConfig
-from lsmq_node.storage import Appended, ShardStore, Topic, TopicOptions
+from lsmq_node.parts import tell_part
+from lsmq_node.storage import Appended, Committed, ShardStore, Topic, TopicOptions
 
-from .catalog import Catalog
-from .committer import Committer, Touched
-from .layout import open_shards
-from .peers import NoPeers, Peers
-from .topology import Ack, Leadership
+from .disk_thread import DiskThread, Failed
+from .mailbox import Mailbox
+from .writes import Touched, WaitingWrites
 
 Result = TypeVar("Result")
 
@@ -24,24 +33,33 @@ _ONLY_NODE = "local"
 
 
 class LocalShard:
-    """A shard without replicas: acknowledged when it is committed here."""
+    """A replica that is the whole in-sync set of its shard: what its disk has is committed, and the thread that wrote
+    it applies it. It leads for ever, in the first epoch."""
 
-    def __init__(self, number: int, store: ShardStore, on_touched: Touched) -> None:
+    def __init__(self, number: int, store: ShardStore, touched: Touched) -> None:
         self.number = number
         self.store = store
-        self.committer = Committer(number, store, on_touched)
+        self.stopped: LsmqError | None = None
+        self._writes = WaitingWrites(number, touched)
+        mailbox: Mailbox[Committed | Failed] = Mailbox(self._heed)
+        self._disk: DiskThread[Never] = DiskThread(number, store, mailbox.post)
+        store.on_commit(mailbox.post)
+        self._disk.start()
 
-    @property
-    def stopped(self) -> LsmqError | None:
-        return self.committer.stopped
+    def _heed(self, item: Committed | Failed) -> None:
+        if isinstance(item, Committed):
+            self._writes.committed(item)
+        if item.error is not None and (self.store.stopped or isinstance(item, Failed)):
+            self.stopped = self.stopped or item.error
+            self._writes.fail(self.stopped)
 
     @property
     def waits(self) -> int:
-        return self.committer.waits
+        return self._writes.added
 
     @property
     def failures(self) -> int:
-        return self.committer.failures
+        return self._writes.failed_commits
 
     def check_writable(self, ack: Ack) -> None:
         """Everything is writable; a store that stopped says so itself."""
@@ -52,31 +70,48 @@ class LocalShard:
     async def prepare(self, topic: Topic) -> None:
         """The catalog has seen to it."""
 
-    def wait(self, appended: Appended, ack: Ack) -> asyncio.Future[None] | None:
-        return self.committer.wait(appended)
+    def wait(self, appended: Appended, ack: Ack) -> asyncio.Future[None]:
+        future = self._writes.add(appended, Ack.QUORUM, self.store.committed_lsn, 0.0)
+        self._disk.kick_soon()
+        return future
 
     def figures(self) -> dict[str, Any]:
         return {"role": "leading", "epoch": 1, "serving": self.stopped is None}
+
+    async def close(self) -> None:
+        """Commit what waits, end the thread, close the store. No append may come after."""
+        await self._writes.settled()
+        await asyncio.to_thread(self._disk.close)
+        await asyncio.to_thread(self.store.close)
+
+
+@asynccontextmanager
+async def running_single(config: NodeConfig) -> AsyncIterator[Broker]:
+    """The broker of a node of its own, for as long as the scope lasts. Raises what :meth:`SingleNode.open` raises."""
+    waiters, parts = WaiterTable(config.max_waiters), Parts(tell_part)
+    broker = Broker(config, await SingleNode.open(config, waiters.wake, parts), waiters, parts)
+    try:
+        yield broker
+    finally:
+        await broker.close()
 
 
 class SingleNode:
     """The topology of a node of its own. Make it in the loop's thread."""
 
-    def __init__(self, stores: Sequence[ShardStore], on_touched: Touched, parts: Parts) -> None:
-        """``stores`` belong to it from here on; their committers start. ``parts`` are the whole node's."""
+    def __init__(self, stores: Sequence[ShardStore], touched: Touched, parts: Parts) -> None:
+        """``stores`` belong to it from here on. ``parts`` are the whole node's."""
         self._parts = parts
         self.shard_count = len(stores)
         self.peers: Peers = NoPeers()
-        self._ports = [LocalShard(number, store, on_touched) for number, store in enumerate(stores)]
+        self._ports = [LocalShard(number, store, touched) for number, store in enumerate(stores)]
         self._catalog = Catalog(stores)
         self._control = runtime.ThreadPoolExecutor(1, "lsmq-control")
-        for port in self._ports:
-            port.committer.start()
 
     @classmethod
-    async def open(cls, config: NodeConfig, on_touched: Touched, parts: Parts) -> SingleNode:
+    async def open(cls, config: NodeConfig, touched: Touched, parts: Parts) -> SingleNode:
         """Open the data directory. Raises what :func:`open_shards` raises."""
-        node = cls(await asyncio.to_thread(open_shards, config), on_touched, parts)
+        node = cls(await asyncio.to_thread(open_shards, config), touched, parts)
         await node._in_control(node._catalog.complete)
         return node
 
@@ -155,8 +190,6 @@ class SingleNode:
         """Nobody else is there."""
 
     async def close(self) -> None:
-        for port in self._ports:
-            await port.committer.close()
         await asyncio.to_thread(self._control.shutdown)
         for port in self._ports:
-            await asyncio.to_thread(port.store.close)
+            await port.close()
