@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lsmq.errors import DiskFull, LsmqError, NotEnoughReplicas, NotLeader, ShardStopped
+from lsmq.errors import DiskFull, LsmqError, NotEnoughReplicas, NotLeader, ShardStopped, StoreBusy
 from lsmq_node.broker.topology import Ack
 from lsmq_node.cluster.single import LocalShard
 from lsmq_node.cluster.writes import WaitingWrites
 from lsmq_node.storage import Appended, Committed, ShardStore
 from lsmq_node.storage.line import Round
-from storage.harness import tiny
+from storage.harness import keep_house, open_stepped, tiny
+from support.sim_disk import SimDisk
 
 Write = Callable[..., asyncio.Future[None]]
 Test = Callable[[WaitingWrites, Write], Awaitable[None]]
@@ -128,6 +130,25 @@ def test_what_a_commit_touched_is_told_once_a_topic() -> None:
     one, two = np.array([1], np.uint32), np.array([2], np.uint32)
     writes.committed(Committed(10, 0, [(7, one), (8, one), (7, two)]))
     assert told == [(7, [[1], [2]]), (8, [[1]])]
+
+
+@pytest.mark.parametrize(("error", "refusal"), [(errno.ENOSPC, DiskFull), (errno.EMFILE, StoreBusy)])
+def test_want_of_space_or_descriptors_drops_a_write_and_the_shard_takes_the_next(
+    tmp_path: Path, error: int, refusal: type[LsmqError]
+) -> None:
+    async def test() -> None:
+        disk = SimDisk(tmp_path)
+        store = open_stepped(tmp_path / "s", tiny(), disk)
+        shard = LocalShard(0, store, lambda topic_id, queues: None)
+        disk.at(1, error, ("write",))
+        with pytest.raises(refusal):
+            await shard.wait(store.put_documents({"lost": b"x"}), Ack.QUORUM)
+        keep_house(store)
+        await shard.wait(store.put_documents({"kept": b"x"}), Ack.QUORUM)
+        assert (store.documents(), shard.failures, shard.stopped) == ([("kept", b"x")], 1, None)
+        await shard.close()
+
+    asyncio.run(test())
 
 
 def test_an_unknown_failure_of_the_engine_fails_everybody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,28 +4,27 @@ Frames that have queued up are written one after another and synced once. A lead
 written, so that it is shipped at once, and durable (see ``ReplicaLog.listen``). Applying is not done here: see
 :mod:`.apply_worker`.
 
-A frame that cannot be stored (disk full, or damaged on its way) does not stop the shard: nothing of it counts. But
-what follows it cannot be stored either, so everything is passed over until :class:`Settle`.
+A frame that cannot be stored (disk full, no descriptor left, or damaged on its way) does not stop the shard: nothing of
+it counts. But what follows it cannot be stored either, so everything is passed over until :class:`Settle`.
 """
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from lsmq import runtime
-from lsmq.errors import CorruptFile, DiskFull, InvalidRequest, LsmqError, NotLeader
+from lsmq.errors import CorruptFile, DiskFull, InvalidRequest, LsmqError, NotLeader, StoreBusy
 from lsmq_node.replication import LifeId, ReplicaRecord
 from lsmq_node.storage import ShardStore
 from lsmq_node.storage.disk import Disk
+from lsmq_node.storage.failures import WANT
 
 from .disk_thread import DiskThread, Failed
 from .record import save_record
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_FULL_RETRY_S = 0.5
+_WANT_RETRY_S = 0.5
 _ROOM_WAIT_S = 0.25
 #: A follower takes frames slowly while it has so much of the log not yet applied.
 UNAPPLIED_BYTES = 64 * 1024 * 1024
@@ -221,7 +220,7 @@ class DiskWorker(DiskThread[Operation]):
                 self._append_all(operation)
 
     def _keep(self, record: ReplicaRecord) -> None:
-        """A full disk is waited for: until the record is kept, nothing that depends on it is said.
+        """Space, or a descriptor, is waited for: until the record is kept, nothing that depends on it is said.
 
         The record says how far the log is durable, which must be true also where that was only promised.
         """
@@ -231,7 +230,7 @@ class DiskWorker(DiskThread[Operation]):
                 save_record(self._disk, self._path, record)
                 break
             except OSError as error:
-                if error.errno not in _FULL or self._closing.wait(_FULL_RETRY_S):
+                if error.errno not in WANT or self._closing.wait(_WANT_RETRY_S):
                     raise
         self._post(Kept(record))
 
@@ -268,7 +267,7 @@ class DiskWorker(DiskThread[Operation]):
             store.wait_for_room(_ROOM_WAIT_S)
         try:
             end_lsn = log.receive(frame.lsn, frame.content)
-        except (DiskFull, CorruptFile, InvalidRequest) as error:
+        except (DiskFull, StoreBusy, CorruptFile, InvalidRequest) as error:
             self._passing_over = True
             self._post(FrameDropped(error))
             return
@@ -296,6 +295,6 @@ class DiskWorker(DiskThread[Operation]):
         try:
             log.save_high_watermark()
         except OSError as error:
-            if error.errno not in _FULL:
+            if error.errno not in WANT:
                 raise
         self._post(LogBegins(log.first_lsn()))

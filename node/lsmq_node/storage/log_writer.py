@@ -175,6 +175,7 @@ class LogWriter:
         self._writing = False
 
     def _write_pending(self, lsn: int, buffer: bytearray, pending: list[Pending]) -> None:
+        assert lsn == self.written_lsn == self._received_lsn, "what is in line goes on where the log ends"
         end_lsn = lsn + len(buffer)
         self._write(lsn, buffer, lsn)
         if self.on_written is not None:
