@@ -74,6 +74,7 @@ class CommitPoint:
         self._applying = False  # guarded by lock: whoever takes it and finds it set comes after one that was torn out
         self._written = deque(written)  # guarded by the line's lock
         self._moved = runtime.Condition()
+        self._waiting = 0  # threads in wait_for; changed under _moved
         self._listeners: list[Callable[[Committed], None]] = []
         self.after_apply: Callable[[int], None] = lambda lsn: None
         #: Stops the shard, with what tore a thread out of applying; gives what it has stopped with.
@@ -179,13 +180,18 @@ class CommitPoint:
 
     def wake(self) -> None:
         """Have those in :meth:`wait_for` look again."""
-        with self._moved:
-            self._moved.notify_all()
+        if self._waiting:  # whoever comes from now on looks at what is there already
+            with self._moved:
+                self._moved.notify_all()
 
     def wait_for(self, condition: Callable[[], bool], timeout: float | None) -> bool:
         """Return whether ``condition`` has come true, which is looked at when this moves."""
         with self._moved:
-            return self._moved.wait_for(condition, timeout)
+            self._waiting += 1
+            try:
+                return self._moved.wait_for(condition, timeout)
+            finally:
+                self._waiting -= 1
 
     def let_go(self) -> None:
         """This is a forked child: whoever held a lock is not here to release it."""

@@ -134,7 +134,8 @@ class LogWriter:
         with self._lock:
             if not self.is_committed(appended):
                 self._commit()
-        if not self.commits.wait_for(lambda: self.is_committed(appended), timeout):
+        committed = self.is_committed(appended)
+        if not committed and not self.commits.wait_for(lambda: self.is_committed(appended), timeout):
             message = f"the write at LSN {appended.lsn} is not committed after {timeout} s; it may still be"
             raise TimedOut(message)
 
