@@ -85,15 +85,15 @@ class Broker:
     # Topics
 
     async def topics(self) -> list[Topic]:
-        return sorted(await self.topology.newest_topics(), key=lambda topic: topic.name)
+        return sorted(await self.topology.topics.newest(), key=lambda topic: topic.name)
 
     async def topic(self, name: str) -> Topic:
         """Raises ``UnknownTopic``."""
-        return await self.topology.topic(name)
+        return await self.topology.topics.by_name(name)
 
     async def topic_by_id(self, topic_id: int) -> Topic:
         """Raises ``UnknownTopic``."""
-        return await self.topology.topic_by_id(topic_id)
+        return await self.topology.topics.by_id(topic_id)
 
     async def create_topic(self, name: str, queues: int, options: TopicOptions) -> tuple[Topic, bool]:
         """The topic, durable, and whether this call made it.
@@ -101,24 +101,24 @@ class Broker:
         Raises ``TopicExists``, ``InvalidTopicName``, ``TooManyTopics``.
         """
         self._check_writable()
-        known = self.topology.topics()
+        known = self.topology.topics.all()
         if len(known) >= self.config.max_topics and not any(topic.name == name for topic in known):
             raise TooManyTopics(
                 f"there are {len(known)} topics, the limit is {self.config.max_topics} (max_topics); delete some, or "
                 "give a topic more queues",
                 limit=self.config.max_topics,
             )
-        return await self.topology.create_topic(name, queues, options)
+        return await self.topology.topics.create(name, queues, options)
 
     async def grow_topic(self, name: str, queues: int) -> Topic:
         """Give the topic more queues, durably. Raises ``UnknownTopic``, ``InvalidRequest`` where it has more."""
         self._check_writable()
-        return await self.topology.grow_topic(name, queues)
+        return await self.topology.topics.grow(name, queues)
 
     async def delete_topic(self, name: str) -> None:
         """Delete the topic and its messages. Who waits for it is told. Raises ``UnknownTopic``."""
         self._check_writable()
-        topic = await self.topology.delete_topic(name)
+        topic = await self.topology.topics.delete(name)
         self._next_queue.pop(topic.id, None)
         self.waiters.wake_topic(topic.id)
 

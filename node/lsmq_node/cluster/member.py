@@ -25,7 +25,6 @@ from lsmq_node.broker.topology import Leadership
 from lsmq_node.broker.waiters import WaiterTable
 from lsmq_node.config import NodeConfig
 from lsmq_node.replication.actions import ProposeInSync, ProposeLeave, RegisterStart
-from lsmq_node.storage import Topic, TopicOptions
 
 from .handing_over import DamagedLeaders
 from .hosted import HostedReplicas
@@ -57,7 +56,7 @@ class ClusterMember:
         self._parts = parts
         self._lease = parts.part("lease")
         self._clock = parts.part("clock", essential=False)
-        self.agreed_topics = ClusterTopics(control)
+        self.topics = ClusterTopics(control)
         self._commands: dict[tuple[str, int, int], asyncio.Task[None]] = {}
         self._tidy = asyncio.Event()
         self._retiring = False
@@ -104,28 +103,7 @@ class ClusterMember:
             sent=False,
         )
 
-    # Topics
-
-    def topics(self) -> Sequence[Topic]:
-        return self.agreed_topics.all()
-
-    async def newest_topics(self) -> Sequence[Topic]:
-        return await self.agreed_topics.newest()
-
-    async def topic(self, name: str) -> Topic:
-        return await self.agreed_topics.by_name(name)
-
-    async def topic_by_id(self, topic_id: int) -> Topic:
-        return await self.agreed_topics.by_id(topic_id)
-
-    async def create_topic(self, name: str, queues: int, options: TopicOptions) -> tuple[Topic, bool]:
-        return await self.agreed_topics.create(name, queues, options)
-
-    async def grow_topic(self, name: str, queues: int) -> Topic:
-        return await self.agreed_topics.grow(name, queues)
-
-    async def delete_topic(self, name: str) -> Topic:
-        return await self.agreed_topics.delete(name)
+    # What people ask of it
 
     def overview(self, own_url: str) -> dict[str, Any]:
         if not self.control.state.bootstrapped:  # Without shards it would look like a cluster that has none.
@@ -220,7 +198,7 @@ class ClusterMember:
 
     def viewed(self, state: ClusterState) -> None:
         """A new control state."""
-        deleted = [topic for topic in self.agreed_topics.all() if topic.name not in state.topics]
+        deleted = [topic for topic in self.topics.all() if topic.name not in state.topics]
         self.replicas.viewed(state)
         for topic in deleted:
             self._waiters.wake_topic(topic.id)

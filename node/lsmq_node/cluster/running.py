@@ -126,7 +126,7 @@ async def running_member(config: NodeConfig) -> AsyncIterator[Broker]:
             gather_snapshot=snapshots.gather,
             touched=waiters.wake,
             changed=member.role_changed,
-            placed=member.agreed_topics.placed,
+            placed=member.topics.placed,
             congested=links.congested,
             client_url=member.client_url,
         )

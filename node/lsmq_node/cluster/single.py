@@ -96,6 +96,48 @@ async def running_single(config: NodeConfig) -> AsyncIterator[Broker]:
         await broker.close()
 
 
+class LocalTopics:
+    """The topics of a catalog. They are changed in a thread, one at a time."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._thread = runtime.ThreadPoolExecutor(1, "lsmq-control")
+
+    def all(self) -> Sequence[Topic]:
+        return self._catalog.topics()
+
+    async def newest(self) -> Sequence[Topic]:
+        return self.all()
+
+    async def by_name(self, name: str) -> Topic:
+        return self._catalog.topic(name)
+
+    async def by_id(self, topic_id: int) -> Topic:
+        return self._catalog.topic_by_id(topic_id)
+
+    async def complete(self) -> None:
+        await self._change(self._catalog.complete)
+
+    async def create(self, name: str, queues: int, options: TopicOptions) -> tuple[Topic, bool]:
+        def create() -> tuple[Topic, bool]:
+            before = {topic.name for topic in self.all()}
+            return self._catalog.create(name, queues, options), name not in before
+
+        return await self._change(create)
+
+    async def grow(self, name: str, queues: int) -> Topic:
+        return await self._change(lambda: self._catalog.grow(name, queues))
+
+    async def delete(self, name: str) -> Topic:
+        return await self._change(lambda: self._catalog.delete(name))
+
+    async def _change(self, blocking: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, blocking)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._thread.shutdown)
+
+
 class SingleNode:
     """The topology of a node of its own. Make it in the loop's thread."""
 
@@ -105,14 +147,13 @@ class SingleNode:
         self.shard_count = len(stores)
         self.peers: Peers = NoPeers()
         self._ports = [LocalShard(number, store, touched) for number, store in enumerate(stores)]
-        self._catalog = Catalog(stores)
-        self._control = runtime.ThreadPoolExecutor(1, "lsmq-control")
+        self.topics = LocalTopics(Catalog(stores))
 
     @classmethod
     async def open(cls, config: NodeConfig, touched: Touched, parts: Parts) -> SingleNode:
         """Open the data directory. Raises what :func:`open_shards` raises."""
         node = cls(await asyncio.to_thread(open_shards, config), touched, parts)
-        await node._in_control(node._catalog.complete)
+        await node.topics.complete()
         return node
 
     def ports(self) -> Sequence[LocalShard]:
@@ -126,31 +167,6 @@ class SingleNode:
 
     def followers(self, shard: int) -> Sequence[str]:
         return ()
-
-    def topics(self) -> Sequence[Topic]:
-        return self._catalog.topics()
-
-    async def newest_topics(self) -> Sequence[Topic]:
-        return self.topics()
-
-    async def topic(self, name: str) -> Topic:
-        return self._catalog.placed(self._ports[0].store.topic(name))
-
-    async def topic_by_id(self, topic_id: int) -> Topic:
-        return self._catalog.placed(self._ports[0].store.topic_by_id(topic_id))
-
-    async def create_topic(self, name: str, queues: int, options: TopicOptions) -> tuple[Topic, bool]:
-        def create() -> tuple[Topic, bool]:
-            before = {topic.name for topic in self.topics()}
-            return self._catalog.create(name, queues, options), name not in before
-
-        return await self._in_control(create)
-
-    async def grow_topic(self, name: str, queues: int) -> Topic:
-        return await self._in_control(lambda: self._catalog.grow(name, queues))
-
-    async def delete_topic(self, name: str) -> Topic:
-        return await self._in_control(lambda: self._catalog.delete(name))
 
     def gauges(self) -> Mapping[str, float]:
         return {}
@@ -183,13 +199,10 @@ class SingleNode:
     def not_ready(self) -> Sequence[str]:
         return ()
 
-    async def _in_control(self, blocking: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._control, blocking)
-
     async def retire(self) -> None:
         """Nobody else is there."""
 
     async def close(self) -> None:
-        await asyncio.to_thread(self._control.shutdown)
+        await self.topics.close()
         for port in self._ports:
             await port.close()
