@@ -32,6 +32,27 @@ ALLOWED = {
     "lsmq_pipeline": ("lsmq",),
     "pyspark_lsmq": ("lsmq_pipeline.source",),
 }
+# The rooms of the daemon, and its single modules, from below: each may import those that stand before it.
+NODE_ROOMS = (
+    "descriptors",
+    "listening",
+    "parts",
+    "settings",
+    "storage",
+    "replication",
+    "cluster_config",
+    "config",
+    "config_file",
+    "broker",
+    "connections",
+    "metrics",
+    "groups",
+    "workqueue",
+    "push",
+    "transactions",
+    "cluster",
+    "api",
+)
 # Libraries that one module of a package alone may import, so that what they promise is read in one place.
 ONLY_IN = {
     "pysyncobj": {"lsmq_coordinator.raft_transport"},
@@ -134,6 +155,26 @@ def test_threads_clocks_and_randomness_come_from_the_runtime() -> None:
             *(imported for imported in sorted(imports(name, path)) if within(imported, REPLACED)),
             *(called for called in REPLACED_OF_OS if f"{called}(" in path.read_text()),
         )
+    ]
+    assert wrong == []
+
+
+def node_room(name: str) -> str | None:
+    """The room of the daemon that a module is in; None for modules of others."""
+    package, _, rest = name.partition(".")
+    return rest.partition(".")[0] or None if package == "lsmq_node" else None
+
+
+def test_no_room_of_the_daemon_imports_one_above_it() -> None:
+    place = {room: at for at, room in enumerate(NODE_ROOMS)}
+    rooms = {name: room for name, _ in modules() if (room := node_room(name)) is not None}
+    assert set(rooms.values()) == set(place)
+    wrong = [
+        f"{name} imports {imported}"
+        for name, path in modules()
+        if name in rooms
+        for imported in sorted(imports(name, path))
+        if (room := node_room(imported)) is not None and place[room] > place[rooms[name]]
     ]
     assert wrong == []
 

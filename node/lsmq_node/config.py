@@ -4,7 +4,7 @@ Later sources win: defaults, then the TOML file, then ``LSMQ_<FIELD>`` in the en
 overrides (the command line). A key that no field has is refused wherever it comes from, since a misspelt
 limit that is silently ignored is found out at the worst moment.
 
-A node of a cluster has a table ``[cluster]`` as well, or ``LSMQ_CLUSTER_<FIELD>``: see ``cluster/config.py``.
+A node of a cluster has a table ``[cluster]`` as well, or ``LSMQ_CLUSTER_<FIELD>``: see ``cluster_config.py``.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from lsmq_node.cluster.config import ENVIRONMENT_PREFIX as CLUSTER_PREFIX
-from lsmq_node.cluster.config import ClusterConfig
+from lsmq_node.cluster_config import ENVIRONMENT_PREFIX as CLUSTER_PREFIX
+from lsmq_node.cluster_config import ClusterConfig
 from lsmq_node.settings import (
     KIB,
     MIB,

@@ -12,7 +12,7 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
-from lsmq_node.cluster.config import ClusterConfig, Voter
+from lsmq_node.cluster_config import ClusterConfig, Voter
 from lsmq_node.config import NodeConfig
 from lsmq_node.settings import KIB, MIB, plain
 

@@ -17,8 +17,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
 from lsmq_coordinator.parts import Parts
-from lsmq_node.broker import Broker, SingleNode, Topology, WaiterTable
+from lsmq_node.broker import Broker, Topology, WaiterTable
 from lsmq_node.broker.disk_watch import DiskWatch
+from lsmq_node.cluster.single import SingleNode
 from lsmq_node.config import NodeConfig
 from lsmq_node.groups import GroupService
 from lsmq_node.groups.metrics import GroupCollector

@@ -12,7 +12,8 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from lsmq_coordinator.parts import Parts
 from lsmq_node.api.app import NODE, make_app
-from lsmq_node.broker import Broker, SingleNode, WaiterTable
+from lsmq_node.broker import Broker, WaiterTable
+from lsmq_node.cluster.single import SingleNode
 from lsmq_node.config import NodeConfig
 from lsmq_node.node import Node
 from lsmq_node.storage import ShardStore, StoreOptions

@@ -9,7 +9,7 @@ import pytest
 
 from lsmq.messages import key_hash
 from lsmq_node.api.app import route_table
-from lsmq_node.cluster.config import ClusterConfig
+from lsmq_node.cluster_config import ClusterConfig
 from lsmq_node.config import NodeConfig
 from lsmq_node.config_file import reference_table
 

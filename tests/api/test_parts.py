@@ -1,8 +1,7 @@
-"""The broker's parts by themselves: placement, waiters, the byte budget, the committer, the configuration."""
+"""The broker's parts by themselves: placement, waiters, the byte budget, the configuration."""
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lsmq.errors import DiskFull, LsmqError, Unavailable
+from lsmq.errors import Unavailable
 from lsmq.record_batch import Column, encode_batch
 from lsmq_node.broker import ByteBudget, queue_ranges, shard_of
-from lsmq_node.broker.committer import Committer
 from lsmq_node.broker.placement import grown_ranges, split_by_shard
 from lsmq_node.broker.waiters import Waiter, WaiterTable
 from lsmq_node.config import InvalidConfig, LogFormat, NodeConfig
-from lsmq_node.storage import Appended, Committed, FlushMode, Topic
+from lsmq_node.storage import FlushMode, Topic
 from lsmq_node.storage.columns import encode_columns
-from lsmq_node.storage.line import Round
 
 QUEUES = st.integers(1, 50)
 SHARDS = st.integers(1, 9)
@@ -114,104 +111,6 @@ def test_packed_columns_are_what_the_codec_makes(pairs: list[tuple[int, int]], s
     )
     columns: dict[int, Any] = {Column.QUEUE: queues, Column.OFFSET: offsets, Column.STORED_MS: stored_ms}
     assert packed == encode_batch(len(pairs), columns, b"")
-
-
-class FakeStore:
-    """A store whose commits are decided by the test."""
-
-    def __init__(self) -> None:
-        self.committed_lsn = 0
-        self.listener: Any = None
-        self.calls = 0
-        self.broken: Exception | None = None
-
-    def on_commit(self, listener: Any) -> None:
-        self.listener = listener
-
-    def commit(self) -> int:
-        self.calls += 1
-        if self.broken is not None:
-            raise self.broken
-        return self.committed_lsn
-
-    def tell(self, lsn: int, round_: int = 0, error: LsmqError | None = None) -> None:
-        self.committed_lsn = lsn
-        self.listener(Committed(lsn, round_, [], error))
-
-
-def appended(lsn: int, round_: int = 0, *, duplicate: bool = False) -> Appended:
-    return Appended(lsn=lsn, fate=Round(round_), offsets=np.empty(0, np.int64), stored_ms=0, duplicate=duplicate)
-
-
-def with_committer(test: Any) -> None:
-    async def run() -> None:
-        store = FakeStore()
-        committer = Committer(0, store, lambda topic_id, queues: None)  # type: ignore[arg-type]
-        committer.start()
-        await test(store, committer)
-        await committer.close()
-
-    asyncio.run(run())
-
-
-def test_a_commit_answers_those_up_to_its_lsn() -> None:
-    async def test(store: FakeStore, committer: Committer) -> None:
-        waits = [committer.wait(appended(lsn)) for lsn in (10, 20, 30)]
-        store.tell(20)
-        await asyncio.wait(waits[:2])
-        assert [wait.done() for wait in waits] == [True, True, False]
-        store.tell(30)
-        await waits[2]
-
-    with_committer(test)
-
-
-def test_a_failed_round_fails_those_above_its_lsn_and_not_the_next_round() -> None:
-    async def test(store: FakeStore, committer: Committer) -> None:
-        kept, lost, later = (committer.wait(appended(*at)) for at in ((10, 0), (20, 0), (15, 1)))
-        store.tell(10, 0, DiskFull("full"))
-        await kept
-        with pytest.raises(DiskFull):
-            await lost
-        assert not later.done()
-        store.tell(15, 1)
-        await later
-        assert committer.stopped is None
-
-    with_committer(test)
-
-
-def test_a_repeat_that_is_committed_waits_for_nothing() -> None:
-    async def test(store: FakeStore, committer: Committer) -> None:
-        store.tell(50)
-        assert committer.wait(appended(40, duplicate=True)) is None
-        in_line = committer.wait(appended(60, duplicate=True))
-        assert in_line is not None
-        store.tell(60)
-        await in_line
-
-    with_committer(test)
-
-
-def test_a_caller_who_gives_up_does_not_disturb_the_others() -> None:
-    async def test(store: FakeStore, committer: Committer) -> None:
-        first, second = committer.wait(appended(10)), committer.wait(appended(20))
-        first.cancel()
-        store.tell(20)
-        await second
-
-    with_committer(test)
-
-
-def test_an_unknown_failure_of_the_engine_fails_everybody() -> None:
-    async def test(store: FakeStore, committer: Committer) -> None:
-        store.broken = RuntimeError("a bug")
-        wait = committer.wait(appended(10))
-        with pytest.raises(LsmqError, match="a bug"):
-            await wait
-        assert committer.stopped is not None
-
-    with_committer(test)
 
 
 def test_settings_come_from_file_environment_and_arguments_in_this_order(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from lsmq_coordinator.liveness import LivenessTiming
 from lsmq_coordinator.raft_terms import RaftTiming
-from lsmq_node.cluster.config import ClusterConfig, Voter
+from lsmq_node.cluster_config import ClusterConfig, Voter
 from lsmq_node.config import InvalidConfig, NodeConfig
 from lsmq_node.config_file import render, write
 from lsmq_node.replication.control import Timings

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lsmq.errors import DiskFull, LsmqError, NotLeader, ShardStopped
+from lsmq.errors import DiskFull, LsmqError, NotLeader, ShardStopped, StoreBusy
 from lsmq_node.broker.topology import Ack
 from lsmq_node.cluster.record import NAME, decode_record
 from lsmq_node.replication import Role
@@ -62,7 +62,10 @@ def test_a_failed_fsync_ends_the_replica_and_the_others_go_on(tmp_path: Path, vi
     run(test)
 
 
-def test_a_full_disk_of_the_leader_drops_a_write_and_takes_the_next(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("error", "refusal"), [(errno.ENOSPC, DiskFull), (errno.EMFILE, StoreBusy)])
+def test_want_of_space_or_descriptors_at_the_leader_drops_a_write_and_takes_the_next(
+    tmp_path: Path, error: int, refusal: type[LsmqError]
+) -> None:
     async def test() -> None:
         async with group(tmp_path, start=False) as nodes:
             disk = nodes.sites["a"].disk = SimDisk(tmp_path)
@@ -70,8 +73,8 @@ def test_a_full_disk_of_the_leader_drops_a_write_and_takes_the_next(tmp_path: Pa
                 await nodes.start(name)
             await ready(nodes)
             await nodes.put(nodes["a"], b"one")
-            disk.at(1, errno.ENOSPC, ("pwrite", "write"))
-            with pytest.raises(DiskFull):
+            disk.at(1, error, ("pwrite", "write"))
+            with pytest.raises(refusal):
                 await nodes.put(nodes["a"], b"two")
             assert nodes["a"].role is Role.LEADING
             await until(lambda: not nodes["a"].store.disk_full, "there is space again")

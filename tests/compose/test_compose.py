@@ -12,7 +12,7 @@ from itertools import pairwise
 import pytest
 
 from lsmq import Client, Consumer, Producer
-from lsmq_node.cluster.config import ENVIRONMENT_PREFIX
+from lsmq_node.cluster_config import ENVIRONMENT_PREFIX
 from lsmq_node.config import NodeConfig
 
 from .stack import COMPOSE_DIRECTORY, NODES, ZOOKEEPERS, Stack, until

@@ -102,7 +102,7 @@ def open_stepped(
 
 def freeze(store: ShardStore) -> None:
     store._writer.commit()
-    store._writer.between_entries(store._tables.freeze)
+    store._commits.between_entries(store._tables.freeze)
 
 
 def flush(store: ShardStore) -> None:

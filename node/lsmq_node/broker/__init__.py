@@ -9,7 +9,6 @@ from .fetched import Fetched
 from .peers import Peers
 from .placement import QueueRange, queue_ranges, shard_of
 from .requests import DeleteRequest, FetchRequest, ProduceRequest, ReadRequest
-from .single import SingleNode
 from .topology import Ack, Leadership, ShardPort, Topology
 from .waiters import WaiterTable
 
@@ -31,7 +30,6 @@ __all__ = [
     "ReadRequest",
     "ReadFrom",
     "ShardPort",
-    "SingleNode",
     "Start",
     "Topology",
     "WaiterTable",

@@ -1,6 +1,6 @@
 """The broker: appends, commits, reads and long polls over the shards of one node.
 
-Everything here runs on the loop thread except what is handed to one of three places: the committers'
+Everything here runs on the loop thread except what is handed to one of three places: the shards' disk
 threads (fdatasync), the read pool (:mod:`.reads`: anything that may touch the disk for a consumer) and the control
 thread (creating and deleting topics). Appending only touches memory and happens on the loop thread.
 """
@@ -91,7 +91,7 @@ class Broker:
     # Topics
 
     async def topics(self) -> list[Topic]:
-        return sorted(await self.topology.newest_topics(), key=lambda topic: topic.name)
+        return sorted(await self.topology.topics.newest(), key=lambda topic: topic.name)
 
     async def topic(self, name: str, meant: int | None = None) -> Topic:
         """The topic of this name, and no other that the caller may have meant by it, who knows the id ``meant``.
@@ -99,7 +99,7 @@ class Broker:
         Raises ``UnknownTopic``; ``TopicReplaced`` where it was made anew since; ``Unavailable`` where the caller knows
         a later one than this node does.
         """
-        topic = await self.topology.topic(name)
+        topic = await self.topology.topics.by_name(name)
         if meant is None or meant == topic.id:
             return topic
         if meant > topic.id:
@@ -113,25 +113,25 @@ class Broker:
 
     async def topic_by_id(self, topic_id: int) -> Topic:
         """Raises ``UnknownTopic``."""
-        return await self.topology.topic_by_id(topic_id)
+        return await self.topology.topics.by_id(topic_id)
 
     async def create_topic(self, name: str, queues: int, options: TopicOptions) -> tuple[Topic, bool]:
         """The topic, durable, and whether this call made it.
 
         Raises ``TopicExists``, ``InvalidTopicName``, and what admission raises.
         """
-        self.admission.create_topic(name, queues, options, self.topology.topics())
-        return await self.topology.create_topic(name, queues, options)
+        self.admission.create_topic(name, queues, options, self.topology.topics.all())
+        return await self.topology.topics.create(name, queues, options)
 
     async def grow_topic(self, name: str, queues: int) -> Topic:
         """Give the topic more queues, durably. Raises ``UnknownTopic``, ``InvalidRequest`` where it has more."""
         self.admission.write()
-        return await self.topology.grow_topic(name, queues)
+        return await self.topology.topics.grow(name, queues)
 
     async def delete_topic(self, name: str) -> None:
         """Delete the topic and its messages. Who waits for it is told. Raises ``UnknownTopic``."""
         self.admission.write()
-        topic = await self.topology.delete_topic(name)
+        topic = await self.topology.topics.delete(name)
         self._next_queue.pop(topic.id, None)
         self.waiters.wake_topic(topic.id)
 

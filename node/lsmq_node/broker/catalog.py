@@ -33,9 +33,17 @@ class Catalog:
         self._ranges: dict[int, Ranges] = {}
 
     def topics(self) -> list[Topic]:
-        return [self.placed(topic) for topic in self._first.topics()]
+        return [self._placed(topic) for topic in self._first.topics()]
 
-    def placed(self, topic: Topic) -> Topic:
+    def topic(self, name: str) -> Topic:
+        """Raises ``UnknownTopic``."""
+        return self._placed(self._first.topic(name))
+
+    def topic_by_id(self, topic_id: int) -> Topic:
+        """Raises ``UnknownTopic``."""
+        return self._placed(self._first.topic_by_id(topic_id))
+
+    def _placed(self, topic: Topic) -> Topic:
         """The topic with its ranges, where it has grown."""
         ranges = self._ranges.get(topic.id)
         return topic if ranges is None else replace(topic, ranges=ranges)
@@ -76,7 +84,7 @@ class Catalog:
 
     def grow(self, name: str, queues: int) -> Topic:
         """Give the topic more queues, durably. Raises ``UnknownTopic``, and ``InvalidRequest`` where it has more."""
-        topic = self.placed(self._first.topic(name))
+        topic = self.topic(name)
         if queues < topic.queues:
             raise can_only_grow(topic, queues)
         if queues == topic.queues:
@@ -87,7 +95,7 @@ class Catalog:
         ranges = grown_ranges(topic, queues, len(self._stores))
         self._first.wait(self._first.put_documents({f"{RANGES}{topic.id}": msgpack.packb(ranges)}))
         self._grow(topic, ranges)
-        return self.placed(self._first.topic(name))
+        return self.topic(name)
 
     def _grow(self, topic: Topic, ranges: Ranges) -> None:
         """The first shard last: from then on the new queues are there."""

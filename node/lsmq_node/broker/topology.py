@@ -1,6 +1,6 @@
 """What a broker stands on: which topics there are, and which shards are at this node with what right.
 
-A node of its own (:mod:`.single`) has all shards and may do everything. A member of a cluster
+A node of its own (:mod:`lsmq_node.cluster.single`) has all shards and may do everything. A member of a cluster
 (:mod:`lsmq_node.cluster.member`) has replicas of some shards and leads some of those.
 """
 
@@ -68,14 +68,39 @@ class ShardPort(Protocol):
     async def prepare(self, topic: Topic) -> None:
         """Have the store know the topic, and all its queues, where it does not yet. May raise what a write raises."""
 
-    def wait(self, appended: Appended, ack: Ack) -> asyncio.Future[None] | None:
-        """What to await until the write is acknowledged; None if it is already.
+    def wait(self, appended: Appended, ack: Ack) -> asyncio.Future[None]:
+        """What to await until the write is acknowledged.
 
         Call it in the same step of the loop as the append. A caller that is cancelled leaves the write as it is.
         """
 
     def figures(self) -> dict[str, Any]:
         """What the status page shows of the shard beside the store's statistics; plain values."""
+
+
+class Topics(Protocol):
+    """The topics there are, and where their queues lie."""
+
+    def all(self) -> Sequence[Topic]:
+        """As they are known here."""
+
+    async def newest(self) -> Sequence[Topic]:
+        """Asked for where others decide on topics; as they are known here when nobody can be asked."""
+
+    async def by_name(self, name: str) -> Topic:
+        """Raises ``UnknownTopic``."""
+
+    async def by_id(self, topic_id: int) -> Topic:
+        """Raises ``UnknownTopic``."""
+
+    async def create(self, name: str, queues: int, options: TopicOptions) -> tuple[Topic, bool]:
+        """The topic, durable, and whether this call made it. Raises ``TopicExists``, ``InvalidTopicName``."""
+
+    async def grow(self, name: str, queues: int) -> Topic:
+        """The topic with ``queues`` queues, durable. Raises ``UnknownTopic``, ``InvalidRequest`` where it has more."""
+
+    async def delete(self, name: str) -> Topic:
+        """Raises ``UnknownTopic``."""
 
 
 class Topology(Protocol):
@@ -85,6 +110,9 @@ class Topology(Protocol):
     shard_count: int
     #: How the leaders of shards that are not led here are asked.
     peers: Peers
+
+    @property
+    def topics(self) -> Topics: ...
 
     def ports(self) -> Sequence[ShardPort]:
         """The shards at this node, by number."""
@@ -96,27 +124,6 @@ class Topology(Protocol):
 
     def followers(self, shard: int) -> Sequence[str]:
         """How clients reach the replicas in sync beside the leader."""
-
-    def topics(self) -> Sequence[Topic]:
-        """As they are known here."""
-
-    async def newest_topics(self) -> Sequence[Topic]:
-        """Asked for where others decide on topics; as they are known here when nobody can be asked."""
-
-    async def topic(self, name: str) -> Topic:
-        """Raises ``UnknownTopic``."""
-
-    async def topic_by_id(self, topic_id: int) -> Topic:
-        """Raises ``UnknownTopic``."""
-
-    async def create_topic(self, name: str, queues: int, options: TopicOptions) -> tuple[Topic, bool]:
-        """The topic, durable, and whether this call made it. Raises ``TopicExists``, ``InvalidTopicName``."""
-
-    async def grow_topic(self, name: str, queues: int) -> Topic:
-        """The topic with ``queues`` queues, durable. Raises ``UnknownTopic``, ``InvalidRequest`` where it has more."""
-
-    async def delete_topic(self, name: str) -> Topic:
-        """Raises ``UnknownTopic``."""
 
     def overview(self, own_url: str) -> dict[str, Any]:
         """Nodes and shards, as ``GET /v1/cluster`` shows them; ``own_url`` is how the caller reaches this node.

@@ -4,33 +4,27 @@ Frames that have queued up are written one after another and synced once. A lead
 written, so that it is shipped at once, and durable (see ``ReplicaLog.listen``). Applying is not done here: see
 :mod:`.apply_worker`.
 
-A frame that cannot be stored (disk full, or damaged on its way) does not stop the shard: nothing of it counts. But
-what follows it cannot be stored either, so everything is passed over until :class:`Settle`.
+A frame that cannot be stored (disk full, no descriptor left, or damaged on its way) does not stop the shard: nothing of
+it counts. But what follows it cannot be stored either, so everything is passed over until :class:`Settle`.
 """
 
 from __future__ import annotations
 
-import asyncio
-import errno
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import structlog
-
 from lsmq import runtime
-from lsmq.errors import CorruptFile, DiskFull, InvalidRequest, LsmqError, NotLeader
+from lsmq.errors import CorruptFile, DiskFull, InvalidRequest, LsmqError, NotLeader, StoreBusy
 from lsmq_node.replication import LifeId, ReplicaRecord
 from lsmq_node.storage import ShardStore
 from lsmq_node.storage.disk import Disk
+from lsmq_node.storage.failures import WANT
 
+from .disk_thread import DiskThread, Failed
 from .record import save_record
 
-_log = structlog.get_logger("lsmq.cluster")
-
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_FULL_RETRY_S = 0.5
+_WANT_RETRY_S = 0.5
 _ROOM_WAIT_S = 0.25
 #: A follower takes frames slowly while it has so much of the log not yet applied.
 UNAPPLIED_BYTES = 64 * 1024 * 1024
@@ -55,11 +49,6 @@ class Append:
     lsn: int
     end_lsn: int
     content: bytes | memoryview
-
-
-@dataclass(frozen=True, slots=True)
-class WriteLine:
-    """Write and sync what is in line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +85,7 @@ class LookAround:
     """Note how far the log is committed, where it begins now, and what is damaged."""
 
 
-Operation = Keep | Truncate | Append | WriteLine | Begin | Leave | Settle | Swap | LookAround
+Operation = Keep | Truncate | Append | Begin | Leave | Settle | Swap | LookAround
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,18 +147,11 @@ class Damaged:
     found: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The replica cannot go on."""
-
-    error: LsmqError
-
-
 Report = Wrote | Durable | Kept | WasTruncated | FrameDropped | Settled | Swapped | LogBegins | Damaged | Failed
 
 
-class DiskWorker:
-    """``put`` and ``kick_soon`` in the loop; ``post`` is called in the thread. ``store`` changes with ``Swap`` only."""
+class DiskWorker(DiskThread[Operation]):
+    """``post`` is called in the thread. ``store`` changes with ``Swap`` only."""
 
     def __init__(
         self,
@@ -186,48 +168,19 @@ class DiskWorker:
         reopen: opens the store again, listened to; runs in the thread.
         quiesce: returns when nothing is being applied, and nothing more will be of what was asked; in the thread.
         """
-        self.store = store
-        self._shard = shard
+        super().__init__(shard, store, post)
         self._path = path
         self._disk = disk
         self._reopen = reopen
         self._quiesce = quiesce
         self._post = post
-        self._operations: runtime.SimpleQueue[Operation | None] = runtime.SimpleQueue()
-        self._kicked = False
-        self._kick_scheduled = False
         self._leaves = 0
         self._passing_over = False
-        self._failed = False
         self._closing = runtime.Event()
-        self._put_back: list[Operation | None] = []
-        self._thread = runtime.Thread(target=self._run, name=f"lsmq-disk-{shard}", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def put(self, operation: Operation) -> None:
-        self._operations.put(operation)
-
-    def kick_soon(self) -> None:
-        """Something is in line: write it after the handlers that are ready in this turn of the loop, so that they
-        share the group commit."""
-        if not self._kick_scheduled:
-            self._kick_scheduled = True
-            asyncio.get_running_loop().call_soon(self._kick)
-
-    def _kick(self) -> None:
-        self._kick_scheduled = False
-        if not self._kicked:
-            # The thread clears this before it writes, so while it is set a write is to come.
-            self._kicked = True
-            self._operations.put(WriteLine())
 
     def close(self) -> None:
-        """Do what is queued, then end the thread. Blocking."""
         self._closing.set()
-        self._operations.put(None)
-        self._thread.join()
+        super().close()
 
     def wrote(self, lsn: int, end_lsn: int, content: bytearray, entry_ends: list[int]) -> None:
         """For ``ReplicaLog.listen``."""
@@ -239,35 +192,9 @@ class DiskWorker:
 
     # In the thread
 
-    def _run(self) -> None:
-        while (operation := self._take()) is not None:
-            if self._failed:
-                continue
-            try:
-                if isinstance(operation, Append):
-                    self._append_all(operation)
-                else:
-                    self._do(operation)
-            except Exception as error:
-                self._fail(error)
-
-    def _take(self) -> Operation | None:
-        return self._put_back.pop() if self._put_back else self._operations.get()
-
-    def _fail(self, error: Exception) -> None:
-        if not isinstance(error, LsmqError):
-            _log.error("replica_disk_failed", shard=self._shard, exc_info=error)
-            error = LsmqError(f"the disk of {self._path} failed: {error!r}")
-        self._failed = True
-        self._post(Failed(error))
-
     def _do(self, operation: Operation) -> None:
         log = self.store.replica
         match operation:
-            case WriteLine():
-                self._kicked = False
-                with suppress(DiskFull):  # told to whoever listens, with the round it ended
-                    log.write()
             case Keep(record):
                 self._keep(record)
             case Truncate(lsn):
@@ -290,10 +217,10 @@ class DiskWorker:
             case LookAround():
                 self._look_around()
             case Append():
-                raise AssertionError("frames are taken together")
+                self._append_all(operation)
 
     def _keep(self, record: ReplicaRecord) -> None:
-        """A full disk is waited for: until the record is kept, nothing that depends on it is said.
+        """Space, or a descriptor, is waited for: until the record is kept, nothing that depends on it is said.
 
         The record says how far the log is durable, which must be true also where that was only promised.
         """
@@ -303,7 +230,7 @@ class DiskWorker:
                 save_record(self._disk, self._path, record)
                 break
             except OSError as error:
-                if error.errno not in _FULL or self._closing.wait(_FULL_RETRY_S):
+                if error.errno not in WANT or self._closing.wait(_WANT_RETRY_S):
                     raise
         self._post(Kept(record))
 
@@ -340,7 +267,7 @@ class DiskWorker:
             store.wait_for_room(_ROOM_WAIT_S)
         try:
             end_lsn = log.receive(frame.lsn, frame.content)
-        except (DiskFull, CorruptFile, InvalidRequest) as error:
+        except (DiskFull, StoreBusy, CorruptFile, InvalidRequest) as error:
             self._passing_over = True
             self._post(FrameDropped(error))
             return
@@ -368,6 +295,6 @@ class DiskWorker:
         try:
             log.save_high_watermark()
         except OSError as error:
-            if error.errno not in _FULL:
+            if error.errno not in WANT:
                 raise
         self._post(LogBegins(log.first_lsn()))

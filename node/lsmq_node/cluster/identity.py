@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lsmq_node.broker.layout import NodeFile
-from lsmq_node.cluster.config import ClusterConfig
+from lsmq_node.cluster_config import ClusterConfig
 from lsmq_node.settings import InvalidConfig
 from lsmq_node.storage import DirectoryLock
 

@@ -8,7 +8,8 @@ from contextlib import suppress
 from lsmq_node.storage import Committed, ShardStore
 
 from .apply_worker import ApplyWorker
-from .disk_worker import DiskWorker, Failed, Report
+from .disk_thread import Failed
+from .disk_worker import DiskWorker, Report
 from .mailbox import Mailbox
 from .opening import Directory
 

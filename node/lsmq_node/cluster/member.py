@@ -21,16 +21,15 @@ from lsmq_coordinator.election import Progress
 from lsmq_coordinator.parts import Parts
 from lsmq_coordinator.state import ClusterState, NodeState, Shard
 from lsmq_node.broker.peers import Peers
-from lsmq_node.broker.topology import Ack, Leadership
+from lsmq_node.broker.topology import Leadership
 from lsmq_node.broker.waiters import WaiterTable
 from lsmq_node.config import NodeConfig
 from lsmq_node.replication.actions import ProposeInSync, ProposeLeave, RegisterStart
-from lsmq_node.storage import Appended, ShardStore, Topic, TopicOptions
 
 from .handing_over import DamagedLeaders
 from .hosted import HostedReplicas
 from .replica import Replica
-from .topics import ClusterTopics, ShardTopics
+from .topics import ClusterTopics
 
 _log = structlog.get_logger("lsmq.cluster")
 
@@ -42,47 +41,6 @@ _HANDOVER_S = 2.0
 _COMMAND_TIMEOUT_S = 2.0
 _STALE_TRIES = 5
 _UNKNOWN = "the control plane is not known yet: fewer than a majority of the voters can be reached"
-
-
-class ReplicatedShard:
-    """A replica as the broker sees it."""
-
-    def __init__(self, member: ClusterMember, replica: Replica) -> None:
-        self._member = member
-        self.replica = replica
-        self.number = replica.shard
-        self.topics = ShardTopics(replica, member.control)
-
-    @property
-    def store(self) -> ShardStore:
-        return self.replica.store
-
-    @property
-    def waits(self) -> int:
-        return self.replica.waits
-
-    @property
-    def failures(self) -> int:
-        return self.replica.failures
-
-    @property
-    def stopped(self) -> LsmqError | None:
-        return self.replica.stopped
-
-    def check_writable(self, ack: Ack) -> None:
-        self.replica.check_writable(ack)
-
-    def check_readable(self, *, follower: bool = False, found: bool = False) -> None:
-        self.replica.check_readable(follower=follower, found=found)
-
-    async def prepare(self, topic: Topic) -> None:
-        await self.topics.prepare(topic)
-
-    def wait(self, appended: Appended, ack: Ack) -> asyncio.Future[None] | None:
-        return self.replica.wait(appended, ack)
-
-    def figures(self) -> dict[str, Any]:
-        return self.replica.figures()
 
 
 class ClusterMember:
@@ -98,8 +56,7 @@ class ClusterMember:
         self._parts = parts
         self._lease = parts.part("lease")
         self._clock = parts.part("clock", essential=False)
-        self._topics = ClusterTopics(control)
-        self._ports: dict[int, ReplicatedShard] = {}
+        self.topics = ClusterTopics(control)
         self._commands: dict[tuple[str, int, int], asyncio.Task[None]] = {}
         self._tidy = asyncio.Event()
         self._retiring = False
@@ -109,20 +66,14 @@ class ClusterMember:
 
     # Shards, as the broker asks for them
 
-    def ports(self) -> Sequence[ReplicatedShard]:
-        return [self._port(replica) for _, replica in sorted(self.replicas.all().items()) if replica.is_open]
+    def ports(self) -> Sequence[Replica]:
+        return [replica for _, replica in sorted(self.replicas.all().items()) if replica.is_open]
 
-    def port(self, shard: int) -> ReplicatedShard:
+    def port(self, shard: int) -> Replica:
         replica = self.replicas.get(shard)
         if replica is None:
             raise self.not_leader(shard)
-        return self._port(replica)
-
-    def _port(self, replica: Replica) -> ReplicatedShard:
-        port = self._ports.get(replica.shard)
-        if port is None or port.replica is not replica:
-            port = self._ports[replica.shard] = ReplicatedShard(self, replica)
-        return port
+        return replica
 
     def leadership(self, shard: int) -> Leadership:
         agreed = self.control.state.shards.get(shard)
@@ -152,28 +103,7 @@ class ClusterMember:
             sent=False,
         )
 
-    # Topics
-
-    def topics(self) -> Sequence[Topic]:
-        return self._topics.all()
-
-    async def newest_topics(self) -> Sequence[Topic]:
-        return await self._topics.newest()
-
-    async def topic(self, name: str) -> Topic:
-        return await self._topics.by_name(name)
-
-    async def topic_by_id(self, topic_id: int) -> Topic:
-        return await self._topics.by_id(topic_id)
-
-    async def create_topic(self, name: str, queues: int, options: TopicOptions) -> tuple[Topic, bool]:
-        return await self._topics.create(name, queues, options)
-
-    async def grow_topic(self, name: str, queues: int) -> Topic:
-        return await self._topics.grow(name, queues)
-
-    async def delete_topic(self, name: str) -> Topic:
-        return await self._topics.delete(name)
+    # What people ask of it
 
     def overview(self, own_url: str) -> dict[str, Any]:
         if not self.control.state.bootstrapped:  # Without shards it would look like a cluster that has none.
@@ -268,7 +198,7 @@ class ClusterMember:
 
     def viewed(self, state: ClusterState) -> None:
         """A new control state."""
-        deleted = [topic for topic in self._topics.all() if topic.name not in state.topics]
+        deleted = [topic for topic in self.topics.all() if topic.name not in state.topics]
         self.replicas.viewed(state)
         for topic in deleted:
             self._waiters.wake_topic(topic.id)
@@ -386,12 +316,12 @@ class ClusterMember:
         while True:
             state = self.control.state
             self._give_up_leadership(state)
-            for port in self.ports() if state.bootstrapped else ():
-                if port.replica.serving:
+            for replica in self.ports() if state.bootstrapped else ():
+                if replica.serving:
                     try:
-                        await port.topics.forget_deleted(state)
+                        await replica.topics.forget_deleted(state)
                     except LsmqError as error:
-                        _log.info("topics_not_forgotten", shard=port.number, code=error.code)
+                        _log.info("topics_not_forgotten", shard=replica.shard, code=error.code)
             try:
                 async with asyncio.timeout(_TIDY_S):
                     await self._tidy.wait()

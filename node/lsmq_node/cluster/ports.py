@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from numpy.typing import NDArray
 
 from lsmq_node.replication import Message
 from lsmq_node.replication.actions import ProposeInSync, ProposeLeave, RegisterStart
+from lsmq_node.storage import Topic
+
+from .writes import Touched
 
 #: ``(bytes done, bytes in all)``
 Progress = Callable[[int, int], None]
@@ -35,6 +35,8 @@ class ReplicaPorts:
         client_url: of a node id or None, its URL for clients, for ``NotLeader``.
         touched: ``(topic_id, pieces of queues)``: readers can see more of these queues.
         changed: ``(shard)``: role, epoch, leader, serving or failure changed.
+        placed: ``(shard, topic)``: the topic as it is agreed on, and the queues ``[first, end)`` that the shard holds.
+            Raises ``UnknownTopic`` where it is gone.
         congested: ``(peer)``: so much waits to be sent there that log is better not shipped now. ``Links.congested``.
     """
 
@@ -46,6 +48,7 @@ class ReplicaPorts:
     fetch_snapshot: Callable[[int, str, Path, Progress], Awaitable[Callable[[], None]]]
     gather_snapshot: Callable[[int, str, Path, Progress], Awaitable[object]]
     client_url: Callable[[str | None], str | None] = lambda node: node
-    touched: Callable[[int, Sequence[NDArray[Any]]], None] = lambda topic_id, pieces: None
+    touched: Touched = lambda topic_id, pieces: None
     changed: Callable[[int], None] = lambda shard: None
+    placed: Callable[[int, Topic], tuple[Topic, int, int]] = lambda shard, topic: (topic, 0, topic.queues)
     congested: Callable[[str], bool] = lambda peer: False

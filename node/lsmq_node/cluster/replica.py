@@ -1,4 +1,7 @@
-"""One replica of a shard, as its node uses it: opened, fed, asked, closed. What goes on inside is in :mod:`.shell`."""
+"""One replica of a shard, as its node uses it: opened, fed, asked, closed. What goes on inside is in :mod:`.shell`.
+
+It is the broker's port to the shard (``broker.topology.ShardPort``).
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,12 @@ from lsmq_node.broker.topology import Ack
 from lsmq_node.replication import ControlView, LifeId, LogPosition, Message, Role, Timings
 from lsmq_node.replication.actions import Distrust
 from lsmq_node.replication.events import LeaseGranted, Received, StreamBroken
-from lsmq_node.storage import Appended, ShardStore, StoreOptions
+from lsmq_node.storage import Appended, ShardStore, StoreOptions, Topic
 from lsmq_node.storage.disk import Disk, OsDisk
 
 from .opening import Directory
 from .ports import ReplicaPorts
+from .shard_topics import ShardTopics
 from .shell import Shell
 
 __all__ = ["Replica", "ReplicaPorts"]
@@ -49,11 +53,11 @@ class Replica:
         self.shard = self.number = shard
         self.node = node
         self.path = path
-        self.waits = 0  # writes that were waited for
         self._ack_timeout_s = ack_timeout_s
         self._shell = Shell(
             Directory(shard, node, path, options, disk or OsDisk()), timings.validate(), ports, ack_timeout_s
         )
+        self.topics = ShardTopics(self, ports.placed)
         self._closing = False
 
     async def open(self, distrust: Distrust = Distrust.NOTHING) -> None:
@@ -147,8 +151,11 @@ class Replica:
 
     @property
     def failures(self) -> int:
-        """Group commits that failed."""
-        return self._shell.failures
+        return self._shell.writes.failed_commits
+
+    @property
+    def waits(self) -> int:
+        return self._shell.writes.added
 
     @property
     def incarnation(self) -> int:
@@ -250,13 +257,15 @@ class Replica:
         if not self.serving or not core.may_answer(now):
             raise self._cannot_serve()
 
+    async def prepare(self, topic: Topic) -> None:
+        await self.topics.prepare(topic)
+
     def wait(self, appended: Appended, ack: Ack) -> asyncio.Future[None]:
         """What to await until the write is acknowledged. Call it in the same step of the loop as the append.
 
         Raises ``DiskFull`` (nothing stored), ``ShardStopped``, ``NotLeader`` or ``NotEnoughReplicas``; the last two
         with ``sent=True`` in details: the write may be stored all the same.
         """
-        self.waits += 1
         log = self.store.replica
         reached_lsn = log.durable_lsn if ack == Ack.LEADER else log.committed_lsn
         future = self._shell.writes.add(appended, Ack(ack), reached_lsn, runtime.monotonic())

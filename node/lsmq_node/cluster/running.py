@@ -36,7 +36,7 @@ from lsmq_coordinator.raft_control import RaftConfig, RaftControl
 from lsmq_coordinator.zookeeper import ZooKeeperConfig, ZooKeeperRegistry
 from lsmq_node.broker import WaiterTable
 from lsmq_node.broker.layout import store_options
-from lsmq_node.cluster.config import ClusterConfig
+from lsmq_node.cluster_config import ClusterConfig
 from lsmq_node.config import NodeConfig
 from lsmq_node.connections import INTERNAL_CONNECTIONS, Doorkeeper, Limits
 from lsmq_node.descriptors import shares
@@ -125,6 +125,7 @@ async def running_member(config: NodeConfig, waiters: WaiterTable, parts: Parts)
             gather_snapshot=snapshots.gather,
             touched=waiters.wake,
             changed=member.role_changed,
+            placed=member.topics.placed,
             congested=links.congested,
             client_url=member.client_url,
         )

@@ -39,6 +39,7 @@ from lsmq_node.storage.epochs import EPOCH_ENTRY_BYTES
 from lsmq_node.storage.wal import Appender
 
 from . import disk_worker as worker
+from .disk_thread import Failed
 from .life import Item, Life
 from .log_tail import Piece
 from .opening import Directory, history_of, recovered
@@ -69,9 +70,8 @@ class Shell:
         self.open_lsn: int | None = None  # a leader lets readers and writers in when this is applied
         self.failure: str | None = None
         self.stopped: LsmqError | None = None
-        self.failures = 0
         self.fetched: tuple[int, int] | None = None
-        self.writes = WaitingWrites(ack_timeout_s, self._verdict)
+        self.writes = WaitingWrites(directory.shard, ports.touched, timeout_s=ack_timeout_s, verdict=self._verdict)
         self._directory = directory
         self._timings = timings
         self._ports = ports
@@ -412,24 +412,16 @@ class Shell:
             case worker.Damaged(found):
                 self.repair.note(*found)
                 self._noticed()
-            case worker.Failed(error):
+            case Failed(error):
                 self._storage_failed(error)
             case _:
                 assert_never(item)
 
     def _committed(self, life: Life, event: Committed) -> None:
         self.writes.committed(event)
-        if event.error is not None:
-            self.failures += 1
-            _log.error("writes_dropped", shard=self.shard, code=event.error.code, message=event.error.message)
-            if life.disk.store.stopped:
-                self._storage_failed(event.error)
+        if event.error is not None and life.disk.store.stopped:
+            self._storage_failed(event.error)
         self._noticed()
-        touched: dict[int, list[Any]] = {}
-        for topic_id, queues in event.touched:
-            touched.setdefault(topic_id, []).append(queues)
-        for topic_id, pieces in touched.items():
-            self._ports.touched(topic_id, pieces)
 
     def _storage_failed(self, error: LsmqError) -> None:
         if isinstance(error, CorruptFile):

@@ -1,14 +1,7 @@
-"""Topics of a cluster: decided by the control plane, brought into a shard's log by its leader when first used.
-
-The control state is the authority on which topics there are and which queues lie where. A shard's store learns of a
-topic by an entry in the shard's log, so that followers and later leaders have it at the same place. The leader writes
-that entry before the first message of the topic (:meth:`ShardTopics.prepare`), and the one that says a topic is gone
-some time after the control plane said so (:meth:`ShardTopics.forget_deleted`).
-"""
+"""Topics of a cluster: the control state is the authority on which there are and which queues lie where."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -16,13 +9,9 @@ from typing import Any
 from lsmq import runtime
 from lsmq.errors import InvalidRequest, LsmqError, TopicExists, Unavailable, UnknownTopic
 from lsmq_coordinator.control import ControlClient
-from lsmq_coordinator.state import ClusterState
 from lsmq_coordinator.state import Topic as AgreedTopic
 from lsmq_node.broker.catalog import can_only_grow
-from lsmq_node.broker.topology import Ack
 from lsmq_node.storage import Topic, TopicOptions, check_topic_name
-
-from .replica import Replica
 
 _COMMAND_TIMEOUT_S = 5.0
 _CATCH_UP_TIMEOUT_S = 2.0
@@ -78,6 +67,14 @@ class ClusterTopics:
         if name is None:
             raise UnknownTopic(f"there is no topic with id {topic_id}", topic_id=topic_id)
         return self._by_name[name][1]
+
+    def placed(self, shard: int, topic: Topic) -> tuple[Topic, int, int]:
+        """The topic as it is agreed on, and the queues ``[first, end)`` of the shard. Raises ``UnknownTopic``."""
+        agreed, found = self._current().get(topic.name, (None, topic))
+        if agreed is None or agreed.id != topic.id:
+            raise UnknownTopic(f"topic {topic.name!r} was deleted", topic=topic.name)
+        mine = [run for run in agreed.ranges if run.shard == shard]
+        return found, mine[0].first, mine[-1].end
 
     async def _catch_up(self) -> None:
         """Raises ``Unavailable`` when the control plane cannot be asked: then nobody knows what is new."""
@@ -135,53 +132,3 @@ def _topic(agreed: AgreedTopic) -> Topic:
     ranges = tuple((run.first, run.end, run.shard) for run in agreed.ranges)
     options = TopicOptions.from_dict(agreed.options)
     return Topic(agreed.id, agreed.name, agreed.queues, options, agreed.created_ms, ranges)
-
-
-class ShardTopics:
-    """The topics of one shard's log. Only a leader that serves writes to it."""
-
-    def __init__(self, replica: Replica, control: ControlClient) -> None:
-        self._replica = replica
-        self._control = control
-        self._preparing: dict[int, asyncio.Task[None]] = {}
-
-    async def prepare(self, topic: Topic) -> None:
-        """Return when the store knows the topic. Raises ``NotLeader``, ``NotEnoughReplicas`` and the like."""
-        while not self._replica.store.knows(topic):
-            task = self._preparing.get(topic.id)
-            if task is None:
-                task = self._preparing[topic.id] = asyncio.create_task(self._put(topic))
-                task.add_done_callback(lambda done: self._done(topic.id, done))
-            await asyncio.shield(task)
-
-    def _done(self, topic_id: int, task: asyncio.Task[None]) -> None:
-        del self._preparing[topic_id]
-        if not task.cancelled():
-            task.exception()  # Whoever waits raises it; that nobody waits any more is no failure.
-
-    async def _put(self, topic: Topic) -> None:
-        replica = self._replica
-        agreed = self._control.state.topics.get(topic.name)
-        if agreed is None or agreed.id != topic.id:
-            raise UnknownTopic(f"topic {topic.name!r} was deleted", topic=topic.name)
-        mine = [run for run in agreed.ranges if run.shard == replica.shard]
-        replica.check_writable(Ack.QUORUM)
-        await replica.wait(replica.store.put_topic(_topic(agreed), mine[0].first, mine[-1].end), Ack.QUORUM)
-
-    async def forget_deleted(self, state: ClusterState) -> None:
-        """Write down that topics are gone which the control plane has deleted.
-
-        Ids rise: one that ``state`` may be too old to know is left alone.
-        """
-        replica = self._replica
-        live = {topic.id for topic in state.topics.values()}
-        gone = [
-            topic.id
-            for topic in replica.store.topics()
-            if topic.id not in live and topic.id < state.next_topic_id and topic.id not in self._preparing
-        ]
-        if not gone:
-            return
-        replica.check_writable(Ack.QUORUM)
-        waits = [replica.wait(replica.store.drop_topic(topic_id), Ack.QUORUM) for topic_id in gone]
-        await asyncio.gather(*waits)

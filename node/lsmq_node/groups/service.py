@@ -66,7 +66,7 @@ class GroupService(MachineService[ShardGroups]):
         """Id and number of queues of a topic, as known a moment ago."""
         now = asyncio.get_running_loop().time()
         if now - self._topics_at > _CATALOG_AGE_S:
-            self._topics = {topic.name: (topic.id, topic.queues) for topic in self.broker.topology.topics()}
+            self._topics = {topic.name: (topic.id, topic.queues) for topic in self.broker.topology.topics.all()}
             self._topics_at = now
         return self._topics.get(name)
 

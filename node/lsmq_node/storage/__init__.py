@@ -3,10 +3,10 @@
 :class:`ShardStore` is a shard's engine; :class:`QueueStore` is the same engine as a library of named queues.
 """
 
+from .commit_point import Committed
 from .file_range import FileRange
 from .line import Appended
 from .lock import DirectoryLock
-from .log_writer import Committed
 from .options import FlushMode, StoreOptions
 from .queue_store import QueueStore
 from .reader import Slice

@@ -51,7 +51,7 @@ def measure(
         cache_hits_total=tables.cache.hits,
         cache_misses_total=tables.cache.misses,
         cache_bytes=tables.cache.used_bytes,
-        committed_lsn=writer.committed_lsn,
+        committed_lsn=writer.commits.lsn,
         durable_lsn=writer.durable_lsn,
         flushed_lsn=tables.manifest.flushed_lsn,
         memtable_bytes=sum(memtable.size_bytes for memtable in version.memtables),

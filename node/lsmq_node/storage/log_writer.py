@@ -1,58 +1,35 @@
-"""The write path: group commit, and applying what is committed.
+"""The write path: what is in line gets into the log, and as far as it is durable it may be committed.
 
-``write`` takes all that is in line (see :mod:`.line`), whoever put it there, and writes it with one write and one
-fdatasync. ``advance`` applies what is committed: only now is it in the memtable and seen by readers. On a node of
-its own what is written is committed, and ``commit`` does both. On a replica the high watermark says what is
-committed; between the two an entry may still be truncated, and nobody has seen it. There one thread writes while
-another applies. What only a replica's writer does is in :mod:`.replica_writer`.
+``commit`` takes all that is in line (see :mod:`.line`), whoever put it there, and writes it with one write and one
+fdatasync; a follower puts its leader's bytes at their places (``receive``, ``sync``). What is written waits at the
+:class:`.CommitPoint` until the store's commit rule says that it is committed. Until then it may be cut off again
+(``truncate``, ``leave``), and nobody has seen it. A new leader notes where its epoch begins (``begin_epoch``).
 
-A thread that is torn out of writing or applying, by whatever exception, leaves log, memtable and state between two
-entries: the shard stops, and is right again once it is opened again. Each step says that it is under way before it
-begins, so that this is seen even where the exception struck twice.
+A thread that is torn out of writing, by whatever exception, leaves the log between two entries: the shard stops, and is
+right again once it is opened again. Each step says that it is under way before it begins, so that this is seen even
+where the exception struck twice.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from lsmq import runtime
-from lsmq.errors import ClientClosed, LsmqError, TimedOut
+from lsmq.errors import ClientClosed, CorruptFile, InvalidRequest, LsmqError, NotLeader, TimedOut
 
-from .applier import Applier, PendingEntry, PendingRecords
-from .columns import U32
+from .applier import PendingEntry
+from .commit_point import CommitPoint, CommitRule, Committed
 from .disk import Buffer
-from .epochs import EpochStart, epoch_start, needed
+from .epochs import EpochStart, encode_life, epoch_start, needed
 from .failures import FULL, WANT, again, disk_failed, torn, want
-from .line import Appended, Line, Pending, Written, end_of
+from .line import Appended, Line, Pending, end_of
 from .options import FlushMode, StoreOptions
 from .segments import SegmentFiles
-from .state import ShardState
 from .stats import Counters
 from .wal import Entry, EntryKind
 from .wal_stream import EntryStream
-
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """What a commit made visible.
-
-    Attributes:
-        lsn: everything appended below it in this ``round`` is committed.
-        touched: topic ids and the queues of each that got records.
-        error: set when what was in line above ``lsn`` has failed; the next appends belong to ``round + 1``.
-    """
-
-    lsn: int
-    round: int
-    touched: list[tuple[int, U32]]
-    error: LsmqError | None = None
 
 
 class LogWriter:
@@ -62,57 +39,43 @@ class LogWriter:
         self,
         path: Path,
         options: StoreOptions,
-        state: ShardState,
         segments: SegmentFiles,
-        applier: Applier,
         counters: Counters,
         line: Line,
-        *,
-        replicated: bool = False,
-        applied_lsn: int | None = None,
-        tail: list[Entry] | None = None,
-        epochs: list[EpochStart] | None = None,
+        commits: CommitPoint,
+        rule: CommitRule,
+        epochs: list[EpochStart],
     ) -> None:
-        """Args:
-        tail: what the log holds above ``applied_lsn``, where a replica does not know what is committed.
-        epochs: the log's history, as far as it is needed.
-        """
+        """``epochs``: the log's history, as far as it is needed."""
         self._path = path
         self._options = options
-        self._state = state
         self._segments = segments
-        self._applier = applier
         self._counters = counters
         self.line = line
-        self.replicated = replicated
-        self._lock = runtime.Lock()  # one writes at a time
-        self._apply_lock = runtime.Lock()  # one applies at a time; taken after the other where both are
-        self._advanced = runtime.Condition()
-        self._written: deque[Written] = deque(tail or ())
+        self.commits = commits
+        self._rule = rule
+        self._lock = runtime.Lock()  # one writes at a time; guards what follows. Taken before that of commits
+        self._writing = False  # whoever takes the lock and finds it set comes after one that was torn out
         self.written_lsn = self.durable_lsn = line.end_lsn
         self._received_lsn = line.end_lsn
         self._stream: EntryStream | None = None
-        self.epochs: list[EpochStart] = list(epochs or ())
-        self.committed_lsn = line.end_lsn if applied_lsn is None else applied_lsn
-        self._writing = False  # guarded by _lock: whoever takes it and finds it set comes after one that was torn out
-        self._applying = False  # guarded by _apply_lock, likewise
+        self.epochs = epochs
         self._cuts = 0
-        self._stopped: LsmqError | None = None
         self._closed = False
-        self._listeners: list[Callable[[Committed], None]] = []
+        self._stopped: LsmqError | None = None  # set once, by whoever holds a lock
         self.after_write: Callable[[int, int], None] = lambda lsn, size: None
-        self.after_apply: Callable[[int], None] = lambda lsn: None
-        #: Between write and sync: from where to where, the bytes, and the end of each entry in them.
-        self.on_written: Callable[[int, int, bytearray, list[int]], None] = lambda lsn, end_lsn, piece, ends: None
+        #: Between write and sync: from where to where, the bytes, and the end of each entry in them. Others may have
+        #: it from here on.
+        self.on_written: Callable[[int, int, bytearray, list[int]], None] | None = None
+        self.on_durable: Callable[[int], None] = lambda lsn: None
         #: A follower: an entry came that is stamped with this time.
         self.saw_time: Callable[[int], None] = lambda time_ms: None
-        self.on_durable: Callable[[int], None] = lambda lsn: None
         self.before_truncate: Callable[[], None] = lambda: None
         self.on_disk_full: Callable[[], None] = lambda: None
         self.on_stop: Callable[[], None] = lambda: None
         line.check_open = self.check_open
-        line.committed_lsn = lambda: self.committed_lsn
-        if replicated:
+        commits.on_torn = self._torn
+        if rule is CommitRule.AGREED:
             line.close()
 
     @property
@@ -126,9 +89,6 @@ class LogWriter:
             raise again(self._stopped)
         if self._closed:
             raise ClientClosed(f"the store {self._path} is closed")
-
-    def add_listener(self, listener: Callable[[Committed], None]) -> None:
-        self._listeners.append(listener)
 
     def sync_now(self) -> None:
         """Asynchronous mode: make durable what is written by now. Raises ``OSError``."""
@@ -151,22 +111,17 @@ class LogWriter:
     def _note_durable(self, lsn: int) -> None:
         self.durable_lsn = self.line.durable_lsn = lsn
 
-    # -- write and commit --------------------------------------------------------------------------------
+    # -- a leader's writes --------------------------------------------------------------------------------
 
     def commit(self) -> int:
-        """Write and sync all that is in line, and apply it where writing is committing. Returns the committed LSN.
+        """Write and sync all that is in line, and apply what is committed by that. Returns the committed LSN.
 
         Raises ``DiskFull`` when what was in line had to be dropped for want of space, ``ShardStopped`` when the disk
         failed.
         """
         with self._lock:
             self._commit()
-            return self.committed_lsn
-
-    def between_entries(self, work: Callable[[], Result]) -> Result:
-        """Do ``work``, on the memtable or the state, while nothing is applied."""
-        with self._apply_lock:
-            return self._apply_whole(work)
+            return self.commits.lsn
 
     def wait(self, appended: Appended, timeout: float | None = None) -> None:
         """Return once the write is committed, leading the group commit if nobody else does.
@@ -174,29 +129,29 @@ class LogWriter:
         Raises what made it fail, or ``TimedOut`` when nobody else has committed it after ``timeout`` seconds: then it
         may still happen.
         """
-        while not self.is_committed(appended):
-            with self._lock:
-                if not self.is_committed(appended):
-                    self._commit()
-            if self.replicated:
-                with self._advanced:
-                    if not self._advanced.wait_for(lambda: self.is_committed(appended), timeout):
-                        message = f"the write at LSN {appended.lsn} is not committed after {timeout} s; it may still be"
-                        raise TimedOut(message)
+        if self.is_committed(appended):
+            return
+        with self._lock:
+            if not self.is_committed(appended):
+                self._commit()
+        committed = self.is_committed(appended)
+        if not committed and not self.commits.wait_for(lambda: self.is_committed(appended), timeout):
+            message = f"the write at LSN {appended.lsn} is not committed after {timeout} s; it may still be"
+            raise TimedOut(message)
 
     def is_committed(self, appended: Appended) -> bool:
         """Raises what made the write fail."""
         # First: the LSNs of a write that failed are given again, but only after its round has ended.
-        committed_lsn = self.committed_lsn
+        committed_lsn = self.commits.lsn
         appended.fate.check(appended.lsn)
         return appended.lsn <= committed_lsn
 
     def _commit(self) -> None:
         with self._whole():
             self._write_line()
-        if not self.replicated:
-            with self._apply_lock:
-                self._advance(self.written_lsn)
+        reached = self._rule.reached(self.promised_lsn, self.commits.lsn)
+        if reached > self.commits.lsn:
+            self.commits.advance(reached)
 
     @contextmanager
     def _whole(self) -> Iterator[None]:
@@ -221,22 +176,24 @@ class LogWriter:
         self._writing = False
 
     def _write_pending(self, lsn: int, buffer: bytearray, pending: list[Pending]) -> None:
+        assert lsn == self.written_lsn == self._received_lsn, "what is in line goes on where the log ends"
         end_lsn = lsn + len(buffer)
         self._write(lsn, buffer, lsn)
-        if self.replicated:
-            # Others may have it from here on, so a failed sync does not take it back: it stops the shard.
+        if self.on_written is not None:
             self.on_written(lsn, end_lsn, buffer, [end_of(item) for item in pending])
         self._sync(end_lsn)
-        with self.line.lock:
-            self._written.extend(pending)
+        self.commits.extend(pending)
         for item in pending:
             if isinstance(item, PendingEntry) and item.entry.kind == EntryKind.EPOCH:
                 self._epoch_begins(item.entry)
-        self.written_lsn = self._received_lsn = end_lsn
-        self._counters.commits += 1
-        self._counters.committed_entries += len(pending)
-        self.after_write(end_lsn, len(buffer))
+        self._wrote(end_lsn, end_lsn, len(buffer), len(pending))
         self.on_durable(self.promised_lsn)
+
+    def _wrote(self, lsn: int, received_lsn: int, size: int, entry_count: int) -> None:
+        self.written_lsn, self._received_lsn = lsn, received_lsn
+        self._counters.commits += 1
+        self._counters.committed_entries += entry_count
+        self.after_write(lsn, size)
 
     def _epoch_begins(self, entry: Entry) -> None:
         start = epoch_start(entry, str(self._path))
@@ -276,74 +233,129 @@ class LogWriter:
             return False
         return True
 
-    # -- apply -------------------------------------------------------------------------------------------
+    # -- a follower's, and what is taken back -------------------------------------------------------------
 
-    def advance(self, lsn: int) -> int:
-        """A replica: everything below ``lsn`` is committed; apply it. Never goes back. Returns the committed LSN.
+    def receive(self, lsn: int, piece: bytes | memoryview) -> int:
+        """A follower: put the leader's bytes at their place, not synced. Returns the LSN after the last whole entry.
 
-        Raises ``ShardStopped`` when something committed cannot be applied.
+        Bytes that are here already are passed over. Raises ``InvalidRequest`` when bytes are missing before
+        ``lsn``, ``CorruptFile`` when the bytes are damaged (none of them counts then), and what a failed write does.
         """
-        with self._apply_lock:
-            self._advance(lsn)
-            return self.committed_lsn
+        with self._lock, self._whole():
+            self.check_open()
+            self.line.close()
+            if self._stream is None:
+                self._stream = EntryStream(self.written_lsn, self._segments.segment_bytes, str(self._path))
+            stream = self._stream
+            if lsn > stream.end_lsn:
+                raise InvalidRequest(f"the log ends at LSN {stream.end_lsn}; bytes came for LSN {lsn}")
+            fresh = memoryview(piece)[stream.end_lsn - lsn :]
+            if not fresh:
+                return stream.lsn
+            at, end_lsn = stream.end_lsn, stream.end_lsn + len(fresh)
+            try:
+                entries = list(stream.feed(fresh))
+            except CorruptFile:
+                self._stream = None
+                raise
+            self._writing = True
+            self._put(at, fresh)
+            for entry in entries:
+                self._note_epoch(entry)
+                self.saw_time(entry.time_ms)
+            self.commits.extend(entries)
+            self._wrote(stream.lsn, end_lsn, len(fresh), len(entries))
+            self._writing = False
+            return stream.lsn
 
-    def _advance(self, lsn: int) -> None:
-        self._apply_whole(lambda: self._apply_written(lsn))
-
-    def _apply_whole(self, work: Callable[[], Result]) -> Result:
-        """What changes the memtable or the state is done whole, or the shard stops. ``_apply_lock`` is held."""
-        if self._applying:
-            raise self._torn(None)
+    def _put(self, lsn: int, piece: memoryview) -> None:
         try:
-            self._applying = True
-            result = work()
-            self._applying = False
-        except BaseException as error:  # durable, but not readable: what comes next must not be built on it
-            failure = self._torn(error)
-            if isinstance(error, Exception):
-                raise failure from error
+            self._write(lsn, piece, self.written_lsn)
+        except LsmqError:
+            self._stream = None
             raise
-        return result
 
-    def _apply_written(self, lsn: int) -> None:
-        touched: list[tuple[int, U32]] = []
-        reached = self.committed_lsn
-        written = self._written
-        while written and end_of(written[0]) <= lsn:
-            reached = end_of(written[0])
-            self._apply(written[0], touched)
-        if reached > self.committed_lsn:
-            self.committed_lsn = reached
-            self.after_apply(reached)
-            self._tell(Committed(reached, self.line.round, touched))
-            if self.replicated:
-                with self._advanced:
-                    self._advanced.notify_all()
+    def sync(self) -> int:
+        """Make what was received durable, as the flush mode promises; returns how far it is."""
+        with self._lock:
+            self.check_open()
+            if self.durable_lsn < self.written_lsn:
+                self._sync(self.written_lsn)
+            return self.promised_lsn
 
-    def _apply(self, item: Written, touched: list[tuple[int, U32]]) -> None:
-        """Apply the oldest of what is written, and forget it there in the same step."""
-        match item:
-            case PendingRecords():
-                if item.producer is None:
-                    self._applier.apply_records(item)
-                    with self.line.lock:
-                        self._written.popleft()
-                else:
-                    with self.line.lock:
-                        self._applier.apply_records(item)
-                        self.line.landed(item)
-                        self._written.popleft()
-                touched.append(item.touched_queues())
-            case PendingEntry():
+    def truncate(self, lsn: int) -> None:
+        """Forget the log from ``lsn``, the start of an entry, on. Durable on return.
+
+        Raises ``InvalidRequest`` for what is applied: that is committed, and never goes.
+        """
+        with self._lock, self._whole():
+            self.check_open()
+            if lsn < self.commits.lsn:
+                raise InvalidRequest(f"the log is committed up to LSN {self.commits.lsn}; it cannot end at {lsn}")
+            self._truncate(
+                lsn,
+                lsn,
+                NotLeader("the write was cut off the log: another replica leads its shard, and has not got it"),
+            )
+
+    def _truncate(self, lsn: int, kept_lsn: int, failure: LsmqError) -> None:
+        end_lsn = max(self.written_lsn, self._received_lsn)
+        self._writing = True
+        with self.commits.lock, self.line.lock:
+            self.commits.cut(lsn)
+            self.epochs = [start for start in self.epochs if start.lsn < lsn]
+            self.line.restart(lsn, self.commits.unapplied(), kept_lsn, failure)
+        self._stream = None
+        self._cuts += 1
+        self.written_lsn = self._received_lsn = lsn
+        self._note_durable(min(self.durable_lsn, lsn))
+        try:
+            self.before_truncate()
+            self._segments.erase(lsn, end_lsn)
+        except OSError as error:
+            raise self._write_failed(error, lsn, survivable=False) from error
+        self._writing = False
+
+    def leave(self, lsn: int, failure: LsmqError) -> None:
+        """Leadership is over: drop what is in line, and what was written beyond ``lsn``, which nobody was told of.
+
+        Who waits for anything that is not committed here gets ``failure``.
+        """
+        with self._lock, self._whole():
+            if self._stopped is not None:
+                return
+            if self.line.closed is None:
+                self.line.closed = failure
+            if lsn < self.written_lsn:
+                self._truncate(lsn, self.commits.lsn, failure)
+            else:
                 with self.line.lock:
-                    self._applier.apply_entry(item.entry)
-                    self._written.popleft()
-            case Entry():
-                with self.line.lock:
-                    records = self._applier.replay(item)
-                    self._written.popleft()
-                if records is not None:
-                    touched.append(records.touched_queues())
+                    self.line.restart(self.written_lsn, self.commits.unapplied(), self.commits.lsn, failure)
+        self.commits.wake()
+
+    def _note_epoch(self, entry: Entry) -> None:
+        if entry.kind == EntryKind.EPOCH:
+            self._epoch_begins(entry)
+            with self.line.lock:
+                self.line.epoch = max(self.line.epoch, entry.epoch)
+
+    # -- a new leader -------------------------------------------------------------------------------------
+
+    def begin_epoch(self, epoch: int, incarnation: int, start: int) -> Appended:
+        """A new leader, in this life: note in the log that its epoch begins here. Entries of before are committed with
+        it."""
+        with self._lock:
+            if self.written_lsn != self._received_lsn:
+                raise InvalidRequest("the log ends in the middle of an entry; truncate it first")
+            if epoch <= self.line.epoch:
+                raise InvalidRequest(f"epoch {epoch} is not above {self.line.epoch}")
+            self._stream = None
+            with self.line.lock:
+                dropped = NotLeader("the write was in line when another epoch began, and is not in the log")
+                self.line.restart(self.written_lsn, self.commits.unapplied(), self.written_lsn, dropped)
+                self.line.epoch = epoch
+                self.line.closed = None
+                return self.line.append_entry(EntryKind.EPOCH, 0, 0, encode_life(incarnation, start))
 
     # -- failures ----------------------------------------------------------------------------------------
 
@@ -357,29 +369,23 @@ class LogWriter:
         return failure
 
     def _torn(self, error: BaseException | None) -> LsmqError:
-        """Stop: what was under way was left in the middle, by ``error``. Returns what the shard has stopped with."""
+        """Stop: writing or applying was left in the middle, by ``error``. Returns what the shard has stopped with."""
         if self._stopped is None:
             self._drop_line(torn(self._path, error), self.written_lsn, stop=True)
         assert self._stopped is not None
         return self._stopped
 
     def _drop_line(self, failure: LsmqError, lsn: int, *, stop: bool) -> None:
-        """Drop all that is in line and go on at ``lsn``, or stop. The caller holds ``_lock`` or ``_apply_lock``."""
+        """Drop all that is in line and go on at ``lsn``, or stop. The caller holds a lock."""
         if stop:
             self._stopped = failure  # first: nothing goes on after this, wherever it ends
-        kept_lsn = self.committed_lsn if stop else self.written_lsn
+        kept_lsn = self.commits.lsn if stop else self.written_lsn
         with self.line.lock:
-            ended = self.line.restart(lsn, self._unapplied(), kept_lsn, failure)
+            ended = self.line.restart(lsn, self.commits.unapplied(), kept_lsn, failure)
         self._writing = False
-        self._tell(Committed(kept_lsn, ended, [], failure))
-        with self._advanced:
-            self._advanced.notify_all()
+        self.commits.tell(Committed(kept_lsn, ended, [], failure))
         if stop:
             self.on_stop()
-
-    def _unapplied(self) -> list[PendingRecords]:
-        """Records that are written and keep their offsets, whatever happens to the line."""
-        return [item for item in self._written if isinstance(item, PendingRecords)]
 
     def stop(self, failure: LsmqError) -> None:
         """Take no more writes: background work found the disk unusable."""
@@ -390,12 +396,8 @@ class LogWriter:
     def let_go(self, reason: LsmqError) -> None:
         """This is a forked child: take no more writes. Whoever held a lock is not here to release it."""
         self._stopped = reason
-        self._lock, self._apply_lock, self._advanced = runtime.Lock(), runtime.Lock(), runtime.Condition()
-        self.line.lock = runtime.Lock()
-
-    def _tell(self, committed: Committed) -> None:
-        for listener in self._listeners:
-            listener(committed)
+        self._lock, self.line.lock = runtime.Lock(), runtime.Lock()
+        self.commits.let_go()
 
     def close(self) -> None:
         """Commit what is in line and take no more. Raises what made that fail."""

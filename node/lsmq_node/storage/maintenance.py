@@ -90,7 +90,7 @@ class Maintenance:
         self._retain = retain
         self.disk_full = False
         self.disk_free_bytes = 0
-        self._end_lsn = writer.committed_lsn
+        self._end_lsn = writer.commits.lsn
         self._syncer = Syncer(options, writer) if options.flush_mode is FlushMode.ASYNC else None
         self._merger = merger
         self._age = MemtableAge(options.memtable_age_ms, str(path))
@@ -333,7 +333,7 @@ class Maintenance:
         first_lsn = tables.memtable.first_lsn  # before what is applied, which only grows
         due = self._age.is_due(first_lsn, tables.applied_lsn, self._clock.monotonic())
         if due and not tables.frozen and not writer.stopped:
-            writer.between_entries(tables.freeze)
+            writer.commits.between_entries(tables.freeze)
 
     @property
     def flushed_lsn(self) -> int:

@@ -25,13 +25,13 @@ import crc32c
 
 from lsmq.errors import CorruptFile, LogTrimmed, LsmqError
 
+from .commit_point import Committed
 from .disk import Disk
 from .epochs import EpochStart
 from .line import Appended
-from .log_writer import Committed
+from .log_writer import LogWriter
 from .manifest import HIGH_WATERMARK
 from .options import StoreOptions
-from .replica_writer import ReplicaWriter
 from .segments import SegmentFiles
 from .tables import TableSet
 from .wal_stream import EntryStream
@@ -50,7 +50,7 @@ class ReplicaLog:
         path: Path,
         options: StoreOptions,
         disk: Disk,
-        writer: ReplicaWriter,
+        writer: LogWriter,
         segments: SegmentFiles,
         tables: TableSet,
         held_from: Callable[[], int | None] = lambda: None,
@@ -82,7 +82,7 @@ class ReplicaLog:
     @property
     def committed_lsn(self) -> int:
         """How far it is applied."""
-        return self._writer.committed_lsn
+        return self._writer.commits.lsn
 
     @property
     def history(self) -> list[EpochStart]:
@@ -107,7 +107,7 @@ class ReplicaLog:
         ``written(lsn, end_lsn, bytes, entry_ends)`` comes before the sync, ``durable(lsn)`` after it.
         """
         self._writer.on_written, self._writer.on_durable = written, durable
-        self._writer.add_listener(committed)
+        self._writer.commits.add_listener(committed)
 
     def close_line(self, failure: LsmqError) -> None:
         """Leadership is over: appends raise ``failure`` from here on. Never blocks."""
@@ -147,7 +147,7 @@ class ReplicaLog:
 
     def advance(self, high_watermark: int) -> int:
         """Apply what is committed; never goes back. Returns :attr:`committed_lsn`. Raises ``ShardStopped``."""
-        return self._writer.advance(high_watermark)
+        return self._writer.commits.advance(high_watermark)
 
     def truncate(self, lsn: int) -> None:
         """Forget the log from ``lsn``, the start of an entry, on. Durable on return.
@@ -213,7 +213,7 @@ class ReplicaLog:
 
     def save_high_watermark(self) -> None:
         """Note how far the log is committed, and on the disk, if that has moved. Not synced. Raises ``OSError``."""
-        lsn = min(self._writer.committed_lsn, self._writer.durable_lsn)
+        lsn = min(self._writer.commits.lsn, self._writer.durable_lsn)
         if lsn == self._saved_lsn:
             return
         body = _BODY.pack(_MAGIC, lsn)

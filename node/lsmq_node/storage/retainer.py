@@ -59,10 +59,7 @@ class Retainer:
             for first in range(0, len(queues), _TRIM_QUEUES):
                 part = slice(first, first + _TRIM_QUEUES)
                 appended = self._put_in_line(topic_id, queues[part], offsets[part])
+            self._writer.commit()
+            return self._writer.is_committed(appended)
         except NotLeader:
             return False
-        if self._writer.replicated:
-            self._writer.commit()
-            return False
-        self._writer.wait(appended)
-        return True

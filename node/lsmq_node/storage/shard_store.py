@@ -22,6 +22,7 @@ from .applier import Applier
 from .batch_checks import encode_positions
 from .catalog import Catalog
 from .columns import I64, U32
+from .commit_point import CommitPoint, CommitRule, Committed
 from .disk import Clock, Disk, OsDisk, SystemClock
 from .documents import Changes, encode_changes
 from .epochs import epoch_start
@@ -29,7 +30,7 @@ from .failures import refused
 from .gauges import measure
 from .line import Appended, Line
 from .lock import forked
-from .log_writer import Committed, LogWriter
+from .log_writer import LogWriter
 from .maintenance import Flush, Maintenance
 from .merger import Merger
 from .options import StoreOptions
@@ -37,7 +38,6 @@ from .queries import Queries
 from .reader import Slice
 from .recovery import Opened, Replay, open_directory, unusable
 from .replica_log import ReplicaLog, load_high_watermark
-from .replica_writer import ReplicaWriter
 from .retainer import Retainer
 from .retention import Retention
 from .shard_time import ShardTime
@@ -62,8 +62,7 @@ class ShardStore:
         disk: Disk,
         clock: Clock,
         opened: Opened,
-        *,
-        replicated: bool,
+        rule: CommitRule,
         floor: LogFloor | None = None,
     ) -> None:
         self.path = path
@@ -76,7 +75,7 @@ class ShardStore:
         self._counters = Counters()
         self._tables = TableSet(path, options, disk, clock, opened, self._counters)
         applier = Applier(self._state, self._tables, self._counters, str(path))
-        known_committed = load_high_watermark(disk, path) if replicated else None
+        known_committed = load_high_watermark(disk, path) if rule is CommitRule.AGREED else None
         if known_committed is not None:
             floor = floor or LogFloor()
             floor = LogFloor(max(known_committed, floor.lsn), floor.led_epoch)
@@ -87,28 +86,15 @@ class ShardStore:
         appender = Appender(replay.end_lsn, self._segments.segment_bytes)
         self._time.opened(max([self._state.time_ms, *(entry.time_ms for entry in tail)]))
         self._line = Line(options, self._time, self._state, applier, appender, epochs[-1].epoch if epochs else 0)
-        writer = (ReplicaWriter if replicated else LogWriter)(
-            path,
-            options,
-            self._state,
-            self._segments,
-            applier,
-            self._counters,
-            self._line,
-            replicated=replicated,
-            applied_lsn=tail[0].lsn if tail else replay.end_lsn,
-            tail=tail,
-            epochs=epochs,
+        commits = self._commits = CommitPoint(self._line, applier, tail[0].lsn if tail else replay.end_lsn, tail)
+        writer = self._writer = LogWriter(
+            path, options, self._segments, self._counters, self._line, commits, rule, epochs
         )
-        self._writer: LogWriter = writer
-        self._segments.final_lsn = lambda: min(writer.committed_lsn, writer.durable_lsn)
+        self._segments.final_lsn = lambda: min(commits.lsn, writer.durable_lsn)
         self._exports = Exports(path, disk, self._tables, self._writer)
-        self._replica: ReplicaLog | None = None
-        if isinstance(writer, ReplicaWriter):
-            self._replica = ReplicaLog(
-                path, options, disk, writer, self._segments, self._tables, self._exports.log_from
-            )
-            self._replica.damage = replay.damage
+        #: The store as one replica of its shard.
+        self.replica = ReplicaLog(path, options, disk, writer, self._segments, self._tables, self._exports.log_from)
+        self.replica.damage = replay.damage
         self._queries = Queries(self._state, self._tables, self._counters)
         self._merger = Merger(path, options, disk, clock, self._tables, self._state, self._counters)
         retention = Retention(
@@ -122,7 +108,7 @@ class ShardStore:
         self._writer.saw_time = self._time.saw
         self._line.admit = self._maintenance.admit
         self._writer.after_write = self._maintenance.committed
-        self._writer.after_apply = self._maintenance.applied
+        self._commits.after_apply = self._maintenance.applied
         self._writer.on_disk_full = self._maintenance.disk_is_full
         self._writer.on_stop = self._maintenance.progressed
         self._catalog = Catalog(self._state, self._line, clock, self.wait)
@@ -164,7 +150,8 @@ class ShardStore:
         except CorruptFile as damage:
             raise refused(path, damage, untouched=True) from damage
         try:
-            store = cls(path, options, disk, clock, opened, replicated=replicated, floor=floor)
+            rule = CommitRule.AGREED if replicated else CommitRule.ALONE
+            store = cls(path, options, disk, clock, opened, rule, floor)
         except BaseException as error:
             opened.segments.close()
             opened.lock.release()
@@ -192,12 +179,6 @@ class ShardStore:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def replica(self) -> ReplicaLog:
-        """The store as one replica of its shard. Only where it was opened as ``replicated``."""
-        assert self._replica is not None, "the store was not opened as a replica"
-        return self._replica
 
     # -- topics ------------------------------------------------------------------------------------------
 
@@ -310,7 +291,7 @@ class ShardStore:
         """What to wait for until all that is in line by now is committed; None when it is already."""
         with self._line.lock:
             lsn = self._line.end_lsn
-            if lsn <= self._writer.committed_lsn:
+            if lsn <= self._commits.lsn:
                 return None
             return Appended(lsn, self._line.current, np.empty(0, np.int64), self._clock.now_ms())
 
@@ -363,7 +344,7 @@ class ShardStore:
     @property
     def committed_lsn(self) -> int:
         """Everything below is durable as the flush mode promises, applied and readable."""
-        return self._writer.committed_lsn
+        return self._commits.lsn
 
     @property
     def round(self) -> int:
@@ -372,7 +353,7 @@ class ShardStore:
 
     def on_commit(self, listener: Callable[[Committed], None]) -> None:
         """Call ``listener`` after each commit, in the committing thread. It must be quick and not raise."""
-        self._writer.add_listener(listener)
+        self._commits.add_listener(listener)
 
     def commit(self) -> int:
         """Write, sync and apply all that is in line. Returns the committed LSN.
@@ -472,8 +453,6 @@ class ShardStore:
 
     def wait_for_room(self, timeout: float) -> None:
         """Block while writes would be refused with ``StoreBusy``, ``timeout`` seconds at most."""
-        if self._line.waiting_bytes > self.options.max_waiting_bytes // 2 and self._replica is None:
-            self._writer.commit()
         self._maintenance.wait_for_room(timeout)
 
     def flush(self) -> None:
@@ -488,7 +467,7 @@ class ShardStore:
         """Commit, and have all that is in memory by now written to tables; does not wait for that."""
         self._writer.check_open()
         self._writer.commit()
-        return Flush(self._maintenance, self._writer.between_entries(self._tables.freeze))
+        return Flush(self._maintenance, self._commits.between_entries(self._tables.freeze))
 
     def on_progress(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` when a flush or a merge has ended, well or not, and when the store has stopped.

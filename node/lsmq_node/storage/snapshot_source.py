@@ -118,7 +118,7 @@ class Exports:
         with self._lock:
             self._log_from[holder] = self._tables.manifest.flushed_lsn  # until it is known more exactly
         try:
-            lsn = self._writer.between_entries(self._freeze)
+            lsn = self._writer.commits.between_entries(self._freeze)
             self._tables.wait_flushed(lsn, lambda: self._writer.stopped, flush_wait_s)
             self._writer.check_open()
             return self._hold(self._tables.pin())

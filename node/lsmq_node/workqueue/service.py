@@ -203,7 +203,7 @@ class WorkService(MachineService[ShardWork]):
         has too few queues."""
         name = Settings.of(given).dead_letter_topic(topic.name)
         count = self.broker.topology.shard_count
-        for known in self.broker.topology.topics():
+        for known in self.broker.topology.topics.all():
             if known.name == name and len({part.shard for part in self.broker.ranges(known)}) < count:
                 raise too_few_queues(known, count)
         works = [await self.work(group, topic, shard) for shard in shards]

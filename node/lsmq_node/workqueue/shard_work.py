@@ -211,7 +211,7 @@ class ShardWork(ShardMachine):
     def touch(self, touched: NDArray[Any]) -> None:
         """Queues of the topic got messages, here or in another shard of this node."""
         if int(touched[-1]) >= self.topic.queues:
-            known = (topic for topic in self._broker.topology.topics() if topic.id == self.topic.id)
+            known = (topic for topic in self._broker.topology.topics.all() if topic.id == self.topic.id)
             self.topic = next(known, self.topic)
         for shard, places in split_by_shard(touched, self.topic, self._broker.topology.shard_count):
             if shard == self.port.number:

@@ -1,0 +1,63 @@
+"""The topics of one shard's log, where a control plane decides which there are.
+
+A shard's store learns of a topic by an entry in the shard's log, so that followers and later leaders have it at the
+same place. The leader writes that entry before the first message of the topic (:meth:`ShardTopics.prepare`), and the
+one that says a topic is gone some time after the control plane said so (:meth:`ShardTopics.forget_deleted`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from lsmq_coordinator.state import ClusterState
+from lsmq_node.broker.topology import Ack, ShardPort
+from lsmq_node.storage import Topic
+
+
+class ShardTopics:
+    """The topics of one shard's log. Only a leader that serves writes to it."""
+
+    def __init__(self, shard: ShardPort, placed: Callable[[int, Topic], tuple[Topic, int, int]]) -> None:
+        """``placed``: see :class:`.ReplicaPorts`."""
+        self._shard = shard
+        self._placed = placed
+        self._preparing: dict[int, asyncio.Task[None]] = {}
+
+    async def prepare(self, topic: Topic) -> None:
+        """Return when the store knows the topic. Raises ``NotLeader``, ``NotEnoughReplicas`` and the like."""
+        while not self._shard.store.knows(topic):
+            task = self._preparing.get(topic.id)
+            if task is None:
+                task = self._preparing[topic.id] = asyncio.create_task(self._put(topic))
+                task.add_done_callback(lambda done: self._done(topic.id, done))
+            await asyncio.shield(task)
+
+    def _done(self, topic_id: int, task: asyncio.Task[None]) -> None:
+        del self._preparing[topic_id]
+        if not task.cancelled():
+            task.exception()  # Whoever waits raises it; that nobody waits any more is no failure.
+
+    async def _put(self, topic: Topic) -> None:
+        shard = self._shard
+        agreed, first, end = self._placed(shard.number, topic)
+        shard.check_writable(Ack.QUORUM)
+        await shard.wait(shard.store.put_topic(agreed, first, end), Ack.QUORUM)
+
+    async def forget_deleted(self, state: ClusterState) -> None:
+        """Write down that topics are gone which the control plane has deleted.
+
+        Ids rise: one that ``state`` may be too old to know is left alone.
+        """
+        shard = self._shard
+        live = {topic.id for topic in state.topics.values()}
+        gone = [
+            topic.id
+            for topic in shard.store.topics()
+            if topic.id not in live and topic.id < state.next_topic_id and topic.id not in self._preparing
+        ]
+        if not gone:
+            return
+        shard.check_writable(Ack.QUORUM)
+        waits = [shard.wait(shard.store.drop_topic(topic_id), Ack.QUORUM) for topic_id in gone]
+        await asyncio.gather(*waits)

@@ -1,0 +1,194 @@
+"""A node of its own: a cluster of one. Every shard is here, and its in-sync set is this node.
+
+No control plane is asked for what is always so: this node leads, and its lease never ends. Topics are kept in the
+stores themselves (:mod:`lsmq_node.broker.catalog`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Never, TypeVar
+
+from lsmq import runtime
+from lsmq.errors import InvalidRequest, LsmqError
+from lsmq_coordinator.parts import Parts
+from lsmq_node.broker.catalog import Catalog
+from lsmq_node.broker.layout import open_shards
+from lsmq_node.broker.peers import NoPeers, Peers
+from lsmq_node.broker.topology import Ack, Leadership
+from lsmq_node.config import NodeConfig
+from lsmq_node.storage import Appended, Committed, ShardStore, Topic, TopicOptions
+
+from .disk_thread import DiskThread, Failed
+from .mailbox import Mailbox
+from .writes import Touched, WaitingWrites
+
+Result = TypeVar("Result")
+
+_ONLY_NODE = "local"
+
+
+class LocalShard:
+    """A replica that is the whole in-sync set of its shard: what its disk has is committed, and the thread that wrote
+    it applies it. It leads for ever, in the first epoch."""
+
+    def __init__(self, number: int, store: ShardStore, touched: Touched) -> None:
+        self.number = number
+        self.store = store
+        self.stopped: LsmqError | None = None
+        self._writes = WaitingWrites(number, touched)
+        mailbox: Mailbox[Committed | Failed] = Mailbox(self._heed)
+        self._disk: DiskThread[Never] = DiskThread(number, store, mailbox.post)
+        store.on_commit(mailbox.post)
+        self._disk.start()
+
+    def _heed(self, item: Committed | Failed) -> None:
+        if isinstance(item, Committed):
+            self._writes.committed(item)
+        if item.error is not None and (self.store.stopped or isinstance(item, Failed)):
+            self.stopped = self.stopped or item.error
+            self._writes.fail(self.stopped)
+
+    @property
+    def waits(self) -> int:
+        return self._writes.added
+
+    @property
+    def failures(self) -> int:
+        return self._writes.failed_commits
+
+    def check_writable(self, ack: Ack) -> None:
+        """Everything is writable; a store that stopped says so itself."""
+
+    def check_readable(self, *, follower: bool = False, found: bool = False) -> None:
+        """Everything is readable."""
+
+    async def prepare(self, topic: Topic) -> None:
+        """The catalog has seen to it."""
+
+    def wait(self, appended: Appended, ack: Ack) -> asyncio.Future[None]:
+        future = self._writes.add(appended, Ack.QUORUM, self.store.committed_lsn, 0.0)
+        self._disk.kick_soon()
+        return future
+
+    def figures(self) -> dict[str, Any]:
+        return {"role": "leading", "epoch": 1, "serving": self.stopped is None}
+
+    async def close(self) -> None:
+        """Commit what waits, end the thread, close the store. No append may come after."""
+        await self._writes.settled()
+        await asyncio.to_thread(self._disk.close)
+        await asyncio.to_thread(self.store.close)
+
+
+class LocalTopics:
+    """The topics of a catalog. They are changed in a thread, one at a time."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._thread = runtime.ThreadPoolExecutor(1, "lsmq-control")
+
+    def all(self) -> Sequence[Topic]:
+        return self._catalog.topics()
+
+    async def newest(self) -> Sequence[Topic]:
+        return self.all()
+
+    async def by_name(self, name: str) -> Topic:
+        return self._catalog.topic(name)
+
+    async def by_id(self, topic_id: int) -> Topic:
+        return self._catalog.topic_by_id(topic_id)
+
+    async def complete(self) -> None:
+        await self._change(self._catalog.complete)
+
+    async def create(self, name: str, queues: int, options: TopicOptions) -> tuple[Topic, bool]:
+        def create() -> tuple[Topic, bool]:
+            before = {topic.name for topic in self.all()}
+            return self._catalog.create(name, queues, options), name not in before
+
+        return await self._change(create)
+
+    async def grow(self, name: str, queues: int) -> Topic:
+        return await self._change(lambda: self._catalog.grow(name, queues))
+
+    async def delete(self, name: str) -> Topic:
+        return await self._change(lambda: self._catalog.delete(name))
+
+    async def _change(self, blocking: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, blocking)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._thread.shutdown)
+
+
+class SingleNode:
+    """The topology of a node of its own. Make it in the loop's thread."""
+
+    def __init__(self, stores: Sequence[ShardStore], touched: Touched, parts: Parts) -> None:
+        """``stores`` belong to it from here on. ``parts`` are the whole node's."""
+        self._parts = parts
+        self.shard_count = len(stores)
+        self.peers: Peers = NoPeers()
+        self._ports = [LocalShard(number, store, touched) for number, store in enumerate(stores)]
+        self.topics = LocalTopics(Catalog(stores))
+
+    @classmethod
+    async def open(cls, config: NodeConfig, touched: Touched, parts: Parts) -> SingleNode:
+        """Open the data directory. Raises what :func:`open_shards` raises."""
+        node = cls(await asyncio.to_thread(open_shards, config), touched, parts)
+        await node.topics.complete()
+        return node
+
+    def ports(self) -> Sequence[LocalShard]:
+        return self._ports
+
+    def port(self, shard: int) -> LocalShard:
+        return self._ports[shard]
+
+    def leadership(self, shard: int) -> Leadership:
+        return Leadership(None, 1, here=True)
+
+    def followers(self, shard: int) -> Sequence[str]:
+        return ()
+
+    def gauges(self) -> Mapping[str, float]:
+        return {}
+
+    def overview(self, own_url: str) -> dict[str, Any]:
+        node: dict[str, Any] = {
+            "id": _ONLY_NODE,
+            "url": own_url,
+            "internal_url": None,
+            "voter": False,
+            "state": "active",
+            "alive": True,
+            "problems": self._problems(),
+            "clock_ms": None,
+            "shards_led": self.shard_count,
+            "replicas": self.shard_count,
+        }
+        shard = {"leader": _ONLY_NODE, "epoch": 1, "in_sync": [_ONLY_NODE], "replicas": [_ONLY_NODE]}
+        still: dict[str, Any] = {"adding": [], "target": [], "problem": None, "revived": []}
+        shards = [{"id": number, **shard, **still} for number in range(self.shard_count)]
+        return {"cluster": None, "version": 0, "control_leader": None, "nodes": [node], "shards": shards}
+
+    def _problems(self) -> list[str]:
+        stopped = [f"shard {port.number} stopped: {port.stopped.message}" for port in self._ports if port.stopped]
+        return [*self._parts.problems(essential=True), *stopped, *self._parts.problems(essential=False)]
+
+    async def administer(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        raise InvalidRequest("this node is in no cluster; see docs/operations.md for how to make one")
+
+    def not_ready(self) -> Sequence[str]:
+        return ()
+
+    async def retire(self) -> None:
+        """Nobody else is there."""
+
+    async def close(self) -> None:
+        await self.topics.close()
+        for port in self._ports:
+            await port.close()
