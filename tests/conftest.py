@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,11 @@ settings.load_profile("any speed")
 # Every Java that a test starts (Spark, ZooKeeper) ends before the optimising compiler could pay for itself: with the
 # quick compiler alone it takes half the processor time.
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
+# A test starts hundreds of interpreters. Where bytecode is kept none of them compiles what the one before has compiled,
+# which is up to half of what their start costs.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Where the tests run in the background of a script, interrupts are ignored, and so they would be in every process that
 # a test starts and means to interrupt.

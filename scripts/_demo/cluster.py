@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lsmq.errors import LsmqError
-from lsmq_coordinator.zookeeper_server import ZooKeeperNotFound, find_zookeeper
 from lsmq_lab.local_cluster import LocalCluster, found_plan
+from lsmq_lab.local_cluster.zookeeper_server import ZooKeeperNotFound, find_zookeeper
 
 NODES = 3
 SHARDS = 3

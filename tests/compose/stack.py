@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from lsmq_coordinator.zookeeper_server import free_ports
+from support.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
 COMPOSE_DIRECTORY = ROOT / "compose"

@@ -189,7 +189,8 @@ def serving(run: Callable[[str], Awaitable[None]], secret: ClusterSecret = SECRE
     async def main() -> None:
         application = web.Application(middlewares=[auth_middleware(Verifier(secret))] if sign else [])
         application.router.add_route("*", "/{path:.*}", echo)
-        runner = web.AppRunner(application)
+        # What a client announced and never sends is not waited for in the end.
+        runner = web.AppRunner(application, lingering_time=0)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
         await site.start()

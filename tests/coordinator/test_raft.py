@@ -28,7 +28,7 @@ from lsmq_coordinator.raft_frames import FrameSession
 from lsmq_coordinator.raft_records import replay
 from lsmq_coordinator.raft_terms import Outcome, RaftTiming
 from lsmq_coordinator.voter import RaftStatus, Voter
-from lsmq_coordinator.zookeeper_server import free_ports
+from support.ports import free_ports
 from support.raft_group import until
 
 from .test_state import bootstrap

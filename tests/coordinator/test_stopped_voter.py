@@ -18,7 +18,7 @@ from lsmq_coordinator.auth import ClusterSecret
 from lsmq_coordinator.journal import OS_DISK
 from lsmq_coordinator.parts import Parts
 from lsmq_coordinator.raft_control import RaftConfig, RaftControl
-from lsmq_coordinator.zookeeper_server import free_ports
+from support.ports import free_ports
 from support.raft_group import until
 
 from .test_state import bootstrap

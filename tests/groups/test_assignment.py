@@ -211,3 +211,17 @@ def test_large_groups_and_topics_cost_ranges_not_queues(members: int, total: int
     assert len(shares["t"]) == min(members, total)
     fewer = assign({"t": Demand(total, names[:-1])}, shares)
     assert sum(map(len, fewer.get("t", {}).values())) <= max_pieces(members)
+
+
+def test_many_members_of_many_topics_of_few_queues_cost_the_queues_not_members_times_topics(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = tuple(f"m{number:03}" for number in range(300))
+    demands = {f"t{number:03}": Demand(2, names) for number in range(300)}
+    looks = Counter[str]()
+    counted = assignment.count
+    monkeypatch.setattr(assignment, "count", lambda ranges: looks.update(["count"]) or counted(ranges))
+    shares = assign(demands, {})
+    assert Counter(member for found in shares.values() for member in found) == Counter(dict.fromkeys(names, 2))
+    assert assign(demands, shares) == shares
+    assert looks["count"] < 20 * 600

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lsmq_node.storage import TopicOptions
-from lsmq_node.storage.shard_time import SETTLING_SECONDS, TOLERANCE_MS, ShardTime
+from lsmq_node.storage import TopicOptions, shard_time
+from lsmq_node.storage.shard_time import MAX_ERAS, SETTLING_SECONDS, TOLERANCE_MS, ShardTime
 from support.sim_disk import SimClock, SimDisk
 
 from .harness import abandon, bodies, flush, open_stepped, profile, put, read_queue, retain, tiny
@@ -122,10 +123,16 @@ def test_a_step_of_the_clock_is_named_and_counted(tmp_path: Path, caplog: pytest
         max_size=40,
     ),
     age_ms=st.integers(DAY_MS // 24, 7 * DAY_MS),
+    most_eras=st.sampled_from((2, MAX_ERAS)),
 )
 def test_whatever_a_clock_does_stamps_do_not_go_back_and_nothing_expires_early(
-    steps: list[tuple[str, int, int]], age_ms: int
+    steps: list[tuple[str, int, int]], age_ms: int, most_eras: int
 ) -> None:
+    with mock.patch.object(shard_time, "MAX_ERAS", most_eras):
+        nothing_expires_early(steps, age_ms)
+
+
+def nothing_expires_early(steps: list[tuple[str, int, int]], age_ms: int) -> None:
     clock = SimClock()
     time = ShardTime(clock, "test")
     time.opened(0)
@@ -146,3 +153,29 @@ def test_whatever_a_clock_does_stamps_do_not_go_back_and_nothing_expires_early(
         assert [stamp for stamp, _ in stamped] == sorted(stamp for stamp, _ in stamped)
         for stamp, real_ms in stamped:
             assert stamp >= before or clock.time_ms - real_ms >= age_ms - slack
+
+
+def test_a_clock_that_is_stepped_again_and_again_takes_no_more_memory_and_expires_nothing_early() -> None:
+    clock = SimClock()
+    time = ShardTime(clock, "test")
+    time.opened(0)
+    first = time.now_ms()
+    for number in range(10 * MAX_ERAS):
+        clock.time_ms += 1
+        clock.wrong_ms = 0 if number % 3 == 0 else clock.wrong_ms + MONTH_MS
+        time.now_ms()
+        assert time.expired_before(number + 2) <= first
+    assert len(time._eras) == MAX_ERAS
+    clock.time_ms += DAY_MS
+    assert time.expired_before(DAY_MS) > first, "and what is due goes"
+
+
+def test_a_clock_that_jumps_ahead_twice_expires_nothing_early() -> None:
+    clock = SimClock()
+    time = ShardTime(clock, "test")
+    time.opened(0)
+    first = time.now_ms()
+    for wrong_ms in (MONTH_MS, 0, MONTH_MS, 0, MONTH_MS):
+        clock.wrong_ms = wrong_ms
+        time.now_ms()
+        assert time.expired_before(DAY_MS) <= first

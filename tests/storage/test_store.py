@@ -71,6 +71,16 @@ def test_a_store_opens_with_smaller_memtables_than_its_log_was_written_with(tmp_
     abandon(store)
 
 
+def test_a_size_of_segments_that_is_not_taken_is_said_so(
+    tmp_path: Path, disk: SimDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "s"
+    for options in (tiny(), tiny(), tiny(segment_bytes=128 << 10)):
+        assert caplog.messages == []
+        abandon(open_stepped(path, options, disk))
+    assert [f"segment_bytes is {128 << 10}, but the store was made with {64 << 10}" in caplog.messages[0]] == [True]
+
+
 def test_the_directory_of_a_new_store_survives_a_power_cut_with_all_its_parents(tmp_path: Path) -> None:
     for seed in range(10):
         disk, path = SimDisk(tmp_path), tmp_path / "data" / "shards" / str(seed)

@@ -33,7 +33,7 @@ from lsmq_coordinator.overseer import Overseer, OverseerTiming
 from lsmq_coordinator.parts import UNSEEN
 from lsmq_coordinator.raft_control import RaftConfig, RaftControl
 from lsmq_coordinator.state import ClusterState
-from lsmq_coordinator.zookeeper_server import free_ports
+from support.ports import free_ports
 
 START_TIMEOUT_S = 30.0
 

@@ -8,14 +8,17 @@ from typing import Any
 
 from kazoo.client import KazooClient
 
-from lsmq_coordinator.zookeeper_server import ZooKeeperServer, free_ports, plan_ensemble
+from lsmq_lab.local_cluster.zookeeper_server import Peer, ZooKeeperServer
+
+from .ports import free_ports
 
 
 class ZooKeeperEnsemble:
     """One server or three. Ticks are short, so that sessions expire quickly: 0.4 s at least."""
 
     def __init__(self, directory: Path, count: int = 1, tick_ms: int = 200) -> None:
-        peers = plan_ensemble(count, free_ports(3 * count))
+        ports = iter(free_ports(3 * count))
+        peers = [Peer(id, *taken) for id, taken in enumerate(zip(ports, ports, ports, strict=True), 1)]
         self.servers = [
             ZooKeeperServer(directory / f"zookeeper-{peer.id}", peer, peers, tick_ms=tick_ms) for peer in peers
         ]

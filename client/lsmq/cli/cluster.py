@@ -134,7 +134,7 @@ def _new_plan(local: Any, settings: tuple[str, ...], asked: dict[str, Any]) -> A
 
 
 def _default_zookeeper() -> str:
-    module = importlib.import_module("lsmq_coordinator.zookeeper_server")
+    module = importlib.import_module("lsmq_lab.local_cluster.zookeeper_server")
     try:
         module.find_zookeeper()
     except LsmqError as error:

@@ -15,13 +15,13 @@ from typing import Any
 
 from lsmq.errors import AddressInUse, InvalidRequest
 from lsmq_coordinator.auth import ClusterSecret
-from lsmq_coordinator.zookeeper_server import Peer, ZooKeeperServer
 from lsmq_node import config_file
 
 from .errors import ClusterNotReady, NodeEnded, NodeNotRunning
 from .plan import PORTS_PER_NODE, ClusterPlan, NodePlan, choose_ports
 from .process import OwnProcess, ProcessState
 from .status import ClusterStatus, answers, collect
+from .zookeeper_server import Peer, ZooKeeperServer
 
 READY_TIMEOUT_S = 60.0
 #: A node gets its own grace for stopping and this much more before it is killed.

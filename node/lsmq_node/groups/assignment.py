@@ -59,7 +59,9 @@ def assign(topics: Mapping[str, Demand], previous: Mapping[str, Shares]) -> dict
 
 def _held(demand: Demand, previous: Shares) -> dict[str, Ranges]:
     """What is left of the shares before: of members and queues that there are, and each queue once."""
-    clipped = {member: clip(previous.get(member, NONE), demand.queues) for member in sorted(demand.members)}
+    clipped = {
+        member: clip(previous[member], demand.queues) for member in sorted(previous.keys() & set(demand.members))
+    }
     held = {member: ranges for member, ranges in clipped.items() if ranges}
     pieces = sorted(piece for ranges in held.values() for piece in ranges)
     if any(after[0] < before[1] for before, after in pairwise(pieces)):
@@ -71,12 +73,14 @@ def _held(demand: Demand, previous: Shares) -> dict[str, Ranges]:
 
 
 def _quotas(topics: Mapping[str, Demand], held: Mapping[str, Shares]) -> dict[str, dict[str, int]]:
-    """How many queues of each topic each of its members gets."""
+    """How many queues of each topic each of its members gets; who gets none may be left out."""
     odds = [_Odd(name, topics[name], held[name]) for name in sorted(topics) if topics[name].members]
     totals: dict[str, int] = {}
     for odd in odds:
         for member in odd.members:
-            totals[member] = totals.get(member, 0) + odd.share + (member in odd.lucky)
+            totals.setdefault(member, 0)
+        for member, quota in odd.quotas().items():
+            totals[member] += quota
     for odd in sorted(odds, key=lambda odd: odd.left):  # Last those that leave a choice.
         for member in nsmallest(odd.left, odd.choice - odd.lucky, key=lambda member: (totals[member], member)):
             odd.lucky.add(member)
@@ -87,7 +91,7 @@ def _quotas(topics: Mapping[str, Demand], held: Mapping[str, Shares]) -> dict[st
             if not odd.share:
                 odd.choice = set(odd.members)
         _even_out(odds, totals)
-    quotas = {odd.name: {member: odd.share + (member in odd.lucky) for member in odd.members} for odd in odds}
+    quotas = {odd.name: odd.quotas() for odd in odds}
     return {name: quotas.get(name, {}) for name in topics}
 
 
@@ -102,11 +106,15 @@ class _Odd:
         self.name = name
         self.members = sorted(demand.members)
         self.share, rest = divmod(demand.queues, len(self.members))
-        keepers = {member for member in self.members if count(held.get(member, NONE)) > self.share}
+        keepers = {member for member, ranges in held.items() if count(ranges) > self.share}
         few = len(keepers) <= rest
         self.lucky = set(keepers) if few else set[str]()
         self.choice = set(self.members) - keepers if few else keepers
         self.left = rest - len(self.lucky)
+
+    def quotas(self) -> dict[str, int]:
+        """As it stands; without those who get none, of whom there may be many."""
+        return {member: self.share + (member in self.lucky) for member in (self.members if self.share else self.lucky)}
 
     def hand_on(self, giver: str, taker: str) -> None:
         assert giver in self.lucky and taker not in self.lucky
@@ -176,14 +184,22 @@ def share_out(demand: Demand, held: Shares, quotas: Mapping[str, int]) -> dict[s
     """Take what is over the quotas from those who hold it, and give it, and what nobody holds, to the others."""
     if not demand.members:
         return {}
-    kept = {member: _keep(held.get(member, NONE), quota) for member, quota in quotas.items()}
-    pool = _Pool(subtract(((0, demand.queues),), normal(piece for ranges in kept.values() for piece in ranges)))
-    found: dict[str, Ranges] = {}
-    wanting = sorted(quotas, key=lambda member: (kept[member][0] if kept[member] else (demand.queues, 0), member))
+    found = {member: _keep(held.get(member, NONE), quota) for member, quota in quotas.items()}
+    missing = {member: quota - count(found[member]) for member, quota in quotas.items()}
+    pool = _Pool(subtract(((0, demand.queues),), normal(piece for ranges in found.values() for piece in ranges)))
+    wanting = sorted(
+        (member for member, wanted in missing.items() if wanted),
+        key=lambda member: (found[member][0] if found[member] else (demand.queues, 0), member),
+    )
     for member in wanting:  # First what lies beside what they have, so that pieces grow together.
-        found[member] = union(kept[member], pool.beside(kept[member], quotas[member] - count(kept[member])))
+        beside = pool.beside(found[member], missing[member])
+        if beside:
+            found[member] = union(found[member], beside)
+            missing[member] -= count(beside)
     for member in wanting:
-        found[member] = union(found[member], pool.take(quotas[member] - count(found[member])))
+        if missing[member]:
+            taken = pool.take(missing[member])
+            found[member] = union(found[member], taken) if found[member] else taken
     return {member: found[member] for member in sorted(found) if found[member]}
 
 

@@ -54,6 +54,13 @@ def open_directory(path: Path, options: StoreOptions, disk: Disk) -> Opened:
             else:  # the name may still be what a killed process renamed: nothing goes before it is safe
                 disk.sync_directory(path)
                 manifest = settle(disk, path, manifest)
+                if manifest.segment_bytes != options.segment_bytes:
+                    _log.warning(
+                        "%s: segment_bytes is %d, but the store was made with %d, which holds as long as it is there",
+                        path,
+                        options.segment_bytes,
+                        manifest.segment_bytes,
+                    )
         except OSError as error:
             raise unusable(path, error) from error
         checkpoint = open_checkpoint(disk, path / TABLE_DIRECTORY, manifest.checkpoint, manifest.flushed_lsn)

@@ -3,13 +3,14 @@
 A wall clock may stand wrong for a while and be set right. Two rules keep that from deleting anything early:
 
 - Stamps never go back within a log: a clock that falls back stands still until it is where it was.
-- Time that the wall clock skipped did not pass. A step forward, seen against the clock that only counts, is noted as an
-  *era*: what was stamped before it is as much younger than it looks. A step back takes back the steps forward before
-  it. So a clock that jumps a month ahead and back expires nothing; one that was a month behind, and is set right,
-  expires nothing that came meanwhile.
+- Time that the wall clock skipped did not pass. A step of it, seen against the clock that only counts, begins another
+  *era*. What is older than an age is what was stamped before the moment so long ago, on the clock that counts; and
+  what stamps of then were, the era of that moment says. So a clock that jumps a month ahead and back, however often,
+  expires nothing; one that was a month behind, and is set right, expires nothing that came meanwhile.
 
-Between two lives of the process nothing counts. So a gap between the last stamp and the clock at the start is an era
-for the first hour: time enough for a clock that was wrong at boot to be set right.
+Between two lives of the process nothing counts: what was there at the start has the age that the wall clock says, or
+said when it stood lowest in this life. A gap between the last stamp and the clock at the start did not pass for the
+first hour: time enough for a clock that was wrong at boot to be set right.
 
 Not supported: telling how late the messages of a clock that was ahead are; they stay longer, which ``ahead_ms`` shows.
 """
@@ -17,6 +18,8 @@ Not supported: telling how late the messages of a clock that was ahead are; they
 from __future__ import annotations
 
 import logging
+import math
+from dataclasses import dataclass
 
 from lsmq import runtime
 
@@ -27,8 +30,24 @@ TOLERANCE_MS = 10_000
 #: At the start a gap larger than this may be a wrong clock, for so long.
 GAP_MS = 3_600_000
 SETTLING_SECONDS = 3_600.0
+#: Of more eras than this the first become one: what was stamped in them stays longer, never shorter.
+MAX_ERAS = 64
 
 _log = logging.getLogger("lsmq.storage")
+
+
+@dataclass(frozen=True, slots=True)
+class _Era:
+    """From ``began_ms`` on the clock that counts the wall clock was ``skew_ms`` ahead of that one, and no stamp was
+    below ``last_ms``."""
+
+    began_ms: int
+    skew_ms: int
+    last_ms: int
+
+    def stamp(self, counted_ms: int) -> int:
+        """The least that could be stamped at a moment of it."""
+        return max(self.last_ms, counted_ms + self.skew_ms)
 
 
 class ShardTime:
@@ -39,10 +58,13 @@ class ShardTime:
         self._source = source
         self._lock = runtime.Lock()  # guards all below
         self._last_ms = 0
-        self._wall_ms, self._counted = clock.now_ms(), clock.monotonic()
-        self._eras: list[tuple[int, int]] = []  # the last stamp of each, and how much younger than it looks
-        self._settled_at = self._counted + SETTLING_SECONDS
-        self._gap_ms = 0  # of the first era, while it is there
+        self._began_ms = self._era_ms = self._counted_ms = int(
+            1000 * clock.monotonic()
+        )  # of this life, and of the present era
+        self._skew_ms = self._lowest_ms = clock.now_ms() - self._began_ms  # as seen last, and the lowest of this life
+        self._era_last_ms = 0
+        self._eras: list[_Era] = []  # those before the present one
+        self._gap_ms = 0  # while it does not count
         self.steps = 0
 
     def monotonic(self) -> float:
@@ -67,10 +89,10 @@ class ShardTime:
     def opened(self, last_ms: int) -> None:
         """The log was read back; its last stamp is this, 0 for none."""
         with self._lock:
-            self._last_ms = last_ms
-            gap = self._wall_ms - last_ms
+            self._last_ms = self._era_last_ms = last_ms
+            gap = self._began_ms + self._skew_ms - last_ms
             if last_ms and gap > GAP_MS:
-                self._eras, self._gap_ms = [(last_ms, gap)], gap
+                self._gap_ms = gap
                 _log.info(
                     "%s: the clock is %d s past the last entry: down for so long, or a wrong clock. What was there "
                     "expires by it in an hour, not before",
@@ -91,45 +113,37 @@ class ShardTime:
     def expired_before(self, age_ms: int) -> int:
         """Messages stamped before this are older than ``age_ms``, whatever the clock has done."""
         with self._lock:
-            before = self._look() - age_ms
-            for last_ms, younger_ms in reversed(self._eras):
-                if before - younger_ms > last_ms:
-                    break
-                before -= younger_ms
-            return before
+            self._look()
+            moment_ms = self._counted_ms - age_ms
+            least: float = math.inf  # of what could be stamped later than in the era that is looked at
+            for era in (_Era(self._era_ms, self._skew_ms, self._era_last_ms), *reversed(self._eras)):
+                least = min(least, era.stamp(max(moment_ms, era.began_ms)))
+                if moment_ms >= era.began_ms:
+                    return int(least)
+            return min(int(least), moment_ms + self._lowest_ms - self._gap_ms)
 
     def _look(self) -> int:
         """The wall clock; notes a step of it."""
-        wall_ms, counted = self._clock.now_ms(), self._clock.monotonic()
-        step = wall_ms - self._wall_ms - int(1000 * (counted - self._counted))
-        self._wall_ms, self._counted = wall_ms, counted
-        if abs(step) > TOLERANCE_MS:
-            self._stepped(step, wall_ms)
-        if self._gap_ms and counted >= self._settled_at:
+        wall_ms, self._counted_ms = self._clock.now_ms(), int(1000 * self._clock.monotonic())
+        skew_ms = wall_ms - self._counted_ms
+        if abs(skew_ms - self._skew_ms) > TOLERANCE_MS:
+            self._stepped(skew_ms - self._skew_ms)
+        self._skew_ms = skew_ms
+        self._lowest_ms = min(self._lowest_ms, skew_ms)
+        if self._counted_ms - self._began_ms >= 1000 * SETTLING_SECONDS:
             self._gap_ms = 0
-            del self._eras[0]
         return wall_ms
 
-    def _stepped(self, step: int, wall_ms: int) -> None:
+    def _stepped(self, step_ms: int) -> None:
         self.steps += 1
         _log.warning(
             "%s: the clock stepped by %+d s. No message expires early by that, and stamps do not go back; see to the "
             "clock of this machine",
             self._source,
-            step // 1000,
+            step_ms // 1000,
         )
-        if step > 0:
-            # Where the clock had been ahead of this before, stamps stood still meanwhile, and no more than that counts.
-            younger_ms = min(step, wall_ms - self._last_ms)
-            if self._last_ms and younger_ms > 0:
-                self._eras.append((self._last_ms, younger_ms))
-            return
-        back = -step
-        while back and self._eras:
-            last_ms, younger_ms = self._eras.pop()
-            taken = min(back, younger_ms)
-            back -= taken
-            if taken < younger_ms:
-                self._eras.append((last_ms, younger_ms - taken))
-        if not self._eras:
-            self._gap_ms = 0
+        self._eras.append(_Era(self._era_ms, self._skew_ms, self._era_last_ms))
+        self._era_ms, self._era_last_ms = self._counted_ms, self._last_ms
+        if len(self._eras) > MAX_ERAS:
+            first, second, *later = self._eras
+            self._eras = [_Era(first.began_ms, min(first.skew_ms, second.skew_ms), first.last_ms), *later]

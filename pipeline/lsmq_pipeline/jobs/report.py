@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from threading import Event, Thread
@@ -123,7 +123,3 @@ def reader_options(options: Mapping[str, Any], **more: Any) -> dict[str, str]:
     from lsmq_pipeline.options import as_options
 
     return as_options({**options, **more})
-
-
-def names_text(names: Sequence[str]) -> str:
-    return ", ".join(names)

@@ -235,22 +235,3 @@ class ZooKeeperServer:
             time.sleep(0.01)
         self._process = None
         (self.directory / "pid").unlink(missing_ok=True)
-
-
-def plan_ensemble(count: int, ports: Sequence[int]) -> list[Peer]:
-    """``count`` members on three ports each, taken from ``ports``."""
-    if len(ports) < 3 * count:
-        raise ValueError(f"{count} servers need {3 * count} ports, not {len(ports)}")
-    return [Peer(id + 1, *ports[3 * id : 3 * id + 3]) for id in range(count)]
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody uses now. Somebody may before they are bound."""
-    held = []
-    try:
-        for _ in range(count):
-            held.append(socket.create_server((HOST, 0)))
-        return [server.getsockname()[1] for server in held]
-    finally:
-        for server in held:
-            server.close()

@@ -9,16 +9,15 @@ from pathlib import Path
 import pytest
 
 from lsmq.errors import LsmqError
-from lsmq_coordinator import zookeeper_server
-from lsmq_coordinator.zookeeper_server import (
+from lsmq_lab.local_cluster import zookeeper_server
+from lsmq_lab.local_cluster.zookeeper_server import (
     Peer,
     ZooKeeperInstall,
     ZooKeeperNotFound,
     ZooKeeperServer,
     find_zookeeper,
-    free_ports,
-    plan_ensemble,
 )
+from support.ports import free_ports
 
 
 def test_what_is_installed_here_is_found_and_named() -> None:
@@ -53,7 +52,7 @@ def test_without_anything_the_message_says_what_to_install(monkeypatch: pytest.M
 
 
 def test_a_server_is_found_again_by_its_directory_and_keeps_its_data(tmp_path: Path) -> None:
-    (peer,) = plan_ensemble(1, free_ports(3))
+    peer = Peer(1, *free_ports(3))
     server = ZooKeeperServer(tmp_path, peer)
     server.start()
     assert server.wait_ready() == "standalone"
