@@ -19,6 +19,7 @@ SCRIPTS = (
     "scripts/format",
     "scripts/lint",
     "scripts/setup",
+    "scripts/simulate",
     "scripts/test",
     "compose/local-docker",
     "compose/local-images",

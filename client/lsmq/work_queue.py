@@ -109,7 +109,7 @@ class Task:
 
     def _settle(self) -> None:
         self.settled = True
-        self._queue._kept.discard(self)
+        self._queue._kept.pop(self, None)
 
 
 class WorkQueue(Iterated[Task]):
@@ -161,7 +161,7 @@ class WorkQueue(Iterated[Task]):
             deadline_ms=self._deadline_ms,
         )
         self._ahead: deque[Task] = deque()
-        self._kept: set[Task] = set()  # tasks whose visibility is extended here
+        self._kept: dict[Task, None] = {}  # tasks whose visibility is extended here
         self._asking = 0
         self._hands: int | None = None  # of run: tasks that may be here at a time
         self._changed = Waiting()
@@ -235,13 +235,13 @@ class WorkQueue(Iterated[Task]):
                     return
                 raise
             task._since = asyncio.get_running_loop().time()
-            self._kept.add(task)
+            self._kept[task] = None
             self._asking += 1
             try:
                 await self._handle(handler, task)
             finally:
                 self._asking -= 1
-                self._kept.discard(task)
+                self._kept.pop(task, None)
                 self._puller.look()
                 self._end_keeping()
 
@@ -335,14 +335,14 @@ class WorkQueue(Iterated[Task]):
         deliveries, receipt, shard = int(fields["deliveries"]), str(fields["receipt"]), int(fields["shard"])
         task = Task(message, deliveries, receipt, visibility_ms, self, topic, shard, until, now)
         self._ahead.append(task)
-        self._kept.add(task)
+        self._kept[task] = None
         self._changed.wake()
 
     def _take(self) -> Task | None:
         """The next task that is ours still."""
         while self._ahead:
             task = self._ahead.popleft()
-            self._kept.discard(task)
+            self._kept.pop(task, None)
             if not task._lost and task.remaining_ms > 0:
                 return task
         return None

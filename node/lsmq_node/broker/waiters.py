@@ -10,8 +10,9 @@ anything has arrived, and only then waits; a commit after the registration sets 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -89,14 +90,20 @@ class _TopicWatches:
     __slots__ = ("by_queue", "of_many")
 
     def __init__(self) -> None:
-        self.by_queue: dict[int, set[Watch]] = {}
-        self.of_many: set[Watch] = set()
+        # In the order in which they came, and are told.
+        self.by_queue: dict[int, dict[Watch, None]] = {}
+        self.of_many: dict[Watch, None] = {}
 
     def __bool__(self) -> bool:
         return bool(self.by_queue or self.of_many)
 
-    def all(self) -> set[Watch]:
-        return self.of_many.union(*self.by_queue.values())
+    def all(self) -> Iterable[Watch]:
+        return _each([self.of_many, *self.by_queue.values()])
+
+
+def _each(watches: Iterable[dict[Watch, None]]) -> Iterable[Watch]:
+    """All of them, once."""
+    return dict.fromkeys(chain.from_iterable(watches))
 
 
 class WaiterTable:
@@ -147,20 +154,20 @@ class WaiterTable:
         """
         topic = self._topics.setdefault(topic_id, _TopicWatches())
         if queues is None:
-            topic.of_many.add(watch)
+            topic.of_many[watch] = None
             return
         for queue in queues:
-            topic.by_queue.setdefault(queue, set()).add(watch)
+            topic.by_queue.setdefault(queue, {})[watch] = None
 
     def unwatch(self, topic_id: int, watch: Watch, queues: Sequence[int] | None = None) -> None:
         topic = self._topics.get(topic_id)
         if topic is None:
             return
-        topic.of_many.discard(watch)
+        topic.of_many.pop(watch, None)
         for queue in queues or ():
             others = topic.by_queue.get(queue)
             if others is not None:
-                others.discard(watch)
+                others.pop(watch, None)
                 if not others:
                     del topic.by_queue[queue]
         if not topic:
@@ -174,7 +181,7 @@ class WaiterTable:
         touched = np.unique(np.concatenate(pieces))
         if topic.by_queue:
             found = topic.by_queue.keys() & set(touched.tolist())
-            for watch in set().union(*(topic.by_queue[queue] for queue in found)):
+            for watch in _each(topic.by_queue[queue] for queue in found):
                 watch.touch(touched)
         for watch in topic.of_many:
             watch.touch(touched)

@@ -105,7 +105,7 @@ class Exports:
         self._writer = writer
         self._lock = runtime.Lock()
         self._log_from: dict[object, int] = {}
-        self._sources: set[SnapshotSource] = set()
+        self._sources: dict[SnapshotSource, None] = {}
         self._closed = False
 
     def export(self, flush_wait_s: float = FLUSH_WAIT_S) -> SnapshotSource:
@@ -139,7 +139,7 @@ class Exports:
             with self._lock:
                 if self._closed:
                     raise ClientClosed(f"the store {self._path} is closed")
-                self._sources.add(source)
+                self._sources[source] = None
                 self._log_from[source] = manifest.flushed_lsn
             return source
         except BaseException:
@@ -154,7 +154,7 @@ class Exports:
     def release_files(self, source: SnapshotSource) -> None:
         self._tables.unpin(source.snapshot.manifest)
         with self._lock:
-            self._sources.discard(source)
+            self._sources.pop(source, None)
 
     def release_log(self, source: SnapshotSource) -> None:
         with self._lock:

@@ -1,0 +1,60 @@
+"""``python -m lsmq_lab.world --seeds 0-99``: play seeds; print what failed, and how to see it again."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import sys
+import time
+
+_NO_RANDOM_ADDRESSES = 0x0040000
+
+
+def fix_hashes() -> None:
+    """Begin again as a process whose hashes and addresses are the same each time."""
+    if os.environ.get("PYTHONHASHSEED") == "0":
+        return
+    ctypes.CDLL(None).personality(_NO_RANDOM_ADDRESSES)
+    environment = {**os.environ, "PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"}
+    os.execve(sys.executable, [sys.executable, "-m", "lsmq_lab.world", *sys.argv[1:]], environment)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m lsmq_lab.world", description=__doc__)
+    parser.add_argument("--seeds", default="0-19", help="such as 7, or 0-99")
+    parser.add_argument("--trace", action="store_true", help="print all that happened")
+    parser.add_argument("--shrink", action="store_true", help="look for a smaller plan that fails as well")
+    parser.add_argument("--fingerprints", action="store_true", help="print a line a seed that names all that happened")
+    parser.add_argument("--jobs", type=int, default=1, help="seeds at a time")
+    options = parser.parse_args()
+    fix_hashes()
+    from .runs import played, shrunk
+
+    first, _, last = options.seeds.partition("-")
+    seeds = range(int(first), int(last or first) + 1)
+    began, failed, cpu_s = time.monotonic(), 0, 0.0
+    totals: dict[str, int] = {}
+    for report in played(seeds, options.jobs):
+        cpu_s += report.cpu_s
+        for name, count in report.figures.items():
+            totals[name] = totals.get(name, 0) + count
+        if options.trace:
+            print(*report.trace, sep="\n")
+        if options.fingerprints:
+            print(f"seed {report.seed} {report.fingerprint} {report.steps} steps {report.virtual_s:.6f} s", flush=True)
+        if report.ok:
+            continue
+        failed += 1
+        if options.shrink:
+            report = shrunk(report)
+        print(f"seed {report.seed} FAILED after {report.virtual_s:.3f} s; with --trace it shows all that happened")
+        print(*(f"  {fault}" for fault in report.plan), sep="\n")
+        print(*report.problems, sep="\n", flush=True)
+    said = ", ".join(f"{name} {count}" for name, count in totals.items())
+    print(f"{len(seeds)} seeds, {failed} failed, {time.monotonic() - began:.1f} s ({cpu_s:.1f} s of CPU): {said}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

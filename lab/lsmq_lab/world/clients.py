@@ -1,0 +1,309 @@
+"""Applications that use a cluster while it suffers, and what must hold of what they were told.
+
+Producers send to ``orders``; members of a group read it; workers take ``jobs``; a transactional producer writes pairs
+to ``ledger``. All are the client library, in processes of their own. What each was told is kept for the verdict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from lsmq import Client, Consumer, Message, Producer, Task, Topic, TransactionalProducer, WorkQueue
+from lsmq.errors import LsmqError, ReceiptExpired
+from lsmq_lab.history import History
+
+from .cluster import Cluster
+
+QUEUES = 4
+_DEADLINE_MS = 3_000
+
+
+class RolledBack(Exception):
+    """Ends a transaction that is not to be."""
+
+
+class _Work(WorkQueue):
+    """Keeps when each delivery was asked for: it was made after that."""
+
+    def __init__(self, *arguments: Any, now: Callable[[], float], **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._now = now
+        self.asked: dict[str, float] = {}
+
+    def _found(self, topic: Topic, fields: Mapping[str, Any], asked_at: float) -> None:
+        ago = asyncio.get_running_loop().time() - asked_at
+        self.asked[str(fields["receipt"])] = self._now() - ago
+        super()._found(topic, fields, asked_at)
+
+
+class Clients:
+    """``stop`` and ``drain``, and then :meth:`verdict`."""
+
+    def __init__(self, cluster: Cluster, *, begin_s: float = 0.0) -> None:
+        self.cluster = cluster
+        self.random = cluster.world.random.__class__(cluster.world.random.getrandbits(64))
+        self.orders = History()
+        self.members = self.orders.reading("group")
+        self.stopping = False
+        self.sent_jobs: set[int] = set()
+        self.got_jobs: set[int] = set()
+        self.done_jobs: dict[tuple[int, int], float] = {}  # when they were known to be
+        self.outcomes: dict[int, str] = {}
+        self.acknowledged = self.unknown = 0
+        self.running = 0
+        self._numbers = 0
+        self._places: dict[int, tuple[int, int]] = {}
+        self._pending: dict[str, list[int]] = {}
+        roles: list[tuple[str, Callable[[Client], Awaitable[None]]]] = [
+            ("producer1", self._produce),
+            ("producer2", self._produce),
+            ("member1", self._consume),
+            ("member2", self._consume),
+            ("sender", self._send_jobs),
+            ("worker1", self._work),
+            ("worker2", self._work),
+            ("bank", self._transact),
+        ]
+        for number, (name, role) in enumerate(roles):
+            self._start(name, f"10.0.1.{number + 1}", role)
+
+    def _start(self, name: str, host: str, role: Callable[[Client], Awaitable[None]]) -> None:
+        world = self.cluster.world
+        process = world.process(name, host, steady_s=5_000.0 + len(name))
+        self.running += 1
+
+        async def live() -> None:
+            async with Client(self.cluster.urls, deadline_ms=_DEADLINE_MS) as client:
+                await self._prepare(client)
+                await role(client)
+
+        def main() -> None:
+            try:
+                world.loop_run(live)
+            except BaseException as error:
+                self.cluster.broke(f"client {name}", error)
+            finally:
+                self.running -= 1
+
+        world.scheduler.spawn(main, "main", process)
+
+    async def _prepare(self, client: Client) -> None:
+        while True:
+            try:
+                for topic in ("orders", "jobs", "ledger"):
+                    await client.create_topic(topic, queues=QUEUES, exist_ok=True)
+                return
+            except LsmqError:
+                await asyncio.sleep(0.2)
+
+    def _number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def _broke(self, what: str) -> None:
+        self.cluster.problems.append(what)
+        self.cluster.note(f"BROKE {what}")
+
+    async def _produce(self, client: Client) -> None:
+        name = self.cluster.world.scheduler.process.name
+        async with Producer(client, "orders", deadline_ms=_DEADLINE_MS, linger_ms=2) as producer:
+            while not self.stopping:
+                keys = [f"{name}-{self.random.randrange(3)}" for _ in range(self.random.randint(1, 4))]
+                numbers = [self._number() for _ in keys]
+                receipts = []
+                for key, number in zip(keys, numbers, strict=True):
+                    try:
+                        receipts.append(await producer.send(f"{number} {'x' * self.random.randrange(300)}", key=key))
+                    except LsmqError:
+                        self.orders.unknown([key], [number])
+                for key, number, receipt in zip(keys, numbers, receipts, strict=False):
+                    try:
+                        sent = await receipt
+                    except LsmqError as error:
+                        self.unknown += 1
+                        self.cluster.note(f"unknown {number}: {error.code}")
+                        self.orders.unknown([key], [number])
+                    else:
+                        self.acknowledged += 1
+                        self.orders.acknowledged([sent.queue], [sent.offset], [key], [number])
+                await asyncio.sleep(self.random.uniform(0.01, 0.15))
+
+    async def _consume(self, client: Client) -> None:
+        me = int(self.cluster.world.scheduler.process.name[-1])
+        while not self.stopping:
+            try:
+                async with Consumer(client, "orders", group="readers", session_ms=2_000, wait_ms=300) as consumer:
+                    while not self.stopping:
+                        messages = await consumer.poll(50, timeout_ms=500)
+                        if messages:
+                            self.members.received(
+                                [message.queue for message in messages],
+                                [message.offset for message in messages],
+                                [_text(message.key) for message in messages],
+                                [int(message.text().split()[0]) for message in messages],
+                                consumer=me,
+                            )
+                        if self.random.random() < 0.3:
+                            await consumer.commit()
+                        if self.random.random() < 0.03:
+                            break
+                        if self.random.random() < 0.3:
+                            await asyncio.sleep(self.random.uniform(0, 0.3))
+            except LsmqError as error:
+                self.cluster.note(f"member {me}: {error.code}")
+                await asyncio.sleep(0.05)
+
+    async def _send_jobs(self, client: Client) -> None:
+        async with Producer(client, "jobs", deadline_ms=_DEADLINE_MS) as producer:
+            while not self.stopping:
+                number = self._number()
+                try:
+                    await producer.send_and_wait(str(number))
+                    self.sent_jobs.add(number)
+                except LsmqError:
+                    pass
+                await asyncio.sleep(self.random.uniform(0.01, 0.2))
+
+    def _crew(self, client: Client, visibility_ms: int) -> _Work:
+        world = self.cluster.world
+        return _Work(client, "jobs", "crew", visibility_ms=visibility_ms, wait_ms=300, now=lambda: world.now)
+
+    def _came(self, work: _Work, task: Task) -> tuple[int, int]:
+        place, number = (task.message.queue, task.message.offset), int(task.text())
+        if self.done_jobs.get(place, work.asked[task.receipt]) < work.asked[task.receipt]:
+            self._broke(f"job {number} at {place} was asked for after it was acknowledged, and came")
+        self.got_jobs.add(number)
+        return place
+
+    async def _work(self, client: Client) -> None:
+        while not self.stopping:
+            work = self._crew(client, visibility_ms=1_000)
+            try:
+                while not self.stopping:
+                    for task in await work.poll(4, timeout_ms=500):
+                        place = self._came(work, task)
+                        chance = self.random.random()
+                        try:
+                            if chance < 0.7:
+                                await task.ack()
+                                self.done_jobs[place] = self.cluster.world.now
+                            elif chance < 0.85:
+                                await task.nack(delay_ms=100)
+                            elif chance < 0.9:
+                                await asyncio.sleep(1.2)
+                        except ReceiptExpired:
+                            pass
+            except LsmqError as error:
+                self.cluster.note(f"worker: {error.code}")
+                await asyncio.sleep(0.05)
+            finally:
+                await work.close()
+
+    async def _transact(self, client: Client) -> None:
+        while not self.stopping:
+            try:
+                async with TransactionalProducer(
+                    client,
+                    "bank",
+                    session_ms=3_000,
+                    check_after_ms=1_500,
+                    check_every_ms=500,
+                    max_checks=1,
+                    deadline_ms=_DEADLINE_MS,
+                ) as producer:
+                    while not self.stopping:
+                        number = self._number()
+                        self.outcomes[number] = "unknown"
+                        try:
+                            async with producer.transaction(reference=str(number)) as transaction:
+                                for queue in self.random.sample(range(QUEUES), 2):
+                                    await transaction.send("ledger", str(number), queue=queue)
+                                if self.random.random() < 0.25:
+                                    raise RolledBack
+                            self.outcomes[number] = "committed"
+                        except RolledBack:
+                            self.outcomes[number] = "rolled back"
+                        except LsmqError as error:
+                            self.cluster.note(f"transaction {number}: {error.code}")
+                        await asyncio.sleep(self.random.uniform(0.02, 0.2))
+            except LsmqError as error:
+                self.cluster.note(f"bank: {error.code}")
+                await asyncio.sleep(0.05)
+
+    # Afterwards
+
+    async def read_back(self, client: Client) -> None:
+        """Read everything, once the cluster is well, and compare."""
+        whole = self.orders.reading("read back")
+        for message in await self._all_of(client, "orders"):
+            whole.received(
+                [message.queue],
+                [message.offset],
+                [_text(message.key)],
+                [int(message.text().split()[0])],
+            )
+        await self._look_at_ledger(client)
+        await self._drain_jobs(client)
+
+    async def _all_of(self, client: Client, topic: str) -> list[Message]:
+        found: list[Message] = []
+        ends = await client.offsets(topic)
+        wanted = {queue: end for queue, end in zip(ends.queues, ends.latest, strict=True) if end}
+        async with Consumer(client, topic, wait_ms=200) as consumer:
+            while any(consumer.positions.get(queue, 0) < end for queue, end in wanted.items()):
+                messages = await consumer.poll(500, timeout_ms=5_000)
+                if not messages:
+                    raise AssertionError(f"{topic}: nothing more comes at {dict(consumer.positions)} of {wanted}")
+                found += messages
+        return found
+
+    async def _look_at_ledger(self, client: Client) -> None:
+        wrong: list[str] = []
+        for _ in range(60):  # What is committed is seen soon, and what nobody decided is rolled back in time.
+            counts: dict[int, int] = {}
+            for message in await self._all_of(client, "ledger"):
+                number = int(message.text())
+                counts[number] = counts.get(number, 0) + 1
+            wanted = {"committed": (2,), "rolled back": (0,), "unknown": (0, 2)}
+            wrong = [
+                f"transaction {number} was {outcome}, and {counts.get(number, 0)} of 2 messages are seen"
+                for number, outcome in self.outcomes.items()
+                if counts.get(number, 0) not in wanted[outcome]
+            ]
+            if not wrong:
+                return
+            await asyncio.sleep(0.5)
+        for each in wrong:
+            self._broke(each)
+
+    async def _drain_jobs(self, client: Client) -> None:
+        work = self._crew(client, visibility_ms=30_000)
+        try:
+            for _ in range(40):
+                if self.sent_jobs <= self.got_jobs:
+                    return
+                for task in await work.poll(100, timeout_ms=500):
+                    self._came(work, task)
+                    with suppress(ReceiptExpired):  # Another leader does not know of the delivery.
+                        await task.ack()
+        finally:
+            await work.close()
+        self._broke(f"jobs {sorted(self.sent_jobs - self.got_jobs)[:5]} were acknowledged and never came")
+
+    def verdict(self) -> list[str]:
+        """What is wrong with the orders."""
+        again = {"lost", "received twice", "went back", "skipped", "out of order"}
+        verdict = self.orders.check()
+        return [
+            str(anomaly)
+            for anomaly in verdict.anomalies
+            # The group may be handed things again, and need not have come to the end.
+            if not (anomaly.reading == "group" and anomaly.kind.value in again)
+        ]
+
+
+def _text(key: str | bytes | None) -> str | None:
+    return key.decode() if isinstance(key, bytes) else key

@@ -1,0 +1,245 @@
+"""One run: a cluster, its clients, a plan of faults, and the verdict. Each in a process of its own."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, NoReturn
+
+from lsmq import Client
+
+from .checks import Checks, compare_stores
+from .clients import Clients
+from .cluster import Cluster
+from .faults import Fault, Weather, drawn, smaller
+from .machine import World, world
+from .scheduler import Deadlock, Overtime
+
+BEGIN_S, TROUBLE_S = 0.8, 4.0
+_HEAL_LIMIT_S = 60.0
+_CPU_LIMIT_S = 60
+
+
+@dataclass
+class Report:
+    """What came of a seed. Equal seeds give equal fingerprints."""
+
+    seed: int
+    problems: list[str] = field(default_factory=list)
+    plan: list[Fault] = field(default_factory=list)
+    fingerprint: str = ""
+    steps: int = 0
+    virtual_s: float = 0.0
+    cpu_s: float = 0.0
+    figures: dict[str, int] = field(default_factory=dict)
+    trace: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        fields = json.loads(text)
+        fields["plan"] = [Fault(**each) for each in fields["plan"]]
+        return cls(**fields)
+
+
+def plan_of(seed: int) -> list[Fault]:
+    return drawn(Random(f"plan {seed}"), 3, BEGIN_S, TROUBLE_S)
+
+
+def run(seed: int, plan: Sequence[Fault] | None = None, *, directory: Path | None = None) -> Report:
+    """Play a seed, in this process."""
+    report = Report(seed, plan=list(plan_of(seed) if plan is None else plan))
+    began = time.process_time()
+    weather = Random(f"weather {seed}")
+    with world(seed, preemption=weather.choice((0.0, 0.02, 0.2)), directory=directory) as made:
+        cluster = Cluster(made, shards=weather.choice((1, 2)))
+        try:
+            with cluster.installed():
+                _play(cluster, report)
+        except BaseException as error:
+            cluster.broke("the run ended", error)
+        report.problems = [problem.replace(str(made.files.root), "") for problem in cluster.problems]
+        report.trace = made.scheduler.trace
+        report.fingerprint, report.steps = made.scheduler.fingerprint, made.scheduler.steps
+        report.virtual_s = round(made.now, 6)
+    report.cpu_s = round(time.process_time() - began, 3)
+    return report
+
+
+def _play(cluster: Cluster, report: Report) -> None:
+    made = cluster.world
+    for node in cluster.nodes:
+        node.start()
+    checks, clients = Checks(cluster), Clients(cluster)
+    weather = Weather(cluster, report.plan)
+    made.scheduler.run(lambda: made.now >= TROUBLE_S or bool(cluster.problems), limit_s=TROUBLE_S + 1)
+    if cluster.problems:
+        return
+    weather.mend()
+    if not _until(made, cluster.whole, _HEAL_LIMIT_S):
+        cluster.problems.append(f"not whole {_HEAL_LIMIT_S:.0f} s after all was mended: {_state(cluster)}")
+        return
+    clients.stopping = True
+    if not _until(made, lambda: not clients.running, _HEAL_LIMIT_S):
+        cluster.problems.append("clients do not come to an end")
+        return
+    reader = made.process("reader", "10.0.2.1", steady_s=9_000.0)
+
+    async def read_back() -> None:
+        async with Client(cluster.urls) as client:
+            await clients.read_back(client)
+
+    if not cluster.problems:
+        made.run_async(read_back, process=reader, limit_s=120.0)
+        _until(made, cluster.whole, 10.0)
+        _until(made, lambda: False, 0.3)
+        checks.end()
+        cluster.problems += clients.verdict()
+        cluster.problems += compare_stores(cluster)
+    report.figures = {
+        "acknowledged": clients.acknowledged,
+        "unknown": clients.unknown,
+        "jobs": len(clients.done_jobs),
+        "transactions": sum(outcome == "committed" for outcome in clients.outcomes.values()),
+        "faults": len(weather.done),
+        "destroyed": weather.destroyed,
+        "served": checks.serving,
+        "leaders": len(checks._leaders),
+    }
+
+
+def _until(made: World, reached: Callable[[], bool], limit_s: float) -> bool:
+    """Whether it was reached in time, or nothing is left to happen."""
+    end = made.now + limit_s
+    looked = [made.now]
+
+    def look() -> bool:
+        if made.now >= end:
+            return True
+        if made.now - looked[0] < 0.01:
+            return False
+        looked[0] = made.now
+        return reached()
+
+    with suppress(Deadlock, Overtime):
+        made.scheduler.run(look, limit_s=limit_s + 60)
+    return reached()
+
+
+def _state(cluster: Cluster) -> str:
+    found = []
+    for node in cluster.nodes:
+        if not node.up or node.broker is None:
+            found.append(f"{node.id} is down")
+            continue
+        member: Any = node.broker.topology
+        found.append(f"{node.id}: {list(member.not_ready())} {list(member.problems())}")
+        found += [
+            f"  shard {shard.id} leader {shard.leader} epoch {shard.epoch} in sync {shard.in_sync_nodes}"
+            for shard in member.control.state.shards.values()
+        ]
+        found += [
+            f"  replica {replica.shard} {replica.role} serving {replica.serving} hw {replica.high_watermark}"
+            for replica in member.replicas.all().values()
+        ]
+    return "\n".join(found)
+
+
+# Many, each in a process of its own
+
+
+def prepare() -> None:
+    """Once, before processes are forked: what is there by now is everybody's."""
+    import lsmq_node.cluster.running  # noqa: F401  (with all that it imports)
+
+    gc.collect()
+    gc.freeze()
+
+
+class Child:
+    """A seed that is played in a forked process: whatever it leaves behind goes with it."""
+
+    def __init__(
+        self, seed: int, plan: Sequence[Fault] | None = None, before: Callable[[], None] | None = None
+    ) -> None:
+        """``before`` is called in the new process."""
+        self.seed = seed
+        self._pipe, writing = os.pipe()
+        sys.stdout.flush()
+        self._pid = os.fork()
+        if self._pid == 0:
+            os.close(self._pipe)
+            _play_and_tell(seed, plan, before, writing)
+        os.close(writing)
+
+    def report(self) -> Report:
+        """Waits for it."""
+        with open(self._pipe, "rb") as pipe:
+            content = pipe.read()
+        status = os.waitpid(self._pid, 0)[1]
+        if not content:
+            return Report(self.seed, [f"the process ended with {status}, or took over {_CPU_LIMIT_S} s"])
+        return Report.from_json(content.decode())
+
+
+def _play_and_tell(
+    seed: int, plan: Sequence[Fault] | None, before: Callable[[], None] | None, writing: int
+) -> NoReturn:
+    resource.setrlimit(resource.RLIMIT_CPU, (_CPU_LIMIT_S, _CPU_LIMIT_S))
+    try:
+        if before is not None:
+            before()
+        content = json.dumps(asdict(run(seed, plan)))
+    except BaseException:
+        content = json.dumps({"seed": seed, "problems": [traceback.format_exc()], "plan": []})
+    with open(writing, "wb") as pipe:
+        pipe.write(content.encode())
+    os._exit(0)
+
+
+def in_child(seed: int, plan: Sequence[Fault] | None = None, before: Callable[[], None] | None = None) -> Report:
+    """Play a seed in a process of its own."""
+    return Child(seed, plan, before).report()
+
+
+def shrunk(report: Report, *, tries: int = 60, before: Callable[[], None] | None = None) -> Report:
+    """A run of the same seed with fewer faults, or shorter ones, that has a problem too."""
+    left = tries
+    while left:
+        for plan in smaller(report.plan):
+            left -= 1
+            found = in_child(report.seed, plan, before)
+            if not found.ok:
+                report = found
+                break
+            if not left:
+                break
+        else:
+            break
+    return report
+
+
+def played(seeds: Sequence[int], jobs: int = 1) -> Iterator[Report]:
+    """Reports in the order of the seeds; so many are played at a time."""
+    prepare()
+    running: deque[Child] = deque()
+    for seed in seeds:
+        running.append(Child(seed))
+        if len(running) == jobs:
+            yield running.popleft().report()
+    for child in running:
+        yield child.report()
