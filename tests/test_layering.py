@@ -43,14 +43,17 @@ NODE_ROOMS = (
     "cluster_config",
     "config",
     "config_file",
+    "workers",
     "broker",
     "connections",
     "metrics",
+    "machines",
     "groups",
     "workqueue",
     "push",
     "transactions",
     "cluster",
+    "node",
     "api",
 )
 # Libraries that one module of a package alone may import, so that what they promise is read in one place.

@@ -16,11 +16,12 @@ import structlog
 
 from lsmq.errors import LsmqError
 from lsmq_coordinator.death import Sentinel
+from lsmq_node import node as composition
 from lsmq_node.api import serve
 from lsmq_node.broker import Broker
 from lsmq_node.cluster import running
-from lsmq_node.cluster.config import ClusterConfig, Voter
 from lsmq_node.cluster.replica import Replica
+from lsmq_node.cluster_config import ClusterConfig, Voter
 from lsmq_node.config import NodeConfig
 
 from .disk import DirectoryNode
@@ -265,7 +266,7 @@ class Cluster:
 
         with ExitStack() as scope:
             scope.enter_context(patch.object(running, "Sentinel", WorldSentinel))
-            scope.enter_context(patch.object(running, "Broker", made))
+            scope.enter_context(patch.object(composition, "Broker", made))
             scope.enter_context(patch.object(serve, "_announce", lambda config: None))
             scope.enter_context(patch.object(gc, "collect", lambda *_: 0))
             scope.enter_context(patch.object(gc, "freeze", lambda: None))
