@@ -137,7 +137,7 @@ class Membership:
     @property
     def is_calling(self) -> bool:
         """Whether it is one of its callbacks that asks."""
-        return _calling.get() is self
+        return self._calling.locked() and _calling.get() is self
 
     def reads(self) -> dict[str, Ranges]:
         """By topic, the queues that are read now."""
