@@ -15,7 +15,7 @@ from zipfile import ZipFile
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = {"lsmq", "lsmq_node", "lsmq_coordinator", "lsmq_pipeline", "pyspark_lsmq"}
+PACKAGES = {"lsmq", "lsmq_command", "lsmq_node", "lsmq_coordinator", "lsmq_lab", "lsmq_pipeline", "pyspark_lsmq"}
 LARGEST_BYTES = 2 << 20
 
 BUILD = "import sys; from hatchling.build import build_wheel; build_wheel(sys.argv[1])"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from lsmq import runtime
 from lsmq._queue_ranges import NONE, contains, intersect, subtract, union
-from lsmq.group_values import Assignment, MemberHeartbeat, Ranges
+from lsmq.group_values import Assignment, Heartbeat, Ranges
 
 ByTopic = Mapping[str, Ranges]
 
@@ -29,7 +29,7 @@ class Change:
 class MemberState:
     """Thread-safe. ``hello`` is the heartbeat to join with; ``patience_s`` how long giving up may take."""
 
-    def __init__(self, hello: MemberHeartbeat, patience_s: float | None) -> None:
+    def __init__(self, hello: Heartbeat, patience_s: float | None) -> None:
         self._lock = runtime.Lock()
         self._beat = hello
         self.patience_s = patience_s
@@ -58,7 +58,7 @@ class MemberState:
     def version(self) -> int:
         return self._beat.version
 
-    def beat(self) -> MemberHeartbeat:
+    def beat(self) -> Heartbeat:
         """What to say now."""
         with self._lock:
             return replace(self._beat, epoch=max(self._beat.epoch, self._hint)) if self._beat.version else self._beat

@@ -31,7 +31,7 @@ from lsmq._work_in_progress import WorkInProgress
 from lsmq.background_tasks import BackgroundTasks
 from lsmq.client import Client
 from lsmq.errors import FencedMember, InvalidRequest, LsmqError, StaleGeneration, UnknownMember, UnknownQueue
-from lsmq.group_values import DEFAULT_MAX_HANDLER_MS, DEFAULT_SESSION_MS, MemberHeartbeat, Ranges, new_member_id
+from lsmq.group_values import DEFAULT_MAX_HANDLER_MS, DEFAULT_SESSION_MS, Heartbeat, Ranges, new_member_id
 from lsmq.groups import Group
 from lsmq.topics import Topic
 
@@ -103,7 +103,7 @@ class Membership:
         self._uncommitted = uncommitted
         self._reader = reader
         self._application = application
-        hello = MemberHeartbeat(
+        hello = Heartbeat(
             options.member_id or new_member_id(),
             topics,
             static_id=options.static_id,
@@ -137,7 +137,7 @@ class Membership:
     @property
     def is_calling(self) -> bool:
         """Whether it is one of its callbacks that asks."""
-        return _calling.get() is self
+        return self._calling.locked() and _calling.get() is self
 
     def reads(self) -> dict[str, Ranges]:
         """By topic, the queues that are read now."""

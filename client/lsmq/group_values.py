@@ -25,7 +25,7 @@ class Coordinator:
 
 
 @dataclass(frozen=True, slots=True)
-class MemberHeartbeat:
+class Heartbeat:
     """What a member says. ``epoch`` and ``version`` are of the last answer; 0 to join.
 
     Attributes:

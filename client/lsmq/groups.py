@@ -38,7 +38,7 @@ from lsmq.group_values import (
     GroupMember,
     GroupStream,
     GroupSummary,
-    MemberHeartbeat,
+    Heartbeat,
     Ranges,
     assignment_from_dict,
     from_pairs,
@@ -58,7 +58,7 @@ __all__ = [
     "GroupMember",
     "GroupStream",
     "GroupSummary",
-    "MemberHeartbeat",
+    "Heartbeat",
     "Ranges",
     "list_groups",
     "new_member_id",
@@ -99,7 +99,7 @@ class Group:
         self._router.table.learn_leader(found.shard, found.leader, found.epoch)
         return found
 
-    async def heartbeat(self, beat: MemberHeartbeat, *, wait_ms: int = 0, deadline_ms: int | None = None) -> Assignment:
+    async def heartbeat(self, beat: Heartbeat, *, wait_ms: int = 0, deadline_ms: int | None = None) -> Assignment:
         """Join, or stay. Held up to ``wait_ms`` while nothing is new. Tried again until the deadline.
 
         Raises ``UnknownMember``: drop all queues and join again; ``StaleGeneration``: another process has the static
@@ -109,14 +109,14 @@ class Group:
         answer = await self._ask("POST", f"{self._path}/heartbeat", deadline_ms, value=value, held_ms=wait_ms)
         return assignment_from_dict(answer.value())
 
-    async def leave(self, beat: MemberHeartbeat, *, deadline_ms: int | None = None) -> None:
+    async def leave(self, beat: Heartbeat, *, deadline_ms: int | None = None) -> None:
         """Go, having given up everything. Who is not known any more is gone."""
         try:
             await self._ask("POST", f"{self._path}/heartbeat", deadline_ms, value={**self._beat(beat), "leave": True})
         except UnknownMember:
             return
 
-    def _beat(self, beat: MemberHeartbeat) -> dict[str, Any]:
+    def _beat(self, beat: Heartbeat) -> dict[str, Any]:
         return {
             "member": beat.member,
             "static_id": beat.static_id,

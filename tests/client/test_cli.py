@@ -419,7 +419,7 @@ def test_transactions_are_listed_described_and_decided(lsmq: Run, topic: str, sh
     async def begin() -> list[str]:
         async with Client(shared_node.url) as client:
             group = ProducerGroup(client, topic)
-            await group.heartbeat("m", join=True)
+            await group.heartbeat("m", join=True, session_ms=300_000)
             message = {"topic": topic, "body": "x"}
             return [(await group.begin("m", number, [message], reference="r")).id for number in (1, 2)]
 

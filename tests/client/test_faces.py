@@ -186,6 +186,18 @@ def test_callbacks_of_the_blocking_face_may_be_coroutine_functions(shared_node: 
         assert told == [{topic_name: (range(2),)}] * 2
 
 
+def test_a_blocking_sequence_is_as_the_asynchronous_one(shared_node: NodeProcess, topic_name: str) -> None:
+    with sync.Client(shared_node.url) as client:
+        client.create_topic(topic_name)
+        with sync.TransactionalProducer(client, topic_name) as producer:
+            sequence = producer.take("work")
+            with sequence.transaction("first") as transaction:
+                transaction.send(topic_name, "one", key="k")
+            assert sequence.position == "first"
+            with pytest.raises(lsmq.InvalidRequest, match="needs a message"):
+                sequence.transaction("second").commit()
+
+
 TYPED = """
 import lsmq
 from lsmq import sync

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from lsmq._member_state import MemberState
 from lsmq._queue_positions import QueuePositions
 from lsmq._queue_ranges import contains, count, intersect, subtract, to_ranges, union
-from lsmq.groups import AssignedTopic, Assignment, MemberHeartbeat, Ranges
+from lsmq.groups import AssignedTopic, Assignment, Heartbeat, Ranges
 
 QUEUES = st.sets(st.integers(0, 40))
 
@@ -60,7 +60,7 @@ def answer(epoch: int, version: int, *assigned: range, id: int = 1) -> Assignmen
 
 
 def joined(*assigned: range, patience_s: float | None = 60) -> MemberState:
-    member = MemberState(MemberHeartbeat("m", ("t",)), patience_s)
+    member = MemberState(Heartbeat("m", ("t",)), patience_s)
     assert member.hear(answer(1, 7, *assigned)).gained == {"t": assigned}
     return member
 

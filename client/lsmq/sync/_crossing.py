@@ -23,8 +23,10 @@ T = TypeVar("T")
 def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
     """The method that does the same in the object's event loop, and waits for it."""
 
+    name = method.__name__  # Of the object's own class, which may be derived from the one that is named.
+
     def call(self: Any, /, *values: P.args, **options: P.kwargs) -> T:
-        result: T = self._thread.call(method(self._async, *values, **options))
+        result: T = self._thread.call(getattr(self._async, name)(*values, **options))
         return result
 
     update_wrapper(call, method)
@@ -34,8 +36,10 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> C
 def blocking_call(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
     """The same of a method that waits for nothing, and yet is to be called in the event loop."""
 
+    name = method.__name__
+
     def call(self: Any, /, *values: P.args, **options: P.kwargs) -> T:
-        result: T = self._thread.do(partial(method, self._async, *values, **options))
+        result: T = self._thread.do(partial(getattr(self._async, name), *values, **options))
         return result
 
     update_wrapper(call, method)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from lsmq.client import Client
-from lsmq.groups import Group, MemberHeartbeat, Ranges, new_member_id
+from lsmq.groups import Group, Heartbeat, Ranges, new_member_id
 
 from .callable import CallableBench
 from .environment import describe, environment, resident_bytes
@@ -33,7 +33,7 @@ class _Member:
         """``changed`` is set whenever it has other queues."""
         self.changed = changed
         self.group = Group(client, _GROUP)
-        self.beat = MemberHeartbeat(new_member_id(), (_TOPIC,), session_ms=session_ms)
+        self.beat = Heartbeat(new_member_id(), (_TOPIC,), session_ms=session_ms)
         self.ready: Ranges = ()  # fenced
 
     async def run(self) -> None:
@@ -102,7 +102,7 @@ async def _idle(server: Server, values: Mapping[str, Any], progress: Progress) -
     async with Client(server.address) as client:
         await client.create_topic(f"{_TOPIC}-idle", queues=values["queues"])
         group = Group(client, f"{_GROUP}-idle")
-        beats = [MemberHeartbeat(new_member_id(), (f"{_TOPIC}-idle",), session_ms=300_000) for _ in range(count)]
+        beats = [Heartbeat(new_member_id(), (f"{_TOPIC}-idle",), session_ms=300_000) for _ in range(count)]
         slots = asyncio.Semaphore(64)
 
         async def beat(at: int) -> bool:
