@@ -12,7 +12,7 @@ from .state import ClusterState, Node, Shard, Topic
 Command = Mapping[str, Any]
 Result = dict[str, Any]
 #: The state after a command, and what the result says besides ``ok`` and ``version``.
-Outcome = tuple[ClusterState, dict[str, Any]]
+Change = tuple[ClusterState, dict[str, Any]]
 
 
 class Refused(Exception):
@@ -93,7 +93,7 @@ def with_entry(entries: MappingProxyType[Any, Any], key: Any, entry: Any) -> Map
     return MappingProxyType(entries | {key: entry})
 
 
-def with_shard(state: ClusterState, former: Shard, **fields: Any) -> Outcome:
+def with_shard(state: ClusterState, former: Shard, **fields: Any) -> Change:
     """The state with fields of a shard changed and its version raised; the same state when nothing changes.
 
     A target ends with the command that reaches it.

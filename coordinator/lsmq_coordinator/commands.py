@@ -22,8 +22,8 @@ from lsmq.errors import differences
 
 from . import election, shard_commands, start_commands
 from .command_fields import (
+    Change,
     Command,
-    Outcome,
     Refused,
     Result,
     frozen,
@@ -93,7 +93,7 @@ def _run(state: ClusterState, command: Command) -> tuple[ClusterState, Result]:
     return changed, {"ok": True, "version": changed.version, **facts}
 
 
-def _batch(state: ClusterState, command: Command) -> Outcome:
+def _batch(state: ClusterState, command: Command) -> Change:
     """``commands``: up to 1,024 of the others, without request ids, each refused or applied by itself.
 
     One batch is one entry of the log: the elections after the loss of a node cost one round.
@@ -110,7 +110,7 @@ def _batch(state: ClusterState, command: Command) -> Outcome:
     return state, {"results": results}
 
 
-def _bootstrap(state: ClusterState, command: Command) -> Outcome:
+def _bootstrap(state: ClusterState, command: Command) -> Change:
     """``settings``, ``nodes``; optional ``shards``: replicas and first leader of each, else placed evenly."""
     if state.bootstrapped:
         raise Refused("already_bootstrapped", f"the cluster {state.settings.cluster!r} was founded before")
@@ -144,7 +144,7 @@ def _bootstrap(state: ClusterState, command: Command) -> Outcome:
     return replace(state, settings=settings, nodes=frozen(nodes), shards=frozen(shards)), {}
 
 
-def _register_node(state: ClusterState, command: Command) -> Outcome:
+def _register_node(state: ClusterState, command: Command) -> Change:
     """``node``, ``url``, ``internal_url``, ``life``: a start of a node makes itself known, with its addresses.
 
     ``former``: the life before it, which the leader of the control plane found to be over.
@@ -167,7 +167,7 @@ def _register_node(state: ClusterState, command: Command) -> Outcome:
     return replace(state, nodes=with_entry(state.nodes, id, node)), {}
 
 
-def _create_topic(state: ClusterState, command: Command) -> Outcome:
+def _create_topic(state: ClusterState, command: Command) -> Change:
     """``name``, ``queues``, ``options``, ``created_ms``. The same again is the same topic."""
     name = text(command["name"], "name", MAX_NAME_BYTES)
     queues = number(command["queues"], "queues", 1, MAX_QUEUES)
@@ -198,14 +198,14 @@ def _create_topic(state: ClusterState, command: Command) -> Outcome:
     return changed, {"topic_id": topic.id, "created": True}
 
 
-def _delete_topic(state: ClusterState, command: Command) -> Outcome:
+def _delete_topic(state: ClusterState, command: Command) -> Change:
     """``name``; optional ``topic_id``: delete only that incarnation of the name."""
     topic = known_topic(state, command)
     topics = {name: other for name, other in state.topics.items() if name != topic.name}
     return replace(state, topics=frozen(topics)), {"topic_id": topic.id}
 
 
-def _grow_topic(state: ClusterState, command: Command) -> Outcome:
+def _grow_topic(state: ClusterState, command: Command) -> Change:
     """``name``, ``queues``, ``expected_queues``: more queues; those there are stay where they are."""
     topic = known_topic(state, command)
     queues = number(command["queues"], "queues", 1, MAX_QUEUES)
@@ -220,12 +220,12 @@ def _grow_topic(state: ClusterState, command: Command) -> Outcome:
     return replace(state, topics=with_entry(state.topics, topic.name, grown)), {"topic_id": topic.id}
 
 
-def _drain_node(state: ClusterState, command: Command) -> Outcome:
+def _drain_node(state: ClusterState, command: Command) -> Change:
     """``node``: it gets no new replicas, and those it has are to be moved away."""
     return _with_node_state(state, command, NodeState.DRAINING)
 
 
-def _undrain_node(state: ClusterState, command: Command) -> Outcome:
+def _undrain_node(state: ClusterState, command: Command) -> Change:
     """``node``: it may be given replicas again, and keeps those that are still to be moved away."""
     node = known_node(state, command).id
     changed, facts = _with_node_state(state, command, NodeState.ACTIVE)
@@ -235,7 +235,7 @@ def _undrain_node(state: ClusterState, command: Command) -> Outcome:
     return changed, facts
 
 
-def _remove_node(state: ClusterState, command: Command) -> Outcome:
+def _remove_node(state: ClusterState, command: Command) -> Change:
     """``node``: refused while it holds replicas, and for voters, of which the configuration decides."""
     node = known_node(state, command)
     held = [id for id, shard in sorted(state.shards.items()) if node.id in (*shard.replicas, *shard.target)]
@@ -248,7 +248,7 @@ def _remove_node(state: ClusterState, command: Command) -> Outcome:
     return _with_node_state(state, command, NodeState.REMOVED)
 
 
-_OPERATIONS: dict[Any, Callable[[ClusterState, Command], Outcome]] = {
+_OPERATIONS: dict[Any, Callable[[ClusterState, Command], Change]] = {
     "batch": _batch,
     "bootstrap": _bootstrap,
     "register_node": _register_node,
@@ -272,7 +272,7 @@ _OPERATIONS: dict[Any, Callable[[ClusterState, Command], Outcome]] = {
 }
 
 
-def _with_node_state(state: ClusterState, command: Command, wanted: NodeState) -> Outcome:
+def _with_node_state(state: ClusterState, command: Command, wanted: NodeState) -> Change:
     node = known_node(state, command)
     if node.state is wanted:
         return state, {}

@@ -35,7 +35,7 @@ class Offer:
 
 
 @dataclass(slots=True)
-class Progress:
+class FollowerProgress:
     """``next``: the first entry not sent yet. ``matched``: the last one known to be durable there."""
 
     next: int
@@ -53,7 +53,7 @@ class Leading:
     def __init__(self, term: int, log: RaftLog, peers: Iterable[str], timing: RaftTiming, now: float) -> None:
         self.term, self.first = term, log.last_index + 1
         self._log, self._timing = log, timing
-        self._peers = {peer: Progress(self.first, now) for peer in peers}
+        self._peers = {peer: FollowerProgress(self.first, now) for peer in peers}
         self._beat = -math.inf
         self._offer: Offer | None = None
 
@@ -82,7 +82,7 @@ class Leading:
                 progress.next += len(entries)
                 yield peer, Append(self.term, previous, term, entries, commit, now, whole)
 
-    def _entries(self, progress: Progress) -> tuple[Entry, ...]:
+    def _entries(self, progress: FollowerProgress) -> tuple[Entry, ...]:
         last = progress.next - 1
         if last >= self._log.last_index:
             return ()
@@ -90,7 +90,7 @@ class Leading:
             return ()
         return self._log.after(last, MAX_APPEND_BYTES, MAX_ENTRIES)
 
-    def _part(self, progress: Progress, now: float, whole: bool, beat: bool) -> SnapshotPart | None:
+    def _part(self, progress: FollowerProgress, now: float, whole: bool, beat: bool) -> SnapshotPart | None:
         offer = self._offer
         if offer is None or offer.index < self._log.base_index:
             # None is made yet, or not one that the log continues: a sign of life meanwhile.
@@ -140,7 +140,7 @@ class Leading:
                 progress.part_sent = -math.inf
             progress.wanted = min(answer.wanted, len(self._offer.content))
 
-    def _heard(self, progress: Progress, stamp: float, now: float) -> None:
+    def _heard(self, progress: FollowerProgress, stamp: float, now: float) -> None:
         progress.heard = now
         if stamp <= now:
             progress.stamp = max(progress.stamp, stamp)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from .command_fields import (
+    Change,
     Command,
-    Outcome,
     Refused,
     expect_epoch,
     expect_version,
@@ -27,7 +27,7 @@ from .state import MAX_REPLICAS, ClusterState, Member, NodeState, Shard
 MAX_EPOCH = 1 << 62
 
 
-def elect(state: ClusterState, command: Command) -> Outcome:
+def elect(state: ClusterState, command: Command) -> Change:
     """``shard``, ``candidate``, ``expected_epoch``; optional ``suspects``, ``min_epoch``.
 
     The candidate must be in sync: it holds every write acknowledged at quorum. It leads in the life that is registered
@@ -50,7 +50,7 @@ def elect(state: ClusterState, command: Command) -> Outcome:
     return changed, {"epoch": epoch, **facts}
 
 
-def transfer_leader(state: ClusterState, command: Command) -> Outcome:
+def transfer_leader(state: ClusterState, command: Command) -> Change:
     """``shard``, ``candidate``, ``expected_epoch``: hand leadership over, and prefer the new leader from now on."""
     shard = known_shard(state, command)
     candidate = command["candidate"]
@@ -80,7 +80,7 @@ def _first(node: str, replicas: tuple[str, ...]) -> tuple[str, ...]:
     return (node, *(replica for replica in replicas if replica != node))
 
 
-def set_in_sync(state: ClusterState, command: Command) -> Outcome:
+def set_in_sync(state: ClusterState, command: Command) -> Change:
     """``shard``, ``epoch``, ``expected_version``, ``in_sync`` (``[[node, incarnation], ..]``): by the leader."""
     shard = known_shard(state, command)
     expect_version(shard, command)
@@ -101,7 +101,7 @@ def _listed_members(given: Sequence[Sequence[Any]], shard: Shard) -> dict[str, M
     return {node: Member(node, incarnation) for node, incarnation in pairs}
 
 
-def leave_in_sync(state: ClusterState, command: Command) -> Outcome:
+def leave_in_sync(state: ClusterState, command: Command) -> Change:
     """``shard``, ``node``, ``incarnation``, ``expected_version``: what the set lists under it no longer exists.
 
     A leader that leaves leads no more. The last member may not: nobody would be left who may lead.
@@ -118,7 +118,7 @@ def leave_in_sync(state: ClusterState, command: Command) -> Outcome:
     return with_shard(state, shard, in_sync=in_sync, leader=leader)
 
 
-def set_replicas(state: ClusterState, command: Command) -> Outcome:
+def set_replicas(state: ClusterState, command: Command) -> Change:
     """``shard``, ``expected_version``, ``replicas``: one more, one less, or another order; the first is preferred.
 
     A new replica is ``adding`` until it is in sync. The leader stays: hand leadership over first. Replicas come and go
@@ -157,7 +157,7 @@ def set_replicas(state: ClusterState, command: Command) -> Outcome:
     )
 
 
-def set_target(state: ClusterState, command: Command) -> Outcome:
+def set_target(state: ClusterState, command: Command) -> Change:
     """``shard``, ``expected_version``, ``replicas``: what the shard should have; the first is the preferred leader.
 
     The leader of the control plane takes it there in steps. Replaces a target not yet reached.
@@ -169,14 +169,14 @@ def set_target(state: ClusterState, command: Command) -> Outcome:
     return with_shard(state, shard, target=target)
 
 
-def cancel_target(state: ClusterState, command: Command) -> Outcome:
+def cancel_target(state: ClusterState, command: Command) -> Change:
     """``shard``, ``expected_version``: stop moving. Replicas being added are dropped, those in sync stay."""
     shard = known_shard(state, command)
     expect_version(shard, command)
     return stay(state, shard)
 
 
-def stay(state: ClusterState, shard: Shard) -> Outcome:
+def stay(state: ClusterState, shard: Shard) -> Change:
     """Give up the shard's target. If it has a replica too many by now, the newest, which is last, goes again."""
     if not shard.target:
         return state, {"shard_version": shard.version}

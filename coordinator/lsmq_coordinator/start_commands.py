@@ -14,8 +14,8 @@ from dataclasses import replace
 from typing import Any
 
 from .command_fields import (
+    Change,
     Command,
-    Outcome,
     Refused,
     expect_epoch,
     expect_version,
@@ -32,7 +32,7 @@ MAX_STARTS = 64
 _MAX_NUMBER = 1 << 53
 
 
-def register_start(state: ClusterState, command: Command) -> Outcome:
+def register_start(state: ClusterState, command: Command) -> Change:
     """``shard``, ``node``, ``life``, ``incarnation``, ``starts``, ``registered``, ``went_back``, ``durable_lsn``;
     optional ``witnessed_lsn``.
 
@@ -113,7 +113,7 @@ def _start(entry: Sequence[Any]) -> tuple[int, int]:
     return number(count, "number of a start", 1, _MAX_NUMBER), number(token, "token", 0, MAX_INCARNATION)
 
 
-def note_floors(state: ClusterState, command: Command) -> Outcome:
+def note_floors(state: ClusterState, command: Command) -> Change:
     """``floors``: ``[shard, lsn]``, high watermarks that were heard of. All members of the in-sync set hold the log up
     to there, and never less again. Shards that there are not are passed over."""
     number(len(command["floors"]), "number of floors", 0, MAX_SHARDS)
@@ -133,7 +133,7 @@ def note_floors(state: ClusterState, command: Command) -> Outcome:
     return state, {}
 
 
-def trust(state: ClusterState, command: Command) -> Outcome:
+def trust(state: ClusterState, command: Command) -> Change:
     """``shard``, ``nodes``: the promises of these count again, although their disks went back. For the leader of the
     control plane, when a majority of voters besides them have been heard: it has forgotten nothing then."""
     shard = known_shard(state, command)
@@ -141,7 +141,7 @@ def trust(state: ClusterState, command: Command) -> Outcome:
     return with_shard(state, shard, distrusted=tuple(node for node in shard.distrusted if node not in nodes))
 
 
-def revive(state: ClusterState, command: Command) -> Outcome:
+def revive(state: ClusterState, command: Command) -> Change:
     """``shard``, ``node``, ``expected_version``, ``expected_epoch``, ``accept_loss``, ``at_ms``: unclean. The replica
     alone is in sync and leads, whatever it lacks; what others hold beyond is given up, and they are filled from it.
     """

@@ -12,8 +12,8 @@ from pyspark.sql.types import StructType
 from lsmq.topics import Topic
 from lsmq_pipeline.cluster import Cluster
 from lsmq_pipeline.options import ReadOptions
-from lsmq_pipeline.reading import PlannedSplit, edges_of, fetch_plan, read_split, sampled_bytes
-from lsmq_pipeline.splits import Portion, plan
+from lsmq_pipeline.reading import PlannedSplit, edges_of, fetch_plan, planned_splits, read_split, sampled_bytes
+from lsmq_pipeline.splits import Portion
 
 
 class LsmqReader(DataSourceReader):
@@ -30,14 +30,7 @@ class LsmqReader(DataSourceReader):
             topics = cluster.topics(options.topics, options.topic_pattern)
             fetch = fetch_plan(cluster, options)
             portions = portions_of(cluster, topics, options)
-        splits = plan(
-            portions,
-            min_splits=options.min_partitions,
-            max_messages=options.max_messages_per_partition,
-            max_bytes=options.max_bytes_per_partition,
-            whole_queues=options.preserve_order,
-        )
-        return [PlannedSplit(split, fetch) for split in splits]
+        return planned_splits(portions, fetch, options)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """One split as Arrow batches. Spark makes an empty partition when there are no splits."""

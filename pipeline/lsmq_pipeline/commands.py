@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,33 +18,53 @@ from lsmq_pipeline.jobs.report import Quiet, Report, Shown, lines_of
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-Decorated = TypeVar("Decorated", bound=Callable[..., Any])
-
-
-def spark_options(command: Decorated) -> Decorated:
-    """``--master``, ``--memory`` and ``--conf``."""
-    command = click.option(
+_SPARK_OPTIONS = (
+    click.option(
         "--conf",
         "settings",
         multiple=True,
         metavar="NAME=VALUE",
         help="A setting of Spark; may be given several times.",
-    )(command)
-    command = click.option("--memory", default="1g", show_default=True, help="Heap of a driver on this machine.")(
-        command
-    )
-    return click.option(
+    ),
+    click.option("--memory", default="1g", show_default=True, help="Heap of a driver on this machine."),
+    click.option(
         "--master",
         default="local[*]",
         show_default=True,
         envvar=["SPARK_MASTER", "SPARK_REMOTE"],
         help="Where Spark runs: local[*], spark://host:7077, yarn, k8s://..., or sc://host:15002 (Spark Connect).",
-    )(command)
+    ),
+)
+_since = click.option("--since", type=TIME, help="Messages stored at or after that time.")
+_until = click.option("--until", type=TIME, help="Messages stored before that time.")
+_plot = click.option("--plot", type=click.Path(dir_okay=False), help="Draw it into a PNG or SVG file as well.")
 
 
-def connection_options(command: Decorated) -> Decorated:
-    """Where the cluster is."""
-    return url_option(command)
+def _spark_job(*, connected: bool = True) -> Callable[[Callable[..., Report]], Callable[..., None]]:
+    """Makes a command's function of one that runs a job: it is given ``spark``, ``progress`` and, if ``connected``,
+    ``connection``; its report is shown."""
+
+    def decorate(run: Callable[..., Report]) -> Callable[..., None]:
+        @functools.wraps(run)
+        def command(
+            master: str,
+            memory: str,
+            settings: tuple[str, ...],
+            as_json: bool,
+            url: str = "",
+            deadline_ms: int = 0,
+            **given: Any,
+        ) -> None:
+            if connected:
+                given["connection"] = connection_of(url, deadline_ms)
+            with session(run.__name__, master, memory, settings) as spark:
+                report = run(spark=spark, progress=Shown(spark), **given)
+            show(report, as_json)
+
+        options = (json_option, *([url_option] if connected else []), *_SPARK_OPTIONS)
+        return functools.reduce(lambda function, option: option(function), options, command)
+
+    return decorate
 
 
 def connection_of(url: str, deadline_ms: int) -> dict[str, Any]:
@@ -98,21 +119,8 @@ def _ms(moment: datetime | None) -> int | None:
 @click.option("--to", "path", required=True, help="Where the archive is or is to be: a directory, hdfs://, s3a://.")
 @click.option("--messages-per-run", type=click.IntRange(1), default=10_000_000, show_default=True)
 @click.option("--allow-data-loss", is_flag=True, help="Go on when retention took messages before they were archived.")
-@spark_options
-@connection_options
-@json_option
-def archive(
-    topics: tuple[str, ...],
-    path: str,
-    messages_per_run: int,
-    allow_data_loss: bool,
-    master: str,
-    memory: str,
-    settings: tuple[str, ...],
-    url: str,
-    deadline_ms: int,
-    as_json: bool,
-) -> None:
+@_spark_job()
+def archive(allow_data_loss: bool, **given: Any) -> Report:
     """Archive TOPICS to Parquet, from where the last run ended.
 
     \b
@@ -122,17 +130,7 @@ def archive(
     """
     from lsmq_pipeline.jobs.archive import archive as job
 
-    with session("archive", master, memory, settings) as spark:
-        report = job(
-            spark,
-            connection_of(url, deadline_ms),
-            topics,
-            path,
-            messages_per_run=messages_per_run,
-            fail_on_data_loss=not allow_data_loss,
-            progress=Shown(spark),
-        )
-    show(report, as_json)
+    return job(fail_on_data_loss=not allow_data_loss, **given)
 
 
 @click.command()
@@ -142,69 +140,34 @@ def archive(
 @click.option(
     "--name", help="This replay's name: given again, it repeats only what was left undone.  [default: a new one]"
 )
-@click.option("--since", type=TIME, help="Messages stored at or after that time.")
-@click.option("--until", type=TIME, help="Messages stored before that time.")
+@_since
+@_until
 @click.option("--create", is_flag=True, help="Make TARGET if it is not there.")
-@spark_options
-@connection_options
-@json_option
-def replay(
-    path: str,
-    source: str,
-    target: str,
-    name: str | None,
-    since: datetime | None,
-    until: datetime | None,
-    create: bool,
-    master: str,
-    memory: str,
-    settings: tuple[str, ...],
-    url: str,
-    deadline_ms: int,
-    as_json: bool,
-) -> None:
+@_spark_job()
+def replay(name: str | None, since: datetime | None, until: datetime | None, **given: Any) -> Report:
     """Write what the archive at PATH has of topic SOURCE to topic TARGET, each queue in its order."""
     from lsmq_pipeline.jobs.replay import replay as job
 
-    with session("replay", master, memory, settings) as spark:
-        report = job(
-            spark,
-            connection_of(url, deadline_ms),
-            path,
-            source,
-            target,
-            name=name or secrets.token_hex(4),
-            since_ms=_ms(since),
-            until_ms=_ms(until),
-            create=create,
-            progress=Shown(spark),
-        )
-    show(report, as_json)
+    return job(name=name or secrets.token_hex(4), since_ms=_ms(since), until_ms=_ms(until), **given)
 
 
 @click.command()
 @click.argument("topic", type=TOPIC)
-@spark_options
-@connection_options
-@json_option
-def audit(
-    topic: str, master: str, memory: str, settings: tuple[str, ...], url: str, deadline_ms: int, as_json: bool
-) -> None:
+@_spark_job()
+def audit(topic: str, **given: Any) -> Report:
     """Read all of TOPIC, on every replica that can be read, and prove that it is whole.
 
     Exits with 0 only when offsets are dense, nothing is there twice, and the replicas hold the same.
     """
     from lsmq_pipeline.jobs.audit import audit as job
 
-    with session("audit", master, memory, settings) as spark:
-        report = job(spark, connection_of(url, deadline_ms), topic, progress=Shown(spark))
-    show(report, as_json)
+    return job(topic_name=topic, **given)
 
 
 @click.command()
 @click.argument("topics", nargs=-1, type=TOPIC)
-@click.option("--plot", type=click.Path(dir_okay=False), help="Draw it into a PNG or SVG file as well.")
-@connection_options
+@_plot
+@url_option
 @json_option
 def lagreport(topics: tuple[str, ...], plot: str | None, url: str, deadline_ms: int, as_json: bool) -> None:
     """Show how far every group is behind in TOPICS (all, when none are named)."""
@@ -215,79 +178,56 @@ def lagreport(topics: tuple[str, ...], plot: str | None, url: str, deadline_ms: 
 
 @click.command()
 @click.argument("topics", nargs=-1, type=TOPIC)
-@click.option("--archive", "path", help="Read this archive and not the cluster.")
-@click.option("--tenant", default="tenant", show_default=True, help="The property that names a message's tenant.")
-@click.option("--sent", default="sent_ms", show_default=True, help="The property with the producer's clock.")
-@click.option("--since", type=TIME, help="Messages stored at or after that time.")
-@click.option("--until", type=TIME, help="Messages stored before that time.")
-@click.option("--plot", type=click.Path(dir_okay=False), help="Draw it into a PNG or SVG file as well.")
-@spark_options
-@connection_options
-@json_option
-def usage(
-    topics: tuple[str, ...],
-    path: str | None,
-    tenant: str,
-    sent: str,
-    since: datetime | None,
-    until: datetime | None,
-    plot: str | None,
-    master: str,
-    memory: str,
-    settings: tuple[str, ...],
-    url: str,
-    deadline_ms: int,
-    as_json: bool,
-) -> None:
+@click.option("--archive", help="Read this archive and not the cluster.")
+@click.option(
+    "--tenant",
+    "tenant_property",
+    default="tenant",
+    show_default=True,
+    help="The property that names a message's tenant.",
+)
+@click.option(
+    "--sent",
+    "sent_property",
+    default="sent_ms",
+    show_default=True,
+    help="The property with the producer's clock.",
+)
+@_since
+@_until
+@_plot
+@_spark_job()
+def usage(since: datetime | None, until: datetime | None, **given: Any) -> Report:
     """Show counts, bytes and latency of TOPICS by tenant and hour."""
     from lsmq_pipeline.jobs.usage import usage as job
 
-    with session("usage", master, memory, settings) as spark:
-        report = job(
-            spark,
-            connection_of(url, deadline_ms),
-            topics,
-            archive=path,
-            tenant_property=tenant,
-            sent_property=sent,
-            since_ms=_ms(since),
-            until_ms=_ms(until),
-            plot=plot,
-            progress=Shown(spark),
-        )
-    show(report, as_json)
+    return job(since_ms=_ms(since), until_ms=_ms(until), **given)
 
 
 @click.command()
 @click.argument("path")
 @click.argument("target")
 @click.option("--by", type=click.Choice(["id", "key", "body"]), default="body", show_default=True)
-@spark_options
-@json_option
-def dedupe(path: str, target: str, by: str, master: str, memory: str, settings: tuple[str, ...], as_json: bool) -> None:
+@_spark_job(connected=False)
+def dedupe(**given: Any) -> Report:
     """Write the archive at PATH to TARGET without repeats: the first of messages that are alike stays.
 
     Alike are messages of the same id, of the same key, or of the same key and body.
     """
     from lsmq_pipeline.jobs.thinning import dedupe as job
 
-    with session("dedupe", master, memory, settings) as spark:
-        report = job(spark, path, target, by=by, progress=Shown(spark))
-    show(report, as_json)
+    return job(**given)
 
 
 @click.command()
 @click.argument("path")
 @click.argument("target")
-@spark_options
-@json_option
-def compact(path: str, target: str, master: str, memory: str, settings: tuple[str, ...], as_json: bool) -> None:
+@_spark_job(connected=False)
+def compact(**given: Any) -> Report:
     """Write the archive at PATH to TARGET with the last message of each key, and all that have no key."""
     from lsmq_pipeline.jobs.thinning import compact as job
 
-    with session("compact", master, memory, settings) as spark:
-        report = job(spark, path, target, progress=Shown(spark))
-    show(report, as_json)
+    return job(**given)
 
 
 COMMANDS: dict[str, click.Command] = {

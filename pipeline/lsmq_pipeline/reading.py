@@ -18,7 +18,7 @@ from lsmq_pipeline.fetch import FetchPlan, SplitReader
 from lsmq_pipeline.options import Edge, ReadOptions
 from lsmq_pipeline.resolve import Mask, chosen_queues, explicit_offsets, place, times_of
 from lsmq_pipeline.schema import arrow_schema, message_schema
-from lsmq_pipeline.splits import Split
+from lsmq_pipeline.splits import Portion, Split, plan
 from lsmq_pipeline.wanted import Wanted
 
 I64 = NDArray[np.int64]
@@ -84,6 +84,18 @@ def edges_of(
             fail = options.fail_on_data_loss
             placed.append(place(edge, topic, bounds, given, at_time, chosen, fail_on_data_loss=fail))
         yield topic, chosen, placed
+
+
+def planned_splits(portions: Sequence[Portion], fetch: FetchPlan, options: ReadOptions) -> list[InputPartition]:
+    """The splits of what is to be read, as options bound them."""
+    splits = plan(
+        portions,
+        min_splits=options.min_partitions,
+        max_messages=options.max_messages_per_partition,
+        max_bytes=options.max_bytes_per_partition,
+        whole_queues=options.preserve_order,
+    )
+    return [PlannedSplit(split, fetch) for split in splits]
 
 
 def sampled_bytes(cluster: Cluster, topic: Topic, start: I64, end: I64) -> int:

@@ -32,9 +32,9 @@ from lsmq_pipeline.errors import DataLoss, InvalidOption
 from lsmq_pipeline.fetch import FetchPlan
 from lsmq_pipeline.offsets import TopicOffsets, from_document, to_document
 from lsmq_pipeline.options import ReadOptions
-from lsmq_pipeline.reading import PlannedSplit, edges_of, fetch_plan, read_split
+from lsmq_pipeline.reading import PlannedSplit, edges_of, fetch_plan, planned_splits, read_split
 from lsmq_pipeline.resolve import admit, check_loss, chosen_queues, same_topic
-from lsmq_pipeline.splits import Portion, plan
+from lsmq_pipeline.splits import Portion
 from lsmq_pipeline.triggers import TriggerGate
 
 I64 = NDArray[np.int64]
@@ -133,14 +133,7 @@ class LsmqStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 self._lost(name, begin, until)
                 continue
             portions.append(self._portion(topic, begin, until))
-        splits = plan(
-            portions,
-            min_splits=options.min_partitions,
-            max_messages=options.max_messages_per_partition,
-            max_bytes=options.max_bytes_per_partition,
-            whole_queues=options.preserve_order,
-        )
-        return [PlannedSplit(split, self._fetch) for split in splits]
+        return planned_splits(portions, self._fetch, options)
 
     def stop(self) -> None:
         cluster, self._cluster = self._cluster, None

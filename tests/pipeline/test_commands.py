@@ -56,6 +56,7 @@ def test_lag_is_reported_as_a_table_and_as_json(shared_node: NodeProcess, topic_
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("spark")
 def test_every_job_runs_as_a_command_and_shows_its_progress(
     spark: SparkSession, shared_node: NodeProcess, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -164,6 +164,17 @@ class Archive:
             stream.close()
 
 
+def stored_between(frame: DataFrame, since_ms: int | None, until_ms: int | None) -> DataFrame:
+    """The messages of a frame that were stored in ``[since_ms, until_ms)``; None is no bound."""
+    from pyspark.sql import functions as F
+
+    if since_ms is not None:
+        frame = frame.where(F.col("stored_time") >= F.timestamp_millis(F.lit(since_ms)))
+    if until_ms is not None:
+        frame = frame.where(F.col("stored_time") < F.timestamp_millis(F.lit(until_ms)))
+    return frame
+
+
 def total(manifests: list[Manifest]) -> int:
     """Messages of all runs."""
     return sum(manifest.messages for manifest in manifests)

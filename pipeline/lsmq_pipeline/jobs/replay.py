@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lsmq_pipeline.cluster import Cluster
 from lsmq_pipeline.errors import JobFailed
-from lsmq_pipeline.jobs.archives import Archive
+from lsmq_pipeline.jobs.archives import Archive, stored_between
 from lsmq_pipeline.jobs.report import Progress, Quiet, Report, reader_options
 from lsmq_pipeline.options import write_options
 
@@ -43,11 +43,8 @@ def replay(
     from pyspark.sql import functions as F
 
     shown = progress or Quiet()
-    frame = Archive(spark, path).frame().where(F.col("topic") == source)
-    if since_ms is not None:
-        frame = frame.where(F.col("stored_time") >= F.timestamp_millis(F.lit(since_ms)))
-    if until_ms is not None:
-        frame = frame.where(F.col("stored_time") < F.timestamp_millis(F.lit(until_ms)))
+    archived = Archive(spark, path).frame().where(F.col("topic") == source)
+    frame = stored_between(archived, since_ms, until_ms)
     with shown.step(f"looking at {path}"):
         found = frame.agg(F.count("*").alias("messages"), F.max("queue").alias("queue")).first()
     assert found is not None

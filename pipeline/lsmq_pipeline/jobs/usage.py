@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from lsmq_pipeline.errors import JobFailed
-from lsmq_pipeline.jobs.archives import Archive
+from lsmq_pipeline.jobs.archives import Archive, stored_between
 from lsmq_pipeline.jobs.report import Progress, Quiet, Report, Sheet, reader_options, sheet_of
 
 if TYPE_CHECKING:
@@ -53,10 +53,7 @@ def usage(
         frame = spark.read.format("lsmq").schema(COUNTED).options(**options).load()
     else:
         raise JobFailed("name topics, or an archive")
-    if since_ms is not None:
-        frame = frame.where(F.col("stored_time") >= F.timestamp_millis(F.lit(since_ms)))
-    if until_ms is not None:
-        frame = frame.where(F.col("stored_time") < F.timestamp_millis(F.lit(until_ms)))
+    frame = stored_between(frame, since_ms, until_ms)
     with shown.step("counting"):
         sheet = sheet_of(usage_by_hour(frame, tenant_property, sent_property))
     if plot:
