@@ -250,5 +250,3 @@ def test_http_is_an_adapter_of_the_node() -> None:
     speakers = ("lsmq_node.api", "lsmq_node.cluster")
     node = [(name, imports(name, path)) for name, path in modules() if within(name, ("lsmq_node",))]
     assert [name for name, found in node if "aiohttp" in found and not within(name, speakers)] == []
-    outside = [(name, found) for name, found in node if not within(name, ("lsmq_node.api",))]
-    assert [name for name, found in outside if any(within(each, ("lsmq_node.api",)) for each in found)] == []

@@ -87,7 +87,9 @@ class Node:
         await self.begin_stop()
 
     async def begin_stop(self) -> None:
-        """Answer all requests that are held, and take no more writes: what listens can end then."""
+        """Answer all requests that are held, and take no more writes: what listens can end then. Again does nothing."""
+        if self.broker.admission.stopping:
+            return
         self.broker.begin_shutdown()
         for service in reversed(self._services):
             if (ended := service.begin_stop()) is not None:
