@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lsmq import runtime
 from lsmq.record_batch import Column
 
 from .columns import DTYPES, I64, U8, U64, Columns, gather, stable_sort
@@ -80,6 +81,7 @@ class Memtable:
         self.columns: Columns = dict(zip((Column.OFFSET, Column.LENGTH, Column.STORED_MS), columns, strict=True))
         #: What is sorted, oldest first. Replaced as a whole, by whichever reader finds enough that is not.
         self._sorted: tuple[_Sorted, ...] = ()
+        self._sorting = runtime.Lock()
 
     @property
     def size_bytes(self) -> int:
@@ -143,18 +145,24 @@ class Memtable:
     def _sort(self) -> tuple[tuple[_Sorted, ...], int, int]:
         """What is sorted, how many records that covers, and how many there are. Sorts what has grown enough.
 
-        What it sorts is shown in one step: a reader that is interrupted leaves nothing behind, and of two that sort at
-        the same time one has done so in vain.
+        One reader sorts, and those that want the same meanwhile wait for it: each on its own would take as long, and
+        memory as often. What is sorted is shown in one step: who is interrupted leaves nothing behind.
         """
-        end = self.record_count
-        known = self._sorted
-        covered = known[-1].end if known else 0
+        known, covered, end = self._seen()
         if end - covered >= CHUNK_RECORDS:
-            if len(known) == CHUNK_LIMIT:  # make one of all
-                known, covered = (), 0
-            order, keys = self._order(covered, end)
-            known = self._sorted = (*known, _Sorted(end, len(keys), keys, keys.data, order + covered))
-            covered = end
+            with self._sorting:
+                known, covered, end = self._seen()
+                if end - covered >= CHUNK_RECORDS:
+                    if len(known) == CHUNK_LIMIT:  # make one of all
+                        known, covered = (), 0
+                    order, keys = self._order(covered, end)
+                    known = self._sorted = (*known, _Sorted(end, len(keys), keys, keys.data, order + covered))
+                    covered = end
+        return known, covered, end
+
+    def _seen(self) -> tuple[tuple[_Sorted, ...], int, int]:
+        end, known = self.record_count, self._sorted
+        covered = known[-1].end if known else 0
         return known, covered, max(covered, end)
 
     def _order(self, first: int, end: int) -> tuple[I64, U64]:
