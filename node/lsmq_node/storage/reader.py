@@ -125,6 +125,7 @@ def read_queue(
         deletes: whether messages in the range may be deleted. The tombstones of a part of it are looked at at a time.
     """
     result = QueueRead([], offset, 0, 0)
+    max_records = max(max_records, 1)
     if not deletes:
         _read(version, _Wanted(key, min(end, offset + max_records), max_records, max_bytes, None), result)
         return result
