@@ -17,7 +17,7 @@ from lsmq_node.storage.memtable import Memtable
 from lsmq_node.storage.version import Version
 from support.sim_disk import SimClock, SimDisk
 
-from .harness import Put, abandon, batch_of, bodies, flush, merge, open_stepped, profile, small
+from .harness import Put, abandon, batch_of, bodies, flush, merge, open_stepped, profile, read_queue, small
 
 COUNT = 6_000
 
@@ -123,6 +123,20 @@ def test_a_batch_of_messages_that_are_not_there_yet_deletes_none_of_those_that_c
     queue.store.wait(queue.store.append(queue.topic, batch_of([Put(0, b"new")])))
     assert queue.next(COUNT) == COUNT
     abandon(queue.store)
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_a_limit_that_is_met_where_a_table_ends_leaves_out_nothing_of_the_next(tmp_path: Path, limit: int) -> None:
+    store = open_stepped(tmp_path / "s", small(), SimDisk(tmp_path))
+    topic = store.create_topic("t", 1).id
+    for number in range(6):
+        store.wait(store.append(topic, batch_of([Put(0, b"%d" % number), Put(0, b"-")])))
+        if number < 5:
+            flush(store)
+    store.wait(store.delete(topic, np.zeros(2, np.uint32), np.array([5, 8])))
+    kept = [offset for offset in range(12) if offset not in (5, 8)]
+    assert [message.offset for message in read_queue(store, topic, 0, max_records=limit)] == kept
+    abandon(store)
 
 
 def test_a_memtable_finds_the_tombstones_of_a_range_in_chunks_and_behind_them() -> None:

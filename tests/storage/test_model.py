@@ -178,7 +178,7 @@ class StoreMachine(RuleBasedStateMachine):
                 continue
             priority = chance.randint(0, 3)
             key, tag = chance.choice(TEXTS), chance.choice(TEXTS)
-            items.append(Put(chance.randrange(queues), content, key, tag, priority, self.serial * priority))
+            items.append(Put(chance.randrange(queues), content, key, tag, priority))
         return items
 
     @rule(topic=picks, seed=seeds, wait=st.booleans())

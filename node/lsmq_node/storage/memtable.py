@@ -58,7 +58,7 @@ class _Sorted:
 
 
 class Memtable:
-    """One thread applies; readers may run beside it.
+    """One thread applies; readers may run beside it, without a lock.
 
     A reader sees the records that were applied when it began, since ``record_count`` is raised last and
     arrays are replaced by longer ones, never changed where they are in use.
@@ -66,14 +66,16 @@ class Memtable:
 
     def __init__(self, first_lsn: int, capacity_bytes: int, slabs: Slabs | None = None) -> None:
         """``slabs``, of :func:`slabs_for` that capacity, lend the memory."""
+        # These never change.
         self.first_lsn = first_lsn
-        self.end_lsn = first_lsn
         self.capacity_bytes = capacity_bytes
-        self.record_count = 0
-        self.tombstone_count = 0
         slab = (slabs or slabs_for(capacity_bytes)).take()
         self.arena: U8 = slab[:capacity_bytes]
         self.arena_view = self.arena.data
+        # The applying thread's; readers take ``record_count`` first, and look at nothing beyond it.
+        self.end_lsn = first_lsn
+        self.record_count = 0
+        self.tombstone_count = 0
         self.arena_used = 0
         columns = _carve(slab, capacity_bytes)
         self._keys: U64 = next(columns)

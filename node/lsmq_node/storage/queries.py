@@ -36,7 +36,8 @@ class Queries:
         self._tables = tables
         self._counters = counters
         self._places = Places()
-        self._record_sizes: tuple[tuple[int, ...], dict[int, float]] = ((), {})  # by topic, for these tables
+        #: By topic, for these tables. Replaced as a whole by whichever reader finds others.
+        self._record_sizes: tuple[tuple[int, ...], dict[int, float]] = ((), {})
 
     def topic_state(self, topic_id: int) -> TopicState:
         """Raises ``UnknownTopic``."""

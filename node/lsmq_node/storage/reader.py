@@ -125,6 +125,7 @@ def read_queue(
         deletes: whether messages in the range may be deleted. The tombstones of a part of it are looked at at a time.
     """
     result = QueueRead([], offset, 0, 0)
+    max_records = max(max_records, 1)
     if not deletes:
         _read(version, _Wanted(key, min(end, offset + max_records), max_records, max_bytes, None), result)
         return result
@@ -196,6 +197,10 @@ def _take(result: QueueRead, part: SortedPart, first: int, stop: int, low: int, 
     stop = part.seek(first, stop, wanted.end)
     if first == stop:
         return
+    room = wanted.max_records - result.record_count
+    if room == 0:
+        result.full = True
+        return
     sizes = np.cumsum(part.column(Column.LENGTH, first, stop), dtype=np.int64) + result.size_bytes
     count = max(int(sizes.searchsorted(wanted.max_bytes, "right")), result.record_count == 0)
     result.full = count < stop - first
@@ -207,7 +212,6 @@ def _take(result: QueueRead, part: SortedPart, first: int, stop: int, low: int, 
             raise MissingRecords(result.next_offset)
     else:
         alive = np.flatnonzero(np.isin(records.offsets, wanted.deleted, invert=True))
-        room = wanted.max_records - result.record_count
         if len(alive) > room:
             result.full, count, alive = True, int(alive[room]), alive[:room]
         result.next_offset = int(records.offsets[count - 1]) + 1

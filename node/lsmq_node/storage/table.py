@@ -80,8 +80,8 @@ class Table:
         self._files = files
         self._counters = counters
         self.opened: File | None = None  # set by OpenTables, under its lock
-        self.used = False
-        #: The last damage that was found in its blocks.
+        self.used = False  # set by any reader, taken back by OpenTables
+        #: The last damage that was found in its blocks, by whichever reader.
         self.damage: CorruptFile | None = None
         self._known_root: Callable[[], IndexPage | None] = _unknown
         self._rebuild_lock = runtime.Lock()  # guards what follows

@@ -59,9 +59,9 @@ class TableSet:
         self._files = PinnedFiles(disk, self._directory)
         self.cache = BlockCache(options.cache_bytes)
         self.open_tables = OpenTables(options.max_open_tables)
+        self._install_lock = runtime.Lock()  # guards the manifest: one changes it at a time; anybody may look
         self.manifest = opened.manifest
-        self._install_lock = runtime.Lock()  # one changes the manifest at a time
-        self.changed = runtime.Condition()
+        self.changed = runtime.Condition()  # guards ``frozen``, ``version`` and ``closing``; readers take no lock
         self.checkpoint = CheckpointChain(
             disk,
             self._directory,
@@ -77,9 +77,9 @@ class TableSet:
             check=self._check_open,
         )
         self.frozen: deque[tuple[Memtable, StateChange]] = deque()
-        self.applied_lsn = self.manifest.flushed_lsn
+        self.applied_lsn = self.manifest.flushed_lsn  # the applying thread's, and so is ``memtable``
         #: Up to here the log needs no look: it was let go, or an earlier process flushed it, and who lacks something of
-        #: that has not been heard of yet.
+        #: that has not been heard of yet. The house-keeping thread's.
         self._released_lsn = self.applied_lsn
         self.slabs = slabs_for(options.memtable_bytes)
         self.memtable = Memtable(self.applied_lsn, options.memtable_bytes, self.slabs)

@@ -58,8 +58,8 @@ class Run:
         ``probe`` is that of ``key``. Raises ``CorruptFile``, and ``FileNotFoundError`` for a table that is gone.
         """
         for table in self.tables_from(key, offset, end):
-            root = table.root()
-            for number in range(root.seek(key, offset), root.count):
+            root, begin = table.root(), max(offset, table.begins(key))
+            for number in range(root.seek(key, begin), root.count):
                 first_key = root.first_keys[number]
                 if first_key > key or (first_key == key and root.first_offsets[number] >= end):
                     return
@@ -67,7 +67,7 @@ class Run:
                 if not page.may_contain(key, probe):
                     break
                 first_keys, first_offsets, last_keys = page.first_keys, page.first_offsets, page.last_keys
-                for row in range(page.seek(key, offset), page.count):
+                for row in range(page.seek(key, begin), page.count):
                     first_key = first_keys[row]
                     if first_key > key or (first_key == key and first_offsets[row] >= end):
                         return
