@@ -280,7 +280,7 @@ class Cluster:
     def _logged(self, logger: object, method: str, event: Any) -> Any:
         if event.get("event") != "starting":
             said = " ".join(f"{name}={value!r}" for name, value in event.items() if name not in ("event", "exc_info"))
-            self.note(f"{method} {event.get('event')} {said.replace(str(self.world.files.root), '')}"[:400])
+            self.note(f"{method} {event.get('event')} {said}"[:500])
             error = event.get("exc_info")
             if method in ("exception", "critical") or (isinstance(error, BaseException) and not _passes(error)):
                 self.problems.append(f"logged {event.get('event')}: {said} {_told(error)}")
