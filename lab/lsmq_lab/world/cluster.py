@@ -181,6 +181,7 @@ class Cluster:
         self.settings = dict(settings or {})
         self.nodes = [Node(self, number + 1) for number in range(nodes)]
         self.problems: list[str] = []
+        self.client_hosts: list[str] = []
         self.secret = world.files.root / "secret"
         self.secret.write_bytes(b"5eed" * 16)
         self.secret.chmod(0o600)
