@@ -93,6 +93,11 @@ class Journal:
         self._lock = _lock(directory)
         try:
             self._open()
+        except OSError as error:
+            self.close()
+            raise DataDirectoryUnusable(
+                f"{self._path} cannot be opened: {error.strerror}. Check the disk.", directory=str(directory)
+            ) from error
         except BaseException:
             self.close()
             raise

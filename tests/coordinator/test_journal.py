@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lsmq.errors import CorruptFile, DataDirectoryLocked
+from lsmq.errors import CorruptFile, DataDirectoryLocked, DataDirectoryUnusable
 from lsmq_coordinator.journal import OS_DISK, Journal, JournalFailed, JournalFull
 from lsmq_coordinator.journal_dump import dump_journal
 from lsmq_coordinator.raft_outbox import SaveCut, SaveEntry, SaveSnapshot, SaveState, Write
@@ -255,7 +255,7 @@ def left_behind(directory: Path, crashed: Path, old: bytes) -> Iterator[Path]:
 
 def test_a_first_start_that_was_cut_short_is_no_damage(tmp_path: Path) -> None:
     for fails in (1, 2):
-        with pytest.raises(OSError, match="Input/output error"):
+        with pytest.raises(DataDirectoryUnusable, match="Input/output error"):
             Journal(tmp_path / str(fails), CountingDisk(fails))
         assert contents(tmp_path / str(fails)) == Loaded()
 
@@ -274,6 +274,18 @@ def test_a_failed_sync_is_final(tmp_path: Path) -> None:
     with pytest.raises(JournalFailed, match="stops"):
         journal.write(saved(1), 0)
     journal.close()
+
+
+def test_a_sync_that_fails_at_the_start_is_told_by_name(tmp_path: Path) -> None:
+    filled(tmp_path / "raft")
+
+    class Failing:
+        def sync(self, fd: int) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with pytest.raises(DataDirectoryUnusable, match="JOURNAL cannot be opened: Input/output error"):
+        Journal(tmp_path / "raft", Failing())
+    Journal(tmp_path / "raft").close()
 
 
 def test_nobody_else_may_read_it(tmp_path: Path) -> None:

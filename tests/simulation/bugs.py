@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from lsmq_coordinator import journal
 from lsmq_lab.world.faults import Fault
-from lsmq_node.cluster import shell
-from lsmq_node.replication import Recovered, ReplicaCore, Timings
-from lsmq_node.replication.leader import Leader
 from lsmq_node.storage.disk import OsDisk
 from lsmq_node.storage.segments import SegmentFiles
 from lsmq_node.storage.sequences import Sequences, Verdict
-from lsmq_node.transactions import service
 from replication import bugs as rules
 
 Patch = pytest.MonkeyPatch
@@ -39,9 +35,8 @@ ISOLATIONS = _at((1.2,), "isolate", 0.8, 0.9)
 KILLS = _at((1.2, 2.1, 3.0), "kill", 0.1, 0.3)
 #: One after another loses its power, often.
 CUTS_OF_POWER = _at((1.2, 2.1, 3.0), "power", 0.1, 0.3)
-#: One after another stands still.
-PAUSES = _at((1.2, 2.6), "pause", 0.7, 0.45)
-STORM = tuple(sorted((*ISOLATIONS, *KILLS), key=lambda fault: fault.at_s))
+#: Answers to clients are lost, again and again.
+HANG_UPS = _at(tuple(0.9 + number / 20 for number in range(60)), "hang up", 0.0, 0.003)
 
 
 @dataclass(frozen=True)
@@ -66,31 +61,6 @@ def journal_is_not_synced(patch: Patch) -> None:
     patch.setattr(journal._OsDisk, "sync", lambda self, fd: None)
 
 
-def leader_alone_is_enough(patch: Patch) -> None:
-    """As if every write were acknowledged by the leader's disk."""
-    patch.setattr(Leader, "counted", lambda self, state: frozenset())
-    rules.too_few_in_sync_are_enough(patch)
-
-
-def forgetful(patch: Patch) -> None:
-    patch.setattr(shell, "ReplicaCore", rules.forgetful_core)
-
-
-def nameless(patch: Patch) -> None:
-    def core(node: str, recovered: Recovered, timings: Timings) -> ReplicaCore:
-        return ReplicaCore(node, replace(recovered, fresh_incarnation=int(node[1:])), timings)
-
-    patch.setattr(shell, "ReplicaCore", core)
-
-
-def floorless(patch: Patch) -> None:
-    patch.setattr(shell, "ReplicaCore", rules.floorless_core)
-
-
-def deliveries_are_not_numbered(patch: Patch) -> None:
-    patch.setattr(service, "fresh_batches", lambda shard, last, delivery: list(delivery.batches))
-
-
 def repeats_are_stored_again(patch: Patch) -> None:
     """As if producers had no sequence numbers."""
 
@@ -106,21 +76,9 @@ BUGS = [
     Bug("names are not synced", names_are_not_synced, OUTAGES),
     Bug("the journal is not synced", journal_is_not_synced, OUTAGES),
     Bug("lease is ignored", rules.lease_is_ignored, ISOLATIONS),
-    Bug("too few in sync are enough", rules.too_few_in_sync_are_enough, STORM),
     Bug("shrink counts at once", rules.shrink_counts_at_once, ISOLATIONS),
     Bug("serves before its epoch is committed", rules.serves_before_its_epoch_is_committed, KILLS),
-    Bug("one promise is enough", rules.one_promise_is_enough, STORM),
-    Bug("promiser's tail is not pulled", rules.promisers_tail_is_not_pulled, KILLS),
-    Bug("follower cuts nothing", rules.follower_cuts_nothing, STORM),
-    Bug("reports what is only written", rules.reports_what_is_only_written, OUTAGES),
     Bug("epoch is resumed after a restart", rules.epoch_is_resumed_after_a_restart, CUTS_OF_POWER),
-    Bug("lower epochs are followed", forgetful, STORM),
-    Bug("short log is not noticed", floorless, CUTS_OF_POWER),
-    Bug("joins at the high watermark", rules.joins_at_the_high_watermark, STORM),
-    Bug("newcomer counts when committed", rules.newcomer_counts_when_committed, STORM),
     Bug("acts before it is registered", rules.acts_before_it_is_registered, KILLS),
-    Bug("lender forgets that it lends", rules.lender_forgets_that_it_lends, STORM),
-    Bug("repeats are stored again", repeats_are_stored_again, STORM),
-    Bug("deliveries are not numbered", deliveries_are_not_numbered, STORM),
-    Bug("a disk that went keeps its name", nameless, STORM),
+    Bug("repeats are stored again", repeats_are_stored_again, HANG_UPS),
 ]

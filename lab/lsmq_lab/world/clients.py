@@ -74,6 +74,7 @@ class Clients:
         world = self.cluster.world
         process = world.process(name, host, steady_s=5_000.0 + len(name))
         self.running += 1
+        self.cluster.client_hosts.append(host)
 
         async def live() -> None:
             async with Client(self.cluster.urls, deadline_ms=_DEADLINE_MS) as client:

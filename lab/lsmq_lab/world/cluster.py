@@ -181,6 +181,7 @@ class Cluster:
         self.settings = dict(settings or {})
         self.nodes = [Node(self, number + 1) for number in range(nodes)]
         self.problems: list[str] = []
+        self.client_hosts: list[str] = []
         self.secret = world.files.root / "secret"
         self.secret.write_bytes(b"5eed" * 16)
         self.secret.chmod(0o600)
@@ -280,7 +281,7 @@ class Cluster:
     def _logged(self, logger: object, method: str, event: Any) -> Any:
         if event.get("event") != "starting":
             said = " ".join(f"{name}={value!r}" for name, value in event.items() if name not in ("event", "exc_info"))
-            self.note(f"{method} {event.get('event')} {said.replace(str(self.world.files.root), '')}"[:400])
+            self.note(f"{method} {event.get('event')} {said}"[:500])
             error = event.get("exc_info")
             if method in ("exception", "critical") or (isinstance(error, BaseException) and not _passes(error)):
                 self.problems.append(f"logged {event.get('event')}: {said} {_told(error)}")

@@ -21,6 +21,7 @@ _KINDS = {
     "cut": 4,
     "isolate": 3,
     "reset": 2,
+    "hang up": 2,
     "slow": 2,
     "full": 1,
     "clock": 1,
@@ -152,6 +153,12 @@ class Weather:
 
     def _reset(self, node: Node, fault: Fault) -> Callable[[], object] | None:
         self.cluster.world.network.reset(node.host, self.cluster.nodes[fault.other - 1].host)
+        return None
+
+    def _hang_up(self, node: Node, fault: Fault) -> Callable[[], object] | None:
+        """On all clients: what was asked may be done, and the answer is lost."""
+        for host in self.cluster.client_hosts:
+            self.cluster.world.network.reset(node.host, host)
         return None
 
     def _slow(self, node: Node, fault: Fault) -> Callable[[], object] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures._base
 import gc
+import os
 import shutil
 import socket
 import tempfile
@@ -26,6 +27,9 @@ from .scheduler import Process, Scheduler
 from .sockets import Notifier, Poller, sockets_of
 from .threads import runtime_of
 
+#: Of all programs of a world.
+_PID = 17
+
 
 class World:
     """Time, threads, files and sockets that follow from a seed."""
@@ -33,6 +37,7 @@ class World:
     def __init__(self, seed: int, directory: Path, *, preemption: float = 0.05) -> None:
         self.seed = seed
         self.scheduler = Scheduler(seed, preemption=preemption)
+        self.scheduler.private = str(directory)
         self.network = Network(self.scheduler)
         self.files = Files(self.scheduler, directory)
         self.random = self.scheduler.random.__class__(self.scheduler.random.getrandbits(64))
@@ -100,6 +105,7 @@ def world(seed: int, *, preemption: float = 0.05, directory: Path | None = None)
         made = World(seed, directory, preemption=preemption)
         names = runtime_of(made.scheduler)
         scope.callback(runtime.install, runtime.install(names))
+        scope.enter_context(patch.object(os, "getpid", lambda: _PID))
         collecting = gc.isenabled()
         gc.disable()
         if collecting:

@@ -107,6 +107,8 @@ class Scheduler:
         self.current: Fiber | None = None
         self.trace: list[str] = []
         self.crashes: list[tuple[str, BaseException]] = []
+        #: Left out of what is written down: it differs from run to run.
+        self.private = "\0"
         self._digest = hashlib.blake2b(digest_size=16)
         self._timers: list[tuple[float, int, Fiber | Callable[[], object], int]] = []
         self._numbers = 0
@@ -118,7 +120,7 @@ class Scheduler:
 
     def note(self, text: str) -> None:
         """Write down what happened."""
-        fiber = self.current
+        fiber, text = self.current, text.replace(self.private, "")
         line = f"{self.now:.6f} {fiber!r} {text}" if fiber is not None else f"{self.now:.6f} {text}"
         self._digest.update(line.encode(errors="replace"))
         self.trace.append(line)
