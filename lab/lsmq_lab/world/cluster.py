@@ -272,9 +272,9 @@ class Cluster:
             scope.enter_context(patch.object(gc, "collect", lambda *_: 0))
             scope.enter_context(patch.object(gc, "freeze", lambda: None))
             scope.callback(structlog.reset_defaults)
-            client_log = logging.getLogger("lsmq")
-            scope.enter_context(patch.object(client_log, "handlers", [_Told(self)]))
-            scope.enter_context(patch.object(client_log, "propagate", False))
+            for log in map(logging.getLogger, ("lsmq", "lsmq_coordinator", "lsmq_node")):
+                scope.enter_context(patch.object(log, "handlers", [_Told(self)]))
+                scope.enter_context(patch.object(log, "propagate", False))
             structlog.configure(processors=[self._logged], cache_logger_on_first_use=False)
             yield
 
@@ -289,7 +289,7 @@ class Cluster:
 
 
 class _Told(logging.Handler):
-    """What clients warn of is part of what happened."""
+    """What is warned of is part of what happened."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(logging.WARNING)
