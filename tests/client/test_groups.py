@@ -17,7 +17,7 @@ from lsmq import Client, Producer
 from lsmq.cli._reset import Target, moves
 from lsmq.errors import FencedMember, GroupHasMembers, StaleGeneration, UnknownGroup, UnknownMember, UnknownQueue
 from lsmq.group_values import portions
-from lsmq.groups import Assignment, Group, MemberHeartbeat, Ranges, list_groups, new_member_id
+from lsmq.groups import Assignment, Group, Heartbeat, Ranges, list_groups, new_member_id
 from lsmq.topics import Offsets
 from support.node_process import NodeProcess
 
@@ -29,7 +29,7 @@ class Member:
 
     def __init__(self, group: Group, *topics: str, **fields: Any) -> None:
         self.group = group
-        self.beat = MemberHeartbeat(new_member_id(), topics, **fields)
+        self.beat = Heartbeat(new_member_id(), topics, **fields)
 
     async def sync(self, wait_ms: int = 0) -> Assignment:
         answer = await self.group.heartbeat(self.beat, wait_ms=wait_ms)

@@ -12,7 +12,7 @@ import pytest
 
 from lsmq import Client, Producer
 from lsmq.errors import StaleGeneration
-from lsmq.groups import Group, MemberHeartbeat, Ranges, new_member_id
+from lsmq.groups import Group, Heartbeat, Ranges, new_member_id
 from lsmq_lab.local_cluster import LocalCluster
 
 from .test_local_cluster import run
@@ -26,7 +26,7 @@ class Member:
 
     def __init__(self, urls: list[str], name: str, session_ms: int) -> None:
         self.urls = urls
-        self.beat = MemberHeartbeat(new_member_id(), (TOPIC,), session_ms=session_ms, client=name)
+        self.beat = Heartbeat(new_member_id(), (TOPIC,), session_ms=session_ms, client=name)
         self.epochs: list[int] = []
         self.shares: list[Ranges] = []
         self.answers = 0
@@ -50,7 +50,7 @@ class Member:
         return self.beat.owned.get(TOPIC, ())
 
 
-async def tell(url: str | None, beat: MemberHeartbeat) -> str:
+async def tell(url: str | None, beat: Heartbeat) -> str:
     """Send a heartbeat to one node, and wait however long it takes; the code of the error it answers with."""
     document = {"member": beat.member, "topics": list(beat.topics), "epoch": beat.epoch, "version": beat.version}
     address = f"{url}/v1/groups/g/heartbeat"

@@ -32,6 +32,8 @@ from .sorted_records import SHADOW, TOMBSTONE_TOPIC, SortedPart, SortedRecords, 
 
 #: So many unsorted records make a chunk when a reader comes.
 CHUNK_RECORDS = 16_384
+#: So long a reader waits for another one that sorts.
+_SORT_WAIT_SECONDS = 0.2
 #: So many chunks are merged into one.
 CHUNK_LIMIT = 8
 #: A flush copies so many bytes at a time: they stay in the CPU's cache until they are written.
@@ -148,11 +150,16 @@ class Memtable:
         """What is sorted, how many records that covers, and how many there are. Sorts what has grown enough.
 
         One reader sorts, and those that want the same meanwhile wait for it: each on its own would take as long, and
-        memory as often. What is sorted is shown in one step: who is interrupted leaves nothing behind.
+        memory as often. They do not wait for ever: who sorts may be interrupted at any point. What is sorted is shown
+        in one step, so that leaves nothing behind but what is not sorted.
         """
         known, covered, end = self._seen()
         if end - covered >= CHUNK_RECORDS:
-            with self._sorting:
+            sorting = self._sorting
+            held = sorting.acquire(timeout=_SORT_WAIT_SECONDS)
+            if not held:
+                self._sorting = runtime.Lock()  # whoever had the other may be gone
+            try:
                 known, covered, end = self._seen()
                 if end - covered >= CHUNK_RECORDS:
                     if len(known) == CHUNK_LIMIT:  # make one of all
@@ -160,6 +167,9 @@ class Memtable:
                     order, keys = self._order(covered, end)
                     known = self._sorted = (*known, _Sorted(end, len(keys), keys, keys.data, order + covered))
                     covered = end
+            finally:
+                if held:
+                    sorting.release()
         return known, covered, end
 
     def _seen(self) -> tuple[tuple[_Sorted, ...], int, int]:

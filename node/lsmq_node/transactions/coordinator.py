@@ -211,16 +211,19 @@ class ShardTransactions(ShardMachine):
     def due(self) -> Iterator[Step]:
         """Sessions end, transactions are asked about, given up and forgotten."""
         now, wall_ms = self.now, _wall_ms()
-        gone = self.book.expire(now)
-        yield self._step(gone, partial(self._expired, list(gone.members)))
-        yield self._step(self.book.forget(wall_ms))
-        checks = self.book.checks(now, wall_ms)
-        yield self._step(checks, partial(self._checked, checks))
+        if gone := self.book.expire(now):
+            yield self._step(gone, partial(self._expired, list(gone.members)))
+        if forgotten := self.book.forget(wall_ms):
+            yield self._step(forgotten)
+        if checks := self.book.checks(now, wall_ms):
+            yield self._step(checks, partial(self._checked, checks))
         for key in list(self.book.asked):
             self.wake(*key)
         self.deliver()
 
     def _expired(self, members: list[Key]) -> None:
+        if not members:
+            return  # what they had open ended alone
         self.counts.expired += len(members)
         _log.info("producers_expired", members=[f"{group}/{id}" for group, id in members])
 
