@@ -32,7 +32,7 @@ def test_what_many_readers_want_sorted_is_sorted_once() -> None:
         return sort(keys)
 
     found: list[list[int]] = []
-    with mock.patch.object(memtable, "stable_sort", counted):
+    with mock.patch.object(memtable, "stable_sort", counted), mock.patch.object(memtable, "_SORT_WAIT_SECONDS", 60):
         readers = [
             threading.Thread(target=lambda: found.append([int(k) for part in table.chunks() for k in part.keys[:3]]))
             for _ in range(READERS)
