@@ -1,7 +1,8 @@
 """``lsmq`` in a process whose wall clock is wrong: ``python -m lsmq_lab.drills.skewed_clock SECONDS ARGUMENTS..``.
 
-All of the product asks the module ``time`` for the wall clock, by name, when it needs it: here that answers as a clock
-that is so many seconds ahead would. Monotonic clocks are as they are, and so is what the kernel itself stamps.
+All of the product asks ``lsmq.runtime`` for the wall clock, when it needs it, and libraries the module ``time``: here
+both answer as a clock that is so many seconds ahead would. Monotonic clocks are as they are, and so is what the kernel
+itself stamps.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ import runpy
 import sys
 import time
 
+from lsmq import runtime
+
 
 def skew(seconds: float) -> None:
     """From here on, for the whole process."""
     honest, offset_ns = time.time_ns, int(seconds * 1e9)
     time.time_ns = lambda: honest() + offset_ns
     time.time = lambda: (honest() + offset_ns) / 1e9
+    runtime.install({"wall_time": time.time})
 
 
 if __name__ == "__main__":
