@@ -125,6 +125,18 @@ def test_a_batch_of_messages_that_are_not_there_yet_deletes_none_of_those_that_c
     abandon(queue.store)
 
 
+@pytest.mark.parametrize("deleted", [1, 7])
+def test_a_block_that_begins_with_deleted_messages_is_not_sent_whole(tmp_path: Path, deleted: int) -> None:
+    with mock.patch.object(reader, "MIN_FILE_RANGE_BYTES", 100):
+        store = open_stepped(tmp_path / "s", small(), SimDisk(tmp_path))
+        topic = store.create_topic("t", 1).id
+        store.wait(store.append(topic, batch_of([Put(0, b"%d" % number * 50) for number in range(10)])))
+        flush(store)
+        store.wait(store.delete(topic, np.zeros(deleted, np.uint32), np.arange(deleted)))
+        assert [message.offset for message in read_queue(store, topic, 0)] == list(range(deleted, 10))
+        abandon(store)
+
+
 @pytest.mark.parametrize("limit", [1, 2, 3])
 def test_a_limit_that_is_met_where_a_table_ends_leaves_out_nothing_of_the_next(tmp_path: Path, limit: int) -> None:
     store = open_stepped(tmp_path / "s", small(), SimDisk(tmp_path))

@@ -42,8 +42,7 @@ class Slice:
     """What a read found: encoded record batches, in memory or still in files, in order.
 
     Attributes:
-        parts: record batches one after another. Those of a ``FileRange`` may hold records of the same queue
-            below the offset asked for, which the reader passes over.
+        parts: record batches one after another.
         queues, next_offsets: the queues that moved, and where to go on in each.
         record_count: records at or after the offsets asked for.
         size_bytes: of all parts.
@@ -224,7 +223,8 @@ def _take(result: QueueRead, part: SortedPart, first: int, stop: int, low: int, 
 
 
 def _take_whole_blocks(result: QueueRead, table: Table, page: IndexPage, row: int, wanted: _Wanted) -> int:
-    """Add blocks that hold nothing but the queue as one file range; returns how many.
+    """Add blocks that hold nothing but the queue as one file range; returns how many. None where the first one begins
+    below what is wanted: what is there may be deleted.
 
     The result is full when the bytes left are too few for the next block: half of it would have to be decoded, and all
     of it again by the next read.
@@ -240,9 +240,9 @@ def _take_whole_blocks(result: QueueRead, table: Table, page: IndexPage, row: in
         result.full = bool(whole[0]) and bool(result.parts) and isinstance(result.parts[-1], FileRange)
         return 0
     length = int(sizes[count - 1])
-    if length < MIN_FILE_RANGE_BYTES or not table.may_lend():
+    first_offset = page.first_offsets[row]
+    if first_offset < result.next_offset or length < MIN_FILE_RANGE_BYTES or not table.may_lend():
         return 0
-    first_offset = max(page.first_offsets[row], result.next_offset)
     if first_offset != result.next_offset:
         raise MissingRecords(result.next_offset)
     result.full = count < len(sizes) and int(sizes[count]) + result.size_bytes > wanted.max_bytes
