@@ -315,7 +315,9 @@ class Producer:
         """
         if self._topic is None:
             await self.start()
-        message = _parts(body, options)
+        queue = options.get("queue")
+        simple = len(options) == (queue is not None)  # as most are: nothing but a body, or a queue
+        message = (body, None, None, queue, None) if simple else _parts(body, options)
         if not self._space_turn.locked():
             try:
                 receipt = self._receipt(self._add(*message))
