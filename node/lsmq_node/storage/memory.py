@@ -12,6 +12,8 @@ from collections.abc import Callable
 from lsmq import runtime
 
 _LEAST_BYTES_KEPT = 0
+#: One call is for all stores of the process, however many ask.
+_PAUSE_SECONDS = 1.0
 
 
 def _trimmer() -> Callable[[int], int] | None:
@@ -25,12 +27,19 @@ def _trimmer() -> Callable[[int], int] | None:
 
 _trim = _trimmer()
 _trimming = runtime.Lock()
+_trimmed_at = float("-inf")
 
 
 def give_back() -> None:
-    """Let the C library return the free pages it holds: some milliseconds, without the interpreter's lock."""
-    if _trim is not None and _trimming.acquire(blocking=False):  # one thread's call is for all of the process
-        try:
-            _trim(_LEAST_BYTES_KEPT)
-        finally:
-            _trimming.release()
+    """Let the C library return the free pages it holds: some milliseconds, without the interpreter's lock.
+
+    Nothing is done where another thread does it, or did within the last second.
+    """
+    global _trimmed_at
+    if _trim is None or runtime.monotonic() - _trimmed_at < _PAUSE_SECONDS or not _trimming.acquire(blocking=False):
+        return
+    try:
+        _trim(_LEAST_BYTES_KEPT)
+        _trimmed_at = runtime.monotonic()
+    finally:
+        _trimming.release()

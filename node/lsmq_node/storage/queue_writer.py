@@ -60,11 +60,9 @@ class QueueWriter:
         while offset < latest:
             found = self._store.read(self._names_id, 0, offset, max_records=1 << 20, max_bytes=8 << 20)
             for batch in found.batches():
-                columns = BatchColumns(batch, self._names_id)
-                lengths = columns.lengths.astype(np.int64)
-                seen = len(self._names) - batch.column(Column.OFFSET)[0]  # whole blocks begin below the offset asked
-                begin = int(lengths[:seen].sum())
-                self._names.load(np.frombuffer(batch.payload, np.uint8)[begin:], lengths[seen:])
+                assert batch.column(Column.OFFSET)[0] == len(self._names), "a queue's number is the offset of its name"
+                lengths = BatchColumns(batch, self._names_id).lengths.astype(np.int64)
+                self._names.load(np.frombuffer(batch.payload, np.uint8), lengths)
             offset = int(found.next_offsets[0])
 
     def write(self, group: Sequence[Put]) -> I64:
