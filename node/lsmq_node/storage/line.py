@@ -162,14 +162,13 @@ class Line:
         self, state: TopicState, batch: RecordBatch, columns: BatchColumns, verdict: Stored | Verdict, now_ms: int
     ) -> Appended:
         if verdict is Verdict.NEXT:
-            return self._append_records(state, batch, columns)
+            return self._append_records(state, batch, columns, now_ms)
         assert columns.producer is not None, "only a producer's batch can be a repeat"
         repeat = verdict if isinstance(verdict, Stored) else self._sequences.repeat(columns.producer, now_ms)
         assert repeat is not None, "the other one is in line by now"
         return Appended(repeat.lsn, self.current, repeat.offsets, repeat.stored_ms, duplicate=True)
 
-    def _append_records(self, state: TopicState, batch: RecordBatch, columns: BatchColumns) -> Appended:
-        stored_ms = self._clock.now_ms()
+    def _append_records(self, state: TopicState, batch: RecordBatch, columns: BatchColumns, stored_ms: int) -> Appended:
         self._changing = True
         pending = self._applier.prepare(state, batch, columns, stored_ms)
         check = wrap64(int(pending.offsets.sum()))
