@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from lsmq_lab.world.drive import drives
 from support.node_process import NodeProcess
+from support.python_process import forked_clusters
 
 # How long an example takes says something about the machine's other work, not about the code.
 settings.register_profile("any speed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -32,6 +34,12 @@ sys.dont_write_bytecode = False
 # a test starts and means to interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def clusters_start_at_once() -> Iterator[None]:
+    with forked_clusters():
+        yield
 
 
 @pytest.fixture
@@ -71,3 +79,10 @@ def topic_name(request: pytest.FixtureRequest) -> str:
     """A legal topic name that no other test uses."""
     name = "".join(letter if letter.isalnum() else "-" for letter in request.node.name)
     return f"{name[:150]}-{abs(hash(request.node.nodeid)) % 10**8}"
+
+
+@pytest.fixture(scope="module")
+def drives_there() -> Iterator[None]:
+    """There can be disks that fail as they are told."""
+    with drives():
+        yield

@@ -22,13 +22,18 @@ from lsmq.admin import ClusterAdmin
 from lsmq.client import Client
 from lsmq.consumer import Consumer
 from lsmq.dead_letters import DeadLetter, DeadLetters
+from lsmq.delayed import DelayedMessage, DelayedMessages
 from lsmq.errors import *  # noqa: F403  # What its __all__ names, and ours below.
+from lsmq.group_producer import GroupProducer
 from lsmq.groups import Group, list_groups
+from lsmq.messages import FoundMessages
 from lsmq.producer import Producer
 from lsmq.producer_groups import TransactionInfo
 from lsmq.push import PushConsumer
 from lsmq.record_batch import Codec, Message
-from lsmq.topics import Offsets, Route, Topic
+from lsmq.rights import GrantedRole, NewToken, Principal, Right, Rights, Role, TokenInfo, WhoAmI
+from lsmq.schedules import ScheduleInfo, Schedules
+from lsmq.topics import NamedQueue, Offsets, Route, Topic, TopicChanges, TopicUsage
 from lsmq.transactions import Outcome, Transaction, TransactionalProducer
 from lsmq.work_queue import Task, WorkQueue
 from lsmq.work_queue_values import WorkQueueSettings, WorkQueueState
@@ -42,23 +47,40 @@ __all__ = [
     "Consumer",
     "DeadLetter",
     "DeadLetters",
+    "DelayedMessage",
+    "DelayedMessages",
+    "FoundMessages",
+    "GrantedRole",
     "Group",
     "Message",
+    "NamedQueue",
+    "NewToken",
     "Offsets",
     "Outage",
     "Outcome",
+    "GroupProducer",
+    "Principal",
     "Producer",
     "ProducerStats",
     "PushConsumer",
     "Receipt",
     "Receipts",
+    "Right",
+    "Rights",
+    "Role",
     "Route",
+    "ScheduleInfo",
+    "Schedules",
     "Sent",
     "Task",
+    "TokenInfo",
     "Topic",
+    "TopicChanges",
+    "TopicUsage",
     "Transaction",
     "TransactionInfo",
     "TransactionalProducer",
+    "WhoAmI",
     "WorkQueue",
     "WorkQueueSettings",
     "WorkQueueState",

@@ -36,6 +36,7 @@ class Commits:
     async def put(self, topic: Topic, offsets: Mapping[int, int], *, reset: bool) -> None:
         async with self._turn:
             await self._put(topic, offsets, reset=reset)
+            self._reader.loops[topic.name].positions.committed(offsets)
 
     async def _put(self, topic: Topic, offsets: Mapping[int, int], *, reset: bool) -> None:
         if self._group is None:
@@ -67,6 +68,4 @@ class Commits:
             except BaseException:
                 positions.rewound |= rewound
                 raise
-            for queue, offset in changed.items():
-                if positions.changed.get(queue) == offset:
-                    del positions.changed[queue]
+            positions.committed(changed)

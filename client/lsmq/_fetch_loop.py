@@ -7,7 +7,7 @@ is held for the application: the loop rests until it has been raised to it once,
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -23,7 +23,7 @@ from lsmq._fetcher import (
 )
 from lsmq._outages import Attempts
 from lsmq._queue_positions import Pauser, QueuePositions
-from lsmq._queue_ranges import NONE, contains, intersect, subtract, to_ranges
+from lsmq._queue_ranges import NONE, contains, intersect, subtract
 from lsmq._retries import Backoff, Deadline
 from lsmq.background_tasks import BackgroundTasks
 from lsmq.client import Client
@@ -80,13 +80,13 @@ class FetchLoop:
     def seek(self, queue: int, offset: int) -> None:
         """Go on from ``offset``; what is buffered of ``queue`` is dropped."""
         self.positions.move(queue, offset)
-        self.drop((range(queue, queue + 1),))
+        self._drop_where(lambda other: other == queue)
         self._unchecked.add(queue)
         self._restart.set()
 
     def hand_back(self, offsets: Mapping[int, int]) -> None:
         """Hand out again what follows these offsets, which lie before what was handed out."""
-        self.drop(to_ranges(sorted(offsets)))
+        self._drop_where(lambda queue: queue in offsets)
         for queue, offset in offsets.items():
             self.positions.hand_back(queue, offset)
         self._restart.set()
@@ -106,16 +106,31 @@ class FetchLoop:
             self.positions.resume(ranges, who)
             self._restart.set()
 
+    def share(self, queue: int) -> int:
+        """See :meth:`QueuePositions.share`."""
+        return self.positions.share(queue)
+
+    def hold(self, queue: int) -> None:
+        """:meth:`pause` this one queue."""
+        self.pause((range(queue, queue + 1),))
+
+    def release(self, queue: int) -> None:
+        """Fetch it again, which was held."""
+        self.resume((range(queue, queue + 1),))
+
     def drop(self, ranges: Ranges) -> set[int]:
         """Have nothing handed out that is buffered of these queues; the queues that anything was buffered of."""
+        share = self.positions.share
+        return self._drop_where(lambda queue: contains(ranges, share(queue))) if ranges else set()
+
+    def _drop_where(self, is_one: Callable[[int], bool]) -> set[int]:
         dropped: set[int] = set()
-        if ranges:
-            for chunk in self.buffer.all_chunks():
-                if chunk.topic.name == self.topic.name:
-                    gone = [queue for queue in chunk.spans if contains(ranges, queue)]
-                    for queue in gone:
-                        del chunk.spans[queue]
-                    dropped.update(gone)
+        for chunk in self.buffer.all_chunks():
+            if chunk.topic.name == self.topic.name:
+                gone = [queue for queue in chunk.spans if is_one(queue)]
+                for queue in gone:
+                    del chunk.spans[queue]
+                dropped.update(gone)
         return dropped
 
     def fetch_again(self, chunk: FetchedBatches) -> None:
@@ -193,17 +208,11 @@ class FetchLoop:
         try:
             for leader, slots in owners.items():
                 for portion in split_slots(slots):
-                    fetcher = Fetcher(
-                        self._client,
-                        self._options,
+                    fetcher = self._fetcher(
                         topic,
                         leader,
                         portion,
-                        self.positions,
-                        self.buffer,
-                        self._attempts,
-                        policy=self._policy,
-                        spawn=lambda work: fetchers.begin(together(work), f"lsmq detour of {topic.name}"),
+                        lambda work: fetchers.begin(together(work), f"lsmq detour of {topic.name}"),
                     )
                     fetchers.begin(together(fetcher.run()), f"lsmq fetch {topic.name} from {leader}", lasting=True)
             with suppress(Restart):
@@ -212,6 +221,26 @@ class FetchLoop:
             self.positions.generation += 1
             await fetchers.end()
             router.table.unlisten(notice)
+
+    def _fetcher(
+        self,
+        topic: Topic,
+        leader: str | None,
+        slots: Sequence[range],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+    ) -> Fetcher:
+        return Fetcher(
+            self._client,
+            self._options,
+            topic,
+            leader,
+            slots,
+            self.positions,
+            self.buffer,
+            self._attempts,
+            policy=self._policy,
+            spawn=spawn,
+        )
 
     async def check_bounds(self) -> bool:
         """Apply the policy to offsets not checked yet that their queues do not have; whether any moved.

@@ -36,6 +36,7 @@ from lsmq._router import POLL_SILENCE_S, SILENCE_S
 from lsmq._transport import BATCHES, MSGPACK
 from lsmq.client import Client
 from lsmq.errors import LsmqError, OffsetOutOfRange, Unavailable, UnknownFetchSession
+from lsmq.filters import MessageFilter
 from lsmq.record_batch import Column, Flag, Message, RecordBatch, split_batches
 from lsmq.topics import FETCH_SESSION_HEADER, Topic
 
@@ -59,6 +60,7 @@ class FetchOptions:
     request_timeout_ms: int
     deadline_ms: float
     read_from: ReadFrom = "auto"
+    filter: MessageFilter | None = None
 
 
 class Restart(Exception):
@@ -66,13 +68,22 @@ class Restart(Exception):
 
 
 class FetchedBatches:
-    """One answer's messages. ``spans`` maps each queue to the offsets ``[asked, next)`` it brings."""
+    """One answer's messages. ``spans`` maps each queue to the offsets ``[asked, next)`` it brings.
 
-    __slots__ = ("_batches", "size_bytes", "spans", "topic")
+    What lies there and does not come was deleted, has expired or is not picked by ``filter``.
+    """
+
+    __slots__ = ("_batches", "_filter", "size_bytes", "spans", "topic")
 
     def __init__(
-        self, batches: Sequence[RecordBatch], spans: dict[int, tuple[int, int]], size_bytes: int, topic: Topic
+        self,
+        batches: Sequence[RecordBatch],
+        spans: dict[int, tuple[int, int]],
+        size_bytes: int,
+        topic: Topic,
+        filter: MessageFilter | None = None,
     ) -> None:
+        self._filter = filter
         self.spans = spans
         self.size_bytes = size_bytes
         self.topic = topic
@@ -81,7 +92,8 @@ class FetchedBatches:
     def messages(self) -> Iterator[Message]:
         """The messages that count, in the order stored within each queue."""
         for batch in self._batches:
-            yield from batch.messages(self.topic.name, self.topic.id, self.spans)
+            found = batch.messages(self.topic.name, self.topic.id, self.spans)
+            yield from found if self._filter is None else filter(self._filter.passes, found)
 
     def is_foreign(self) -> bool:
         """Whether no record is of the topic that was asked for, as when it was made anew under its name."""
@@ -206,6 +218,7 @@ class Fetcher:
         self._client = client
         self._router = client._router
         self._options = options
+        self._picks = {} if options.filter is None else options.filter.to_dict()
         self._topic = topic
         self._leader = leader
         self._follower_reads = FollowerReads(slots, self._fetch_at_follower, spawn)
@@ -317,7 +330,12 @@ class Fetcher:
         self, url: str, slots: Sequence[range], wait_ms: int, session: tuple[Sequence[range], str] | None = None
     ) -> dict[str, Any]:
         """To go on with what ``session`` says, if it is of these very slots."""
-        limits = {"max_messages": self._options.max_messages, "max_bytes": self._options.max_bytes, "wait_ms": wait_ms}
+        limits = {
+            "max_messages": self._options.max_messages,
+            "max_bytes": self._options.max_bytes,
+            "wait_ms": wait_ms,
+            **self._picks,
+        }
         rest = {"content_type": MSGPACK, "accept": BATCHES}
         if session is not None and session[0] is slots:
             return {"value": {"session": session[1], **limits}, **rest}
@@ -350,7 +368,6 @@ class Fetcher:
 
     async def _absorb(self, body: bytes, source: str) -> FetchOutcome:
         """Buffer an answer. Raises ``Restart`` when positions changed since it was asked for."""
-        positions = self._positions
         self._check_generation()
         if not body:
             return FetchOutcome(False)
@@ -362,11 +379,16 @@ class Fetcher:
             self._check_generation()
         if self._policy != "earliest" and (gaps := chunk.gaps()):
             await self._check_gaps(chunk, gaps)
-        for queue, (_, next_offset) in chunk.spans.items():
-            positions.fetch[positions.slot(queue)] = next_offset
+        self._move(chunk)
         if chunk.spans:
             self._buffer.put(chunk)
         return FetchOutcome(bool(chunk.spans), elsewhere)
+
+    def _move(self, chunk: FetchedBatches) -> None:
+        """It is fetched on from where this ends."""
+        positions = self._positions
+        for queue, (_, next_offset) in chunk.spans.items():
+            positions.fetch[positions.slot(queue)] = next_offset
 
     def _take_in(self, body: bytes, source: str) -> tuple[FetchedBatches, list[tuple[str | None, list[int]]]]:
         positions = self._positions
@@ -385,7 +407,7 @@ class Fetcher:
                         spans[queue] = (positions.fetch[slot], next_offset)
             else:
                 batches.append(batch)
-        return FetchedBatches(batches, spans, len(body), self._topic), elsewhere
+        return FetchedBatches(batches, spans, len(body), self._topic, self._options.filter), elsewhere
 
     async def _check_gaps(self, chunk: FetchedBatches, gaps: Sequence[int]) -> None:
         """Tell retention, which the policy decides on, from messages that were deleted one by one."""

@@ -28,6 +28,7 @@ Handler = Callable[[Message], object]
 """What it returns is awaited where it can be, and then dropped."""
 Order = Literal["queue", "key", "none"]
 Place = tuple[str, int]
+Where = Callable[[Place], bool]
 
 ORDERS = ("queue", "key", "none")
 _WINDOW_A_WORKER = 16
@@ -45,9 +46,13 @@ class Queues(Protocol):
     def hand_back(self, offsets: Mapping[int, int]) -> None:
         """Hand out again what follows these offsets."""
 
-    def pause(self, ranges: Ranges) -> None: ...
+    def share(self, queue: int) -> int:
+        """What members share out when they share out ``queue``; ranges are of these."""
 
-    def resume(self, ranges: Ranges) -> None: ...
+    def hold(self, queue: int) -> None:
+        """Hand out nothing of it until it is released."""
+
+    def release(self, queue: int) -> None: ...
 
 
 class Wakeable(Protocol):
@@ -164,7 +169,7 @@ class HandlerRun:
         self._idle = 0
         self._work = asyncio.Event()
         self._room = asyncio.Event()
-        self._letting_go: list[tuple[str, Ranges, asyncio.Future[None]]] = []
+        self._letting_go: list[tuple[Where, asyncio.Future[None]]] = []
         self._abandoned: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def run(self, beside: Coroutine[Any, Any, None] | None) -> None:
@@ -262,19 +267,28 @@ class HandlerRun:
             return False
         back = self._put_back(None)
         for (topic, queue), lanes in back.items():
-            self._reader.loops[topic].pause((range(queue, queue + 1),))
+            self._reader.loops[topic].hold(queue)
             self._paused.setdefault((topic, queue), set()).update(lanes)
         return bool(back)
 
-    def _put_back(self, ranges: tuple[str, Ranges] | None) -> dict[Place, set[Hashable]]:
+    def _those_in(self, topic: str, ranges: Ranges) -> Where:
+        """Whether a place is one of the topic's in these ranges."""
+        loop = self._reader.loops.get(topic)
+
+        def is_one(place: Place) -> bool:
+            return place[0] == topic and loop is not None and contains(ranges, loop.share(place[1]))
+
+        return is_one
+
+    def _put_back(self, where: Where | None) -> dict[Place, set[Hashable]]:
         """Let what has not begun come again later: of these queues, or all; which queues waited in which lanes."""
         back: dict[Place, set[Hashable]] = {}
         first: dict[Place, int] = {}
         for name, lane in list(self._lanes.items()):
             kept: deque[Message] = deque()
             for message in lane.waiting:
-                if ranges is None or (message.topic == ranges[0] and contains(ranges[1], message.queue)):
-                    place = (message.topic, message.queue)
+                place = (message.topic, message.queue)
+                if where is None or where(place):
                     back.setdefault(place, set()).add(name)
                     first[place] = min(first.get(place, message.offset), message.offset)
                     self._progress[place].put_back(message.offset)
@@ -365,7 +379,7 @@ class HandlerRun:
             lanes.discard(lane)
             if not lanes:
                 del self._paused[topic, queue]
-                self._reader.loops[topic].resume((range(queue, queue + 1),))
+                self._reader.loops[topic].release(queue)
 
     # Giving up queues
 
@@ -379,46 +393,53 @@ class HandlerRun:
 
     def put_back(self, topic: str, ranges: Ranges) -> None:
         """Begin nothing of these queues that was taken: it comes again from where it is read."""
-        self._put_back((topic, ranges))
+        self._put_back(self._those_in(topic, ranges))
 
     async def let_go(self, topic: str, ranges: Ranges) -> None:
         """Begin nothing more of these queues, and return when nothing of them is being handled."""
-        self._put_back((topic, ranges))
-        self._stay_paused(topic, ranges)
+        where = self._those_in(topic, ranges)
+        self._put_back(where)
+        self._stay_paused(where)
         done = asyncio.get_running_loop().create_future()
-        self._letting_go.append((topic, ranges, done))
+        self._letting_go.append((where, done))
         self._wake_those_who_wait()
         await done
 
     def _wake_those_who_wait(self) -> None:
         left = []
-        for topic, ranges, done in self._letting_go:
+        for where, done in self._letting_go:
             if any(
                 worker.message is not None
                 and not worker.dropped
-                and worker.message.topic == topic
-                and contains(ranges, worker.message.queue)
+                and where((worker.message.topic, worker.message.queue))
                 for worker in self._workers
             ):
-                left.append((topic, ranges, done))
+                left.append((where, done))
             elif not done.done():
                 done.set_result(None)
         self._letting_go = left
 
-    def _stay_paused(self, topic: str, ranges: Ranges) -> None:
-        for place in [place for place in self._paused if place[0] == topic and contains(ranges, place[1])]:
+    def _stay_paused(self, where: Where) -> None:
+        for place in [place for place in self._paused if where(place)]:
             del self._paused[place]
 
     def forget(self, topic: str, ranges: Ranges, *, cancel: bool = True) -> None:
         """What is handled of these queues counts no more, and is cancelled where it can be."""
-        self._put_back((topic, ranges))
-        self._stay_paused(topic, ranges)
+        self._forget(self._those_in(topic, ranges), cancel=cancel)
+
+    def forget_queue(self, topic: str, queue: int) -> None:
+        """What is handled of this queue counts no more; it comes to its end."""
+        self._forget(lambda place: place == (topic, queue), cancel=False)
+
+    def _forget(self, where: Where, *, cancel: bool) -> None:
+        self._put_back(where)
+        self._stay_paused(where)
         for worker in self._workers:
             message = worker.message
-            if message is not None and message.topic == topic and contains(ranges, message.queue):
+            if message is not None and where((message.topic, message.queue)):
                 worker.dropped = True
                 if cancel and self._cancel and worker.task is not None and worker.task is not asyncio.current_task():
                     worker.task.cancel()
-        for place in [place for place in self._progress if place[0] == topic and contains(ranges, place[1])]:
+        for place in [place for place in self._progress if where(place)]:
             del self._progress[place]
         self._wake_those_who_wait()

@@ -23,10 +23,12 @@ from typing import Any, Literal, Protocol
 
 from lsmq._heartbeats import Heart, HeartbeatThread
 from lsmq._member_state import ByTopic, Change, MemberState
+from lsmq._named_fetch import NamedSelection
 from lsmq._queue_ranges import NONE, contains, intersect, subtract, union
 from lsmq._reader import Reader
 from lsmq._retries import Backoff, Deadline
 from lsmq._router import replaced
+from lsmq._start_offsets import check_named
 from lsmq._work_in_progress import WorkInProgress
 from lsmq.background_tasks import BackgroundTasks
 from lsmq.client import Client
@@ -322,6 +324,8 @@ class Membership:
         loop = self._reader.loops.get(name)
         if loop is not None and not loop.topic.is_same(topic):
             raise replaced(loop.topic, topic)
+        if topic.named:
+            return self._begin_named(topic, new)
         old = intersect(new, (range(self.member.first_queues.get(name, topic.queues)),))
         queues = old[0] if len(old) == 1 else [queue for part in old for queue in part]
         begins = await self._reader.edge_offsets(topic, queues, self._uncommitted, besides=committed)
@@ -342,6 +346,19 @@ class Membership:
             self._reader.begin(name)
         return new
 
+    def _begin_named(self, topic: Topic, slots: Ranges) -> Ranges:
+        """Read the queues of these slots: a node knows where each begins."""
+        check_named(topic, self._uncommitted)
+        loop = self._reader.loops.get(topic.name)
+        if loop is None:
+            loop = self._reader.add_named(topic, NamedSelection(group=self.offsets_group), ())
+        loop.topic = topic
+        loop.own(union(loop.positions.ranges, slots))
+        if self._options.on_assigned is not None:
+            loop.pause(slots)
+        self._reader.begin(topic.name)
+        return slots
+
     async def _topic(self, name: str, ranges: Ranges) -> Topic:
         """The topic as the group knows it, with these queues."""
         topic = await self._client._router.known(name, Deadline(self._client.deadline_ms))
@@ -356,7 +373,8 @@ class Membership:
             if self._options.mode == "broadcast":
                 if self.offsets_group is None:
                     return {}
-                return await self._client._committed_offsets(self.offsets_group, await self._topic(topic, new))
+                known = await self._topic(topic, new)
+                return {} if known.named else await self._client._committed_offsets(self.offsets_group, known)
             try:
                 return await self._group.fence(topic, new, member=self.member.id, epoch=self.member.epoch)
             except _NOT_NOW as error:
@@ -371,7 +389,11 @@ class Membership:
         if group is None:
             raise InvalidRequest("a member of a broadcast group that is to commit needs a static_id, to find it by")
         deadline, backoff = Deadline(self._client.deadline_ms), Backoff()
-        while mine := {queue: offset for queue, offset in offsets.items() if self.member.owns(topic.name, queue)}:
+        loop = self._reader.loops.get(topic.name)
+        shares = {queue: queue if loop is None else loop.share(queue) for queue in offsets}
+        while mine := {
+            queue: offset for queue, offset in offsets.items() if self.member.owns(topic.name, shares[queue])
+        }:
             member, epoch = self.member.id, self.member.epoch
             try:
                 await self._client._commit_offsets(group, topic, mine, reset=reset, member=member, epoch=epoch)

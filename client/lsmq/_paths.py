@@ -13,5 +13,10 @@ def topic_path(name: str) -> str:
     return f"/v1/topics/{quoted(name)}"
 
 
+def queue_path(topic: str, name: str) -> str:
+    """Of a queue with a name."""
+    return f"{topic_path(topic)}/queues/{quoted(name)}"
+
+
 def group_path(name: str) -> str:
     return f"/v1/groups/{quoted(name)}"

@@ -36,6 +36,7 @@ class PopLoop:
         visibility_ms: int | None,
         wait_ms: int,
         deadline_ms: float,
+        order: str | None = None,
     ) -> None:
         """``wanted``: how many more there may be now. ``found`` gets topic, message and when it was asked for."""
         self._client = client
@@ -46,6 +47,7 @@ class PopLoop:
         self._visibility_ms = visibility_ms
         self._wait_ms = wait_ms
         self._deadline_ms = deadline_ms
+        self._order = order
         self._room = asyncio.Event()
         self._attempts = Attempts(client._router.outages, f"taking work of topic {topic!r}")
         self._failing: Deadline | None = None
@@ -100,6 +102,8 @@ class PopLoop:
             }
             if self._visibility_ms is not None:
                 value["visibility_ms"] = self._visibility_ms
+            if self._order is not None:
+                value["order"] = self._order
             timeout_s = router.request_timeout_s + self._wait_ms / 1000
             answer = await router.attempt(
                 topic, url, shards, "POST", self._path, timeout_s=timeout_s, silence_s=POLL_SILENCE_S, value=value

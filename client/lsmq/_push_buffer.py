@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from lsmq._queue_ranges import NONE, contains, subtract, union
+from lsmq._queue_ranges import contains
 from lsmq._wire_values import message_from_dict
 from lsmq.errors import ClientClosed, LsmqError
 from lsmq.group_values import Ranges
@@ -49,7 +49,7 @@ class PushBuffer:
         self._on_lost = on_lost
         self._queues: dict[int, _Queue] = {}
         self._line: deque[int] = deque()
-        self._paused: Ranges = NONE
+        self._paused: set[int] = set()
         self._news = asyncio.Event()
 
     # As its streams tell it
@@ -81,7 +81,7 @@ class PushBuffer:
         self._news.set()
 
     def _line_up(self, queue: int, held: _Queue) -> None:
-        if not held.waits and held.handed < len(held.messages) and not contains(self._paused, queue):
+        if not held.waits and held.handed < len(held.messages) and queue not in self._paused:
             held.waits = True
             self._line.append(queue)
 
@@ -96,7 +96,7 @@ class PushBuffer:
             if held is None or not held.waits:
                 continue
             held.waits = False
-            if contains(self._paused, queue):
+            if queue in self._paused:
                 continue
             end = min(len(held.messages), held.handed + min(_TURN, max_messages - len(taken)))
             taken += held.messages[held.handed : end]
@@ -162,12 +162,15 @@ class PushBuffer:
                 self._line_up(queue, held)
         self._news.set()
 
-    def pause(self, ranges: Ranges) -> None:
-        self._paused = union(self._paused, ranges)
+    def share(self, queue: int) -> int:
+        return queue
 
-    def resume(self, ranges: Ranges) -> None:
-        self._paused = subtract(self._paused, ranges)
-        for queue, held in self._queues.items():
-            if contains(ranges, queue):
-                self._line_up(queue, held)
+    def hold(self, queue: int) -> None:
+        self._paused.add(queue)
+
+    def release(self, queue: int) -> None:
+        self._paused.discard(queue)
+        held = self._queues.get(queue)
+        if held is not None:
+            self._line_up(queue, held)
         self._news.set()

@@ -88,6 +88,10 @@ class QueuePositions(Mapping[int, int]):
             return -1
         return self._before[at] + queue - self._firsts[at]
 
+    def share(self, queue: int) -> int:
+        """What members of a group share out when they share out ``queue``: itself, or what its name lies in."""
+        return queue
+
     def __contains__(self, queue: object) -> bool:
         return isinstance(queue, int) and self.slot(queue) >= 0
 
@@ -140,6 +144,12 @@ class QueuePositions(Mapping[int, int]):
         if self.handed[slot] == self.fetch[slot]:
             self.hand_out(queue, offset)
         self.fetch[slot] = offset
+
+    def committed(self, offsets: Mapping[int, int]) -> None:
+        """The group has committed these: of queues that have not moved on nothing is changed any more."""
+        for queue, offset in offsets.items():
+            if self.changed.get(queue) == offset:
+                del self.changed[queue]
 
     def start_at(self, queues: Sequence[int], offsets: Sequence[int]) -> None:
         """Set where to begin, without marking anything as changed."""

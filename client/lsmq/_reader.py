@@ -7,11 +7,12 @@ from typing import TypeVar
 
 from lsmq._fetch_loop import FetchLoop
 from lsmq._fetcher import FetchOptions, OutOfRange, Prefetch
+from lsmq._named_fetch import NamedFetchLoop, NamedSelection
 from lsmq._queue_positions import QueuePositions
 from lsmq._retries import NEVER_MS, Backoff
 from lsmq.background_tasks import BackgroundTasks, as_lsmq_error
 from lsmq.client import Client
-from lsmq.errors import LsmqError
+from lsmq.errors import InvalidRequest, LsmqError
 from lsmq.record_batch import Message
 from lsmq.topics import Topic
 
@@ -71,6 +72,27 @@ class Reader:
             self.buffer,
             is_patient_with=self.is_patient_with,
             whole=whole,
+        )
+        self.loops[topic.name] = loop
+        return loop
+
+    def add_named(self, topic: Topic, selection: NamedSelection, slots: Iterable[int]) -> NamedFetchLoop:
+        """A topic of which queues with names are read from now on, as far as they lie in ``slots``."""
+        if self._options.read_from == "follower":
+            raise InvalidRequest(
+                f"read_from is 'follower', and topic {topic.name!r} has queues with names, which are read from leaders "
+                "and, where these say so, from followers: leave it out"
+            )
+        loop = NamedFetchLoop(
+            self.client,
+            topic,
+            self._options,
+            selection,
+            slots,
+            self.policy,
+            self.buffer,
+            is_patient_with=self.is_patient_with,
+            track_changes=self._track_changes,
         )
         self.loops[topic.name] = loop
         return loop
@@ -159,7 +181,7 @@ class Reader:
         chunk, self.buffer.current = self.buffer.current, None
         assert chunk is not None
         for queue, (_, next_offset) in chunk.spans.items():
-            if positions[queue] < next_offset:
+            if positions.get(queue, next_offset) < next_offset:
                 positions.hand_out(queue, next_offset)
         self.buffer.release(chunk)
 

@@ -10,21 +10,38 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from lsmq.errors import LsmqError
-from lsmq.record_batch import BatchBuilder, message_id
+from lsmq.messages import due_of_id
+from lsmq.queue_names import SEPARATOR
+from lsmq.record_batch import BatchBuilder, Flag, delayed_id, message_id
 
 _log = logging.getLogger("lsmq")
 
 
 class Sent(NamedTuple):
-    """Where a message was stored. ``id`` finds it again: ``client.message(id)``."""
+    """Where a message was stored. ``id`` finds it again: ``client.message(id)``.
+
+    ``duplicate``: it was not stored now, but an earlier one with its ``dedupe_id``, whose place this is.
+    ``dropped``: it was not stored at all, since the topic or queue was full and ``overflow`` is ``drop_newest``; then
+    ``offset`` is -1 and ``id`` empty.
+    In a named topic ``queue_name`` is its queue, and ``queue`` the number that this has. One that comes later is in no
+    queue yet: its ``offset`` is -1, and its ``id`` is for :class:`lsmq.DelayedMessages`.
+    """
 
     queue: int
     offset: int
     id: str
+    queue_name: str | None = None
+    duplicate: bool = False
+    dropped: bool = False
+
+    @property
+    def due_ms(self) -> int | None:
+        """When it comes into its queue, milliseconds since 1970; None where it was stored there."""
+        return due_of_id(self.id) if self.offset < 0 and self.id else None
 
 
 class PendingBatch:
@@ -39,9 +56,14 @@ class PendingBatch:
         "created_s",
         "error",
         "error_seen",
+        "flags",
+        "has_ids",
+        "later",
         "offsets",
+        "position",
         "queues",
         "reserved_bytes",
+        "shard",
     )
 
     def __init__(self, created_s: float) -> None:
@@ -49,7 +71,13 @@ class PendingBatch:
         self.queues: Sequence[int] = self.builder.queues
         self.created_s = created_s
         self.reserved_bytes = 0
+        self.has_ids = False  # some message has a deduplication id
         self.offsets: Sequence[int] | None = None
+        #: Once stored, of each message: ``Flag.REPEAT`` and ``Flag.DROPPED``; None where none has any.
+        self.flags: Sequence[int] | None = None
+        self.position: int | None = None  # of its last message, where they have any
+        self.later: Mapping[int, int] = {}  # which messages come later, and when
+        self.shard = 0
         self.error: LsmqError | None = None
         self.error_seen = False
         self._waiters: list[Callable[[], None]] = []
@@ -58,8 +86,10 @@ class PendingBatch:
     def settled(self) -> bool:
         return self.offsets is not None or self.error is not None
 
-    def settle(self, offsets: Sequence[int]) -> None:
+    def settle(self, offsets: Sequence[int], stored_ms: int, shard: int) -> None:
         """The batch is stored; ``offsets`` are those of its messages in order."""
+        assert self.builder is not None, "a batch is settled once"
+        self.later, self.shard = self.builder.due_times(stored_ms), shard
         self.offsets = offsets
         self._finish()
 
@@ -73,6 +103,24 @@ class PendingBatch:
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             waiter()
+
+    def sent(self, index: int, topic_id: int) -> Sent:
+        """Where a message of the batch is stored, which it is."""
+        assert self.offsets is not None
+        queue, offset = self.queues[index], self.offsets[index]
+        if index in self.later:
+            return Sent(queue, -1, delayed_id(self.shard, self.later[index], offset))
+        if offset < 0 or self._is(index, Flag.DROPPED):
+            return self._nowhere(index, queue)
+        return Sent(queue, offset, message_id(topic_id, queue, offset), duplicate=self._is(index, Flag.REPEAT))
+
+    def _is(self, index: int, flag: Flag) -> bool:
+        return self.flags is not None and self.flags[index] & flag != 0
+
+    def _nowhere(self, index: int, queue: int, name: str | None = None) -> Sent:
+        """Of a message that was dropped, or that the one before in a group has stored."""
+        dropped = self._is(index, Flag.DROPPED)
+        return Sent(queue, -1, "", name, not dropped, dropped)
 
     def on_settled(self, callback: Callable[[], None]) -> None:
         """Call ``callback`` once settled; at once when it is."""
@@ -97,6 +145,54 @@ class PendingBatch:
         if self.error is not None:
             self.error_seen = True
             raise type(self.error)(self.error.message, **self.error.details) from self.error
+
+
+def stored_before(queue: int) -> PendingBatch:
+    """In place of a message of a group that its predecessor has stored."""
+    batch = PendingBatch(0.0)
+    batch.queues = (queue,)
+    batch.settle((-1,), 0, 0)
+    return batch
+
+
+class NamedPendingBatch(PendingBatch):
+    """A batch for queues with names: its ``queues`` are places among them. Once stored, they have numbers."""
+
+    __slots__ = ("_names", "_numbers", "_places")
+
+    def __init__(self, created_s: float) -> None:
+        super().__init__(created_s)
+        self._names: list[str] = []
+        self._places: dict[str, int] = {}
+        self._numbers: Sequence[int] = ()
+
+    def place(self, name: str) -> int:
+        """The place of a name that was checked; it gets one where it has none."""
+        place = self._places.setdefault(name, len(self._names))
+        if place == len(self._names):
+            self._names.append(name)
+        return place
+
+    def names_block(self) -> bytes:
+        """What stands before the batch when it is sent: how many bytes of names, and these."""
+        names = SEPARATOR.join(self._names).encode()
+        return len(names).to_bytes(4, "little") + names
+
+    def settle_at(self, numbers: Sequence[int], offsets: Sequence[int], stored_ms: int, shard: int) -> None:
+        """The batch is stored, each message in the queue of its number."""
+        self._numbers = numbers
+        self._places = {}
+        self.settle(offsets, stored_ms, shard)
+
+    def sent(self, index: int, topic_id: int) -> Sent:
+        assert self.offsets is not None
+        queue, offset = self._numbers[index], self.offsets[index]
+        name = self._names[self.queues[index]]
+        if index in self.later:
+            return Sent(queue, -1, delayed_id(self.shard, self.later[index], offset), name)
+        if offset < 0 or self._is(index, Flag.DROPPED):
+            return self._nowhere(index, queue, name)
+        return Sent(queue, offset, message_id(topic_id, queue, offset), name, self._is(index, Flag.REPEAT))
 
 
 class Receipt:
@@ -127,8 +223,7 @@ class Receipt:
         batch.raise_error()
         if batch.offsets is None:
             raise asyncio.InvalidStateError("the message is still on its way; await the receipt")
-        queue, offset = batch.queues[index], batch.offsets[index]
-        return Sent(queue, offset, message_id(self._topic_id, queue, offset))
+        return batch.sent(index, self._topic_id)
 
     def exception(self) -> LsmqError | None:
         """The error the message's batch failed with, or ``None``."""

@@ -70,6 +70,7 @@ class TopicDocument:
     options: Mapping[str, Any]
     created_ms: int
     ranges: tuple[tuple[int, int, int], ...]
+    named: bool = False
 
     @classmethod
     def from_dict(cls, fields: Any) -> TopicDocument:
@@ -82,6 +83,7 @@ class TopicDocument:
                 dict(fields["options"]),
                 int(fields["created_ms"]),
                 tuple((int(first), int(end), int(shard)) for first, end, shard in fields["ranges"]),
+                bool(fields.get("named", False)),
             )
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"not a topic document: {error!r}") from error
@@ -96,7 +98,17 @@ class TopicDocument:
             for first, end, shard in sorted(self.ranges)
             for led in (leaders.get(shard, ShardLeadership(None, 0)),)
         )
-        return Topic(self.name, self.id, self.queues, self.options, self.created_ms, routes, message_limit, batch_limit)
+        return Topic(
+            self.name,
+            self.id,
+            self.queues,
+            self.options,
+            self.created_ms,
+            routes,
+            message_limit,
+            batch_limit,
+            self.named,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import astuple, dataclass
 from operator import add
 from urllib.parse import urlencode
@@ -26,10 +26,10 @@ from urllib.parse import urlencode
 from lsmq import runtime
 from lsmq._outages import Attempts
 from lsmq._paths import topic_path
-from lsmq._receipts import PendingBatch
+from lsmq._receipts import NamedPendingBatch, PendingBatch
 from lsmq._retries import Backoff, Deadline, maybe_carried_out
 from lsmq._router import Router
-from lsmq._transport import BATCH
+from lsmq._transport import BATCH, NAMED_BATCH
 from lsmq.background_tasks import as_lsmq_error
 from lsmq.errors import (
     ClientClosed,
@@ -77,6 +77,19 @@ class ProducerStats:
         return ProducerStats(*map(add, astuple(self), astuple(other)))
 
 
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Whom a sender sends as, where that is not its own: batches begin at sequence 0 of the epoch.
+
+    ``position``: where the one before had come to. ``take`` makes sure of the epoch before the first batch.
+    """
+
+    producer_id: int
+    epoch: int
+    position: int | None
+    take: Callable[[], Awaitable[None]]
+
+
 class ShardSender:
     """Sends a producer's batches for one shard.
 
@@ -92,8 +105,13 @@ class ShardSender:
         options: SenderOptions,
         on_closed: Callable[[], None],
         on_settled: Callable[[PendingBatch], None],
+        identity: Identity | None = None,
     ) -> None:
         self.shard = shard
+        #: Of the last message that was added, and of the last one that is stored.
+        self.position = self.acknowledged = None if identity is None else identity.position
+        self._identity = identity
+        self._ended: LsmqError | None = None  # what ended it, where the identity is not its own
         self.open: PendingBatch | None = None
         self.attempts = 0
         self.stored_batches = 0
@@ -114,13 +132,19 @@ class ShardSender:
         self._attempts = Attempts(router.outages, f"sending to topic {topic.name!r}")
         self._new_identity()
 
+    @property
+    def identity_position(self) -> int | None:
+        """Where the one before had come to, in whose place it sends."""
+        return None if self._identity is None else self._identity.position
+
     # Filling
 
     def start_batch(self) -> PendingBatch:
         """Open the batch that the next messages go into; it is due when the linger time is over."""
         if self.broken:
             raise ClientClosed("this producer is closed; make a new one")
-        batch = self.open = PendingBatch(runtime.monotonic())
+        now_s = runtime.monotonic()
+        batch = self.open = NamedPendingBatch(now_s) if self._topic.named else PendingBatch(now_s)
         if self._options.linger_s > 0:
             self._timer = asyncio.get_running_loop().call_later(self._options.linger_s, self._wake.set)
         else:
@@ -195,15 +219,30 @@ class ShardSender:
         return self._closing or runtime.monotonic() - batch.created_s >= self._options.linger_s - 0.0005
 
     def _new_identity(self) -> None:
-        self._producer_id = runtime.random_bits(63) or 1
         self._sequence = 0
+        if self._identity is None:
+            self._producer_id, self._epoch = runtime.random_bits(63) or 1, 0
+        else:
+            self._producer_id, self._epoch = self._identity.producer_id, self._identity.epoch
 
     def _pack(self, batch: PendingBatch) -> bytes:
         assert batch.builder is not None
-        return batch.builder.build(producer_id=self._producer_id, sequence=self._sequence, codec=self._options.codec)
+        packed = batch.builder.build(
+            producer_id=self._producer_id,
+            producer_epoch=self._epoch,
+            sequence=self._sequence,
+            position=batch.position,
+            codec=self._options.codec,
+        )
+        return batch.names_block() + packed if isinstance(batch, NamedPendingBatch) else packed
 
     async def _deliver(self, batch: PendingBatch) -> None:
         """Send one batch until it is stored, refused for good, or out of time."""
+        if self._ended is not None:
+            self._fail(batch, type(self._ended)(self._ended.message, **self._ended.details))
+            return
+        if self._identity is not None:
+            await self._identity.take()
         deadline = Deadline(self._options.deadline_ms, start_s=batch.created_s)
         backoff = Backoff()
         packed = self._pack(batch)
@@ -215,12 +254,16 @@ class ShardSender:
             leader: str | None = None
             try:
                 leader = self._router.leader(await self._router.current(self._topic, deadline), self.shard)
-                offsets = await self._attempt(leader, packed, len(batch.queues), deadline)
+                stored = await self._attempt(leader, packed, len(batch.queues), deadline)
             except (UnknownProducer, OutOfOrderSequence) as error:
                 # The node has lost batches of this producer (asynchronous flush or ack=leader allow that), or
                 # all memory of it. An order gap proves that this batch is not stored. A producer forgotten
                 # proves nothing when an earlier attempt had no answer; then only the caller can decide.
-                if self._sequence == 0 or (may_be_stored and isinstance(error, UnknownProducer)):
+                if (
+                    self._identity is not None
+                    or self._sequence == 0
+                    or (may_be_stored and isinstance(error, UnknownProducer))
+                ):
                     last = error
                     break
                 self._note_lost_state(leader, error)
@@ -241,14 +284,22 @@ class ShardSender:
             self._sequence += 1
             if self._sequence > _MAX_SEQUENCE:
                 self._new_identity()
-            batch.settle(offsets)
+            self.acknowledged = batch.position
+            offsets, stored_ms = list(stored.column(Column.OFFSET)), stored.column(Column.STORED_MS)[0]
+            if Column.FLAGS in stored.directory:
+                batch.flags = list(stored.column(Column.FLAGS))
+            if isinstance(batch, NamedPendingBatch):
+                batch.settle_at(list(stored.column(Column.QUEUE)), offsets, stored_ms, self.shard)
+            else:
+                batch.settle(offsets, stored_ms, self.shard)
             self._on_settled(batch)
             return
         self._new_identity()
         self._fail(batch, self._final(last, may_be_stored, deadline))
 
-    async def _attempt(self, leader: str, packed: bytes, record_count: int, deadline: Deadline) -> list[int]:
-        """One request to the shard's leader; the offsets it gave."""
+    async def _attempt(self, leader: str, packed: bytes, record_count: int, deadline: Deadline) -> RecordBatch:
+        """One request to the shard's leader; the offsets it gave, when it stored the batch, and the numbers of queues
+        with names, and which messages are repeats by their ids."""
         options = self._options
         query = f"?{urlencode({'ack': options.ack})}" if options.ack else ""
         self.attempts += 1
@@ -260,14 +311,14 @@ class ShardSender:
             f"{topic_path(self._topic.name)}/batches{query}",
             timeout_s=deadline.attempt_s(options.request_timeout_ms / 1000),
             body=packed,
-            content_type=BATCH,
+            content_type=NAMED_BATCH if self._topic.named else BATCH,
             accept=BATCH,
         )
         stored = RecordBatch(answer.body, source=f"answer of {leader}")
         if stored.record_count != record_count:
             raise InvalidBatch(f"{leader} gave {stored.record_count} offsets for a batch of {record_count} messages")
         self.repeats += "Lsmq-Duplicate" in answer.headers
-        return list(stored.column(Column.OFFSET))
+        return stored
 
     def _note_lost_state(self, leader: str | None, error: LsmqError) -> None:
         self.lost_state += 1
@@ -299,6 +350,8 @@ class ShardSender:
 
     def _fail(self, batch: PendingBatch, error: LsmqError) -> None:
         self.failed_batches += 1
+        if self._identity is not None and self._ended is None:
+            self._ended = error
         batch.fail(error)
         self._on_settled(batch)
 

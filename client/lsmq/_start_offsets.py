@@ -3,16 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Literal, cast
 
 from lsmq._fetch_loop import FetchLoop
+from lsmq._named_fetch import NamedSelection
 from lsmq._reader import Reader
 from lsmq.errors import InvalidRequest
+from lsmq.messages import whole_queue
+from lsmq.queue_names import check_pattern, check_queue_name
+from lsmq.topics import Topic
 
-Start = Literal["earliest", "latest", "committed"] | datetime | int | Mapping[int, int]
+Start = Literal["earliest", "latest", "committed"] | datetime | int | Mapping[int, int] | Mapping[str, int]
 
 EDGES = ("earliest", "latest")
+#: Names in one request, with their lengths within what a node takes.
+MAX_NAMES = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The queues that a consumer reads for itself: by number, by name or by ``pattern``; with none of these, all."""
+
+    numbers: Sequence[int] | None = None
+    names: tuple[str, ...] = ()
+    pattern: str | None = None
+
+    @property
+    def are_some(self) -> bool:
+        """Whether they are said, rather than all."""
+        return self.numbers is not None or bool(self.names) or self.pattern is not None
+
+
+def chosen_queues(queues: Iterable[int] | Iterable[str] | None, pattern: str | None) -> Chosen:
+    """As an application says them. Raises ``InvalidRequest``, ``InvalidQueueName``."""
+    if pattern is not None and queues is not None:
+        raise InvalidRequest("queues and pattern both say what to read: give one")
+    if pattern is not None:
+        return Chosen(pattern=check_pattern(pattern))
+    if queues is None or isinstance(queues, range):
+        return Chosen(queues)
+    if isinstance(queues, str):
+        raise InvalidRequest(f"queues is {queues!r}; it must be a list of names or numbers, such as [{queues!r}]")
+    found = list(queues)
+    if not found:
+        raise InvalidRequest("a consumer needs at least one queue")
+    if not any(isinstance(queue, str) for queue in found):
+        return Chosen([whole_queue(queue) for queue in found])
+    names = tuple(dict.fromkeys(check_queue_name(queue) for queue in found))
+    if len(names) > MAX_NAMES:
+        raise InvalidRequest(f"queues names {len(names)} queues, the limit is {MAX_NAMES}; give a pattern")
+    return Chosen(names=names)
 
 
 def check_start(start: Start | None, group: str | None, topics: Sequence[str], *, with_queues: bool) -> Start:
@@ -38,19 +80,22 @@ def check_start(start: Start | None, group: str | None, topics: Sequence[str], *
 async def start_alone(
     reader: Reader,
     topics: Iterable[str],
-    queues: Sequence[int] | None,
+    chosen: Chosen,
     start: Start,
     *,
     group: str | None,
     uncommitted: str,
 ) -> None:
-    """Begin to read ``queues`` of the topics, or all."""
-    if queues is not None and not queues:
-        raise InvalidRequest("a consumer needs at least one queue")
-    loops = []
+    """Begin to read these queues of the topics."""
+    loops: list[FetchLoop] = []
     for name in topics:
         topic = await reader.client.topic(name)
-        loop = reader.add(topic, queues)
+        if topic.named:
+            loops.append(await _start_named(reader, topic, chosen, start, group, uncommitted))
+            continue
+        if chosen.names or chosen.pattern is not None:
+            raise InvalidRequest(f"the queues of topic {topic.name!r} have numbers, not names: give these as queues")
+        loop = reader.add(topic, chosen.numbers)
         for queue in (loop.positions.queues[0], loop.positions.queues[-1]):
             topic.check_queue(queue)
         await find_start(reader, loop, start, group, uncommitted)
@@ -58,6 +103,39 @@ async def start_alone(
         loops.append(loop)
     for loop in loops:
         reader.begin(loop.topic.name)
+
+
+async def _start_named(
+    reader: Reader, topic: Topic, chosen: Chosen, start: Start, group: str | None, uncommitted: str
+) -> FetchLoop:
+    check_named(topic, uncommitted)
+    if chosen.numbers is not None:
+        raise InvalidRequest(f"the queues of topic {topic.name!r} have names: give these as queues, not numbers")
+    offsets: Mapping[str, int] = {}
+    if isinstance(start, Mapping):
+        offsets = {check_queue_name(name): offset for name, offset in start.items()}
+        if unknown := offsets.keys() - set(chosen.names):
+            raise InvalidRequest(f"start has an offset of queue {min(unknown)!r}, which is not among queues")
+    elif not isinstance(start, str):
+        raise InvalidRequest(
+            f"start is a time, and topic {topic.name!r} has queues with names, which do not begin at times: say"
+            " 'earliest' or 'latest', or offsets by name"
+        )
+    selection = NamedSelection(chosen.names, chosen.pattern, group if start == "committed" else None, offsets)
+    slots = [slot for part in selection.slots() for slot in part]
+    loop = reader.add_named(topic, selection, slots)
+    if start == "latest":
+        await loop.begin_at_the_end()
+    return loop
+
+
+def check_named(topic: Topic, uncommitted: str) -> None:
+    """Raises ``InvalidRequest`` for what cannot be said of queues that come later."""
+    if uncommitted != "earliest":
+        raise InvalidRequest(
+            f"uncommitted is {uncommitted!r}, and topic {topic.name!r} has queues with names, of which any that comes"
+            " begins at its first message: leave it out, and set the group to the latest with 'lsmq group reset'"
+        )
 
 
 async def find_start(reader: Reader, loop: FetchLoop, start: Start, group: str | None, uncommitted: str) -> None:
@@ -76,6 +154,7 @@ async def find_start(reader: Reader, loop: FetchLoop, start: Start, group: str |
             found = await client._offsets(loop.topic, positions.queues, start)
             edges = dict(zip(found.queues, found.at_time, strict=True))
         case _:
-            edges = await reader.edge_offsets(loop.topic, positions.queues, "earliest", besides=start)
-            loop.start_at(start)
+            offsets = cast("Mapping[int, int]", start)
+            edges = await reader.edge_offsets(loop.topic, positions.queues, "earliest", besides=offsets)
+            loop.start_at(offsets)
     positions.start_at(list(edges), list(edges.values()))

@@ -8,6 +8,8 @@ from enum import StrEnum
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
+from lsmq import runtime
+from lsmq._message_parts import Body
 from lsmq.errors import InvalidRequest, LsmqError
 from lsmq.messages import (
     Key,
@@ -18,11 +20,15 @@ from lsmq.messages import (
     check_headers,
     check_key,
     check_many,
+    check_not_later,
     check_tag,
+    check_ttl,
+    check_type,
+    dedupe_hash,
+    due_value,
     key_and_body,
     whole_queue,
 )
-from lsmq.producer import Body
 from lsmq.producer_groups import SequencePosition, TransactionInfo
 
 if TYPE_CHECKING:
@@ -70,12 +76,12 @@ class Transaction:
 
         Costs a request; :meth:`send_many` sends many in one.
         """
-        await self._send([_message(topic, body, **options)])
+        await self._send([message_fields(topic, body, **options)])
 
     async def send_many(self, topic: str, messages: Iterable[Body | tuple[Key | None, Body]]) -> None:
         """Store many messages, each a body or a pair of key and body, in one request."""
         check_many(messages)
-        await self._send([_message(topic, body, key=key) for key, body in map(key_and_body, messages)])
+        await self._send([message_fields(topic, body, key=key) for key, body in map(key_and_body, messages)])
 
     async def _send(self, messages: list[dict[str, Any]]) -> None:
         if not messages:
@@ -176,17 +182,22 @@ class _SequenceTransaction(Transaction):
         self._sequence.position = self.position
 
 
-def _message(
+def message_fields(
     topic: str,
     body: Body,
     *,
     key: Key | None = None,
     tag: str | None = None,
-    queue: int | None = None,
+    queue: int | str | None = None,
     properties: Mapping[str, str] | None = None,
     headers: Iterable[tuple[str, bytes]] = (),
     priority: int = 0,
     delete: bool = False,
+    type: str | None = None,
+    ttl_ms: int | None = None,
+    dedupe_id: str | None = None,
+    delay_ms: int | None = None,
+    deliver_at_ms: int | None = None,
 ) -> dict[str, Any]:
     """As the HTTP API takes it. Raises ``InvalidRequest`` for what no record can hold."""
     if not isinstance(topic, str):
@@ -196,17 +207,30 @@ def _message(
         check_tag(tag)
     if key is not None:
         check_key(key)
+    if type is not None:
+        check_type(type)
+    if ttl_ms is not None:
+        check_ttl(ttl_ms)
+    if dedupe_id is not None:
+        dedupe_hash(dedupe_id)  # Which checks it.
+        check_not_later(delay_ms or deliver_at_ms or 0)
     packed = body_bytes(body)
     if delete:
         check_delete(key, packed)
+    due_value(delay_ms, deliver_at_ms, runtime.wall_ms())
     optional = {
         "key": key,
         "tag": tag,
-        "queue": None if queue is None else whole_queue(queue),
+        "queue": queue if queue is None or isinstance(queue, str) else whole_queue(queue),
         "properties": properties and dict(properties),
         "headers": [{"name": name, "value": value} for name, value in check_headers(headers)] or None,
         "priority": priority or None,
         "delete": delete or None,
+        "type": type,
+        "ttl_ms": ttl_ms,
+        "dedupe_id": dedupe_id,
+        "delay_ms": delay_ms or None,
+        "deliver_at_ms": deliver_at_ms or None,
     }
     return {
         "topic": topic,

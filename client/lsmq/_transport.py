@@ -12,6 +12,7 @@ import io
 import json
 import os
 import socket
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,25 +21,31 @@ from urllib.parse import urlsplit
 import aiohttp
 import msgpack
 
+from lsmq._credentials import Credentials
+from lsmq._tls import ClientTls, refusal
 from lsmq.errors import (
     ClientClosed,
     ConnectionFailed,
+    Forbidden,
     LsmqError,
     RequestTooLarge,
     TimedOut,
+    Unauthenticated,
     Unavailable,
     from_dict,
 )
-from lsmq.topics import TOPIC_ID_HEADER
+from lsmq.topics import FORWARD_HEADER, TOPIC_ID_HEADER
 
 JSON = "application/json"
 MSGPACK = "application/msgpack"
 BATCH = "application/vnd.lsmq.batch"
 BATCHES = "application/vnd.lsmq.batches"
+NAMED_BATCH = "application/vnd.lsmq.named-batch"
 
 MAX_ANSWER_BYTES = 256 << 20
 _READ_BUFFER_BYTES = 1 << 20
 _PIECEWISE_BYTES = 512 << 10
+_REFUSED: dict[int, type[LsmqError]] = {401: Unauthenticated, 403: Forbidden}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +89,12 @@ def error_from_answer(url: str, status: int, content_type: str, body: bytes) -> 
 class Transport:
     """The connections of one client. Belongs to the event loop in which it is first used."""
 
-    def __init__(self, *, connect_timeout_ms: float) -> None:
+    def __init__(
+        self, *, connect_timeout_ms: float, credentials: Credentials | None = None, tls: ClientTls | None = None
+    ) -> None:
+        self._credentials = credentials or Credentials()
         self._connect_timeout_s = connect_timeout_ms / 1000
+        self._tls = tls or ClientTls(None, None, None)
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
@@ -100,6 +111,10 @@ class Transport:
             # aiohttp would repeat a request on its own and not say so; here, whoever asks counts attempts.
             self._session._retry_connection = False
         return self._session
+
+    def _context(self, url: str) -> ssl.SSLContext | bool:
+        """What a connection to this URL is checked with, where it is one of TLS."""
+        return self._tls.context() if url.startswith("https:") else True
 
     async def request(
         self,
@@ -122,7 +137,8 @@ class Transport:
         Raises the node's error, ``ConnectionFailed`` or ``TimedOut``.
         """
         session = self._open_session()
-        headers = {"Accept": accept}
+        # Who knows the leaders wants to hear that routes have changed, and not to have requests passed on for ever.
+        headers = {"Accept": accept, FORWARD_HEADER: "refuse", **self._credentials.headers()}
         if topic_id is not None:
             headers[TOPIC_ID_HEADER] = str(topic_id)
         if value is not None:
@@ -133,7 +149,14 @@ class Transport:
         timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_s, sock_read=stall_s)
         try:
             async with session.request(
-                method, url, params=params, data=_payload(body), headers=headers, timeout=timeout, allow_redirects=False
+                method,
+                url,
+                params=params,
+                data=_payload(body),
+                headers=headers,
+                timeout=timeout,
+                allow_redirects=False,
+                ssl=self._context(url),
             ) as response:
                 if response.content_length is not None and response.content_length > MAX_ANSWER_BYTES:
                     raise RequestTooLarge(
@@ -142,6 +165,18 @@ class Transport:
                         limit_bytes=MAX_ANSWER_BYTES,
                     )
                 answered = await response.read()
+                if response.status == 401 and self._credentials.renewed():
+                    return await self.request(
+                        method,
+                        url,
+                        timeout_s=timeout_s,
+                        params=params,
+                        body=body,
+                        content_type=content_type,
+                        accept=accept,
+                        topic_id=topic_id,
+                        stall_s=stall_s,
+                    )
                 if response.status >= 300:
                     raise error_from_answer(url, response.status, response.content_type, answered)
                 return Response(response.status, response.content_type, response.headers, answered)
@@ -153,6 +188,8 @@ class Transport:
             within_s = min(timeout_s, stall_s or timeout_s)
             raise TimedOut(f"no answer from {url} within {within_s:.1f} s", url=url, sent=True) from error
         except (aiohttp.ClientError, OSError) as error:
+            if (refused := refusal(error)) is not None:
+                raise ConnectionFailed(f"no connection to {_node(url)}: {refused}", url=url, sent=False) from error
             raise ConnectionFailed(
                 f"the connection to {url} broke before the answer: {_reason(error)}", url=url, sent=True
             ) from error
@@ -171,13 +208,16 @@ class Transport:
                     url,
                     params=params,
                     protocols=(protocol,),
-                    headers={TOPIC_ID_HEADER: str(topic_id)},
+                    headers={TOPIC_ID_HEADER: str(topic_id), **self._credentials.headers()},
                     autoping=False,
                     max_msg_size=MAX_ANSWER_BYTES,
+                    ssl=self._context(url),
                 )
         except aiohttp.InvalidURL as error:
             raise LsmqError(f"{url!r} is not a URL of a node; it looks like http://host:7600") from error
         except aiohttp.WSServerHandshakeError as error:
+            if error.status in _REFUSED and not self._credentials.renewed():
+                raise _REFUSED[error.status](f"{url} answered {error.status}, and opened no WebSocket") from error
             raise Unavailable(f"{url} answered {error.status}, and opened no WebSocket", status=error.status) from error
         except TimeoutError as error:
             raise TimedOut(f"no answer from {url} within {timeout_s:.1f} s", url=url, sent=True) from error
@@ -207,6 +247,8 @@ def _node(url: str) -> str:
 
 def _reason(error: BaseException) -> str:
     """In the system's words where it said something, else in those of the library."""
+    if (refused := refusal(error)) is not None:
+        return refused
     if isinstance(error, aiohttp.ClientConnectorError) and error.os_error.errno is not None:
         found = error.os_error
         return str(found.strerror) if isinstance(found, socket.gaierror) else os.strerror(error.os_error.errno)

@@ -7,11 +7,12 @@ import sys
 from array import array
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from lsmq._transport import Response
 from lsmq.errors import InvalidRequest
-from lsmq.record_batch import Message, parse_message_id
+from lsmq.messages import FoundMessages, Key, Message, NamedMessage, check_key, parse_message_id
 from lsmq.topics import format_ranges
 
 _MAX_RANGES_TEXT = 4_000  # characters; a request line ends at 8 KiB
@@ -58,14 +59,21 @@ def integers(column: bytes | Sequence[int], typecode: str) -> Sequence[int]:
     return values
 
 
+def queue_number(queue: int | str) -> int:
+    """What an answer says of a message that is in no queue yet: -1 where that has a name."""
+    return -1 if isinstance(queue, str) else int(queue)
+
+
 def message_from_dict(fields: Mapping[str, Any]) -> Message:
     """A message of the msgpack API."""
-    body = fields["body"]
-    return Message(
+    body, queue = fields["body"], fields["queue"]
+    topic_id, number, offset = parse_message_id(str(fields["id"]))
+    make = partial(NamedMessage, name=queue) if isinstance(queue, str) else Message
+    return make(
         topic=str(fields.get("topic", "")),
-        queue=int(fields["queue"]),
-        offset=int(fields["offset"]),
-        topic_id=parse_message_id(str(fields["id"]))[0],
+        queue=number,
+        offset=offset,
+        topic_id=topic_id,
         body=body.encode() if isinstance(body, str) else bytes(body),
         key=fields.get("key"),
         tag=fields.get("tag"),
@@ -74,7 +82,37 @@ def message_from_dict(fields: Mapping[str, Any]) -> Message:
         stored_ms=int(fields.get("stored_ms") or 0),
         headers=tuple((str(each["name"]), bytes(each["value"])) for each in fields.get("headers") or ()),
         delete=bool(fields.get("delete")),
+        type=fields.get("type"),
+        expires_ms=fields.get("expires_ms"),
     )
+
+
+def search_params(
+    key: Key | None,
+    *,
+    from_time: datetime | int | None,
+    to_time: datetime | int | None,
+    explain: bool,
+    **others: object,
+) -> dict[str, str]:
+    """How messages are searched for. Raises ``InvalidRequest`` for what is no key."""
+    if key is not None:
+        check_key(key)
+    asked = {
+        "key": key if isinstance(key, str) else None,
+        "key_b64": base64.b64encode(key).decode() if isinstance(key, bytes) else None,
+        "from_ms": None if from_time is None else to_ms(from_time),
+        "to_ms": None if to_time is None else to_ms(to_time),
+        "explain": int(explain),
+        **others,
+    }
+    return {name: str(value) for name, value in asked.items() if value is not None}
+
+
+def found_messages(topic: str, fields: Mapping[str, Any]) -> FoundMessages:
+    """The answer to a search."""
+    found = [message_from_dict({**each, "topic": topic}) for each in fields["messages"]]
+    return FoundMessages(found, fields["next"], fields.get("explain", ()))
 
 
 def text_or_base64(name: str, value: bytes) -> dict[str, str]:

@@ -24,8 +24,8 @@ All integers are little-endian::
 
 The value of record ``i`` in a column is ``base + delta[i]`` modulo 2**64. A column that is absent is all
 zeros. A record's bytes are its *header* (``HEADER_LENGTH`` bytes, a msgpack array ``[key, tag, properties,
-headers]`` with trailing nils dropped; no bytes at all when all four are absent) and then its body; ``LENGTH``
-counts both. Brokers read columns and never look into a record's bytes.
+headers, type]`` with trailing nils dropped, and a sixth that is the broker's; no bytes at all when all are absent) and
+then its body; ``LENGTH`` counts both. Brokers read columns and never look into a record's bytes.
 
 Not supported: records of more than one topic in a batch that a producer sends; nested batches.
 """
@@ -42,7 +42,7 @@ from itertools import repeat
 import crc32c
 import zstandard
 
-from lsmq.messages import Headers, Key, encode_header, key_hash, tag_hash
+from lsmq.messages import Headers, Key, due_time, encode_header, key_hash, tag_hash, type_hash
 
 VERSION = 1
 HEADER = struct.Struct("<IIBBHIIIQII")
@@ -72,6 +72,10 @@ class Column(IntEnum):
     EXPIRES_MS = 12
     FLAGS = 13
     TRANSACTION = 14
+    TARGET = 15  # of a record that is not due yet: its topic's id << 32 | queue
+    DEDUPE_HIGH = 16
+    DEDUPE_LOW = 17
+    PRODUCER_POSITION = 18
 
 
 class Codec(IntEnum):
@@ -87,16 +91,23 @@ class Flag(IntEnum):
     TOMBSTONE = 1  # the record's message was deleted
     POSITION = 2  # no message: OFFSET is the next offset to ask for in QUEUE
     ELSEWHERE = 4  # no message: QUEUE is to be read at the node that the batch's payload names
+    REPEAT = 64  # in an answer to a producer: the message was not stored, OFFSET is that of the first one with its id
+    DROPPED = 128  # in an answer to a producer: the message was not stored, as there was no room for it
     DELETE = 8  # the message says that its key is gone, and has no body; the one flag that a producer may set
+    #: No message: the payload's next LENGTH bytes are the name of QUEUE, from whose OFFSET on there are messages.
+    NAMES = 16
 
 
 def encode_column(column: int, values: Sequence[int] | int) -> tuple[bytes, bytes]:
-    """Directory entry and delta bytes of one column. ``values`` is one int when all records share it."""
+    """Directory entry and delta bytes of one column. ``values`` is one int when all records share it.
+
+    ``DUE_MS`` has a byte or more for each record, so that a batch with it has as many bytes as records.
+    """
     if isinstance(values, int):
         return COLUMN.pack(column, 0, values & MASK64), b""
     low, high = min(values), max(values)
     span = high - low
-    if span == 0:
+    if span == 0 and column != Column.DUE_MS:
         return COLUMN.pack(column, 0, low & MASK64), b""
     width = 1 if span < 1 << 8 else 2 if span < 1 << 16 else 4 if span < 1 << 32 else 8
     deltas = array(TYPECODES[width], values if low == 0 else [value - low for value in values])
@@ -151,8 +162,8 @@ class BatchBuilder:
 
     __slots__ = (
         "_bodies",
+        "_dedupe_ids",
         "_due",
-        "_expires",
         "_flags",
         "_header_lengths",
         "_key_hashes",
@@ -160,6 +171,8 @@ class BatchBuilder:
         "_priorities",
         "_queues",
         "_tag_hashes",
+        "_ttls",
+        "_type_hashes",
         "size_bytes",
     )
 
@@ -173,9 +186,11 @@ class BatchBuilder:
         self._key_hashes: list[int] = []
         self._tag_hashes: list[int] = []
         self._priorities: list[int] = []
+        self._type_hashes: list[int] = []
         self._due: list[int] = []
-        self._expires: list[int] = []
+        self._ttls: list[int] = []
         self._flags: list[int] = []
+        self._dedupe_ids: list[int] = []  # of 128 bits
         self._bodies: list[bytes] = []
         self.size_bytes = HEADER_BYTES
 
@@ -197,15 +212,22 @@ class BatchBuilder:
         properties: Mapping[str, str] | None = None,
         headers: Headers | None = None,
         delete: bool = False,
+        kind: str | None = None,
         due_ms: int = 0,
-        expires_ms: int = 0,
+        ttl_ms: int = 0,
         key_hash_hint: int | None = None,
+        dedupe_hash: int = 0,
     ) -> None:
-        """Append one record. ``key_hash_hint`` is :func:`key_hash` of ``key`` where the caller has it."""
-        header = encode_header(key, tag, properties, headers)
+        """Append one record. ``key_hash_hint`` is :func:`key_hash` of ``key`` where the caller has it.
+
+        ``kind`` is the message's type; a ``ttl_ms`` of 0 says that it does not expire.
+        ``dedupe_hash`` is :func:`.messages.dedupe_hash` of its deduplication id; 0: it has none.
+        """
+        header = encode_header(key, tag, properties, headers, kind)
         length = len(header) + len(body)
         hashed = 0 if key is None else key_hash(key) if key_hash_hint is None else key_hash_hint
         tag_hashed = 0 if tag is None else tag_hash(tag)
+        type_hashed = 0 if kind is None else type_hash(kind)
         # From here on nothing fails: all columns get a value, or none.
         if key is not None:
             self._filled(self._key_hashes).append(hashed)
@@ -213,15 +235,27 @@ class BatchBuilder:
             self._filled(self._tag_hashes).append(tag_hashed)
         if priority:
             self._filled(self._priorities).append(priority)
+        if type_hashed:
+            self._filled(self._type_hashes).append(type_hashed)
         if due_ms:
             self._filled(self._due).append(due_ms)
-        if expires_ms:
-            self._filled(self._expires).append(expires_ms)
+        if ttl_ms:
+            self._filled(self._ttls).append(ttl_ms)
         if delete:
             self._filled(self._flags).append(Flag.DELETE)
+        if dedupe_hash:
+            self._filled(self._dedupe_ids).append(dedupe_hash)
         if header:
             self._filled(self._header_lengths).append(len(header))
             self._bodies.append(header)
+        self._bodies.append(body)
+        self._queues.append(queue)
+        self._lengths.append(length)
+        self.size_bytes += length + self.RECORD_OVERHEAD_BYTES
+
+    def add_body(self, queue: int, body: bytes) -> None:
+        """:meth:`add` of a record that is nothing but its body, as most are."""
+        length = len(body)
         self._bodies.append(body)
         self._queues.append(queue)
         self._lengths.append(length)
@@ -234,21 +268,42 @@ class BatchBuilder:
             column.extend(repeat(0, missing))
         return column
 
+    def due_times(self, stored_ms: int) -> dict[int, int]:
+        """By row, when a message is due that comes later than it was stored."""
+        times = ((row, due_time(value, stored_ms)) for row, value in enumerate(self._due))
+        return {row: due_ms for row, due_ms in times if due_ms}
+
     def build(
-        self, *, producer_id: int = 0, producer_epoch: int = 0, sequence: int = 0, codec: Codec = Codec.NONE
+        self,
+        *,
+        producer_id: int = 0,
+        producer_epoch: int = 0,
+        sequence: int = 0,
+        position: int | None = None,
+        codec: Codec = Codec.NONE,
     ) -> bytes:
-        """The packed batch. The builder stays as it is, so that a retry packs the same bytes."""
+        """The packed batch. The builder stays as it is, so that a retry packs the same bytes.
+
+        ``position``: how far the producer's application is once the batch is stored.
+        """
         columns: dict[int, Sequence[int]] = {Column.QUEUE: self._queues, Column.LENGTH: self._lengths}
         optional: Iterable[tuple[Column, list[int]]] = (
             (Column.HEADER_LENGTH, self._header_lengths),
             (Column.KEY_HASH, self._key_hashes),
             (Column.TAG_HASH, self._tag_hashes),
+            (Column.TYPE_HASH, self._type_hashes),
             (Column.PRIORITY, self._priorities),
             (Column.DUE_MS, self._due),
-            (Column.EXPIRES_MS, self._expires),
+            (Column.EXPIRES_MS, self._ttls),
             (Column.FLAGS, self._flags),
         )
         columns.update((column, self._filled(values)) for column, values in optional if any(values))
+        if self._dedupe_ids:
+            hashes = self._filled(self._dedupe_ids)
+            columns[Column.DEDUPE_HIGH] = [hashed >> 64 for hashed in hashes]
+            columns[Column.DEDUPE_LOW] = [hashed & MASK64 for hashed in hashes]
+        if position is not None:
+            columns[Column.PRODUCER_POSITION] = [position] * len(self._queues)
         return encode_batch(
             len(self._queues),
             columns,

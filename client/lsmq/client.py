@@ -8,24 +8,31 @@ from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, Unpack
 from urllib.parse import urlsplit
 
+from lsmq._asking import Asking
+from lsmq._credentials import Credentials
+from lsmq._deletes import DeleteRequests, Place
 from lsmq._lifecycle import AsyncCloseable
+from lsmq._named_queues import NamedQueueRequests
 from lsmq._outages import OnOutage, Outages
 from lsmq._paths import group_path, quoted, topic_path
 from lsmq._retries import Deadline
 from lsmq._route_documents import DiskCopy, default_cache_directory
 from lsmq._route_table import RouteSource
 from lsmq._router import Router
+from lsmq._tls import ClientTls
 from lsmq._transport import Response, Transport
 from lsmq._wire_values import (
     MAX_OFFSETS_QUEUES,
     all_pages,
     chunks_of_ranges,
+    found_messages,
     integers,
     little_endian,
     message_from_dict,
+    search_params,
     to_ms,
 )
 from lsmq.errors import (
@@ -37,8 +44,10 @@ from lsmq.errors import (
     UnknownTopic,
     ZooKeeperNotInstalled,
 )
+from lsmq.filters import MessageFilter
+from lsmq.messages import FoundMessages, Key, due_of_id
 from lsmq.record_batch import Message, parse_message_id
-from lsmq.topics import Ack, Offsets, Route, Topic
+from lsmq.topics import Ack, Offsets, OnDiskFull, Overflow, Route, Topic, TopicChanges, TopicUsage
 
 DEFAULT_URL = "http://127.0.0.1:7600"
 DEFAULT_CLUSTER = "lsmq"
@@ -48,19 +57,19 @@ DEFAULT_REQUEST_TIMEOUT_MS = 10_000
 DEFAULT_CONNECT_TIMEOUT_MS = 3_000
 
 T = TypeVar("T")
-Place = tuple[int, int]
-"""A queue and an offset."""
-
-_DELETED_A_REQUEST = 500
 
 
-class Client(AsyncCloseable):
+class Client(DeleteRequests, NamedQueueRequests, Asking, AsyncCloseable):
     """A connection to a cluster, shared by any number of producers and consumers.
 
     ``urls`` is the URL of one node or of several; any node that answers will do, since it tells the routes
     to the others. ``zookeeper`` (``"host:port,host:port/chroot"``) finds the nodes of the ``cluster`` of that
     name without any URL, and needs ``lsmq[zookeeper]``. With neither, the environment counts: ``LSMQ_URL``
     (several separated by commas), ``LSMQ_ZOOKEEPER`` and ``LSMQ_CLUSTER``; and then ``http://127.0.0.1:7600``.
+
+    Nodes whose URL begins with ``https://`` are believed by the authorities in the PEM file ``ca`` (left out: those of
+    the system), and shown the certificate ``cert`` with its private ``cert_key``; or ``LSMQ_CA``, ``LSMQ_CERT`` and
+    ``LSMQ_CERT_KEY`` in the environment. Files are read again when they change.
 
     Routes are looked at again every ``refresh_s``, and at once when a leader does not answer or is none any
     more. What ZooKeeper said is kept in ``cache_dir`` (left out: in ``~/.cache/lsmq``; empty: nowhere), for a
@@ -73,6 +82,10 @@ class Client(AsyncCloseable):
     What has had no success for a second is told of in a warning (logger ``lsmq``), then after twice as long each time,
     at most once a minute, and once more when it succeeds again. ``on_outage`` is called then as well, in the event
     loop, with an :class:`lsmq.Outage`: for all that is done with this client, by its producers and consumers, too.
+
+    Nodes that want to know who asks are shown a ``token``: better the one in ``token_file``, a file of mode 600 that is
+    read again when a node takes the token no longer. With neither, the environment counts: ``LSMQ_TOKEN``, then
+    ``LSMQ_TOKEN_FILE`` (``docs/security.md``).
 
     Use it as ``async with Client() as client``; it belongs to one event loop.
     """
@@ -89,6 +102,11 @@ class Client(AsyncCloseable):
         request_timeout_ms: int = DEFAULT_REQUEST_TIMEOUT_MS,
         connect_timeout_ms: int = DEFAULT_CONNECT_TIMEOUT_MS,
         on_outage: OnOutage | None = None,
+        token: str | None = None,
+        token_file: str | Path | None = None,
+        ca: str | Path | None = None,
+        cert: str | Path | None = None,
+        cert_key: str | Path | None = None,
     ) -> None:
         self._outages = Outages(on_outage)
         if urls is None and zookeeper is None:
@@ -103,7 +121,11 @@ class Client(AsyncCloseable):
         self.deadline_ms = deadline_ms
         self.request_timeout_ms = request_timeout_ms
         self._connect_timeout_ms = connect_timeout_ms
-        self._transport = Transport(connect_timeout_ms=connect_timeout_ms)
+        self._credentials = Credentials.given(token, token_file)
+        self._tls_files = ca, cert, cert_key
+        self._transport = Transport(
+            connect_timeout_ms=connect_timeout_ms, credentials=self._credentials, tls=ClientTls(ca, cert, cert_key)
+        )
         source = None
         if zookeeper:
             cluster = cluster or os.environ.get("LSMQ_CLUSTER") or DEFAULT_CLUSTER
@@ -119,6 +141,8 @@ class Client(AsyncCloseable):
 
     async def close(self) -> None:
         """Close the connections. Close producers and consumers first; what they still do will fail."""
+        if self._requests is not None:
+            await self._requests.close()
         await self._router.close()
         await self._transport.close()
 
@@ -133,26 +157,54 @@ class Client(AsyncCloseable):
         self,
         name: str,
         *,
-        queues: int = 1,
+        queues: int | Literal["named"] = 1,
         exist_ok: bool = True,
         retention_ms: int | None = None,
         retention_bytes: int | None = None,
         ack: Ack | None = None,
         max_message_bytes: int | None = None,
+        dedupe_window_ms: int | Literal["forever"] | None = None,
         order: Literal["ordinary", "strict"] | None = None,
+        ttl_ms: int | None = None,
+        retention_messages: int | None = None,
+        max_messages: int | None = None,
+        max_bytes: int | None = None,
+        queue_max_messages: int | None = None,
+        overflow: Overflow | None = None,
+        on_disk_full: OnDiskFull | None = None,
+        delete_consumed: bool | None = None,
+        forget_empty_ms: int | None = None,
+        cleanup: Literal["delete", "compact"] | None = None,
+        delete_retention_ms: int | None = None,
     ) -> Topic:
-        """Create a topic and return it; durable on return.
+        """Create a topic and return it; durable on return. ``docs/retention.md`` says what stays and what goes.
 
-        With ``order="strict"`` a key stays in its queue even when the topic grows.
-        A topic that is there with the same options is returned as well unless ``exist_ok`` is false.
-        Raises ``TopicExists`` otherwise, and ``InvalidTopicName``.
+        With ``queues="named"`` it has a queue for each name that is used, and those need not be made before; with
+        ``forget_empty_ms`` names are forgotten that had no message to be read for so long.
+        With ``ttl_ms`` its messages are delivered for so long, or for their own time to live if that is less. With
+        ``order="strict"`` a key stays in its queue even when the topic grows. With ``cleanup="compact"`` of each key
+        the last message is kept: see :meth:`latest`.
+        A topic that is there with the same options is returned as well unless ``exist_ok`` is false. Raises
+        ``TopicExists`` otherwise, and ``InvalidTopicName``.
         """
         options = {
             "retention_ms": retention_ms,
             "retention_bytes": retention_bytes,
             "ack": ack,
             "max_message_bytes": max_message_bytes,
+            "dedupe_window_ms": dedupe_window_ms or None,
             "order": order,
+            "ttl_ms": ttl_ms,
+            "retention_messages": retention_messages,
+            "max_messages": max_messages,
+            "max_bytes": max_bytes,
+            "queue_max_messages": queue_max_messages,
+            "overflow": overflow,
+            "on_disk_full": on_disk_full,
+            "delete_consumed": delete_consumed,
+            "forget_empty_ms": forget_empty_ms,
+            "cleanup": cleanup,
+            "delete_retention_ms": delete_retention_ms,
         }
         value = {"queues": queues, **{key: option for key, option in options.items() if option is not None}}
         answer, repeated = await self._router.ask_any("PUT", topic_path(name), value=value, deadline=self._deadline())
@@ -168,6 +220,14 @@ class Client(AsyncCloseable):
         """
         path = f"{topic_path(name)}/queues"
         answer, _ = await self._router.ask_any("PUT", path, value={"queues": queues}, deadline=self._deadline())
+        return self._router.table.learn_topic(Topic.from_dict(answer.value()))
+
+    async def alter_topic(self, name: str, **changes: Unpack[TopicChanges]) -> Topic:
+        """Change options of a topic, such as :class:`lsmq.TopicChanges` names: None takes one away.
+
+        Durable on return; leaders obey it within a moment. Raises ``UnknownTopic``, ``InvalidRequest``.
+        """
+        answer, _ = await self._router.ask_any("PATCH", topic_path(name), value=changes, deadline=self._deadline())
         return self._router.table.learn_topic(Topic.from_dict(answer.value()))
 
     async def topics(self) -> list[Topic]:
@@ -187,6 +247,12 @@ class Client(AsyncCloseable):
         """The topic called ``name``, asked afresh. Raises ``UnknownTopic``."""
         return await self._router.topic(name, self._deadline())
 
+    async def topic_usage(self, name: str) -> TopicUsage:
+        """How much a topic holds, and what has gone of it by itself. Raises ``UnknownTopic``."""
+        path = f"{topic_path(name)}/usage"
+        answer, _ = await self._router.ask_any("GET", path, deadline=self._deadline())
+        return TopicUsage.from_dict(answer.value())
+
     async def delete_topic(self, name: str, *, missing_ok: bool = False) -> None:
         """Delete a topic and all its messages. Raises ``UnknownTopic`` unless ``missing_ok``."""
         self._router.table.forget_topic(name)
@@ -197,31 +263,6 @@ class Client(AsyncCloseable):
             accept_repeated=UnknownTopic,
             missing_ok=missing_ok,
         )
-
-    async def trim_topic(self, name: str, offsets: Mapping[int, int]) -> None:
-        """Delete, for every group, the messages of each queue that lie below its offset. Durable on return.
-
-        Raises ``OffsetOutOfRange`` for an offset beyond the end of its queue. Each shard's queues are trimmed for
-        themselves: after an error some may be and others not.
-        """
-        await self._delete(name, offsets.items(), before=True)
-
-    async def delete_messages(self, topic: str, places: Iterable[Place]) -> None:
-        """Delete, for every group, the messages at these places, each a queue and an offset. Durable on return.
-
-        What was deleted before is no error.
-        """
-        await self._delete(topic, places, before=False)
-
-    async def _delete(self, name: str, places: Iterable[Place], *, before: bool) -> None:
-        """What lies at these places, or ``before`` each."""
-        ordered = sorted(places)
-
-        async def work(topic: Topic) -> None:
-            path = f"{topic_path(name)}/delete"
-            await self._send_places(topic, path, ordered, _DELETED_A_REQUEST, {"before": before})
-
-        await self._with_topic(name, work)
 
     async def _send_places(
         self,
@@ -247,22 +288,28 @@ class Client(AsyncCloseable):
                     topic, route.shard, "POST", path, value={**columns, **more}, deadline=deadline or self._deadline()
                 )
 
+        numbered = topic.by_number()
         for queue in (owners[0], owners[-1]) if places else ():
-            topic.check_queue(queue)
-        await _together(send(route) for route in topic.routes)
+            numbered.check_queue(queue)
+        await _together(send(route) for route in numbered.routes)
 
     async def offsets(
         self, topic: str, queues: Iterable[int] | None = None, *, at_time: datetime | int | None = None
     ) -> Offsets:
         """Earliest and latest offset of ``queues`` (all, when left out), in ascending order of queue.
 
-        With ``at_time`` (a datetime, or milliseconds since 1970) also the first offset stored at or after it.
+        With ``at_time`` (a datetime, or milliseconds since 1970) also the first offset stored at or after it. In a
+        named topic queues have numbers, too, which are to be given; :meth:`queues` lists all with their names.
         """
         wanted = None if queues is None else queues if isinstance(queues, range) else sorted(set(queues))
         return await self._with_topic(topic, lambda known: self._offsets(known, wanted, at_time))
 
     async def _offsets(self, topic: Topic, queues: Sequence[int] | None, at_time: datetime | int | None) -> Offsets:
         """:meth:`offsets` of just this topic: raises ``TopicReplaced`` when it was made anew."""
+        if queues is None and topic.named:
+            raise InvalidRequest(
+                f"topic {topic.name!r} has queues with names: queues() lists them; or say which, by their numbers"
+            )
         path = f"{topic_path(topic.name)}/offsets"
         deadline = self._deadline()
 
@@ -279,7 +326,8 @@ class Client(AsyncCloseable):
             return answers
 
         columns: tuple[list[int], list[int], list[int], list[int]] = ([], [], [], [])
-        for answers in await _of_each_shard(topic, range(topic.queues) if queues is None else queues, ask):
+        numbered = topic.by_number()
+        for answers in await _of_each_shard(numbered, range(topic.queues) if queues is None else queues, ask):
             for fields in answers:
                 for column, name in zip(columns, ("queues", "earliest", "latest", "at_time"), strict=True):
                     column.extend(integers(fields.get(name, ()), "I" if name == "queues" else "q"))
@@ -291,22 +339,78 @@ class Client(AsyncCloseable):
             topic_id, queue, _ = parse_message_id(id)
         except ValueError as error:
             raise UnknownMessage(f"{id!r} is not a message id, which has 32 hex digits", id=id) from error
+        if due_of_id(id) is not None:
+            raise UnknownMessage(
+                f"{id!r} is the id of a message that was sent to come later: DelayedMessages(client, topic).get(id) "
+                "gives it until then; in its queue it has another id",
+                id=id,
+            )
         topic = self._router.table.topic_by_id(topic_id)
         if topic is None:
             topic = next((found for found in await self.topics() if found.id == topic_id), None)
-        if topic is None or not 0 <= queue < topic.queues:
+        numbered = None if topic is None else topic.by_number()
+        if topic is None or numbered is None or not 0 <= queue < numbered.queues:
             missing = f"no topic has the id {topic_id}" if topic is None else f"{topic.name!r} has no queue {queue}"
             raise UnknownMessage(f"no message has the id {id}: {missing}", id=id)
         self._router.table.learn_topic(topic)
         path = f"/v1/messages/{quoted(id)}"
         try:
             answer = await self._router.ask_leader(
-                topic, topic.route(queue).shard, "GET", path, deadline=self._deadline()
+                topic, numbered.route(queue).shard, "GET", path, deadline=self._deadline()
             )
         except (TopicReplaced, UnknownTopic) as error:
             raise UnknownMessage(f"no message has the id {id}: its topic {topic.name!r} is deleted", id=id) from error
         fields = answer.value()
         return message_from_dict(fields.get("message", fields))
+
+    async def find_messages(
+        self,
+        topic: str,
+        key: Key | None = None,
+        *,
+        from_time: datetime | int | None = None,
+        to_time: datetime | int | None = None,
+        limit: int = 32,
+        after: str | None = None,
+        queue: int | str | None = None,
+        tag: str | Sequence[str] | None = None,
+        type: str | Sequence[str] | None = None,
+        filter: str | None = None,
+        explain: bool = False,
+    ) -> FoundMessages:
+        """Messages of a key, newest first, of all queues or of one, by number or name: a page of up to ``limit``.
+
+        ``from_time`` and ``to_time`` (milliseconds since 1970, or a ``datetime``) bound when they were stored, the
+        second not included. ``tag``, ``type`` and ``filter`` pick some of them, as for a consumer; without a key all
+        that these pick are found, queue after queue and in each the oldest first, by looking through the topic.
+        ``after`` is the ``next`` of the page before. Any node answers, for all shards.
+
+        Raises ``UnknownTopic``, ``UnknownQueue``, ``InvalidFilter``, ``InvalidRequest``.
+        """
+        if isinstance(queue, str):
+            queue = (await self.queue(topic, queue)).number
+        params = search_params(
+            key, from_time=from_time, to_time=to_time, limit=limit, after=after, queue=queue, explain=explain
+        )
+        if (picked := MessageFilter.of(tag, type, filter)) is not None:
+            params |= picked.to_query()
+        path = f"{topic_path(topic)}/messages"
+        answer, _ = await self._router.ask_any("GET", path, deadline=self._deadline(), params=params)
+        return found_messages(topic, answer.value())
+
+    async def latest(self, topic: str, key: Key, *, queue: int | str | None = None) -> Message | None:
+        """The last message of a key, in all queues or in one: its value, where the topic is used as a table.
+
+        None where there is none, or the last one says that the key is gone. Raises as :meth:`find_messages`.
+        """
+        after: str | None = None
+        while True:
+            found = await self.find_messages(topic, key, limit=1, after=after, queue=queue)
+            if found.messages:
+                return None if found.messages[0].delete else found.messages[0]
+            after = found.next
+            if after is None:
+                return None
 
     # Groups
 
@@ -330,17 +434,21 @@ class Client(AsyncCloseable):
         return sorted({str(group) for pages in found for page in pages for group in page["groups"]})
 
     async def committed_offsets(self, group: str, topic: str) -> dict[int, int]:
-        """Committed offset of each queue of ``topic`` that ``group`` has committed one for."""
+        """Committed offset of each queue of ``topic`` that ``group`` has committed one for.
+
+        Of a named topic by the queues' numbers, which :meth:`queues` says beside their names.
+        """
         return await self._with_topic(topic, lambda known: self._committed_offsets(group, known))
 
     async def _committed_offsets(self, group: str, topic: Topic) -> dict[int, int]:
         path = f"{group_path(group)}/offsets"
         deadline = self._deadline()
+        which = "slots" if topic.named else "queues"
 
         async def ask(route: Route, owned: Sequence[int]) -> dict[int, int]:
             found: dict[int, int] = {}
             for chunk in chunks_of_ranges(owned):
-                params = {"topic": topic.name, "queues": chunk}
+                params = {"topic": topic.name, which: chunk}
                 answer = await self._router.ask_leader(
                     topic, route.shard, "GET", path, params=params, deadline=deadline
                 )
@@ -396,11 +504,16 @@ class Client(AsyncCloseable):
 
     def _twin(self) -> Client:
         """A client with the same settings for another event loop, which knows the nodes that this one knows."""
+        ca, cert, cert_key = self._tls_files
         twin = Client(
             self.urls,
             deadline_ms=self.deadline_ms,
             request_timeout_ms=self.request_timeout_ms,
             connect_timeout_ms=self._connect_timeout_ms,
+            **self._credentials.given_as(),
+            ca=ca,
+            cert=cert,
+            cert_key=cert_key,
         )
         twin._outages.warn = False  # Whoever has a twin says by itself what fails there.
         return twin

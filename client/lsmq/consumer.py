@@ -19,11 +19,12 @@ from lsmq._message_consumer import MessageConsumer
 from lsmq._queue_ranges import subtract, to_ranges
 from lsmq._reader import Reader
 from lsmq._retries import NEVER_MS
-from lsmq._start_offsets import EDGES, Start, check_start, start_alone
+from lsmq._start_offsets import EDGES, Start, check_start, chosen_queues, start_alone
 from lsmq._work_in_progress import ReadInProgress, WorkInProgress
 from lsmq.background_tasks import BackgroundTasks
 from lsmq.client import Client
 from lsmq.errors import ClientClosed, InvalidRequest, LsmqError
+from lsmq.filters import MessageFilter
 from lsmq.group_values import DEFAULT_MAX_HANDLER_MS, DEFAULT_SESSION_MS, Ranges
 from lsmq.record_batch import Message
 
@@ -53,6 +54,12 @@ class Consumer(MessageConsumer):
     or milliseconds since 1970 (the first message stored at or after it), or a mapping of queue to offset (the queues
     it leaves out begin at the earliest). The default is ``"committed"`` with a group and ``"earliest"`` without.
 
+    **In a named topic** ``queues`` are names, which need not be there yet; or ``pattern`` says which: ``*`` stands for
+    one part of a name between dots, ``**`` at the end for any rest (``agents.*.inbox``, ``agents.**``). Queues that
+    come later and match join by themselves. Messages say their ``queue_name``; ``queue`` is the number that this has,
+    which :meth:`commit`, :meth:`seek` and :attr:`positions` go by. Members share such a topic by *slots*, 4,096 of
+    them, and a name's hash says in which it lies: ``on_assigned``, ``on_revoked`` and :attr:`assignment` have these.
+
     ``uncommitted`` says where to begin in queues that the group has committed nothing for. ``on_out_of_range`` says
     what to do where retention has removed the offset to read next, or a queue ends before it: go to the
     ``"earliest"`` or ``"latest"``, or raise ``OffsetOutOfRange`` (``"error"``).
@@ -62,6 +69,11 @@ class Consumer(MessageConsumer):
     Fetching pauses while ``prefetch_bytes`` wait to be handed out: the memory used is at most that and one
     answer a node. A failure that may pass, such as nodes that are gone, is tried again for ever, and warned of (see
     :class:`lsmq.Client`); with ``deadline_ms`` for so long: then the application gets the error, and may go on.
+
+    ``tag`` and ``type``, a word or several, and ``filter``, a condition such as ``"region = 'eu' AND priority > 3"``
+    (see :mod:`lsmq.filter_expressions`), say which messages it gets; the broker passes over the others, which count as
+    handed out. All members of a group should pick the same: a queue's messages that its member does not pick are not
+    kept for another one.
 
     ``read_from`` says whom to read from in a cluster: ``"auto"`` the leaders, and a follower in sync where a leader
     says that there is much to catch up, or is gone; ``"leader"`` never a follower; ``"follower"`` one wherever it is.
@@ -79,7 +91,8 @@ class Consumer(MessageConsumer):
         client: Client,
         topic: str | Sequence[str],
         *,
-        queues: Iterable[int] | None = None,
+        queues: Iterable[int] | Iterable[str] | None = None,
+        pattern: str | None = None,
         group: str | None = None,
         start: Start | None = None,
         uncommitted: Literal["earliest", "latest"] = "earliest",
@@ -98,10 +111,14 @@ class Consumer(MessageConsumer):
         deadline_ms: int | None = None,
         request_timeout_ms: int | None = None,
         read_from: ReadFrom = "auto",
+        tag: str | Iterable[str] | None = None,
+        type: str | Iterable[str] | None = None,
+        filter: str | None = None,
     ) -> None:
         names = (topic,) if isinstance(topic, str) else tuple(topic)
-        is_member = group is not None and queues is None
-        self._start = check_start(start, group, names, with_queues=queues is not None)
+        self._chosen_queues = chosen_queues(queues, pattern)
+        is_member = group is not None and not self._chosen_queues.are_some
+        self._start = check_start(start, group, names, with_queues=self._chosen_queues.are_some)
         if on_out_of_range not in (*EDGES, "error") or uncommitted not in EDGES:
             raise InvalidRequest(
                 "on_out_of_range must be 'earliest', 'latest' or 'error'; uncommitted 'earliest' or 'latest'"
@@ -112,7 +129,6 @@ class Consumer(MessageConsumer):
             raise InvalidRequest(f"read_from is {read_from!r}; it must be one of {', '.join(get_args(ReadFrom))}")
         self._client = client
         self._topics = names
-        self._wanted = None if queues is None else queues if isinstance(queues, range) else list(queues)
         self._group = group
         self._uncommitted = uncommitted
         in_progress = WorkInProgress()
@@ -125,6 +141,7 @@ class Consumer(MessageConsumer):
             request_timeout_ms or client.request_timeout_ms,
             NEVER_MS if deadline_ms is None else deadline_ms,
             read_from,
+            MessageFilter.of(tag, type, filter),
         )
         self._reader = Reader(client, options, on_out_of_range, track_changes=group is not None)
         members = MemberOptions(mode, member_id, static_id, session_ms, max_handler_ms, on_assigned, on_revoked)
@@ -161,7 +178,7 @@ class Consumer(MessageConsumer):
                 lambda: start_alone(
                     self._reader,
                     self._topics,
-                    self._wanted,
+                    self._chosen_queues,
                     self._start,
                     group=self._group,
                     uncommitted=self._uncommitted,
@@ -296,7 +313,7 @@ class Consumer(MessageConsumer):
             raise InvalidRequest(f"offset is {offset}; it must be 0 or more")
         loop = self._loop(topic)
         if self._handling is not None:
-            self._handling.forget(loop.topic.name, (range(queue, queue + 1),), cancel=False)
+            self._handling.forget_queue(loop.topic.name, queue)
         loop.seek(queue, offset)
 
     async def seek_to_time(
@@ -304,6 +321,8 @@ class Consumer(MessageConsumer):
     ) -> None:
         """Go on from the first message stored at or after ``moment``, in ``queues`` or in all."""
         loop = self._loop(topic)
+        if loop.topic.named and queues is None:
+            raise InvalidRequest(f"topic {loop.topic.name!r} has queues with names: say which, by their numbers")
         chosen = loop.positions.queues if queues is None else queues
         found = await self._client._offsets(loop.topic, sorted(chosen), moment)
         for queue, offset in zip(found.queues, found.at_time, strict=True):
@@ -347,6 +366,8 @@ class Consumer(MessageConsumer):
             names = list(self._reader.loops) if topic is None else [self._only_topic(topic)]
             return {name: self._reader.loops[name].positions.ranges for name in names if name in self._reader.loops}
         loop = self._loop(topic)
+        if loop.topic.named:
+            raise InvalidRequest(f"of topic {loop.topic.name!r}, which has queues with names, all are paused or none")
         chosen = to_ranges(queues)
         for part in subtract(chosen, loop.positions.ranges):
             loop.positions.owned_slot(part.start)

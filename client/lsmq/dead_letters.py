@@ -44,6 +44,11 @@ class DeadLetter:
         return self._number("queue")
 
     @property
+    def queue_name(self) -> str | None:
+        """Of the queue, where it has one."""
+        return self._of("queue-name") or None
+
+    @property
     def offset(self) -> int:
         return self._number("offset")
 
@@ -76,7 +81,7 @@ class DeadLetter:
         return {
             "id": message.id,
             "topic": self.topic,
-            "queue": self.queue,
+            "queue": self.queue if self.queue_name is None else self.queue_name,
             "offset": self.offset,
             "source_id": self.source_id,
             "group": self.group,
@@ -142,11 +147,12 @@ class DeadLetters:
                         letter.message.body,
                         key=letter.message.key,
                         tag=letter.message.tag,
-                        queue=letter.queue if letter.queue >= 0 else None,
+                        queue=letter.queue_name or (letter.queue if letter.queue >= 0 else None),
                         properties=own_properties(letter.message),
                         headers=letter.message.headers,
                         priority=letter.message.priority,
                         delete=letter.message.delete,
+                        type=letter.message.type,
                     )
                     for letter in some
                 ]

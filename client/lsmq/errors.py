@@ -1,17 +1,28 @@
 """Every error a user can meet, in one tree.
 
-Each error has a stable machine ``code`` (what the HTTP API and ``--json`` output carry), and says whether the same
-request may succeed later (``retriable``) and whether the caller should fetch routes again first (``refresh_route``).
-A message names the thing, the limit and the remedy; ``details`` holds the same facts for programs.
+Each has a stable ``code`` (what the HTTP API and ``--json`` carry), and says whether the same request may succeed later
+(``retriable``) and whether to fetch routes again first (``refresh_route``). ``details`` holds facts for programs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
+
+from lsmq._error import LsmqError
+from lsmq._node_errors import SnapshotGone, TooManyRequests
+from lsmq._rights_errors import (
+    AuthenticationOff,
+    Forbidden,
+    TooManyRights,
+    Unauthenticated,
+    UnknownPrincipal,
+    UnknownRole,
+)
 
 __all__ = [
     "AddressInUse",
+    "AlreadyDelivered",
+    "AuthenticationOff",
     "BufferFull",
     "ClientClosed",
     "ConnectionFailed",
@@ -22,10 +33,13 @@ __all__ = [
     "DiskFull",
     "DocumentsFull",
     "FencedMember",
+    "Forbidden",
     "GroupHasMembers",
     "GroupModeMismatch",
     "HostNotAllowed",
     "InvalidBatch",
+    "InvalidFilter",
+    "InvalidQueueName",
     "InvalidRequest",
     "InvalidTopicName",
     "LogTrimmed",
@@ -38,6 +52,7 @@ __all__ = [
     "OriginNotAllowed",
     "OutOfOrderSequence",
     "ProducerFenced",
+    "QuotaExceeded",
     "ReadElsewhere",
     "ReceiptExpired",
     "RequestTimeout",
@@ -47,6 +62,7 @@ __all__ = [
     "ShardStopped",
     "ShuttingDown",
     "SlowConsumer",
+    "SnapshotGone",
     "StaleGeneration",
     "StaleSequence",
     "StorageError",
@@ -54,27 +70,36 @@ __all__ = [
     "StreamReplaced",
     "TimedOut",
     "TooManyConnections",
+    "TooManyDelayed",
     "TooManyGroups",
     "TooManyItems",
     "TooManyMembers",
     "TooManyMessages",
     "TooManyProducers",
+    "TooManyQueues",
+    "TooManyRequests",
+    "TooManyRights",
+    "TooManySchedules",
     "TooManyTopics",
     "TooManyTransactions",
     "TopicExists",
     "TopicReplaced",
     "TransactionDecided",
     "TransactionTooLarge",
+    "Unauthenticated",
     "Unavailable",
     "UnknownFetchSession",
     "UnknownGroup",
     "UnknownMember",
     "UnknownMessage",
     "UnknownPath",
+    "UnknownPrincipal",
     "UnknownProducer",
     "UnknownProducerMember",
     "UnknownQueue",
     "UnknownReceipt",
+    "UnknownRole",
+    "UnknownSchedule",
     "UnknownStream",
     "UnknownTopic",
     "UnknownTransaction",
@@ -82,29 +107,6 @@ __all__ = [
     "UnsupportedMediaType",
     "ZooKeeperNotInstalled",
 ]
-
-
-class LsmqError(Exception):
-    """Base of all errors of LSMQ."""
-
-    code: ClassVar[str] = "internal"
-    retriable: bool = False
-    refresh_route: ClassVar[bool] = False
-
-    def __init__(self, message: str, **details: Any) -> None:
-        super().__init__(message)
-        self.message = message
-        self.details = details
-
-    def to_dict(self) -> dict[str, Any]:
-        """The body of an error answer, without the outer ``error`` key."""
-        return {
-            "code": self.code,
-            "message": self.message,
-            "retriable": self.retriable,
-            "refresh_route": self.refresh_route,
-            **self.details,
-        }
 
 
 class InvalidRequest(LsmqError):
@@ -125,8 +127,20 @@ class MethodNotAllowed(InvalidRequest):
     code = "method_not_allowed"
 
 
+class InvalidQueueName(InvalidRequest):
+    """Not 1 to 255 bytes of UTF-8 without control characters."""
+
+    code = "invalid_queue_name"
+
+
 class InvalidTopicName(InvalidRequest):
     code = "invalid_topic_name"
+
+
+class InvalidFilter(InvalidRequest):
+    """A condition that is not well formed."""
+
+    code = "invalid_filter"
 
 
 class InvalidBatch(InvalidRequest):
@@ -338,6 +352,12 @@ class TooManyGroups(LsmqError):
     code = "too_many_groups"
 
 
+class TooManyQueues(LsmqError):
+    """A shard has as many queue names of a topic as there may be: delete queues, or have empty ones forgotten."""
+
+    code = "too_many_queues"
+
+
 class TooManyTopics(LsmqError):
     """There are as many topics as may be; delete some, or use more queues a topic."""
 
@@ -348,6 +368,31 @@ class SequenceTakenOver(LsmqError):
     """Another member goes on with the sequence. ``details`` carries ``epoch``, the one that counts now."""
 
     code = "sequence_taken_over"
+
+
+class TooManyDelayed(LsmqError):
+    """So many delayed messages are pending in the shard that it takes no more; see ``max_delayed``."""
+
+    code = "too_many_delayed"
+    retriable = True
+
+
+class UnknownSchedule(LsmqError):
+    """The topic has no schedule of this name."""
+
+    code = "unknown_schedule"
+
+
+class TooManySchedules(LsmqError):
+    """So many schedules are in the shard that it takes no more."""
+
+    code = "too_many_schedules"
+
+
+class AlreadyDelivered(LsmqError):
+    """The delayed message is in its queue by now: it cannot be cancelled or rescheduled any more."""
+
+    code = "already_delivered"
 
 
 class DeliveriesAhead(LsmqError):
@@ -391,6 +436,15 @@ class DiskFull(Unavailable):
     """Writes are refused for want of disk space; reads go on."""
 
     code = "disk_full"
+
+
+class QuotaExceeded(Unavailable):
+    """The topic, or a queue of it, holds as much as it may; nothing is stored until there is room.
+
+    ``details`` carries ``topic``, ``option`` (the limit's name), ``limit``, ``held``, and ``queue`` where it is one's.
+    """
+
+    code = "quota_exceeded"
 
 
 class DocumentsFull(Unavailable):
@@ -534,22 +588,8 @@ def from_dict(body: dict[str, Any]) -> LsmqError:
     message = str(fields.pop("message", code))
     retriable = bool(fields.pop("retriable", False))
     fields.pop("refresh_route", None)
-    kind = _BY_CODE.get(code)
-    if kind is None:
+    if (kind := _BY_CODE.get(code)) is None:
         unknown = LsmqError(message, remote_code=code, **fields)
         unknown.retriable = retriable
         return unknown
     return kind(message, **fields)
-
-
-def differences(there: Mapping[str, Any], asked: Mapping[str, Any]) -> str:
-    """In words: what of a topic is not as it was asked for, such as ``queues is 8, not 4``."""
-    return "; ".join(
-        f"{name} is {_or(there.get(name), 'not set')}, not {_or(asked.get(name), 'left out')}"
-        for name in sorted(there.keys() | asked.keys())
-        if there.get(name) != asked.get(name)
-    )
-
-
-def _or(value: object, missing: str) -> object:
-    return missing if value is None else value

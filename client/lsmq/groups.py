@@ -64,7 +64,7 @@ __all__ = [
     "new_member_id",
 ]
 
-ResetTo = Literal["earliest", "latest"] | datetime | int | Mapping[int, int]
+ResetTo = Literal["earliest", "latest"] | datetime | int | Mapping[int, int] | Mapping[str, int]
 """An end of each queue, a moment (a number is milliseconds since 1970), or offsets by queue."""
 
 T = TypeVar("T")
@@ -173,22 +173,31 @@ class Group:
             return
 
     async def reset(
-        self, topic: str, to: ResetTo, queues: Iterable[int] | None = None, *, force: bool = False
+        self,
+        topic: str,
+        to: ResetTo,
+        queues: Iterable[int] | Iterable[str] | None = None,
+        *,
+        force: bool = False,
     ) -> dict[int, int]:
         """Have the group go on from somewhere else in ``queues``, or in all; the offset that each has now.
 
         A time means the first message stored at or after it; with offsets by queue ``queues`` is left out. Queues that
         nothing was ever sent to are left alone. Durable on return. Members that live go on from where they are until
         they are started again: raises ``GroupHasMembers`` unless ``force``. A group that is not there yet begins there.
+        In a named topic queues may be said by name, and what is returned goes by their numbers.
         """
+        named = (await self.client.topic(topic)).named
         if isinstance(to, str) and to not in ("earliest", "latest"):
             raise InvalidRequest(f"to is {to!r}; it must be 'earliest', 'latest', a time, or offsets by queue")
         if isinstance(to, Mapping):
             if queues is not None:
                 raise InvalidRequest("the queues stand in the mapping of offsets; leave queues out")
-            offsets = dict(to)
+            offsets = dict(zip(await self.client._numbers(topic, to), to.values(), strict=True))
         else:
-            bounds = await self.client.offsets(topic, queues, at_time=None if isinstance(to, str) else to)
+            all_there_are = queues is None and not named
+            chosen = None if all_there_are else await self.client._numbers(topic, queues)
+            bounds = await self.client.offsets(topic, chosen, at_time=None if isinstance(to, str) else to)
             targets = bounds.earliest if to == "earliest" else bounds.latest if to == "latest" else bounds.at_time
             offsets = {
                 queue: target

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
+from types import NoneType
 from typing import Any, NamedTuple, TypedDict
 
 import msgpack
@@ -13,6 +14,11 @@ import xxhash
 from lsmq.errors import InvalidBatch, InvalidRequest
 
 MAX_PRIORITY = 255
+MAX_DEDUPE_ID_BYTES = 255
+#: Ten years: a message can live so long at most. In a record, what is above it is a moment, no time to live.
+MAX_TTL_MS = 3653 * 86_400_000
+#: Ten years: a message can be delayed so long at most. In a record, what is not above it is a delay, the rest a time.
+MAX_DELAY_MS = 3653 * 86_400_000
 _SHOWN = 40
 
 Key = str | bytes
@@ -28,20 +34,31 @@ class MessageOptions(TypedDict, total=False):
     Attributes:
         key: messages of one key share a queue, and so keep their order.
         tag: a word to pick messages by.
-        queue: where it goes; chosen by ``key``, or in turn, when left out.
+        type: what kind of message it is, in a word; to pick messages by as well.
+        queue: where it goes; chosen by ``key``, or in turn, when left out. In a named topic its name, always.
         properties: names and values, text both.
         headers: names and bytes, in order; a name may come more than once.
         priority: 0 to 255.
         delete: the key is gone, and the message has no body.
+        ttl_ms: delivered for so long after it was stored, and not afterwards.
+        dedupe_id: text that names what the message says, up to 255 bytes: the second message with it in a queue is not
+            stored, within the topic's ``dedupe_window_ms``. Without key and queue it decides the queue.
+        delay_ms: it comes into its queue so long after it is stored, up to ten years.
+        deliver_at_ms: in place of that, when it comes, milliseconds since 1970; at once where that has passed.
     """
 
     key: Key | None
     tag: str | None
-    queue: int | None
+    type: str | None
+    queue: int | str | None
     properties: Mapping[str, str] | None
     headers: Iterable[tuple[str, bytes]]
     priority: int
     delete: bool
+    ttl_ms: int | None
+    dedupe_id: str | None
+    delay_ms: int | None
+    deliver_at_ms: int | None
 
 
 def key_hash(key: Key) -> int:
@@ -54,6 +71,48 @@ def tag_hash(tag: str) -> int:
     return (xxhash.xxh3_64_intdigest(tag.encode()) & 0xFFFFFFFF) or 1
 
 
+def type_hash(kind: str) -> int:
+    """As :func:`tag_hash`, of a message's type. Sits in ``TYPE_HASH``."""
+    return tag_hash(kind)
+
+
+def dedupe_hash(dedupe_id: str) -> int:
+    """128-bit hash of a deduplication id, never 0: XXH3 of its UTF-8 bytes. Sits in ``DEDUPE_HIGH`` and ``DEDUPE_LOW``.
+
+    Raises ``InvalidRequest`` unless it is text of 1 to 255 bytes.
+    """
+    if not isinstance(dedupe_id, str):
+        raise InvalidRequest(f"dedupe_id is {_named(dedupe_id)}; it must be text", field="dedupe_id")
+    raw = utf8(dedupe_id, "dedupe_id")
+    if not 1 <= len(raw) <= MAX_DEDUPE_ID_BYTES:
+        raise InvalidRequest(
+            f"dedupe_id has {len(raw)} bytes; it must have 1 to {MAX_DEDUPE_ID_BYTES}: hash longer ones",
+            field="dedupe_id",
+            limit=MAX_DEDUPE_ID_BYTES,
+        )
+    return xxhash.xxh3_128_intdigest(raw) or 1
+
+
+def check_not_later(due_ms: int) -> None:
+    """Raises ``InvalidRequest`` for a message with a deduplication id that is to come later."""
+    if due_ms:
+        raise InvalidRequest(
+            "dedupe_id is given with delay_ms or deliver_at_ms; a message that comes later is not looked for by its "
+            "id: give one of the two",
+            field="dedupe_id",
+        )
+
+
+def named_dedupe_hash(hashed: int, queue: str) -> int:
+    """:func:`dedupe_hash` in a queue that has a name: so it is another one, whatever number names get in time."""
+    return hashed ^ xxhash.xxh3_128_intdigest(queue.encode()) or 1
+
+
+def dedupe_queue(hashed: int, queues: int) -> int:
+    """The queue of a message with neither queue nor key, by its id's hash: a retry must go where the first one went."""
+    return (hashed & 0xFFFFFFFFFFFFFFFF) % queues
+
+
 def message_id(topic_id: int, queue: int, offset: int) -> str:
     """The id of a message: 32 hex digits, made of topic id (8), queue (8) and offset (16).
 
@@ -61,6 +120,20 @@ def message_id(topic_id: int, queue: int, offset: int) -> str:
     message without an index.
     """
     return f"{topic_id:08x}{queue:08x}{offset:016x}"
+
+
+def delayed_id(shard: int, due_ms: int, offset: int) -> str:
+    """The id of a message that is not due yet: where it is kept until then. It is no other message's id."""
+    return f"{0x4000 | shard:04x}{due_ms:012x}{offset:016x}"
+
+
+def due_of_id(id: str) -> int | None:
+    """When the message is due whose :func:`delayed_id` this is; None for other messages' ids."""
+    try:
+        topic_id, queue, _ = parse_message_id(id)
+    except ValueError:
+        return None
+    return (topic_id & 0xFFFF) << 32 | queue if topic_id >> 30 == 1 else None
 
 
 def parse_message_id(text: str) -> tuple[int, int, int]:
@@ -77,7 +150,7 @@ class Message:
     ``topic_id`` is what the cluster numbers the topic by; no two topics ever have the same. ``offset`` counts from 0 in
     its queue without gaps. ``stored_ms`` is the broker's clock, milliseconds since 1970. ``properties`` maps strings to
     strings; ``headers`` are names and bytes, in order. ``delete``: the message says that its key is gone; its body is
-    empty.
+    empty. ``expires_ms``: from when on it is not delivered any more, by the broker's clock; ``None`` for never.
     """
 
     topic: str
@@ -92,6 +165,13 @@ class Message:
     stored_ms: int = 0
     headers: Headers = ()
     delete: bool = False
+    type: str | None = None
+    expires_ms: int | None = None
+
+    @property
+    def queue_name(self) -> str | None:
+        """In a named topic, the name of its queue; ``queue`` is then the number that this has."""
+        return None
 
     @property
     def id(self) -> str:
@@ -103,13 +183,37 @@ class Message:
         return self.body.decode()
 
 
+@dataclass(frozen=True, slots=True)
+class NamedMessage(Message):
+    """A message of a named topic. ``name``: of its queue."""
+
+    name: str = ""
+
+    @property
+    def queue_name(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class FoundMessages:
+    """A page of messages that were found: by a key newest first, else by queue and offset.
+
+    ``next`` is what the next page comes ``after``, and None where there is nothing more; a page may be short, or empty,
+    and have a next one all the same. ``explain`` says what each shard looked at, where that was asked for.
+    """
+
+    messages: Sequence[Message]
+    next: str | None = None
+    explain: Sequence[Mapping[str, int]] = ()
+
+
 def body_bytes(body: object) -> bytes:
     """A body as a record holds it: text as UTF-8, what is like bytes copied. Raises ``InvalidRequest`` for all else."""
     match body:
         case bytes():
             return body
         case str():
-            return _utf8(body, "body")
+            return utf8(body, "body")
         case bytearray() | memoryview():
             return bytes(body)
         case None:
@@ -123,7 +227,7 @@ def body_bytes(body: object) -> bytes:
 def check_key(key: object) -> None:
     """Raises ``InvalidRequest`` unless it is text or bytes."""
     if isinstance(key, str):
-        _utf8(key, "key")
+        utf8(key, "key")
     elif not isinstance(key, bytes):
         raise InvalidRequest(f"key is {_named(key)}; it must be text or bytes: make it so first, such as with str(key)")
 
@@ -132,7 +236,25 @@ def check_tag(tag: object) -> None:
     """Raises ``InvalidRequest`` unless it is text."""
     if not isinstance(tag, str):
         raise InvalidRequest(f"tag is {_named(tag)}; it must be text")
-    _utf8(tag, "tag")
+    utf8(tag, "tag")
+
+
+def check_type(kind: object) -> None:
+    """Raises ``InvalidRequest`` unless it is text."""
+    if not isinstance(kind, str):
+        raise InvalidRequest(f"type is {_named(kind)}; it must be text", field="type")
+    utf8(kind, "type")
+
+
+def check_ttl(ttl_ms: object) -> None:
+    """Raises ``InvalidRequest`` unless it is a time to live that a record can hold."""
+    if type(ttl_ms) is not int or not 1 <= ttl_ms <= MAX_TTL_MS:
+        raise InvalidRequest(
+            f"ttl_ms is {_named(ttl_ms)}; it must be a whole number of milliseconds from 1 to {MAX_TTL_MS} (ten "
+            "years): leave it out for a message that does not expire",
+            field="ttl_ms",
+            limit=MAX_TTL_MS,
+        )
 
 
 def check_many(messages: object) -> None:
@@ -160,7 +282,8 @@ def whole_queue(queue: object, whose: str = "queue") -> int:
         raise InvalidRequest(f"{whose} is {_named(queue)}; it must be a whole number") from error
 
 
-def _utf8(text: str, name: str) -> bytes:
+def utf8(text: str, name: str) -> bytes:
+    """Raises ``InvalidRequest``, which calls the text ``name``, for half a surrogate pair."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -182,6 +305,31 @@ def check_extras(properties: Mapping[str, str] | None, priority: int) -> None:
     for name, value in properties.items() if properties else ():
         if not isinstance(name, str) or not isinstance(value, str):
             raise InvalidRequest(f"the property {name!r} is {value!r}; names and values of properties must be text")
+
+
+def due_value(delay_ms: object, deliver_at_ms: object, now_ms: int) -> int:
+    """When a message comes, as a record says it: a delay, or milliseconds since 1970; 0 for at once.
+
+    Raises ``InvalidRequest`` for both, for what is no whole number, and for more than ``MAX_DELAY_MS``.
+    """
+    for name, value in (("delay_ms", delay_ms), ("deliver_at_ms", deliver_at_ms)):
+        if value is not None and (type(value) is not int or value < 0):
+            raise InvalidRequest(f"{name} is {_named(value)}; it must be a whole number, 0 or more", field=name)
+    if delay_ms and deliver_at_ms:
+        raise InvalidRequest("delay_ms is given beside deliver_at_ms; give one of the two", field="delay_ms")
+    delay, at = int(delay_ms or 0), int(deliver_at_ms or 0)  # type: ignore[call-overload]  # Checked above.
+    if delay > MAX_DELAY_MS or at > now_ms + MAX_DELAY_MS:
+        name, limit = ("delay_ms", MAX_DELAY_MS) if delay else ("deliver_at_ms", now_ms + MAX_DELAY_MS)
+        raise InvalidRequest(
+            f"{name} is {delay or at}; the limit is {limit}, ten years: send it later", field=name, limit=limit
+        )
+    return delay or (at if at > MAX_DELAY_MS else 0)  # What looks like a delay was due before 1981.
+
+
+def due_time(value: int, stored_ms: int) -> int:
+    """When a record with :func:`due_value` is due that was stored then; 0 where it was at once."""
+    due_ms = value + stored_ms if value <= MAX_DELAY_MS else value
+    return due_ms if value and due_ms > stored_ms else 0
 
 
 def check_headers(headers: Iterable[tuple[str, bytes]]) -> Headers:
@@ -214,15 +362,28 @@ class RecordHeader(NamedTuple):
     tag: str | None = None
     properties: dict[str, str] = {}  # noqa: RUF012  # Nobody changes what was decoded.
     headers: Headers = ()
+    type: str | None = None
 
 
 _NO_HEADER = RecordHeader()
+# Made once: checking a record's header is a good part of what reading a message costs.
+_KEY_OR_NONE = (str, bytes, NoneType)
+_TEXT_OR_NONE = (str, NoneType)
+_DICT_OR_NONE = (dict, NoneType)
+_LIST_OR_NONE = (list, NoneType)
 
 
 def encode_header(
-    key: Key | None, tag: str | None, properties: Mapping[str, str] | None, headers: Headers | None = None
+    key: Key | None,
+    tag: str | None,
+    properties: Mapping[str, str] | None,
+    headers: Headers | None = None,
+    kind: str | None = None,
 ) -> bytes:
-    """A record's header bytes; empty when there is nothing to say."""
+    """A record's header bytes; empty when there is nothing to say. ``kind`` is the message's type."""
+    if kind is not None:
+        flat = [part for pair in headers or () for part in pair] or None
+        return msgpack.packb([key, tag, dict(properties) if properties else None, flat, kind])  # type: ignore[no-any-return]
     if headers:
         flat = [part for pair in headers for part in pair]
         return msgpack.packb([key, tag, dict(properties or {}), flat])  # type: ignore[no-any-return]
@@ -250,11 +411,18 @@ def decode_header(header: bytes | memoryview) -> RecordHeader:
         raise InvalidBatch(f"a record's header of {len(header)} bytes is not msgpack") from error
     if not isinstance(fields, list):
         raise InvalidBatch(f"a record's header of {len(header)} bytes is not a msgpack array")
-    key, tag, properties, flat = (*fields, None, None, None, None)[:4]
-    for value, kind in ((key, str | bytes), (tag, str), (properties, dict), (flat, list)):
-        if value is not None and not isinstance(value, kind):
-            raise InvalidBatch("a record's header is not an array of key, tag, properties and headers")
-    return RecordHeader(key, tag, properties or {}, _pairs(flat) if flat else ())
+    if len(fields) == 1 and type(fields[0]) is str:  # A key and no more is what most messages have.
+        return RecordHeader(fields[0])
+    key, tag, properties, flat, own_type = (*fields, None, None, None, None, None)[:5]
+    if not (
+        isinstance(key, _KEY_OR_NONE)
+        and isinstance(tag, _TEXT_OR_NONE)
+        and isinstance(properties, _DICT_OR_NONE)
+        and isinstance(flat, _LIST_OR_NONE)
+        and isinstance(own_type, _TEXT_OR_NONE)
+    ):
+        raise InvalidBatch("a record's header is not an array of key, tag, properties, headers and type")
+    return RecordHeader(key, tag, properties or {}, _pairs(flat) if flat else (), own_type)
 
 
 def _pairs(flat: list[object]) -> Headers:

@@ -6,13 +6,14 @@ import asyncio
 import logging
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import NamedTuple, Self, Unpack
+from typing import Self, Unpack
 
 from lsmq import runtime
-from lsmq._receipts import PendingBatch, Receipt, Receipts, Sent
-from lsmq._shard_sender import ProducerStats, SenderOptions, ShardSender
+from lsmq._message_parts import NO_EXTRAS, Body, Extras, parts_of
+from lsmq._receipts import NamedPendingBatch, PendingBatch, Receipt, Receipts, Sent, stored_before
+from lsmq._shard_sender import Identity, ProducerStats, SenderOptions, ShardSender
 from lsmq._unclosed_producers import open_producers, warn_of_unclosed
 from lsmq.background_tasks import BackgroundTasks
 from lsmq.client import Client
@@ -25,25 +26,25 @@ from lsmq.errors import (
     TopicReplaced,
 )
 from lsmq.messages import (
-    Headers,
     Key,
     MessageOptions,
     body_bytes,
-    check_delete,
-    check_extras,
-    check_headers,
     check_key,
     check_many,
     check_tag,
+    dedupe_queue,
+    due_value,
     encode_header,
     header_bound,
     key_and_body,
     key_hash,
+    named_dedupe_hash,
     whole_queue,
 )
 from lsmq.partitioners import Partitioner
+from lsmq.queue_names import check_queue_name, queue_slot
 from lsmq.record_batch import BatchBuilder, Codec
-from lsmq.topics import Ack, Topic
+from lsmq.topics import Ack, Topic, most_at_once
 
 DEFAULT_LINGER_MS = 5
 DEFAULT_BATCH_BYTES = 1 << 20
@@ -55,49 +56,9 @@ _OVERHEAD_BYTES = BatchBuilder.RECORD_OVERHEAD_BYTES
 _REMEMBERED_FAILURES = 1024
 _log = logging.getLogger("lsmq")
 
-Body = bytes | bytearray | memoryview | str
 
-
-class Extras(NamedTuple):
-    """What few messages have, checked."""
-
-    properties: Mapping[str, str] | None = None
-    headers: Headers = ()
-    priority: int = 0
-    delete: bool = False
-
-
-_NO_EXTRAS = Extras()
-
-
-Parts = tuple[Body, Key | None, str | None, int | None, Extras | None]
-
-
-def _parts(body: Body, options: MessageOptions) -> Parts:
-    """A message as it is added to a batch. Raises ``InvalidRequest`` for extras that no record can hold."""
-    key, tag, queue = options.get("key"), options.get("tag"), options.get("queue")
-    if len(options) > (key is not None) + (tag is not None) + (queue is not None):
-        return _with_extras(body, **options)
-    return body, key, tag, queue, None
-
-
-def _with_extras(
-    body: Body,
-    *,
-    key: Key | None = None,
-    tag: str | None = None,
-    queue: int | None = None,
-    properties: Mapping[str, str] | None = None,
-    headers: Iterable[tuple[str, bytes]] = (),
-    priority: int = 0,
-    delete: bool = False,
-) -> Parts:
-    if not (properties or headers or delete) and type(priority) is int and priority == 0:
-        return body, key, tag, queue, None
-    check_extras(properties, priority)
-    if delete:
-        check_delete(key, body)
-    return body, key, tag, queue, Extras(properties, check_headers(headers), priority, delete)
+def _no_queue(key: Key | None, body: bytes, queues: int) -> int:
+    raise InvalidRequest("the topic has queues with names, and the message names none; say queue='...'")
 
 
 class Producer:
@@ -116,7 +77,8 @@ class Producer:
     ``TopicReplaced`` from then on.
 
     ``ack`` is ``"quorum"`` or ``"leader"``, or the topic's own when left out. ``partitioner`` chooses the
-    queue of a message that names none (see :mod:`lsmq.partitioners`). ``codec`` compresses batches.
+    queue of a message that names none (see :mod:`lsmq.partitioners`). ``codec`` compresses batches. In a named topic
+    every message names its queue, which is there from its first message on.
 
     Use it as ``async with Producer(client, topic) as producer``: leaving the block flushes. Belongs to one
     event loop; any number of its tasks may send. What one holds that is never closed is lost when its event loop
@@ -169,6 +131,7 @@ class Producer:
             codec,
         )
         self._topic: Topic | None = None
+        self._named = False
         self._queues = self._key_queues = 0
         self._next_queue = 0
         self._senders: dict[int, ShardSender] = {}
@@ -183,6 +146,7 @@ class Producer:
         self._replaced: TopicReplaced | None = None
         self._closed = False
         self._closing = asyncio.Lock()  # who closes it a second time waits for the first
+        self._identity_of: Callable[[int], Identity] | None = None  # by shard, of a group
         open_producers.add(self)
 
     # Life
@@ -195,6 +159,13 @@ class Producer:
             topic = await self._client.topic(self._name)
             if self._topic is not None or self._closed:
                 return  # Another task has started it meanwhile.
+            if topic.named and self._partitioner is not None:
+                raise InvalidRequest(
+                    f"topic {topic.name!r} has queues with names, which no partitioner chooses: leave partitioner out,"
+                    " and name the queue of each message"
+                )
+            if topic.named:
+                self._partitioner = _no_queue
             self._take(topic)
             self._client._router.follow(topic.name)
             self._client._router.table.listen(self._notice)
@@ -204,8 +175,10 @@ class Producer:
     def _take(self, topic: Topic) -> None:
         """The topic is so large from now on."""
         self._topic = topic
+        self._named = topic.named
         self._queues, self._key_queues = topic.queues, topic.key_queues
-        self._batch_bytes = min(self._batch_bytes, topic.max_batch_bytes or self._batch_bytes)
+        self._batch_messages, self._batch_bytes = most_at_once(topic, MAX_BATCH_MESSAGES, self._batch_bytes)
+        self._ids_apart = not topic.options.get("dedupe_window_ms")
         self._range_firsts = [route.first for route in topic.routes]
         self._range_senders = [None] * (len(topic.routes) or 1)
 
@@ -310,28 +283,33 @@ class Producer:
         """Accept one message; waits only while the buffer is full. Await the receipt for its offset.
 
         The body is text, which is sent as UTF-8, or bytes, or like bytes. ``options`` are ``key``, ``tag``, ``queue``,
-        ``properties``, ``headers``, ``priority`` and ``delete``: see :class:`lsmq.messages.MessageOptions`. Raises
-        ``InvalidRequest``, ``MessageTooLarge``, ``UnknownQueue`` and ``ClientClosed`` at once.
+        ``properties``, ``headers``, ``priority``, ``type``, ``ttl_ms``, ``delete``, ``delay_ms``, ``deliver_at_ms`` and
+        ``dedupe_id``: see :class:`lsmq.messages.MessageOptions`. Raises ``InvalidRequest``, ``MessageTooLarge``,
+        ``UnknownQueue`` and ``ClientClosed`` at once.
         """
         if self._topic is None:
             await self.start()
-        queue = options.get("queue")
-        simple = len(options) == (queue is not None)  # as most are: nothing but a body, or a queue
-        message = (body, None, None, queue, None) if simple else _parts(body, options)
+        key = tag = extras = None
+        if options:
+            body, key, tag, queue, extras = parts_of(body, options)
+        else:
+            queue = None
         if not self._space_turn.locked():
             try:
-                receipt = self._receipt(self._add(*message))
+                batch = self._add(body, key, tag, queue, extras)
             except BufferFull:
                 pass
             else:
-                if receipt._index == 0:
+                assert self._topic is not None
+                index = len(batch.queues) - 1
+                if index == 0:
                     await asyncio.sleep(0)  # A new batch: let the batches before it get under way.
-                return receipt
+                return Receipt(batch, index, self._topic.id)
         async with self._space_turn:
             while True:
                 self._space.clear()
                 try:
-                    return self._receipt(self._add(*message))
+                    return self._receipt(self._add(body, key, tag, queue, extras))
                 except BufferFull:
                     await self._space.wait()
 
@@ -341,7 +319,7 @@ class Producer:
 
     def send_nowait(self, body: Body, **options: Unpack[MessageOptions]) -> Receipt:
         """Like :meth:`send`, but raises ``BufferFull`` where that would wait. Must be started."""
-        return self._receipt(self._add(*_parts(body, options)))
+        return self._receipt(self._add(*parts_of(body, options)))
 
     def _receipt(self, batch: PendingBatch) -> Receipt:
         """Of the last message of ``batch``."""
@@ -353,7 +331,9 @@ class Producer:
         messages: Iterable[Body | tuple[Key | None, Body]],
         *,
         tag: str | None = None,
-        queue: int | None = None,
+        queue: int | str | None = None,
+        delay_ms: int | None = None,
+        deliver_at_ms: int | None = None,
     ) -> Receipts:
         """Accept many messages, each a body or a pair of key and body; waits while the buffer is full.
 
@@ -361,6 +341,8 @@ class Producer:
         at once; those before it are accepted.
         """
         check_many(messages)
+        due_ms = due_value(delay_ms, deliver_at_ms, runtime.wall_ms())
+        extras = Extras(due_ms=due_ms) if due_ms else None
         if self._topic is None:
             await self.start()
         assert self._topic is not None
@@ -372,10 +354,12 @@ class Producer:
             for message in messages:
                 key, body = key_and_body(message) if isinstance(message, tuple) else (None, message)
                 try:
-                    batch = add(body, key, tag, queue, None)
+                    batch = add(body, key, tag, queue, extras)
                 except BufferFull:
                     # The receipt must not hold a run that another task adds to meanwhile.
-                    batch = (await self.send(body, key=key, tag=tag, queue=queue))._batch
+                    later: MessageOptions = {"delay_ms": delay_ms, "deliver_at_ms": deliver_at_ms} if due_ms else {}
+                    options: MessageOptions = {"key": key, "tag": tag, "queue": queue, **later}
+                    batch = (await self.send(body, **options))._batch
                 place = len(batch.queues) - 1
                 if batch is last and place == index:
                     index += 1
@@ -395,7 +379,7 @@ class Producer:
         body: Body,
         key: Key | None,
         tag: str | None,
-        queue: int | None,
+        queue: int | str | None,
         extras: Extras | None,
     ) -> PendingBatch:
         """Put a message into the open batch of its shard; the batch it is now the last of."""
@@ -408,13 +392,14 @@ class Producer:
         if tag is not None and not (type(tag) is str and tag.isascii()):
             check_tag(tag)
         size_bytes = len(body)
-        properties, headers, priority, delete = _NO_EXTRAS if extras is None else extras
-        if properties or headers:
-            size_bytes += len(encode_header(key, tag, properties, headers))
+        found = NO_EXTRAS if extras is None else extras
+        properties, headers, priority, delete, kind, ttl_ms, due_ms, dedupe, position = found
+        if properties or headers or kind is not None:
+            size_bytes += len(encode_header(key, tag, properties, headers, kind))
         elif key is not None or tag is not None:
             size_bytes += header_bound(key, tag)
         if size_bytes > self._max_message_bytes:
-            size_bytes = len(body) + len(encode_header(key, tag, properties, headers))
+            size_bytes = len(body) + len(encode_header(key, tag, properties, headers, kind))
             if size_bytes > self._max_message_bytes:
                 raise self._too_large(size_bytes, "max_message_bytes", self._max_message_bytes)
         size_bytes += _OVERHEAD_BYTES
@@ -427,10 +412,16 @@ class Producer:
                 limit_bytes=self._max_buffer_bytes,
             )
         hashed: int | None = None
+        name: str | None = None
         in_turn = False
         if queue is not None:
-            if type(queue) is not int:
-                queue = whole_queue(queue)
+            if type(queue) is not int or self._named:
+                if self._named:
+                    name = check_queue_name(queue)
+                    queue = queue_slot(name)
+                    size_bytes += len(name)
+                else:
+                    queue = whole_queue(queue)
             self._topic.check_queue(queue)
         elif self._partitioner is not None:
             queue = self._partitioner(key, body, self._queues if key is None else self._key_queues)
@@ -439,30 +430,60 @@ class Producer:
         elif key is not None:
             hashed = key_hash(key)
             queue = hashed % self._key_queues
+        elif dedupe:
+            queue = dedupe_queue(dedupe, self._key_queues)
+        elif position is not None:
+            queue = position % self._key_queues  # As whoever sends it again chooses.
         else:
             queue = self._next_queue
             in_turn = True
         sender = self._range_senders[bisect_right(self._range_firsts, queue) - 1] or self._sender(queue)
+        if position is not None:
+            if sender.identity_position is not None and position <= sender.identity_position:
+                return stored_before(queue)
+            if sender.position is not None and position <= sender.position:
+                raise InvalidRequest(
+                    f"position is {position}, and a message of {sender.position} was sent before; positions grow",
+                    field="position",
+                )
         batch = sender.open
         if batch is None:
             batch = sender.start_batch()
-        elif batch.reserved_bytes + size_bytes > self._batch_bytes or len(batch.queues) >= MAX_BATCH_MESSAGES:
+        elif (
+            batch.reserved_bytes + size_bytes > self._batch_bytes
+            or len(batch.queues) >= self._batch_messages
+            or (self._ids_apart and batch.has_ids != (dedupe != 0))  # Those with ids are refused, and no others.
+        ):
             sender.close_batch()
             if in_turn:
                 return self._add(body, key, tag, None, extras)  # It is the next queue's turn.
             batch = sender.start_batch()
         assert batch.builder is not None
-        batch.builder.add(
-            queue,
-            body,
-            key=key,
-            tag=tag,
-            priority=priority,
-            properties=properties,
-            headers=headers,
-            delete=delete,
-            key_hash_hint=hashed,
-        )
+        if name is not None:
+            assert isinstance(batch, NamedPendingBatch)
+            queue = batch.place(name)
+            dedupe = dedupe and named_dedupe_hash(dedupe, name)
+        if key is None and tag is None and extras is None:
+            batch.builder.add_body(queue, body)
+        else:
+            batch.builder.add(
+                queue,
+                body,
+                key=key,
+                tag=tag,
+                priority=priority,
+                properties=properties,
+                headers=headers,
+                delete=delete,
+                kind=kind,
+                ttl_ms=ttl_ms,
+                due_ms=due_ms,
+                key_hash_hint=hashed,
+                dedupe_hash=dedupe,
+            )
+        if position is not None:
+            batch.position = sender.position = position
+        batch.has_ids |= dedupe != 0
         batch.reserved_bytes += size_bytes
         self._buffered_bytes += size_bytes
         return batch
@@ -476,8 +497,9 @@ class Producer:
         shard = route.shard
         sender = self._senders.get(shard)
         if sender is None:
+            identity = None if self._identity_of is None else self._identity_of(shard)
             sender = self._senders[shard] = ShardSender(
-                self._client._router, self._topic, shard, self._options, self._on_closed, self._on_settled
+                self._client._router, self._topic, shard, self._options, self._on_closed, self._on_settled, identity
             )
             self._background.begin(sender.run(), f"lsmq producer {self._name} shard {shard}")
         self._range_senders[self._topic.routes.index(route)] = sender

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from lsmq import runtime
@@ -15,6 +15,7 @@ from lsmq._work_in_progress import WorkInProgress
 from lsmq.background_tasks import BackgroundTasks, as_lsmq_error
 from lsmq.client import Client
 from lsmq.errors import ClientClosed, InvalidRequest
+from lsmq.filters import MessageFilter
 from lsmq.group_values import Ranges
 from lsmq.push_streams import PushStreams
 from lsmq.record_batch import Message
@@ -40,6 +41,9 @@ class PushConsumer(MessageConsumer):
     Each node sends at most ``credit`` messages and ``credit_bytes`` that are not acknowledged: that bounds memory on
     both sides. A node ends a stream of which nothing is acknowledged for ``ack_timeout_ms`` (0: never).
 
+    ``tag``, ``type`` and ``filter`` say which messages it is sent, as :class:`lsmq.Consumer` has them; the others count
+    as handled.
+
     Streams that end are made anew, at other nodes if need be, for ever, and it is warned of (see
     :class:`lsmq.Client`); what does not pass, or not within ``deadline_ms`` where that is given, is raised by the next
     read. Use it as ``async with PushConsumer(client, topic, group=...) as consumer``; it belongs to
@@ -59,7 +63,11 @@ class PushConsumer(MessageConsumer):
         credit_bytes: int = DEFAULT_CREDIT_BYTES,
         ack_timeout_ms: int = DEFAULT_ACK_TIMEOUT_MS,
         deadline_ms: int | None = None,
+        tag: str | Iterable[str] | None = None,
+        type: str | Iterable[str] | None = None,
+        filter: str | None = None,
     ) -> None:
+        picked = MessageFilter.of(tag, type, filter)
         if mode not in ("clustered", "broadcast") or start not in ("earliest", "latest"):
             raise InvalidRequest("mode must be 'clustered' or 'broadcast', start 'earliest' or 'latest'")
         if min(credit, credit_bytes) < 1:
@@ -78,6 +86,7 @@ class PushConsumer(MessageConsumer):
             "credit_bytes": str(credit_bytes),
             "ack_timeout_ms": str(ack_timeout_ms),
             **({} if subscriber is None else {"subscriber": subscriber}),
+            **({} if picked is None else picked.to_query()),
         }
         self._buffer = PushBuffer(topic, self._lost)
         self._streams: PushStreams | None = None

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import accumulate, compress, repeat
 from operator import add, gt
 from typing import Any
@@ -33,13 +34,18 @@ from lsmq.batch_builder import (
 )
 from lsmq.errors import CorruptFile, InvalidBatch
 from lsmq.messages import (
+    MAX_DELAY_MS,
+    MAX_TTL_MS,
     Message,
+    NamedMessage,
     decode_header,
+    delayed_id,
     encode_header,
     key_hash,
     message_id,
     parse_message_id,
     tag_hash,
+    type_hash,
     unreadable,
 )
 
@@ -48,7 +54,9 @@ __all__ = [
     "COLUMN_BYTES",
     "HEADER",
     "HEADER_BYTES",
+    "MAX_DELAY_MS",
     "MAX_RECORDS",
+    "MAX_TTL_MS",
     "VERSION",
     "BatchBuilder",
     "Codec",
@@ -57,6 +65,7 @@ __all__ = [
     "Message",
     "RecordBatch",
     "decode_header",
+    "delayed_id",
     "encode_batch",
     "encode_column",
     "encode_header",
@@ -65,10 +74,11 @@ __all__ = [
     "parse_message_id",
     "split_batches",
     "tag_hash",
+    "type_hash",
     "verify_batches",
 ]
 
-_NOT_A_MESSAGE = Flag.TOMBSTONE | Flag.POSITION | Flag.ELSEWHERE
+_NOT_A_MESSAGE = Flag.TOMBSTONE | Flag.POSITION | Flag.ELSEWHERE | Flag.NAMES
 
 
 class RecordBatch:
@@ -168,9 +178,9 @@ class RecordBatch:
         if Column.HEADER_LENGTH in self.directory and any(map(gt, header_lengths, lengths)):
             raise InvalidBatch("a record's header is longer than the record")
 
-    def rows(self, topic_id: int = 0) -> Iterator[tuple[int, int, int, int, int, int, int, int, int]]:
+    def rows(self, topic_id: int = 0) -> Iterator[tuple[int, int, int, int, int, int, int, int, int, int]]:
         """Of each message, in batch order: topic id, queue, offset, start, body's start, end, stored_ms, priority,
-        flags.
+        flags, expires_ms (0: never).
 
         Its bytes are ``payload[start:end]``, header first. ``topic_id`` stands for a topic that the batch does not
         say. Tombstones and positions are passed over. Raises ``InvalidBatch`` as :meth:`check_lengths`.
@@ -188,19 +198,52 @@ class RecordBatch:
             self.column(Column.STORED_MS),
             self.column(Column.PRIORITY),
             flags := self.column(Column.FLAGS),
+            self.column(Column.EXPIRES_MS),
             strict=True,
         )
         if Column.FLAGS not in self.directory:
             return rows
         return compress(rows, [not bits & _NOT_A_MESSAGE for bits in flags])
 
+    def of_messages(self, column: int) -> Sequence[int]:
+        """A column's values for what :meth:`rows` gives."""
+        values = self.column(column)
+        if Column.FLAGS not in self.directory:
+            return values
+        return [
+            value for value, bits in zip(values, self.column(Column.FLAGS), strict=True) if not bits & _NOT_A_MESSAGE
+        ]
+
+    def texts(self) -> list[str]:
+        """What each record has in the payload, which is text: the names of a batch that has names.
+
+        Raises ``InvalidBatch`` where it is none.
+        """
+        self.check_lengths()
+        ends = list(accumulate(self.column(Column.LENGTH)))
+        payload = self.payload.tobytes()
+        try:
+            return [payload[start:end].decode() for start, end in zip([0, *ends], ends, strict=False)]
+        except UnicodeDecodeError as error:
+            raise InvalidBatch(f"a name is not UTF-8: {error.reason}") from error
+
     def messages(
-        self, topic: str, topic_id: int = 0, spans: Mapping[int, tuple[int, int]] | None = None
+        self,
+        topic: str,
+        topic_id: int = 0,
+        spans: Mapping[int, tuple[int, int]] | None = None,
+        names: Mapping[int, str] | None = None,
     ) -> Iterator[Message]:
-        """The messages, in batch order; with ``spans`` those of topic ``topic_id`` in these offsets of the queues."""
+        """The messages, in batch order; with ``spans`` those of topic ``topic_id`` in these offsets of the queues.
+
+        ``names`` are those of the queues, where they have some.
+        """
+        make: Callable[..., Message] = Message
+        if names is not None:
+            make = partial(_named, names)
         payload = self.payload
         deletes = int(Flag.DELETE)
-        for owner, queue, offset, start, body_at, end, stored_ms, priority, flags in self.rows(topic_id):
+        for owner, queue, offset, start, body_at, end, stored_ms, priority, flags, expires_ms in self.rows(topic_id):
             if spans is not None:
                 span = spans.get(queue)
                 if span is None or not span[0] <= offset < span[1] or owner != topic_id:
@@ -209,14 +252,33 @@ class RecordBatch:
             body = payload[body_at:end].tobytes()
             if body_at > start:
                 try:
-                    key, tag, properties, headers = decode_header(payload[start:body_at])
+                    key, tag, properties, headers, kind = decode_header(payload[start:body_at])
                 except InvalidBatch as error:
                     raise unreadable(error, topic, queue, offset) from error
-                yield Message(
-                    topic, queue, offset, owner, body, key, tag, priority, properties, stored_ms, headers, delete
-                )
             else:
-                yield Message(topic, queue, offset, owner, body, None, None, priority, {}, stored_ms, (), delete)
+                key, tag, properties, headers, kind = None, None, {}, (), None
+            expires = expires_ms or None
+            yield make(
+                topic,
+                queue,
+                offset,
+                owner,
+                body,
+                key,
+                tag,
+                priority,
+                properties,
+                stored_ms,
+                headers,
+                delete,
+                kind,
+                expires,
+            )
+
+
+def _named(names: Mapping[int, str], topic: str, queue: int, *fields: Any) -> NamedMessage:
+    values: tuple[Any, ...] = (topic, queue, *fields, names[queue])
+    return NamedMessage(*values)
 
 
 class _Constant(Sequence[int]):

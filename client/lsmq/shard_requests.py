@@ -12,7 +12,7 @@ from typing import Any
 
 from lsmq._paths import topic_path
 from lsmq._retries import Deadline
-from lsmq._transport import BATCH, BATCHES
+from lsmq._transport import BATCH, BATCHES, NAMED_BATCH
 from lsmq.client import Client
 from lsmq.topics import Offsets, Topic
 
@@ -64,7 +64,10 @@ class ShardRequests:
         return answer.body
 
     async def store(self, topic: Topic, shard: int, batch: bytes, ack: str | None = None) -> bool:
-        """Send a packed record batch, the same bytes until they are stored; whether they had been stored before."""
+        """Send a packed record batch, the same bytes until they are stored; whether they had been stored before.
+
+        To a topic whose queues have names the batch has them before it: see ``docs/formats/record-batch.md``.
+        """
         answer = await self._router.ask_leader(
             topic,
             shard,
@@ -72,7 +75,7 @@ class ShardRequests:
             f"{topic_path(topic.name)}/batches",
             params={"ack": ack} if ack else None,
             body=batch,
-            content_type=BATCH,
+            content_type=NAMED_BATCH if topic.named else BATCH,
             accept=BATCH,
             deadline=Deadline(self._client.deadline_ms),
         )

@@ -5,19 +5,48 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from lsmq.errors import LsmqError, UnknownQueue
+from lsmq.queue_names import NAMED, NUMBER_BITS, SLOTS
 
 DEFAULT_MAX_MESSAGE_BYTES = 1 << 20
 
 Ack = Literal["quorum", "leader"]
 """When a write counts as stored: on the disk of every replica in sync, or of the leader alone."""
 
+
+Overflow = Literal["refuse", "drop_oldest", "drop_newest", "drop_lowest_priority", "drop_nearest_deadline"]
+OnDiskFull = Literal["refuse", "drop_oldest"]
+"""What happens at a limit: new messages are refused, or the oldest make room."""
+
+
+class TopicChanges(TypedDict, total=False):
+    """Options of a topic that can be changed: what is left out stays, None takes one away."""
+
+    retention_ms: int | None
+    retention_bytes: int | None
+    ack: Ack | None
+    max_message_bytes: int | None
+    dedupe_window_ms: int | Literal["forever"] | None
+    retention_messages: int | None
+    max_messages: int | None
+    max_bytes: int | None
+    queue_max_messages: int | None
+    overflow: Overflow | None
+    on_disk_full: OnDiskFull | None
+    delete_consumed: bool | None
+    ttl_ms: int | None
+    cleanup: Literal["delete", "compact"] | None
+    delete_retention_ms: int | None
+
+
 # The id of the topic that a request means by its name. A node that knows another one under that name refuses.
 TOPIC_ID_HEADER = "Lsmq-Topic-Id"
 #: In an answer to a fetch: what the next request goes on with.
 FETCH_SESSION_HEADER = "Lsmq-Fetch-Session"
+#: What is to become of a request for a shard that the node does not lead: ``pass``, ``redirect`` or ``refuse``.
+FORWARD_HEADER = "Lsmq-Forward"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +71,9 @@ class Topic:
     ``max_message_bytes`` is the limit in force: the topic's own, else the node's where it says so, else
     the default of 1 MiB. It counts key, tag and properties along with the body. ``max_batch_bytes`` is what the
     messages of one batch may have together, where the node says so.
+
+    A ``named`` topic has a queue for each name that was used (:mod:`lsmq.queue_names`); its ``queues`` are the slots
+    that names lie in, and so are those of its routes.
     """
 
     name: str
@@ -52,6 +84,7 @@ class Topic:
     routes: tuple[Route, ...]
     max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES
     max_batch_bytes: int | None = None
+    named: bool = False
     _firsts: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -80,15 +113,17 @@ class Topic:
             options = dict(fields.get("options") or {})
             limit = options.get("max_message_bytes") or fields.get("max_message_bytes")
             batch_limit = fields.get("max_batch_bytes")
+            named = fields["queues"] == NAMED or bool(fields.get("named"))
             return cls(
                 str(fields["name"]),
                 int(fields["id"]),
-                int(fields["queues"]),
+                SLOTS if named else int(fields["queues"]),
                 options,
                 int(fields["created_ms"]),
                 routes,
                 int(limit or DEFAULT_MAX_MESSAGE_BYTES),
                 None if batch_limit is None else int(batch_limit),
+                named,
             )
         except (KeyError, TypeError, ValueError) as error:
             raise LsmqError(f"the node's answer is not a topic: {error!r} in {fields!r}") from error
@@ -98,7 +133,7 @@ class Topic:
         return {
             "name": self.name,
             "id": self.id,
-            "queues": self.queues,
+            "queues": NAMED if self.named else self.queues,
             "options": dict(self.options),
             "created_ms": self.created_ms,
             "routes": [{**asdict(route), "followers": list(route.followers)} for route in self.routes],
@@ -126,6 +161,16 @@ class Topic:
         self.check_queue(queue)
         raise UnknownQueue(f"topic {self.name!r} has no route for queue {queue}", topic=self.name, queue=queue)
 
+    def by_number(self) -> Topic:
+        """The topic with routes of the numbers that its queues have: itself, unless they have names."""
+        if not self.named:
+            return self
+        routes = tuple(
+            replace(route, first=place << NUMBER_BITS, end=(place + 1) << NUMBER_BITS)
+            for place, route in enumerate(self.routes)
+        )
+        return replace(self, queues=len(routes) << NUMBER_BITS, routes=routes, named=False)
+
     def is_same(self, other: Topic) -> bool:
         """Whether it is the topic itself, and not one that was made anew under its name."""
         return self.id == other.id and self.created_ms == other.created_ms
@@ -140,6 +185,76 @@ class Topic:
             if route.shard == shard:
                 return route.leader
         return None
+
+
+def most_at_once(topic: Topic, messages: int, size_bytes: int) -> tuple[int, int]:
+    """Of batches of so many messages and bytes, what fits into the topic, or a queue of it, while that is empty."""
+    options = topic.options
+    limits = [topic.max_batch_bytes]
+    if options.get("overflow", "refuse") == "refuse":
+        limits.append(options.get("max_bytes"))
+        messages = min(messages, *(options.get(name) or messages for name in ("max_messages", "queue_max_messages")))
+    return messages, min(size_bytes, *(limit or size_bytes for limit in limits))
+
+
+@dataclass(frozen=True, slots=True)
+class TopicUsage:
+    """How much a topic holds, over all its shards, and what has gone of it by itself.
+
+    Attributes:
+        messages: that can be read, or are about to be.
+        size_bytes: about, as they lie in files and memory.
+        dropped: messages that went, ever, by reason: ``expired``, ``overflow``, ``consumed``, ``disk``.
+        refused: requests that were refused at a limit, since the leaders of now lead.
+        groups: those with committed offsets.
+    """
+
+    messages: int
+    size_bytes: int
+    dropped: Mapping[str, int]
+    refused: int
+    groups: tuple[str, ...]
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> TopicUsage:
+        """What the HTTP API says."""
+        return cls(
+            int(fields["messages"]),
+            int(fields["bytes"]),
+            {str(why): int(count) for why, count in fields["dropped"].items()},
+            int(fields["refused"]),
+            tuple(fields["groups"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class NamedQueue:
+    """A queue of a named topic.
+
+    Attributes:
+        earliest: the first offset kept.
+        latest: the next to be written.
+        count: messages that can be read.
+        number: what messages' ids, positions and commits know it by. A name that is deleted and used again may have
+            another.
+    """
+
+    name: str
+    earliest: int
+    latest: int
+    count: int
+    number: int
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> NamedQueue:
+        """As the HTTP API has it."""
+        return cls(
+            str(fields["name"]),
+            int(fields["earliest"]),
+            int(fields["latest"]),
+            int(fields["count"]),
+            int(fields["number"]),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from lsmq._lifecycle import Iterated
 from lsmq._paths import group_path
@@ -117,14 +117,15 @@ class WorkQueue(Iterated[Task]):
 
     Nobody owns queues: whoever asks gets the next messages of any. Each message is hidden from the others for
     ``visibility_ms`` (left out: what the work queue says, 30 s) and comes again unless it is acknowledged. At least
-    once: what failed, and what nobody acknowledged in time. Order is not kept.
+    once: what failed, and what nobody acknowledged in time. Order is kept where the work queue is configured so.
 
     ``async for task in work`` gets up to ``max_messages`` ahead and keeps them hidden until they are handed out; then
     the application settles or extends each in time. :meth:`run` does all of that.
 
     Where nodes are gone it tries for ever to get more, and warns of it (see :class:`lsmq.Client`); with ``deadline_ms``
     for so long, and then raises. A call that settles a task has the client's deadline, or this one. ``wait_ms`` is how
-    long a pop is held when there is nothing.
+    long a pop is held when there is nothing. With ``order`` nodes refuse to hand out messages in another order:
+    the work queue is to be configured so.
     """
 
     def __init__(
@@ -138,6 +139,7 @@ class WorkQueue(Iterated[Task]):
         wait_ms: int = DEFAULT_WAIT_MS,
         max_handler_ms: int | None = DEFAULT_MAX_HANDLER_MS,
         deadline_ms: int | None = None,
+        order: Literal["none", "key", "priority"] | None = None,
     ) -> None:
         """``max_handler_ms``: a handler of :meth:`run` that takes longer is not covered any more: its message comes
         to somebody else. So does one that was fetched ahead so long ago. None: no limit."""
@@ -159,6 +161,7 @@ class WorkQueue(Iterated[Task]):
             visibility_ms=visibility_ms,
             wait_ms=wait_ms,
             deadline_ms=self._deadline_ms,
+            order=order,
         )
         self._ahead: deque[Task] = deque()
         self._kept: dict[Task, None] = {}  # tasks whose visibility is extended here
@@ -280,6 +283,12 @@ class WorkQueue(Iterated[Task]):
         retry_max_ms: int | None = None,
         dead_letter: str | None = None,
         delete_on_ack: bool | None = None,
+        order: Literal["none", "key", "priority"] | None = None,
+        fair_by: Literal["queue", "key", "tag"] | None = None,
+        weights: Mapping[str, int] | None = None,
+        max_in_flight_per: int | None = None,
+        max_rate_per: float | None = None,
+        priority_ageing_ms: int | None = None,
     ) -> None:
         """Say how the work queue behaves, for all its consumers; what is left out is the default. Durable on return.
 
@@ -292,6 +301,12 @@ class WorkQueue(Iterated[Task]):
             "retry_max_ms": retry_max_ms,
             "dead_letter": dead_letter,
             "delete_on_ack": delete_on_ack,
+            "order": order,
+            "fair_by": fair_by,
+            "weights": None if weights is None else dict(weights),
+            "max_in_flight_per": max_in_flight_per,
+            "max_rate_per": max_rate_per,
+            "priority_ageing_ms": priority_ageing_ms,
         }
         settings = {name: value for name, value in given.items() if value is not None}
         path, deadline = f"{group_path(self.group)}/work-queue", self._client._deadline()

@@ -22,6 +22,12 @@ class WorkQueueSettings:
     retry_max_ms: int
     dead_letter: str | None
     delete_on_ack: bool
+    order: str
+    fair_by: str
+    weights: Mapping[str, int]
+    max_in_flight_per: int | None
+    max_rate_per: float | None
+    priority_ageing_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +36,11 @@ class WorkQueueState:
 
     Attributes:
         dead_letter_topic: where messages go that failed for the last time.
-        undelivered: messages that wait to be delivered: ``new``, ``ready`` and ``waiting`` together.
+        undelivered: messages that wait to be delivered: ``new``, ``ready``, ``waiting`` and ``blocked`` together.
         new: never delivered.
         ready: to be delivered again.
         waiting: to be delivered again, and not due yet.
+        blocked: they wait for another message of their key.
         in_flight: delivered and not settled.
         dead: on their way to the dead letters.
     """
@@ -46,6 +53,7 @@ class WorkQueueState:
     new: int = 0
     ready: int = 0
     waiting: int = 0
+    blocked: int = 0
     in_flight: int = 0
     dead: int = 0
 
@@ -54,7 +62,7 @@ class WorkQueueState:
         return asdict(self)
 
 
-_COUNTS = ("undelivered", "new", "ready", "waiting", "in_flight", "dead")
+_COUNTS = ("undelivered", "new", "ready", "waiting", "blocked", "in_flight", "dead")
 
 
 async def describe_work_queue(client: Client, topic: str, group: str, deadline: Deadline) -> WorkQueueState:

@@ -30,7 +30,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
@@ -39,6 +39,7 @@ from lsmq.errors import LsmqError, RequestTooLarge, TimedOut
 
 from .errors import NotAuthenticated, SecretUnusable
 from .http_status import status_of
+from .private_files import too_open
 
 if TYPE_CHECKING:
     from aiohttp.typedefs import Handler, Middleware
@@ -73,10 +74,10 @@ class ClusterSecret:
     def load(cls, path: Path) -> ClusterSecret:
         """Read it from a file; white space around it is dropped. Raises ``SecretUnusable``."""
         try:
-            mode = path.stat().st_mode & 0o777
-            if mode & 0o077:
+            mode = too_open(path)
+            if mode is not None:
                 raise SecretUnusable(
-                    f"{path}: others may read or write the cluster secret (its mode is {mode:03o}); chmod 600 it",
+                    f"{path}: others may read or write the cluster secret (its mode is {mode}); chmod 600 it",
                     file=str(path),
                 )
             return cls(path.read_bytes().strip())
@@ -235,11 +236,16 @@ class Verified:
             raise NotAuthenticated("the body is not the one that was signed")
 
 
-def auth_middleware(verifier: Verifier, prefix: str = "/internal/") -> Middleware:
+#: Under this key a request has its :class:`Verified`, where the handler reads the body and must check it.
+VERIFIED: Any = getattr(web, "RequestKey", web.AppKey)("VERIFIED", Verified)  # Older aiohttp takes any key.
+
+
+def auth_middleware(verifier: Verifier, prefix: str = "/internal/", unread: str | None = None) -> Middleware:
     """Refuses what comes to ``prefix`` without proof, before a handler sees it, and signs the answers.
 
     Nothing is read of the body before its sender has proved the secret; then all of it, up to the application's
-    ``client_max_size`` and within ``BODY_TIMEOUT_S``.
+    ``client_max_size`` and within ``BODY_TIMEOUT_S``. Under the prefix ``unread`` that is left to the handler, which
+    must ask ``request[VERIFIED].check_body`` before it obeys the body.
     """
 
     @web.middleware
@@ -250,7 +256,10 @@ def auth_middleware(verifier: Verifier, prefix: str = "/internal/") -> Middlewar
             verified = verifier.verify(
                 request.headers.get(REQUEST_HEADER), request.method, request.raw_path, request.host
             )
-            verified.check_body(await _whole_body(request))
+            if unread is not None and request.path.startswith(unread):
+                request[VERIFIED] = verified
+            else:
+                verified.check_body(await _whole_body(request))
         except NotAuthenticated as refused:
             answer = _refusal(refused)
             answer.headers[START_HEADER] = verifier.challenge

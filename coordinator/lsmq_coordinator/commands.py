@@ -18,7 +18,7 @@ from typing import Any
 
 import msgpack
 
-from lsmq.errors import differences
+from lsmq.differences import differences
 
 from . import election, shard_commands, start_commands
 from .command_fields import (
@@ -41,6 +41,9 @@ from .state import (
     MAX_QUEUES,
     MAX_RANGES,
     MAX_REPLICAS,
+    MAX_RIGHT_BYTES,
+    MAX_RIGHT_KEY_BYTES,
+    MAX_RIGHTS_BYTES,
     MAX_SEGMENT_BYTES,
     MAX_SHARDS,
     MAX_TOPICS,
@@ -58,6 +61,8 @@ from .state import (
 )
 
 MAX_BATCH = 1_024
+#: Which of a topic's options counts how often they were altered.
+REVISION = "revision"
 
 
 def apply(state: ClusterState, command: Command) -> tuple[ClusterState, Result]:
@@ -89,7 +94,8 @@ def _run(state: ClusterState, command: Command) -> tuple[ClusterState, Result]:
     if changed is not state and operation is not _batch:
         version = state.version + 1
         topics_version = state.topics_version if changed.topics is state.topics else version
-        changed = replace(changed, version=version, topics_version=topics_version)
+        rights_version = state.rights_version if changed.rights is state.rights else version
+        changed = replace(changed, version=version, topics_version=topics_version, rights_version=rights_version)
     return changed, {"ok": True, "version": changed.version, **facts}
 
 
@@ -176,7 +182,8 @@ def _create_topic(state: ClusterState, command: Command) -> Change:
         raise Refused("limit_reached", f"the options of a topic take at most {MAX_OPTIONS_BYTES} bytes")
     known = state.topics.get(name)
     if known is not None:
-        different = differences({"queues": known.queues, **known.options}, {"queues": queues, **options})
+        there = {name: value for name, value in known.options.items() if name != REVISION}
+        different = differences({"queues": known.queues, **there}, {"queues": queues, **options})
         if different:
             raise Refused(
                 "topic_exists",
@@ -211,6 +218,8 @@ def _grow_topic(state: ClusterState, command: Command) -> Change:
     queues = number(command["queues"], "queues", 1, MAX_QUEUES)
     if topic.queues != command["expected_queues"]:
         raise Refused("stale", f"topic {topic.name!r} has {topic.queues} queues now", queues=topic.queues)
+    if topic.named:
+        raise Refused("invalid_command", f"topic {topic.name!r} has named queues; there is no number to grow")
     if queues <= topic.queues:
         raise Refused("invalid_command", f"topic {topic.name!r} has {topic.queues} queues; it can only grow")
     ranges = grown_ranges(topic.ranges, queues, state.settings.shards)
@@ -218,6 +227,41 @@ def _grow_topic(state: ClusterState, command: Command) -> Change:
         raise Refused("limit_reached", f"topic {topic.name!r} would lie in more than {MAX_RANGES} ranges")
     grown = replace(topic, queues=queues, ranges=ranges)
     return replace(state, topics=with_entry(state.topics, topic.name, grown)), {"topic_id": topic.id}
+
+
+def _alter_topic(state: ClusterState, command: Command) -> Change:
+    """``name``, ``options``, ``expected_revision``: all options of the topic from here on, its next revision."""
+    topic = known_topic(state, command)
+    revision = topic.options.get(REVISION, 0)
+    if revision != command["expected_revision"]:
+        raise Refused("stale", f"topic {topic.name!r} was altered meanwhile", revision=revision)
+    options = {**command["options"], REVISION: revision + 1}
+    if len(msgpack.packb(options)) > MAX_OPTIONS_BYTES:
+        raise Refused("limit_reached", f"the options of a topic take at most {MAX_OPTIONS_BYTES} bytes")
+    altered = replace(topic, options=MappingProxyType(options))
+    return replace(state, topics=with_entry(state.topics, topic.name, altered)), {"topic_id": topic.id}
+
+
+def _change_rights(state: ClusterState, command: Command) -> Change:
+    """``changes``: bytes by key, nil deletes; ``expected_version``: of the rights they rest on. All or none."""
+    if state.rights_version != command["expected_version"]:
+        raise Refused("stale", "rights were changed meanwhile", rights_version=state.rights_version)
+    rights = dict(state.rights)
+    for key, body in command["changes"].items():
+        text(key, "key", MAX_RIGHT_KEY_BYTES)
+        if body is None:
+            rights.pop(key, None)
+        elif isinstance(body, bytes) and len(body) <= MAX_RIGHT_BYTES:
+            rights[key] = body
+        else:
+            raise Refused("invalid_command", f"{key} must be nil or up to {MAX_RIGHT_BYTES} bytes")
+    size = sum(len(key.encode()) + len(body) for key, body in rights.items())
+    if size > MAX_RIGHTS_BYTES:
+        raise Refused(
+            "limit_reached",
+            f"tokens, roles and grants would take {size} bytes, of {MAX_RIGHTS_BYTES}; revoke what nobody needs",
+        )
+    return (state if rights == state.rights else replace(state, rights=frozen(rights))), {}
 
 
 def _drain_node(state: ClusterState, command: Command) -> Change:
@@ -255,6 +299,7 @@ _OPERATIONS: dict[Any, Callable[[ClusterState, Command], Change]] = {
     "create_topic": _create_topic,
     "delete_topic": _delete_topic,
     "grow_topic": _grow_topic,
+    "alter_topic": _alter_topic,
     "elect": shard_commands.elect,
     "transfer_leader": shard_commands.transfer_leader,
     "set_in_sync": shard_commands.set_in_sync,
@@ -269,6 +314,7 @@ _OPERATIONS: dict[Any, Callable[[ClusterState, Command], Change]] = {
     "drain_node": _drain_node,
     "undrain_node": _undrain_node,
     "remove_node": _remove_node,
+    "change_rights": _change_rights,
 }
 
 

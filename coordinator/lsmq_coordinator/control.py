@@ -40,6 +40,7 @@ from .parts import Parts, kept
 from .raft_control import RaftControl, StateCallback, _registered, pack_command
 from .shared_question import SharedQuestion
 from .state import EMPTY, ClusterState
+from .tls import Certificates
 
 #: Called with the ``runtime.monotonic()`` up to which the lease holds, and the state it was given for.
 LeaseCallback = Callable[[float, ClusterState], None]
@@ -82,13 +83,14 @@ class ControlClient:
         progress: Callable[[], Mapping[int, Progress] | None] = lambda: None,
         problems: Callable[[], Sequence[str]] = lambda: (),
         parts: Parts | None = None,
+        tls: Certificates | None = None,
     ) -> None:
         if not voters or (raft is None) != (overseer is None):
             raise InvalidRequest("a node needs the voters' addresses, and a voter both its raft and its overseer")
         self.node, self._voters, self._timing = node, dict(voters), timing
         self._raft, self._overseer, self._progress = raft, overseer, progress
         self._problems, self._parts = problems, parts or Parts()
-        self._http = ControlHttp(secret)
+        self._http = ControlHttp(secret, tls=tls)
         #: New with each start of the process, and registered by it, so that one is never taken for another.
         self.life = runtime.token_hex(16)
         self._state = EMPTY

@@ -1,8 +1,10 @@
-"""Signed requests between nodes: msgpack out, msgpack or an error of ``lsmq.errors`` back."""
+"""Signed requests between nodes: msgpack out, msgpack or an error of ``lsmq.errors`` back; or bytes, as they are."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,6 +18,7 @@ from .auth import ANSWER_HEADER, START_HEADER, ClusterSecret, Signer
 from .errors import ControlStopped, NoControlLeader, NodeRuns, NotAuthenticated, NotControlLeader
 from .http_status import status_of
 from .names import Names
+from .tls import Certificates
 
 MAX_ANSWER_BYTES = 64 << 20
 _ATTEMPTS = 2  # the first may be for an earlier start of the node
@@ -32,15 +35,37 @@ class Unreachable(ConnectionFailed):
         self.sent = sent
 
 
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """An answer that has proved the secret, whatever its status."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
 class ControlHttp:
     """A session for requests inside the cluster."""
 
-    def __init__(self, secret: ClusterSecret) -> None:
+    def __init__(
+        self,
+        secret: ClusterSecret,
+        *,
+        connections: int = 64,
+        max_answer_bytes: int = MAX_ANSWER_BYTES,
+        tls: Certificates | None = None,
+    ) -> None:
+        """``connections``: the most at a time; who asks for more waits."""
+        self._tls = tls
         self._signer = Signer(secret)
         self._session: aiohttp.ClientSession | None = None
+        self._connections = connections
+        self._max_answer_bytes = max_answer_bytes
 
     async def start(self) -> None:
-        connector = aiohttp.TCPConnector(keepalive_timeout=30, limit=64, resolver=Names(), use_dns_cache=False)
+        connector = aiohttp.TCPConnector(
+            keepalive_timeout=30, limit=self._connections, resolver=Names(), use_dns_cache=False
+        )
         self._session = aiohttp.ClientSession(connector=connector, auto_decompress=False)
 
     async def close(self) -> None:
@@ -50,9 +75,17 @@ class ControlHttp:
     async def call(self, url: str, method: str, path: str, body: Any, timeout: float) -> dict[str, Any]:
         """The answer's map. Raises the error it carries, ``Unreachable`` or ``NotAuthenticated``."""
         content = b"" if body is None else msgpack.packb(body)
+        headers = {"Content-Type": "application/msgpack"}
+        answer = await self.exchange(url, method, path, content, headers, timeout)
+        return _decoded(url, answer.status, answer.body)
+
+    async def exchange(
+        self, url: str, method: str, path: str, content: bytes, headers: Mapping[str, str], timeout: float
+    ) -> Exchanged:
+        """The answer, errors included, to ``content`` as it is. Raises ``Unreachable`` or ``NotAuthenticated``."""
         try:
             async with asyncio.timeout(timeout):
-                return await self._call(url, method, path, content)
+                return await self._exchange(url, method, path, content, headers)
         except aiohttp.ClientConnectorError as error:
             raise Unreachable(f"{url} cannot be reached: {error}", sent=False) from error
         except (aiohttp.ClientError, OSError) as error:
@@ -60,7 +93,9 @@ class ControlHttp:
         except TimeoutError:
             raise Unreachable(f"{url} gave no answer within {timeout:.1f} s", sent=True) from None
 
-    async def _call(self, url: str, method: str, path: str, content: bytes) -> dict[str, Any]:
+    async def _exchange(
+        self, url: str, method: str, path: str, content: bytes, headers: Mapping[str, str]
+    ) -> Exchanged:
         assert self._session is not None, "not started"
         host = urlsplit(url).netloc
         for _ in range(_ATTEMPTS):
@@ -69,16 +104,17 @@ class ControlHttp:
                 method,
                 URL(url.rstrip("/") + path, encoded=True),
                 data=content,
-                headers={**signed.headers, "Host": host, "Content-Type": "application/msgpack"},
+                headers={**headers, **signed.headers, "Host": host},
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=None),
+                ssl=True if self._tls is None else self._tls.client,
             ) as answer:
-                if (answer.content_length or 0) > MAX_ANSWER_BYTES:
+                if (answer.content_length or 0) > self._max_answer_bytes:
                     raise Unreachable(f"{url} answered {answer.content_length} bytes", sent=True)
                 received = await answer.read()
             if answer.status != status_of(NotAuthenticated):
                 self._signer.check_answer(signed, answer.status, answer.headers.get(ANSWER_HEADER), received)
-                return _decoded(url, answer.status, received)
+                return Exchanged(answer.status, answer.headers, received)
             # A node that cannot tell that we are of the cluster cannot sign its answer either.
             if not self._signer.learn(signed, answer.headers.get(START_HEADER)):
                 break

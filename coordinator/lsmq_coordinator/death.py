@@ -37,6 +37,7 @@ from . import sentinel
 from .auth import ClusterSecret
 from .errors import NotAuthenticated
 from .parts import UNSEEN, Part
+from .tls import TlsFiles
 
 PATH = "/death"
 HEADER = "Lsmq-Death"
@@ -84,6 +85,7 @@ class Sentinel:
         *,
         patience_s: float,
         part: Part = UNSEEN,
+        tls: TlsFiles | None = None,
     ) -> None:
         """``voters``: ids to internal URLs. The notice is offered to each for ``patience_s``: after the node's timeout
         nobody needs it."""
@@ -97,11 +99,13 @@ class Sentinel:
             f"{HEADER}: {notice.signature(secret)}",
         ]
         addresses = [urlsplit(url) for voter, url in sorted(voters.items()) if voter != notice.node]
+        files = [] if tls is None else [path for path in (tls.cert, tls.key, tls.ca) if path is not None]
         self._order = {
             "pid": os.getpid(),
             "targets": [[address.hostname, address.port or 80] for address in addresses],
             "request": "\r\n".join([*lines, "", content]),
             "patience_s": patience_s,
+            "tls": [str(path.absolute()) for path in files],
         }
         self._part = part
         #: Of the sentinel; None while there is none.

@@ -40,3 +40,9 @@ class SecretUnusable(LsmqError):
     """The file of the cluster secret cannot be read, or what it holds is too weak."""
 
     code = "secret_unusable"
+
+
+class TlsUnusable(LsmqError):
+    """A certificate, its key or an authority cannot be read, or do not belong together; the message names the file."""
+
+    code = "tls_unusable"

@@ -137,12 +137,14 @@ class Overseer:
                 self._deaf.say(shard.id, node, shard.epoch, now)
 
     def _testify(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A command as the leader puts it into the log, with what it knows. Raises ``NodeRuns``.
+        """A command as the leader puts it into the log, with what it knows. Raises ``NodeRuns``, ``NoControlLeader``.
 
         A start of a node is agreed on when the life before it is over: proven to be, or silent for as long as it takes
         for any lease to run out. So a second process under a node's name, by a wrong configuration or with a copy of
         its data, takes nothing from the one that runs.
         """
+        if command.get("op") == "register_start":
+            self._hear_first(command)
         if command.get("op") != "register_node":
             return self._witness.testify(command)
         known = self._raft.state.nodes.get(str(command.get("node")))
@@ -160,6 +162,22 @@ class Overseer:
                 url=known.internal_url,
             )
         return {**command, "former": known.life}
+
+    def _hear_first(self, command: Mapping[str, Any]) -> None:
+        """Raises ``NoControlLeader`` while nobody can tell how far the log of a disk was durable: a new leadership has
+        heard nothing of the shard, until each other member of its in-sync set was heard, or is known to be dead.
+        """
+        shard = self._raft.state.shards.get(command.get("shard", -1))
+        node, incarnation = command.get("node"), command.get("incarnation")
+        if shard is None or not self._raft.is_leader or shard.listed(str(node)) != incarnation:
+            return
+        self._begin_leadership()
+        self._detector.set_nodes(_members(self._raft.state), self._clock())
+        unheard = sorted((set(shard.in_sync_nodes) - {node}) & self._detector.alive - self._detector.heard)
+        if unheard:
+            raise NoControlLeader(
+                f"the control plane has a new leader, which has not heard yet what {unheard} know of shard {shard.id}"
+            )
 
     def died(self, node: str, life: str) -> None:
         """It is proven that a life of a node has ended. Taken by every voter, whether or not it leads."""

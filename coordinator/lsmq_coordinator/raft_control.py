@@ -27,6 +27,7 @@ from .journal import FULL, OS_DISK, Disk, Journal
 from .parts import Part
 from .raft_terms import MAX_COMMAND_BYTES, Outcome, RaftTiming, Role
 from .state import EMPTY, ClusterState
+from .tls import Certificates
 from .voter import RaftStatus, Voter
 
 StateCallback = Callable[[ClusterState], None]
@@ -52,6 +53,8 @@ class RaftConfig:
     bind: str | None = None
     timing: RaftTiming = RaftTiming()  # noqa: RUF009
     disk: Disk = OS_DISK
+    #: What voters show each other; None where nothing is encrypted.
+    tls: Certificates | None = None
 
     def validate(self) -> None:
         """Raises ``InvalidRequest`` naming what is wrong."""
@@ -109,6 +112,7 @@ class RaftControl:
             _Crossing(self),
             config.timing,
             bind=config.bind,
+            tls=config.tls,
         )
 
     async def keep(self, part: Part) -> None:

@@ -11,7 +11,8 @@ Nothing is ever unpickled. Little-endian:
 
 The first frame of each side is its nonce (32 random bytes); the client's comes first, with zeros for the nonce
 of the server. Numbers count the frames of a direction from 0. So a frame cannot be made, changed, repeated, left
-out, sent back to who made it, or moved to another connection without the key. The contents are not encrypted.
+out, sent back to who made it, or moved to another connection without the key. Where there is TLS
+(:mod:`.raft_tls`) all of it is encrypted; else nothing is.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ import functools
 import logging
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -43,6 +44,8 @@ from lsmq import runtime
 from .raft_frames import HELLO, BadFrame, FrameSession
 from .raft_messages import Message, pack, unpack
 from .raft_sockets import Lookup, find_dead_peers
+from .raft_tls import TlsSocket
+from .tls import Certificates
 
 if VERSION != "0.3.17":
     raise ImportError(f"pysyncobj {VERSION} is installed; lsmq is written against the inner parts of 0.3.17")
@@ -54,6 +57,8 @@ _READS_PER_EVENT = 64
 _MAX_UNKNOWN_CONNECTIONS = 64
 _UNKNOWN_CONNECTION_S = 5.0
 _NEVER_S = 1e9
+_LOG_EVERY_S = 60.0
+_MAX_REFUSALS = 1_000
 _BUFFER_BYTES = 1 << 16
 
 Life = tuple[int, str]
@@ -93,12 +98,15 @@ class _Connection(TcpConnection):  # type: ignore[misc]
     """A TCP connection with authenticated msgpack frames, bounded buffers and kernel timeouts."""
 
     _TcpConnection__readBuffer: bytes
+    _TcpConnection__socket: Any
 
     def __init__(self, *args: Any, socket: socket.socket | None = None, **named: Any) -> None:
         named["keepalive"] = None
         super().__init__(*args, socket=socket, **named)
         self.session: FrameSession | None = None
         self.since = runtime.monotonic()
+        #: Makes a socket that encrypts of one that was dialled.
+        self.securing: Callable[[Any], TlsSocket] | None = None
         if socket is not None:
             find_dead_peers(socket)
 
@@ -108,9 +116,15 @@ class _Connection(TcpConnection):  # type: ignore[misc]
         opened = self._TcpConnection__socket
         if started:
             find_dead_peers(opened)
+            if self.securing is not None:
+                self.secure(self.securing)
         elif opened is not None:
             opened.close()
         return started
+
+    def secure(self, securing: Callable[[Any], TlsSocket]) -> None:
+        """Before anything is sent or received."""
+        self._TcpConnection__socket = securing(self._TcpConnection__socket)
 
     @property
     def known(self) -> bool:
@@ -195,9 +209,20 @@ class RaftTransport(TCPTransport):  # type: ignore[misc]
 
     _ready: bool
 
-    def __init__(self, address: str, voters: list[str], bind: str, key: bytes, reconnect_s: float, peers: Peers):
+    def __init__(
+        self,
+        address: str,
+        voters: list[str],
+        bind: str,
+        key: bytes,
+        reconnect_s: float,
+        peers: Peers,
+        tls: Certificates | None = None,
+    ) -> None:
         """Listens at ``bind``. Raises ``TransportNotReadyError`` when it cannot."""
         install()
+        self._tls = tls
+        self._refusals: dict[str, float] = {}  # why handshakes failed, and when that was logged
         self._key, self._peers = key, peers
         self._voters = sorted(voters)
         owner = _Owner(_Settings(bind, reconnect_s))
@@ -259,8 +284,23 @@ class RaftTransport(TCPTransport):  # type: ignore[misc]
             if not conn.known and conn.since < late:
                 conn.disconnect()
 
+    def addNode(self, node: TCPNode) -> None:
+        super().addNode(node)
+        conn, tls = self._connections.get(node), self._tls
+        if conn is not None and tls is not None:
+            conn.securing = lambda opened: TlsSocket(opened, tls.client, node.host, self._tell_refused)
+
+    def _tell_refused(self, reason: str) -> None:
+        now = runtime.monotonic()
+        if now - self._refusals.get(reason, float("-inf")) >= _LOG_EVERY_S and len(self._refusals) < _MAX_REFUSALS:
+            self._refusals[reason] = now
+            logging.getLogger(__name__).warning("a handshake between voters failed: %s", reason)
+
     def _onNewIncomingConnection(self, conn: _Connection) -> None:
         super()._onNewIncomingConnection(conn)
+        tls = self._tls
+        if tls is not None:
+            conn.secure(lambda opened: TlsSocket(opened, tls.server, None, self._tell_refused))
         conn.session = FrameSession(self._key, client=False)
         if len(self._unknownConnections) > _MAX_UNKNOWN_CONNECTIONS:
             # Who belongs here is known within milliseconds; who is not goes, the oldest first.

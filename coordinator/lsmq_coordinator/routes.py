@@ -19,12 +19,14 @@ Document = dict[str, Any]
 
 
 def topic_document(state: ClusterState, topic: Topic) -> Document:
-    """``ranges`` are ``[first, end, shard]``, half-open, in order, covering all queues."""
+    """``ranges`` are ``[first, end, shard]``, half-open, in order, covering all queues; or all slots, where these are
+    ``named``."""
     return {
         "name": topic.name,
         "id": topic.id,
         "queues": topic.queues,
-        "options": dict(topic.options),
+        **({"named": True} if topic.named else {}),
+        "options": {name: value for name, value in topic.options.items() if name != "named"},
         "created_ms": topic.created_ms,
         "ranges": [[run.first, run.end, run.shard] for run in topic.ranges],
         "version": state.version,

@@ -3,11 +3,15 @@
 Run by path with ``python -I -S``, and so made of the standard library alone: it must be small, start at once, and have
 no reason to end. It is the node's child, and gets its order as one line of JSON on standard input::
 
-    {"pid": 4711, "targets": [["127.0.0.1", 7601], ..], "request": "POST /death ...", "patience_s": 1.0}
+    {"pid": 4711, "targets": [["127.0.0.1", 7601], ..], "request": "POST /death ...", "patience_s": 1.0,
+     "tls": []}
 
 ``request`` is the notice, signed by the node itself beforehand: the sentinel knows no secret, and what it does is
 to keep the notice back until it is true. It is true when the kernel says so: a pidfd is readable once all threads
 of the process have ended, whatever ended it; a process that is stopped or stuck in the kernel has not ended.
+
+``tls`` names the files of certificate, key and authority where the voters want TLS. They are read when the node has
+ended, and only then is the module for it loaded.
 
 The signals that end a terminal's or a service's processes are not heeded: the sentinel ends a moment after its node, or
 when it is killed; then the node starts another one.
@@ -24,6 +28,7 @@ import socket
 import sys
 import threading
 import time
+from typing import Any
 
 _RETRY_S = 0.03
 
@@ -39,11 +44,27 @@ def _await_end(pid: int) -> None:
         select.select([process], [], [])
 
 
-def _tell(target: tuple[str, int], request: bytes, deadline: float) -> None:
+def _securing(files: list[str]) -> Any:
+    """What encrypts a connection to a host."""
+    if not files:
+        return lambda connection, host: connection
+    import ssl
+
+    cert, key, authority = files
+    context = ssl.create_default_context(cafile=authority)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.load_cert_chain(cert, key)
+    return lambda connection, host: context.wrap_socket(connection, server_hostname=host)
+
+
+def _tell(target: tuple[str, int], secure: Any, request: bytes, deadline: float) -> None:
     """Give the notice to one voter, until it has it or its time is over."""
     while (left := deadline - time.monotonic()) > 0:
         try:
-            with socket.create_connection(target, timeout=left) as connection:
+            with (
+                socket.create_connection(target, timeout=left) as plain,
+                secure(plain, target[0]) as connection,
+            ):
                 connection.settimeout(left)
                 connection.sendall(request)
                 if connection.recv(16).startswith(b"HTTP/1.1 "):
@@ -61,8 +82,9 @@ def main() -> None:
     request = order["request"].encode()
     _await_end(order["pid"])
     deadline = time.monotonic() + order["patience_s"]
+    secure = _securing(order["tls"])
     for host, port in order["targets"]:
-        threading.Thread(target=_tell, args=((host, port), request, deadline)).start()
+        threading.Thread(target=_tell, args=((host, port), secure, request, deadline)).start()
 
 
 if __name__ == "__main__":

@@ -34,6 +34,10 @@ MAX_NAME_BYTES = 255
 MAX_URL_BYTES = 1_024
 MAX_OPTIONS_BYTES = 16_384
 REMEMBERED_RESULTS = 1_000
+MAX_RIGHT_KEY_BYTES = 512
+MAX_RIGHT_BYTES = 64 * 1024
+#: Keys and values together: every node is sent all of it with each new state.
+MAX_RIGHTS_BYTES = 1024 * 1024
 #: Of a shard that was revived more often the latest times are remembered.
 MAX_REVIVALS = 8
 
@@ -225,6 +229,11 @@ class Topic:
     created_ms: int
     ranges: tuple[QueueRange, ...]
 
+    @property
+    def named(self) -> bool:
+        """Whether queues have names; then ``queues`` and ``ranges`` are of the slots that names lie in."""
+        return bool(self.options.get("named"))
+
     def to_dict(self) -> dict[str, Any]:
         return {
             "id": self.id,
@@ -286,6 +295,10 @@ class ClusterState:
     next_topic_id: int = 1
     #: The version with which ``topics`` changed last: who knows the topics of that version knows these.
     topics_version: int = 0
+    #: Who may do what, as documents that the nodes understand. They are encoded where there are any.
+    rights: MappingProxyType[str, bytes] = field(default_factory=_nothing)
+    #: The version with which ``rights`` changed last.
+    rights_version: int = 0
     #: Results of the latest commands by request id, oldest first: a repeated command gets its first answer.
     results: MappingProxyType[str, Mapping[str, Any]] = field(default_factory=_nothing)
 
@@ -317,6 +330,8 @@ class ClusterState:
             "topics_version": self.topics_version,
             "results": [[id, dict(result)] for id, result in self.results.items()],
         }
+        if self.rights_version:
+            content["rights"] = [self.rights_version, {key: self.rights[key] for key in sorted(self.rights)}]
         packed: bytes = msgpack.packb(content)
         return packed
 
@@ -330,6 +345,7 @@ class ClusterState:
             topics = MappingProxyType({name: Topic.from_dict(name, entry) for name, entry in content["topics"].items()})
         elif topics is None:
             raise ValueError("the cluster state came without its topics")
+        rights_version, rights = content.get("rights", (0, {}))
         return cls(
             content["version"],
             Settings(**content["settings"]),
@@ -338,6 +354,8 @@ class ClusterState:
             topics,
             content["next_topic_id"],
             content["topics_version"],
+            MappingProxyType(rights),
+            rights_version,
             MappingProxyType(dict(content["results"])),
         )
 

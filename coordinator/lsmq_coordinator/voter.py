@@ -23,6 +23,7 @@ from .raft_messages import Message
 from .raft_terms import MAX_COMMAND_BYTES, Entry, Outcome, RaftTiming, Role, Snapshot
 from .raft_transport import Life, RaftTransport
 from .raft_writer import RaftWriter
+from .tls import Certificates
 
 #: Commands handed in and not yet in the log.
 MAX_PROPOSALS = 1_024
@@ -89,6 +90,7 @@ class Voter:
         timing: RaftTiming,
         *,
         bind: str | None = None,
+        tls: Certificates | None = None,
     ) -> None:
         """Listens at ``bind``, else at its own address. Owns the journal from here on. Raises ``AddressInUse``,
         ``JournalFailed``."""
@@ -116,7 +118,7 @@ class Voter:
             raise
         self._core.written(number, runtime.monotonic() - began, runtime.monotonic())
         try:
-            self._transport = RaftTransport(address, voters, bind or address, key, timing.reconnect_s, self)
+            self._transport = RaftTransport(address, voters, bind or address, key, timing.reconnect_s, self, tls)
         except Exception as error:
             journal.close()
             raise AddressInUse(

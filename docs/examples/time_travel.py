@@ -1,4 +1,4 @@
-"""Read again what was stored since a moment, and one message by its id."""
+"""Read again what was stored since a moment, one message by its id, and those of a key."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -26,6 +26,13 @@ async def main() -> None:
 
         message = await client.message(sent[0].id)
         print(f"{message.id} is {message.text()!r} in queue {message.queue}")
+
+        async with Producer(client, "audit", linger_ms=0) as producer:
+            for step in ("paid", "packed", "sent"):
+                await producer.send_and_wait(f"order 7: {step}", key="order 7")
+        found = await client.find_messages("audit", "order 7", from_time=moment, limit=2)
+        print("newest first:", [message.text() for message in found.messages])
+        assert [message.text() for message in found.messages] == ["order 7: sent", "order 7: packed"]
 
 
 asyncio.run(main())

@@ -1,1 +1,1 @@
-"""What measures and hurts: benchmarks, drills, the history checker, the simulation, clusters of processes here."""
+"""What measures and hurts: benchmarks, drills, the history checker, the simulated world, clusters of processes here."""

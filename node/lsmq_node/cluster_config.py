@@ -92,10 +92,21 @@ class ClusterConfig:
         "File with the secret that all nodes share: at least 16 random bytes, readable by its owner alone.",
         hazard="Whoever knows it commands the cluster. It authenticates, it does not encrypt.",
     )
+    tls_ca: Path | None = setting(
+        None,
+        "PEM file with the authority of the nodes' certificates. With it nodes speak TLS 1.3 with each other, and "
+        "each shows a certificate of this authority. The same on all nodes. Read again when it changes.",
+        hazard="Whoever has a certificate of it may speak to nodes, and needs only the secret to be one: let it issue "
+        "none for clients.",
+    )
+    tls_cert: Path | None = setting(
+        None, "PEM file with the certificate that other nodes are shown. Left out: `tls_cert`, that for clients."
+    )
+    tls_key: Path | None = setting(None, "PEM file with its private key. Left out: `tls_key`.")
     internal_host: str = setting(
         "127.0.0.1",
         "Address to listen on for other nodes: control, replication and snapshots.",
-        hazard="Bind a network that only nodes reach: contents are not encrypted.",
+        hazard="Bind a network that only nodes reach: without `cluster.tls_ca` contents are not encrypted.",
     )
     internal_port: int = setting(7601, "Port for other nodes; 0 takes any free one.", range=(0, 65_535))
     internal_url: str | None = setting(
@@ -306,12 +317,34 @@ class ClusterConfig:
                 raise InvalidConfig(f"two of cluster.voters have the same {name}", setting=where)
         if self.internal_url is not None:
             _check_url(self.internal_url, f"{PREFIX}internal_url")
+        self._validate_tls()
         strangers = [node for node in self.first_leaders if node not in self.voters]
         if strangers:
             raise InvalidConfig(
                 f"cluster.first_leaders: {strangers[0]!r} is none of the voters {sorted(self.voters)}",
                 setting=f"{PREFIX}first_leaders",
             )
+
+    def _validate_tls(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            missing = "tls_key" if self.tls_key is None else "tls_cert"
+            raise InvalidConfig(
+                f"of cluster.tls_cert and cluster.tls_key one is set; set cluster.{missing} as well",
+                setting=f"{PREFIX}{missing}",
+            )
+        if self.tls_cert is not None and self.tls_ca is None:
+            raise InvalidConfig(
+                "cluster.tls_cert is set, and nothing says whose certificates others show: set cluster.tls_ca",
+                setting=f"{PREFIX}tls_ca",
+            )
+        scheme = "http://" if self.tls_ca is None else "https://"
+        for url in (self.advertised_internal_url, *self.control_urls.values()):
+            if not url.startswith(scheme):
+                raise InvalidConfig(
+                    f"nodes {'do not ' if self.tls_ca is None else ''}speak TLS with each other (cluster.tls_ca), and "
+                    f"one is at {url}: let all internal_url begin with {scheme}",
+                    setting=f"{PREFIX}tls_ca",
+                )
 
     @property
     def is_voter(self) -> bool:
@@ -324,7 +357,7 @@ class ClusterConfig:
             return self.internal_url.rstrip("/")
         if self.is_voter:
             return self.voters[self.node].internal_url.rstrip("/")
-        return f"http://{self.internal_host}:{self.internal_port}"
+        return f"{'http' if self.tls_ca is None else 'https'}://{self.internal_host}:{self.internal_port}"
 
     @property
     def raft_bind(self) -> str:

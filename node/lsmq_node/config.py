@@ -9,14 +9,16 @@ A node of a cluster has a table ``[cluster]`` as well, or ``LSMQ_CLUSTER_<FIELD>
 
 from __future__ import annotations
 
+import ipaddress
 import tomllib
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from lsmq_coordinator.tls import ClientAuth
+from lsmq_node.choices import Auth, Compression, Forward, LogFormat
 from lsmq_node.cluster_config import ENVIRONMENT_PREFIX as CLUSTER_PREFIX
 from lsmq_node.cluster_config import ClusterConfig
 from lsmq_node.settings import (
@@ -31,26 +33,25 @@ from lsmq_node.settings import (
     unknown_setting,
 )
 from lsmq_node.storage import FlushMode
+from lsmq_node.tls_settings import check_tls, peer_files
 
-__all__ = ["Compression", "InvalidConfig", "LogFormat", "NodeConfig"]
+__all__ = ["Auth", "Compression", "Forward", "InvalidConfig", "LogFormat", "NodeConfig"]
 
 ENVIRONMENT_PREFIX = "LSMQ_"
 #: Variables with our prefix that are not the node's: where clients connect to, and which file to read.
-FOREIGN_VARIABLES = frozenset({"LSMQ_URL", "LSMQ_CONFIG", "LSMQ_ZOOKEEPER", "LSMQ_CLUSTER"})
-
-
-class LogFormat(Enum):
-    """How log lines look: for people or for machines."""
-
-    CONSOLE = "console"
-    JSON = "json"
-
-
-class Compression(Enum):
-    """How table blocks are stored."""
-
-    NONE = "none"
-    ZSTD = "zstd"
+FOREIGN_VARIABLES = frozenset(
+    {
+        "LSMQ_URL",
+        "LSMQ_CONFIG",
+        "LSMQ_ZOOKEEPER",
+        "LSMQ_CLUSTER",
+        "LSMQ_TOKEN",
+        "LSMQ_TOKEN_FILE",
+        "LSMQ_CA",
+        "LSMQ_CERT",
+        "LSMQ_CERT_KEY",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +69,36 @@ class NodeConfig:
     host: str = setting(
         "127.0.0.1",
         "Address to listen on for clients. `0.0.0.0` is every IPv4 interface.",
-        hazard="Clients are not authenticated: bind a network that you trust.",
+        hazard="Beyond the loopback a node starts only with `auth`, or with `insecure`.",
     )
     port: int = setting(7600, "Port to listen on; 0 takes any free one.", range=(0, 65_535))
     advertised_url: str | None = setting(
         None,
-        "URL that clients reach this node by, when it is not `http://host:port`.",
+        "URL that clients reach this node by, when it is not `http://host:port` (`https://` with `tls_cert`).",
         hazard="Routes hold it: an address that clients cannot reach sends them nowhere.",
+    )
+    tls_cert: Path | None = setting(
+        None,
+        "PEM file with the certificate that clients are shown, and what leads to its authority. With it the port for "
+        "clients speaks TLS 1.3, and nothing else. Read again when it changes.",
+        hazard="Left out, all that clients say and hear can be read on the way.",
+    )
+    tls_key: Path | None = setting(None, "PEM file with its private key, readable by its owner alone.")
+    tls_client_ca: Path | None = setting(
+        None,
+        "PEM file with the authorities whose certificates clients may show.",
+        hazard="Whoever has a certificate of theirs is let in.",
+    )
+    tls_client_auth: ClientAuth | None = setting(
+        None,
+        "Whether clients show a certificate: `none` (not asked), `optional` (one that is shown must be right), "
+        "`required`. Left out: `required` with `tls_client_ca`, else `none`.",
+        hazard="With `required`, probes and metrics need a certificate as well.",
+    )
+    tls_ca: Path | None = setting(
+        None,
+        "PEM file with the authorities by which this node trusts the ports for clients of the other nodes, where it "
+        "relays streams. Left out: the system's.",
     )
     shards: int = setting(
         1,
@@ -118,6 +142,13 @@ class NodeConfig:
         "Most bytes of documents (groups, transactions, retries), per shard; more are refused with `documents_full`.",
         range=(64 * KIB, 64 * 1024 * MIB),
         hazard="Memory; too small refuses new groups and retries.",
+    )
+    max_delayed: int = setting(
+        100_000_000,
+        "Most delayed messages that are pending, per shard; more are refused with `too_many_delayed`. They take disk, "
+        "and no memory.",
+        range=(0, 10**12),
+        hazard="Too small refuses messages that are to come later; too large lets them fill the disk.",
     )
     producer_expiry_ms: int = setting(
         7 * 24 * 3_600_000,
@@ -173,8 +204,7 @@ class NodeConfig:
         10_000,
         "How often messages beyond a topic's retention are dropped.",
         range=(1, 86_400_000),
-        hazard="What has expired is readable for so long at most; `retention_bytes` counts what is in tables, and "
-        "never leaves less than the limit.",
+        hazard="What has expired is readable for so long at most; `retention_bytes` never leaves less than the limit.",
     )
 
     max_message_bytes: int = setting(
@@ -258,6 +288,37 @@ class NodeConfig:
         range=(1, 100),
         hazard="Small, and clients behind one proxy or on one machine are refused; 100 lets one take all.",
     )
+    address_requests_per_s: int = setting(
+        0,
+        "Most requests a second of one address (of IPv6, one /64): more are delayed by up to a second, then refused by "
+        "`too_many_requests` (429), which says when to come again. 0: no limit.",
+        range=(0, 10_000_000),
+        hazard="Clients behind one proxy are one address.",
+    )
+    address_bytes_per_s: int = setting(
+        0,
+        "The same of bytes of requests and answers, paid for by the requests after them; held streams are left out.",
+        range=(0, 1024 * 1024 * MIB),
+        hazard="Clients behind one proxy are one address.",
+    )
+    auth: Auth = setting(
+        Auth.NONE,
+        "How clients are known: `none` asks nobody, `token` wants a bearer token of the cluster's own, and lets each "
+        "do what it was granted ([security](security.md)). The same on all nodes.",
+        hazard="`none`: whoever reaches the port may read, send and delete everything.",
+    )
+    insecure: bool = setting(
+        False,
+        "Start although others than this machine reach `host` and `auth` is `none`: they may do everything.",
+        hazard="True: bind a network that you trust.",
+    )
+    audit_bytes: int = setting(
+        64 * MIB,
+        "With `auth`: refusals and administration are noted in `audit.jsonl` of the data directory, up to so much, the "
+        "oldest half of which goes when it is full. 0: nowhere.",
+        range=(0, 1024 * 1024 * MIB),
+        hazard="Too small, and strangers who knock again and again push out what was noted before.",
+    )
     allowed_hosts: str = setting(
         "",
         "Names that clients reach this node by, beside `advertised_url`, IP addresses, and names that nobody can own "
@@ -283,6 +344,32 @@ class NodeConfig:
         "follower. 0: never.",
         range=(0, 1024 * 1024 * MIB),
         hazard="Too small, and consumers change nodes for little; too large, and their reads disturb the leader.",
+    )
+    scrub_cycle_ms: int = setting(
+        30 * 24 * 3_600_000,
+        "Every file of tables and checkpoints is read about once in so long, to see whether it is whole. 0: never.",
+        range=(0, 365 * 24 * 3_600_000),
+        hazard="Short: the disk is busy with it, at 16 MiB/s at most; long: damage is found late.",
+    )
+    backup_bytes_per_s: int = setting(
+        128 * MIB,
+        "Most bytes a second that are read for backups, all of them together.",
+        range=(64 * KIB, 1024 * 1024 * MIB),
+        hazard="Too many, and clients wait for the disk meanwhile; too few, and what merging drops takes space longer.",
+    )
+    forward: Forward = setting(
+        Forward.PASS,
+        "In a cluster, requests for a shard that another node leads: `pass` them on to the leader, `redirect` the "
+        "client there (307), or `refuse` them with the leader's URL (421). The header `Lsmq-Forward` of a request "
+        "comes before it. Client libraries know the leaders, and ask to be refused.",
+        hazard="`pass` costs both nodes' time for each such request; `redirect` needs clients that follow.",
+    )
+    max_forwarded: int = setting(
+        64,
+        "Most requests that are passed on to one other node at a time, held long polls included; more are refused "
+        "with `unavailable`.",
+        range=(1, 512),
+        hazard="Each holds a connection of the 1,024 that a node has for all others.",
     )
     read_threads: int = setting(4, "Threads that read from disk for consumers.", range=(1, 256))
     sendfile_min_bytes: int = setting(
@@ -393,11 +480,13 @@ class NodeConfig:
                 setting="advertised_url",
             )
 
+        check_tls(self)
         if self.cluster is not None:
             self._validate_cluster(self.cluster)
 
     def _validate_cluster(self, cluster: ClusterConfig) -> None:
         cluster.validate()
+        peer_files(self)
         if self.shards != 1:
             raise InvalidConfig(
                 f"shards is {self.shards}; in a cluster, shards are the cluster's: set cluster.shards instead",
@@ -408,6 +497,21 @@ class NodeConfig:
                 f"node {cluster.node!r} is none of the voters, so nobody knows its address: set advertised_url and "
                 "cluster.internal_url",
                 setting="advertised_url",
+            )
+
+    @property
+    def is_exposed(self) -> bool:
+        """Whether others than this machine reach it, and are asked nothing."""
+        return self.auth is Auth.NONE and not _is_loopback(self.host)
+
+    def check_exposure(self) -> None:
+        """Raises :class:`InvalidConfig` for a node that would be open to a network without anybody having said so."""
+        if self.is_exposed and not self.insecure:
+            raise InvalidConfig(
+                f"host is {self.host}, so that others than this machine reach the node, and auth is 'none': they "
+                "may read, send and delete everything. Set auth = 'token' (--auth token, see docs/security.md); listen "
+                "on 127.0.0.1; or, on a network that you trust, say insecure = true (--insecure)",
+                setting="host",
             )
 
     @property
@@ -434,7 +538,7 @@ class NodeConfig:
         if self.cluster is not None and self.cluster.is_voter:
             return self.cluster.voters[self.cluster.node].url.rstrip("/")
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"http://{host}:{self.port}"
+        return f"{'http' if self.tls_cert is None else 'https'}://{host}:{self.port}"
 
     def to_dict(self) -> dict[str, Any]:
         """The effective values in plain types, for the log and the status page."""
@@ -443,9 +547,17 @@ class NodeConfig:
         return values
 
 
-_LOG_BLOCK_BYTES = 32 * KIB
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
 
 _TYPES: dict[str, Any] = typing.get_type_hints(NodeConfig)
+
+
+_LOG_BLOCK_BYTES = 32 * KIB
 
 #: The first must not be above the second.
 _ORDER = (

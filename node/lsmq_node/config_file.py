@@ -102,6 +102,8 @@ def _default(entry: Field[Any]) -> str:
     match plain(entry.default):
         case None | "" | []:
             return ""
+        case bool(flag):
+            return "`true`" if flag else "`false`"
         case int(number):
             return _number(entry.name, number)
         case text:

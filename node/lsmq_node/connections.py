@@ -1,7 +1,8 @@
 """Who may be connected: connections are accepted up to a number, and of one address up to its share.
 
-What is over is told so (a few bytes of HTTP, whatever was asked) and closed. Where the system has no descriptor or
-memory for another connection, the next is accepted a moment later; that is logged once in a while, not each time.
+What is over is told so (a few bytes of HTTP, whatever was asked; under TLS nothing is said) and closed. Where the
+system has no descriptor or memory for another connection, the next is accepted a moment later; that is logged once in a
+while, not each time.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import structlog
 
 from lsmq.errors import LsmqError, TooManyConnections
 from lsmq_coordinator.http_status import status_of
+from lsmq_coordinator.tls import HANDSHAKE_TIMEOUT_S, SHUTDOWN_TIMEOUT_S, Certificates
 from lsmq_node.broker.budget import client_of
 
 _log = structlog.get_logger("lsmq.http")
@@ -28,6 +30,7 @@ INTERNAL_CONNECTIONS = 1_024
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _RETRY_S = 0.1
 _LOG_EVERY_S = 60.0
+_MAX_REASONS = 1_000  # OpenSSL knows fewer
 _AT_ONCE = 64  # connections that are accepted in one turn of the loop
 
 
@@ -58,19 +61,29 @@ class Connection(socket.socket):
 class Doorkeeper:
     """Accepts connections of one listening socket. Loop thread only; ``start`` it, and ``close`` it."""
 
-    def __init__(self, listener: socket.socket, make: Callable[[], asyncio.BaseProtocol], limits: Limits) -> None:
-        """``make`` makes what speaks on a connection. The listener is the doorkeeper's from here on."""
+    def __init__(
+        self,
+        listener: socket.socket,
+        make: Callable[[], asyncio.BaseProtocol],
+        limits: Limits,
+        tls: Certificates | None = None,
+    ) -> None:
+        """``make`` makes what speaks on a connection, once its handshake is done where there is ``tls``. The listener
+        is the doorkeeper's from here on."""
         self.limits = limits
+        self.tls = tls
         self.count = 0
         self.accepted = 0
         self.refused = 0
         self.accept_failures = 0
+        self.handshake_failures = 0
         self._listener = listener
         self._make = make
         self._by_client: dict[str, int] = {}
         self._opening: set[asyncio.Task[None]] = set()
         self._retry: asyncio.TimerHandle | None = None
         self._logged_at = float("-inf")
+        self._reasons: dict[str, float] = {}  # why handshakes failed, and when that was logged
         self._loop = asyncio.get_running_loop()
 
     def start(self) -> None:
@@ -85,6 +98,9 @@ class Doorkeeper:
             self._retry.cancel()
         self._loop.remove_reader(self._listener)
         self._listener.close()
+        if self.tls is not None:  # Who has not finished his handshake has asked nothing.
+            for opening in self._opening:
+                opening.cancel()
 
     def _accept_some(self) -> None:
         for _ in range(_AT_ONCE):
@@ -121,24 +137,45 @@ class Doorkeeper:
         own = self._by_client.get(client, 0)
         if self.count >= self.limits.most or own >= self.limits.most_of_one:
             self.refused += 1
-            _refuse(connection, self._refusal(own))
+            if self.tls is None:
+                _refuse(connection, self._refusal(own))
+            else:
+                connection.close()
             return
         self.count += 1
         self._by_client[client] = own + 1
         connection.on_close = lambda: self._gone(client)
         connection.setblocking(False)
-        task = self._loop.create_task(self._open(connection))
+        task = self._loop.create_task(self._open(connection, client))
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
-    async def _open(self, connection: Connection) -> None:
+    async def _open(self, connection: Connection, client: str) -> None:
         try:
-            await self._loop.connect_accepted_socket(self._make, connection)
-        except OSError:  # The other side is gone again.
+            if self.tls is None:
+                await self._loop.connect_accepted_socket(self._make, connection)
+            else:
+                await self._loop.connect_accepted_socket(
+                    self._make,
+                    connection,
+                    ssl=self.tls.server,
+                    ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S,
+                    ssl_shutdown_timeout=SHUTDOWN_TIMEOUT_S,
+                )
+        except OSError as error:  # The other side is gone again, or it and TLS do not agree.
             connection.close()
+            if self.tls is not None:
+                self._tell_handshake(client, self.tls.why_refused(error))
         except BaseException:
             connection.close()
             raise
+
+    def _tell_handshake(self, client: str, reason: str) -> None:
+        self.handshake_failures += 1
+        now = self._loop.time()
+        if now - self._reasons.get(reason, float("-inf")) >= _LOG_EVERY_S and len(self._reasons) < _MAX_REASONS:
+            self._reasons[reason] = now
+            _log.info("handshake_failed", client=client, reason=reason, failures=self.handshake_failures)
 
     def _gone(self, client: str) -> None:
         self.count -= 1

@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 
 from lsmq_coordinator.parts import PartState
 from lsmq_node.broker import Broker
+from lsmq_node.broker.scrubber import ScrubCounts
 from lsmq_node.connections import Doorkeeper
 
 #: Upper bounds in seconds of the request histogram.
@@ -112,6 +113,35 @@ class DoorMetrics(Collector):
         yield CounterMetricFamily(
             "lsmq_accept_failures", "Times the system had no room for a connection.", door.accept_failures
         )
+        yield CounterMetricFamily(
+            "lsmq_handshake_failures", "Connections that ended in the handshake of TLS.", door.handshake_failures
+        )
+        expires = GaugeMetricFamily(
+            "lsmq_certificate_expires_seconds", "When the certificate in use expires, in Unix time.", labels=["port"]
+        )
+        reloads = CounterMetricFamily(
+            "lsmq_certificate_reloads", "Times another certificate was read.", labels=["port"]
+        )
+        if door.tls is not None:
+            expires.add_metric(["clients"], door.tls.expires_s)
+            reloads.add_metric(["clients"], door.tls.reloads)
+        yield from (expires, reloads)
+
+
+class ScrubMetrics(Collector):
+    """What was read to see whether it is whole."""
+
+    def __init__(self, counts: ScrubCounts) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterable[Metric]:
+        counts = self._counts
+        for name, text, count in (
+            ("read_bytes", "Bytes read to see whether they are whole.", counts.read_bytes),
+            ("files", "Files read to their end, and whole.", counts.files),
+            ("damaged_files", "Times a file was found to be damaged.", counts.damaged),
+        ):
+            yield CounterMetricFamily(f"lsmq_scrub_{name}", text, count)
 
 
 class _BrokerCollector(Collector):
@@ -139,12 +169,27 @@ class _BrokerCollector(Collector):
             "Requests refused for want of memory (max_inflight_bytes).",
             budget.refused,
         )
+        paces = broker.request_pace, broker.byte_pace
+        yield CounterMetricFamily(
+            "lsmq_paced_requests",
+            "Requests delayed, since their address asks for more than it may (address_requests_per_s, _bytes_per_s).",
+            sum(pace.delayed for pace in paces),
+        )
+        yield CounterMetricFamily(
+            "lsmq_too_many_requests", "Requests refused for that.", sum(pace.refused for pace in paces)
+        )
         yield CounterMetricFamily("lsmq_sendfile_bytes", "Bytes sent straight from files.", broker.sendfile_bytes)
         reads = broker.reads
         yield CounterMetricFamily(
             "lsmq_queues_sent_elsewhere", "Queues whose reader was sent to another node.", reads.queues_sent_elsewhere
         )
         yield CounterMetricFamily("lsmq_follower_reads", "Reads answered as a follower.", reads.as_follower)
+        forwarder = broker.forwarder
+        yield CounterMetricFamily("lsmq_forwarded", "Requests passed on to their shard's leader.", forwarder.passed)
+        yield CounterMetricFamily(
+            "lsmq_forwards_refused", "Requests not passed on, as max_forwarded were.", forwarder.refused
+        )
+        yield GaugeMetricFamily("lsmq_forwards_held", "Requests that other nodes have now.", forwarder.under_way)
         yield CounterMetricFamily("lsmq_writes_delayed", "Writes delayed by pressure.", broker.writes_delayed)
 
     def _commit_metrics(self) -> Iterable[Metric]:

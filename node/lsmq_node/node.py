@@ -17,16 +17,24 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
 from lsmq_coordinator.parts import Parts
-from lsmq_node.broker import Broker, Topology, WaiterTable
+from lsmq_node.broker import Broker, Topology, Trims, WaiterTable
+from lsmq_node.broker.backup_source import BackupSource
 from lsmq_node.broker.disk_watch import DiskWatch
+from lsmq_node.broker.limit_sharing import LimitSharing
+from lsmq_node.broker.name_keeper import NameKeeper
+from lsmq_node.broker.scrubber import Scrubber
 from lsmq_node.cluster.single import SingleNode
 from lsmq_node.config import NodeConfig
+from lsmq_node.delayed import DelayedService
+from lsmq_node.delayed.metrics import DelayedCollector
 from lsmq_node.groups import GroupService
 from lsmq_node.groups.metrics import GroupCollector
-from lsmq_node.metrics import NodeMetrics
+from lsmq_node.metrics import NodeMetrics, ScrubMetrics
 from lsmq_node.parts import tell_part
 from lsmq_node.push import PushService
 from lsmq_node.push.metrics import PushCollector
+from lsmq_node.rights import Audit, RightsService
+from lsmq_node.schedules import ScheduleService
 from lsmq_node.transactions import TransactionService
 from lsmq_node.transactions.metrics import TransactionCollector
 from lsmq_node.workqueue import WorkService
@@ -50,24 +58,42 @@ class Node:
     def __init__(self, broker: Broker) -> None:
         """``broker`` outlives it."""
         self.broker = broker
+        self.rights = RightsService(broker)
+        self.audit = Audit(broker, on=self.rights.on)
         self.groups = GroupService(broker)
         self.work = WorkService(broker, self.groups)
         self.push = PushService(broker, self.groups)
         self.transactions = TransactionService(broker)
+        self.trims = Trims(broker)
+        self.limits = LimitSharing(broker)
+        self.delayed = DelayedService(broker)
+        self.schedules = ScheduleService(broker)
+        self.backups = BackupSource(broker)
+        self.scrubber = Scrubber(broker)
         self.metrics = NodeMetrics(
             broker,
             GroupCollector(self.groups),
             WorkCollector(self.work),
             PushCollector(self.push),
             TransactionCollector(self.transactions),
+            DelayedCollector(self.delayed),
+            ScrubMetrics(self.scrubber.counts),
         )
         # In the order of their starts; they end the other way round.
         self._services: tuple[_Service, ...] = (
+            self.rights,
+            self.audit,
             self.groups,
             self.work,
             self.transactions,
+            self.delayed,
+            self.schedules,
             self.push,
+            self.limits,
+            self.backups,
+            self.scrubber,
             DiskWatch(broker),
+            NameKeeper(broker),
         )
 
     @asynccontextmanager

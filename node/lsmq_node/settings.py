@@ -59,6 +59,12 @@ def convert(value: Any, kind: Any, what: str) -> Any:
     """``value`` as ``kind``; text, as the environment has it, is parsed. Raises :class:`InvalidConfig`."""
     if typing.get_origin(kind) is types.UnionType:
         kind = next(option for option in typing.get_args(kind) if option is not types.NoneType)
+    if kind is bool:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.lower() in ("true", "false"):
+            return value.lower() == "true"
+        raise InvalidConfig(f"{what} is {value!r}; it must be true or false", setting=what)
     if isinstance(value, kind) and not isinstance(value, bool):
         return value
     if kind is int and isinstance(value, str):

@@ -11,6 +11,7 @@ from pyspark.sql.types import StructType
 
 from lsmq.topics import Topic
 from lsmq_pipeline.cluster import Cluster
+from lsmq_pipeline.named import check_names, named_queues
 from lsmq_pipeline.options import ReadOptions
 from lsmq_pipeline.reading import PlannedSplit, edges_of, fetch_plan, planned_splits, read_split, sampled_bytes
 from lsmq_pipeline.splits import Portion
@@ -41,7 +42,15 @@ class LsmqReader(DataSourceReader):
 def portions_of(cluster: Cluster, topics: Sequence[Topic], options: ReadOptions) -> list[Portion]:
     """What options ask for, of each topic. Raises ``DataLoss``, ``InvalidOption``."""
     portions = []
-    for topic, chosen, (start, end) in edges_of(cluster, topics, options, (options.start, options.end)):
+    for topic in topics:
+        check_names(topic, options)
+        if topic.named:
+            queues = named_queues(cluster, topic, options)
+            places = queues.by_place()
+            mean_bytes = sampled_bytes(cluster, places, queues.earliest, queues.latest, queues.numbers)
+            portions.append(Portion(places, queues.earliest, queues.latest, mean_bytes, queues))
+    numbered = [topic for topic in topics if not topic.named]
+    for topic, chosen, (start, end) in edges_of(cluster, numbered, options, (options.start, options.end)):
         end = np.maximum(end, start)
         if chosen is not None:
             end = np.where(chosen, end, start)

@@ -6,10 +6,10 @@ What goes to a shard finds its leader, waits for failovers and is tried again un
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 
 from lsmq import Client
 from lsmq.errors import LsmqError, ReadElsewhere, UnknownTopic
+from lsmq.groups import Group, GroupLag
 from lsmq.loop_thread import LoopThread
 from lsmq.shard_requests import ShardRequests
-from lsmq.topics import Topic
+from lsmq.topics import NamedQueue, Topic
+from lsmq_pipeline.errors import InvalidOption
 from lsmq_pipeline.options import Connection
 
 I64 = NDArray[np.int64]
@@ -45,6 +47,7 @@ class Want:
     max_messages: int
     max_bytes: int
     wait_ms: int = 0
+    picks: Mapping[str, Any] = field(default_factory=dict)  # tag, type and filter, where not all are wanted
 
 
 class Cluster:
@@ -59,6 +62,7 @@ class Cluster:
             cluster=connection.cluster,
             deadline_ms=connection.deadline_ms,
             request_timeout_ms=connection.request_timeout_ms,
+            token_file=connection.token_file,
         )
         self._shards = ShardRequests(self._client)
         self._loop = LoopThread()
@@ -108,8 +112,21 @@ class Cluster:
                 found += self.topics((), pattern) if name is None else [self.topic(name)]
         return found
 
+    def named_queues(self, topic: Topic, prefix: str) -> list[NamedQueue]:
+        """The queues of a named topic whose names begin so, in order of names."""
+        return self._loop.call(self._client.queues(topic.name, prefix=prefix))
+
     def bounds(self, topic: Topic) -> Bounds:
-        """Bounds of all queues of just this topic; raises ``TopicReplaced`` when it was made anew."""
+        """Bounds of all queues of just this topic; raises ``TopicReplaced`` when it was made anew.
+
+        Raises ``InvalidOption`` for a topic whose queues have names, which come and go.
+        """
+        if topic.named:
+            raise InvalidOption(
+                f"topic {topic.name!r} has queues with names: these are read in batches and written, and not by streams"
+                " nor by jobs that archive, replay or audit. Leave it out",
+                option="topic",
+            )
         found = self._loop.call(self._shards.offsets(topic))
         return Bounds(np.array(found.earliest, np.int64), np.array(found.latest, np.int64))
 
@@ -129,6 +146,10 @@ class Cluster:
         """Earliest and latest offset of some queues, ascending."""
         found = self._loop.call(self._shards.offsets(topic, queues))
         return np.array(found.earliest, np.int64), np.array(found.latest, np.int64)
+
+    def lag(self, group: str, topic: Topic) -> GroupLag:
+        """How far a group is behind in all of a topic."""
+        return self._loop.call(Group(self._client, group).lag(topic.name))
 
     def groups(self) -> list[str]:
         """The groups that have committed offsets."""
@@ -182,6 +203,7 @@ class Cluster:
             "max_messages": want.max_messages,
             "max_bytes": want.max_bytes,
             "wait_ms": want.wait_ms,
+            **want.picks,
         }
         if node is not None:
             source = None if read_from is None else "any"

@@ -73,6 +73,8 @@ def connection_of(url: str, deadline_ms: int) -> dict[str, Any]:
     found: dict[str, Any] = {"url": url or None, "deadlineMs": deadline_ms}
     if meta.get("lsmq.zookeeper"):
         found |= {"zookeeper": meta["lsmq.zookeeper"], "cluster": meta.get("lsmq.cluster")}
+    if meta.get("lsmq.token_file"):
+        found["tokenFile"] = meta["lsmq.token_file"]
     return found
 
 

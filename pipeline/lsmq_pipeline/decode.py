@@ -36,10 +36,12 @@ _DTYPES: dict[Column, type[np.generic]] = {
     Column.PRIORITY: np.int32,
     Column.KEY_HASH: np.uint64,
     Column.TAG_HASH: np.uint32,
+    Column.TYPE_HASH: np.uint32,
+    Column.EXPIRES_MS: np.int64,
     Column.FLAGS: np.uint8,
 }
-_NOT_A_MESSAGE = Flag.TOMBSTONE | Flag.POSITION
-_IN_HEADER = {"key", "key_is_text", "tag", "properties", "headers"}
+_NOT_A_MESSAGE = Flag.TOMBSTONE | Flag.POSITION | Flag.NAMES
+_IN_HEADER = {"key", "key_is_text", "tag", "type", "properties", "headers"}
 _NIL, _STR8, _STR16, _BIN8, _BIN16 = 0xC0, 0xD9, 0xDA, 0xC4, 0xC5
 _HEX = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), "<u2")
 
@@ -181,6 +183,7 @@ class Headers:
     keys_are_text: Callable[[], Any]
     properties: Callable[[], Any]
     headers: Callable[[], Any]
+    types: Callable[[], Any]
 
 
 def headers(records: Records) -> Headers:
@@ -195,6 +198,7 @@ def headers(records: Records) -> Headers:
             lambda: pa.nulls(count, pa.bool_()),
             lambda: _properties([], count, has),
             lambda: _pairs([], has),
+            lambda: pa.nulls(count, pa.string()),
         )
     parsed = _Parsed(records, has)
     if parsed.irregular:
@@ -205,8 +209,8 @@ def headers(records: Records) -> Headers:
 class _Parsed:
     """Where key and tag lie in every header, by a look at all first bytes at once.
 
-    A header is a msgpack array of one to four: key and tag, each nil or below 64 KiB, then a map and an array. A tag is
-    a string, a key perhaps bytes.
+    A header is a msgpack array of one to five: key and tag, each nil or below 64 KiB, then a map, an array and a
+    string, each perhaps nil. A tag is a string, a key perhaps bytes.
     """
 
     def __init__(self, records: Records, has: NDArray[np.bool_]) -> None:
@@ -214,13 +218,14 @@ class _Parsed:
         self._last = max(0, len(records.payload) - 1)
         kind = np.where(has, records.payload[np.minimum(records.at, self._last)], 0x90)
         fields = kind & 0x0F
-        self.irregular = bool(((kind & 0xF0) != 0x90).any()) or bool((has & ((fields < 1) | (fields > 4))).any())
+        self.irregular = bool(((kind & 0xF0) != 0x90).any()) or bool((has & ((fields < 1) | (fields > 5))).any())
         if self.irregular:
             return
         self._key = self._text(records.at + 1, fields >= 1, bytes_too=True)
         self._tag = self._text(self._key[3], fields >= 2)
         self._has_properties = has & (fields >= 3)
-        self._has_headers = has & (fields == 4)
+        self._has_headers = has & (fields >= 4)
+        self._has_type = has & (fields == 5)
         end = np.where(fields >= 2, self._tag[3], self._key[3])
         exact = ~has | self._has_properties | (end == records.at + records.columns[Column.HEADER_LENGTH])
         self.irregular = self.irregular or not bool(exact.all())
@@ -251,6 +256,7 @@ class _Parsed:
             self._keys_are_text,
             self._properties,
             self._pairs,
+            self._types,
         )
 
     def _keys_are_text(self) -> Any:
@@ -269,6 +275,13 @@ class _Parsed:
     def _properties(self) -> Any:
         found = [header.properties for header in self._decoded(self._has_properties)]
         return _properties(found, len(self._records), self._has_properties)
+
+    def _types(self) -> Any:
+        if not self._has_type.any():
+            return pa.nulls(len(self._records), pa.string())
+        found = pa.array([header.type for header in self._decoded(self._has_type)], pa.string())
+        places = np.maximum(np.cumsum(self._has_type) - 1, 0)
+        return found.take(pa.array(places, mask=~self._has_type))
 
     def _pairs(self) -> Any:
         return _pairs([header.headers for header in self._decoded(self._has_headers)], self._has_headers)
@@ -321,6 +334,7 @@ def _slow_headers(records: Records) -> Headers:
         lambda: pa.array([None if header.key is None else isinstance(header.key, str) for header in found], pa.bool_()),
         lambda: _properties([header.properties for header in found], len(records), everywhere),
         lambda: _pairs([header.headers for header in found], everywhere),
+        lambda: pa.array([header.type for header in found], pa.string()),
     )
 
 
@@ -343,6 +357,11 @@ def bodies(records: Records) -> Any:
     return slices(records.payload, records.at + header_lengths, lengths, None if stays.all() else stays)
 
 
+def _moments(times_ms: I64) -> Any:
+    """Milliseconds since 1970 as timestamps; null for 0."""
+    return pa.array(times_ms * 1000, mask=times_ms == 0).cast(pa.timestamp("us", tz="UTC"))
+
+
 def ids(topic_id: int, records: Records) -> Any:
     """Message ids: 32 hex digits of topic (8), queue (8) and offset (16)."""
     count = len(records)
@@ -355,15 +374,20 @@ def ids(topic_id: int, records: Records) -> Any:
     return pa.StringArray.from_buffers(count, pa.py_buffer(bounds), pa.py_buffer(np.ascontiguousarray(digits)))
 
 
-def to_arrow(records: Records, topic: Topic, schema: Any) -> Any:
-    """The records as an Arrow batch of the columns that ``schema`` names, in order of queue and offset."""
+def to_arrow(records: Records, topic: Topic, schema: Any, names: Any = None) -> Any:
+    """The records as an Arrow batch of the columns that ``schema`` names, in order of queue and offset.
+
+    ``names`` of their queues; None where these have none.
+    """
     parsed = headers(records) if _IN_HEADER & set(schema.names) else None
     makers: dict[str, Callable[[], Any]] = {
         "topic": lambda: pa.repeat(pa.scalar(topic.name), len(records)),
         "queue": lambda: pa.array(records.columns[Column.QUEUE].astype(np.int32)),
+        "queue_name": lambda: pa.nulls(len(records), pa.string()) if names is None else names,
         "offset": lambda: pa.array(records.columns[Column.OFFSET]),
         "priority": lambda: pa.array(records.columns[Column.PRIORITY]),
         "stored_time": lambda: pa.array(records.columns[Column.STORED_MS] * 1000).cast(pa.timestamp("us", tz="UTC")),
+        "expires_time": lambda: _moments(records.columns[Column.EXPIRES_MS]),
         "id": lambda: ids(topic.id, records),
         "body": lambda: bodies(records),
     }
@@ -372,6 +396,7 @@ def to_arrow(records: Records, topic: Topic, schema: Any) -> Any:
             "key": lambda: _as_asked(parsed.keys, topic, schema.field("key").type),
             "key_is_text": parsed.keys_are_text,
             "tag": lambda: parsed.tags,
+            "type": parsed.types,
             "properties": parsed.properties,
             "headers": parsed.headers,
         }

@@ -8,7 +8,7 @@ which Arrow does at memory speed. Only properties and headers are packed row by 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import crc32c
@@ -21,28 +21,35 @@ from numpy.typing import NDArray
 
 from lsmq.batch_builder import COLUMN, HEADER, HEADER_BYTES, VERSION, Codec, Column, Flag
 from lsmq.errors import InvalidRequest, MessageTooLarge
-from lsmq.messages import key_hash, tag_hash
+from lsmq.messages import MAX_TTL_MS, key_hash, tag_hash, type_hash
+from lsmq.queue_names import SEPARATOR
 from lsmq_pipeline.errors import SchemaMismatch
 
 I64 = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-_NIL, _EMPTY_MAP = b"\xc0", b"\x80"
+_NIL, _EMPTY_MAP, _NO_PAIRS = b"\xc0", b"\x80", b"\x90"
 MAX_PRIORITY = 255
 
 
 @dataclass(slots=True)
 class Rows:
-    """Records to be, as columns of one length. ``queues``: -1 where none is named; ``bytes``: header and body."""
+    """Records to be, as columns of one length. ``queues``: -1 where none is named; ``bytes``: header and body.
+
+    ``names`` are of their queues, an Arrow array with nulls where none is said.
+    """
 
     queues: I64
     header_lengths: I64
     lengths: I64
     key_hashes: NDArray[np.uint64]
     tag_hashes: NDArray[np.uint32]
+    type_hashes: NDArray[np.uint32]
+    ttls: I64
     priorities: NDArray[np.uint8]
     flags: NDArray[np.uint8]
     bytes: Any
+    names: Any
 
     def __len__(self) -> int:
         return len(self.queues)
@@ -55,9 +62,12 @@ class Rows:
             self.lengths[places],
             self.key_hashes[places],
             self.tag_hashes[places],
+            self.type_hashes[places],
+            self.ttls[places],
             self.priorities[places],
             self.flags[places],
             self.bytes.take(pa.array(places)),
+            self.names.take(pa.array(places)),
         )
 
     def slice(self, start: int, stop: int) -> Rows:
@@ -68,9 +78,12 @@ class Rows:
             self.lengths[start:stop],
             self.key_hashes[start:stop],
             self.tag_hashes[start:stop],
+            self.type_hashes[start:stop],
+            self.ttls[start:stop],
             self.priorities[start:stop],
             self.flags[start:stop],
             self.bytes.slice(start, stop - start),
+            self.names.slice(start, stop - start),
         )
 
 
@@ -84,9 +97,12 @@ def joined(parts: list[Rows]) -> Rows:
         np.concatenate([part.lengths for part in parts]),
         np.concatenate([part.key_hashes for part in parts]),
         np.concatenate([part.tag_hashes for part in parts]),
+        np.concatenate([part.type_hashes for part in parts]),
+        np.concatenate([part.ttls for part in parts]),
         np.concatenate([part.priorities for part in parts]),
         np.concatenate([part.flags for part in parts]),
         pa.concat_arrays([part.bytes for part in parts]),
+        pa.concat_arrays([part.names for part in parts]),
     )
 
 
@@ -96,11 +112,12 @@ def to_rows(batch: Any, *, max_message_bytes: int) -> Rows:
     columns = dict(zip(batch.schema.names, batch.columns, strict=True))
     body = columns["body"].cast(pa.binary())
     keys, tags = _keys(columns.get("key"), count), _strings(columns.get("tag"), count)
+    types = _strings(columns.get("type"), count)
     flags = _flags(body, keys)
     body = body.fill_null(b"")
     is_text = _which_are_text(keys, columns.get("key_is_text"))
     maps, pairs = _packed_maps(columns.get("properties"), count), _packed_pairs(columns.get("headers"))
-    header = _headers(keys, is_text, tags, maps, pairs)
+    header = _headers(keys, is_text, tags, maps, pairs, types)
     header_lengths = np.zeros(count, np.int64)
     record = body
     if header is not None:
@@ -114,9 +131,12 @@ def to_rows(batch: Any, *, max_message_bytes: int) -> Rows:
         lengths=lengths,
         key_hashes=_hashes(keys, key_hash, np.uint64, count),
         tag_hashes=_hashes(tags, tag_hash, np.uint32, count),
+        type_hashes=_hashes(types, type_hash, np.uint32, count),
+        ttls=_ttls(columns.get("ttl_ms"), count),
         priorities=_priorities(columns.get("priority"), count),
         flags=flags,
         bytes=record,
+        names=columns["queue_name"].cast(pa.string()) if "queue_name" in columns else pa.nulls(count, pa.string()),
     )
 
 
@@ -198,6 +218,21 @@ def _priorities(column: Any, count: int) -> NDArray[np.uint8]:
     return found.astype(np.uint8)  # type: ignore[no-any-return]
 
 
+def _ttls(column: Any, count: int) -> I64:
+    """Times to live, 0 for none. Raises ``SchemaMismatch`` for what is none."""
+    if column is None:
+        return np.zeros(count, np.int64)
+    found: I64 = column.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    wrong = _valid(column) & ((found < 1) | (found > MAX_TTL_MS))
+    if wrong.any():
+        raise SchemaMismatch(
+            f"column 'ttl_ms' has {int(found[np.argmax(wrong)])}; a time to live is 1 to {MAX_TTL_MS} milliseconds, or "
+            "null for a message that does not expire",
+            column="ttl_ms",
+        )
+    return found
+
+
 def _hashes(strings: Any, hash_of: Callable[[Any], int], dtype: Any, count: int) -> NDArray[Any]:
     """Each string's hash, 0 for none. Each different string is hashed once."""
     if strings is None:
@@ -209,25 +244,34 @@ def _hashes(strings: Any, hash_of: Callable[[Any], int], dtype: Any, count: int)
     return found
 
 
-def _headers(keys: Any, keys_are_text: Mask | None, tags: Any, maps: Any, pairs: Any) -> Any:
-    """Each row's header as binary, empty where it has none of the four; None when no row has any."""
-    given = [column for column in (keys, tags, maps, pairs) if column is not None]
+def _headers(keys: Any, keys_are_text: Mask | None, tags: Any, maps: Any, pairs: Any, types: Any) -> Any:
+    """Each row's header as binary, empty where it has none of the five; None when no row has any."""
+    given = [column for column in (keys, tags, maps, pairs, types) if column is not None]
     if not given:
         return None
     count = len(given[0])
-    has_pairs = np.zeros(count, np.bool_) if pairs is None else _lengths(pairs) > 0
+    has_type = np.zeros(count, np.bool_) if types is None else _valid(types)
+    has_pairs = has_type | (np.zeros(count, np.bool_) if pairs is None else _lengths(pairs) > 0)
     has_map = has_pairs | (np.zeros(count, np.bool_) if maps is None else _lengths(maps) > 0)
     has_tag = has_map | (np.zeros(count, np.bool_) if tags is None else _valid(tags))
     has_key = has_tag | (np.zeros(count, np.bool_) if keys is None else _valid(keys))
-    fields = has_key.astype(np.int64) + has_tag + has_map + has_pairs
-    starts = pa.array([b"", b"\x91", b"\x92", b"\x93", b"\x94"], pa.binary()).take(pa.array(fields))
+    fields = has_key.astype(np.int64) + has_tag + has_map + has_pairs + has_type
+    starts = pa.array([b"", b"\x91", b"\x92", b"\x93", b"\x94", b"\x95"], pa.binary()).take(pa.array(fields))
     parts = [starts, *_packed_strings(keys, keys_are_text, has_key, count)]
     parts += _packed_strings(tags, None, has_tag, count)
-    if pairs is not None:
-        empty = pa.array(np.where(has_pairs, _EMPTY_MAP, b"").tolist(), pa.binary())
-        maps = empty if maps is None else pc.if_else(pc.equal(maps, b""), empty, maps)
+    if pairs is not None or types is not None:
+        maps = _or_empty(maps, _EMPTY_MAP, has_pairs)
+        pairs = _or_empty(pairs, _NO_PAIRS, has_type)
     parts += [column for column in (maps, pairs) if column is not None]
+    if types is not None:
+        parts += _packed_strings(types, None, has_type, count)
     return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
+
+
+def _or_empty(packed: Any, empty: bytes, there: Mask) -> Any:
+    """The column with ``empty`` in rows that have nothing in it and are to have something."""
+    filled = pa.array(np.where(there, empty, b"").tolist(), pa.binary())
+    return filled if packed is None else pc.if_else(pc.equal(packed, b""), filled, packed)
 
 
 def _valid(column: Any) -> NDArray[np.bool_]:
@@ -310,6 +354,15 @@ def _packed_maps(properties: Any, count: int) -> Any:
     return pa.array(packed, pa.binary())
 
 
+def encode_named(rows: Rows, *, producer_id: int, sequence: int, codec: Codec) -> bytes:
+    """Rows that name their queues, with the names before the batch, in the order in which they come first."""
+    found = rows.names.dictionary_encode()
+    names = SEPARATOR.join(found.dictionary.to_pylist()).encode()
+    placed = replace(rows, queues=found.indices.to_numpy(zero_copy_only=False).astype(np.int64))
+    packed = encode(placed, producer_id=producer_id, sequence=sequence, codec=codec)
+    return len(names).to_bytes(4, "little") + names + packed
+
+
 def encode(rows: Rows, *, producer_id: int, sequence: int, codec: Codec) -> bytes:
     """The rows as one record batch. They share a shard and name their queues."""
     columns: list[tuple[Column, NDArray[Any]]] = [
@@ -318,7 +371,9 @@ def encode(rows: Rows, *, producer_id: int, sequence: int, codec: Codec) -> byte
         (Column.HEADER_LENGTH, rows.header_lengths),
         (Column.KEY_HASH, rows.key_hashes),
         (Column.TAG_HASH, rows.tag_hashes),
+        (Column.TYPE_HASH, rows.type_hashes),
         (Column.PRIORITY, rows.priorities),
+        (Column.EXPIRES_MS, rows.ttls),
         (Column.FLAGS, rows.flags),
     ]
     directory, deltas = [], []

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from lsmq.errors import Unavailable
@@ -47,6 +48,7 @@ class FetchPlan:
     fetch_bytes: int
     deadline_ms: int
     read_node: str | None = None
+    picks: Mapping[str, Any] = field(default_factory=dict)
 
 
 class _Window:
@@ -66,10 +68,10 @@ class _Window:
         """One queue alone comes in order, and is passed on answer by answer."""
         return len(self.queues) == 1
 
-    def want(self, max_bytes: int, wait_ms: int) -> Want:
+    def want(self, max_bytes: int, wait_ms: int, picks: Mapping[str, Any]) -> Want:
         left = self.asked < self.ends
         count = int((self.ends - self.asked)[left].sum())
-        return Want(self.queues[left], self.asked[left], min(count, WINDOW_MESSAGES), max_bytes, wait_ms)
+        return Want(self.queues[left], self.asked[left], min(count, WINDOW_MESSAGES), max_bytes, wait_ms, picks)
 
     def advance(self, answer: list[RecordBatch]) -> Span | None:
         """Take the positions out of an answer; what counts of it, None when no queue moved."""
@@ -119,11 +121,18 @@ class SplitReader:
         for found in self.records():
             records = found if narrow is None else narrow(found)
             if len(records):
-                batch = to_arrow(records, self.topic, schema)
+                batch = to_arrow(records, self.topic, schema, self._names(records, schema))
                 if after is not None:
                     batch = after(batch)
                 if batch.num_rows:
                     yield batch
+
+    def _names(self, records: Records, schema: Any) -> Any:
+        """The name of each record's queue, where it is asked for and queues have names."""
+        if not self._split.names or "queue_name" not in schema.names:
+            return None
+        places = np.searchsorted(self._split.queues, records.columns[Column.QUEUE])
+        return pa.array(self._split.names, pa.string()).take(pa.array(places))
 
     def records(self) -> Iterator[Records]:
         """The messages as columns, by windows: within one they may be out of order."""
@@ -154,7 +163,7 @@ class SplitReader:
                     yield found
 
     def _begin(self, window: _Window, wait_ms: int = 0) -> Future[bytes]:
-        want = window.want(self._plan.fetch_bytes, wait_ms)
+        want = window.want(self._plan.fetch_bytes, wait_ms, self._plan.picks)
         return self._cluster.fetch(self.topic, self._split.shard, want, self._plan.read_from, self._plan.read_node)
 
     def _selected(self, collected: list[tuple[list[RecordBatch], Span]]) -> Records | None:

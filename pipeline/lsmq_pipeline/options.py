@@ -12,6 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lsmq.errors import InvalidFilter, InvalidQueueName
+from lsmq.filter_expressions import Expression
+from lsmq.queue_names import check_pattern
 from lsmq_pipeline.errors import InvalidOption
 from lsmq_pipeline.from_kafka import READ_ALIASES, read_remedy, write_remedy
 from lsmq_pipeline.given import (
@@ -49,6 +52,7 @@ class Connection:
     cluster: str | None
     deadline_ms: int
     request_timeout_ms: int
+    token_file: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +89,14 @@ class ReadOptions:
     topic_pattern: str | None
     assigned: Mapping[str, tuple[range, ...]] | None
     queues: tuple[range, ...] | None
+    queue_names: tuple[str, ...] | None
+    queue_pattern: str | None
     start: Edge
     end: Edge
     keys: tuple[str, ...] | None
     tags: tuple[str, ...] | None
+    types: tuple[str, ...] | None
+    filter: str | None
     min_partitions: int
     max_messages_per_partition: int
     max_bytes_per_partition: int
@@ -99,6 +107,7 @@ class ReadOptions:
     fail_on_data_loss: bool
     include_properties: bool
     include_headers: bool
+    include_queue_names: bool
     binary_keys: bool
     read_from: str
     read_node: str | None
@@ -137,10 +146,14 @@ def read_options(options: Mapping[str, str], *, streaming: bool = False) -> Read
         topic_pattern=pattern,
         assigned=assigned,
         queues=given.parsed("queues", parse_queues, QUEUES),
+        queue_names=given.parsed("queueNames", parse_values, VALUES, strip=False),
+        queue_pattern=_queue_pattern(given),
         start=_start(given, "latest" if streaming else "earliest"),
         end=_end(given),
         keys=given.parsed("keys", parse_values, VALUES, strip=False),
         tags=given.parsed("tags", parse_values, VALUES, strip=False),
+        types=given.parsed("types", parse_values, VALUES, strip=False),
+        filter=_condition(given),
         min_partitions=given.number("minPartitions", 1),
         max_messages_per_partition=given.number("maxMessagesPerPartition", 1_000_000),
         max_bytes_per_partition=given.number("maxBytesPerPartition", 64 << 20),
@@ -151,6 +164,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool = False) -> Read
         fail_on_data_loss=given.switch("failOnDataLoss", True),
         include_properties=given.switch("includeProperties", True),
         include_headers=given.switch("includeHeaders", False),
+        include_queue_names=given.switch("includeQueueNames", False),
         binary_keys=given.switch("binaryKeys", False),
         read_from=given.choice("readFrom", READ_FROM, "follower"),
         read_node=given.text("readNode") or None,
@@ -178,6 +192,17 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     return write
 
 
+def _condition(given: Given) -> str | None:
+    """Raises ``InvalidOption`` for a condition that the broker could not read."""
+    text = given.text("filter") or None
+    if text is not None:
+        try:
+            Expression(text)
+        except InvalidFilter as error:
+            raise InvalidOption(error.message, option="filter", position=error.details["position"]) from error
+    return text
+
+
 def _connection(given: Given) -> Connection:
     return Connection(
         url=given.text("url") or "",
@@ -185,6 +210,7 @@ def _connection(given: Given) -> Connection:
         cluster=given.text("cluster") or None,
         deadline_ms=given.number("deadlineMs", 60_000),
         request_timeout_ms=given.number("requestTimeoutMs", 20_000),
+        token_file=given.text("tokenFile") or None,
     )
 
 
@@ -199,6 +225,14 @@ def _topics(given: Given) -> tuple[tuple[str, ...], str | None, dict[str, tuple[
             option="topic",
         )
     return (tuple(assigned) if assigned is not None else topics), pattern, assigned
+
+
+def _queue_pattern(given: Given) -> str | None:
+    text = given.text("queuePattern") or None
+    try:
+        return None if text is None else check_pattern(text)
+    except InvalidQueueName as error:
+        raise InvalidOption(f"option queuePattern: {error.message}", option="queuePattern") from error
 
 
 def _start(given: Given, default: str) -> Edge:
@@ -245,6 +279,8 @@ def _check_together(given: Given, read: ReadOptions, streaming: bool) -> None:
         raise InvalidOption("endingOffsets cannot be earliest: nothing would be read", option="endingOffsets")
     if read.assigned is not None:
         given.refuse(["queues"], "goes with topic or topicPattern; assign names queues itself")
+    if read.queue_names is not None and read.queue_pattern is not None:
+        raise InvalidOption("queueNames and queuePattern both say what to read: give one", option="queuePattern")
     least, most = read.min_messages_per_trigger, read.max_messages_per_trigger
     if least is None:
         given.refuse(["maxTriggerDelay"], "bounds the delay by minMessagesPerTrigger, which is not given")

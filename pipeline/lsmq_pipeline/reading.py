@@ -17,7 +17,7 @@ from lsmq_pipeline.decode import positions
 from lsmq_pipeline.fetch import FetchPlan, SplitReader
 from lsmq_pipeline.options import Edge, ReadOptions
 from lsmq_pipeline.resolve import Mask, chosen_queues, explicit_offsets, place, times_of
-from lsmq_pipeline.schema import arrow_schema, message_schema
+from lsmq_pipeline.schema import arrow_schema, whole_schema
 from lsmq_pipeline.splits import Portion, Split, plan
 from lsmq_pipeline.wanted import Wanted
 
@@ -41,10 +41,12 @@ class PlannedSplit(InputPartition):
 
 
 def wanted_of(options: ReadOptions) -> Wanted:
-    """What options ``keys`` and ``tags`` ask for."""
+    """What options ``keys``, ``tags``, ``types`` and ``filter`` ask for."""
     return Wanted(
         keys=None if options.keys is None else frozenset(options.keys),
         tags=None if options.tags is None else frozenset(options.tags),
+        types=None if options.types is None else frozenset(options.types),
+        filter=options.filter,
     )
 
 
@@ -59,6 +61,7 @@ def fetch_plan(cluster: Cluster, options: ReadOptions) -> FetchPlan:
         fetch_bytes=options.fetch_bytes,
         deadline_ms=options.connection.deadline_ms,
         read_node=options.read_node,
+        picks=wanted_of(options).picks,
     )
 
 
@@ -98,15 +101,21 @@ def planned_splits(portions: Sequence[Portion], fetch: FetchPlan, options: ReadO
     return [PlannedSplit(split, fetch) for split in splits]
 
 
-def sampled_bytes(cluster: Cluster, topic: Topic, start: I64, end: I64) -> int:
-    """About how large a message is: the mean of a few of some queues that have any. 0 when there are none."""
+def sampled_bytes(
+    cluster: Cluster, topic: Topic, start: I64, end: I64, numbers: NDArray[np.uint32] | None = None
+) -> int:
+    """About how large a message is: the mean of a few of some queues that have any. 0 when there are none.
+
+    ``numbers`` of the queues, where they have names and are known here by their places.
+    """
     total = count = 0
     for route in topic.routes:
         active = np.flatnonzero(end[route.first : route.end] > start[route.first : route.end]) + route.first
         if len(active) == 0:
             continue
         chosen = active[np.linspace(0, len(active) - 1, min(SAMPLE_QUEUES, len(active))).astype(np.int64)]
-        want = Want(chosen, start[chosen], SAMPLE_MESSAGES, SAMPLE_BYTES)
+        asked = chosen if numbers is None else numbers[chosen]
+        want = Want(asked, start[chosen], SAMPLE_MESSAGES, SAMPLE_BYTES)
         answer = cluster.fetch(topic, route.shard, want, None).result()
         for batch in split_batches(answer, source=f"answer for shard {route.shard}"):
             if positions(batch) is None:
@@ -121,7 +130,7 @@ def read_split(options: ReadOptions, planned: PlannedSplit, schema: StructType) 
     extra = wanted.columns - set(asked.names)
     made = asked
     if extra:
-        everything = arrow_schema(message_schema(binary_keys=True))  # Keys that nobody sees may be bytes.
+        everything = arrow_schema(whole_schema())  # Keys that nobody sees may be bytes.
         for name in sorted(extra):
             made = made.append(everything.field(name))
 

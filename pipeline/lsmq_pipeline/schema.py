@@ -40,11 +40,18 @@ _READABLE: dict[str, tuple[DataType, ...]] = {
     "key": (StringType(), BinaryType()),
     "headers": (HEADERS,),
     "key_is_text": (BooleanType(),),
+    "type": (StringType(),),
+    "expires_time": (TimestampType(),),
+    "queue_name": (StringType(),),
 }
 
 
 def message_schema(
-    *, include_properties: bool = True, include_headers: bool = False, binary_keys: bool = False
+    *,
+    include_properties: bool = True,
+    include_headers: bool = False,
+    binary_keys: bool = False,
+    include_queue_names: bool = False,
 ) -> StructType:
     """All columns of a read."""
     kinds = {name: kind for name, kind in COLUMNS.items() if include_properties or name != "properties"}
@@ -52,12 +59,15 @@ def message_schema(
         kinds["key"] = BinaryType()
     if include_headers:
         kinds["headers"] = HEADERS
+    if include_queue_names:
+        kinds["queue_name"] = StringType()
     return StructType([StructField(name, kind) for name, kind in kinds.items()])
 
 
 def whole_schema() -> StructType:
     """All that a message holds, none of it changed: what a copy needs."""
-    return message_schema(include_headers=True, binary_keys=True).add("key_is_text", BooleanType())
+    whole = message_schema(include_headers=True, binary_keys=True)
+    return whole.add("key_is_text", BooleanType()).add("type", StringType())
 
 
 def check_read_schema(schema: StructType) -> None:
@@ -88,12 +98,15 @@ _WRITABLE: dict[str, tuple[str, ...]] = {
     "tag": ("string",),
     "topic": ("string",),
     "queue": ("int", "bigint", "smallint", "tinyint"),
+    "queue_name": ("string",),
     "priority": ("int", "bigint", "smallint", "tinyint"),
     "properties": ("map<string,string>",),
     "headers": (HEADERS.simpleString(),),
     "key_is_text": ("boolean",),
+    "type": ("string",),
+    "ttl_ms": ("bigint", "int"),
 }
-_PASSED_OVER = frozenset({"offset", "id", "stored_time"})
+_PASSED_OVER = frozenset({"offset", "id", "stored_time", "expires_time"})
 
 
 def check_write_schema(schema: StructType, *, topic: str | None) -> None:

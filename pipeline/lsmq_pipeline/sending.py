@@ -18,15 +18,17 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 from numpy.typing import NDArray
 
 from lsmq.batch_builder import Codec
 from lsmq.errors import LsmqError, OutOfOrderSequence, SequenceReused, StaleSequence, UnknownProducer, UnknownQueue
+from lsmq.queue_names import check_queue_name, queue_slot
 from lsmq.topics import Topic
 from lsmq_pipeline.cluster import Cluster
-from lsmq_pipeline.encode import Rows, encode, joined, to_rows
-from lsmq_pipeline.errors import InputChanged
+from lsmq_pipeline.encode import Rows, encode, encode_named, joined, to_rows
+from lsmq_pipeline.errors import InputChanged, SchemaMismatch
 from lsmq_pipeline.options import WriteOptions
 
 I64 = NDArray[np.int64]
@@ -119,7 +121,11 @@ class TopicWriter:
 
     def _write_topic(self, topic: Topic, batch: Any) -> None:
         rows = to_rows(batch, max_message_bytes=topic.max_message_bytes)
-        self._choose_queues(topic, rows)
+        if topic.named:
+            rows.queues = _slots(topic, rows.names)
+        else:
+            _check_numbered(topic, rows.names)
+            self._choose_queues(topic, rows)
         firsts = np.array([route.first for route in topic.routes], np.int64)
         owners = np.searchsorted(firsts, rows.queues, side="right") - 1
         for place in np.unique(owners).tolist():
@@ -129,7 +135,7 @@ class TopicWriter:
             lane = self._lanes.setdefault((topic.name, shard), _Lane(topic, shard))
             lane.waiting.append(part)
             lane.waiting_count += len(part)
-            lane.waiting_bytes += int(part.lengths.sum())
+            lane.waiting_bytes += int(_sizes(part).sum())
             self._cut(lane, last=False)
 
     def _choose_queues(self, topic: Topic, rows: Rows) -> None:
@@ -158,19 +164,20 @@ class TopicWriter:
             if lane.waiting_count == 0:
                 return
             rows = joined(lane.waiting)
-            ends = np.cumsum(rows.lengths[:most_messages])
+            ends = np.cumsum(_sizes(rows)[:most_messages])
             count = max(1, int(np.searchsorted(ends, most_bytes, side="right")))
             head, rest = (rows, None) if count == len(rows) else (rows.slice(0, count), rows.slice(count, len(rows)))
             lane.waiting = [] if rest is None else [rest]
             lane.waiting_count -= len(head)
-            lane.waiting_bytes -= int(head.lengths.sum())
+            lane.waiting_bytes -= int(_sizes(head).sum())
             self._send(lane, head)
 
     def _send(self, lane: _Lane, rows: Rows) -> None:
         self._settle(lane)
         group, sequence = divmod(lane.batches, PRODUCER_WINDOW)
         producer_id = self._name.producer_id(lane.topic, lane.shard, group)
-        packed = encode(rows, producer_id=producer_id, sequence=sequence, codec=self._codec)
+        pack = encode_named if lane.topic.named else encode
+        packed = pack(rows, producer_id=producer_id, sequence=sequence, codec=self._codec)
         lane.flying = self._cluster.send(lane.topic, lane.shard, packed, self._options.ack), rows
         lane.batches += 1
 
@@ -208,4 +215,34 @@ class TopicWriter:
             f"first attempt stored: other rows, or another order ({error.message}). Nothing was stored twice. "
             "Rows must come in the same order each time: after a shuffle, sort them (sortWithinPartitions) first",
             topic=lane.topic.name,
+        )
+
+
+def _sizes(rows: Rows) -> I64:
+    """What each row takes of a batch: its record, and the name of its queue, which is counted as often as it comes."""
+    if rows.names.null_count == len(rows):
+        return rows.lengths
+    names: I64 = pc.binary_length(rows.names).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+    return rows.lengths + names
+
+
+def _slots(topic: Topic, names: Any) -> I64:
+    """The slot of each row's queue. Raises ``SchemaMismatch`` for a row that names none, ``InvalidQueueName``."""
+    if names.null_count:
+        raise SchemaMismatch(
+            f"topic {topic.name!r} has queues with names: each row needs one in column 'queue_name'",
+            column="queue_name",
+        )
+    found = names.dictionary_encode()
+    slots = np.array([queue_slot(check_queue_name(name)) for name in found.dictionary.to_pylist()], np.int64)
+    placed: I64 = slots[found.indices.to_numpy(zero_copy_only=False)]
+    return placed
+
+
+def _check_numbered(topic: Topic, names: Any) -> None:
+    """Raises ``SchemaMismatch`` for rows that name queues which have numbers."""
+    if names.null_count < len(names):
+        raise SchemaMismatch(
+            f"column 'queue_name' has names, and the queues of topic {topic.name!r} have numbers: take column 'queue'",
+            column="queue_name",
         )

@@ -44,6 +44,7 @@ class LsmqDataSource(DataSource):
             include_properties=self._switch("includeProperties", "true"),
             include_headers=self._switch("includeHeaders", "false"),
             binary_keys=self._switch("binaryKeys", "false"),
+            include_queue_names=self._switch("includeQueueNames", "false"),
         )
 
     def reader(self, schema: StructType) -> LsmqReader:
@@ -85,7 +86,8 @@ class LsmqDataSource(DataSource):
     def _check_schema(self, schema: StructType) -> None:
         """Raises ``SchemaMismatch``, and ``InvalidOption`` for an option on columns beside a schema without them."""
         check_read_schema(schema)
-        given = [name for name in ("includeProperties", "includeHeaders", "binaryKeys") if name in self.options]
+        columns = ("includeProperties", "includeHeaders", "binaryKeys", "includeQueueNames")
+        given = [name for name in columns if name in self.options]
         if given and schema != self.schema():
             raise InvalidOption(
                 f"option {given[0]} is for reading without a schema of one's own, which itself names the columns",

@@ -16,7 +16,9 @@ import zstandard
 from numpy.typing import NDArray
 from pyspark.sql.datasource import InputPartition
 
+from lsmq.queue_names import SEPARATOR
 from lsmq.topics import Topic
+from lsmq_pipeline.named import NamedQueues
 
 I64 = NDArray[np.int64]
 
@@ -24,12 +26,20 @@ I64 = NDArray[np.int64]
 class Split(InputPartition):
     """Messages of ``queues[i]`` with offsets in ``[starts[i], ends[i])``, all of one shard.
 
-    Queues ascend, and none is empty. Travels compressed: a split may hold a hundred thousand queues.
+    Queues ascend, and none is empty. Travels compressed: a split may hold a hundred thousand queues. ``names`` are
+    theirs, in a named topic.
     ``mean_bytes`` is about how large a message is, 0 when nobody asked.
     """
 
     def __init__(
-        self, topic: dict[str, Any], shard: int, queues: NDArray[Any], starts: I64, ends: I64, mean_bytes: int = 0
+        self,
+        topic: dict[str, Any],
+        shard: int,
+        queues: NDArray[Any],
+        starts: I64,
+        ends: I64,
+        mean_bytes: int = 0,
+        names: tuple[str, ...] = (),
     ) -> None:
         super().__init__(None)
         self.topic = topic
@@ -38,6 +48,7 @@ class Split(InputPartition):
         self.starts = starts
         self.ends = ends
         self.mean_bytes = mean_bytes
+        self.names = names
 
     @property
     def message_count(self) -> int:
@@ -46,7 +57,8 @@ class Split(InputPartition):
     def __reduce__(self) -> tuple[Any, ...]:
         columns = (self.queues.astype("<u4"), self.starts.astype("<i8"), (self.ends - self.starts).astype("<i8"))
         packed = zstandard.compress(b"".join(column.tobytes() for column in columns), 3)
-        return _unpacked, (self.topic, self.shard, len(self.queues), packed, self.mean_bytes)
+        names = zstandard.compress(SEPARATOR.join(self.names).encode(), 3) if self.names else b""
+        return _unpacked, (self.topic, self.shard, len(self.queues), packed, self.mean_bytes, names)
 
     def __repr__(self) -> str:
         return (
@@ -55,22 +67,29 @@ class Split(InputPartition):
         )
 
 
-def _unpacked(topic: dict[str, Any], shard: int, count: int, packed: bytes, mean_bytes: int) -> Split:
+def _unpacked(
+    topic: dict[str, Any], shard: int, count: int, packed: bytes, mean_bytes: int, packed_names: bytes
+) -> Split:
     raw = zstandard.decompress(packed, max_output_size=20 * count)
     queues = np.frombuffer(raw, "<u4", count)
     starts = np.frombuffer(raw, "<i8", count, 4 * count)
     lengths = np.frombuffer(raw, "<i8", count, 12 * count)
-    return Split(topic, shard, queues, starts, starts + lengths, mean_bytes)
+    names = tuple(zstandard.decompress(packed_names).decode().split(SEPARATOR)) if packed_names else ()
+    return Split(topic, shard, queues, starts, starts + lengths, mean_bytes, names)
 
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """What is to be read of a topic: ``[start, end)`` of every queue; ``mean_bytes`` a message, 0 if unknown."""
+    """What is to be read of a topic: ``[start, end)`` of every queue; ``mean_bytes`` a message, 0 if unknown.
+
+    Of a ``named`` topic only those queues are here that are read, and the routes of ``topic`` are of their places.
+    """
 
     topic: Topic
     start: I64
     end: I64
     mean_bytes: int = 0
+    named: NamedQueues | None = None
 
     @property
     def message_count(self) -> int:
@@ -107,13 +126,14 @@ def _cut(portion: Portion, shard: int, first: int, end: int, size: int, whole_qu
     if len(active) == 0:
         return []
     queues = (active + first).astype(np.uint32)
+    named = portion.named
     counts = backlog[active]
     bounds = np.zeros(len(counts) + 1, np.int64)
     np.cumsum(counts, out=bounds[1:])
     total = int(bounds[-1])
     pieces = -(-total // size)
     cuts = _between_queues(bounds, size) if whole_queues else [piece * total // pieces for piece in range(pieces + 1)]
-    identity = _identity(portion.topic)
+    identity = _identity(portion.topic if named is None else named.topic)
     splits = []
     for low, high in pairwise(cuts):
         begin = int(np.searchsorted(bounds, low, side="right")) - 1
@@ -123,7 +143,10 @@ def _cut(portion: Portion, shard: int, first: int, end: int, size: int, whole_qu
         ends = portion.end[chosen].copy()
         starts[0] += low - bounds[begin]
         ends[-1] -= bounds[stop] - high
-        splits.append(Split(identity, shard, chosen, starts, ends, portion.mean_bytes))
+        names: tuple[str, ...] = ()
+        if named is not None:
+            names, chosen = tuple(named.names[place] for place in chosen.tolist()), named.numbers[chosen]
+        splits.append(Split(identity, shard, chosen, starts, ends, portion.mean_bytes, names))
     return splits
 
 

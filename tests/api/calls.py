@@ -96,13 +96,17 @@ class Api:
 
     def all_bodies(self, topic: str, queue: int) -> list[str]:
         """Every body of a queue, from the earliest on."""
-        found: list[str] = []
+        return [message["body"] for message in self.all_messages(topic, queue)]
+
+    def all_messages(self, topic: str, queue: int) -> list[dict[str, Any]]:
+        """Every message of a queue, from the earliest on."""
+        found: list[dict[str, Any]] = []
         offset: int | str = "earliest"
         while True:
             page = self.read(topic, queue, offset=offset, max=10_000).json()
             if not page["messages"]:
                 return found
-            found.extend(message["body"] for message in page["messages"])
+            found.extend(page["messages"])
             offset = page["next_offset"]
 
     def send_batch(self, topic: str, batch: bytes, status: int | None = 200, query: str = "") -> Answer:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 from aiohttp.test_utils import TestClient, TestServer
@@ -37,12 +38,17 @@ def node_of(client: Session) -> Node:
     return client.app[NODE]
 
 
-def with_node(tmp_path: Path, test: Callable[[Session, Broker], Awaitable[None]], disk: OsDisk | None = None) -> None:
+def with_node(
+    tmp_path: Path,
+    test: Callable[[Session, Broker], Awaitable[None]],
+    disk: OsDisk | None = None,
+    **settings: Any,
+) -> None:
     """Run the test against a node of this process, whose insides can be reached."""
 
     async def run() -> None:
         store = ShardStore.open(tmp_path / "shard-0", SMALL, disk=disk)
-        config = NodeConfig(data=tmp_path, slow_write_delay_ms=1)
+        config = NodeConfig(data=tmp_path, slow_write_delay_ms=1, **settings)
         waiters = WaiterTable(config.max_waiters)
         parts = Parts()
         broker = Broker(config, SingleNode([store], waiters.wake, parts), waiters, parts)

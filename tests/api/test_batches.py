@@ -221,10 +221,15 @@ BAD_BATCHES: dict[str, tuple[bytes, str, str]] = {
         "invalid_batch",
         "99",
     ),
-    "a due time, which nothing obeys": (
-        encode_batch(2, {Column.QUEUE: 0, Column.LENGTH: [1, 0], Column.DUE_MS: 5}, b"x"),
+    "a message that is due in a thousand years": (
+        encode_batch(2, {Column.QUEUE: 0, Column.LENGTH: [1, 0], Column.DUE_MS: [0, 1 << 43]}, b"x"),
         "invalid_request",
-        "DUE_MS",
+        "ten years",
+    ),
+    "due times without bytes": (
+        encode_batch(2, {Column.QUEUE: 0, Column.LENGTH: [1, 0], Column.DUE_MS: 5}, b"x"),
+        "invalid_batch",
+        "DUE_MS has no bytes",
     ),
     "flags": (
         encode_batch(1, {Column.QUEUE: 0, Column.LENGTH: 1, Column.FLAGS: 1}, b"x"),

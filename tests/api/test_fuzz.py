@@ -13,12 +13,16 @@ from urllib.parse import quote
 import msgpack
 import pytest
 
+from lsmq_node.api.access import ACCESS
 from lsmq_node.api.app import route_table
 from lsmq_node.api.routing import Route
 from lsmq_node.broker import Broker
+from lsmq_node.config import Auth
+from lsmq_node.rights import Action, Kind, Right
+from support.waiting import comes_true
 
 from .calls import Api
-from .in_process import Session, with_node
+from .in_process import Session, node_of, with_node
 
 #: Held until somebody goes, or writes for seconds.
 SKIPPED = {"push", "metrics", "openapi"}
@@ -118,10 +122,12 @@ def url(chance: random.Random, route: Route) -> str:
     return path + ("?" + "&".join(asked) if asked else "")
 
 
-def request(chance: random.Random, route: Route) -> bytes:
+def request(chance: random.Random, route: Route, token: str | None = None) -> bytes:
     binary = chance.random() < 0.4
     body = encoded(chance, route, binary) if route.request is not None else b""
     headers = [("Host", "x"), ("Content-Type", "application/msgpack" if binary else "application/json")]
+    if token is not None:
+        headers.append(("Authorization", f"Bearer {token}"))
     if chance.random() < 0.1:
         name, text = chance.choice(HEADERS)
         headers = [(name, text), *(item for item in headers if item[0] != name)]
@@ -155,6 +161,46 @@ def test_nothing_that_is_sent_makes_the_node_fail(tmp_path: Path, seed: int) -> 
         assert (await client.get("/v1/topics")).status == 200
 
     with_node(tmp_path, test)
+
+
+def test_nothing_that_is_sent_does_more_than_its_sender_may(tmp_path: Path) -> None:
+    """The same, where the node asks who that is: an administrator, somebody with half of the rights, one with none."""
+
+    async def test(client: Session, broker: Broker) -> None:
+        file = tmp_path / "admin.token"
+        await comes_true(file.exists, "the first token is written")
+        admin, rights = file.read_text().strip(), node_of(client).rights
+        half = [Right(Kind.TOPIC, "t", Action.READ), Right(Kind.GROUP, "*", Action.READ)]
+        _, reader = await rights.create_token("reader", None, (), "a test")
+        await rights.grant("reader", (), half)
+        _, nobody = await rights.create_token("nobody", None, (), "a test")
+        chance = random.Random(5)
+        routes = [route for route in route_table(broker.config) if route.operation not in SKIPPED]
+        await status_of(client, asked("PUT", "/v1/topics/t", admin, b'{"queues":2}'))
+        seen: dict[str | None, set[int]] = {token: set() for token in (admin, reader, nobody, None)}
+        for turn in range(600):
+            route, token = routes[turn % len(routes)], chance.choice(list(seen))
+            if route.operation in ("revokeTokens", "rotateToken", "revokeRights", "grantRights") and token == admin:
+                continue  # It may: of those that are asked here, too.
+            sent = request(chance, route, token)
+            status, access = await status_of(client, sent), ACCESS[route.operation]
+            assert status < 500 or status == 503, sent[:2_000]
+            if token in (None, nobody) and access.needs:
+                assert status >= 400, sent[:2_000]
+            if token == reader and status < 300:
+                assert all(any(right.kind is need.kind for right in half) for need in access.needs), sent[:2_000]
+                assert {need.action for need in access.needs} <= {Action.READ, Action.DESCRIBE}, sent[:2_000]
+            seen[token].add(status)
+        assert {200, 400} <= seen[admin] and 401 in seen[None] and 401 not in seen[nobody] | seen[reader]
+        assert 403 in seen[nobody] and {200, 403} <= seen[reader]
+        assert set(rights.book.grants) <= {"admin@local", "reader", "x"} and len(rights.book.tokens) <= 20
+
+    with_node(tmp_path, test, auth=Auth.TOKEN)
+
+
+def asked(method: str, path: str, token: str, body: bytes) -> bytes:
+    head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def test_what_was_once_answered_with_500(api: Api, topic_name: str) -> None:

@@ -185,5 +185,5 @@ def test_a_path_that_is_not_there_is_404(api: Api, path: str) -> None:
 
 def test_a_wrong_method_is_405_and_names_the_right_ones(api: Api) -> None:
     answer = api.call("POST", "/v1/topics/t", {}, status=405)
-    assert answer.headers["Allow"] == "DELETE, GET, HEAD, PUT"
-    assert "possible: DELETE, GET, HEAD, PUT" in answer.error["message"]
+    assert answer.headers["Allow"] == "DELETE, GET, HEAD, PATCH, PUT"
+    assert "possible: DELETE, GET, HEAD, PATCH, PUT" in answer.error["message"]

@@ -107,6 +107,9 @@ def test_an_offset_out_of_range_names_earliest_and_latest(api: Api, topic_name: 
     answer = api.read(topic_name, 0, 416, offset=2)
     assert answer.code == "offset_out_of_range"
     assert (answer.error["earliest"], answer.error["latest"]) == (0, 1)
+    assert "holds 0 to 0 (next: 1)" in answer.error["message"]
+    api.call("POST", f"/v1/topics/{topic_name}/purge", {})
+    assert "is empty (next: 1)" in api.read(topic_name, 0, 416, offset=2).error["message"]
 
 
 def test_a_message_is_found_by_its_id(api: Api, topic_name: str) -> None:
@@ -155,7 +158,7 @@ def test_an_id_beyond_the_end_of_its_queue_is_404(api: Api, topic_name: str) -> 
         ({"messages": [{"body": "x", "key": 1}]}, "invalid_request", "messages[0].key is an integer"),
         ({"messages": [{"body": "x", "tag": []}]}, "invalid_request", "messages[0].tag is an array"),
         ({"messages": [{"body": "x", "priority": 256}]}, "invalid_request", "the limit is 255"),
-        ({"messages": [{"body": "x", "delay_ms": 5}]}, "invalid_request", "messages[0].delay_ms is 5"),
+        ({"messages": [{"body": "x", "delay_ms": -5}]}, "invalid_request", "messages[0].delay_ms is -5"),
         (
             {"messages": [{"body": "x", "properties": {"a": 1}}]},
             "invalid_request",
@@ -247,7 +250,7 @@ def test_wrong_read_parameters_are_refused(api: Api, topic_name: str, query: str
 def test_a_queue_that_is_no_number_is_refused(api: Api, topic_name: str) -> None:
     api.create(topic_name, 1)
     answer = api.get(f"/v1/topics/{topic_name}/queues/x/messages", 400)
-    assert "queue is text; it must be an integer" in answer.error["message"]
+    assert "are numbers from 0 to 0" in answer.error["message"]
 
 
 def test_a_request_repeated_by_a_producer_is_stored_once(api: Api, topic_name: str) -> None:

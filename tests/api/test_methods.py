@@ -35,9 +35,12 @@ def test_head_answers_as_get_does_without_a_body(api: Api, topic_name: str, rout
 
 
 def _path(template: str, topic: str) -> str:
-    names = {"topic": topic, "queue": "0", "id": "0" * 32, "group": "g", "transaction": "t-1"}
+    names = {"topic": topic, "queue": "0", "id": "0" * 32, "group": "g", "transaction": "t-1", "key": "k", "name": "s"}
+    names |= {"shard": "0", "file": "f"}
     path = template.format_map(names)
-    return f"{path}?topic={topic}" if template.startswith("/v1/groups/") else path
+    if template.startswith("/v1/groups/"):
+        return f"{path}?topic={topic}"
+    return f"{path}?length=1" if "{file}" in template else path
 
 
 def test_the_head_of_a_large_answer_has_its_length(api: Api, topic_name: str) -> None:
@@ -65,7 +68,7 @@ def test_a_path_that_is_none_is_named(api: Api, path: str) -> None:
     ("method", "path", "allowed"),
     [
         ("POST", "/healthz", "GET, HEAD"),
-        ("PATCH", "/v1/topics/t", "DELETE, GET, HEAD, PUT"),
+        ("POST", "/v1/topics/t", "DELETE, GET, HEAD, PATCH, PUT"),
         ("GET", "/v1/topics/t/batches", "POST"),
     ],
 )

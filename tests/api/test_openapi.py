@@ -21,9 +21,9 @@ from support.node_process import NodeProcess
 
 from .calls import Api
 
-METHODS = ("get", "put", "post", "delete", "options")
+METHODS = ("get", "put", "post", "patch", "delete")
 #: Streams and batches have tests of their own.
-NOT_JSON = {"sendBatch", "push", "acknowledgePush", "preflightPush"}
+NOT_JSON = {"sendBatch", "readSnapshotFile", "push", "acknowledgePush"}
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,9 @@ def test_every_operation_is_described(document: dict[str, Any]) -> None:
         assert "default" in operation["responses"]
         declared = {item["name"] for item in operation.get("parameters", []) if item["in"] == "path"}
         assert declared == set(re.findall(r"{(\w+)}", path))
-        assert ("requestBody" in operation) == (method in ("put", "post") and operation["operationId"] != "drainNode")
+        bodiless = ("drainNode", "declareQueue", "verifySnapshotFile")
+        takes_a_body = method in ("put", "post", "patch") and operation["operationId"] not in bodiless
+        assert ("requestBody" in operation) == takes_a_body
     assert len(names) == len(set(names))
 
 
@@ -87,6 +89,18 @@ CLUSTER_CHANGES = (
     ("cancelMove", "DELETE", "shards/0/replicas", None),
     ("reviveShard", "POST", "shards/0/revive", {"node": "n1", "accept_loss": True}),
     ("transferLeader", "PUT", "shards/0/leader", {"node": "n1"}),
+)
+
+
+#: What they answer where authentication is on is looked at in test_rights.py.
+RIGHTS_CHANGES = (
+    ("createToken", "POST", "tokens", {"name": "p"}),
+    ("rotateToken", "POST", "tokens/p/rotate", {}),
+    ("revokeTokens", "DELETE", "tokens/p", None),
+    ("putRole", "PUT", "roles/r", {"rights": []}),
+    ("deleteRole", "DELETE", "roles/r", None),
+    ("grantRights", "POST", "acl/p/grant", {}),
+    ("revokeRights", "POST", "acl/p/revoke", {}),
 )
 
 
@@ -114,12 +128,30 @@ def test_every_answer_fits_the_document(
     fits("createTopic", "PUT", topic, {"queues": 2}, 201)
     fits("createTopic", "PUT", topic, {"queues": 2}, 200)
     fits("growTopic", "PUT", f"{topic}/queues", {"queues": 3})
+    fits("alterTopic", "PATCH", topic, {"retention_ms": None})
+    fits("getTopicUsage", "GET", f"{topic}/usage")
+    fits("trimTopic", "POST", f"{topic}/trim", {"before_ms": 1})
+    fits("purgeTopic", "POST", f"{topic}/purge", {"queues": "2"})
     fits("listTopics", "GET", "/v1/topics")
     fits("getTopic", "GET", topic)
     message = {"queue": 0, "body": "x", "key": "k", "properties": {"a": "b"}}
     sent = fits("sendMessages", "POST", f"{topic}/messages", {"messages": [message, {"body_b64": "/w=="}]})
+    later = fits("sendMessages", "POST", f"{topic}/messages", {"messages": [{**message, "delay_ms": 3_600_000}]})
+    pending = f"{topic}/delayed/{later['results'][0]['id']}"
+    fits("listDelayed", "GET", f"{topic}/delayed")
+    fits("getDelayed", "GET", pending)
+    moved = fits("rescheduleDelayed", "PUT", pending, {"delay_ms": 7_200_000})
+    plan = {"cron": "@daily", "message": {"body": "x"}}
+    fits("putSchedule", "PUT", f"{topic}/schedules/s", plan, 201)
+    fits("putSchedule", "PUT", f"{topic}/schedules/s", plan, 200)
+    fits("listSchedules", "GET", f"{topic}/schedules")
+    fits("getSchedule", "GET", f"{topic}/schedules/s")
+    fits("deleteSchedule", "DELETE", f"{topic}/schedules/s", None, 204)
+    fits("cancelDelayed", "DELETE", f"{topic}/delayed/{moved['id']}")
     fits("readMessages", "GET", f"{topic}/queues/0/messages")
     fits("getMessage", "GET", f"/v1/messages/{sent['results'][0]['id']}")
+    fits("findMessages", "GET", f"{topic}/messages?key=k&explain=1")
+    fits("getLatest", "GET", f"{topic}/table/k")
     fits("getQueue", "GET", f"{topic}/queues/0?time_ms=0")
     fits("getOffsets", "GET", f"{topic}/offsets?time_ms=0")
     fits("fetchBatches", "POST", f"{topic}/fetch", {"queues": [0], "offsets": [0]})
@@ -148,6 +180,17 @@ def test_every_answer_fits_the_document(
     fits("ackMessages", "POST", f"{work}/ack", receipts)
     fits("describeWorkQueue", "GET", f"{work}/work-queue?topic={topic_name}")
     fits("deleteMessages", "POST", f"{topic}/delete", {"queues": [0], "offsets": [0]})
+    named = f"{topic}-named"
+    fits("createTopic", "PUT", named, {"queues": "named"}, 201)
+    fits("sendMessages", "POST", f"{named}/messages", {"messages": [{"queue": "a", "body": "x"}]})
+    fits("readMessages", "GET", f"{named}/queues/a/messages")
+    fits("getQueue", "GET", f"{named}/queues/a")
+    fits("declareQueue", "PUT", f"{named}/queues/b", None, 201)
+    fits("declareQueue", "PUT", f"{named}/queues/b", None, 200)
+    fits("listQueues", "GET", f"{named}/queues?limit=1")
+    fits("trimQueue", "POST", f"{named}/queues/a/trim", {"before": 1})
+    fits("deleteQueue", "DELETE", f"{named}/queues/a", None, 204)
+    fits("fetchBatches", "POST", f"{named}/fetch", {"pattern": "**", "start": "latest"})
     producers = f"/v1/producer-groups/{topic_name}"
     fits("producerHeartbeat", "POST", f"{producers}/heartbeat", {"member": "m", "join": True})
     begin = {"member": "m", "messages": [{"topic": topic_name, "body": "x"}]}
@@ -175,7 +218,22 @@ def test_every_answer_fits_the_document(
         ("metrics", "/metrics"),
     ):
         fits(name, "GET", path)
+    held = fits("beginSnapshot", "POST", "/v1/shards/0/snapshots", {"holder": topic_name}, 201)
+    one = f"/v1/shards/0/snapshots/{held['id']}"
+    fits("getSnapshot", "GET", one)
+    fits("checksumSnapshotFile", "GET", f"{one}/files/{held['files'][0]['name']}/checksum?length=10")
+    fits("verifySnapshotFile", "POST", f"{one}/files/{held['files'][0]['name']}/verify")
+    fits("endSnapshot", "DELETE", one, None, 204)
+    fits("takeProducer", "POST", f"{topic}/producers/5/take", {"shard": 0})
     fits("deleteTopic", "DELETE", topic, None, 204)
+    fits("whoami", "GET", "/v1/whoami")
+    for name, path in (("listTokens", "tokens"), ("listRoles", "roles"), ("listGrants", "acl")):
+        fits(name, "GET", f"/v1/{path}")
+    fits("testRights", "POST", "/v1/acl/p/test", {"kind": "topic", "action": "read"})
+    for name, method, path, body in RIGHTS_CHANGES:
+        refused = api.call(method, f"/v1/{path}", body, status=409)
+        assert refused.code == "authentication_off"
+        seen.add(name)
     assert seen | NOT_JSON == {item["operationId"] for _, _, item in operations(document)}
 
 

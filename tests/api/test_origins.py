@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from lsmq.errors import HostNotAllowed, OriginNotAllowed
 from lsmq_node.api.origins import Hosts, Origins
 from lsmq_node.config import NodeConfig
+from support.node_process import NodeProcess
 
 from .calls import Api
 
@@ -58,6 +60,26 @@ def test_pages_send_json_as_json(api: Api, topic_name: str, kind: str) -> None:
 def test_programs_that_say_no_type_go_on_working(api: Api, topic_name: str) -> None:
     for kind in ({}, {"Content-Type": "application/x-www-form-urlencoded"}):
         assert api.call("PUT", f"/v1/topics/{topic_name}", {"queues": 1}, headers=kind).status in (200, 201)
+
+
+def test_pages_of_named_origins_may_use_the_whole_api(make_node: Callable[..., NodeProcess]) -> None:
+    api = Api(make_node(browser_origins="https://shop.example").start().url)
+    page = {"Origin": "https://shop.example"}
+    asked = {"Access-Control-Request-Method": "PUT", "Access-Control-Request-Headers": "authorization,content-type"}
+    answer = api.call("OPTIONS", "/v1/topics/t", headers={**page, **asked}, status=204)
+    assert answer.headers["Access-Control-Allow-Origin"] == "https://shop.example"
+    assert "PUT" in answer.headers["Access-Control-Allow-Methods"]
+    assert "Authorization" in answer.headers["Access-Control-Allow-Headers"]
+    made = api.call("PUT", "/v1/topics/t", {"queues": 1}, headers={**page, "Content-Type": "application/json"})
+    failed = api.get("/v1/topics/nothing", 404, headers=page)
+    for each in (made, failed):
+        assert (each.headers["Access-Control-Allow-Origin"], each.headers["Vary"]) == (page["Origin"], "Origin")
+    assert "Access-Control-Allow-Origin" not in api.get("/v1/topics").headers
+    for refused in (
+        api.call("OPTIONS", "/v1/topics/t", headers={**EVIL, **asked}, status=403),
+        api.get("/v1/topics", 403, headers=EVIL),
+    ):
+        assert "Access-Control-Allow-Origin" not in refused.headers
 
 
 def test_a_name_that_leads_here_by_somebody_elses_doing_is_refused(api: Api) -> None:

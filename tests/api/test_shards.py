@@ -95,3 +95,14 @@ def test_group_offsets_span_shards_and_deleting_reaches_all(sharded: NodeProcess
     sharded.kill9()
     sharded.restart()
     assert api.get("/v1/topics/t").json()["queues"] == 4
+
+
+def test_a_refusal_by_one_shard_says_that_others_may_have_stored_their_part(sharded: NodeProcess) -> None:
+    api = Api(sharded.url)
+    api.call("PUT", "/v1/topics/t", {"queues": 3, "queue_max_messages": 1}, status=201)
+    api.send("t", {"queue": 2, "body": "full"})
+    messages = [{"queue": queue, "body": "x"} for queue in range(3)]
+    error = api.call("POST", "/v1/topics/t/messages", {"messages": messages}, status=507).error
+    assert (error["code"], error["queue"], error.get("sent")) == ("quota_exceeded", 2, True)
+    error = api.call("POST", "/v1/topics/t/messages", {"messages": messages[2:]}, status=507).error
+    assert "sent" not in error, "nothing else was asked for"

@@ -93,8 +93,21 @@ def test_a_port_in_use_names_it_and_the_remedy(node: NodeProcess, make_node: Nod
     assert not other.data.exists()
 
 
+def test_a_node_that_others_reach_asks_who_they_are_or_is_told_not_to(make_node: NodeMaker) -> None:
+    for host in ("0.0.0.0", "::"):
+        node = make_node(host=host)
+        line = failure(node)
+        assert line.startswith("error: invalid_config:") and "auth" in line and "--insecure" in line
+        assert not node.data.exists()
+    node = make_node(host="0.0.0.0", auth="token").start()
+    assert "insecure" not in node.log().replace("insecure=False", "")
+    node.stop()
+    node = make_node(host="0.0.0.0", insecure=True).start()
+    assert "insecure" in node.log() and "whoever reaches this address" in node.log()
+
+
 def test_a_host_that_is_not_ours_is_refused(make_node: NodeMaker) -> None:
-    line = failure(make_node(host="192.0.2.1"))
+    line = failure(make_node(host="192.0.2.1", insecure=True))
     assert line.startswith("error: address_in_use:") and "192.0.2.1" in line
 
 

@@ -6,7 +6,6 @@ import http.client
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -35,16 +34,15 @@ def test_a_node_that_is_to_outlive_its_terminal_does(make_node: Callable[..., No
     assert node.stop() == 0
 
 
-def test_held_polls_are_answered_at_once(node: NodeProcess) -> None:
+def test_held_polls_are_answered_at_once(make_node: Callable[..., NodeProcess]) -> None:
+    node = make_node(shutdown_grace_ms=600_000).start()  # longer than anybody waits for its end
     api = Api(node.url)
     api.create("t", 10)
     with ThreadPoolExecutor(4) as pool:
         one = [pool.submit(api.read, "t", queue, wait_ms=60_000) for queue in range(2)]
         many = [pool.submit(api.fetch, "t", {1: 0, 5: 0}, wait_ms=60_000) for _ in range(2)]
         eventually(lambda: api.status()["waiters"] == 4, "all polls are held")
-        began = time.monotonic()
         assert node.stop() == 0
-        assert time.monotonic() - began < 5
         assert all(poll.result().json()["messages"] == [] for poll in one)
         assert all(poll.result().body == b"" for poll in many)
 
@@ -83,7 +81,8 @@ def test_writes_in_flight_finish_and_are_there_afterwards(node: NodeProcess) -> 
 
 
 def test_callers_who_stall_do_not_hold_up_the_end(make_node: Callable[..., NodeProcess]) -> None:
-    node = make_node(shutdown_grace_ms=2000, memtable_bytes=4 * 1024 * 1024).start()
+    patience = {"body_timeout_ms": 3_600_000, "answer_timeout_ms": 3_600_000}
+    node = make_node(shutdown_grace_ms=2000, memtable_bytes=4 * 1024 * 1024, **patience).start()
     api = Api(node.url)
     api.create("t", 1)
     body = b"x" * 10_000
@@ -103,10 +102,7 @@ def test_callers_who_stall_do_not_hold_up_the_end(make_node: Callable[..., NodeP
             connection.connect((api.host, api.port))
             connection.sendall(request)
         eventually(lambda: api.metric("lsmq_inflight_bytes") >= 100, "both requests are under way")
-        connection.settimeout(30)
-        began = time.monotonic()
         assert node.stop() == 0
-        assert time.monotonic() - began < 20  # far below what the connections would wait
     assert "Traceback" not in node.log()
 
 

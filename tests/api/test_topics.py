@@ -52,6 +52,49 @@ def test_creating_with_other_options_is_refused(api: Api, topic_name: str) -> No
     assert "queues is 8, not 9" in answer.error["message"]
 
 
+def test_options_are_changed_and_taken_away(api: Api, topic_name: str) -> None:
+    path = f"/v1/topics/{topic_name}"
+    made = api.create(topic_name, 2, retention_ms=60_000, max_message_bytes=10)
+    assert made["revision"] == 0
+    send = {"messages": [{"queue": 0, "body": "x" * 20}]}
+    assert api.call("POST", f"{path}/messages", send, status=413).code == "message_too_large"
+    altered = api.call("PATCH", path, {"max_message_bytes": None, "retention_bytes": 5_000, "ack": "leader"}).json()
+    assert altered == api.get(path).json()
+    assert altered["options"] == {
+        "retention_ms": 60_000,
+        "retention_bytes": 5_000,
+        "ack": "leader",
+        "max_message_bytes": None,
+    }
+    assert (altered["id"], altered["queues"], altered["revision"]) == (made["id"], 2, 1)
+    api.call("POST", f"{path}/messages", send, status=200)
+    assert api.call("PATCH", path, {"ack": "leader"}).json()["revision"] == 1, "nothing has changed"
+    again = {"queues": 2, "retention_ms": 60_000, "retention_bytes": 5_000, "ack": "leader"}
+    assert api.call("PUT", path, again, status=200).json()["revision"] == 1
+    assert api.call("PATCH", f"{path}x", {"ack": "leader"}, status=404).code == "unknown_topic"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"queues": 9}, "PUT /v1/topics/{topic}/queues"),
+        ({"key_queues": 1}, "make another topic"),
+        ({"order": "strict"}, "make another topic"),
+        ({"revision": 7}, "revision"),
+        ({"retention_ms": 0}, "retention_ms"),
+        ({"ack": "none"}, "'quorum', 'leader'"),
+        ({"max_message_bytes": 2**31 - 1}, "the node's limit"),
+        ({"retention": 5}, "retention"),
+        (["ack"], "object"),
+    ],
+)
+def test_what_cannot_be_changed_is_refused_by_name(api: Api, topic_name: str, change: Any, says: str) -> None:
+    before = api.create(topic_name, 2)
+    refused = api.call("PATCH", f"/v1/topics/{topic_name}", change, status=400)
+    assert refused.code == "invalid_request" and says in refused.error["message"]
+    assert api.get(f"/v1/topics/{topic_name}").json() == before
+
+
 @pytest.mark.parametrize("name", ["a b", "a/b", "ä", "x" * 250, "..", "a:b", "%", "a\n"])
 def test_an_illegal_name_is_refused_with_the_legal_form(api: Api, name: str) -> None:
     # Clients resolve a dot segment of a path before they send it; this one has none left to resolve.
@@ -68,8 +111,8 @@ def test_an_illegal_name_is_refused_with_the_legal_form(api: Api, name: str) -> 
         ({"queus": 1}, "queus is not known; the fields are queues"),
         ({"queues": 0}, "queues is 0; the least it may be is 1"),
         ({"queues": 16_000_001}, "queues is 16000001; the limit is 16000000"),
-        ({"queues": "4"}, "queues is text; it must be an integer"),
-        ({"queues": True}, "queues is true or false; it must be an integer"),
+        ({"queues": "4"}, "queues is '4'; it must be an integer from 1 or 'named'"),
+        ({"queues": True}, "queues is True; it must be an integer from 1 or 'named'"),
         ({"queues": 4, "retention": 1}, "retention is not known; the fields are queues, retention_ms"),
         ({"queues": 4, "ack": "all"}, "ack is 'all'; it must be one of 'quorum', 'leader'"),
         ({"queues": 4, "retention_ms": 0}, "retention_ms is 0; the least it may be is 1"),
@@ -190,7 +233,7 @@ def test_the_advertised_url_is_the_leader_of_routes(make_node: Callable[..., Nod
 
 
 def test_a_node_on_all_interfaces_is_where_the_caller_found_it(make_node: Callable[..., NodeProcess]) -> None:
-    node = make_node(host="0.0.0.0").start()
+    node = make_node(host="0.0.0.0", insecure=True).start()
     api = Api(f"http://127.0.0.2:{node.port}")
     assert api.create("t")["routes"][0]["leader"] == f"http://127.0.0.2:{node.port}"
 
@@ -203,3 +246,16 @@ def test_topics_survive_a_kill(node: NodeProcess) -> None:
     node.restart()
     expected = [topic for topic in created if topic["name"] != "t2"]
     assert api.get("/v1/topics").json()["topics"] == expected
+
+
+def test_names_of_empty_queues_are_forgotten_from_a_change_on_and_numbers_have_no_names(
+    api: Api, topic_name: str
+) -> None:
+    api.call("PUT", f"/v1/topics/{topic_name}", {"queues": "named"}, status=201)
+    altered = api.call("PATCH", f"/v1/topics/{topic_name}", {"forget_empty_ms": 60_000}, status=200).json()
+    assert (altered["queues"], altered["options"]["forget_empty_ms"], altered["revision"]) == ("named", 60_000, 1)
+    api.create(f"{topic_name}-numbers", 2)
+    refused = api.call("PATCH", f"/v1/topics/{topic_name}-numbers", {"forget_empty_ms": 60_000}, status=400)
+    assert "forget_empty_ms" in refused.error["message"]
+    refused = api.call("PATCH", f"/v1/topics/{topic_name}", {"named": False}, status=400)
+    assert "named" in refused.error["message"]

@@ -47,10 +47,15 @@ class Work:
         document = {"topic": self.topic, **settings}
         self.api.call("PUT", f"/v1/groups/{self.topic}/work-queue", document, status=200)
 
-    def figures(self) -> dict[str, int]:
+    def shard(self) -> dict[str, Any]:
         described = self.api.get(f"/v1/groups/{self.topic}/work-queue?topic={self.topic}").json()
+        shard: dict[str, Any]
         (shard,) = described["shards"]
-        assert shard["undelivered"] == shard["new"] + shard["ready"] + shard["waiting"]
+        return shard
+
+    def figures(self) -> dict[str, int]:
+        shard = self.shard()
+        assert shard["undelivered"] == shard["new"] + shard["ready"] + shard["waiting"] + shard["blocked"]
         return {name: shard[name] for name in ("in_flight", "waiting", "ready", "dead")}
 
     def undelivered(self) -> tuple[int, int]:
@@ -69,7 +74,7 @@ def bodies(messages: list[dict[str, Any]]) -> list[str]:
 
 
 def comes_true(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while not condition():
         assert time.monotonic() < deadline, f"it never came true that {what}"
         time.sleep(0.02)

@@ -15,11 +15,16 @@ __all__ = ["pytest_pyfunc_call"]
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
-    """Three nodes without ZooKeeper."""
+    """Three nodes without ZooKeeper, under TLS."""
+    yield from small_cluster(tmp_path, tls=True)
+
+
+def small_cluster(tmp_path: Path, *, tls: bool) -> Iterator[LocalCluster]:
     small = {"segment_bytes": 4 << 20, "memtable_bytes": 8 << 20}
-    cluster = LocalCluster.found(tmp_path / "c", found_plan(zookeeper="none", settings=small))
+    cluster = LocalCluster.found(tmp_path / "c", found_plan(zookeeper="none", tls=tls, settings=small))
     try:
         cluster.up()
-        yield cluster
+        with cluster.trusted():
+            yield cluster
     finally:
         cluster.down(delete=True)

@@ -17,6 +17,7 @@ from lsmq.cli import root
 from lsmq.cli.options import SIZE
 from lsmq.cli.render import counted, print_table, progress
 from support.node_process import NodeProcess
+from support.python_process import run_python
 
 
 def run(node: NodeProcess, *arguments: str, stdin: str = "") -> Result:
@@ -31,8 +32,7 @@ def ok(node: NodeProcess, *arguments: str, stdin: str = "") -> str:
 
 def send(node: NodeProcess, *arguments: str, stdin: str, code: int = 0) -> subprocess.CompletedProcess[str]:
     """A process of its own, since it reads the real standard input."""
-    command = [sys.executable, "-m", "lsmq", "produce", *arguments, "--url", node.url]
-    ran = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60)
+    ran = run_python("-m", "lsmq", "produce", *arguments, "--url", node.url, input=stdin, text=True)
     assert ran.returncode == code, (ran.stdout, ran.stderr)
     return ran
 
@@ -241,3 +241,28 @@ main()
 """
     ran = subprocess.run([sys.executable, "-c", interrupted], capture_output=True, text=True, timeout=60)
     assert (ran.returncode, ran.stdout, ran.stderr) == (1, "", "interrupted\n")
+
+
+def test_types_times_to_live_and_conditions_are_sent_picked_and_committed(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    ok(shared_node, "topic", "create", topic_name, "--ttl", "1h")
+    lines = [
+        json.dumps({"body": f"{n}", "type": "even" if n % 2 == 0 else "odd", "properties": {"n": str(n)}})
+        for n in range(9)
+    ]
+    send(shared_node, topic_name, "--json-lines", stdin="\n".join(lines))
+    send(shared_node, topic_name, "--type", "even", "--ttl", "90s", stdin="plain\n")
+    found = [
+        json.loads(line) for line in ok(shared_node, "consume", topic_name, "--json", "--type", "even").splitlines()
+    ]
+    assert [each["body"] for each in found] == ["0", "2", "4", "6", "8", "plain"]
+    assert {each["expires_ms"] - each["stored_ms"] for each in found} == {3_600_000, 90_000}
+    assert {each["type"] for each in found} == {"even"}
+    group = f"{topic_name}-g"
+    picks = ("--filter", "n BETWEEN 3 AND 6", "--group", group, "--format", "%y %b\\n")
+    assert ok(shared_node, "consume", topic_name, *picks).split("\n")[:-1] == ["odd 3", "even 4", "odd 5", "even 6"]
+    (row,) = json.loads(ok(shared_node, "group", "offsets", group, "--json"))
+    assert (row["committed"], row["lag"]) == (10, 0), "also what was passed over"
+    refused = run(shared_node, "consume", topic_name, "--filter", "n >")
+    assert refused.exit_code == 1 and "at character 4" in str(refused.exception)

@@ -25,6 +25,7 @@ from lsmq import (
 )
 from support.fault_proxy import FaultProxy
 from support.node_process import NodeProcess
+from support.waiting import clock_passes, comes_true
 
 
 async def stored(client: Client, topic: str, count: int) -> list[bytes]:
@@ -68,9 +69,9 @@ async def test_offsets_and_messages_are_found(shared_node: NodeProcess, topic_na
             first = await producer.send_and_wait(
                 b"\xff\x00", key="k", tag="t", queue=3, properties={"a": "b"}, priority=2
             )
-            await asyncio.sleep(0.05)
+            found = await client.message(first.id)
+            clock_passes(found.stored_ms)
             second = await producer.send_and_wait("later", queue=3)
-        found = await client.message(first.id)
         assert (found.topic, found.queue, found.offset, found.id) == (topic_name, 3, 0, first.id)
         assert (found.body, found.key, found.tag, found.priority) == (b"\xff\x00", "k", "t", 2)
         assert found.properties == {"a": "b"}
@@ -154,12 +155,8 @@ async def test_messages_of_90_kb_and_of_the_limit_pass(shared_node: NodeProcess,
 
 
 async def progress(consumed: list[tuple[int, int, bytes]]) -> None:
-    """Wait until 500 more messages are consumed."""
     wanted = len(consumed) + 500
-    while True:
-        if len(consumed) >= wanted:
-            return
-        await asyncio.sleep(0.01)
+    await comes_true(lambda: len(consumed) >= wanted, "500 more messages are consumed", 60)
 
 
 async def test_a_client_goes_on_after_the_node_was_killed(node: NodeProcess) -> None:
@@ -191,7 +188,7 @@ async def test_a_client_goes_on_after_the_node_was_killed(node: NodeProcess) -> 
             for _ in range(2):
                 await progress(consumed)
                 await asyncio.to_thread(node.kill9)
-                await asyncio.sleep(0.2)
+                await comes_true(lambda: bool(client._outages._since), "the client has noticed")
                 await asyncio.to_thread(node.start)
             await progress(consumed)
             stop.set()

@@ -30,6 +30,7 @@ from lsmq.record_batch import Column, encode_batch
 from support.fault_proxy import FaultProxy
 from support.group_topic import numbers, take
 from support.node_process import NodeProcess
+from support.waiting import clock_passes, comes_true
 
 
 @asynccontextmanager
@@ -137,9 +138,10 @@ async def test_messages_come_out_of_table_files_without_what_was_not_asked_for(
 
 async def test_every_way_to_start(shared_node: NodeProcess, topic_name: str) -> None:
     async with filled(shared_node, topic_name) as (client, producer):
-        await asyncio.sleep(0.02)
-        moment = datetime.now(UTC)
-        await asyncio.sleep(0.02)
+        async with Consumer(client, topic_name, start="earliest") as consumer:
+            stored_ms = max(message.stored_ms for message in await take(consumer, 40))
+        moment = datetime.fromtimestamp((stored_ms + 1) / 1000, UTC)
+        clock_passes(stored_ms)
         for number in range(40, 44):
             await producer.send(f"{number}", queue=number % 4)
         await producer.flush()
@@ -381,7 +383,9 @@ async def test_the_buffer_is_bounded(shared_node: NodeProcess, topic_name: str) 
             Consumer(behind, topic_name, max_bytes=50_000, prefetch_bytes=200_000) as consumer,
         ):
             await take(consumer, 1)
-            await asyncio.sleep(0.3)
+            await comes_true(lambda: consumer._reader.buffer.size_bytes >= 150_000, "the buffer is full")
+            for _ in range(5):  # Had it gone on reading, more requests would have come by now.
+                await behind.topic(topic_name)
             assert proxy.requests["fetch"] <= 6
             assert consumer._reader.buffer.size_bytes <= 200_000 + 100_000
             await take(consumer, 299)
@@ -396,7 +400,9 @@ async def test_one_request_follows_many_queues(shared_node: NodeProcess, topic_n
             Consumer(behind, topic_name) as consumer,
             Producer(client, topic_name) as producer,
         ):
-            await asyncio.sleep(0.2)
+            await comes_true(lambda: proxy.requests["fetch"] > 0, "it has asked")
+            for _ in range(5):  # Had it asked for each queue, more requests would have come by now.
+                await behind.topic(topic_name)
             asked = proxy.requests["fetch"]
             for number in range(10):
                 await producer.send(f"{number}", queue=number * 10_007 % 100_000)

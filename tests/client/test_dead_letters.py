@@ -35,7 +35,7 @@ def fail(client: sync.Client, topic: str, group: str, bodies: Sequence[str]) -> 
 
 
 def comes(node: NodeProcess, topic: str, count: int) -> list[dict[str, str]]:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while True:
         try:
             found = letters(node, topic)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -49,3 +51,22 @@ def test_commands_are_found() -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(TOP)))
 def test_a_page_shows_commands_that_there_are(page: Path) -> None:
     assert [wrong for wrong in map(complaint, shown(page)) if wrong] == []
+
+
+def commands(command: click.Command, name: str) -> Iterator[tuple[str, click.Command]]:
+    yield name, command
+    if isinstance(command, click.Group):
+        for word in command.list_commands(click.Context(command)):
+            found = command.get_command(click.Context(command), word)
+            assert found is not None
+            yield from commands(found, f"{name} {word}")
+
+
+def test_no_command_has_an_option_twice() -> None:
+    twice = {
+        f"{name} {option}"
+        for name, command in commands(root, "lsmq")
+        for option, count in Counter(each for parameter in command.params for each in parameter.opts).items()
+        if count > 1
+    }
+    assert twice == set()

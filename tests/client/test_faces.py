@@ -213,7 +213,7 @@ async def asynchronous(client: lsmq.Client) -> None:
     receipt = await producer.send("body", key=b"k", queue=1, headers=[("name", b"value")])
     print((await receipt).offset + producer.send_nowait("body", priority=3).result().queue)
     await producer.send_and_wait("body", prioritty=3)  # type: ignore[call-arg]
-    await producer.send("body", queue="1")  # type: ignore[arg-type]
+    await producer.send("body", queue=1.5)  # type: ignore[arg-type]
     consumer.pause([1, 2])
     consumer.pause(range(4), topic="t")
     consumer.pause("t")  # type: ignore[arg-type]

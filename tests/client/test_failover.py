@@ -5,7 +5,6 @@ Requests may take longer here than a test, so whoever waits for a node that does
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -24,6 +23,7 @@ from lsmq import (
 )
 from support.node_process import NodeProcess
 from support.played_cluster import PlayedCluster
+from support.waiting import comes_true
 
 ENDLESS_MS = 600_000
 
@@ -108,8 +108,11 @@ async def test_not_leader_that_names_nobody_sends_the_client_to_look_for_one(
         async with Producer(client, topic_name) as producer:
             await producer.send_and_wait("one")
             cluster.elect(0, None)
+            asked = sum(door.requests[topic_name] for door in cluster.doors)
             second = await producer.send("two")
-            await asyncio.sleep(0.1)
+            await comes_true(
+                lambda: sum(door.requests[topic_name] for door in cluster.doors) >= asked + 2, "the client looks"
+            )
             assert not second.done()
             cluster.elect(0, 1, tell=[2])
             assert (await second).offset == 1
@@ -139,7 +142,7 @@ async def test_a_producer_leaves_a_leader_that_stopped_answering_and_stores_once
             await producer.send_and_wait("one")
             cluster.doors[0].pause()
             second = await producer.send("two")
-            await asyncio.sleep(0.1)
+            await comes_true(lambda: producer.stats.attempts >= 2, "it is on its way")
             cluster.elect(0, 1, tell=[1, 2])
             assert (await second).offset == 1
             cluster.doors[0].resume()

@@ -180,7 +180,6 @@ async def test_a_member_that_is_refused_at_once_is_told_so(
             lambda: not heart._is_known and "lsmq heartbeats" not in {task.get_name() for task in heart._background},
             "the member is refused",
         )
-        await asyncio.sleep(0.05)
 
     monkeypatch.setattr(Heart, "start", start_and_dawdle)
     async with filled(shared_node, topic_name) as client:

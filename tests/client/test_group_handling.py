@@ -152,7 +152,8 @@ async def test_a_queue_changes_hands_after_its_handler_and_its_commit(
                     await comes_true(
                         lambda third=third: len(queues_of(third.assignment)) >= 2, "the third has its share"
                     )
-                    await asyncio.sleep(0.1)
+                    handled = len(handler.handled)
+                    await comes_true(lambda handled=handled: len(handler.handled) > handled, "work goes on")
             await sending
             await comes_true(lambda: len(handler.handled) >= 2_000, "all is handled")
         await asyncio.gather(*tasks)
@@ -239,7 +240,7 @@ async def test_a_handler_that_blocks_the_event_loop_keeps_its_place(shared_node:
 
         def block(message: Message) -> None:
             if message.body == b"0":
-                time.sleep(2.5)
+                time.sleep(1.5)  # more than a session
             handled.append(int(message.body))
 
         async with Consumer(client, topic_name, group=topic_name, session_ms=1_000) as consumer:

@@ -58,7 +58,7 @@ class Work:
         return Counter(int(event["body"]) for member in self.members for event in member.of("end"))
 
     async def until_all_is_handled(self) -> None:
-        deadline = asyncio.get_running_loop().time() + 60
+        deadline = asyncio.get_running_loop().time() + 120
         while len(self.ended()) < self.count:
             assert asyncio.get_running_loop().time() < deadline, f"{len(self.ended())} of {self.count} are handled"
             await asyncio.sleep(0.02)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -20,8 +18,7 @@ from lsmq.group_values import portions
 from lsmq.groups import Assignment, Group, Heartbeat, Ranges, list_groups, new_member_id
 from lsmq.topics import Offsets
 from support.node_process import NodeProcess
-
-LSMQ = [sys.executable, "-m", "lsmq"]
+from support.python_process import run_python
 
 
 class Member:
@@ -114,8 +111,7 @@ async def test_a_stopped_node_answers_its_members_when_it_wakes_and_nobody_has_g
 
 
 def lsmq(url: str, *arguments: str, code: int = 0) -> str:
-    command = [*LSMQ, "group", *arguments, "--url", url]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ran = run_python("-m", "lsmq", "group", *arguments, "--url", url, text=True)
     assert ran.returncode == code, ran.stdout + ran.stderr
     return ran.stderr if code else ran.stdout
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 from api.calls import Api
 from lsmq import Client, Consumer, Message, Producer, PushConsumer, TransactionalProducer, WorkQueue
 from support.node_process import NodeProcess
+from support.python_process import run_python
 
 KEY = b"\xff\x00key"
 HEADERS = (("trace", b"\x00\xfe"), ("kind", b"text"), ("trace", b"again"), ("", b""))
@@ -162,8 +161,9 @@ def test_what_the_command_prints_can_be_sent_again(shared_node: NodeProcess, top
     api.create(topic_name, queues=1)
 
     def run(*arguments: str, stdin: bytes = b"") -> bytes:
-        command = [sys.executable, "-m", "lsmq", *arguments, "--url", shared_node.url]
-        return subprocess.run(command, input=stdin, capture_output=True, timeout=60, check=True).stdout
+        ran = run_python("-m", "lsmq", *arguments, "--url", shared_node.url, input=stdin)
+        assert ran.returncode == 0, ran.stderr
+        return bytes(ran.stdout)
 
     lines = [
         {"key_b64": base64.b64encode(KEY).decode(), "body": ""},

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lsmq import runtime
 from lsmq._member_state import MemberState
 from lsmq._queue_positions import QueuePositions
 from lsmq._queue_ranges import contains, count, intersect, subtract, to_ranges, union
@@ -106,10 +107,10 @@ def test_a_topic_made_anew_is_lost_and_gained() -> None:
 
 
 @pytest.mark.parametrize("patience_s", [0.0, None])
-def test_what_is_not_given_up_in_time_is_lost(patience_s: float | None) -> None:
+def test_what_is_not_given_up_in_time_is_lost(patience_s: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
     member = joined(range(6), patience_s=patience_s)
     member.hear(answer(2, 8, range(3)))
-    time.sleep(0.001)
+    monkeypatch.setattr(runtime, "monotonic", lambda: time.monotonic() + 0.001)
     lost = member.overdue().lost
     assert lost == ({"t": (range(3, 6),)} if patience_s is not None else {})
     assert member.owns("t", 4) is (patience_s is None)

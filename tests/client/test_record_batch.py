@@ -178,12 +178,21 @@ def test_headers_come_out_as_they_went_in(
     key: str | bytes | None, tag: str | None, props: dict[str, str], pairs: tuple[tuple[str, bytes], ...]
 ) -> None:
     packed = encode_header(key, tag, props, pairs)
-    assert decode_header(packed) == (key, tag, props, pairs)
+    assert decode_header(packed) == (key, tag, props, pairs, None)
+    assert decode_header(encode_header(key, tag, props, pairs, "kind")) == (key, tag, props, pairs, "kind")
     assert len(encode_header(key, tag, None)) <= header_bound(key, tag)
 
 
 @pytest.mark.parametrize(
-    "header", [["k", "t", {}, {}], ["k", "t", {}, ["a"]], ["k", "t", {}, ["a", "b"]], ["k", "t", {}, [b"a", b"b"]], [1]]
+    "header",
+    [
+        ["k", "t", {}, {}],
+        ["k", "t", {}, ["a"]],
+        ["k", "t", {}, ["a", "b"]],
+        ["k", "t", {}, [b"a", b"b"]],
+        [1],
+        ["k", "t", {}, [], 5],
+    ],
 )
 def test_a_header_with_fields_of_other_kinds_is_refused(header: list[object]) -> None:
     with pytest.raises(InvalidBatch, match="a record's header"):

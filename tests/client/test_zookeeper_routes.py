@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -21,6 +20,7 @@ from lsmq_coordinator.state import EMPTY
 from lsmq_coordinator.zookeeper import ZooKeeperConfig, ZooKeeperRegistry
 from support.node_process import NodeProcess
 from support.played_cluster import PlayedCluster
+from support.python_process import run_python
 from support.waiting import eventually
 from support.zookeeper_server import ZooKeeperEnsemble
 
@@ -284,12 +284,10 @@ async def test_the_blocking_face_the_command_and_the_environment_take_zookeeper(
         ):
             inherited = {name: text for name, text in os.environ.items() if not name.startswith("LSMQ_")}
             done = await asyncio.to_thread(
-                subprocess.run,
-                [sys.executable, "-m", "lsmq", "topic", "list", "--json", *arguments],
+                run_python,
+                *("-m", "lsmq", "topic", "list", "--json", *arguments),
                 env={**inherited, **environment},
-                capture_output=True,
                 text=True,
-                timeout=60,
             )
             assert done.returncode == 0, done.stderr
             assert [topic["name"] for topic in json.loads(done.stdout)] == [TOPIC]

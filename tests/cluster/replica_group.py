@@ -26,6 +26,7 @@ from lsmq_node.storage import ShardStore, StoreOptions
 from lsmq_node.storage.disk import Disk
 from lsmq_node.storage.state import Topic, TopicOptions
 from storage.harness import bodies, small
+from support.waiting import PATIENCE_S
 
 SECRET = ClusterSecret(b"a secret of sixteen bytes or more")
 SHARD = 3
@@ -35,7 +36,7 @@ LEASE_S = 0.4
 NAMES = ("a", "b", "c")
 
 
-async def until(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+async def until(condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
     """Return as soon as the condition holds; fail when it does not in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -312,7 +313,7 @@ async def group(
 
 def run(test: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(240):
             await test()
 
     asyncio.run(main())

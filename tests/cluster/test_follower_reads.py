@@ -113,10 +113,11 @@ def _signed(body: bytes) -> int:
 
 
 def ask(url: str, **headers: str) -> tuple[int, Any, Any]:
-    """Status, headers and document, without following to elsewhere."""
+    """Status, headers and document of this very node, without following to elsewhere."""
     opener = urllib.request.build_opener(_Stay)
+    request = urllib.request.Request(url, headers={"Lsmq-Forward": "refuse", **headers})
     try:
-        with opener.open(urllib.request.Request(url, headers=headers), timeout=10) as answer:
+        with opener.open(request, timeout=10) as answer:
             return answer.status, answer.headers, json.load(answer)
     except urllib.error.HTTPError as error:
         with error:
@@ -187,6 +188,59 @@ def test_a_far_reader_is_sent_to_a_follower_and_comes_back(cluster: LocalCluster
             assert follower_reads(cluster) == after
         assert story.verdict().ok, story.verdict().anomalies
 
+    asyncio.run(run())
+
+
+def test_a_far_reader_of_queues_by_name_is_sent_to_a_follower_and_comes_back(cluster: LocalCluster) -> None:
+    """Of queues that a pattern means; others are deleted, and come, meanwhile."""
+    sent: dict[str, list[int]] = {}
+    got: dict[str | None, list[int]] = {}
+
+    async def send(producer: Producer, names: list[str], count: int) -> None:
+        for number in range(count):
+            name = names[number % len(names)]
+            numbers = sent.setdefault(name, [])
+            await producer.send(f"{len(numbers)} ".encode().ljust(BODY_BYTES, b"x"), queue=name)
+            numbers.append(len(numbers))
+        await producer.flush()
+
+    async def read(consumer: Consumer, until: int) -> None:
+        while sum(map(len, got.values())) < until:
+            for message in await consumer.poll():
+                got.setdefault(message.queue_name, []).append(_number(message))
+
+    def count() -> int:
+        return sum(len(numbers) for name, numbers in sent.items() if name.startswith("q."))
+
+    async def run() -> None:
+        names, topic = [f"q.{at}" for at in range(QUEUES)], "far-named"
+        in_sync(cluster)
+        async with (
+            Client([node.url for node in cluster.plan.nodes], deadline_ms=120_000) as client,
+            Producer(client, topic) as producer,
+        ):
+            await send(producer, [*names, "other"], MESSAGES)
+            leader, before = shard(cluster)["leader"], follower_reads(cluster)
+            async with Consumer(client, topic, pattern="q.*", max_bytes=200_000) as consumer:
+                await read(consumer, count() // 3)
+                assert sum(follower_reads(cluster).values()) > sum(before.values())
+                await client.delete_queue(topic, "other")
+                await send(producer, [*names, "q.new"], 400)
+                await read(consumer, count())
+                after = follower_reads(cluster)
+                for _ in range(3):
+                    await send(producer, names, QUEUES)
+                    await read(consumer, count())
+        assert after[leader] == before[leader]
+        assert sum(after.values()) > sum(before.values()) + 10
+        assert follower_reads(cluster) == after, "caught up: whatever comes now comes from the leader"
+        assert got == {name: numbers for name, numbers in sent.items() if name != "other"}
+
+    async def begin() -> None:
+        async with Client([node.url for node in cluster.plan.nodes]) as client:
+            await client.create_topic("far-named", queues="named")
+
+    asyncio.run(begin())
     asyncio.run(run())
 
 

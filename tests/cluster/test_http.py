@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from lsmq.cli import root
 from lsmq_lab.local_cluster import LocalCluster, found_plan
 from support.waiting import eventually
 
@@ -30,9 +32,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 def ask(url: str, method: str = "GET", body: Any = None) -> tuple[int, Any]:
-    """Status and document of one request, whatever the status."""
+    """Status and document of one request to this very node, whatever the status."""
     content = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(url, content, {"Content-Type": "application/json"}, method=method)
+    headers = {"Content-Type": "application/json", "Lsmq-Forward": "refuse"}
+    request = urllib.request.Request(url, content, headers, method=method)
     try:
         with urllib.request.urlopen(request, timeout=10) as answer:
             text = answer.read()
@@ -235,6 +238,10 @@ def test_every_node_shows_the_cluster_and_is_ready(cluster: LocalCluster) -> Non
             return {entry["role"] for entry in ask(f"{url}/v1/status")[1]["shards"]} == {"leading", "following"}
 
         eventually(lead_and_follow, "each node leads one shard and follows in the others")
+        for entry in ask(f"{node.url}/v1/status")[1]["shards"]:
+            assert entry["enough_in_sync"] is (True if entry["serving"] else None), "who follows says nothing of it"
+    listed = CliRunner().invoke(root, ["node", "list", "--json", "--url", cluster.plan.nodes[0].url])
+    assert {(row["alive"], row["voter"]) for row in json.loads(listed.stdout)} == {(True, True)}
 
 
 def test_a_node_that_does_not_know_the_cluster_shows_none(tmp_path: Path) -> None:

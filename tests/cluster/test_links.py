@@ -149,20 +149,22 @@ def test_a_server_without_the_secret_gets_nothing_but_the_request() -> None:
     """It answers as one would that replays what it has seen."""
 
     async def test() -> None:
-        received = bytearray()
+        received, hung_up = bytearray(), asyncio.Event()
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await reader.readuntil(b"\r\n\r\n")
             writer.write(b"HTTP/1.1 101 Switching Protocols\r\nLsmq-Auth-Answer: " + b"0" * 64 + b"\r\n\r\n")
             received.extend(await reader.read())
             writer.close()
+            hung_up.set()
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         urls = {"b": f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"}
         end = End("a", urls)
         end.links.start()
         end.links.send("b", 1, asking(1))
-        await asyncio.sleep(0.2)
+        async with asyncio.timeout(20):
+            await hung_up.wait()
         await end.links.close()
         assert received == b""
         server.close()
@@ -235,8 +237,7 @@ def test_an_address_that_is_not_known_or_not_there_costs_nothing_but_the_message
             end.links.start()
             for peer in ("unknown", "gone"):
                 end.links.send(peer, 1, asking(1))
-            await asyncio.sleep(0.05)
-            assert all(link.queued_bytes == 0 for link in end.links._outgoing.values())
+            await until(lambda: not any(link.queued_bytes for link in end.links._outgoing.values()), "nothing waits")
             await end.links.close()
             assert end.broken == []
 

@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lsmq.errors import UnsupportedFormat
+from lsmq_lab.world.drive import Drive
 from lsmq_node.cluster.record import NAME, decode_record, encode_record, load_record, save_record
 from lsmq_node.replication import LifeId, ReplicaRecord, Start
 from lsmq_node.storage.disk import OsDisk
 from storage.harness import profile
-from support.sim_disk import SimDisk
+
+pytestmark = pytest.mark.usefixtures("drives_there")
 
 RECORD = ReplicaRecord(
     incarnation=4503599627370497,
@@ -88,7 +90,7 @@ def test_a_power_cut_at_any_step_leaves_the_old_record_or_the_new(tmp_path: Path
     outcomes = set()
     for step in range(1, 6):
         for seed in range(6):
-            disk = SimDisk(tmp_path)
+            disk = Drive(tmp_path)
             save_record(disk, tmp_path, RECORD)
             disk.at(step)
             try:

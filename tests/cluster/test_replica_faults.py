@@ -10,13 +10,15 @@ from pathlib import Path
 import pytest
 
 from lsmq.errors import DiskFull, LsmqError, NotLeader, ShardStopped, StoreBusy
+from lsmq_lab.world.drive import Drive
 from lsmq_node.broker.topology import Ack
 from lsmq_node.cluster.record import NAME, decode_record
 from lsmq_node.replication import Role
 from storage.harness import KIB, bodies, body, small, tiny
-from support.sim_disk import SimDisk
 
 from .replica_group import Group, batch, group, run, until
+
+pytestmark = pytest.mark.usefixtures("drives_there")
 
 MEGABYTE = 1 << 20
 
@@ -36,7 +38,7 @@ async def ready(nodes: Group, name: str = "a") -> None:
 def test_a_failed_fsync_ends_the_replica_and_the_others_go_on(tmp_path: Path, victim: str) -> None:
     async def test() -> None:
         async with group(tmp_path, start=False) as nodes:
-            disk = nodes.sites[victim].disk = SimDisk(tmp_path)
+            disk = nodes.sites[victim].disk = Drive(tmp_path)
             for name in nodes.sites:
                 await nodes.start(name)
             await ready(nodes)
@@ -68,7 +70,7 @@ def test_want_of_space_or_descriptors_at_the_leader_drops_a_write_and_takes_the_
 ) -> None:
     async def test() -> None:
         async with group(tmp_path, start=False) as nodes:
-            disk = nodes.sites["a"].disk = SimDisk(tmp_path)
+            disk = nodes.sites["a"].disk = Drive(tmp_path)
             for name in nodes.sites:
                 await nodes.start(name)
             await ready(nodes)
@@ -88,7 +90,7 @@ def test_want_of_space_or_descriptors_at_the_leader_drops_a_write_and_takes_the_
 def test_a_full_disk_of_a_follower_makes_it_wait_and_come_back(tmp_path: Path) -> None:
     async def test() -> None:
         async with group(tmp_path, start=False) as nodes:
-            disk = nodes.sites["b"].disk = SimDisk(tmp_path)
+            disk = nodes.sites["b"].disk = Drive(tmp_path)
             for name in nodes.sites:
                 await nodes.start(name)
             await ready(nodes)
@@ -237,7 +239,7 @@ def test_bytes_that_were_damaged_on_their_way_are_asked_for_again(tmp_path: Path
 def test_a_full_disk_does_not_keep_a_replica_from_promising(tmp_path: Path) -> None:
     async def test() -> None:
         async with group(tmp_path, start=False) as nodes:
-            disk = nodes.sites["b"].disk = SimDisk(tmp_path)
+            disk = nodes.sites["b"].disk = Drive(tmp_path)
             for name in nodes.sites:
                 await nodes.start(name)
             await ready(nodes)

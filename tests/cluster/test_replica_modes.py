@@ -11,14 +11,16 @@ import pytest
 from lsmq.errors import OffsetOutOfRange
 from lsmq.sync import Client, Consumer, Producer
 from lsmq_lab.local_cluster import LocalCluster, found_plan
+from lsmq_lab.world.drive import Drive
 from lsmq_node.broker.topology import Ack
 from lsmq_node.cluster.replica import Replica
 from lsmq_node.storage import FlushMode, TopicOptions
 from lsmq_node.storage.state import Topic
 from storage.harness import KIB, bodies, body, tiny
-from support.sim_disk import SimDisk
 
 from .replica_group import QUEUES, Group, group, run, until
+
+pytestmark = pytest.mark.usefixtures("drives_there")
 
 HOUR_MS = 3_600_000
 NEVER: dict[str, Any] = {"flush_interval_ms": HOUR_MS, "flush_bytes": 1 << 30}
@@ -58,7 +60,7 @@ def test_with_asynchronous_flush_a_replica_syncs_its_log_before_it_promises(tmp_
     async def test() -> None:
         options = tiny(flush_mode=FlushMode.ASYNC, **NEVER)
         async with group(tmp_path, options=options, start=False) as nodes:
-            disk = nodes.sites["b"].disk = SimDisk(tmp_path)
+            disk = nodes.sites["b"].disk = Drive(tmp_path)
             for name in nodes.sites:
                 await nodes.start(name)
             leader = await nodes.lead("a")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from lsmq_lab.local_cluster import LocalCluster, found_plan
+from support.python_process import run_python
 from support.waiting import eventually
 
 from .test_http import ask
@@ -36,8 +36,7 @@ def shard(cluster: LocalCluster, node: str) -> dict[str, Any]:
 
 
 def lsmq(cluster: LocalCluster, node: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "lsmq", *arguments, "--url", cluster.plan.node(node).url]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return run_python("-m", "lsmq", *arguments, "--url", cluster.plan.node(node).url, text=True)
 
 
 def send(cluster: LocalCluster, node: str, text: str) -> None:

@@ -7,7 +7,6 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,9 +19,10 @@ from lsmq.errors import ConnectionFailed, CorruptFile, DiskFull, LogTrimmed, Lsm
 from lsmq_coordinator.auth import ClusterSecret, Verifier, auth_middleware
 from lsmq_coordinator.errors import NotAuthenticated
 from lsmq_coordinator.http_status import status_of
-from lsmq_node.cluster import transfer_client, transfer_server, transfer_throttle
+from lsmq_node.broker import throttle as throttles
+from lsmq_node.broker.throttle import BURST_S, Throttle
+from lsmq_node.cluster import transfer_client
 from lsmq_node.cluster.transfer import Snapshots
-from lsmq_node.cluster.transfer_throttle import BURST_S, Throttle
 from lsmq_node.storage import ShardStore
 from lsmq_node.storage.snapshot import NAME as SNAPSHOT
 from storage.harness import small
@@ -368,14 +368,6 @@ def test_a_table_that_is_damaged_at_its_source_is_named_and_never_installed(lead
 # -- sessions --------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def limits(monkeypatch: pytest.MonkeyPatch, **values: float) -> Iterator[None]:
-    with monkeypatch.context() as patch:
-        for name, value in values.items():
-            patch.setattr(transfer_server, name, value)
-        yield
-
-
 async def begin(source: Source, holder: str) -> str:
     async with aiohttp.ClientSession() as session:
         requests = transfer_client.SignedRequests(session, source.secret, source.url)
@@ -394,7 +386,7 @@ def test_a_snapshot_that_nobody_asks_for_is_let_go(leader: Leader, tmp_path: Pat
             await begin(source, "a")
             assert held_names(leader.store) > 0
             assert leader.store._exports.log_from() is not None
-            source.snapshots._server._session_timeout_s = 0.05
+            source.snapshots._server._sessions._session_timeout_s = 0.05
             await begin(source, "a")
             await asyncio.to_thread(eventually, lambda: held_names(leader.store) == 0, "its time is up")
             await asyncio.to_thread(eventually, lambda: leader.store._exports.log_from() is None, "the log goes too")
@@ -406,7 +398,7 @@ def test_a_new_snapshot_of_a_holder_ends_its_old_one_and_all_end_with_the_server
     async def main() -> None:
         async with Source(leader.store) as source:
             assert source.snapshots is not None
-            sessions = source.snapshots._server._sessions
+            sessions = source.snapshots._server._sessions._sessions
             first, other = await begin(source, "a"), await begin(source, "b")
             second = await begin(source, "a")
             assert set(sessions) == {other, second}
@@ -421,9 +413,10 @@ def test_the_number_of_snapshots_is_limited(leader: Leader, monkeypatch: pytest.
     async def main() -> None:
         async with Source(leader.store) as source:
             await begin(source, "a")
-            with limits(monkeypatch, MAX_SESSIONS=1), pytest.raises(Unavailable, match="the limit"):
+            assert source.snapshots is not None
+            monkeypatch.setattr(source.snapshots._server._sessions, "_most", 1)
+            with pytest.raises(Unavailable, match="the limit"):
                 await begin(source, "b")
-            await begin(source, "b")
 
     asyncio.run(main())
 
@@ -434,9 +427,9 @@ def test_the_log_is_held_for_a_while_after_the_files_were_read(leader: Leader, t
             assert source.snapshots is not None
             await fetch(source, tmp_path / "target")
             await asyncio.to_thread(eventually, lambda: held_names(leader.store) == 0, "the files are let go")
-            [session] = source.snapshots._server._sessions.values()
+            [session] = source.snapshots._server._sessions._sessions.values()
             assert leader.store._exports.log_from() == session.source.snapshot.applied_lsn
-            source.snapshots._server._drop(session)
+            source.snapshots._server._sessions._drop(session)
             await asyncio.to_thread(eventually, lambda: leader.store._exports.log_from() is None, "and then the log")
 
     asyncio.run(main())
@@ -476,7 +469,7 @@ def test_bytes_are_moved_no_faster_than_allowed(monkeypatch: pytest.MonkeyPatch)
     async def main() -> None:
         loop = asyncio.get_running_loop()
         monkeypatch.setattr(loop, "time", lambda: 100.0)
-        monkeypatch.setattr(transfer_throttle.asyncio, "sleep", sleep)
+        monkeypatch.setattr(throttles.asyncio, "sleep", sleep)
         throttle = Throttle(1_000)
         for count in (50, 50, 100, 1_000):
             await throttle.take(count)

@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 
 from lsmq.errors import DiskFull, LsmqError, NotEnoughReplicas, NotLeader, ShardStopped, StoreBusy
+from lsmq_lab.world.drive import Drive
 from lsmq_node.broker.topology import Ack
 from lsmq_node.cluster.single import LocalShard
 from lsmq_node.cluster.writes import WaitingWrites
 from lsmq_node.storage import Appended, Committed, ShardStore
 from lsmq_node.storage.line import Round
 from storage.harness import keep_house, open_stepped, tiny
-from support.sim_disk import SimDisk
+
+pytestmark = pytest.mark.usefixtures("drives_there")
 
 Write = Callable[..., asyncio.Future[None]]
 Test = Callable[[WaitingWrites, Write], Awaitable[None]]
@@ -137,7 +139,7 @@ def test_want_of_space_or_descriptors_drops_a_write_and_the_shard_takes_the_next
     tmp_path: Path, error: int, refusal: type[LsmqError]
 ) -> None:
     async def test() -> None:
-        disk = SimDisk(tmp_path)
+        disk = Drive(tmp_path)
         store = open_stepped(tmp_path / "s", tiny(), disk)
         shard = LocalShard(0, store, lambda topic_id, queues: None)
         disk.at(1, error, ("write",))

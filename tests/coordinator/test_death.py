@@ -130,7 +130,7 @@ def test_a_process_that_is_stopped_or_whose_sentinel_dies_is_not_dead() -> None:
 def test_a_sentinel_ends_when_its_time_is_over_though_nobody_listens() -> None:
     async def main() -> None:
         reading, writing = os.pipe()
-        order = {"pid": 1, "targets": [["127.0.0.1", 1]], "request": "x", "patience_s": 0.1}
+        order = {"pid": 1, "targets": [["127.0.0.1", 1]], "request": "x", "patience_s": 0.1, "tls": []}
         os.write(writing, json.dumps(order).encode() + b"\n")
         os.close(writing)
         # It is not the child of process 1, so its node has ended before it looked.

@@ -7,13 +7,12 @@ from collections.abc import Iterator
 import pytest
 
 import lsmq_coordinator.errors
-import lsmq_node.cluster.transfer_server
 import lsmq_node.settings
 from lsmq import errors
 from lsmq.errors import LsmqError
 from lsmq_coordinator.http_status import _STATUSES, status_of
 
-SAID_BY = (errors, lsmq_coordinator.errors, lsmq_node.cluster.transfer_server, lsmq_node.settings)
+SAID_BY = (errors, lsmq_coordinator.errors, lsmq_node.settings)
 
 
 def kinds() -> Iterator[type[LsmqError]]:

@@ -13,7 +13,7 @@ import pytest
 
 from lsmq_coordinator.commands import apply
 from lsmq_coordinator.election import Progress
-from lsmq_coordinator.errors import NodeRuns, NotControlLeader
+from lsmq_coordinator.errors import NoControlLeader, NodeRuns, NotControlLeader
 from lsmq_coordinator.founding import register_command
 from lsmq_coordinator.heartbeats import Heartbeat, HeartbeatAnswer
 from lsmq_coordinator.liveness import LivenessTiming
@@ -489,6 +489,41 @@ def test_a_new_control_leader_that_has_heard_nobody_yet_takes_no_second_process(
         assert register(raft, "n2", "two")["ok"]
 
     running(run, beating=("n0", "n1", "n3", "n4"))
+
+
+def start_command(raft: FakeRaft) -> tuple[dict[str, Any], list[str]]:
+    """A start of the first member of a shard's in-sync set, and the others."""
+    shard = raft.state.shards[0]
+    node, *others = shard.in_sync_nodes
+    return {"op": "register_start", "shard": 0, "node": node, "incarnation": shard.listed(node)}, others
+
+
+def test_a_new_control_leader_judges_no_disk_before_it_heard_who_knows_the_log() -> None:
+    async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
+        start, others = start_command(raft)
+        raft.leads(term=2)
+        for number, other in enumerate(others):
+            with pytest.raises(NoControlLeader, match=f"has not heard yet.*{others[number:]}".replace("[", r"\[")):
+                raft.testify(start)
+            assert raft.testify({**start, "incarnation": 99})["witnessed_lsn"] == 0, "it is no member"
+            overseer.heartbeat(Heartbeat(other, LIFE))
+        assert raft.testify(start)["witnessed_lsn"] == 0
+
+    running(run, beating=())
+
+
+def test_the_dead_are_not_waited_for() -> None:
+    async def run(raft: FakeRaft, overseer: Overseer, time: VirtualTime) -> None:
+        start, others = start_command(raft)
+        raft.leads(term=2)
+        with pytest.raises(NoControlLeader):
+            raft.testify(start)
+        for other in others:
+            overseer.died(other, LIFE)
+        await overseer.look()
+        assert raft.testify(start)["witnessed_lsn"] == 0
+
+    running(run, beating=())
 
 
 def test_a_voter_that_does_not_lead_judges_no_process() -> None:

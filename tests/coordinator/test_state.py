@@ -10,15 +10,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lsmq_coordinator import state as agreed
 from lsmq_coordinator.commands import apply
 from lsmq_coordinator.state import (
     EMPTY,
+    MAX_RIGHT_BYTES,
+    MAX_RIGHTS_BYTES,
     REMEMBERED_RESULTS,
     ClusterState,
     RegisteredStart,
     grown_ranges,
     spread_queues,
 )
+from lsmq_node import replication
 from lsmq_node.broker.placement import grown_ranges as grown_here
 from lsmq_node.broker.placement import queue_ranges
 from lsmq_node.storage import Topic as Placed
@@ -95,6 +99,12 @@ singles = st.one_of(
     command("create_topic", name=names, queues=st.integers(-1, 20), options=st.just({}), created_ms=st.just(1)),
     command("delete_topic", name=names),
     command("grow_topic", name=names, queues=st.integers(0, 60), expected_queues=st.integers(0, 20)),
+    command(
+        "alter_topic",
+        name=names,
+        options=st.fixed_dictionaries({"retention_ms": st.integers(1, 9)}),
+        expected_revision=st.integers(0, 3),
+    ),
     command(
         "register_node", node=node_ids, url=st.just("http://u"), internal_url=st.just("http://i"), life=st.just("l")
     ),
@@ -336,6 +346,22 @@ def test_a_topic_deleted_and_made_again_has_a_new_id() -> None:
     assert late["code"] == "unknown_topic"
 
 
+def test_options_of_a_topic_change_one_revision_at_a_time_and_the_same_options_are_the_same_topic() -> None:
+    state = founded()
+    make = {"op": "create_topic", "name": "t", "queues": 10, "created_ms": 7}
+    state, _ = run(state, **make, options={"ack": "quorum"})
+    alter = {"op": "alter_topic", "name": "t", "options": {"ack": "leader"}}
+    assert run(state, **alter, expected_revision=1)[1]["code"] == "stale"
+    changed, _ = run(state, **alter, expected_revision=0)
+    assert changed.topics["t"].options == {"ack": "leader", "revision": 1}
+    assert changed.topics_version > state.topics_version
+    assert run(changed, **alter, expected_revision=0)[1]["code"] == "stale"
+    assert run(changed, **make, options={"ack": "leader"})[1]["created"] is False
+    assert run(changed, **make, options={"ack": "quorum"})[1]["code"] == "topic_exists"
+    assert ClusterState.decode(changed.encode()).topics == changed.topics
+    assert run(state, op="alter_topic", name="x", options={}, expected_revision=0)[1]["code"] == "unknown_topic"
+
+
 def test_growing_keeps_every_queue_where_it_is() -> None:
     state = founded()
     state, _ = run(state, op="create_topic", name="t", queues=10, created_ms=1)
@@ -387,3 +413,47 @@ def test_a_batch_is_one_entry_whose_commands_stand_for_themselves() -> None:
     state, result = run(state, op="batch", commands=[good, bad])
     assert [entry["ok"] for entry in result["results"]] == [True, False]
     assert state.shards[0].epoch == 2 and state.shards[1].epoch == 1
+
+
+def test_an_unclaimed_member_is_the_same_to_replicas() -> None:
+    assert agreed.UNCLAIMED == replication.UNCLAIMED
+    assert agreed.Member._fields == replication.Member._fields
+    assert agreed.RegisteredStart._fields[: len(replication.RegisteredStart._fields)] == (
+        replication.RegisteredStart._fields
+    )
+
+
+def rights(request: str, expected: int, **changes: bytes | None) -> dict[str, Any]:
+    return {"op": "change_rights", "request_id": request, "expected_version": expected, "changes": changes}
+
+
+def test_rights_are_changed_from_what_they_were_or_not_at_all() -> None:
+    state = founded()
+    assert b"rights" not in state.encode()  # Who has none has the bytes of earlier releases.
+    changed, result = apply(state, rights("a", 0, one=b"1", two=b"2"))
+    assert result["ok"] and changed.rights_version == changed.version == state.version + 1
+    assert ClusterState.decode(changed.encode()).rights == {"one": b"1", "two": b"2"}
+    assert ClusterState.decode(changed.encode()).rights_version == changed.rights_version
+    same, result = apply(changed, rights("b", 0, one=None))
+    assert result["code"] == "stale" and same.rights == changed.rights
+    topic = {"op": "create_topic", "request_id": "t", "name": "t", "queues": 1, "created_ms": 1}
+    changed, _ = apply(changed, topic)
+    less, result = apply(changed, rights("c", changed.rights_version, one=None))
+    assert result["ok"] and dict(less.rights) == {"two": b"2"}
+
+
+@pytest.mark.parametrize(
+    "changes", [{"k": b"x" * (MAX_RIGHT_BYTES + 1)}, {"k": "text"}, {"": b"x"}, {"k" * 513: b""}, {"k": 7}]
+)
+def test_rights_of_the_wrong_kind_are_refused(changes: dict[str, Any]) -> None:
+    state = founded()
+    changed, result = apply(state, rights("a", 0, **changes))
+    assert not result["ok"] and changed.rights_version == 0
+
+
+def test_rights_have_a_limit() -> None:
+    state, body = founded(), b"x" * MAX_RIGHT_BYTES
+    for number in range(MAX_RIGHTS_BYTES // MAX_RIGHT_BYTES):
+        state, result = apply(state, rights(f"r{number}", state.rights_version, **{f"k{number}": body}))
+    assert result["code"] == "limit_reached"
+    assert len(state.rights) == MAX_RIGHTS_BYTES // MAX_RIGHT_BYTES - 1

@@ -67,7 +67,7 @@ def make(zookeeper: ZooKeeperEnsemble, client: Any) -> Iterator[Callable[..., Zo
         one.stop()
 
 
-def until(condition: Callable[[], Any], timeout: float = 15.0) -> Any:
+def until(condition: Callable[[], Any], timeout: float = 60.0) -> Any:
     deadline = time.monotonic() + timeout
     while True:
         value = condition()

@@ -14,8 +14,21 @@ IMPURE = {"aiohttp", "asyncio", "os", "random", "secrets", "socket", "structlog"
 PURE = {
     "machines": ("clock", "documents", "step"),
     "groups": ("assignment", "group", "holdings", "idle", "lag", "plan", "ranges"),
-    "workqueue": ("chunks", "ledger", "receipts", "settings", "tasks"),
+    "workqueue": (
+        "chunks",
+        "ledger",
+        "open_messages",
+        "pace",
+        "receipts",
+        "settings",
+        "tasks",
+        "turns",
+        "waiting_queues",
+        "window",
+    ),
     "transactions": ("book", "lanes", "memory", "records", "shares"),
+    "delayed": ("counts", "deliveries", "ids"),
+    "schedules": ("cron", "records"),
     "push": ("ledger", "merge", "options", "part", "sharing"),
 }
 

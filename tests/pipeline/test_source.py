@@ -343,3 +343,30 @@ def test_rows_that_do_not_fit_are_refused(topic: SparkTopic, select: str, option
     topic.create()
     with pytest.raises(Exception, match=text):
         topic.write(topic.spark.sql(select), **options)
+
+
+def test_types_times_to_live_and_conditions_go_both_ways(topic: SparkTopic) -> None:
+    """Written by Spark, seen by a consumer, picked by the broker, and read back with their columns."""
+    spark = topic.spark
+    frame = spark.range(60).selectExpr(
+        "cast(id as string) as body",
+        "if(id % 3 = 0, 'refund', if(id % 3 = 1, 'charge', null)) as type",
+        "if(id % 2 = 0, 3600000L, null) as ttl_ms",
+        "map('n', cast(id as string)) as properties",
+    )
+    topic.create()
+    topic.write(frame)
+    columns = "type string, expires_time timestamp, stored_time timestamp, properties map<string,string>, body binary"
+    rows = {int(row.body): row for row in topic.read(columns).collect()}
+    assert len(rows) == 60
+    for number, row in rows.items():
+        assert row.type == ("refund", "charge", None)[number % 3] and row.properties == {"n": str(number)}
+        lives_s = None if row.expires_time is None else (row.expires_time - row.stored_time).total_seconds()
+        assert lives_s == (3600 if number % 2 == 0 else None)
+    assert numbers(topic.read(types="refund")) == list(range(0, 60, 3))
+    assert numbers(topic.read("body binary", types='["refund", "charge"]', filter="n >= 30")) == [
+        number for number in range(30, 60) if number % 3 != 2
+    ]
+    assert numbers(topic.read(filter="type IS NULL AND n BETWEEN 0 AND 9")) == [2, 5, 8]
+    with pytest.raises(Exception, match="filter, at character 4"):
+        topic.read(filter="n >").collect()

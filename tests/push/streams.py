@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -82,7 +84,9 @@ class HeldStream:
 async def held(
     url: str, topic: str, group: str = "pushed", *, protocol: str = "lsmq.json", origin: str | None = None, **query: Any
 ) -> AsyncIterator[HeldStream]:
-    async with aiohttp.ClientSession() as session:
+    # As the client does it: where the cluster speaks TLS, it is believed by the authority in the environment.
+    believed = ssl.create_default_context(cafile=os.environ["LSMQ_CA"]) if url.startswith("https:") else True
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=believed)) as session:
         params = {"topic": topic, **{name: str(value) for name, value in query.items()}}
         path = f"{url}/v1/groups/{group}/push"
         async with session.ws_connect(path, params=params, protocols=(protocol,), origin=origin) as socket:

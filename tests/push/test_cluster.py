@@ -24,10 +24,12 @@ CREDIT = 40
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     settings = {"segment_bytes": 4 << 20, "memtable_bytes": 8 << 20}
-    cluster = LocalCluster.found(tmp_path_factory.mktemp("push") / "c", found_plan(zookeeper="none", settings=settings))
+    plan = found_plan(zookeeper="none", tls=True, settings=settings)
+    cluster = LocalCluster.found(tmp_path_factory.mktemp("push") / "c", plan)
     try:
         cluster.up()
-        yield cluster
+        with cluster.trusted():
+            yield cluster
     finally:
         cluster.down(delete=True)
 

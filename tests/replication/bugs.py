@@ -1,26 +1,30 @@
-"""Deliberate bugs: each breaks one rule of the protocol, and names the invariants by which it may be found."""
+"""Deliberate bugs of replication: each breaks one rule. Where they are found: ``tests/simulation/bugs.py``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lsmq_lab.simulation import control as sim_control
-from lsmq_lab.simulation.replica import SimReplica
+from lsmq_coordinator.overseer import Overseer
+from lsmq_coordinator.start_commands import _Disk
+from lsmq_coordinator.witness import Witness
+from lsmq_node.cluster import opening
+from lsmq_node.cluster.record import load_record
+from lsmq_node.cluster.replica import Replica
 from lsmq_node.replication import (
     NOBODY,
     EpochHistory,
     LogPosition,
     Member,
     Recovered,
-    RegisteredStart,
     ReplicaCore,
+    ReplicaRecord,
     Timings,
     common_end,
-    identity,
     shipping,
 )
 from lsmq_node.replication.actions import Serve
@@ -34,24 +38,16 @@ from lsmq_node.replication.messages import Progress, Promise, PromiseRequest
 from lsmq_node.replication.promises import PromiseDesk
 from lsmq_node.replication.pulling import FromSource, Puller
 from lsmq_node.replication.state import ReplicaState
+from lsmq_node.storage import recovery
+from lsmq_node.storage.disk import Disk
 
 Patch = pytest.MonkeyPatch
-
-
-@dataclass(frozen=True)
-class Bug:
-    """``seeds``: how many may be needed to find it: five times and more what it took when it was written."""
-
-    name: str
-    apply: Callable[[Patch], None]
-    seeds: int = 100
-    make_core: Callable[[str, Recovered, Timings], ReplicaCore] = ReplicaCore
 
 
 def shrink_counts_at_once(patch: Patch) -> None:
     def counted(self: Leader, state: ReplicaState) -> frozenset[Member]:
         assert state.view is not None
-        return self._desired & state.view.in_sync if self._desired else state.view.in_sync
+        return (self._desired & state.view.in_sync) or state.view.in_sync
 
     patch.setattr(Leader, "counted", counted)
 
@@ -162,14 +158,20 @@ def lease_is_ignored(patch: Patch) -> None:
 
 def a_reset_connection_is_death(patch: Patch) -> None:
     """As if who cannot be reached were dead, and nobody had to wait for its lease."""
-    honest = SimReplica.stream_broken
+    overseers: dict[str, Overseer] = {}
+    run, honest = Overseer.run, Replica.stream_broken
 
-    def stream_broken(self: SimReplica, peer: str) -> None:
-        cluster = self._cluster
-        cluster.command(self.name, lambda: cluster.control.died(peer, cluster.replicas[peer].life))
+    async def known(self: Overseer) -> None:
+        overseers[self._raft.config.node] = self
+        await run(self)
+
+    def stream_broken(self: Replica, peer: str) -> None:
+        overseer = overseers[self.node]
+        overseer.died(peer, overseer._raft.state.nodes[peer].life)
         honest(self, peer)
 
-    patch.setattr(SimReplica, "stream_broken", stream_broken)
+    patch.setattr(Overseer, "run", known)
+    patch.setattr(Replica, "stream_broken", stream_broken)
 
 
 def epoch_is_resumed_after_a_restart(patch: Patch) -> None:
@@ -202,34 +204,47 @@ def epoch_is_resumed_after_a_restart(patch: Patch) -> None:
     patch.setattr(PromiseDesk, "receive", receive)
 
 
+def recovering(patch: Patch, change: Callable[[Recovered], Recovered]) -> None:
+    """Replicas are told something else of their disks."""
+
+    def begin(self: ReplicaCore, node: str, recovered: Recovered, timings: Timings | None = None) -> None:
+        honest(self, node, change(recovered), timings)
+
+    honest = ReplicaCore.__init__
+    patch.setattr(ReplicaCore, "__init__", begin)
+
+
 def lower_epochs_are_followed(patch: Patch) -> None:
     """As if the highest epoch seen were not in the record."""
 
+    def forgetful(recovered: Recovered) -> Recovered:
+        record = recovered.record
+        if record is None:
+            return recovered
+        return replace(recovered, record=replace(record, epoch=0, leader=None, leading=None))
 
-def forgetful_core(node: str, recovered: Recovered, timings: Timings) -> ReplicaCore:
-    record = recovered.record
-    if record is not None:
-        recovered = replace(recovered, record=replace(record, epoch=0, leader=None))
-    return ReplicaCore(node, recovered, timings)
+    recovering(patch, forgetful)
 
 
 def emptied_disk_keeps_its_name(patch: Patch) -> None:
     """As if there were no incarnations."""
-
-
-def nameless_core(node: str, recovered: Recovered, timings: Timings) -> ReplicaCore:
-    return ReplicaCore(node, replace(recovered, fresh_incarnation=ord(node)), timings)
+    recovering(patch, lambda recovered: replace(recovered, fresh_incarnation=1))
 
 
 def short_log_is_not_noticed(patch: Patch) -> None:
-    """As if the record held no floor."""
+    """As if nothing on a disk said how far its log was durable."""
 
+    def floorless(recovered: Recovered) -> Recovered:
+        record = recovered.record
+        return recovered if record is None else replace(recovered, record=replace(record, floor_lsn=0))
 
-def floorless_core(node: str, recovered: Recovered, timings: Timings) -> ReplicaCore:
-    record = recovered.record
-    if record is not None:
-        recovered = replace(recovered, record=replace(record, floor_lsn=0))
-    return ReplicaCore(node, recovered, timings)
+    def load(disk: Disk, directory: Path) -> ReplicaRecord | None:
+        record = load_record(disk, directory)
+        return None if record is None else replace(record, floor_lsn=0)
+
+    recovering(patch, floorless)
+    patch.setattr(opening, "load_record", load)
+    patch.setattr(recovery, "load_log_mark", lambda disk, path: None)
 
 
 def lender_forgets_that_it_lends(patch: Patch) -> None:
@@ -238,32 +253,25 @@ def lender_forgets_that_it_lends(patch: Patch) -> None:
 
 def older_copy_is_taken_for_the_disk(patch: Patch) -> None:
     """As if a disk were known by the name of its incarnation alone."""
-    registering_by(patch, lambda starts, registered, known: True)
-
-
-def registering_by(patch: Patch, judge: Callable[[Any, int, RegisteredStart], bool]) -> None:
-    """The control plane judges disks so; what is put back when is still chosen by the right rule."""
-    honest = sim_control.ControlPlane.register_start
-
-    def register_start(self: sim_control.ControlPlane, *arguments: Any) -> str | None:
-        with pytest.MonkeyPatch.context() as registering:
-            registering.setattr(sim_control, "recognises", judge)
-            return honest(self, *arguments)
-
-    patch.setattr(sim_control.ControlPlane, "register_start", register_start)
+    patch.setattr(_Disk, "is_known", lambda self, known, listed: True)
 
 
 def starts_are_not_confirmed(patch: Patch) -> None:
     """As if a disk that forgot that its start counts were one that never knew."""
+    honest = _Disk.is_known
 
-    def recognises(starts: Any, registered: int, known: RegisteredStart) -> bool:
-        return identity.recognises(starts, registered, known._replace(confirmed=False))
+    def is_known(self: _Disk, known: Any, listed: int | None) -> bool:
+        return honest(self, None if known is None else known._replace(confirmed=False), listed)
 
-    registering_by(patch, recognises)
+    patch.setattr(_Disk, "is_known", is_known)
 
 
 def acts_before_it_is_registered(patch: Patch) -> None:
+    """As if asking for it were enough."""
+    honest = Registration.settle
+
     def settle(self: Registration, state: ReplicaState, view: ControlView | None) -> None:
+        honest(self, state, view)
         self.complete = True
 
     patch.setattr(Registration, "settle", settle)
@@ -271,38 +279,5 @@ def acts_before_it_is_registered(patch: Patch) -> None:
 
 
 def floors_are_not_known(patch: Patch) -> None:
-    honest = sim_control.ControlPlane.register_start
-
-    def register_start(self: sim_control.ControlPlane, *arguments: Any) -> str | None:
-        self.floors.clear()
-        return honest(self, *arguments)
-
-    patch.setattr(sim_control.ControlPlane, "register_start", register_start)
-
-
-BUGS = [
-    Bug("shrink counts at once", shrink_counts_at_once),
-    Bug("newcomer counts when committed", newcomer_counts_when_committed),
-    Bug("joins at the high watermark", joins_at_the_high_watermark),
-    Bug("too few in sync are enough", too_few_in_sync_are_enough),
-    Bug("serves before its epoch is committed", serves_before_its_epoch_is_committed),
-    Bug("promises before they are persisted", promises_before_they_are_persisted, seeds=500),
-    Bug("one promise is enough", one_promise_is_enough, seeds=300),
-    Bug("promiser's tail is not pulled", promisers_tail_is_not_pulled, seeds=300),
-    Bug("follower cuts nothing", follower_cuts_nothing),
-    Bug("only the leader's stretch is looked at", only_the_leaders_stretch_is_looked_at, seeds=500),
-    Bug("starts are compared without the life", starts_are_compared_without_the_life),
-    Bug("reports what is only written", reports_what_is_only_written),
-    Bug("sessions are not told apart", sessions_are_not_told_apart, seeds=900),
-    Bug("lease is ignored", lease_is_ignored),
-    Bug("a reset connection is death", a_reset_connection_is_death),
-    Bug("epoch is resumed after a restart", epoch_is_resumed_after_a_restart),
-    Bug("lower epochs are followed", lower_epochs_are_followed, seeds=500, make_core=forgetful_core),
-    Bug("emptied disk keeps its name", emptied_disk_keeps_its_name, make_core=nameless_core),
-    Bug("short log is not noticed", short_log_is_not_noticed, make_core=floorless_core),
-    Bug("lender forgets that it lends", lender_forgets_that_it_lends),
-    Bug("older copy is taken for the disk", older_copy_is_taken_for_the_disk),
-    Bug("starts are not confirmed", starts_are_not_confirmed, seeds=900),
-    Bug("acts before it is registered", acts_before_it_is_registered),
-    Bug("floors are not known", floors_are_not_known),
-]
+    """As if nobody remembered how far a log was known to be durable."""
+    patch.setattr(Witness, "hear", lambda self, state, node, progress: None)

@@ -24,8 +24,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from lsmq_lab.simulation.disk import LogEntry, SimDisk, SimLog
-from lsmq_lab.simulation.world import describe
 from lsmq_node.replication import (
     Action,
     ControlView,
@@ -42,6 +40,8 @@ from lsmq_node.replication import actions as act
 from lsmq_node.replication import events as ev
 from lsmq_node.replication.messages import Frame
 
+from .perfect_disk import Disk, Log, LogEntry, describe
+
 SEPARATOR = "----"
 
 
@@ -50,7 +50,7 @@ class Node:
 
     def __init__(self) -> None:
         self.core: ReplicaCore | None = None
-        self.disk = SimDisk()
+        self.disk = Disk()
         self.starts = 0
         self.frame: list[LogEntry] = []
 
@@ -86,7 +86,7 @@ class Script:
         for name in names:
             node = self._nodes.setdefault(name, Node())
             if disk == "empty":
-                node.disk = SimDisk()
+                node.disk = Disk()
             node.starts += 1
             kept = node.disk
             fresh = 10 * (ord(name) - ord("a") + 1) + node.starts
@@ -277,7 +277,7 @@ class Script:
     def _fetched(self, name: str, peer: str) -> None:
         source, disk = self._nodes[peer].disk, self._nodes[name].disk
         lsn = source.flushed_lsn
-        disk.log = SimLog(source.log.between(0, lsn))
+        disk.log = Log(source.log.between(0, lsn))
         disk.start_lsn = disk.flushed_lsn = disk.durable_lsn = lsn
         self._feed(name, ev.SnapshotInstalled(lsn, lsn, lsn, disk.log.history()))
 

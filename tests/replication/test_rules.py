@@ -363,6 +363,24 @@ def test_a_welcome_of_an_older_session_is_not_heeded() -> None:
     assert core.handle(ev.Received("a", old), 0.0) == []
 
 
+@pytest.mark.parametrize("late_s", [0.0, 0.25, 1.0])
+def test_a_follower_whose_leader_answers_late_comes_to_follow_all_the_same(late_s: float) -> None:
+    """Each hello voids those before it: said again as often as ever, it would void the one that is being answered."""
+    core = opened(end_lsn=60)
+    asked = [(0.0, following(core))]
+    for now in (step * 0.05 for step in range(200)):
+        said: list[Action] = []
+        for said_at, hello in asked:
+            if now >= said_at + late_s:
+                said += core.handle(ev.Received("a", Welcome(hello.session, 1, 1, HISTORY, resume_lsn=60)), now)
+        asked = [(said_at, hello) for said_at, hello in asked if now < said_at + late_s]
+        sent = [each.message for each in [*said, *core.handle(ev.Tick(), now)] if isinstance(each, act.Send)]
+        if any(isinstance(message, Progress) for message in sent):
+            break
+        asked += [(now, message) for message in sent if isinstance(message, Hello)]
+    assert now <= 4 * late_s, "an answer was heeded"
+
+
 def test_a_welcome_that_comes_again_after_the_stream_broke_is_not_heeded() -> None:
     core = opened(end_lsn=60)
     welcome = Welcome(following(core).session, 1, 1, HISTORY, resume_lsn=60)

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from lsmq_lab.benchmarks import BENCHES, BenchFailed, engines, latency, node_servers, work
+from lsmq_lab.benchmarks.command import show
 from lsmq_lab.benchmarks.isolate import run_case
-from lsmq_lab.benchmarks.report import rate_text, ratio, ratio_text, spread
+from lsmq_lab.benchmarks.report import Report, rate_text, ratio, ratio_text, spread
 from lsmq_lab.benchmarks.store_cases import reopen
 from lsmq_lab.benchmarks.workload import Contents, Workload, number_of, queue_of
 from support.node_process import NodeProcess
@@ -196,3 +197,8 @@ def test_consumers_take_all_messages_and_one_that_waits_has_each(shared_node: No
     waited = work.measure(shared_node.url, face, queues, each=64, rate=100, seconds=0.3)
     assert 0 < waited["receive_p50_ms"] <= waited["settle_p99_ms"]
     work.hold(shared_node.url, queues, 20)
+
+
+def test_a_remedy_is_printed_with_its_brackets(capsys: pytest.CaptureFixture[str]) -> None:
+    show(Report({}, [], ['RocksDB is missing: pip install "lsmq[bench]"']))
+    assert capsys.readouterr().out == '- RocksDB is missing: pip install "lsmq[bench]"\n'

@@ -15,7 +15,7 @@ def played(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=900)
 
 
-@pytest.mark.parametrize("seeds", ["0-3", "4-7", "8-11"])
+@pytest.mark.parametrize("seeds", ["0-1", "2-3"])
 def test_clusters_keep_their_promises(seeds: str) -> None:
     done = played("--seeds", seeds)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from lsmq import runtime
+from lsmq_lab.world.disk import UNLIMITED_BYTES
 from lsmq_lab.world.machine import World, world
 from lsmq_lab.world.scheduler import Deadlock
 
@@ -254,14 +256,15 @@ def test_a_full_disk_refuses_what_grows_and_a_failing_one_a_sync(made: World) ->
         errors: list[int | None] = []
         _write(disk.root / "file", b"x" * 100, sync=True, sync_name=True)
         fd = os.open(disk.root / "file", os.O_RDWR)
-        disk.full = True
+        disk.capacity_bytes = 0
         os.pwrite(fd, b"y" * 100, 0)
         for attempt in (lambda: os.pwrite(fd, b"z", 100), (disk.root / "more").mkdir):
             try:
                 attempt()
             except OSError as error:
                 errors.append(error.errno)
-        disk.full, disk.failing = False, 1
+        disk.capacity_bytes = UNLIMITED_BYTES
+        disk.at(1, errno.EIO, ("sync",))
         try:
             os.fsync(fd)
         except OSError as error:

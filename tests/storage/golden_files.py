@@ -16,6 +16,9 @@ import numpy as np
 from lsmq.record_batch import Codec, Column, encode_batch, encode_header, key_hash, tag_hash
 from lsmq_node.storage.checkpoint import IncrementMeta, write_increment
 from lsmq_node.storage.columns import queue_keys
+from lsmq_node.storage.dedupe_chain import write_ids
+from lsmq_node.storage.dedupe_file import newest_of
+from lsmq_node.storage.dedupe_layer import ROW
 from lsmq_node.storage.disk import OsDisk
 from lsmq_node.storage.epochs import EpochStart, encode_life
 from lsmq_node.storage.manifest import Manifest, encode_manifest
@@ -154,6 +157,14 @@ def snapshot() -> bytes:
     return encode_snapshot(SnapshotManifest(described, EPOCHS))
 
 
+def dedupe_ids() -> bytes:
+    """Two ids of topic 1."""
+    rows = np.array([(7 << 60, 5, 40, TIME_MS, 1), (3 << 60, 0x0102030405060708, 41, TIME_MS + 1, 1)], ROW)
+    with tempfile.TemporaryDirectory() as directory:
+        write_ids(OsDisk(), Path(directory), 8, iter((newest_of(rows),)), len(rows), 4_096)
+        return (Path(directory) / "000000000008.ids").read_bytes()
+
+
 FILES: dict[str, Callable[[], bytes]] = {
     "records.batch": record_batch,
     "0000000000000000.wal": wal_segment,
@@ -161,6 +172,7 @@ FILES: dict[str, Callable[[], bytes]] = {
     "MANIFEST": manifest,
     "000000000007.ckp": checkpoint,
     "SNAPSHOT": snapshot,
+    "000000000008.ids": dedupe_ids,
 }
 
 

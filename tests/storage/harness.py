@@ -17,6 +17,7 @@ from unittest import mock
 import numpy as np
 from hypothesis import HealthCheck, settings
 
+from lsmq.messages import dedupe_hash
 from lsmq.record_batch import BatchBuilder, Message, RecordBatch
 from lsmq_node.storage import Appended, QueueStore, ShardStore, StoreOptions
 from lsmq_node.storage.disk import Clock, Disk
@@ -136,9 +137,11 @@ def known_deleted(state: TopicState) -> dict[int, tuple[list[int], list[int], li
 
 
 def merge_checkpoint(store: ShardStore) -> None:
-    """All merges of the checkpoint that are due."""
+    """All merges of the checkpoint, and of deduplication ids, that are due."""
     while store._tables.checkpoint.merge_due():
         store._tables.checkpoint.merge()
+    while store._tables.ids.merge_due():
+        store._tables.ids.merge()
 
 
 def keep_house(store: ShardStore) -> None:
@@ -192,12 +195,14 @@ class Put:
     key: str | None = None
     tag: str | None = None
     priority: int = 0
+    dedupe_id: str | None = None
 
 
 def batch_of(puts: Sequence[Put], **fields: Any) -> RecordBatch:
     builder = BatchBuilder()
     for put in puts:
-        builder.add(put.queue, put.body, key=put.key, tag=put.tag, priority=put.priority)
+        hashed = 0 if put.dedupe_id is None else dedupe_hash(put.dedupe_id)
+        builder.add(put.queue, put.body, key=put.key, tag=put.tag, priority=put.priority, dedupe_hash=hashed)
     return RecordBatch(builder.build(**fields))
 
 
@@ -291,7 +296,7 @@ def assert_no_orphans(store: ShardStore, disk: Disk, path: Path) -> None:
     numbers = manifest.numbers()
     tables = disk.list(path / "tables")
     assert {int(name.split(".")[0]) for name in tables} == numbers, (tables, numbers)
-    assert all(name.endswith((".tbl", ".ckp")) for name in tables)
+    assert all(name.endswith((".tbl", ".ckp", ".ids")) for name in tables)
     assert set(disk.list(path)) - {"LOCK"} == {"LOG_MARK", "MANIFEST", "tables", "wal"}
     assert all(name.endswith((".wal", ".spare")) for name in disk.list(path / "wal"))
 

@@ -15,7 +15,7 @@ import numpy as np
 from lsmq_node.storage import QueueStore, ShardStore, StoreOptions
 from lsmq_node.storage.disk import File, OsDisk, OsFile
 from lsmq_node.storage.repair import Damage, Finding, Loss, Renamed, Summary, Unknown, Unplaced, repair_store
-from support.sim_disk import SimClock
+from support.clock import SimClock
 
 from .harness import Put, abandon, batch_of, body, flush, merge, no_threads, open_stepped, read_queue, tiny
 

@@ -122,7 +122,7 @@ class SparseTable:
             topic_bytes=(self.index_position,),
             clean_lsn=1,
         )
-        some = Sample(rows[0][:8].astype(np.uint64), rows[1][:8], TIME_MS + rows[1][:8])
+        some = Sample(rows[0][:8].astype(np.uint64), rows[1][:8], TIME_MS + rows[1][:8], np.zeros(8, np.uint64))
         properties = encode_properties(meta, some)
         footer = encode_footer(self.index_position, len(root), len(firsts), len(properties), meta.record_count)
         with self.path.open("wb") as file:

@@ -32,7 +32,7 @@ from lsmq_node.storage.disk import OsDisk
 from lsmq_node.storage.documents import encode_changes
 from lsmq_node.storage.epochs import encode_life
 from lsmq_node.storage.keyed_file import KeyedFile
-from lsmq_node.storage.producers import WINDOW, Stored, merge_values, pack_offsets, producer_key, unpack_offsets
+from lsmq_node.storage.producers import WINDOW, Head, Stored, merge_values, pack_offsets, producer_key, unpack_offsets
 from lsmq_node.storage.state import ShardState, StateChange, Topic, TopicOptions
 from lsmq_node.storage.stats import Counters
 from lsmq_node.storage.wal import Entry, EntryKind
@@ -171,6 +171,8 @@ class CheckpointMachine(RuleBasedStateMachine):
     @rule(producer=st.integers(1, 4), anew=st.integers(0, 9).map(lambda number: number == 0), count=st.integers(0, 40))
     def send(self, producer: int, anew: bool, count: int) -> None:
         epoch, sequence = self._sent.get(producer, (0, 0))
+        # Who was idle for too long is told so, and begins anew: nothing is recorded of him that goes on.
+        anew = anew or self._time_ms - self._last_ms.get(producer, self._time_ms) > EXPIRY_MS
         epoch, sequence = (epoch + 1, 0) if anew else (epoch, sequence)
         self._lsn += 10
         offsets = np.cumsum(np.arange(count) % 7) + producer
@@ -228,7 +230,7 @@ class CheckpointMachine(RuleBasedStateMachine):
         for producer, (epoch, following) in self._sent.items():
             if self._state.time_ms - self._last_ms[producer] > EXPIRY_MS:
                 continue
-            assert producers.head(producer) == (epoch, following, self._last_ms[producer])
+            assert producers.head(producer) == Head(epoch, following, self._last_ms[producer])
             for sequence in range(following):
                 found = producers.answer(producer, epoch, sequence)
                 if sequence < following - WINDOW:
@@ -349,7 +351,7 @@ def test_a_look_up_finds_its_way_to_the_file_that_others_were_merged_into(
         return read(key)
 
     with mock.patch.object(files[2], "get", removed):
-        assert state.producers.head(9) == (0, 3, 0)
+        assert state.producers.head(9) == Head(0, 3, 0)
     found = state.producers.answer(9, 0, 1)
     assert found is not None and found.offsets.tolist() == [0, 1]
 

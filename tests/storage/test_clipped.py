@@ -9,8 +9,9 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from lsmq_lab.world.drive import Drive
 from lsmq_node.storage.edits import Edit
-from support.sim_disk import SimClock, SimDisk
+from support.clock import SimClock
 
 from .harness import KIB, Put, abandon, batch_of, bodies, body, flush, open_stepped, small_parts, tiny
 
@@ -24,7 +25,7 @@ class Filled:
 
     def __init__(self, root: Path) -> None:
         self.path = root / "shard"
-        self.disk, self.clock = SimDisk(root), SimClock()
+        self.disk, self.clock = Drive(root), SimClock()
         self.store = open_stepped(self.path, OPTIONS, self.disk, self.clock)
         self.topic = self.store.create_topic("t", QUEUES).id
         self.sent: list[dict[int, tuple[bytes, int]]] = [{} for _ in range(QUEUES)]
@@ -60,7 +61,7 @@ class Filled:
             (meta.first_key, meta.first_offset) > (root.first_keys[0], root.first_offsets[0]) for meta, root in tables
         )
 
-    def reopen(self, disk: SimDisk) -> None:
+    def reopen(self, disk: Drive) -> None:
         abandon(self.store)
         self.disk = disk
         self.store = open_stepped(self.path, OPTIONS, disk, self.clock)

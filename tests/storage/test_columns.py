@@ -318,7 +318,7 @@ def check_memtable(memtable: Memtable, model: dict[int, list[bytes]]) -> None:
             for end in (offset, (offset + len(contents) + 1) // 2, len(contents)):
                 if offset < end:
                     assert read_point(version, key, offset, end, Places()) == contents[offset:end]
-                found = read_queue(version, key, offset, end, 1_000, 1 << 20, deletes=False)
+                found = read_queue(version, key, offset, end, 1_000, 1 << 20, holes=False)
                 assert found.next_offset == offset + found.record_count == end
                 assert list(found.record_bytes(offset)) == contents[offset:end]
     keys = queue_keys(1, np.arange(5))

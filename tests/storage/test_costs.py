@@ -8,13 +8,14 @@ from unittest import mock
 import pytest
 
 from lsmq.errors import StoreBusy
-from support.sim_disk import SimDisk, SimFile
+from lsmq_lab.world.drive import Drive
+from lsmq_node.storage.disk import OsFile
 
 from .harness import freeze, keep_house, open_stepped, put, small
 
 
 def test_memtables_wait_then_writers_are_slowed_then_refused_and_a_flush_lets_them_in_again(tmp_path: Path) -> None:
-    store = open_stepped(tmp_path, small(slow_memtables=2, max_memtables=4), SimDisk(tmp_path))
+    store = open_stepped(tmp_path, small(slow_memtables=2, max_memtables=4), Drive(tmp_path))
     topic = store.create_topic("t", 1).id
     seen = []
     for waiting in range(5):
@@ -33,7 +34,7 @@ def test_memtables_wait_then_writers_are_slowed_then_refused_and_a_flush_lets_th
 
 
 def test_a_writer_makes_renames_and_removes_no_file(tmp_path: Path) -> None:
-    disk = SimDisk(tmp_path)
+    disk = Drive(tmp_path)
     store = open_stepped(tmp_path, small(), disk)
     topic = store.create_topic("t", 4).id
     made: set[str] = set()
@@ -48,7 +49,7 @@ def test_a_writer_makes_renames_and_removes_no_file(tmp_path: Path) -> None:
 
 
 def test_a_cold_message_costs_two_reads_of_its_table_and_its_neighbour_none(tmp_path: Path) -> None:
-    disk = SimDisk(tmp_path)
+    disk = Drive(tmp_path)
     store = open_stepped(tmp_path, small(memtable_bytes=1 << 20, table_bytes=1 << 20), disk)
     topic = store.create_topic("t", 100).id
     for _ in range(4):
@@ -59,13 +60,13 @@ def test_a_cold_message_costs_two_reads_of_its_table_and_its_neighbour_none(tmp_
     store.close()
     again = open_stepped(tmp_path, small(), disk)
     reads: list[int] = []
-    pread = SimFile.pread
+    pread = OsFile.pread
 
-    def counted(file: SimFile, length: int, position: int) -> bytes:
+    def counted(file: OsFile, length: int, position: int) -> bytes:
         reads.append(position)
         return pread(file, length, position)
 
-    with mock.patch.object(SimFile, "pread", counted):
+    with mock.patch.object(OsFile, "pread", counted):
         for offset, most in ((2, 2), (3, 0)):
             before = len(reads)
             found = again.read(topic, 57, offset, max_records=1, max_bytes=1 << 20)

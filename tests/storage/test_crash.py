@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from lsmq.errors import LsmqError
-from support.sim_disk import PowerCut, SimClock, SimDisk
+from lsmq_lab.world.disk import PowerCut
+from lsmq_lab.world.drive import Drive
+from support.clock import SimClock
 
 from .harness import abandon, append, assert_no_orphans, flush, keep_house, merge, open_stepped
 from .model import View, assert_shows, view
@@ -18,7 +20,7 @@ GROUPS = 8  # each operation is one case; they are spread over so many tests
 
 
 def workload(tmp_path: Path, seed: int = 0) -> Workload:
-    return Workload(SimDisk(tmp_path, seed=seed), tmp_path / "data" / "shard", SimClock())
+    return Workload(Drive(tmp_path, seed=seed), tmp_path / "data" / "shard", SimClock())
 
 
 def dry_run(tmp_path: Path) -> list[str]:
@@ -52,7 +54,7 @@ def test_the_workload_is_the_same_every_time(tmp_path: Path) -> None:
     assert dry_run(tmp_path) == dry_run(tmp_path)
 
 
-def reopened_shows(work: Workload, disk: SimDisk) -> View:
+def reopened_shows(work: Workload, disk: Drive) -> View:
     """What recovery finds on ``disk``, that it leaves no orphans, and that the store goes on from there.
 
     Returns what the store shows after that.
@@ -76,7 +78,7 @@ def reopened_shows(work: Workload, disk: SimDisk) -> View:
         abandon(store)
 
 
-def final_view(work: Workload, disk: SimDisk) -> View:
+def final_view(work: Workload, disk: Drive) -> View:
     store = open_stepped(work.path, work.options, disk, work.clock)
     try:
         return view(store)

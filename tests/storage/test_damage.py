@@ -11,11 +11,12 @@ import pytest
 
 from lsmq.errors import CorruptFile, LsmqError, StorageError
 from lsmq.record_batch import Column, RecordBatch, encode_batch
+from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import QueueStore, ShardStore, StoreOptions
 from lsmq_node.storage.index import IndexPage
 from lsmq_node.storage.sstable import TableMeta
 from lsmq_node.storage.state import Topic, TopicOptions
-from support.sim_disk import SimClock, SimDisk
+from support.clock import SimClock
 
 from .harness import (
     TINY,
@@ -42,7 +43,7 @@ class Store:
     def __init__(self, root: Path, options: StoreOptions | None = None) -> None:
         self.path = root / "shard"
         self.options = options or tiny()
-        self.disk = SimDisk(root)
+        self.disk = Drive(root)
         store = open_stepped(self.path, self.options, self.disk, SimClock())
         topic = store.create_topic("t", 3)
         for turn in range(2):
@@ -61,6 +62,12 @@ class Store:
 
     def table(self) -> tuple[Path, TableMeta]:
         return self.path / "tables" / self.tables[0].name, self.tables[0]
+
+    def index_at(self) -> int:
+        """Where the table's first index page is: behind the blocks, and the keys of its messages."""
+        path, meta = self.table()
+        root = self.disk.content(path)[meta.root_position : meta.root_position + meta.root_bytes]
+        return IndexPage.parse(root, "", 0, root=True).positions[0]
 
     def with_flip(self, path: Path, at: int, mask: int) -> tuple[View | LsmqError, int]:
         """What a store shows, or raises, that has one byte changed; and how many indexes it made again."""
@@ -121,7 +128,7 @@ def test_any_flipped_byte_of_the_index_is_made_good_from_the_blocks(
     store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     path, meta = store.table()
-    for at in range(meta.index_position, meta.root_position + meta.root_bytes):
+    for at in range(store.index_at(), meta.root_position + meta.root_bytes):
         caplog.clear()
         with caplog.at_level(logging.WARNING, "lsmq.storage"):
             assert store.with_flip(path, at, 1 << at % 8) == (store.shown, 1)
@@ -191,9 +198,9 @@ def test_a_checkpoint_of_another_moment_is_refused(store: Store) -> None:
 
 
 def test_an_index_that_is_damaged_beside_a_damaged_block_names_the_block(store: Store) -> None:
-    path, meta = store.table()
+    path, _ = store.table()
     changed = bytearray(store.disk.content(path))
-    changed[meta.index_position + 60] ^= 1
+    changed[store.index_at() + 60] ^= 1
     changed[20] ^= 1
     store.disk.put(path, bytes(changed))
     opened = open_stepped(store.path, store.options, store.disk, SimClock())
@@ -204,9 +211,9 @@ def test_an_index_that_is_damaged_beside_a_damaged_block_names_the_block(store: 
 
 
 def test_a_rebuilt_index_serves_merges_and_is_counted_once(store: Store) -> None:
-    path, meta = store.table()
+    path, _ = store.table()
     changed = bytearray(store.disk.content(path))
-    changed[meta.index_position + 60] ^= 1
+    changed[store.index_at() + 60] ^= 1
     store.disk.put(path, bytes(changed))
     opened = open_stepped(store.path, tiny(level0_merge=2, cache_bytes=0), store.disk, SimClock())
     for _ in range(3):
@@ -308,9 +315,9 @@ def test_retention_goes_on_beside_a_damaged_table(store: Store) -> None:
 
 def test_an_index_made_again_must_have_all_the_records_that_the_manifest_knows(store: Store) -> None:
     """Intact blocks that are not the table's own: the last ones are gone, and others stand in their place."""
-    path, meta = store.table()
+    path, _ = store.table()
     content = store.disk.content(path)
-    size_at = meta.index_position
+    size_at = store.index_at()
     page = IndexPage.parse(
         content[size_at : size_at + int.from_bytes(content[size_at + 4 : size_at + 8], "little")], "", 0
     )
@@ -327,7 +334,7 @@ def test_an_index_made_again_must_have_all_the_records_that_the_manifest_knows(s
     assert len(padded) == size
     assert batch.record_count > 1
     joined[begin : begin + size] = padded
-    joined[meta.index_position + 60] ^= 1
+    joined[store.index_at() + 60] ^= 1
     store.disk.put(path, bytes(joined))
     opened = open_stepped(store.path, store.options, store.disk, SimClock())
     with pytest.raises(CorruptFile, match="index"):
@@ -346,7 +353,7 @@ def flipped(content: bytes, at: int) -> bytes:
 @pytest.mark.parametrize("queues", [1, 40])
 def test_damage_in_a_backlog_is_never_handed_out(tmp_path: Path, queues: int) -> None:
     """Whole blocks that would go out by sendfile, and single records, of a queue store."""
-    disk, path = SimDisk(tmp_path), tmp_path / "q"
+    disk, path = Drive(tmp_path), tmp_path / "q"
 
     def opened() -> QueueStore:
         with no_threads():

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import ShardStore, reader
 from lsmq_node.storage.deletions import MAX_STRETCHES, Deletions
 from lsmq_node.storage.memtable import Memtable
 from lsmq_node.storage.version import Version
-from support.sim_disk import SimClock, SimDisk
+from support.clock import SimClock
 
 from .harness import Put, abandon, batch_of, bodies, flush, merge, open_stepped, profile, read_queue, small
 
@@ -26,7 +27,7 @@ class Queue:
     """A stepped store with one queue of many messages."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.disk = root, SimDisk(root)
+        self.root, self.disk = root, Drive(root)
         self.store = self.open()
         self.topic = self.store.create_topic("t", 1).id
         for first in range(0, COUNT, 1_000):
@@ -128,7 +129,7 @@ def test_a_batch_of_messages_that_are_not_there_yet_deletes_none_of_those_that_c
 @pytest.mark.parametrize("deleted", [1, 7])
 def test_a_block_that_begins_with_deleted_messages_is_not_sent_whole(tmp_path: Path, deleted: int) -> None:
     with mock.patch.object(reader, "MIN_FILE_RANGE_BYTES", 100):
-        store = open_stepped(tmp_path / "s", small(), SimDisk(tmp_path))
+        store = open_stepped(tmp_path / "s", small(), Drive(tmp_path))
         topic = store.create_topic("t", 1).id
         store.wait(store.append(topic, batch_of([Put(0, b"%d" % number * 50) for number in range(10)])))
         flush(store)
@@ -139,7 +140,7 @@ def test_a_block_that_begins_with_deleted_messages_is_not_sent_whole(tmp_path: P
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
 def test_a_limit_that_is_met_where_a_table_ends_leaves_out_nothing_of_the_next(tmp_path: Path, limit: int) -> None:
-    store = open_stepped(tmp_path / "s", small(), SimDisk(tmp_path))
+    store = open_stepped(tmp_path / "s", small(), Drive(tmp_path))
     topic = store.create_topic("t", 1).id
     for number in range(6):
         store.wait(store.append(topic, batch_of([Put(0, b"%d" % number), Put(0, b"-")])))

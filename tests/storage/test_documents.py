@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from lsmq.errors import DocumentsFull, InvalidRequest, LsmqError, NotLeader, RequestTooLarge
+from lsmq_lab.world.disk import PowerCut
+from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import ShardStore
 from lsmq_node.storage.documents import MAX_CHANGE_BYTES, MAX_DOCUMENT_BYTES, MAX_DOCUMENT_KEY_BYTES
-from support.sim_disk import PowerCut, SimDisk
 
 from .harness import Put, abandon, background, batch_of, bodies, flush, open_stepped, profile, tiny
 from .leading import Leader, open_replica
@@ -29,7 +30,7 @@ class DocumentsMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.directory = tempfile.TemporaryDirectory()
-        self.disk = SimDisk(Path(self.directory.name))
+        self.disk = Drive(Path(self.directory.name))
         self.model: dict[str, bytes] = {}
         self.line: list[dict[str, bytes | None]] = []
         self.store = self.open()
@@ -105,7 +106,7 @@ def test_a_crash_never_leaves_documents_without_the_batches_they_came_with(tmp_p
     batches = [batch_of([Put(0, content)], producer_id=5, sequence=at) for at, content in enumerate(sent)]
     outcomes = set()
     for seed in range(30):
-        disk, path = SimDisk(tmp_path), tmp_path / str(seed)
+        disk, path = Drive(tmp_path), tmp_path / str(seed)
         store = open_stepped(path, tiny(), disk)
         topic_id = store.create_topic("t", 1).id
         store.wait(store.put_documents({"txn/1": b"half"}))
@@ -132,7 +133,7 @@ def test_a_crash_never_leaves_documents_without_the_offsets_they_came_with(tmp_p
     queues, ends = np.zeros(1, np.uint32), np.ones(1, np.int64)
     outcomes = set()
     for seed in range(20):
-        disk, path = SimDisk(tmp_path), tmp_path / str(seed)
+        disk, path = Drive(tmp_path), tmp_path / str(seed)
         store = open_stepped(path, tiny(), disk)
         topic_id = store.create_topic("t", 1).id
         store.wait(store.append(topic_id, batch_of([Put(0, b"x")])))

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from lsmq.errors import DataDirectoryUnusable, DiskFull, ShardStopped
+from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import Appended, QueueStore, ShardStore
-from support.sim_disk import SimClock, SimDisk
+from support.clock import SimClock
 
 from .harness import (
     TINY,
@@ -37,7 +38,7 @@ TAKES_SPACE = ("create", "write", "preallocate", "rename", "make_directory")
 
 
 def workload(tmp_path: Path, seed: int = 0) -> Workload:
-    return Workload(SimDisk(tmp_path, seed=seed), tmp_path / "data" / "shard", SimClock())
+    return Workload(Drive(tmp_path, seed=seed), tmp_path / "data" / "shard", SimClock())
 
 
 def operations(tmp_path: Path, kinds: tuple[str, ...]) -> int:
@@ -47,7 +48,7 @@ def operations(tmp_path: Path, kinds: tuple[str, ...]) -> int:
     return sum(line.split()[0] in kinds for line in work.disk.log)
 
 
-def recovered(work: Workload, disk: SimDisk) -> None:
+def recovered(work: Workload, disk: Drive) -> None:
     if work.opened is not None:
         abandon(work.opened)
     store = open_stepped(work.path, work.options, disk, work.clock)
@@ -146,7 +147,7 @@ def run_to_the_stop(work: Workload) -> None:
 
 
 def test_no_space_at_a_sync_stops_the_shard_too(tmp_path: Path) -> None:
-    disk, path = SimDisk(tmp_path), tmp_path / "shard"
+    disk, path = Drive(tmp_path), tmp_path / "shard"
     store = open_stepped(path, tiny(), disk)
     topic = store.create_topic("t", 2)
     put(store, topic.id, (0, b"kept"))
@@ -161,7 +162,7 @@ def test_no_space_at_a_sync_stops_the_shard_too(tmp_path: Path) -> None:
 
 def test_a_write_that_did_not_fit_does_not_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was reported dropped stays dropped, even if the next write has the length of its first entry."""
-    disk, path = SimDisk(tmp_path), tmp_path / "shard"
+    disk, path = Drive(tmp_path), tmp_path / "shard"
     store = open_stepped(path, tiny(), disk)
     topic = store.create_topic("t", 1)
     for content in (b"first", b"other", b"third"):
@@ -182,7 +183,7 @@ def test_a_write_that_did_not_fit_does_not_come_back(tmp_path: Path, monkeypatch
 
 
 def test_memory_that_waits_for_its_flush_is_written_when_space_returns(tmp_path: Path) -> None:
-    disk, path = SimDisk(tmp_path), tmp_path / "shard"
+    disk, path = Drive(tmp_path), tmp_path / "shard"
     store = open_stepped(path, tiny(), disk)
     topic = store.create_topic("t", 1)
     sent = {offset: body(offset, 1000) for offset in range(20)}
@@ -210,7 +211,7 @@ def test_a_flush_on_a_full_disk_says_so_and_the_next_one_succeeds_when_there_is_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: str
 ) -> None:
     monkeypatch.setattr("lsmq_node.storage.maintenance._TICK_SECONDS", 0.01)
-    disk = SimDisk(tmp_path)
+    disk = Drive(tmp_path)
     with ShardStore.open(tmp_path / "shard", tiny(level0_merge=2), disk=disk) as store:
         topic = store.create_topic("t", 1)
         sent = {offset: body(offset, 1000) for offset in range(20)}
@@ -228,7 +229,7 @@ def test_a_flush_on_a_full_disk_says_so_and_the_next_one_succeeds_when_there_is_
 
 
 def test_writes_are_refused_below_the_free_space_that_is_kept(tmp_path: Path) -> None:
-    disk, path = SimDisk(tmp_path, capacity_bytes=10 << 20), tmp_path / "shard"
+    disk, path = Drive(tmp_path, capacity_bytes=10 << 20), tmp_path / "shard"
     store = open_stepped(path, tiny(min_free_bytes=8 << 20), disk)
     topic = store.create_topic("t", 1)
     keep_house(store)
@@ -246,7 +247,7 @@ def test_writes_are_refused_below_the_free_space_that_is_kept(tmp_path: Path) ->
 
 def test_a_segment_that_just_began_is_no_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Housekeeping that is overtaken by writers must not take the missing segment for missing space."""
-    disk, path = SimDisk(tmp_path), tmp_path / "shard"
+    disk, path = Drive(tmp_path), tmp_path / "shard"
     store = open_stepped(path, tiny(), disk)
     topic = store.create_topic("t", 1)
     free_bytes = disk.free_bytes
@@ -265,7 +266,7 @@ def test_a_segment_that_just_began_is_no_full_disk(tmp_path: Path, monkeypatch: 
 def test_retention_that_finds_the_disk_full_or_its_topic_gone_does_not_stop_the_shard(tmp_path: Path) -> None:
     from lsmq_node.storage import TopicOptions
 
-    disk, path, clock = SimDisk(tmp_path), tmp_path / "shard", SimClock()
+    disk, path, clock = Drive(tmp_path), tmp_path / "shard", SimClock()
     store = open_stepped(path, tiny(), disk, clock)
     topic = store.create_topic("t", 1, TopicOptions(retention_ms=1))
     put(store, topic.id, (0, b"old"))
@@ -277,9 +278,9 @@ def test_retention_that_finds_the_disk_full_or_its_topic_gone_does_not_stop_the_
     store._maintenance.disk_full = False
     trim = store.trim
 
-    def deleted_first(topic_id: int, queues: object, offsets: object) -> object:
+    def deleted_first(*arguments: Any) -> object:
         store.delete_topic("t")
-        return trim(topic_id, queues, offsets)  # type: ignore[arg-type]
+        return trim(*arguments)
 
     store._maintenance._retain.__self__._put_in_line = deleted_first  # type: ignore[attr-defined]
     background(store, store._maintenance._retain)
@@ -291,14 +292,14 @@ def test_retention_that_finds_the_disk_full_or_its_topic_gone_does_not_stop_the_
 # -- queue store -----------------------------------------------------------------------------------------
 
 
-def open_queues(path: Path, disk: SimDisk) -> QueueStore:
+def open_queues(path: Path, disk: Drive) -> QueueStore:
     with no_threads():
         return QueueStore(path, disk=disk, clock=SimClock(), **TINY)
 
 
 @pytest.fixture
-def queues(tmp_path: Path) -> Iterator[tuple[QueueStore, SimDisk]]:
-    disk = SimDisk(tmp_path)
+def queues(tmp_path: Path) -> Iterator[tuple[QueueStore, Drive]]:
+    disk = Drive(tmp_path)
     store = open_queues(tmp_path / "queues", disk)
     yield store, disk
     abandon(store)
@@ -306,7 +307,7 @@ def queues(tmp_path: Path) -> Iterator[tuple[QueueStore, SimDisk]]:
 
 def test_names_of_queues_stay_right_through_a_full_disk_at_any_operation(tmp_path: Path) -> None:
     for nth in range(1, 60):
-        disk, path = SimDisk(tmp_path, seed=nth), tmp_path / str(nth)
+        disk, path = Drive(tmp_path, seed=nth), tmp_path / str(nth)
         store = open_queues(path, disk)
         point = disk.at(nth, errno.ENOSPC, TAKES_SPACE)
         model: dict[str, list[bytes]] = {}
@@ -336,7 +337,7 @@ def test_names_of_queues_stay_right_through_a_full_disk_at_any_operation(tmp_pat
 
 
 def test_a_name_whose_round_was_dropped_meanwhile_is_given_again(
-    queues: tuple[QueueStore, SimDisk], monkeypatch: pytest.MonkeyPatch
+    queues: tuple[QueueStore, Drive], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another thread commits what the owner has put in line, and finds the disk full."""
     store, disk = queues

@@ -14,7 +14,7 @@ LINE = re.compile(r"([0-9a-f]{8}): ((?:[0-9a-f]{2} )*[0-9a-f]{2})(?:  |$)")
 FILE = re.compile(r"`tests/storage/golden/([^`]+)`")
 
 
-@pytest.mark.parametrize("page", ["record-batch", "wal", "sstable", "manifest", "checkpoint", "snapshot"])
+@pytest.mark.parametrize("page", ["record-batch", "wal", "sstable", "manifest", "checkpoint", "snapshot", "dedupe-ids"])
 def test_the_hex_example_of_a_page_is_the_golden_file(page: str) -> None:
     text = (PAGES / f"{page}.md").read_text()
     [name] = FILE.findall(text)

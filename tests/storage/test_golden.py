@@ -23,6 +23,7 @@ from lsmq_node.storage.dump import dump_checkpoint, dump_manifest, dump_sstable,
 from lsmq_node.storage.keyed_file import BLOCK, FOOTER, HEAD, KeyedFile
 from lsmq_node.storage.manifest import decode_manifest
 from lsmq_node.storage.open_tables import OpenTables
+from lsmq_node.storage.producers import Head
 from lsmq_node.storage.sstable import stored_batch
 from lsmq_node.storage.table import Table
 from lsmq_node.storage.wal import (
@@ -138,7 +139,7 @@ def test_a_golden_checkpoint_is_read() -> None:
     assert deleted.floor[1] == 1
     assert known_deleted(state.topics[1]) == known_deleted(expected.topics[1])
     assert state.documents.items() == [("group/kitchen", b"state")]
-    assert state.producers.head(9) == (1, 1, TIME_MS)
+    assert state.producers.head(9) == Head(1, 1, TIME_MS)
     stored = state.producers.answer(9, 1, 0)
     assert stored is not None
     assert (stored.lsn, stored.fingerprint, stored.offsets.tolist()) == (500, 0x01020304, [0, 1])

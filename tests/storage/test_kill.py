@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import random
-import select
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from lsmq_node.storage import QueueStore, ShardStore
@@ -49,27 +47,25 @@ while True:
 """
 
 
-def run_and_kill(program: str, path: Path, seconds: float) -> int:
-    """Kill the writer with -9 after a while; returns the last number it acknowledged."""
+def run_and_kill(program: str, path: Path, writes: int) -> int:
+    """Kill the writer with -9 after so many writes; returns the last number it acknowledged."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
     command = [sys.executable, "-c", program, str(path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
     assert process.stdout is not None
-    ready, _, _ = select.select([process.stdout], [], [], 60)
-    assert ready, "the writer did not start"
-    time.sleep(seconds)
+    lines = [process.stdout.readline() for _ in range(writes)]
     process.send_signal(signal.SIGKILL)
-    acknowledged, _ = process.communicate(timeout=60)
+    rest, _ = process.communicate(timeout=60)
     assert process.returncode == -signal.SIGKILL
-    lines = acknowledged.decode().splitlines(keepends=True)
-    return int([line for line in lines if line.endswith("\n")][-1])
+    lines += rest.splitlines(keepends=True)
+    return int([line for line in lines if line.endswith(b"\n")][-1])
 
 
 def test_a_killed_shard_has_everything_acknowledged_and_nothing_twice(tmp_path: Path) -> None:
     chance, path = random.Random(1), tmp_path / "shard"
     seen = 0
     for _ in range(ROUNDS):
-        acknowledged = run_and_kill(SHARD_WRITER, path, chance.uniform(0.05, 0.6))
+        acknowledged = run_and_kill(SHARD_WRITER, path, chance.randint(10, 150))
         with ShardStore.open(path, tiny(level0_merge=2)) as store:
             topic_id = store.topic("t").id
             stored: dict[int, bytes] = {}
@@ -91,7 +87,7 @@ def test_a_killed_shard_has_everything_acknowledged_and_nothing_twice(tmp_path: 
 def test_a_killed_queue_store_has_everything_acknowledged_under_its_names(tmp_path: Path) -> None:
     chance, path = random.Random(2), tmp_path / "queues"
     for _ in range(ROUNDS):
-        acknowledged = run_and_kill(QUEUE_WRITER, path, chance.uniform(0.05, 0.4))
+        acknowledged = run_and_kill(QUEUE_WRITER, path, chance.randint(10, 100))
         with QueueStore(path, **{**TINY, "level0_merge": 2}) as store:
             total = 0
             for queue in range(20):

@@ -12,10 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lsmq.errors import CorruptFile
+from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import locate
 from lsmq_node.storage.block import Block
+from lsmq_node.storage.disk import OsFile
 from lsmq_node.storage.point_reads import PLACE_BYTES, PLACE_LIMIT, Place, Places
-from support.sim_disk import SimDisk, SimFile
 
 from .harness import abandon, body, flush, open_stepped, profile, put, small
 
@@ -51,7 +52,7 @@ TABLES = 40
 QUEUES = 100
 
 
-def with_many_runs(disk: SimDisk, path: Path) -> tuple[int, int]:
+def with_many_runs(disk: Drive, path: Path) -> tuple[int, int]:
     """Forty tables of level 0, each with a message of each queue. Returns the topic, and the bytes of a table."""
     store = open_stepped(path, small(level0_merge=50, slow_level0=60), disk)
     topic = store.create_topic("t", QUEUES).id
@@ -65,19 +66,19 @@ def with_many_runs(disk: SimDisk, path: Path) -> tuple[int, int]:
 
 @pytest.mark.parametrize("offset", [0, 1, 13, TABLES - 2, TABLES - 1])
 def test_of_many_runs_a_cold_message_costs_a_few_looks(tmp_path: Path, offset: int) -> None:
-    disk = SimDisk(tmp_path)
+    disk = Drive(tmp_path)
     topic, _ = with_many_runs(disk, tmp_path / "s")
     reads: list[int] = []
-    pread = SimFile.pread
+    pread = OsFile.pread
 
-    def counted(file: SimFile, length: int, position: int) -> bytes:
+    def counted(file: OsFile, length: int, position: int) -> bytes:
         reads.append(position)
         return pread(file, length, position)
 
     for point in (True, False):
         store = open_stepped(tmp_path / "s", small(level0_merge=50, slow_level0=60), disk)
         reads.clear()
-        with mock.patch.object(SimFile, "pread", counted):
+        with mock.patch.object(OsFile, "pread", counted):
             if point:
                 assert store.read_bytes(topic, 57, offset, 1) == [body(offset, 200)]
             else:
@@ -88,7 +89,7 @@ def test_of_many_runs_a_cold_message_costs_a_few_looks(tmp_path: Path, offset: i
 
 
 def test_a_damaged_block_that_a_read_only_passes_by_does_it_no_harm(tmp_path: Path) -> None:
-    disk = SimDisk(tmp_path)
+    disk = Drive(tmp_path)
     topic, _ = with_many_runs(disk, tmp_path / "s")
     store = open_stepped(tmp_path / "s", small(level0_merge=50, slow_level0=60, cache_bytes=0), disk)
     for damaged in (3, 20, 38):  # of the tables by age, all of their blocks

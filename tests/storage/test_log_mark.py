@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from lsmq.errors import CorruptFile, LsmqError
+from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import QueueStore, ShardStore
 from lsmq_node.storage.log_mark import LogMark, load_log_mark, store_log_mark
 from lsmq_node.storage.wal import segment_name
-from support.sim_disk import SimClock, SimDisk
+from support.clock import SimClock
 
 from .harness import abandon, append, bodies, body, flush, freeze, keep_house, open_stepped, put, tiny
 
@@ -24,7 +25,7 @@ class Filled:
 
     def __init__(self, root: Path, *, close: bool) -> None:
         self.path = root / "s"
-        self.disk = SimDisk(root)
+        self.disk = Drive(root)
         store = self.open()
         self.topic_id = store.create_topic("t", 1).id
         self.sent: dict[int, bytes] = {}
@@ -105,7 +106,7 @@ def test_a_log_of_a_closed_store_that_ends_early_anywhere_is_named(tmp_path: Pat
 
 
 def test_what_a_flush_noted_is_missed_after_a_kill(tmp_path: Path) -> None:
-    disk = SimDisk(tmp_path)
+    disk = Drive(tmp_path)
     store = open_stepped(tmp_path / "s", tiny(), disk, SimClock())
     topic_id = store.create_topic("t", 1).id
     put(store, topic_id, (0, b"one"))
@@ -145,7 +146,7 @@ def test_a_mark_alone_is_no_new_shard(tmp_path: Path) -> None:
 
 
 def test_the_mark_never_goes_back_but_with_the_log(tmp_path: Path) -> None:
-    disk = SimDisk(tmp_path)
+    disk = Drive(tmp_path)
     disk.make_directory(tmp_path / "s")
     store_log_mark(disk, tmp_path / "s", LogMark(7, 64, closed=True))
     assert load_log_mark(disk, tmp_path / "s") == LogMark(7, 64, closed=True)
@@ -182,7 +183,7 @@ def test_a_queue_store_without_its_log_does_not_open_empty(tmp_path: Path) -> No
 
 
 def test_whole_entries_behind_a_torn_one_are_kept_aside_until_the_next(tmp_path: Path) -> None:
-    disk, path = SimDisk(tmp_path), tmp_path / "s"
+    disk, path = Drive(tmp_path), tmp_path / "s"
     store = open_stepped(path, tiny(), disk, SimClock())
     topic_id = store.create_topic("t", 1).id
     put(store, topic_id, (0, b"before"))

@@ -24,8 +24,10 @@ from lsmq.errors import (
     UnknownQueue,
     UnknownTopic,
 )
+from lsmq_lab.world.disk import PowerCut
+from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import Appended, QueueStore, ShardStore
-from support.sim_disk import PowerCut, SimClock, SimDisk
+from support.clock import SimClock
 
 from .harness import (
     DEPTH,
@@ -70,7 +72,7 @@ class StoreMachine(RuleBasedStateMachine):
         root = Path(self.directory.name)
         self.path = root / "shard"
         self.clock = SimClock()
-        self.disk = SimDisk(root)
+        self.disk = Drive(root)
         self.model = Model()
         self.line: list[Effect] = []
         self.appended: list[Appended] = []
@@ -418,7 +420,7 @@ class QueueStoreMachine(RuleBasedStateMachine):
         self.directory = tempfile.TemporaryDirectory()
         root = Path(self.directory.name)
         self.path = root / "queues"
-        self.disk = SimDisk(root)
+        self.disk = Drive(root)
         self.model: dict[str, list[bytes]] = {}
         self.serial = 0
         self.store = self.open()

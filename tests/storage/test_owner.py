@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 
 from lsmq.errors import ClientClosed, CorruptFile, DiskFull, InvalidRequest, LsmqError, RequestTooLarge, ShardStopped
+from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import QueueStore, ShardStore
 from lsmq_node.storage.retainer import Retainer
-from support.sim_disk import SimClock, SimDisk
+from support.clock import SimClock
 from support.waiting import eventually
 
 from .harness import (
@@ -40,12 +41,12 @@ from .harness import (
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> SimDisk:
-    return SimDisk(tmp_path)
+def disk(tmp_path: Path) -> Drive:
+    return Drive(tmp_path)
 
 
 @pytest.fixture
-def stepped(tmp_path: Path, disk: SimDisk) -> Iterator[QueueStore]:
+def stepped(tmp_path: Path, disk: Drive) -> Iterator[QueueStore]:
     """Its owner runs, its background threads do not."""
     with no_threads():
         store = QueueStore(tmp_path / "q", disk=disk, clock=SimClock(), **{**TINY, "max_memtables": 40})
@@ -191,7 +192,7 @@ def test_a_forked_child_is_refused_and_its_parent_goes_on(tmp_path: Path, mode: 
 
 def test_a_large_put_that_is_refused_has_stored_nothing(tmp_path: Path) -> None:
     for nth in range(1, 8):
-        disk = SimDisk(tmp_path, seed=nth)
+        disk = Drive(tmp_path, seed=nth)
         with no_threads():
             store = QueueStore(tmp_path / str(nth), disk=disk, clock=SimClock(), **{**TINY, "segment_bytes": 65_536})
         store.put("before", b"x")
@@ -233,7 +234,7 @@ def test_puts_that_come_at_the_same_time_are_stored_together_and_a_wrong_one_fai
     assert stepped.store.stats().commits_total - before.commits_total == 1
 
 
-def test_a_put_that_waits_for_room_fails_as_soon_as_a_flush_has_failed(stepped: QueueStore, disk: SimDisk) -> None:
+def test_a_put_that_waits_for_room_fails_as_soon_as_a_flush_has_failed(stepped: QueueStore, disk: Drive) -> None:
     crowd(stepped)
     blocked = Caller(lambda: stepped.put("q", b"x"))
     wait_for_callers(stepped, puts=1)
@@ -279,7 +280,7 @@ def test_there_are_as_many_queues_as_documented_and_one_more_is_refused_by_name(
     assert stepped.put("0", b"still taken") == 1
 
 
-def test_a_name_is_shown_only_once_it_is_stored(stepped: QueueStore, disk: SimDisk) -> None:
+def test_a_name_is_shown_only_once_it_is_stored(stepped: QueueStore, disk: Drive) -> None:
     """Else a reader might be sent to a queue whose number another name gets."""
     append_many, seen = ShardStore.append_many, []
 
@@ -295,7 +296,7 @@ def test_a_name_is_shown_only_once_it_is_stored(stepped: QueueStore, disk: SimDi
     assert (stepped._owner.find("new"), len(stepped)) == (0, 1)
 
 
-def test_errors_that_many_get_do_not_keep_what_they_passed_through(stepped: QueueStore, disk: SimDisk) -> None:
+def test_errors_that_many_get_do_not_keep_what_they_passed_through(stepped: QueueStore, disk: Drive) -> None:
     disk.at(1, errno.EIO, ("sync",))
     depths = []
     for _ in range(5):
@@ -340,7 +341,7 @@ def test_a_flush_waits_for_what_was_stored_before_it_only(stepped: QueueStore) -
     assert flushing.ended() is None
 
 
-def test_so_does_the_flush_of_a_shard(tmp_path: Path, disk: SimDisk) -> None:
+def test_so_does_the_flush_of_a_shard(tmp_path: Path, disk: Drive) -> None:
     store = open_stepped(tmp_path / "s", small(), disk)
     topic = store.create_topic("t", 1)
     put(store, topic.id, (0, b"x"))
@@ -357,7 +358,7 @@ def test_so_does_the_flush_of_a_shard(tmp_path: Path, disk: SimDisk) -> None:
 # -- rounds ----------------------------------------------------------------------------------------------
 
 
-def test_a_dropped_write_is_never_reported_as_stored_however_long_ago_it_was(tmp_path: Path, disk: SimDisk) -> None:
+def test_a_dropped_write_is_never_reported_as_stored_however_long_ago_it_was(tmp_path: Path, disk: Drive) -> None:
     store = open_stepped(tmp_path / "s", tiny(), disk)
     topic = store.create_topic("t", 1)
     lost = []
@@ -376,7 +377,7 @@ def test_a_dropped_write_is_never_reported_as_stored_however_long_ago_it_was(tmp
     abandon(store)
 
 
-def test_a_write_is_judged_by_its_round_also_when_its_place_is_taken_in_between(tmp_path: Path, disk: SimDisk) -> None:
+def test_a_write_is_judged_by_its_round_also_when_its_place_is_taken_in_between(tmp_path: Path, disk: Drive) -> None:
     """Another thread commits the next round between the two looks of ``is_committed``."""
     store = open_stepped(tmp_path / "s", tiny(), disk)
     topic = store.create_topic("t", 1)

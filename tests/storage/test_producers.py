@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import tempfile
 from pathlib import Path
 from unittest import mock
@@ -13,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from lsmq.errors import (
     CorruptFile,
+    DiskFull,
     LsmqError,
     OutOfOrderSequence,
     ProducerFenced,
@@ -21,10 +23,11 @@ from lsmq.errors import (
     TooManyProducers,
     UnknownProducer,
 )
-from lsmq.record_batch import Codec, RecordBatch
+from lsmq.record_batch import BatchBuilder, Codec, RecordBatch
+from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import Appended, ShardStore
 from lsmq_node.storage.producers import Stored
-from support.sim_disk import SimClock, SimDisk
+from support.clock import SimClock
 
 from .harness import (
     Put,
@@ -33,6 +36,7 @@ from .harness import (
     bodies,
     flush,
     freeze,
+    keep_house,
     merge,
     merge_checkpoint,
     open_stepped,
@@ -45,8 +49,8 @@ from .harness import (
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> SimDisk:
-    return SimDisk(tmp_path)
+def disk(tmp_path: Path) -> Drive:
+    return Drive(tmp_path)
 
 
 def sent(content: bytes, sequence: int, *, producer: int = 5, epoch: int = 0, queue: int = 0) -> RecordBatch:
@@ -62,7 +66,7 @@ def stored(store: ShardStore, topic_id: int, batch: RecordBatch) -> Appended:
 # -- epochs ----------------------------------------------------------------------------------------------
 
 
-def test_a_newer_epoch_in_line_fences_the_older_at_once(tmp_path: Path, disk: SimDisk) -> None:
+def test_a_newer_epoch_in_line_fences_the_older_at_once(tmp_path: Path, disk: Drive) -> None:
     store = open_stepped(tmp_path / "s", tiny(), disk)
     topic = store.create_topic("t", 1)
     stored(store, topic.id, sent(b"old 0", 0))
@@ -78,7 +82,7 @@ def test_a_newer_epoch_in_line_fences_the_older_at_once(tmp_path: Path, disk: Si
     abandon(store)
 
 
-def test_batches_of_two_epochs_that_come_together_are_fenced_among_themselves(tmp_path: Path, disk: SimDisk) -> None:
+def test_batches_of_two_epochs_that_come_together_are_fenced_among_themselves(tmp_path: Path, disk: Drive) -> None:
     store = open_stepped(tmp_path / "s", tiny(), disk)
     topic = store.create_topic("t", 1)
     with pytest.raises(LsmqError) as refused:
@@ -104,7 +108,7 @@ def test_batches_of_two_epochs_that_come_together_are_fenced_among_themselves(tm
     ids=["another count", "another body", "another queue", "another key"],
 )
 def test_another_batch_under_a_sequence_is_refused_by_name(
-    tmp_path: Path, disk: SimDisk, other: RecordBatch, in_line: bool
+    tmp_path: Path, disk: Drive, other: RecordBatch, in_line: bool
 ) -> None:
     store = open_stepped(tmp_path / "s", tiny(), disk)
     topic = store.create_topic("t", 2)
@@ -117,7 +121,7 @@ def test_another_batch_under_a_sequence_is_refused_by_name(
     abandon(store)
 
 
-def test_a_batch_of_another_topic_is_not_a_repeat(tmp_path: Path, disk: SimDisk) -> None:
+def test_a_batch_of_another_topic_is_not_a_repeat(tmp_path: Path, disk: Drive) -> None:
     store = open_stepped(tmp_path / "s", tiny(), disk)
     one, two = store.create_topic("one", 1), store.create_topic("two", 1)
     stored(store, one.id, sent(b"x", 0))
@@ -127,7 +131,7 @@ def test_a_batch_of_another_topic_is_not_a_repeat(tmp_path: Path, disk: SimDisk)
     abandon(store)
 
 
-def test_a_repeat_is_the_same_batch_however_it_is_compressed(tmp_path: Path, disk: SimDisk) -> None:
+def test_a_repeat_is_the_same_batch_however_it_is_compressed(tmp_path: Path, disk: Drive) -> None:
     store = open_stepped(tmp_path / "s", tiny(), disk)
     topic = store.create_topic("t", 1)
     stored(store, topic.id, sent(b"x" * 100, 0))
@@ -139,7 +143,7 @@ def test_a_repeat_is_the_same_batch_however_it_is_compressed(tmp_path: Path, dis
 # -- nobody is forgotten ---------------------------------------------------------------------------------
 
 
-def test_the_first_of_many_producers_is_still_known(tmp_path: Path, disk: SimDisk) -> None:
+def test_the_first_of_many_producers_is_still_known(tmp_path: Path, disk: Drive) -> None:
     store = open_stepped(tmp_path / "s", small(memtable_bytes=4 << 20), disk)
     topic = store.create_topic("t", 1)
     first = stored(store, topic.id, sent(b"first", 0, producer=1))
@@ -156,7 +160,7 @@ def test_the_first_of_many_producers_is_still_known(tmp_path: Path, disk: SimDis
     abandon(store)
 
 
-def test_a_producer_costs_two_bytes_of_memory_once_it_is_flushed(tmp_path: Path, disk: SimDisk) -> None:
+def test_a_producer_costs_two_bytes_of_memory_once_it_is_flushed(tmp_path: Path, disk: Drive) -> None:
     store = open_stepped(tmp_path / "s", small(memtable_bytes=32 << 20), disk)
     producers = store._state.producers
     count = 30_000
@@ -175,7 +179,7 @@ def test_a_producer_costs_two_bytes_of_memory_once_it_is_flushed(tmp_path: Path,
     abandon(store)
 
 
-def test_answers_of_large_batches_do_not_stay_in_memory_nor_in_every_flush(tmp_path: Path, disk: SimDisk) -> None:
+def test_answers_of_large_batches_do_not_stay_in_memory_nor_in_every_flush(tmp_path: Path, disk: Drive) -> None:
     """Each batch goes to many queues: its answer is as long as it is."""
     store = open_stepped(tmp_path / "s", small(memtable_bytes=4 << 20), disk)
     topic = store.create_topic("t", 1_000)
@@ -195,7 +199,7 @@ def test_answers_of_large_batches_do_not_stay_in_memory_nor_in_every_flush(tmp_p
     abandon(store)
 
 
-def test_a_layer_of_producers_has_a_limit(tmp_path: Path, disk: SimDisk) -> None:
+def test_a_layer_of_producers_has_a_limit(tmp_path: Path, disk: Drive) -> None:
     """Many producers with a small message each fill memory faster than their messages do."""
     store = open_stepped(tmp_path / "s", tiny(), disk)
     topic = store.create_topic("t", 1)
@@ -212,7 +216,7 @@ EXPIRY_MS = 60_000
 
 
 @pytest.mark.parametrize("flushed", [False, True])
-def test_a_producer_that_was_idle_too_long_is_told_so(tmp_path: Path, disk: SimDisk, flushed: bool) -> None:
+def test_a_producer_that_was_idle_too_long_is_told_so(tmp_path: Path, disk: Drive, flushed: bool) -> None:
     clock = SimClock()
     store = open_stepped(tmp_path / "s", tiny(producer_expiry_ms=EXPIRY_MS), disk, clock)
     topic = store.create_topic("t", 1)
@@ -230,7 +234,7 @@ def test_a_producer_that_was_idle_too_long_is_told_so(tmp_path: Path, disk: SimD
     abandon(store)
 
 
-def test_what_is_kept_of_expired_producers_goes_with_merges(tmp_path: Path, disk: SimDisk) -> None:
+def test_what_is_kept_of_expired_producers_goes_with_merges(tmp_path: Path, disk: Drive) -> None:
     clock = SimClock()
     store = open_stepped(tmp_path / "s", small(producer_expiry_ms=EXPIRY_MS), disk, clock)
     topic = store.create_topic("t", 1)
@@ -245,7 +249,7 @@ def test_what_is_kept_of_expired_producers_goes_with_merges(tmp_path: Path, disk
     abandon(store)
 
 
-def test_new_producers_are_refused_at_the_limit_and_known_ones_go_on(tmp_path: Path, disk: SimDisk) -> None:
+def test_new_producers_are_refused_at_the_limit_and_known_ones_go_on(tmp_path: Path, disk: Drive) -> None:
     store = open_stepped(tmp_path / "s", tiny(max_producers=3), disk)
     topic = store.create_topic("t", 1)
     for producer in (1, 2, 3):
@@ -267,7 +271,7 @@ class ProducerMachine(RuleBasedStateMachine):
         super().__init__()
         self._scratch = tempfile.TemporaryDirectory()
         self._path = Path(self._scratch.name) / "s"
-        self._disk = SimDisk(Path(self._scratch.name))
+        self._disk = Drive(Path(self._scratch.name))
         self._clock = SimClock()
         self._blocks = mock.patch("lsmq_node.storage.keyed_file.BLOCK_BYTES", 200)
         self._blocks.start()
@@ -366,7 +370,7 @@ TestProducers.settings = profile(60, steps=30)
 # -- damage ----------------------------------------------------------------------------------------------
 
 
-def test_a_damaged_file_of_producers_is_named_and_the_store_goes_on(tmp_path: Path, disk: SimDisk) -> None:
+def test_a_damaged_file_of_producers_is_named_and_the_store_goes_on(tmp_path: Path, disk: Drive) -> None:
     store = open_stepped(tmp_path / "s", tiny(cache_bytes=0), disk)
     topic = store.create_topic("t", 1)
     for producer in range(1, 6):
@@ -415,3 +419,92 @@ def test_producers_are_known_while_flushes_and_merges_move_them(tmp_path: Path) 
     with ShardStore.open(tmp_path / "s", options) as store:
         again = store.append(topic.id, sent(b"x" * 300, 0, producer=1))
         assert again.duplicate and again.offsets.tolist() == answers[1]
+
+
+def test_twenty_thousand_producers_are_all_remembered_after_a_restart(tmp_path: Path, disk: Drive) -> None:
+    """None makes room for another: the first one's retry is answered as then, and so is the last one's."""
+    count = 20_000
+    options = small(memtable_bytes=1 << 20)
+    store = open_stepped(tmp_path / "s", options, disk)
+    topic = store.create_topic("t", 1)
+    for first in range(0, count, 1_000):
+        batches = [sent(b"%d" % number, 0, producer=number + 1) for number in range(first, first + 1_000)]
+        store.append_many([(topic.id, batch) for batch in batches])
+        flush(store)
+        merge_checkpoint(store)
+    abandon(store)
+    store = open_stepped(tmp_path / "s", options, disk.kill())
+    assert store.stats().producers == count
+    for number in range(0, count, 37):
+        again = store.append(topic.id, sent(b"%d" % number, 0, producer=number + 1))
+        assert again.duplicate and again.offsets.tolist() == [number]
+    assert not store.append(topic.id, sent(b"more", 1, producer=1)).duplicate
+    abandon(store)
+
+
+# -- going on for another --------------------------------------------------------------------------------
+
+
+def at(position: int, content: bytes, sequence: int, *, epoch: int, producer: int = 5) -> RecordBatch:
+    builder = BatchBuilder()
+    builder.add(0, content)
+    return RecordBatch(builder.build(producer_id=producer, producer_epoch=epoch, sequence=sequence, position=position))
+
+
+def test_who_takes_over_fences_the_one_before_and_learns_its_position(tmp_path: Path, disk: Drive) -> None:
+    store = open_stepped(tmp_path / "s", tiny(), disk)
+    topic = store.create_topic("t", 1)
+    for round_ in range(4):
+        appended, epoch, position = store.take_producer(5)
+        assert appended is not None and (epoch, position) == (round_ + 1, 10 * round_ or -1)
+        with pytest.raises(ProducerFenced):  # already in line
+            store.append(topic.id, at(99, b"old", 0, epoch=epoch - 1))
+        stored(store, topic.id, at(10 * round_ + 5, b"a", 0, epoch=epoch))
+        stored(store, topic.id, at(10 * round_ + 10, b"b", 1, epoch=epoch))
+        assert stored(store, topic.id, at(10 * round_ + 10, b"b", 1, epoch=epoch)).duplicate
+        flush(store)
+        merge_checkpoint(store)
+        abandon(store)
+        disk = disk.kill()
+        store = open_stepped(tmp_path / "s", tiny(), disk)
+    assert len(bodies(store, topic.id, 0)) == 8
+    abandon(store)
+
+
+def test_taking_over_holds_over_a_restart_and_an_epoch_that_has_begun_is_no_news(tmp_path: Path, disk: Drive) -> None:
+    store = open_stepped(tmp_path / "s", tiny(), disk)
+    topic = store.create_topic("t", 1)
+    stored(store, topic.id, at(7, b"a", 0, epoch=3))
+    appended, epoch, position = store.take_producer(5, 9)
+    assert appended is not None and (epoch, position) == (9, 7)
+    store.wait(appended)
+    for flushed in (False, True):
+        if flushed:
+            flush(store)
+        abandon(store)
+        disk = disk.kill()
+        store = open_stepped(tmp_path / "s", tiny(), disk)
+        assert store.take_producer(5, 9) == (None, 9, 7), "once more, as after a lost answer"
+        with pytest.raises(ProducerFenced):
+            store.take_producer(5, 8)
+        with pytest.raises(ProducerFenced):
+            store.append(topic.id, at(8, b"old", 1, epoch=3))
+    assert not stored(store, topic.id, at(8, b"b", 0, epoch=9)).duplicate
+    with pytest.raises(ProducerFenced):
+        store.take_producer(5, 9)
+    assert store.take_producer(5, above=20)[1:] == (21, 8)
+    abandon(store)
+
+
+def test_a_taking_over_that_is_dropped_has_not_happened(tmp_path: Path, disk: Drive) -> None:
+    store = open_stepped(tmp_path / "s", tiny(), disk)
+    topic = store.create_topic("t", 1)
+    stored(store, topic.id, at(1, b"a", 0, epoch=1))
+    store.take_producer(5)
+    disk.at(1, errno.ENOSPC, ("write",))
+    with pytest.raises(DiskFull):
+        store.commit()
+    keep_house(store)
+    assert stored(store, topic.id, at(2, b"b", 1, epoch=1)).offsets.tolist() == [1]
+    assert store.take_producer(5)[1:] == (2, 2)
+    abandon(store)

@@ -101,7 +101,7 @@ def test_what_cannot_be_encoded_is_no_name() -> None:
 
 
 def test_more_names_than_numbers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lsmq_node.storage.queue_names._NUMBER_MASK", 3)
+    monkeypatch.setattr("lsmq_node.storage.queue_names.NUMBER_MASK", 3)
     names = QueueNames()
     names.add(names.batch(["a", "b", "c"]))
     with pytest.raises(ValueError, match="no room"):

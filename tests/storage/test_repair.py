@@ -16,7 +16,7 @@ from lsmq_node.storage import QueueStore
 from lsmq_node.storage.dump import dump_sstable
 from lsmq_node.storage.repair import Damage, Finding, Renamed, Unknown, Unplaced, repair_store
 from lsmq_node.storage.wal import segment_name
-from support.sim_disk import SimClock
+from support.clock import SimClock
 
 from .harness import DEPTH, Put, abandon, batch_of, flush, merge, open_stepped, put
 from .repairing import Filled, Named, QuickDisk, Repaired, everything, options, renamed

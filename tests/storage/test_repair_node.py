@@ -11,10 +11,13 @@ import pytest
 
 from lsmq.cli import main
 from lsmq.errors import DataDirectoryLocked
+from lsmq.queue_names import SLOTS, queue_slot
+from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_node.broker.catalog import Catalog
 from lsmq_node.broker.layout import NodeFile, shard_directory
+from lsmq_node.broker.placement import slots_of
 from lsmq_node.broker.repair import repair_directory
-from lsmq_node.storage import ShardStore, TopicOptions
+from lsmq_node.storage import ShardStore, Slots, TopicOptions
 from lsmq_node.storage.repair import Damage, Finding, Loss, Remark, Renamed, Unknown
 
 from .harness import body, flush, open_stepped, put
@@ -44,7 +47,7 @@ def shown(data: Path) -> dict[tuple[str, int], list[bytes]]:
             )
             for topic in catalog.topics()
             for queue in range(topic.queues)
-            if topic.queues >= SHARDS
+            if topic.queues >= SHARDS and not topic.named
         }
 
 
@@ -177,3 +180,69 @@ def test_findings_carry_what_is_lost(data: Path) -> None:
     findings: list[Finding] = []
     summary = repair_directory(data, tell=findings.append)
     assert summary.lost == sum(found.end - found.first for found in findings if isinstance(found, Loss))
+
+
+# -- queues by name --------------------------------------------------------------------------------------
+
+
+NAMED = [f"agents.{at}.inbox" for at in range(40)]
+
+
+def put_named(data: Path) -> None:
+    with opened(data) as (catalog, stores):
+        topic = catalog.create("named", SLOTS, TopicOptions(named=True))
+        for number, store in enumerate(stores):
+            first, end = slots_of(topic, number, SHARDS)
+            own = [name for name in NAMED if first <= queue_slot(name) < end]
+            names = store.names(topic.id)
+            while not names.is_current():
+                names.refresh()
+            for turn in range(3):
+                builder = BatchBuilder()
+                for at, name in enumerate(own):
+                    builder.add(at, f"{name} {turn}".encode())
+                names.append("\0".join(own).encode(), RecordBatch(builder.build()), Slots(first, end))
+            store.commit()
+            gone = [name for name in own if name in NAMED[:10]]
+            if gone:
+                names.delete(gone)
+            store.commit()
+            flush(store)
+
+
+def shown_by_name(data: Path) -> dict[str, list[bytes]]:
+    found: dict[str, list[bytes]] = {}
+    with opened(data) as (catalog, stores):
+        topic = catalog.topic("named")
+        assert topic.named and topic.queues == SLOTS
+        for store in stores:
+            names = store.names(topic.id)
+            names.refresh()
+            numbers = names.all_numbers()
+            for number, name in zip(numbers.tolist(), names.names(numbers), strict=True):
+                assert name is not None
+                found[name] = store.read_bytes(topic.id, number, 0, 100)
+    return found
+
+
+def test_names_are_saved_with_their_queues(data: Path, tmp_path: Path) -> None:
+    put_named(data)
+    expected = {name: [f"{name} {turn}".encode() for turn in range(3)] for name in NAMED[10:]}
+    assert shown_by_name(data) == expected
+    assert repaired(data, tmp_path / "out") == [Remark("log.txt is left out: no store")]
+    assert shown_by_name(tmp_path / "out") == expected
+    assert shown(tmp_path / "out").keys() >= {("orders", 0)}
+
+
+@pytest.mark.parametrize("shard", range(SHARDS))
+def test_names_of_a_topic_that_a_shard_forgot_are_saved(data: Path, tmp_path: Path, shard: int) -> None:
+    put_named(data)
+    expected = shown_by_name(data)
+    for path in shard_directory(data, shard).glob("tables/*.ckp"):
+        raw = path.read_bytes()
+        path.write_bytes(raw[:40] + bytes(30) + raw[70:])
+    for path in shard_directory(data, shard).glob("wal/*.wal"):
+        path.write_bytes(bytes(len(path.read_bytes())))
+    repaired(data, tmp_path / "out")
+    found = shown_by_name(tmp_path / "out")
+    assert found.items() >= expected.items(), "what was deleted may come back, and nothing else changes"

@@ -18,7 +18,7 @@ from lsmq_node.storage.repair import repair_store
 from lsmq_node.storage.repair.merged import runs_of
 from lsmq_node.storage.repair.placing import ends_before
 from lsmq_node.storage.repair.table_scan import Gap, Gaps, TableSource, joined
-from support.sim_disk import SimClock
+from support.clock import SimClock
 
 from .harness import abandon, bodies, body, flush, merge, open_stepped, put, tiny
 

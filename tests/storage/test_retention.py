@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from lsmq.errors import OffsetOutOfRange, UnknownTopic
+from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import ShardStore, TopicOptions
-from support.sim_disk import SimClock, SimDisk
+from lsmq_node.storage.time_cuts import TimeCut
+from support.clock import SimClock
 
 from .harness import abandon, bodies, body, flush, merge, open_stepped, put, retain, table_files, tiny
 
@@ -22,7 +24,7 @@ class Bench:
 
     def __init__(self, root: Path) -> None:
         self.path = root / "shard"
-        self.disk = SimDisk(root)
+        self.disk = Drive(root)
         self.clock = SimClock()
         self.store = self.open()
         self.serial = 0
@@ -162,13 +164,13 @@ def test_expiry_stops_at_the_first_message_that_has_not_expired_and_is_one_round
     assert bench.store.earliest_offsets(topic.id).min() > 0
 
 
-def test_a_topic_in_which_nothing_can_expire_is_not_looked_at(bench: Bench) -> None:
+def test_a_topic_in_which_nothing_can_expire_is_not_looked_at(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = bench.store.create_topic("t", 1_000, TopicOptions(retention_ms=HOUR_MS))
     bench.fill(topic.id, 1_000, 1)
     retain(bench.store)
-    asked, retention = [], bench.store._maintenance._retain.__self__._retention  # type: ignore[attr-defined]
-    ask = retention._ask
-    retention._ask = lambda *arguments: (asked.append(1), ask(*arguments))[1]  # type: ignore[method-assign]
+    asked: list[int] = []
+    ask = TimeCut._ask
+    monkeypatch.setattr(TimeCut, "_ask", lambda *arguments: (asked.append(1), ask(*arguments))[1])
     for _ in range(50):
         bench.clock.time_ms += HOUR_MS // 60
         retain(bench.store)

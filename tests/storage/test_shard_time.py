@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import TopicOptions, shard_time
 from lsmq_node.storage.shard_time import MAX_ERAS, SETTLING_SECONDS, TOLERANCE_MS, ShardTime
-from support.sim_disk import SimClock, SimDisk
+from support.clock import SimClock
 
 from .harness import abandon, bodies, flush, open_stepped, profile, put, read_queue, retain, tiny
 
@@ -24,7 +25,7 @@ class Timed:
     """A store with a topic that keeps a week, and a clock that may be wrong."""
 
     def __init__(self, root: Path, wrong_ms: int = 0) -> None:
-        self.root, self.disk, self.clock = root, SimDisk(root), SimClock(wrong_ms=wrong_ms)
+        self.root, self.disk, self.clock = root, Drive(root), SimClock(wrong_ms=wrong_ms)
         self.store = open_stepped(root / "shard", tiny(), self.disk, self.clock)
         self.topic = self.store.create_topic("t", 1, TopicOptions(retention_ms=7 * DAY_MS)).id
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from pathlib import Path
 from unittest import mock
 
@@ -12,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lsmq.errors import DiskFull
+from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import FlushMode, ShardStore, TopicOptions
 from lsmq_node.storage.garbage import MAX_SHARE
 from lsmq_node.storage.merge_choice import choose_level0, choose_tier
 from lsmq_node.storage.merger import NoRoom
-from support.sim_disk import SimClock, SimDisk
+from support.clock import SimClock
+from support.waiting import PATIENCE_S, eventually
 
 from .harness import (
     Put,
@@ -31,6 +34,7 @@ from .harness import (
     profile,
     put,
     retain,
+    small,
     small_parts,
     table_files,
     tiny,
@@ -46,7 +50,7 @@ def table_bytes(store: ShardStore) -> int:
 
 def fresh_bytes(root: Path, store: ShardStore) -> int:
     """What the tables of a new store take with the same messages."""
-    other = open_stepped(root / "fresh", store.options, SimDisk(root), SimClock())
+    other = open_stepped(root / "fresh", store.options, Drive(root), SimClock())
     for (name, queue), messages in contents(store).items():
         topic = other.create_topic(f"{name}.{queue}", 1)
         for content in messages.values():
@@ -64,7 +68,7 @@ class Filled:
     def __init__(self, root: Path, seed: int) -> None:
         self.root = root
         self.chance = random.Random(seed)
-        self.disk, self.clock = SimDisk(root), SimClock()
+        self.disk, self.clock = Drive(root), SimClock()
         self.store = self.open()
         self.serial = 0
 
@@ -178,7 +182,7 @@ def test_a_store_gives_back_nearly_all_when_nearly_all_is_gone(tmp_path: Path, w
 
 
 def test_what_is_known_to_be_dead_is_right_within_the_grain_of_the_sample(tmp_path: Path) -> None:
-    store = open_stepped(tmp_path / "shard", tiny(memtable_bytes=256 * KIB, level0_merge=40), SimDisk(tmp_path))
+    store = open_stepped(tmp_path / "shard", tiny(memtable_bytes=256 * KIB, level0_merge=40), Drive(tmp_path))
     topic = store.create_topic("t", 50).id
     for serial in range(8):
         store.wait(store.append(topic, batch_of([Put(queue, body(serial, 400)) for queue in range(50)])))
@@ -195,7 +199,7 @@ def test_what_is_known_to_be_dead_is_right_within_the_grain_of_the_sample(tmp_pa
 # -- room ------------------------------------------------------------------------------------------------
 
 
-def three_tables(root: Path, disk: SimDisk, **changes: int) -> ShardStore:
+def three_tables(root: Path, disk: Drive, **changes: int) -> ShardStore:
     options = tiny(level0_merge=3, memtable_bytes=64 * KIB, **changes)
     store = open_stepped(root / "shard", options, disk)
     topic = store.create_topic("t", 2).id
@@ -206,7 +210,7 @@ def three_tables(root: Path, disk: SimDisk, **changes: int) -> ShardStore:
 
 
 def test_a_merge_without_room_writes_nothing_however_often_it_is_tried(tmp_path: Path) -> None:
-    disk = SimDisk(tmp_path)
+    disk = Drive(tmp_path)
     store = three_tables(tmp_path, disk, min_free_bytes=100 * KIB)
     with mock.patch.object(disk, "free_bytes", lambda path: 200 * KIB):
         before = disk.operations
@@ -222,7 +226,7 @@ def test_a_merge_without_room_writes_nothing_however_often_it_is_tried(tmp_path:
 
 
 def test_who_waits_for_merges_that_find_no_room_is_told(tmp_path: Path) -> None:
-    disk = SimDisk(tmp_path)
+    disk = Drive(tmp_path)
     store = three_tables(tmp_path, disk, min_free_bytes=100 * KIB)
     abandon(store)
     disk = disk.kill()
@@ -234,7 +238,7 @@ def test_who_waits_for_merges_that_find_no_room_is_told(tmp_path: Path) -> None:
 
 
 def test_merges_of_generations_need_the_space_of_a_piece_and_not_of_all(tmp_path: Path) -> None:
-    disk = SimDisk(tmp_path)
+    disk = Drive(tmp_path)
     store = open_stepped(tmp_path / "shard", tiny(level0_merge=2, generation_bytes=64 << 20), disk)
     topic = store.create_topic("t", 3).id
     sent: dict[int, list[bytes]] = {queue: [] for queue in range(3)}
@@ -274,7 +278,7 @@ def test_a_crash_between_two_pieces_of_a_merge_loses_and_doubles_nothing(tmp_pat
     for stop in (1, 2, 4, 6, 99):
         root = tmp_path / str(stop)
         root.mkdir()
-        disk = SimDisk(root)
+        disk = Drive(root)
         store = open_stepped(root / "shard", tiny(level0_merge=2, generation_bytes=64 << 20), disk)
         topic = store.create_topic("t", 3).id
         with mock.patch("lsmq_node.storage.merger.PIECE_TABLES", 1), small_parts():
@@ -321,7 +325,7 @@ def test_no_table_lacks_what_a_power_cut_takes_from_the_log(tmp_path: Path, way:
     for seed in range(12):
         root = tmp_path / str(seed)
         root.mkdir()
-        disk = SimDisk(root, seed=seed)
+        disk = Drive(root, seed=seed)
         options = tiny(level0_merge=2, flush_mode=FlushMode.ASYNC)
         store = open_stepped(root / "shard", options, disk)
         topic = store.create_topic("t", 1).id
@@ -380,3 +384,24 @@ def test_full_generations_have_a_second_tier_unless_they_are_to_expire() -> None
     assert choose_tier(full[1:], [False] * 7, 100) is None
     assert choose_tier([800, *full[1:]], [False] * 8, 100) is None
     assert MAX_SHARE < 1 / 3
+
+
+def test_level_0_is_merged_while_all_other_merging_is_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_work, go_on = threading.Event(), threading.Event()
+
+    def merge_for_long(*, at_once: bool) -> None:
+        at_work.set()
+        assert go_on.wait(PATIENCE_S)
+
+    with ShardStore.open(tmp_path, small()) as store:
+        monkeypatch.setattr(store._merger, "merge_rest", merge_for_long)
+        monkeypatch.setattr(store._merger, "due_rest", lambda *, at_once: object())
+        topic = store.create_topic("t", 4).id
+        for _ in range(12):
+            put(store, topic, (0, b"x" * 1000))
+            store.flush()
+        eventually(at_work.is_set, "the other merges are at work")
+        eventually(lambda: store._merger.due_level0() is None, "level 0 is merged")
+        assert store.stats().level0_tables < 12
+        go_on.set()
+        monkeypatch.undo()

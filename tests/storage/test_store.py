@@ -23,12 +23,13 @@ from lsmq.errors import (
     TopicExists,
 )
 from lsmq.record_batch import COLUMN, HEADER_BYTES, Column, RecordBatch, encode_batch
+from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import Appended, QueueStore, ShardStore, StoreOptions, TopicOptions
 from lsmq_node.storage import lock as lock_module
 from lsmq_node.storage import options as options_module
 from lsmq_node.storage.queue_writer import MESSAGES
 from lsmq_node.storage.state import Topic
-from support.sim_disk import SimClock, SimDisk
+from support.clock import SimClock
 
 from .harness import (
     SMALL,
@@ -51,11 +52,11 @@ from .harness import (
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> SimDisk:
-    return SimDisk(tmp_path)
+def disk(tmp_path: Path) -> Drive:
+    return Drive(tmp_path)
 
 
-def test_a_store_opens_with_smaller_memtables_than_its_log_was_written_with(tmp_path: Path, disk: SimDisk) -> None:
+def test_a_store_opens_with_smaller_memtables_than_its_log_was_written_with(tmp_path: Path, disk: Drive) -> None:
     path = tmp_path / "s"
     store = open_stepped(path, small(memtable_bytes=1 << 20), disk)
     topic = store.create_topic("t", 2)
@@ -72,7 +73,7 @@ def test_a_store_opens_with_smaller_memtables_than_its_log_was_written_with(tmp_
 
 
 def test_a_size_of_segments_that_is_not_taken_is_said_so(
-    tmp_path: Path, disk: SimDisk, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, disk: Drive, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "s"
     for options in (tiny(), tiny(), tiny(segment_bytes=128 << 10)):
@@ -83,7 +84,7 @@ def test_a_size_of_segments_that_is_not_taken_is_said_so(
 
 def test_the_directory_of_a_new_store_survives_a_power_cut_with_all_its_parents(tmp_path: Path) -> None:
     for seed in range(10):
-        disk, path = SimDisk(tmp_path), tmp_path / "data" / "shards" / str(seed)
+        disk, path = Drive(tmp_path), tmp_path / "data" / "shards" / str(seed)
         store = open_stepped(path, tiny(), disk)
         topic = store.create_topic("t", 1)
         put(store, topic.id, (0, b"acknowledged"))
@@ -122,7 +123,7 @@ def test_a_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
         ShardStore.open(tmp_path / "s", tiny())
 
 
-def test_closing_releases_the_directory_even_when_the_last_sync_fails(tmp_path: Path, disk: SimDisk) -> None:
+def test_closing_releases_the_directory_even_when_the_last_sync_fails(tmp_path: Path, disk: Drive) -> None:
     import errno
 
     from lsmq_node.storage import FlushMode
@@ -152,7 +153,7 @@ def sealed(raw: bytes) -> RecordBatch:
     return RecordBatch(raw, verify=False)
 
 
-def test_a_column_of_an_impossible_width_is_an_invalid_batch(tmp_path: Path, disk: SimDisk) -> None:
+def test_a_column_of_an_impossible_width_is_an_invalid_batch(tmp_path: Path, disk: Drive) -> None:
     store = open_stepped(tmp_path / "s", tiny(), disk)
     topic = store.create_topic("t", 1)
     raw = bytearray(encode_batch(1, {Column.QUEUE: [0], Column.LENGTH: [3]}, b"abc"))
@@ -164,7 +165,7 @@ def test_a_column_of_an_impossible_width_is_an_invalid_batch(tmp_path: Path, dis
     abandon(store)
 
 
-def test_a_tiny_batch_of_very_many_records_is_refused_before_it_takes_memory(tmp_path: Path, disk: SimDisk) -> None:
+def test_a_tiny_batch_of_very_many_records_is_refused_before_it_takes_memory(tmp_path: Path, disk: Drive) -> None:
     store = open_stepped(tmp_path / "s", tiny(), disk)
     topic = store.create_topic("t", 1)
     bomb = RecordBatch(encode_batch(16_000_000, {Column.QUEUE: 0, Column.LENGTH: 0}, b""))
@@ -174,7 +175,7 @@ def test_a_tiny_batch_of_very_many_records_is_refused_before_it_takes_memory(tmp
 
 
 @pytest.mark.parametrize("flags", [1, 2, 3, 4, 9, 16])
-def test_a_producer_cannot_set_the_brokers_flags(tmp_path: Path, disk: SimDisk, flags: int) -> None:
+def test_a_producer_cannot_set_the_brokers_flags(tmp_path: Path, disk: Drive, flags: int) -> None:
     store = open_stepped(tmp_path / "s", tiny(), disk)
     topic = store.create_topic("t", 1)
     columns: dict[int, list[int]] = {Column.QUEUE: [0], Column.LENGTH: [1], Column.FLAGS: [flags]}
@@ -183,9 +184,9 @@ def test_a_producer_cannot_set_the_brokers_flags(tmp_path: Path, disk: SimDisk, 
     abandon(store)
 
 
-@pytest.mark.parametrize("column", [Column.TYPE_HASH, Column.DUE_MS, Column.EXPIRES_MS, Column.TRANSACTION])
+@pytest.mark.parametrize("column", [Column.TRANSACTION, Column.TARGET])
 def test_a_batch_with_a_column_that_nothing_obeys_is_refused_by_its_name(
-    tmp_path: Path, disk: SimDisk, column: Column
+    tmp_path: Path, disk: Drive, column: Column
 ) -> None:
     store = open_stepped(tmp_path / "s", tiny(), disk)
     topic = store.create_topic("t", 1)
@@ -196,7 +197,7 @@ def test_a_batch_with_a_column_that_nothing_obeys_is_refused_by_its_name(
     abandon(store)
 
 
-def test_the_largest_message_passes_and_one_byte_more_does_not(tmp_path: Path, disk: SimDisk) -> None:
+def test_the_largest_message_passes_and_one_byte_more_does_not(tmp_path: Path, disk: Drive) -> None:
     store = open_stepped(tmp_path / "s", small(max_message_bytes=90_000), disk)
     topic = store.create_topic("t", 1)
     assert put(store, topic.id, (0, body(1, 90_000))) == [0]
@@ -208,7 +209,7 @@ def test_the_largest_message_passes_and_one_byte_more_does_not(tmp_path: Path, d
 # -- producers -------------------------------------------------------------------------------------------
 
 
-def test_a_new_epoch_of_a_producer_is_not_taken_for_a_repeat_of_the_old_one(tmp_path: Path, disk: SimDisk) -> None:
+def test_a_new_epoch_of_a_producer_is_not_taken_for_a_repeat_of_the_old_one(tmp_path: Path, disk: Drive) -> None:
     """The first batch of epoch 2 while the first of epoch 1 is still in line."""
     store = open_stepped(tmp_path / "s", tiny(), disk)
     topic = store.create_topic("t", 1)
@@ -222,7 +223,7 @@ def test_a_new_epoch_of_a_producer_is_not_taken_for_a_repeat_of_the_old_one(tmp_
     abandon(store)
 
 
-def test_batches_of_one_producer_may_come_together(tmp_path: Path, disk: SimDisk) -> None:
+def test_batches_of_one_producer_may_come_together(tmp_path: Path, disk: Drive) -> None:
     store = open_stepped(tmp_path / "s", tiny(), disk)
     topic = store.create_topic("t", 1)
 
@@ -254,7 +255,7 @@ def test_batches_of_one_producer_may_come_together(tmp_path: Path, disk: SimDisk
     abandon(store)
 
 
-def test_what_waits_in_line_has_a_limit(tmp_path: Path, disk: SimDisk) -> None:
+def test_what_waits_in_line_has_a_limit(tmp_path: Path, disk: Drive) -> None:
     limit = 64 * 1024
     store = open_stepped(tmp_path / "s", tiny(max_waiting_bytes=limit), disk)
     topic = store.create_topic("t", 1)
@@ -276,7 +277,7 @@ def test_what_waits_in_line_has_a_limit(tmp_path: Path, disk: SimDisk) -> None:
     abandon(store)
 
 
-def test_on_a_replica_what_waits_for_the_others_counts_too(tmp_path: Path, disk: SimDisk) -> None:
+def test_on_a_replica_what_waits_for_the_others_counts_too(tmp_path: Path, disk: Drive) -> None:
     with no_threads():
         store = ShardStore.open(tmp_path / "s", tiny(max_waiting_bytes=64 * 1024), disk=disk, replicated=True)
     store.replica.begin_epoch(1, 7, 1)
@@ -291,7 +292,7 @@ def test_on_a_replica_what_waits_for_the_others_counts_too(tmp_path: Path, disk:
     abandon(store)
 
 
-def test_a_full_line_makes_room_for_puts_in_the_process(tmp_path: Path, disk: SimDisk) -> None:
+def test_a_full_line_makes_room_for_puts_in_the_process(tmp_path: Path, disk: Drive) -> None:
     with no_threads(), QueueStore(tmp_path / "s", disk=disk, **{**TINY, "max_waiting_bytes": 64 * 1024}) as store:
         topic = next(topic for topic in store.store.topics() if topic.name == "messages")
         for _ in range(11):
@@ -299,7 +300,7 @@ def test_a_full_line_makes_room_for_puts_in_the_process(tmp_path: Path, disk: Si
         assert store.put_many([("q", bytes(8_000))] * 7) == list(range(11, 18))
 
 
-def test_a_producer_goes_on_after_a_reopening_though_its_last_topic_was_deleted(tmp_path: Path, disk: SimDisk) -> None:
+def test_a_producer_goes_on_after_a_reopening_though_its_last_topic_was_deleted(tmp_path: Path, disk: Drive) -> None:
     """Its last batch reached the log behind the deletion of the topic it was for."""
     path = tmp_path / "s"
     store = open_stepped(path, tiny(), disk)
@@ -322,7 +323,7 @@ def test_a_producer_goes_on_after_a_reopening_though_its_last_topic_was_deleted(
 # -- positions -------------------------------------------------------------------------------------------
 
 
-def test_the_highest_of_several_positions_of_one_queue_counts(tmp_path: Path, disk: SimDisk) -> None:
+def test_the_highest_of_several_positions_of_one_queue_counts(tmp_path: Path, disk: Drive) -> None:
     store = open_stepped(tmp_path / "s", tiny(), disk)
     topic = store.create_topic("t", 2)
     put(store, topic.id, *[(0, b"x")] * 9)
@@ -336,7 +337,7 @@ def test_the_highest_of_several_positions_of_one_queue_counts(tmp_path: Path, di
     abandon(store)
 
 
-def test_an_entry_that_cannot_be_applied_stops_the_shard(tmp_path: Path, disk: SimDisk) -> None:
+def test_an_entry_that_cannot_be_applied_stops_the_shard(tmp_path: Path, disk: Drive) -> None:
     """It is in the log, but not readable: nothing may be built on it."""
     store = open_stepped(tmp_path / "s", tiny(), disk)
     topic = store.create_topic("t", 1)
@@ -353,12 +354,12 @@ def test_an_entry_that_cannot_be_applied_stops_the_shard(tmp_path: Path, disk: S
 # -- queue store -----------------------------------------------------------------------------------------
 
 
-def open_queues(path: Path, disk: SimDisk, **changes: object) -> QueueStore:
+def open_queues(path: Path, disk: Drive, **changes: object) -> QueueStore:
     with no_threads():
         return QueueStore(path, disk=disk, clock=SimClock(), **{**TINY, **changes})
 
 
-def test_names_in_whole_blocks_are_loaded_once(tmp_path: Path, disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_in_whole_blocks_are_loaded_once(tmp_path: Path, disk: Drive, monkeypatch: pytest.MonkeyPatch) -> None:
     """The names of many queues take several reads, which end in the middle of blocks."""
     path = tmp_path / "q"
     store = open_queues(path, disk, **SMALL)
@@ -383,7 +384,7 @@ def test_names_in_whole_blocks_are_loaded_once(tmp_path: Path, disk: SimDisk, mo
     abandon(store)
 
 
-def test_a_large_put_is_split_to_what_the_memtables_take(tmp_path: Path, disk: SimDisk) -> None:
+def test_a_large_put_is_split_to_what_the_memtables_take(tmp_path: Path, disk: Drive) -> None:
     store = open_queues(tmp_path / "q", disk)
     pairs = [(f"queue {at % 3}", body(at, 1_000)) for at in range(200)]
     assert store.put_many(pairs) == [at // 3 for at in range(200)]
@@ -397,7 +398,7 @@ def test_a_large_put_is_split_to_what_the_memtables_take(tmp_path: Path, disk: S
 
 
 @pytest.mark.parametrize("name", ["", "x" * 1_001, "\ud800"])
-def test_an_illegal_name_is_refused_and_nothing_of_its_batch_stored(tmp_path: Path, disk: SimDisk, name: str) -> None:
+def test_an_illegal_name_is_refused_and_nothing_of_its_batch_stored(tmp_path: Path, disk: Drive, name: str) -> None:
     store = open_queues(tmp_path / "q", disk)
     with pytest.raises(InvalidRequest, match="queue name"):
         store.put_many([("good", b"1"), (name, b"2")])
@@ -407,7 +408,7 @@ def test_an_illegal_name_is_refused_and_nothing_of_its_batch_stored(tmp_path: Pa
 
 
 def test_queues_beyond_the_first_many_are_made_as_they_come(
-    tmp_path: Path, disk: SimDisk, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, disk: Drive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lsmq_node.storage.queue_writer._FIRST_QUEUES", 4)
     store = open_queues(tmp_path / "q", disk)

@@ -12,7 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lsmq.errors import CorruptFile
+from lsmq_lab.world.drive import Drive
+from lsmq_lab.world.medium import PAGE_BYTES
 from lsmq_node.storage import FlushMode, ShardStore
+from lsmq_node.storage.disk import OsFile
 from lsmq_node.storage.segments import SegmentFiles
 from lsmq_node.storage.wal import (
     BLOCK_BYTES,
@@ -24,7 +27,7 @@ from lsmq_node.storage.wal import (
     segment_name,
 )
 from lsmq_node.storage.wal_reader import LogReader
-from support.sim_disk import PAGE_BYTES, SimClock, SimDisk, SimFile
+from support.clock import SimClock
 
 from .harness import (
     abandon,
@@ -57,7 +60,7 @@ class Log:
 
     def __init__(self, root: Path) -> None:
         self.path = root / "shard"
-        self.disk = SimDisk(root)
+        self.disk = Drive(root)
         self.ends: list[int] = []
         self.sent: dict[int, bytes] = {}
         store = self.open()
@@ -81,16 +84,15 @@ class Log:
     def segment(self, lsn: int) -> Path:
         return self.path / "wal" / segment_name(lsn - lsn % SEGMENT)
 
-    def damaged(self, change: Callable[[bytearray], None], lsn: int = 0) -> SimDisk:
+    def damaged(self, change: Callable[[bytearray], None], lsn: int = 0) -> Drive:
         """A copy of the disk with the segment of ``lsn`` changed."""
-        disk = self.disk.kill()
-        self.disk.dead = False
+        disk = self.disk.copy()
         content = bytearray(disk.content(self.segment(lsn)))
         change(content)
         disk.put(self.segment(lsn), bytes(content))
         return disk
 
-    def recovered(self, disk: SimDisk) -> dict[int, bytes]:
+    def recovered(self, disk: Drive) -> dict[int, bytes]:
         store = open_stepped(self.path, tiny(), disk, SimClock())
         try:
             return bodies(store, self.topic_id, 0)
@@ -201,8 +203,7 @@ def test_a_torn_write_whose_later_pages_arrived_is_dropped_as_a_whole(log: Log) 
     fresh = [body(100 + at, 3_000) for at in range(8)]
     for content in fresh:
         append(store, log.topic_id, (0, content))
-    base = log.disk.kill()
-    log.disk.dead = False
+    base = log.disk.copy()
     begin = store.committed_lsn
     store.commit()
     end = store.committed_lsn
@@ -266,9 +267,8 @@ def test_old_bytes_of_a_recycled_segment_never_come_back(log: Log) -> None:
         assert len(expected) == at + 1
         if at % 3 == 0:
             abandon(store)
-            for disk in (log.disk.kill(), log.disk.power_cut(at)):
+            for disk in (log.disk.copy(), log.disk.copy().power_cut(at)):
                 assert log.recovered(disk) == expected
-            log.disk.dead = False
             store = log.open()
     renamed = [line for line in log.disk.log if line.startswith("rename") and ".spare " in line]
     assert len(renamed) >= 2
@@ -364,28 +364,28 @@ def test_entries_of_any_size_come_back_as_they_went_in(sizes: list[int], start: 
 
 def test_opening_a_store_holds_a_window_of_its_log_not_a_segment(tmp_path: Path) -> None:
     options = small(segment_bytes=8 << 20, memtable_bytes=16 << 20)
-    disk = SimDisk(tmp_path)
+    disk = Drive(tmp_path)
     store = open_stepped(tmp_path / "s", options, disk, SimClock())
     topic = store.create_topic("t", 1).id
     for at in range(100):
         put(store, topic, (0, body(at, 90_000)))
     abandon(store)
     read: list[int] = []
-    pread, read_all = SimFile.pread, SimDisk.read_all
+    pread, read_all = OsFile.pread, Drive.read_all
 
-    def counted(file: SimFile, length: int, position: int) -> bytes:
+    def counted(file: OsFile, length: int, position: int) -> bytes:
         read.append(length)
         return pread(file, length, position)
 
-    def counted_whole(disk: SimDisk, path: Path) -> bytes:
+    def counted_whole(disk: Drive, path: Path) -> bytes:
         content = read_all(disk, path)
         read.append(len(content))
         return content
 
     with (
         mock.patch("lsmq_node.storage.wal_reader.WINDOW_BYTES", 1 << 20),
-        mock.patch.multiple(SimFile, pread=counted),
-        mock.patch.multiple(SimDisk, read_all=counted_whole),
+        mock.patch.multiple(OsFile, pread=counted),
+        mock.patch.multiple(Drive, read_all=counted_whole),
     ):
         again = open_stepped(tmp_path / "s", options, disk, SimClock())
     assert again.bounds(topic, 0) == (0, 100)
@@ -403,7 +403,7 @@ def test_files_of_other_names_are_left_alone(log: Log) -> None:
 
 
 def test_segments_are_recycled_and_the_rest_removed(tmp_path: Path) -> None:
-    disk = SimDisk(tmp_path)
+    disk = Drive(tmp_path)
     segments = SegmentFiles(disk, tmp_path, SEGMENT)
     segments.prepare_all(0, 5 * SEGMENT)
     assert segments.start_lsns() == [at * SEGMENT for at in range(6)]

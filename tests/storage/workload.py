@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from lsmq.errors import DiskFull
+from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import Appended, ShardStore, StoreOptions, TopicOptions
-from support.sim_disk import SimClock, SimDisk
+from support.clock import SimClock
 
 from .harness import Put, background, batch_of, body, flush, house_round, merge, open_stepped, tiny
 from .model import Model
@@ -20,7 +21,7 @@ RETENTION_MS = 10_000
 class Workload:
     """Runs the steps one by one. ``model`` holds what is acknowledged, ``attempt`` also what is under way."""
 
-    def __init__(self, disk: SimDisk, path: Path, clock: SimClock, options: StoreOptions | None = None) -> None:
+    def __init__(self, disk: Drive, path: Path, clock: SimClock, options: StoreOptions | None = None) -> None:
         self.disk = disk
         self.path = path
         self.clock = clock

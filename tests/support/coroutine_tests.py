@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-TEST_LIMIT_S = 120
+TEST_LIMIT_S = 240
 
 
 @pytest.hookimpl(tryfirst=True)

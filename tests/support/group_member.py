@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import queue
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -20,6 +18,8 @@ from typing import Any
 
 from lsmq import Client, Consumer, Message
 from support.dying import die_when
+from support.python_process import PythonProcess
+from support.waiting import PATIENCE_S
 
 
 class MemberProcess:
@@ -28,13 +28,8 @@ class MemberProcess:
     def __init__(self, url: str, topic: str, group: str, **options: Any) -> None:
         self.events: list[dict[str, Any]] = []
         self._news: queue.Queue[None] = queue.Queue()
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, json.dumps({"url": url, "topic": topic, "group": group, **options})],
-            stdout=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
+        given = json.dumps({"url": url, "topic": topic, "group": group, **options})
+        self._process = PythonProcess([__file__, given], stderr=None, text=True)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -58,7 +53,7 @@ class MemberProcess:
                 owned -= set(event["queues"])
         return owned
 
-    async def until(self, condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
+    async def until(self, condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
             assert self._process.poll() is None, f"the member ended before {what}"
@@ -82,7 +77,7 @@ class MemberProcess:
         return self._end()
 
     def _end(self) -> int:
-        code = self._process.wait(30)
+        code = self._process.wait(PATIENCE_S)
         self._reader.join()
         assert self._process.stdout is not None
         self._process.stdout.close()

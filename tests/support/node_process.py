@@ -12,9 +12,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
-READY = re.compile(r"lsmq node ready on (http://\S+:(\d+)) \(data (.+)\)")
-START_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 30.0
+from support.python_process import PythonProcess
+from support.waiting import PATIENCE_S
+
+READY = re.compile(r"lsmq node ready on (https?://\S+:(\d+)) \(data (.+)\)")
+START_TIMEOUT_S = PATIENCE_S
+STOP_TIMEOUT_S = PATIENCE_S
 
 #: Small files, so that tests are quick and take little space. Any of it can be overridden.
 TEST_SETTINGS: dict[str, Any] = {"segment_bytes": 4 * 1024 * 1024, "memtable_bytes": 16 * 1024 * 1024}
@@ -39,7 +42,7 @@ class NodeProcess:
         self.settings = {**TEST_SETTINGS, **settings}
         self.url = ""
         self.port = 0
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[str] | PythonProcess | None = None
         self._log: list[str] = []
         self._readers: list[threading.Thread] = []
 
@@ -47,32 +50,27 @@ class NodeProcess:
     def pid(self) -> int:
         return self._running().pid
 
-    def start(self, *, prefix: tuple[str, ...] = (), **popen: Any) -> NodeProcess:
-        """Start and wait for the ready line. Raises :class:`StartFailed` when the node gives up."""
+    def start(self, *, prefix: tuple[str, ...] = ()) -> NodeProcess:
+        """Start and wait for the ready line. Raises :class:`StartFailed` when the node gives up.
+
+        With a ``prefix`` (``("nohup",)``) an interpreter of its own is started, behind that command.
+        """
         assert self._process is None or self._process.poll() is not None, "the node runs already"
         environment = {name: text for name, text in os.environ.items() if not name.startswith("LSMQ_")}
         for name, value in self.settings.items():
             environment[f"LSMQ_{name.upper()}"] = str(value)
-        command = [
-            *prefix,
-            sys.executable,
-            "-m",
-            "lsmq",
-            "serve",
-            "--data",
-            str(self.data),
-            "--port",
-            str(self.port),
-        ]
-        self._process = subprocess.Popen(
-            command,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            **popen,
-        )
+        arguments = ["-m", "lsmq", "serve", "--data", str(self.data), "--port", str(self.port)]
+        if prefix:
+            self._process = subprocess.Popen(
+                [*prefix, sys.executable, *arguments],
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                stdin=subprocess.DEVNULL,
+                text=True,
+            )
+        else:
+            self._process = PythonProcess(arguments, env=environment, text=True)
         lines: queue.Queue[str | None] = queue.Queue()
         self._readers = [
             threading.Thread(target=self._drain, args=(self._process.stdout, lines), daemon=True),
@@ -133,7 +131,7 @@ class NodeProcess:
         """All it has printed, over all its starts."""
         return "".join(self._log)
 
-    def _running(self) -> subprocess.Popen[str]:
+    def _running(self) -> subprocess.Popen[str] | PythonProcess:
         assert self._process is not None, "the node was not started"
         return self._process
 

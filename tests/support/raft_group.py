@@ -8,9 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -34,8 +32,10 @@ from lsmq_coordinator.parts import UNSEEN
 from lsmq_coordinator.raft_control import RaftConfig, RaftControl
 from lsmq_coordinator.state import ClusterState
 from support.ports import free_ports
+from support.python_process import PythonProcess
+from support.waiting import PATIENCE_S
 
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = PATIENCE_S
 
 
 class GroupNode:
@@ -45,7 +45,7 @@ class GroupNode:
         self.group, self.name, self.voter = group, name, voter
         self.directory = group.directory / name
         self.log = group.directory / f"{name}.log"
-        self._process: subprocess.Popen[str] | None = None
+        self._process: PythonProcess | None = None
 
     @property
     def alive(self) -> bool:
@@ -67,14 +67,7 @@ class GroupNode:
             **overrides,
         }
         with open(self.log, "ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, __file__, json.dumps(arguments)],
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
+            self._process = PythonProcess([__file__, json.dumps(arguments)], stderr=log.fileno(), text=True)
 
     def wait_ready(self) -> GroupNode:
         assert self._process is not None and self._process.stdout is not None
@@ -181,7 +174,7 @@ class RaftGroup:
         except LsmqError:
             return None
 
-    async def leader(self, *, besides: str | None = None, timeout: float = 10.0) -> str:
+    async def leader(self, *, besides: str | None = None, timeout: float = PATIENCE_S) -> str:
         """The voter that leads, once one of those that answer says so."""
 
         async def found() -> str | None:
@@ -201,7 +194,7 @@ def public_url(name: str) -> str:
     return f"http://{name}.example:7600"
 
 
-async def until(condition: Callable[[], Any], timeout: float = 10.0, pause: float = 0.01) -> Any:
+async def until(condition: Callable[[], Any], timeout: float = PATIENCE_S, pause: float = 0.01) -> Any:
     """The first true value of ``condition``, plain or awaitable."""
     deadline = time.monotonic() + timeout
     while True:
@@ -281,7 +274,7 @@ async def serve(arguments: dict[str, Any]) -> None:
         return web.Response(body=msgpack.packb(content), content_type="application/msgpack")
 
     async def catch_up(request: web.Request) -> web.Response:
-        state = await client.catch_up(10.0)
+        state = await client.catch_up(PATIENCE_S)
         content = {"version": state.version, "topics": sorted(state.topics)}
         return web.Response(body=msgpack.packb(content), content_type="application/msgpack")
 

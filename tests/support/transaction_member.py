@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from lsmq import Client, TransactionalProducer
 from lsmq.producer_groups import ProducerGroup
+from support.python_process import PythonProcess
 
 #: Where it can stop, in order. ``deciding``: the decision is on its way, or has arrived.
 STEPS = ("joined", "sent", "done", "deciding")
@@ -35,10 +35,8 @@ class ProducerProcess:
 
     def __init__(self, url: str, group: str, topics: list[str], ledger: Path, step: str) -> None:
         options = {"url": url, "group": group, "topics": topics, "ledger": str(ledger), "step": step}
-        command = [sys.executable, "-c", f"from {__name__} import main; main()", json.dumps(options)]
-        self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, cwd=Path(__file__).parents[1]
-        )
+        program = f"from {__name__} import main; main()"
+        self.process = PythonProcess(["-c", program, json.dumps(options)], stderr=None, text=True)
 
     def wait(self) -> str | None:
         """Return when it has come to its step; the id of its transaction."""

@@ -6,8 +6,11 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
+#: After so long it will not come true any more, however slow the machine and whatever else it does.
+PATIENCE_S = 90.0
 
-def eventually(condition: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+
+def eventually(condition: Callable[[], bool], what: str, timeout_s: float = PATIENCE_S) -> None:
     """Return as soon as the condition holds; fail when it does not in time."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -15,7 +18,12 @@ def eventually(condition: Callable[[], bool], what: str, timeout_s: float = 20.0
         time.sleep(0.01)
 
 
-async def comes_true(condition: Callable[[], bool | Awaitable[bool]], what: str, timeout_s: float = 20.0) -> None:
+def clock_passes(moment_ms: int) -> None:
+    """Return once the wall clock shows a later millisecond."""
+    eventually(lambda: time.time_ns() // 1_000_000 > moment_ms, "the clock goes on")
+
+
+async def comes_true(condition: Callable[[], bool | Awaitable[bool]], what: str, timeout_s: float = PATIENCE_S) -> None:
     """:func:`eventually` in an event loop, which goes on meanwhile."""
     deadline = time.monotonic() + timeout_s
     while True:

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
 import sys
 import threading
 from typing import Any
 
 from lsmq import Client, Task, WorkQueue
+from support.python_process import PythonProcess
 
 
 class WorkerProcess:
@@ -21,9 +21,7 @@ class WorkerProcess:
         self.begun: list[str] = []
         self.ended: list[str] = []
         arguments = json.dumps({"urls": urls, "topic": topic, "group": group, **options})
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, arguments], stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True
-        )
+        self._process = PythonProcess([__file__, arguments], stderr=None, text=True)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 

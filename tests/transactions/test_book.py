@@ -18,10 +18,11 @@ from lsmq.errors import (
     UnsupportedFormat,
 )
 from lsmq.record_batch import BatchBuilder, Column, RecordBatch
+from lsmq_node.machines import with_producer
 from lsmq_node.transactions import Part, State, Transaction
 from lsmq_node.transactions import book as limits
 from lsmq_node.transactions.book import Book
-from lsmq_node.transactions.lanes import last_numbers, producer_of, with_producer
+from lsmq_node.transactions.lanes import last_numbers, producer_of
 from lsmq_node.transactions.records import Plan, split_key
 
 MINUTE_MS = 60_000

@@ -44,7 +44,7 @@ async def state_of(client: Client, group: str, id: str | None) -> TransactionInf
 
 
 async def until(condition: Callable[[], Awaitable[Any]]) -> None:
-    deadline = asyncio.get_running_loop().time() + 30
+    deadline = asyncio.get_running_loop().time() + 90
     while not await condition():
         assert asyncio.get_running_loop().time() < deadline, "it never came true"
         await asyncio.sleep(0.02)

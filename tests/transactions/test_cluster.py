@@ -14,6 +14,7 @@ from lsmq.group_values import new_member_id
 from lsmq.groups import Group
 from lsmq.producer_groups import ProducerGroup
 from lsmq_lab.local_cluster import LocalCluster
+from support.waiting import comes_true
 
 TOPIC, QUEUES = "t", 3
 GROUP = "g"
@@ -170,16 +171,20 @@ def test_leaders_are_killed_and_stopped_while_deliveries_are_under_way(cluster: 
             for _ in range(count):
                 await work.commit(await work.begin())
 
+        async def more() -> None:
+            enough = len(work.committed) + 2
+            await comes_true(lambda: len(work.committed) >= enough, "transactions are committed", 60)
+
         for victim in victims:
             busy = asyncio.create_task(some(40))
-            await asyncio.sleep(0.1)
+            await more()
             await work.without(victim, lambda: asyncio.wait_for(busy, 60))  # noqa: B023
         await work.check()
 
         # The coordinator is stopped with deliveries on its way; another goes on; it wakes.
         _, node = await work.coordinator()
         busy = asyncio.create_task(some(40))
-        await asyncio.sleep(0.1)
+        await more()
         await asyncio.to_thread(work.cluster.pause, node)
         await busy
         await asyncio.to_thread(work.cluster.resume, node)

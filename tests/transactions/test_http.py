@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ def bodies(api: Api, topic: str, queues: int) -> list[str]:
 
 
 def until(condition: Any, what: str) -> Any:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while not (found := condition()):
         assert time.monotonic() < deadline, f"it never came true that {what}"
         time.sleep(0.02)
@@ -353,3 +354,37 @@ def test_clients_cannot_send_under_the_ids_of_the_broker(api: Api, topic_name: s
 def test_deliveries_are_no_business_of_clients(api: Api) -> None:
     assert api.call("POST", "/v1/shards/0/deliveries", {}).status == 404
     assert not any("deliveries" in path for path in api.get("/v1/openapi.json").json()["paths"])
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_messages_for_named_queues_appear_when_they_are_committed(
+    make_node: Callable[..., NodeProcess], shards: int
+) -> None:
+    node = make_node(shards=shards).start()
+    api = Api(node.url)
+    api.call("PUT", "/v1/topics/n", {"queues": "named"}, status=201)
+    api.create("t", 1)
+    api.send("n", {"queue": "known", "body": "0"})
+    member = Member(api, "g")
+    names = [f"new.{at}" for at in range(20)]
+    begun = member.begin(
+        message("n", "a", queue="known"),
+        *(message("n", name, queue=name) for name in names),
+        message("t", "c"),
+        message("n", "later", queue="late", delay_ms=1),
+    )
+    assert [row["name"] for row in api.get("/v1/topics/n/queues").json()["queues"]] == ["known"]
+    assert member.commit(begun["transaction"])["delivered"] is True
+    node.kill9()
+    node.start()
+    api = Api(node.url)
+    assert api.all_bodies("t", 0) == ["c"]
+    for name, expected in (("known", ["0", "a"]), *((name, [name]) for name in names)):
+        found = api.get(f"/v1/topics/n/queues/{name}/messages").json()["messages"]
+        assert [each["body"] for each in found] == expected
+    found = api.get("/v1/topics/n/queues/late/messages?wait_ms=20000").json()["messages"]
+    assert [each["body"] for each in found] == ["later"]
+    member.api = api
+    begun = member.begin(message("n", "never", queue="rolled-back"))
+    member.roll_back(begun["transaction"])
+    assert api.get("/v1/topics/n/queues/rolled-back", 404).code == "unknown_queue"

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from lsmq_node.workqueue import chunks as chunks_module
-from lsmq_node.workqueue import ledger as ledger_module
 from lsmq_node.workqueue.chunks import Chunk
 from lsmq_node.workqueue.ledger import Ledger
 from lsmq_node.workqueue.receipts import Receipt
@@ -51,8 +50,7 @@ class WorkQueueMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        for module in (chunks_module, ledger_module):
-            module.CHUNK_OFFSETS = CHUNK_OFFSETS
+        chunks_module.CHUNK_OFFSETS = CHUNK_OFFSETS
         self.now = 1_000_000
         self.ends = dict.fromkeys(range(QUEUES), 0)
         self.durable = Durable()
@@ -176,7 +174,7 @@ class WorkQueueMachine(RuleBasedStateMachine):
                 self.durable.documents.pop(key, None)
             else:
                 self.durable.documents[key] = body
-        self.ledger.stored(changes)
+        self.ledger.stored(changes, self.now)
         self.acked |= self.settling
         self.settling.clear()
         self.failures.update(self.failing)
@@ -227,8 +225,7 @@ class WorkQueueMachine(RuleBasedStateMachine):
         try:
             self.finish()
         finally:
-            for module in (chunks_module, ledger_module):
-                module.CHUNK_OFFSETS = _TRUE_CHUNK_OFFSETS
+            chunks_module.CHUNK_OFFSETS = _TRUE_CHUNK_OFFSETS
 
     def finish(self) -> None:
         unknown = set(self.settling)
@@ -272,7 +269,7 @@ def test_a_stubborn_message_costs_nothing_as_others_pass_it() -> None:
                 assert ledger.ack(receipt, now) is None
         changes = ledger.take_changes()
         written += sum(len(body or b"") for body in changes.documents.values())
-        ledger.stored(changes)
+        ledger.stored(changes, now)
     assert ledger.open_count == 1 and ledger.next_of(0) == 100_000
     assert written < 10_000
 

@@ -14,16 +14,17 @@ from lsmq.record_batch import Message
 Formatter = Callable[[Message], bytes]
 
 TEMPLATE_HELP = (
-    "%t topic, %q queue, %o offset, %k key, %g tag, %b body, %i id, %p properties as JSON, %s stored at in"
+    "%t topic, %q queue, %o offset, %k key, %g tag, %y type, %b body, %i id, %p properties as JSON, %s stored at in"
     " ms, %S stored at as local time, %% a percent sign; \\n, \\t and \\0 as usual"
 )
 
 _FIELDS: dict[str, Formatter] = {
     "t": lambda message: message.topic.encode(),
-    "q": lambda message: b"%d" % message.queue,
+    "q": lambda message: (message.queue_name or str(message.queue)).encode(),
     "o": lambda message: b"%d" % message.offset,
     "k": lambda message: message.key if isinstance(message.key, bytes) else (message.key or "").encode(),
     "g": lambda message: (message.tag or "").encode(),
+    "y": lambda message: (message.type or "").encode(),
     "b": lambda message: message.body,
     "i": lambda message: message.id.encode(),
     "p": lambda message: json.dumps(dict(message.properties), ensure_ascii=False).encode(),
@@ -55,7 +56,7 @@ def to_dict(message: Message) -> dict[str, Any]:
     """The message as the HTTP API's JSON has it, and its topic."""
     fields: dict[str, Any] = {
         "topic": message.topic,
-        "queue": message.queue,
+        "queue": message.queue if message.queue_name is None else message.queue_name,
         "offset": message.offset,
         "id": message.id,
         **key_field(message.key),
@@ -65,6 +66,10 @@ def to_dict(message: Message) -> dict[str, Any]:
         "stored_ms": message.stored_ms,
         **headers_field(message.headers),
     }
+    if message.type is not None:
+        fields["type"] = message.type
+    if message.expires_ms is not None:
+        fields["expires_ms"] = message.expires_ms
     if message.delete:
         fields["delete"] = True
     return {**fields, **text_or_base64("body", message.body)}

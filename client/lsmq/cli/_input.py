@@ -31,8 +31,14 @@ _FIELDS = {
     "properties",
     "headers",
     "delete",
+    "type",
+    "ttl_ms",
+    "dedupe_id",
+    "delay_ms",
+    "deliver_at_ms",
 }
-_FROM_CONSUME = {"topic", "offset", "id", "stored_ms"}  # in what consume prints; given anew when it is sent
+#: In what consume prints; given anew when it is sent.
+_FROM_CONSUME = {"topic", "offset", "id", "stored_ms", "expires_ms", "due_ms"}
 
 
 @dataclass(slots=True)
@@ -42,12 +48,22 @@ class OutgoingMessage:
     body: bytes
     key: Key | None = None
     tag: str | None = None
-    queue: int | None = None
+    queue: int | str | None = None
     priority: int = 0
     properties: dict[str, str] = field(default_factory=dict)
     headers: Headers = ()
     delete: bool = False
+    dedupe_id: str | None = None
     source: str = ""
+    type: str | None = None
+    ttl_ms: int | None = None
+    delay_ms: int | None = None
+    deliver_at_ms: int | None = None
+
+    @property
+    def comes_later(self) -> bool:
+        """Whether it says when it comes."""
+        return self.delay_ms is not None or self.deliver_at_ms is not None
 
 
 async def blocks(path: str) -> AsyncIterator[bytes]:
@@ -130,14 +146,22 @@ def from_json_line(line: bytes, *, source: str) -> OutgoingMessage:
         raise InvalidRequest(f"{source}: unknown field {min(unknown)!r}; there are {', '.join(sorted(_FIELDS))}")
     key, tag, queue = _either(fields, "key", source), fields.get("tag"), fields.get("queue")
     properties, priority = fields.get("properties") or {}, fields.get("priority") or 0
-    if not (_is_text(fields.get("key")) and _is_text(tag) and (queue is None or type(queue) is int)):
-        raise InvalidRequest(f"{source}: key and tag must be text, and queue a number")
+    if not (_is_text(fields.get("key")) and _is_text(tag) and (queue is None or type(queue) in (int, str))):
+        raise InvalidRequest(f"{source}: key and tag must be text, and queue a number or a name")
+    kind, ttl_ms = fields.get("type"), fields.get("ttl_ms")
+    if not _is_text(kind):
+        raise InvalidRequest(f"{source}: type must be text")
     if type(priority) is not int or not 0 <= priority <= MAX_PRIORITY:
         raise InvalidRequest(f"{source}: priority must be a number from 0 to {MAX_PRIORITY}")
     if not isinstance(properties, dict) or not all(isinstance(value, str) for value in properties.values()):
         raise InvalidRequest(f"{source}: properties must be an object of texts")
     body = b"" if delete and fields.get("body") is None else _json_body(fields, source)
-    return OutgoingMessage(body, key, tag, queue, priority, properties, _headers(fields, source), delete, source)
+    dedupe_id = fields.get("dedupe_id")
+    if not _is_text(dedupe_id):
+        raise InvalidRequest(f"{source}: dedupe_id must be text")
+    headers, later = _headers(fields, source), (fields.get("delay_ms"), fields.get("deliver_at_ms"))
+    own = delete, dedupe_id, source, kind, ttl_ms, *later
+    return OutgoingMessage(body, key, tag, queue, priority, properties, headers, *own)
 
 
 def from_file(path: Path) -> OutgoingMessage:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -39,13 +39,19 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One queue's offset before and after. ``committed`` is None where there is none."""
+    """One queue's offset before and after. ``committed`` is None where there is none; ``name``: where it has one."""
 
     queue: int
     earliest: int
     latest: int
     committed: int | None
     to: int
+    name: str | None = None
+
+    @property
+    def label(self) -> int | str:
+        """What people call the queue."""
+        return self.queue if self.name is None else self.name
 
     @property
     def lag_change(self) -> int:
@@ -54,7 +60,7 @@ class Move:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "queue": self.queue,
+            "queue": self.label,
             "earliest": self.earliest,
             "latest": self.latest,
             "committed": self.committed,
@@ -84,7 +90,20 @@ def moves(target: Target, bounds: Offsets, committed: dict[int, int]) -> list[Mo
     return found
 
 
-async def plan(client: Client, group: str, topic: str, queues: Sequence[int] | None, target: Target) -> list[Move]:
-    """Ask for what is needed, and work it out."""
-    bounds = await client.offsets(topic, queues, at_time=target.time)
-    return moves(target, bounds, await client.committed_offsets(group, topic))
+async def plan(
+    client: Client, group: str, topic: str, queues: Sequence[int] | None, names: Sequence[str], target: Target
+) -> list[Move]:
+    """Ask for what is needed, and work it out. ``names`` are of a named topic, and ``queues`` of any other."""
+    committed = await client.committed_offsets(group, topic)
+    if not (await client.topic(topic)).named:
+        if names:
+            raise click.UsageError(f"the queues of topic {topic!r} have numbers: say which with --queues")
+        return moves(target, await client.offsets(topic, queues, at_time=target.time), committed)
+    if queues is not None:
+        raise click.UsageError(f"the queues of topic {topic!r} have names: say which with --queue, once for each")
+    found = [await client.queue(topic, name) for name in names] if names else await client.queues(topic)
+    called = {queue.number: queue.name for queue in found}
+    if not called:
+        return []
+    bounds = await client.offsets(topic, called, at_time=target.time)
+    return [replace(move, name=called[move.queue]) for move in moves(target, bounds, committed)]

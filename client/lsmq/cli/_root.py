@@ -18,17 +18,28 @@ _COMMANDS = {
     "serve": "lsmq.cli.serve:serve",
     "cluster": "lsmq.cli.cluster:cluster",
     "topic": "lsmq.cli.topic:topic",
+    "queue": "lsmq.cli.queue:queue",
     "produce": "lsmq.cli.produce:produce",
     "consume": "lsmq.cli.consume:consume",
+    "request": "lsmq.cli.request:request",
     "message": "lsmq.cli.message:message",
+    "delayed": "lsmq.cli.delayed:delayed",
+    "schedule": "lsmq.cli.schedule:schedule",
     "group": "lsmq.cli.group:group",
     "dlq": "lsmq.cli.dlq:dlq",
     "transaction": "lsmq.cli.transaction:transaction",
+    "token": "lsmq.cli.token:token",
+    "role": "lsmq.cli.acl:role",
+    "acl": "lsmq.cli.acl:acl",
+    "whoami": "lsmq.cli.token:whoami",
     "node": "lsmq.cli.node:node",
     "shard": "lsmq.cli.shard:shard",
     "status": "lsmq.cli.status:status",
     "dump": "lsmq.cli.dump:dump",
+    "backup": "lsmq.cli.backup:backup",
+    "verify": "lsmq.cli.verify:verify",
     "repair": "lsmq.cli.repair:repair",
+    "tls": "lsmq.cli.tls:tls",
     "pipeline": "lsmq.cli.pipeline:pipeline",
     "bench": "lsmq.cli.bench:bench",
     "drill": "lsmq.cli.drill:drill",
@@ -74,6 +85,7 @@ def root() -> None:
       lsmq consume orders
 
     Commands that talk to a node take --url, or LSMQ_URL from the environment; several URLs are separated by
-    commas. Or --zookeeper (LSMQ_ZOOKEEPER), which finds the nodes. They exit with 0 on success, 1 when the job
+    commas. Or --zookeeper (LSMQ_ZOOKEEPER), which finds the nodes. Nodes that ask who you are want a token, in a
+    file: --token-file, or LSMQ_TOKEN_FILE (docs/security.md). They exit with 0 on success, 1 when the job
     failed, and 2 on wrong usage.
     """

@@ -17,8 +17,8 @@ from lsmq.cli.render import print_json
 def _benches() -> dict[str, Callable[..., Any]]:
     with need_node("lsmq bench"):
         module = importlib.import_module("lsmq_lab.benchmarks")
-    benches: dict[str, Callable[..., Any]] = getattr(module, "BENCHES", {})
-    return benches
+        benches: dict[str, Callable[..., Any]] = getattr(module, "BENCHES", {})  # Imports each of them.
+        return benches
 
 
 def _complete(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

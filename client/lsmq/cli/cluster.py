@@ -69,6 +69,7 @@ def cluster() -> None:
     help="Where clients find routes: in a ZooKeeper started with the cluster, nowhere but at the nodes, or at "
     "host:port,host:port.  [default: local where Java and a ZooKeeper are found]",
 )
+@click.option("--tls", is_flag=True, default=None, help="Encrypt all, with certificates of an authority made for it.")
 @click.option("--base-port", type=int, help="First port; each node takes ten.  [default: any that are free]")
 @click.option(
     "--set",
@@ -77,6 +78,7 @@ def cluster() -> None:
     metavar="NAME=VALUE",
     help="Any setting of the nodes, such as flush_mode=async or cluster.node_timeout_ms=1000; repeat it.",
 )
+@click.option("--auth", is_flag=True, help="The nodes ask who their clients are: docs/security.md.")
 @click.option(
     "--timeout",
     "timeout_ms",
@@ -86,7 +88,7 @@ def cluster() -> None:
     help="How long to wait until all shards serve.",
 )
 @json_option
-def up(directory: Path, settings: tuple[str, ...], timeout_ms: int, as_json: bool, **asked: Any) -> None:
+def up(directory: Path, settings: tuple[str, ...], auth: bool, timeout_ms: int, as_json: bool, **asked: Any) -> None:
     """Start a cluster, or what is down of the one in --dir, and wait until every shard serves.
 
     \b
@@ -95,9 +97,11 @@ def up(directory: Path, settings: tuple[str, ...], timeout_ms: int, as_json: boo
     local = _local_cluster()
     try:
         if local.ClusterPlan.exists(directory):
-            found = _existing(local, directory, settings, asked)
+            found = _existing(local, directory, settings, auth, asked)
         else:
-            found = local.LocalCluster.found(directory, _new_plan(local, settings, asked))
+            found = local.LocalCluster.found(
+                directory, _new_plan(local, (*settings, *(("auth=token",) if auth else ())), asked)
+            )
     except InvalidRequest as error:
         raise click.UsageError(error.message) from error
     with _bringing_up(len(found.plan.nodes), found.plan.shards) as tell:
@@ -108,11 +112,17 @@ def up(directory: Path, settings: tuple[str, ...], timeout_ms: int, as_json: boo
         _print_status(found, status)
         urls = ",".join(node.url for node in status.nodes if node.state.value != "removed")
         click.echo(f"\nThe cluster serves. For clients:\n  export LSMQ_URL={urls}")
+        if found.ca is not None:
+            click.echo(f"  export LSMQ_CA={found.ca}")
+        if found.token_file is not None:
+            click.echo(f"  export LSMQ_TOKEN_FILE={found.token_file}")
 
 
-def _existing(local: Any, directory: Path, settings: tuple[str, ...], asked: dict[str, Any]) -> Any:
+def _existing(local: Any, directory: Path, settings: tuple[str, ...], auth: bool, asked: dict[str, Any]) -> Any:
     found = local.LocalCluster(directory)
     asked = {name: value for name, value in asked.items() if name != "base_port"}
+    if auth and found.plan.settings.get("auth") != "token":
+        settings = (*settings, "auth=token")
     difference = found.plan.difference(**asked) or ("--set counts for a new cluster only" if settings else None)
     if difference is not None:
         raise InvalidRequest(

@@ -13,6 +13,7 @@ from lsmq import Client
 from lsmq.cli._reset import Move, Target, plan
 from lsmq.cli.options import QUEUES, TIME, TOPIC, asks_a_node, asks_first, json_option, url_option, with_client
 from lsmq.cli.render import counted, print_fields, print_json, print_table
+from lsmq.cli.work_queue import configure
 from lsmq.errors import GroupHasMembers, UnknownGroup
 from lsmq.groups import Group, GroupDescription, GroupLag, GroupMember, GroupStream, GroupSummary, Ranges, list_groups
 from lsmq.topics import format_ranges
@@ -26,7 +27,7 @@ class QueueLag:
     """How far a group is in one queue. ``lag`` counts the messages after the committed offset."""
 
     topic: str
-    queue: int
+    queue: int | str
     committed: int
     latest: int
     lag: int
@@ -35,6 +36,9 @@ class QueueLag:
 @click.group()
 def group() -> None:
     """See consumer groups, how far they are, and set them back."""
+
+
+group.add_command(configure)
 
 
 @group.command("list")
@@ -82,8 +86,9 @@ async def describe(client: Client, name: str, topic: str | None, as_json: bool) 
         ]
     )
     if found.members:
+        named = any([(await client.topic(each)).named for each in found.topics])
         print_table(
-            ["member", "client", "owns", "queues", "lag", "heartbeat", "session", "state"],
+            ["member", "client", "owns", "slots" if named else "queues", "lag", "heartbeat", "session", "state"],
             [_member_row(member, at, found, lags) for at, member in enumerate(found.members)],
         )
     if streams:
@@ -93,7 +98,7 @@ async def describe(client: Client, name: str, topic: str | None, as_json: bool) 
         )
     if work_queues:
         print_table(
-            ["topic", "undelivered", "new", "ready", "waiting", "in flight", "dead letters in"],
+            ["topic", "undelivered", "new", "ready", "waiting", "blocked", "in flight", "dead letters in"],
             [
                 [
                     work.topic,
@@ -101,6 +106,7 @@ async def describe(client: Client, name: str, topic: str | None, as_json: bool) 
                     work.new,
                     work.ready,
                     work.waiting,
+                    work.blocked,
                     work.in_flight,
                     work.dead_letter_topic,
                 ]
@@ -239,8 +245,13 @@ async def _lags(client: Client, group: str, topic: str) -> list[QueueLag]:
     if not committed:
         return []
     bounds = await client.offsets(topic, committed)
+    called: dict[int, str] = {}
+    if (await client.topic(topic)).named:
+        called = {queue.number: queue.name for queue in await client.queues(topic)}
     return [
-        QueueLag(topic, queue, committed[queue], latest, max(0, latest - max(committed[queue], earliest)))
+        QueueLag(
+            topic, called.get(queue, queue), committed[queue], latest, max(0, latest - max(committed[queue], earliest))
+        )
         for queue, earliest, latest in bounds.rows()
     ]
 
@@ -249,6 +260,7 @@ async def _lags(client: Client, group: str, topic: str) -> list[QueueLag]:
 @click.argument("name")
 @click.option("--topic", type=TOPIC, required=True, help="The topic whose offsets are set.")
 @click.option("--queues", type=QUEUES, help="Only these, such as 0-99,200.")
+@click.option("--queue", "names", multiple=True, metavar="NAME", help="In a named topic, only this; give as many.")
 @click.option("--to-offset", type=click.IntRange(min=0), help="To this offset of every queue.")
 @click.option("--to-time", type=TIME, help="To the first message stored then or later: 2026-03-01T12:00, or -15m.")
 @click.option("--to-earliest", is_flag=True, help="To the first message that is kept.")
@@ -264,6 +276,7 @@ def reset(
     name: str,
     topic: str,
     queues: Sequence[int] | None,
+    names: Sequence[str],
     to_offset: int | None,
     to_time: datetime | None,
     to_earliest: bool,
@@ -289,7 +302,7 @@ def reset(
 
     async def look(client: Client) -> tuple[list[Move], int]:
         found = None if new else await _known(client, name)
-        return await plan(client, name, topic, queues, target), found.members if found else 0
+        return await plan(client, name, topic, queues, names, target), found.members if found else 0
 
     moves, members = with_client(url, deadline_ms, look)
     if as_json:
@@ -319,7 +332,7 @@ def _show_moves(moves: Sequence[Move]) -> None:
     print_table(
         ["queue", "earliest", "latest", "committed", "to", "lag"],
         [
-            [move.queue, move.earliest, move.latest, move.committed, move.to, f"{move.lag_change:+d}"]
+            [move.label, move.earliest, move.latest, move.committed, move.to, f"{move.lag_change:+d}"]
             for move in moves[:_SHOWN_ROWS]
         ],
     )

@@ -10,7 +10,7 @@ import re
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from functools import wraps
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import click
 from click.core import ParameterSource
@@ -18,6 +18,7 @@ from click.shell_completion import CompletionItem
 
 from lsmq import Client, InvalidRequest, LsmqError
 from lsmq.client import DEFAULT_CLUSTER, DEFAULT_URL
+from lsmq.queue_names import NAMED
 from lsmq.topics import parse_ranges
 
 T = TypeVar("T")
@@ -26,6 +27,11 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 _UNITS_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 MAX_LISTED_QUEUES = 1_000_000
 
+_TLS_OPTIONS = {
+    "ca": "PEM file with the authorities by which nodes at https:// are believed.  [default: the system's]",
+    "cert": "PEM file with the certificate to show to a node that asks for one.",
+    "cert-key": "PEM file with its private key.",
+}
 #: After so long without an answer a command says what it waits for.
 _PATIENCE_S = 1.5
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
@@ -34,7 +40,8 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, 
 
 
 def url_option(command: Decorated) -> Decorated:
-    """``--url``, ``--zookeeper``, ``--cluster`` and ``--timeout``, for commands that talk to a node.
+    """``--url``, ``--zookeeper``, ``--cluster``, ``--token-file``, ``--timeout``, and the files of TLS: for commands
+    that talk to a node.
 
     A command gets ``url``, which is empty when only a ZooKeeper is given, and ``deadline_ms``; :func:`with_client`
     knows the rest.
@@ -47,6 +54,17 @@ def url_option(command: Decorated) -> Decorated:
         show_default=True,
         help="How long to go on trying while a node cannot be reached or refuses for the moment.",
     )(command)
+    for name, what in reversed(_TLS_OPTIONS.items()):
+        command = click.option(
+            f"--{name}",
+            type=click.Path(exists=True, dir_okay=False),
+            envvar=f"LSMQ_{name.upper().replace('-', '_')}",
+            show_envvar=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_keep,
+            help=what,
+        )(command)
     command = click.option(
         "--cluster",
         envvar="LSMQ_CLUSTER",
@@ -67,6 +85,14 @@ def url_option(command: Decorated) -> Decorated:
         expose_value=False,
         callback=_keep,
         help="Find the nodes in ZooKeeper: host:port, several separated by commas.",
+    )(command)
+    command = click.option(
+        "--token-file",
+        metavar="FILE",
+        is_eager=True,
+        expose_value=False,
+        callback=_keep,
+        help="Token for nodes that ask who you are, in a file of yours alone.  [env var: LSMQ_TOKEN_FILE]",
     )(command)
     return click.option(
         "--url",
@@ -130,7 +156,11 @@ def with_client(url: str, deadline_ms: int, work: Callable[[Client], Awaitable[T
                 zookeeper=meta.get("lsmq.zookeeper") or "",
                 cluster=meta.get("lsmq.cluster"),
                 deadline_ms=deadline_ms,
+                token_file=meta.get("lsmq.token_file"),
                 on_outage=lambda outage: waiting.cancel(),  # It was warned of.
+                ca=meta.get("lsmq.ca"),
+                cert=meta.get("lsmq.cert"),
+                cert_key=meta.get("lsmq.cert_key"),
             )
         except InvalidRequest as error:
             raise click.UsageError(error.message) from error
@@ -180,6 +210,15 @@ class SizeType(click.ParamType):
         return int(match[1]) * int(base ** _POWERS[match[2]])
 
 
+class DurationOrForever(click.ParamType):
+    """A duration, or ``forever``."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        return "forever" if value == "forever" else DURATION.convert(value, param, ctx)
+
+
 class TimeType(click.ParamType):
     """A moment: ISO 8601 (local time unless it names a zone), or ``-15m`` for that long ago."""
 
@@ -215,6 +254,19 @@ class QueuesType(click.ParamType):
         if sum(map(len, ranges)) > MAX_LISTED_QUEUES:
             self.fail(f"these are more than {MAX_LISTED_QUEUES} queues; give one range, or fewer", param, ctx)
         return [queue for part in ranges for queue in part]
+
+
+class QueueCountType(click.ParamType):
+    """A number of queues, or ``named``."""
+
+    name = "queues"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | Literal["named"]:
+        if value == NAMED:
+            return "named"
+        if not str(value).isdecimal() or int(value) < 1:
+            self.fail(f"{value!r} is not a number of queues, 1 or more, nor {NAMED!r}", param, ctx)
+        return int(value)
 
 
 class OffsetType(click.ParamType):
@@ -253,6 +305,7 @@ class TopicType(click.ParamType):
 
 TOPIC = TopicType()
 OFFSET = OffsetType()
+QUEUE_COUNT = QueueCountType()
 QUEUES = QueuesType()
 TIME = TimeType()
 SIZE = SizeType()

@@ -7,13 +7,15 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 
 import click
 
-from lsmq import Client, Codec, InvalidRequest, Producer, Receipt
+from lsmq import Client, Codec, InvalidRequest, Producer, Receipt, Sent
 from lsmq.cli._input import STDIN, OutgoingMessage, from_file, from_json_line, from_line, lines, name_of
-from lsmq.cli.options import DURATION, TOPIC, asks_a_node, json_option
+from lsmq.cli._queues import queue_of
+from lsmq.cli.options import DURATION, TIME, TOPIC, asks_a_node, json_option
 from lsmq.cli.render import ProgressBar, counted, print_json, progress, size_text
 from lsmq.topics import Ack
 
@@ -40,7 +42,12 @@ class InputOptions:
     key_separator: str | None
     key: str | None
     tag: str | None
-    queue: int | None
+    queue: int | str | None
+    type: str | None
+    ttl_ms: int | None
+    dedupe_id: str | None
+    delay_ms: int | None
+    deliver_at_ms: int | None
 
 
 @click.command()
@@ -51,7 +58,12 @@ class InputOptions:
 @click.option("--key", help="Key of all messages: they go to one queue and keep their order.")
 @click.option("--key-separator", metavar="TEXT", help="What stands in a line before the first TEXT is its key.")
 @click.option("--tag", help="Tag of all messages.")
-@click.option("--queue", type=click.IntRange(min=0), help="Send everything to this queue.")
+@click.option("--type", "kind", help="Type of all messages.")
+@click.option("--ttl", "ttl_ms", type=DURATION, help="Deliver them for so long, such as 90s, and not afterwards.")
+@click.option("--queue", metavar="QUEUE", help="Send everything to this queue: a number, or in a named topic a name.")
+@click.option("--dedupe-id", help="Store the message only if none with this id was, within the topic's window.")
+@click.option("--delay", "delay_ms", type=DURATION, help="They come into their queues so much later, as 10m or 7d.")
+@click.option("--at", "deliver_at", type=TIME, help="When they come into their queues: 2026-12-24T18:00.")
 @click.option("--ack", type=click.Choice(["quorum", "leader"]), help="When a write counts as stored.")
 @click.option("--compress", is_flag=True, help="Compress batches with zstd.")
 @click.option("--linger", "linger_ms", type=DURATION, default="5ms", show_default=True, help="Wait for a batch.")
@@ -67,7 +79,12 @@ async def produce(
     key: str | None,
     key_separator: str | None,
     tag: str | None,
-    queue: int | None,
+    kind: str | None,
+    ttl_ms: int | None,
+    queue: str | None,
+    dedupe_id: str | None,
+    delay_ms: int | None,
+    deliver_at: datetime | None,
     ack: Ack | None,
     compress: bool,
     linger_ms: int,
@@ -78,10 +95,10 @@ async def produce(
 
     Lines go without their line end, empty ones are skipped. With --json-lines a line is an object with
     "body" (text; any other JSON is sent as JSON) or "body_b64", and optionally "key" or "key_b64", "tag", "queue",
-    "priority", "properties" and "headers" ([{"name": .., "value": ..}]); with "delete" it says that its key is gone,
-    and has no body. It returns once every message is stored, and fails if one is not; a message
-    whose answer got lost is sent again and stored once. A line that is wrong ends it; the lines before it
-    are stored.
+    "priority", "type", "ttl_ms", "properties", "dedupe_id", "delay_ms" or "deliver_at_ms", and "headers"
+    ([{"name": .., "value": ..}]); with "delete" it says that its key is gone, and has no body. It returns once every
+    message is stored, and fails if one is not; a message whose answer got lost is sent again and stored once. A line
+    that is wrong ends it; the lines before it are stored.
 
     \b
       echo 'one pizza' | lsmq produce orders --key 'table 7'
@@ -89,6 +106,8 @@ async def produce(
       lsmq produce users --key-separator : /etc/passwd
       lsmq produce orders --json-lines <<< '{"key": "table 7", "body": {"pizzas": 1}}'
       lsmq produce images --file cat.jpg dog.jpg
+      echo 'pay the bill' | lsmq produce reminders --delay 7d
+      echo 'look around' | lsmq produce agents --queue agents.7.inbox
     """
     if key is not None and key_separator is not None:
         raise click.UsageError("--key gives all messages one key, --key-separator each its own: give one of the two")
@@ -98,7 +117,12 @@ async def produce(
         raise click.UsageError("with --json-lines the key is a field: leave out --key-separator")
     if whole_files and (not files or STDIN in files):
         raise click.UsageError("--file needs the names of files")
-    options = InputOptions(files or (STDIN,), whole_files, json_lines, key_separator, key, tag, queue)
+    if delay_ms is not None and deliver_at is not None:
+        raise click.UsageError("--delay says how much later messages come, --at when: give one of the two")
+    at_ms = None if deliver_at is None else int(deliver_at.timestamp() * 1000)
+    to = None if queue is None else await queue_of(client, topic, queue)
+    own = key, tag, to, kind, ttl_ms, dedupe_id, delay_ms, at_ms
+    options = InputOptions(files or (STDIN,), whole_files, json_lines, key_separator, *own)
     summary = ProduceSummary()
     total = _size_bytes(options.files)
     started_s = time.monotonic()
@@ -142,10 +166,20 @@ async def _send_all(
         finally:  # A line that is wrong does not hide where those before it are.
             if print_receipts:
                 for receipt in receipts:
-                    click.echo(json.dumps((await receipt)._asdict()))
+                    click.echo(json.dumps(_receipt_fields(await receipt), ensure_ascii=False))
         for receipt in receipts[-1:]:
             if receipt.done():
                 receipt.result()  # A producer that fails should not read on to the end.
+
+
+def _receipt_fields(sent: Sent) -> dict[str, int | str | None]:
+    queue = sent.queue if sent.queue_name is None else sent.queue_name
+    if sent.due_ms is None:
+        repeated = {"duplicate": True} if sent.duplicate else {}
+        if sent.dropped:
+            return {"queue": queue, "offset": None, "id": None, "dropped": True}
+        return {"queue": queue, "offset": sent.offset, "id": sent.id, **repeated}
+    return {"queue": queue, "offset": None, "id": sent.id, "due_ms": sent.due_ms}
 
 
 async def _send(producer: Producer, outgoing: OutgoingMessage, options: InputOptions) -> Receipt:
@@ -159,6 +193,11 @@ async def _send(producer: Producer, outgoing: OutgoingMessage, options: InputOpt
             headers=outgoing.headers,
             priority=outgoing.priority,
             delete=outgoing.delete,
+            type=outgoing.type if outgoing.type is not None else options.type,
+            ttl_ms=outgoing.ttl_ms if outgoing.ttl_ms is not None else options.ttl_ms,
+            dedupe_id=outgoing.dedupe_id if outgoing.dedupe_id is not None else options.dedupe_id,
+            delay_ms=outgoing.delay_ms if outgoing.comes_later else options.delay_ms,
+            deliver_at_ms=outgoing.deliver_at_ms if outgoing.comes_later else options.deliver_at_ms,
         )
     except InvalidRequest as error:
         raise type(error)(f"{outgoing.source}: {error.message}", **error.details) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,20 +10,10 @@ from typing import Any
 
 import click
 
+from lsmq.cli._findings import Report
 from lsmq.cli._node import need_node
 from lsmq.cli.options import json_option
-from lsmq.cli.render import counted, print_json, print_table, progress, size_text, yes_or_no
-
-#: Of each kind of finding so many are shown to people; scripts get all.
-_SHOWN = 20
-_TITLES = {
-    "damage": "Damaged",
-    "loss": "Lost messages",
-    "unknown": "Not known any more",
-    "renamed": "Names that are lost",
-    "unplaced": "Whole, but nobody knows at which offsets",
-    "remark": "Remarks",
-}
+from lsmq.cli.render import counted, print_json, progress, size_text
 
 
 @click.command()
@@ -43,7 +32,7 @@ def repair(context: click.Context, directory: Path, out: Path | None, as_json: b
     with need_node("lsmq repair"):
         module: Any = importlib.import_module("lsmq_node.broker.repair")
         findings: Any = importlib.import_module("lsmq_node.storage.repair")
-    report = _Report(print_json if as_json else None)
+    report = Report(print_json if as_json else None)
     with ExitStack() as shown:
 
         def begin(total: int) -> Callable[[int], None]:
@@ -59,40 +48,6 @@ def repair(context: click.Context, directory: Path, out: Path | None, as_json: b
         report.show()
         _show_summary(summary, out)
     context.exit(1 if summary.damaged else 0)
-
-
-class _Report:
-    """Findings as they come: printed at once for scripts, the first of each kind kept for people."""
-
-    def __init__(self, print_one: Callable[[Any], None] | None) -> None:
-        self._print_one = print_one
-        self._kept: dict[str, list[dict[str, Any]]] = {kind: [] for kind in _TITLES}
-        self._counts: Counter[str] = Counter()
-
-    def add(self, found: dict[str, Any]) -> None:
-        if self._print_one is not None:
-            self._print_one(found)
-            return
-        kind = found.pop("finding")
-        self._counts[kind] += 1
-        if len(self._kept[kind]) < _SHOWN:
-            self._kept[kind].append(found)
-
-    def show(self) -> None:
-        for kind, kept in self._kept.items():
-            if not kept:
-                continue
-            if "what" in kept[0]:
-                click.echo(f"{_TITLES[kind]}:")
-                for found in kept:
-                    click.echo(f"  {found['what']}")
-            else:
-                rows = [[yes_or_no(value) for value in found.values()] for found in kept]
-                print_table(list(kept[0]), rows, title=_TITLES[kind])
-            more = self._counts[kind] - len(kept)
-            if more:
-                click.echo(f"  ... and {more} more; --json lists all")
-            click.echo()
 
 
 def _show_summary(summary: Any, out: Path | None) -> None:

@@ -13,12 +13,22 @@ from lsmq.cli._node import need_node
 from lsmq.cli.options import DURATION, SIZE
 from lsmq.errors import InvalidRequest
 
+_FILE = click.Path(dir_okay=False, path_type=Path)
+
 
 @click.command()
 @click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Directory of the node's files.")
 @click.option("--host", help="Address to listen on; 0.0.0.0 for every interface.  [default: 127.0.0.1]")
 @click.option("--port", type=int, help="Port to listen on; 0 takes any free one.  [default: 7600]")
 @click.option("--advertised-url", metavar="URL", help="How clients reach this node, when not by host and port.")
+@click.option("--tls-cert", type=_FILE, metavar="FILE", help="Speak TLS with clients: PEM file with the certificate.")
+@click.option("--tls-key", type=_FILE, metavar="FILE", help="PEM file with its private key.")
+@click.option("--tls-client-ca", type=_FILE, metavar="FILE", help="Authorities whose certificates clients must show.")
+@click.option(
+    "--tls-client-auth",
+    type=click.Choice(["none", "optional", "required"]),
+    help="Whether clients show a certificate.  [default: required with --tls-client-ca]",
+)
 @click.option("--shards", type=int, help="Shards of this node; fixed from its first start.  [default: 1]")
 @click.option(
     "--flush-mode",
@@ -32,6 +42,8 @@ from lsmq.errors import InvalidRequest
 @click.option("--max-message-bytes", type=SIZE, help="Largest message.  [default: 1MiB]")
 @click.option("--max-request-bytes", type=SIZE, help="Largest request.  [default: 8MiB]")
 @click.option("--max-messages-per-request", type=int, help="Most messages in a request.  [default: 10000]")
+@click.option("--auth", type=click.Choice(["none", "token"]), help="How clients are known.  [default: none]")
+@click.option("--insecure", is_flag=True, default=None, help="Listen beyond this machine without --auth.")
 @click.option("--log-format", type=click.Choice(["console", "json"]), help="Look of the log on standard error.")
 @click.option(
     "--config",
@@ -48,7 +60,8 @@ def serve(config: Path | None, **settings: Any) -> None:
 
     \b
       lsmq serve --data ./data
-      lsmq serve --data /var/lib/lsmq --host 0.0.0.0 --flush-mode async --flush-interval 50ms
+      lsmq serve --data /var/lib/lsmq --host 0.0.0.0 --auth token
+      lsmq serve --data ./data --flush-mode async --flush-interval 50ms
       lsmq serve --config /etc/lsmq.toml
     """
     with need_node("lsmq serve"):

@@ -20,9 +20,13 @@ from lsmq.sync._admin import ClusterAdmin
 from lsmq.sync._client import Client
 from lsmq.sync._consumer import Consumer
 from lsmq.sync._dead_letters import DeadLetters
+from lsmq.sync._delayed import DelayedMessages
+from lsmq.sync._group_producer import GroupProducer
 from lsmq.sync._groups import Group, list_groups
 from lsmq.sync._producer import Producer, Receipt, Receipts
 from lsmq.sync._push import PushConsumer
+from lsmq.sync._rights import Rights
+from lsmq.sync._schedules import Schedules
 from lsmq.sync._transactions import Transaction, TransactionalProducer
 from lsmq.sync._work_queue import Task, WorkQueue
 
@@ -31,11 +35,15 @@ __all__ = [
     "ClusterAdmin",
     "Consumer",
     "DeadLetters",
+    "DelayedMessages",
     "Group",
+    "GroupProducer",
     "Producer",
     "PushConsumer",
     "Receipt",
     "Receipts",
+    "Rights",
+    "Schedules",
     "Sent",
     "Task",
     "Transaction",

@@ -12,7 +12,7 @@ from lsmq import runtime
 from lsmq._handler_lanes import Order
 from lsmq._member_state import ByTopic
 from lsmq._membership import Callback
-from lsmq._queue_ranges import contains, to_ranges
+from lsmq._queue_ranges import contains
 from lsmq._wire_values import check_max_messages
 from lsmq.group_values import Ranges
 from lsmq.record_batch import Message
@@ -138,7 +138,7 @@ class Consumer(BlockingIterable[Message]):
 
         def seek() -> None:
             self._async.seek(queue, offset, topic=topic)
-            self._forget(self._async._only_topic(topic), (range(queue, queue + 1),))
+            self._forget(self._async._only_topic(topic), lambda other: other == queue)
 
         self._thread.do(seek)
 
@@ -151,7 +151,7 @@ class Consumer(BlockingIterable[Message]):
             name = self._async._only_topic(topic)
             chosen = list(self._async.positions_of(name) if queues is None else queues)
             await self._async.seek_to_time(moment, chosen, topic=topic)
-            self._forget(name, to_ranges(chosen))
+            self._forget(name, set(chosen).__contains__)
 
         self._thread.call(seek())
 
@@ -173,13 +173,13 @@ class Consumer(BlockingIterable[Message]):
 
     # What was read ahead. In the event loop's thread, but for taking.
 
-    def _forget(self, topic: str, ranges: Ranges) -> dict[int, int]:
+    def _forget(self, topic: str, is_one: Callable[[int], bool]) -> dict[int, int]:
         """Nothing of these queues is handed out any more; the first offset of each that was to be."""
         first: dict[int, int] = {}
         with self._lock:
             kept: deque[Message] = deque()
             for message in self._ahead:
-                if message.topic == topic and contains(ranges, message.queue):
+                if message.topic == topic and is_one(message.queue):
                     first.setdefault(message.queue, message.offset)
                 else:
                     kept.append(message)
@@ -189,8 +189,9 @@ class Consumer(BlockingIterable[Message]):
     def _drop(self, topic: str, ranges: Ranges) -> None:
         """These queues are given up: what was read ahead of them was never handed out."""
         loop = self._async._reader.loops.get(topic)
-        first = self._forget(topic, ranges)
         if loop is not None:
+            share = loop.share
+            first = self._forget(topic, lambda queue: contains(ranges, share(queue)))
             loop.hand_back({queue: offset for queue, offset in first.items() if queue in loop.positions})
 
     def _give_back(self) -> None:

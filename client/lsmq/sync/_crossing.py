@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
 from functools import partial, update_wrapper
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
@@ -15,6 +15,8 @@ from lsmq import client as asynchronous
 
 if TYPE_CHECKING:
     from lsmq.sync._client import Client
+
+_PORTION = 500
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,6 +43,34 @@ def blocking_call(method: Callable[Concatenate[Any, P], T]) -> Callable[Concaten
     def call(self: Any, /, *values: P.args, **options: P.kwargs) -> T:
         result: T = self._thread.do(partial(getattr(self._async, name), *values, **options))
         return result
+
+    update_wrapper(call, method)
+    return call
+
+
+def blocking_iterator(
+    method: Callable[Concatenate[Any, P], AsyncGenerator[T, None]],
+) -> Callable[Concatenate[Any, P], Iterator[T]]:
+    """The same of a method that yields: the threads meet once a portion, and it ends where the caller's loop does."""
+
+    name = method.__name__
+
+    def call(self: Any, /, *values: P.args, **options: P.kwargs) -> Iterator[T]:
+        found: AsyncGenerator[T, None] = getattr(self._async, name)(*values, **options)
+
+        async def some() -> list[T]:
+            portion: list[T] = []
+            async for each in found:
+                portion.append(each)
+                if len(portion) == _PORTION:
+                    break
+            return portion
+
+        try:
+            while portion := self._thread.call(some()):
+                yield from portion
+        finally:
+            self._thread.call(found.aclose())
 
     update_wrapper(call, method)
     return call

@@ -9,13 +9,14 @@ from typing import Any, Self, Unpack
 
 from lsmq import _receipts
 from lsmq import producer as asynchronous
+from lsmq._message_parts import Body
 from lsmq._receipts import Sent
 from lsmq._shard_sender import ProducerStats
 from lsmq._unclosed_producers import open_producers, warn_of_unclosed
 from lsmq.errors import LsmqError
+from lsmq.group_producer import GroupProducer
 from lsmq.loop_thread import LoopThread, wait_for
 from lsmq.messages import Key, MessageOptions, check_many
-from lsmq.producer import Body
 from lsmq.sync._client import Client
 from lsmq.sync._crossing import blocking, with_options_of
 
@@ -88,28 +89,11 @@ class Receipts:
         return [receipt.result() for part in self._parts for receipt in part]
 
 
-class Producer:
-    """Blocking :class:`lsmq.Producer`: the same options, limits and guarantees.
+class BlockingSender:
+    """What producers of all kinds have: ``with`` flushes, and what waits can be seen."""
 
-    One that is never closed is flushed when the interpreter ends, for at most five seconds; a ``ResourceWarning`` names
-    it where it held messages then, or when it was dropped.
-    """
-
-    @with_options_of(asynchronous.Producer)
-    def __init__(self, client: Client, topic: str, **options: Any) -> None:
-        self._thread = client._thread
-
-        async def make() -> asynchronous.Producer:
-            made = asynchronous.Producer(client._async, topic, **options)
-            await made.start()
-            open_producers.add(made, self._thread)
-            return made
-
-        self._async = self._thread.call(make())
-
-    def __del__(self) -> None:
-        if "_async" in self.__dict__:
-            warn_of_unclosed(self._async, "use 'with', or close() it")
+    _thread: LoopThread
+    _async: asynchronous.Producer | GroupProducer
 
     def __enter__(self) -> Self:
         return self
@@ -129,6 +113,36 @@ class Producer:
         """See :attr:`lsmq.Producer.stats`."""
         return self._async.stats
 
+    flush = blocking(asynchronous.Producer.flush)
+    close = blocking(asynchronous.Producer.close)
+    abort = blocking(asynchronous.Producer.abort)
+
+
+class Producer(BlockingSender):
+    """Blocking :class:`lsmq.Producer`: the same options, limits and guarantees.
+
+    One that is never closed is flushed when the interpreter ends, for at most five seconds; a ``ResourceWarning`` names
+    it where it held messages then, or when it was dropped.
+    """
+
+    _async: asynchronous.Producer
+
+    @with_options_of(asynchronous.Producer)
+    def __init__(self, client: Client, topic: str, **options: Any) -> None:
+        self._thread = client._thread
+
+        async def make() -> asynchronous.Producer:
+            made = asynchronous.Producer(client._async, topic, **options)
+            await made.start()
+            open_producers.add(made, self._thread)
+            return made
+
+        self._async = self._thread.call(make())
+
+    def __del__(self) -> None:
+        if "_async" in self.__dict__:
+            warn_of_unclosed(self._async, "use 'with', or close() it")
+
     def send(self, body: Body, **options: Unpack[MessageOptions]) -> Receipt:
         """Accept one message; waits only while the buffer is full. See :meth:`lsmq.Producer.send`."""
         return Receipt(self._thread, self._thread.call(self._async.send(body, **options)))
@@ -139,16 +153,15 @@ class Producer:
         return Receipt(self._thread, self._thread.do(lambda: self._async.send_nowait(body, **options)))
 
     send_and_wait = blocking(asynchronous.Producer.send_and_wait)
-    flush = blocking(asynchronous.Producer.flush)
-    close = blocking(asynchronous.Producer.close)
-    abort = blocking(asynchronous.Producer.abort)
 
     def send_many(
         self,
         messages: Iterable[Body | tuple[Key | None, Body]],
         *,
         tag: str | None = None,
-        queue: int | None = None,
+        queue: int | str | None = None,
+        delay_ms: int | None = None,
+        deliver_at_ms: int | None = None,
     ) -> Receipts:
         """Accept many messages, crossing once for thousands. See :meth:`lsmq.Producer.send_many`.
 
@@ -158,5 +171,8 @@ class Producer:
         parts: list[_receipts.Receipts] = []
         source = iter(messages)
         while portion := list(islice(source, _SEND_PORTION_MESSAGES)):
-            parts.append(self._thread.call(self._async.send_many(portion, tag=tag, queue=queue)))
+            sending = self._async.send_many(
+                portion, tag=tag, queue=queue, delay_ms=delay_ms, deliver_at_ms=deliver_at_ms
+            )
+            parts.append(self._thread.call(sending))
         return Receipts(self._thread, parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from lsmq_lab.benchmarks.node_servers import (
     NATIVE_PIPELINE,
     PAIRS,
     REDIS,
+    TLS_PAIRS,
     Server,
     Setup,
     missing,
@@ -44,18 +45,21 @@ OPTIONS = (
     Option("writers", 4, "Clients of the second write."),
     Option("readers", 5, "Clients that read, each its own queue or list."),
     Option("repeat", 3, "Repetitions; the servers take turns.", quick=1),
+    Option("tls", False, "Beside itself without TLS, and not beside Redis: what TLS costs."),
     Option("directory", "", "Where to keep the files while it runs (default: where temporary files go)."),
     QUICK,
 )
+Pairs = Sequence[tuple[Setup, Setup]]
 _FIGURES = ("write_1", "write_n", "read_n")
 
 
 def run(values: Mapping[str, Any], progress: Progress) -> Report:
     """Write with one client, write with several, read with several: each server on fresh files."""
-    remedies = missing()
+    pairs = TLS_PAIRS if values["tls"] else PAIRS
+    remedies = [] if values["tls"] else missing()
     for remedy in remedies:
         progress(remedy)
-    setups = [setup for pair in PAIRS for setup in pair if setup.server == LSMQ or not remedies]
+    setups = [setup for pair in pairs for setup in pair if setup.server == LSMQ or not remedies]
     taken: dict[Setup, list[dict[str, float]]] = {setup: [] for setup in setups}
     with scratch(values["directory"]) as directory:
         facts = environment(directory)
@@ -65,18 +69,16 @@ def run(values: Mapping[str, Any], progress: Progress) -> Report:
                 progress(f"{repetition + 1}/{values['repeat']}: {setup}")
                 with scratch(str(directory)) as place:
                     taken[setup].append(_measure(values, setup, place / "server"))
-    servers = [
-        {"server": setup.server, "durability": setup.durability, **spreads(runs)} for setup, runs in taken.items()
-    ]
+    servers = [{"server": setup.server, "durability": setup.promise, **spreads(runs)} for setup, runs in taken.items()]
     result: dict[str, Any] = {
         "bench": "node",
         "environment": facts,
         "options": dict(values),
         "missing": remedies,
         "servers": servers,
-        "ratios": _ratios(servers),
+        "ratios": _ratios(servers, pairs),
     }
-    return Report(result, _tables(result), [*_NOTES, *remedies])
+    return Report(result, _tables(result, pairs), [*(_TLS_NOTES if values["tls"] else _NOTES), *remedies])
 
 
 def _measure(values: Mapping[str, Any], setup: Setup, directory: Path) -> dict[str, float]:
@@ -123,19 +125,20 @@ async def _create_topic(url: str, queues: int) -> None:
         await client.create_topic(TOPIC, queues=queues)
 
 
-def _ratios(servers: list[dict[str, Any]]) -> dict[str, float | None]:
-    """Ours over the Redis that promises the same, figure by figure."""
-    by_setup = {Setup(each["server"], each["durability"]): each for each in servers}
+def _ratios(servers: list[dict[str, Any]], pairs: Pairs) -> dict[str, float | None]:
+    """Ours over what it stands beside, figure by figure."""
+    by_setup = {(each["server"], each["durability"]): each for each in servers}
     return {
-        f"{name}/{ours.durability}/{theirs.durability}": ratio(
-            by_setup[ours][name], by_setup[theirs][name] if theirs in by_setup else None
+        f"{name}/{ours.promise}/{theirs.promise}": ratio(
+            by_setup[ours.server, ours.promise][name],
+            beside[name] if (beside := by_setup.get((theirs.server, theirs.promise))) is not None else None,
         )
-        for ours, theirs in PAIRS
+        for ours, theirs in pairs
         for name in _FIGURES
     }
 
 
-def _tables(result: dict[str, Any]) -> list[Table]:
+def _tables(result: dict[str, Any], pairs: Pairs) -> list[Table]:
     options, ratios = result["options"], result["ratios"]
     table = Table(
         f"{options['messages']:,} messages of {options['message_bytes']} bytes, {options['in_flight']:,} in flight",
@@ -158,8 +161,8 @@ def _tables(result: dict[str, Any]) -> list[Table]:
                 mebibytes_text(each["disk_bytes"]["median"]),
             )
         )
-    for ours, theirs in PAIRS:
-        figures = (ratio_text(ratios[f"{name}/{ours.durability}/{theirs.durability}"]) for name in _FIGURES)
+    for ours, theirs in pairs:
+        figures = (ratio_text(ratios[f"{name}/{ours.promise}/{theirs.promise}"]) for name in _FIGURES)
         table.rows.append((f"{ours}, {theirs} = 1", *figures, "", ""))
     native = Table(
         f"Redis under its own client in C: {NATIVE_CLIENTS} clients, pipelines of {NATIVE_PIPELINE}",
@@ -184,6 +187,11 @@ _NOTES = [
     "redis-py with hiredis. The Python client is what holds Redis back here: see what redis-benchmark gets.",
     "lsmq sync and redis always acknowledge after fdatasync; lsmq async after write(2), with fdatasync "
     "bounded by time and bytes; redis everysec has one a second.",
+]
+
+_TLS_NOTES = [
+    *_NOTES[:2],
+    "TLS 1.3, in the process of the node and in each client's; without it a backlog leaves by sendfile.",
 ]
 
 BENCH = CallableBench(

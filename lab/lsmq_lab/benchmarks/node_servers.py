@@ -11,15 +11,15 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from lsmq_coordinator.authority import Authority
 from lsmq_lab.benchmarks.environment import disk_bytes, peak_resident_bytes
 from lsmq_lab.benchmarks.report import BenchFailed
+from lsmq_lab.local_cluster.status import believing, opener
 
 LSMQ = "lsmq"
 REDIS = "redis"
@@ -35,15 +35,26 @@ class Setup:
 
     server: str
     durability: str
+    tls: bool = False
 
     def __str__(self) -> str:
-        return f"{self.server} {self.durability}"
+        return f"{self.server} {self.promise}"
+
+    @property
+    def promise(self) -> str:
+        """When it acknowledges, and whether all of it is encrypted."""
+        return f"{self.durability} tls" if self.tls else self.durability
 
 
 # Each of ours is compared with the Redis after it: the same promise, or the nearest there is.
 PAIRS = (
     (Setup(LSMQ, "sync"), Setup(REDIS, "always")),
     (Setup(LSMQ, "async"), Setup(REDIS, "everysec")),
+)
+# What TLS costs: each beside the same without.
+TLS_PAIRS = (
+    (Setup(LSMQ, "sync", tls=True), Setup(LSMQ, "sync")),
+    (Setup(LSMQ, "async", tls=True), Setup(LSMQ, "async")),
 )
 
 
@@ -99,13 +110,15 @@ def running(setup: Setup, directory: Path) -> Iterator[Server]:
     """
     port = _free_port()
     command, environment = _command(setup, directory, port)
+    ca = directory.with_suffix(".tls") / "ca.crt" if setup.tls else None
     log_path = directory.with_suffix(".log")
     with log_path.open("wb") as log:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
     try:
-        _wait_until_ready(setup, process, port, log_path)
-        address = str(port) if setup.server == REDIS else f"http://127.0.0.1:{port}"
-        yield Server(process, address, directory)
+        address = str(port) if setup.server == REDIS else f"{'http' if ca is None else 'https'}://127.0.0.1:{port}"
+        _wait_until_ready(setup, process, address, ca, log_path)
+        with believing(ca):
+            yield Server(process, address, directory)
     finally:
         process.terminate()
         try:
@@ -117,9 +130,12 @@ def running(setup: Setup, directory: Path) -> Iterator[Server]:
 
 def _command(setup: Setup, directory: Path, port: int) -> tuple[list[str], dict[str, str]]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LSMQ_")}
-    directory.mkdir()
+    directory.mkdir(exist_ok=True)
     if setup.server == LSMQ:
         environment["LSMQ_FLUSH_MODE"] = setup.durability
+        if setup.tls:
+            cert, key = Authority.create(directory.with_suffix(".tls")).issue("node", ("127.0.0.1",))
+            environment |= {"LSMQ_TLS_CERT": str(cert), "LSMQ_TLS_KEY": str(key)}
         return [
             sys.executable,
             "-m",
@@ -135,24 +151,26 @@ def _command(setup: Setup, directory: Path, port: int) -> tuple[list[str], dict[
     return command, environment
 
 
-def _wait_until_ready(setup: Setup, process: subprocess.Popen[bytes], port: int, log_path: Path) -> None:
+def _wait_until_ready(
+    setup: Setup, process: subprocess.Popen[bytes], address: str, ca: Path | None, log_path: Path
+) -> None:
     began = time.monotonic()
-    while not _answers(setup, port):
+    while not _answers(setup, address, ca):
         if process.poll() is not None or time.monotonic() - began > START_TIMEOUT_S:
             tail = "\n".join(log_path.read_text(errors="replace").splitlines()[-12:])
             raise BenchFailed(f"{setup} did not come up:\n{tail}")
         time.sleep(0.02)
 
 
-def _answers(setup: Setup, port: int) -> bool:
+def _answers(setup: Setup, address: str, ca: Path | None) -> bool:
     if setup.server == LSMQ:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=1):
+            with opener(ca).open(f"{address}/readyz", timeout=1):
                 return True
-        except (urllib.error.URLError, OSError):
+        except OSError:
             return False
     redis = importlib.import_module("redis")
-    client = redis.Redis(port=port)
+    client = redis.Redis(port=int(address))
     try:
         return bool(client.ping())
     except redis.exceptions.RedisError:

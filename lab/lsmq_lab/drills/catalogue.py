@@ -140,7 +140,7 @@ async def _rolling_restart(run: Run) -> None:
 async def _kill_all_power(run: Run) -> None:
     if run.round == 0:
         run.notes.append(
-            "what was written and not synced stays in the page cache of this machine; the simulator and the tests of "
+            "what was written and not synced stays in the page cache of this machine; simulations and the tests of "
             "the storage drop it"
         )
     nodes = list(run.faults.nodes)

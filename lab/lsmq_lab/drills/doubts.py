@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from lsmq import Client
+from lsmq_lab.local_cluster.status import opener
 
 from .harness import Drill, Run, led_by
 
@@ -24,8 +25,6 @@ _ASK_TIMEOUT_S = 0.5
 _SPREAD_S = 5.0  # Longer than it is quiet before leaders are given back.
 #: What one node that comes and goes may cost: elections and changes of in-sync sets in the time that a drill looks.
 _MOST_CHANGES = 8
-
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 async def _overview(run: Run) -> dict[str, Any]:
@@ -51,7 +50,7 @@ def _post(url: str, document: Mapping[str, Any]) -> bool:
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(url, json.dumps(document).encode(), headers)
     try:
-        with _OPENER.open(request, timeout=_ASK_TIMEOUT_S) as answer:
+        with opener().open(request, timeout=_ASK_TIMEOUT_S) as answer:
             return bool(answer.status == 200)
     except urllib.error.HTTPError as error:
         error.close()

@@ -9,18 +9,20 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
 from lsmq.errors import AddressInUse, InvalidRequest
 from lsmq_coordinator.auth import ClusterSecret
+from lsmq_coordinator.authority import Authority
 from lsmq_node import config_file
+from lsmq_node.rights.first_token import FILE as FIRST_TOKEN
 
 from .errors import ClusterNotReady, NodeEnded, NodeNotRunning
-from .plan import PORTS_PER_NODE, ClusterPlan, NodePlan, choose_ports
+from .plan import HOST, PORTS_PER_NODE, ClusterPlan, NodePlan, choose_ports
 from .process import OwnProcess, ProcessState
-from .status import ClusterStatus, answers, collect
+from .status import ClusterStatus, answers, believing, collect
 from .zookeeper_server import Peer, ZooKeeperServer
 
 READY_TIMEOUT_S = 60.0
@@ -29,6 +31,7 @@ STOP_MARGIN_S = 5.0
 KILL_TIMEOUT_S = 20.0
 
 _POLL_S = 0.05
+_HOSTS = (HOST, "localhost")
 _PROGRAM = ("-m", "lsmq")
 
 Tell = Callable[[ClusterStatus], None]
@@ -76,8 +79,21 @@ class LocalCluster:
             plan.node_config(node, directory)
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         ClusterSecret.create(directory / "secret")
+        if plan.tls:
+            authority = Authority.create(directory / "tls")
+            for node in plan.nodes:
+                authority.issue(node.id, _HOSTS)
         plan.write(directory)
         return cls(directory, detached=detached)
+
+    @property
+    def ca(self) -> Path | None:
+        """Whose certificates clients are to believe; None where nothing is encrypted."""
+        return self.directory / "tls" / "ca.crt" if self.plan.tls else None
+
+    def trusted(self) -> AbstractContextManager[None]:
+        """In this block clients of this process, and of those that it starts, believe the cluster's nodes."""
+        return believing(self.ca)
 
     # All of it
 
@@ -140,7 +156,19 @@ class LocalCluster:
         for node in self.plan.nodes:
             process = self.process(node.id)
             processes[node.id] = (process.pid, process.state)
-        return collect(self.plan, processes)
+        return collect(self.plan, processes, self.ca, token=self.token)
+
+    @property
+    def token_file(self) -> Path | None:
+        """The token of a first administrator, where nodes ask who their clients are and one has written it."""
+        files = [self.directory / node.id / "data" / FIRST_TOKEN for node in self.plan.nodes]
+        return next((file for file in files if file.exists()), None)
+
+    @property
+    def token(self) -> str | None:
+        """What is in :attr:`token_file`."""
+        file = self.token_file
+        return None if file is None else file.read_text().strip()
 
     # One node
 
@@ -164,7 +192,7 @@ class LocalCluster:
         if process.pid is None:
             self._spawn(self.plan.node(node), settings, program)
         deadline = time.monotonic() + timeout
-        while not answers(f"{self.plan.node(node).url}/healthz"):
+        while not answers(f"{self.plan.node(node).url}/healthz", ca=self.ca):
             if process.pid is None:
                 raise self._ended(node)
             if time.monotonic() > deadline:
@@ -216,6 +244,8 @@ class LocalCluster:
             else:
                 ports = choose_ports(PORTS_PER_NODE, base_port)
             self.plan = self.plan.with_new_node(ports)
+            if self.plan.tls:
+                Authority(self.directory / "tls").issue(self.plan.nodes[-1].id, _HOSTS)
             self.plan.write(self.directory)
             return self.plan.nodes[-1]
 
@@ -277,7 +307,8 @@ class LocalCluster:
         """Remove what a cluster consists of; a directory in which somebody put other things stays with them."""
         for node in self.plan.nodes:
             shutil.rmtree(self.directory / node.id, ignore_errors=True)
-        shutil.rmtree(self.directory / "zookeeper", ignore_errors=True)
+        for name in ("zookeeper", "tls"):
+            shutil.rmtree(self.directory / name, ignore_errors=True)
         for name in ("secret", "cluster.json", "lock"):
             (self.directory / name).unlink(missing_ok=True)
         if not any(self.directory.iterdir()):

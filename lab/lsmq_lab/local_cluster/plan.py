@@ -37,15 +37,20 @@ class NodePlan:
     raft_port: int
     internal_proxy_port: int | None = None
     raft_proxy_port: int | None = None
+    tls: bool = False
+
+    @property
+    def _scheme(self) -> str:
+        return "https" if self.tls else "http"
 
     @property
     def url(self) -> str:
-        return f"http://{HOST}:{self.port}"
+        return f"{self._scheme}://{HOST}:{self.port}"
 
     @property
     def internal_url(self) -> str:
         """As the other nodes know it."""
-        return f"http://{HOST}:{self.internal_proxy_port or self.internal_port}"
+        return f"{self._scheme}://{HOST}:{self.internal_proxy_port or self.internal_port}"
 
     @property
     def raft_address(self) -> str:
@@ -77,6 +82,7 @@ class ClusterPlan:
     nodes: tuple[NodePlan, ...]
     last_number: int
     settings: Mapping[str, Any] = field(default_factory=dict)
+    tls: bool = False
 
     def node(self, id: str) -> NodePlan:
         """Raises ``InvalidRequest`` naming the nodes there are."""
@@ -93,7 +99,7 @@ class ClusterPlan:
         """One more node at the end, which does not vote. An id is never given twice: a cluster does not take back
         one that it has removed."""
         number = self.last_number + 1
-        node = plan_node(f"n{number}", ports, voter=False, proxied=False)
+        node = plan_node(f"n{number}", ports, voter=False, proxied=False, tls=self.tls)
         return replace(self, nodes=(*self.nodes, node), last_number=number)
 
     def without_node(self, id: str) -> ClusterPlan:
@@ -109,6 +115,7 @@ class ClusterPlan:
             "replicas": self.replicas,
             "min_in_sync": self.min_in_sync,
             "secret_file": directory / "secret",
+            "tls_ca": directory / "tls" / "ca.crt" if self.tls else None,
             "internal_host": HOST,
             "internal_port": node.internal_port,
             "internal_url": None if node.voter else node.internal_url,
@@ -124,6 +131,9 @@ class ClusterPlan:
         }
         given = {name: value for name, value in table.items() if value is not None}
         cluster = ClusterConfig.load({"plan": given, "--set": asked})
+        if self.tls:
+            files = {"tls_cert": f"{node.id}.crt", "tls_key": f"{node.id}.key", "tls_ca": "ca.crt"}
+            own = {**{name: directory / "tls" / file for name, file in files.items()}, **own}
         return NodeConfig.load(
             data=directory / node.id / "data",
             host=HOST,
@@ -185,10 +195,12 @@ def found_plan(
     base_port: int | None = None,
     settings: Mapping[str, Any] | None = None,
     proxied: bool = False,
+    tls: bool = False,
 ) -> ClusterPlan:
     """A plan for a new cluster on ports that are free now. Up to five nodes vote: the largest of 1, 3, 5 there are.
 
-    ``proxied`` plans a proxy before each inner port, for who wants to cut nodes off from each other.
+    ``tls`` has all speak TLS, with certificates of an authority of the cluster's own. ``proxied`` plans a proxy before
+    each inner port, for who wants to cut nodes off from each other.
 
     Raises:
         InvalidRequest: numbers that make no cluster.
@@ -219,11 +231,14 @@ def found_plan(
         min_in_sync=min_in_sync or replicas // 2 + 1,
         zookeeper=zookeeper_plan,
         nodes=tuple(
-            plan_node(f"n{number + 1}", ports[number * PORTS_PER_NODE :], voter=number < voters, proxied=proxied)
+            plan_node(
+                f"n{number + 1}", ports[number * PORTS_PER_NODE :], voter=number < voters, proxied=proxied, tls=tls
+            )
             for number in range(nodes)
         ),
         last_number=nodes,
         settings=dict(settings or {}),
+        tls=tls,
     )
 
 
@@ -233,7 +248,7 @@ def _remedy(replicas: int) -> str:
     return f"found it on {nodes} nodes, or with fewer replicas and add others by 'lsmq shard move'"
 
 
-def plan_node(id: str, ports: list[int], *, voter: bool, proxied: bool) -> NodePlan:
+def plan_node(id: str, ports: list[int], *, voter: bool, proxied: bool, tls: bool = False) -> NodePlan:
     """A node on the first of ``ports``."""
     return NodePlan(
         id=id,
@@ -243,6 +258,7 @@ def plan_node(id: str, ports: list[int], *, voter: bool, proxied: bool) -> NodeP
         raft_port=ports[2],
         internal_proxy_port=ports[3] if proxied else None,
         raft_proxy_port=ports[4] if proxied else None,
+        tls=tls,
     )
 
 

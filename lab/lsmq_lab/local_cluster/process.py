@@ -50,17 +50,7 @@ class OwnProcess:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         log = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            pid = os.posix_spawn(
-                command[0],
-                list(command),
-                dict(environment),
-                file_actions=[
-                    (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_DUP2, log, 1),
-                    (os.POSIX_SPAWN_DUP2, log, 2),
-                ],
-                setsid=detached,
-            )
+            pid = _spawn(command, environment, log, detached)
         finally:
             os.close(log)
         _, started_ticks = _read_stat(pid)
@@ -149,6 +139,20 @@ class OwnProcess:
                 yield known, pidfd, state
         finally:
             os.close(pidfd)
+
+
+def _spawn(command: Sequence[str], environment: Mapping[str, str], log: int, detached: bool) -> int:
+    return os.posix_spawn(
+        command[0],
+        list(command),
+        dict(environment),
+        file_actions=[
+            (os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDONLY, 0),
+            (os.POSIX_SPAWN_DUP2, log, 1),
+            (os.POSIX_SPAWN_DUP2, log, 2),
+        ],
+        setsid=detached,
+    )
 
 
 def _read_stat(pid: int) -> tuple[str, int]:

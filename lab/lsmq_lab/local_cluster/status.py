@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from enum import Enum
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from .plan import ClusterPlan, NodePlan
@@ -16,8 +21,35 @@ from .process import ProcessState
 
 ASK_TIMEOUT_S = 1.0
 
-# A cluster on this machine is never reached through a proxy that the environment names.
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+def opener(ca: Path | None = None) -> urllib.request.OpenerDirector:
+    """Whose certificates it believes are those of ``ca``, or of ``LSMQ_CA``, as clients do."""
+    given = os.environ.get("LSMQ_CA") if ca is None else str(ca)
+    return _opener_of(given or None)
+
+
+@contextmanager
+def believing(ca: Path | None) -> Iterator[None]:
+    """In this block clients of this process, and of those that it starts, believe nodes with certificates of ``ca``."""
+    before = os.environ.get("LSMQ_CA")
+    if ca is not None:
+        os.environ["LSMQ_CA"] = str(ca)
+    try:
+        yield
+    finally:
+        os.environ.pop("LSMQ_CA", None)
+        if before is not None:
+            os.environ["LSMQ_CA"] = before
+
+
+@cache
+def _opener_of(ca: str | None) -> urllib.request.OpenerDirector:
+    """A cluster on this machine is never reached through a proxy that the environment names."""
+    direct = urllib.request.ProxyHandler({})
+    if ca is None:
+        return urllib.request.build_opener(direct)
+    context = ssl.create_default_context(cafile=ca)
+    return urllib.request.build_opener(direct, urllib.request.HTTPSHandler(context=context))
 
 
 class NodeState(Enum):
@@ -88,10 +120,11 @@ class ClusterStatus:
         }
 
 
-def ask(url: str, timeout: float = ASK_TIMEOUT_S) -> Any:
-    """The JSON that a node answers; None when it does not."""
+def ask(url: str, timeout: float = ASK_TIMEOUT_S, ca: Path | None = None, token: str | None = None) -> Any:
+    """The JSON that a node, whose certificate is of ``ca``, answers to whoever has the token; None when it does not."""
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
-        with _OPENER.open(url, timeout=timeout) as answer:
+        with opener(ca).open(urllib.request.Request(url, headers=headers), timeout=timeout) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
         error.close()
@@ -100,10 +133,10 @@ def ask(url: str, timeout: float = ASK_TIMEOUT_S) -> Any:
         return None
 
 
-def answers(url: str, timeout: float = ASK_TIMEOUT_S) -> bool:
+def answers(url: str, timeout: float = ASK_TIMEOUT_S, ca: Path | None = None) -> bool:
     """Whether a node answers anything at all, an error included."""
     try:
-        _OPENER.open(url, timeout=timeout).close()
+        opener(ca).open(url, timeout=timeout).close()
     except urllib.error.HTTPError as error:
         error.close()
     except OSError:
@@ -112,11 +145,18 @@ def answers(url: str, timeout: float = ASK_TIMEOUT_S) -> bool:
 
 
 def collect(
-    plan: ClusterPlan, processes: Mapping[str, tuple[int | None, ProcessState]], timeout: float = ASK_TIMEOUT_S
+    plan: ClusterPlan,
+    processes: Mapping[str, tuple[int | None, ProcessState]],
+    ca: Path | None = None,
+    timeout: float = ASK_TIMEOUT_S,
+    token: str | None = None,
 ) -> ClusterStatus:
-    """Ask all nodes at once. The latest of what they agreed on counts; each says for itself what it serves."""
+    """Ask all nodes at once, with a token where they want one. The latest of what they agreed on counts.
+
+    Each says for itself what it serves.
+    """
     asked = [node for node in plan.nodes if processes[node.id][1] is ProcessState.RUNNING]
-    found = dict(zip((node.id for node in asked), _ask_all(asked, timeout), strict=True))
+    found = dict(zip((node.id for node in asked), _ask_all(asked, timeout, ca, token), strict=True))
     overviews = [overview for overview, _ in found.values() if overview is not None]
     latest = max(overviews, key=lambda overview: overview["version"], default=None)
     serving = {node: _served(status) for node, (_, status) in found.items()}
@@ -135,12 +175,12 @@ def collect(
     )
 
 
-def _ask_all(nodes: Sequence[NodePlan], timeout: float) -> list[tuple[Any, Any]]:
+def _ask_all(nodes: Sequence[NodePlan], timeout: float, ca: Path | None, token: str | None) -> list[tuple[Any, Any]]:
     if not nodes:
         return []
 
     def both(node: NodePlan) -> tuple[Any, Any]:
-        return ask(f"{node.url}/v1/cluster", timeout), ask(f"{node.url}/v1/status", timeout)
+        return ask(f"{node.url}/v1/cluster", timeout, ca, token), ask(f"{node.url}/v1/status", timeout, ca, token)
 
     with ThreadPoolExecutor(len(nodes)) as threads:
         return list(threads.map(both, nodes))

@@ -7,18 +7,23 @@ to ``ledger``. All are the client library, in processes of their own. What each 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import count
 from typing import Any
 
-from lsmq import Client, Consumer, Message, Producer, Task, Topic, TransactionalProducer, WorkQueue
+from lsmq import Client, Consumer, Producer, Task, Topic, TransactionalProducer, WorkQueue
 from lsmq.errors import LsmqError, ReceiptExpired
 from lsmq_lab.history import History
 
 from .cluster import Cluster
+from .uses import USES, Use
+from .uses.use import DEADLINE_MS, Role, Topics, all_of, text_of
 
 QUEUES = 4
-_DEADLINE_MS = 3_000
+#: What there always is.
+_TOPICS: Topics = {topic: {"queues": QUEUES} for topic in ("orders", "jobs", "ledger")}
+_ACCOUNTS = ("account-1", "account-2", "account-3")
 
 
 class RolledBack(Exception):
@@ -40,9 +45,10 @@ class _Work(WorkQueue):
 
 
 class Clients:
-    """``stop`` and ``drain``, and then :meth:`verdict`."""
+    """Orders that are sent and read by a group, and the ``uses`` that are named: ``jobs``, ``ledger``, and those of
+    :mod:`.uses`. Until ``stopping``; then :meth:`read_back`, and :meth:`verdict`."""
 
-    def __init__(self, cluster: Cluster, *, begin_s: float = 0.0) -> None:
+    def __init__(self, cluster: Cluster, uses: Sequence[str] = ("jobs", "ledger")) -> None:
         self.cluster = cluster
         self.random = cluster.world.random.__class__(cluster.world.random.getrandbits(64))
         self.orders = History()
@@ -51,34 +57,41 @@ class Clients:
         self.sent_jobs: set[int] = set()
         self.got_jobs: set[int] = set()
         self.done_jobs: dict[tuple[int, int], float] = {}  # when they were known to be
+        self._acked_jobs: set[tuple[int, int]] = set()  # somebody has tried to
+        self._last_job: dict[tuple[int, str], tuple[int, float]] = {}  # by queue and key: the greatest offset, and when
         self.outcomes: dict[int, str] = {}
         self.acknowledged = self.unknown = 0
         self.running = 0
         self._numbers = 0
         self._places: dict[int, tuple[int, int]] = {}
         self._pending: dict[str, list[int]] = {}
-        roles: list[tuple[str, Callable[[Client], Awaitable[None]]]] = [
+        self.uses: list[Use] = [USES[name](self) for name in uses if name in USES]
+        roles: list[Role] = [
             ("producer1", self._produce),
             ("producer2", self._produce),
             ("member1", self._consume),
             ("member2", self._consume),
-            ("sender", self._send_jobs),
-            ("worker1", self._work),
-            ("worker2", self._work),
-            ("bank", self._transact),
         ]
-        for number, (name, role) in enumerate(roles):
-            self._start(name, f"10.0.1.{number + 1}", role)
+        if "jobs" in uses:
+            roles += [("sender", self._send_jobs), ("worker1", self._work), ("worker2", self._work)]
+        if "ledger" in uses:
+            roles.append(("bank", self._transact))
+        hosts = (f"10.0.1.{number}" for number in count(1))
+        for name, role in roles:
+            self._start(name, next(hosts), role, _TOPICS)
+        for use in self.uses:
+            for name, role in use.roles():
+                self._start(name, next(hosts), role, use.topics)
 
-    def _start(self, name: str, host: str, role: Callable[[Client], Awaitable[None]]) -> None:
+    def _start(self, name: str, host: str, role: Callable[[Client], Awaitable[None]], topics: Topics) -> None:
         world = self.cluster.world
         process = world.process(name, host, steady_s=5_000.0 + len(name))
         self.running += 1
         self.cluster.client_hosts.append(host)
 
         async def live() -> None:
-            async with Client(self.cluster.urls, deadline_ms=_DEADLINE_MS) as client:
-                await self._prepare(client)
+            async with Client(self.cluster.urls, deadline_ms=DEADLINE_MS) as client:
+                await self._prepare(client, topics)
                 await role(client)
 
         def main() -> None:
@@ -91,29 +104,31 @@ class Clients:
 
         world.scheduler.spawn(main, "main", process)
 
-    async def _prepare(self, client: Client) -> None:
+    async def _prepare(self, client: Client, topics: Topics) -> None:
         while True:
             try:
-                for topic in ("orders", "jobs", "ledger"):
-                    await client.create_topic(topic, queues=QUEUES, exist_ok=True)
+                for topic, options in topics.items():
+                    await client.create_topic(topic, exist_ok=True, **options)
                 return
             except LsmqError:
                 await asyncio.sleep(0.2)
 
-    def _number(self) -> int:
+    def number(self) -> int:
+        """A new one, of everything that is sent."""
         self._numbers += 1
         return self._numbers
 
-    def _broke(self, what: str) -> None:
+    def broke(self, what: str) -> None:
+        """Something that must never happen."""
         self.cluster.problems.append(what)
         self.cluster.note(f"BROKE {what}")
 
     async def _produce(self, client: Client) -> None:
         name = self.cluster.world.scheduler.process.name
-        async with Producer(client, "orders", deadline_ms=_DEADLINE_MS, linger_ms=2) as producer:
+        async with Producer(client, "orders", deadline_ms=DEADLINE_MS, linger_ms=2) as producer:
             while not self.stopping:
                 keys = [f"{name}-{self.random.randrange(3)}" for _ in range(self.random.randint(1, 4))]
-                numbers = [self._number() for _ in keys]
+                numbers = [self.number() for _ in keys]
                 receipts = []
                 for key, number in zip(keys, numbers, strict=True):
                     try:
@@ -143,7 +158,7 @@ class Clients:
                             self.members.received(
                                 [message.queue for message in messages],
                                 [message.offset for message in messages],
-                                [_text(message.key) for message in messages],
+                                [text_of(message.key) for message in messages],
                                 [int(message.text().split()[0]) for message in messages],
                                 consumer=me,
                             )
@@ -158,11 +173,12 @@ class Clients:
                 await asyncio.sleep(0.05)
 
     async def _send_jobs(self, client: Client) -> None:
-        async with Producer(client, "jobs", deadline_ms=_DEADLINE_MS) as producer:
+        async with Producer(client, "jobs", deadline_ms=DEADLINE_MS) as producer:
             while not self.stopping:
-                number = self._number()
+                number = self.number()
                 try:
-                    await producer.send_and_wait(str(number))
+                    key = self.random.choice((None, *_ACCOUNTS))
+                    await producer.send_and_wait(str(number), key=key)
                     self.sent_jobs.add(number)
                 except LsmqError:
                     pass
@@ -170,25 +186,41 @@ class Clients:
 
     def _crew(self, client: Client, visibility_ms: int) -> _Work:
         world = self.cluster.world
-        return _Work(client, "jobs", "crew", visibility_ms=visibility_ms, wait_ms=300, now=lambda: world.now)
+        more: dict[str, Any] = {"visibility_ms": visibility_ms, "wait_ms": 300, "order": "key"}
+        return _Work(client, "jobs", "crew", now=lambda: world.now, **more)
 
     def _came(self, work: _Work, task: Task) -> tuple[int, int]:
         place, number = (task.message.queue, task.message.offset), int(task.text())
         if self.done_jobs.get(place, work.asked[task.receipt]) < work.asked[task.receipt]:
-            self._broke(f"job {number} at {place} was asked for after it was acknowledged, and came")
+            self.broke(f"job {number} at {place} was asked for after it was acknowledged, and came")
         self.got_jobs.add(number)
+        if task.message.key is not None:
+            self._in_order(place, text_of(task.message.key) or "", work.asked[task.receipt])
         return place
+
+    def _in_order(self, place: tuple[int, int], key: str, asked: float) -> None:
+        """Of a key, the next one comes when the one before was acknowledged, and none of before after it."""
+        queue, offset = place
+        last, since = self._last_job.get((queue, key), (-1, 0.0))
+        if offset < last and asked > since:
+            self.broke(f"job {offset} of {key} in queue {queue} was asked for after {last} had come, and came")
+        if offset > last:
+            if last >= 0 and (queue, last) not in self._acked_jobs:
+                self.broke(f"job {offset} of {key} in queue {queue} came before {last} was acknowledged")
+            self._last_job[queue, key] = offset, self.cluster.world.now
 
     async def _work(self, client: Client) -> None:
         while not self.stopping:
             work = self._crew(client, visibility_ms=1_000)
             try:
+                await work.configure(order="key", max_deliveries=1_000)
                 while not self.stopping:
                     for task in await work.poll(4, timeout_ms=500):
                         place = self._came(work, task)
                         chance = self.random.random()
                         try:
                             if chance < 0.7:
+                                self._acked_jobs.add(place)
                                 await task.ack()
                                 self.done_jobs[place] = self.cluster.world.now
                             elif chance < 0.85:
@@ -213,10 +245,10 @@ class Clients:
                     check_after_ms=1_500,
                     check_every_ms=500,
                     max_checks=1,
-                    deadline_ms=_DEADLINE_MS,
+                    deadline_ms=DEADLINE_MS,
                 ) as producer:
                     while not self.stopping:
-                        number = self._number()
+                        number = self.number()
                         self.outcomes[number] = "unknown"
                         try:
                             async with producer.transaction(reference=str(number)) as transaction:
@@ -239,33 +271,23 @@ class Clients:
     async def read_back(self, client: Client) -> None:
         """Read everything, once the cluster is well, and compare."""
         whole = self.orders.reading("read back")
-        for message in await self._all_of(client, "orders"):
+        for message in await all_of(client, "orders"):
             whole.received(
                 [message.queue],
                 [message.offset],
-                [_text(message.key)],
+                [text_of(message.key)],
                 [int(message.text().split()[0])],
             )
         await self._look_at_ledger(client)
         await self._drain_jobs(client)
-
-    async def _all_of(self, client: Client, topic: str) -> list[Message]:
-        found: list[Message] = []
-        ends = await client.offsets(topic)
-        wanted = {queue: end for queue, end in zip(ends.queues, ends.latest, strict=True) if end}
-        async with Consumer(client, topic, wait_ms=200) as consumer:
-            while any(consumer.positions.get(queue, 0) < end for queue, end in wanted.items()):
-                messages = await consumer.poll(500, timeout_ms=5_000)
-                if not messages:
-                    raise AssertionError(f"{topic}: nothing more comes at {dict(consumer.positions)} of {wanted}")
-                found += messages
-        return found
+        for use in self.uses:
+            await use.read_back(client)
 
     async def _look_at_ledger(self, client: Client) -> None:
         wrong: list[str] = []
         for _ in range(60):  # What is committed is seen soon, and what nobody decided is rolled back in time.
             counts: dict[int, int] = {}
-            for message in await self._all_of(client, "ledger"):
+            for message in await all_of(client, "ledger"):
                 number = int(message.text())
                 counts[number] = counts.get(number, 0) + 1
             wanted = {"committed": (2,), "rolled back": (0,), "unknown": (0, 2)}
@@ -278,21 +300,21 @@ class Clients:
                 return
             await asyncio.sleep(0.5)
         for each in wrong:
-            self._broke(each)
+            self.broke(each)
 
     async def _drain_jobs(self, client: Client) -> None:
         work = self._crew(client, visibility_ms=30_000)
         try:
-            for _ in range(40):
+            for _ in range(400):
                 if self.sent_jobs <= self.got_jobs:
                     return
                 for task in await work.poll(100, timeout_ms=500):
-                    self._came(work, task)
+                    self._acked_jobs.add(self._came(work, task))
                     with suppress(ReceiptExpired):  # Another leader does not know of the delivery.
                         await task.ack()
         finally:
             await work.close()
-        self._broke(f"jobs {sorted(self.sent_jobs - self.got_jobs)[:5]} were acknowledged and never came")
+        self.broke(f"jobs {sorted(self.sent_jobs - self.got_jobs)[:5]} were acknowledged and never came")
 
     def verdict(self) -> list[str]:
         """What is wrong with the orders."""
@@ -304,7 +326,3 @@ class Clients:
             # The group may be handed things again, and need not have come to the end.
             if not (anomaly.reading == "group" and anomaly.kind.value in again)
         ]
-
-
-def _text(key: str | bytes | None) -> str | None:
-    return key.decode() if isinstance(key, bytes) else key

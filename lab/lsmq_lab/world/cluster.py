@@ -7,7 +7,7 @@ import gc
 import logging
 import signal
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -16,6 +16,7 @@ import structlog
 
 from lsmq.errors import LsmqError
 from lsmq_coordinator.death import Sentinel
+from lsmq_coordinator.state import ClusterState
 from lsmq_node import node as composition
 from lsmq_node.api import serve
 from lsmq_node.broker import Broker
@@ -23,9 +24,10 @@ from lsmq_node.cluster import running
 from lsmq_node.cluster.replica import Replica
 from lsmq_node.cluster_config import ClusterConfig, Voter
 from lsmq_node.config import NodeConfig
+from lsmq_node.storage.wal import segment_name
 
-from .disk import DirectoryNode
 from .machine import World
+from .medium import DirectoryNode
 from .scheduler import Process
 
 _PORT, _INTERNAL_PORT, _RAFT_PORT = 7600, 7601, 7602
@@ -131,16 +133,28 @@ class Node:
         self.process = self.broker = None
 
     def lose_disk(self) -> None:
+        self.cluster.on_disk_change(self, True)
         self.cut_power()
-        self.disk.set_back(DirectoryNode(), self.cluster.world.random)
+        self.disk.become(DirectoryNode())
         self.backup = None
 
     def set_back(self) -> None:
         """The disk becomes what it was at the time of the last copy."""
+        self.cluster.on_disk_change(self, False)
         self.cut_power()
         if self.backup is not None:
-            self.disk.set_back(self.backup, self.cluster.world.random)
+            self.disk.become(self.backup)
             self.backup = self.disk.copy()
+
+    def lose_tail(self) -> None:
+        """Of each shard's log what was synced last, as if the disk had only said that it was."""
+        self.cluster.on_disk_change(self, False)
+        ends = {replica.shard: replica.end_lsn for node, replica in self.cluster.replicas() if node is self}
+        self.cut_power()
+        size = self.cluster.segment_bytes
+        for shard, end in ends.items():
+            begin = max(end - self.cluster.world.random.randint(1, 20_000), end - end % size)
+            self.disk.erase(f"{self.disk.root}/data/shard-{shard}/wal/{segment_name(end - end % size)}", begin % size)
 
     def _tell_of_death(self) -> None:
         """What the sentinel beside the process does."""
@@ -172,23 +186,38 @@ class Node:
 
 
 class Cluster:
-    """Nodes ``n1`` .. that are founded together; all vote."""
+    """Nodes ``n1`` .. that are founded together; all vote. Behind them ``joiners``, which come later and do not."""
 
     def __init__(
-        self, world: World, *, nodes: int = 3, shards: int = 1, settings: Mapping[str, Any] | None = None
+        self,
+        world: World,
+        *,
+        nodes: int = 3,
+        joiners: int = 0,
+        shards: int = 1,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         self.world, self.shards = world, shards
         self.settings = dict(settings or {})
-        self.nodes = [Node(self, number + 1) for number in range(nodes)]
+        self.nodes = [Node(self, number + 1) for number in range(nodes + joiners)]
+        self.founders = self.nodes[:nodes]
         self.problems: list[str] = []
         self.client_hosts: list[str] = []
+        #: Told of a node whose disk is about to become another one, and whether all of it is lost.
+        self.on_disk_change: Callable[[Node, bool], None] = lambda node, lost: None
         self.secret = world.files.root / "secret"
         self.secret.write_bytes(b"5eed" * 16)
         self.secret.chmod(0o600)
 
     @property
     def urls(self) -> list[str]:
-        return [node.url for node in self.nodes]
+        return [node.url for node in self.founders]
+
+    @property
+    def segment_bytes(self) -> int:
+        """Of the nodes' logs."""
+        size: int = {**_SETTINGS, **self.settings}["segment_bytes"]
+        return size
 
     def node(self, id: str) -> Node:
         return self.nodes[int(id[1:]) - 1]
@@ -208,7 +237,7 @@ class Cluster:
         table = {
             "node": node.id,
             "shards": self.shards,
-            "replicas": min(3, len(self.nodes)),
+            "replicas": min(3, len(self.founders)),
             "secret_file": self.secret,
             "internal_host": node.host,
             "internal_port": _INTERNAL_PORT,
@@ -219,9 +248,12 @@ class Cluster:
                     internal_url=f"http://{voter.host}:{_INTERNAL_PORT}",
                     raft=f"{voter.host}:{_RAFT_PORT}",
                 )
-                for voter in self.nodes
+                for voter in self.founders
             },
         }
+        if node not in self.founders:
+            table["internal_url"] = f"http://{node.host}:{_INTERNAL_PORT}"
+            own["advertised_url"] = node.url
         cluster = ClusterConfig.load({"plan": table, "--set": asked})
         data = node.disk.root / "data"
         return NodeConfig.load(data=data, host=node.host, port=_PORT, cluster=cluster, **{**_SETTINGS, **own})
@@ -235,15 +267,25 @@ class Cluster:
                     yield node, replica
 
     def whole(self) -> bool:
-        """Whether every shard is led, and all its replicas are in sync."""
-        states = [node.broker.topology.control.state for node in self.nodes if node.broker is not None]  # type: ignore[attr-defined]
-        if not states:
-            return False
-        state = max(states, key=lambda state: state.version)
-        if len(state.shards) < self.shards:
+        """Whether every shard is led, has the replicas it should have, and all of them are in sync."""
+        state = self.state()
+        if state is None or len(state.shards) < self.shards:
             return False
         served = {replica.shard for _, replica in self.replicas() if replica.serving}
-        return all(shard.id in served and len(shard.in_sync) == len(shard.replicas) for shard in state.shards.values())
+        return all(
+            shard.id in served and not shard.target and len(shard.in_sync) == len(shard.replicas)
+            for shard in state.shards.values()
+        )
+
+    def state(self) -> ClusterState | None:
+        """What nodes agree on, as far as one that runs knows it."""
+        states = [node.broker.topology.control.state for node in self.nodes if node.broker is not None]  # type: ignore[attr-defined]
+        return max(states, key=lambda state: state.version, default=None)
+
+    def leader(self) -> Node:
+        """Of shard 0; the first node where nobody leads it."""
+        leads = (node for node, replica in self.replicas() if replica.shard == 0 and replica.serving)
+        return next(leads, self.nodes[0])
 
     def broker_of(self, broker: Broker) -> None:
         node: Node = self.world.scheduler.process.node  # type: ignore[attr-defined]

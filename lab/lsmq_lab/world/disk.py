@@ -10,22 +10,28 @@ since. A power cut rebuilds the directory from that:
 - of unsynced changes of names any subset. A rename is one change: both names or neither. A directory that did not last
   takes with it all that was in it.
 
-Disks can be slow or full, and fail; lose everything, or be set back to what they held before; change a bit at rest.
+Disks can be slow or full; lose everything, or be set back to what they held before; change a bit at rest. Every
+operation that changes something is counted, and :meth:`Disk.at` makes the n-th of them (of some kinds) fail, half done
+where an operation can be half done, or the power go off there.
 
-Not supported: writes other than by ``os``, but for files that are synced before they are renamed; hard links between
-machines.
+Not supported: reads that fail; writes other than by ``os``, but for files that are synced before they are renamed; hard
+links between machines.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from random import Random
 
-PAGE_BYTES = 4096
+from .medium import Change, DirectoryNode, FileNode, Node, survivor
+
+#: What a disk holds that is never full.
+UNLIMITED_BYTES = 1 << 40
 REAL = {
     name: getattr(os, name)
     for name in (
@@ -39,36 +45,22 @@ def os_error(number: int, path: object = None) -> OSError:
     return OSError(number, os.strerror(number), None if path is None else str(path))
 
 
-@dataclass(eq=False)
-class FileNode:
-    """A file: what is durable of it, and what came after. A write without bytes sets its length."""
+class PowerCut(OSError):
+    """The power went off. An ``OSError``, so that programs meet it where a real one would come from."""
 
-    durable: bytearray = field(default_factory=bytearray)
-    unsynced: list[tuple[int, bytes | None]] = field(default_factory=list)
-    doubtful: list[tuple[int, bytes | None]] = field(default_factory=list)  # of syncs that failed
-
-    def sync(self) -> None:
-        for write in self.unsynced:
-            _apply(self.durable, *write)
-        self.unsynced.clear()
+    def __init__(self) -> None:
+        super().__init__(errno.EIO, "the power is off")
 
 
 @dataclass(eq=False)
-class DirectoryNode:
-    """A directory: its names as processes see them, and as they are on the disk."""
+class Failpoint:
+    """Raise ``error`` at the ``countdown``-th operation of ``kinds`` from now; if ``lasting`` at all that follow."""
 
-    live: dict[str, Node] = field(default_factory=dict)
-    durable: dict[str, Node] = field(default_factory=dict)
-
-
-Node = FileNode | DirectoryNode
-
-
-@dataclass(eq=False)
-class Change:
-    """Names that come and go together: ``(directory, name, what it names or None)``."""
-
-    names: list[tuple[DirectoryNode, str, Node | None]]
+    countdown: int
+    error: Callable[[], OSError | None]
+    kinds: Collection[str]
+    lasting: bool = False
+    hits: int = 0
 
 
 class Disk:
@@ -76,18 +68,93 @@ class Disk:
 
     Attributes:
         sync_s: how long a sync takes, from and to.
-        full: nothing grows any more.
-        failing: the next syncs fail, so many.
+        slow: files whose path has this in it take so long instead.
+        capacity_bytes: what all its files may be long together.
+        operations: how many have changed something.
+        log: what they were, ``kind name [other name]``, where somebody wants to know: a list.
+        dead: the power is off: whatever is tried fails and changes nothing.
     """
 
-    def __init__(self, host: str, root: Path) -> None:
-        self.host, self.root = host, root
+    def __init__(self, host: str, root: Path, chance: Random) -> None:
+        self.host, self.root, self.chance = host, root, chance
         self.top = DirectoryNode()
         self.changes: list[Change] = []
         self.sync_s = (0.0001, 0.002)
-        self.full = False
-        self.failing = 0
+        self.slow: tuple[str, float] | None = None
+        self.capacity_bytes = UNLIMITED_BYTES
+        self.operations = 0
+        self.log: list[str] | None = None
+        self.dead = False
+        self._failpoints: list[Failpoint] = []
         root.mkdir(parents=True, exist_ok=True)
+
+    # What fails
+
+    def at(
+        self,
+        nth: int,
+        error: int | None = None,
+        kinds: Collection[str] = (),
+        *,
+        lasting: bool = False,
+        instead: Callable[[], OSError | None] | None = None,
+    ) -> Failpoint:
+        """Fail the ``nth`` operation from now (1 is the next) with an ``errno``.
+
+        Without one the power goes off there, unless ``instead`` does something else: what it returns.
+        """
+
+        def make() -> OSError:
+            if error is None:
+                self.dead = True
+                return PowerCut()
+            return os_error(error)
+
+        point = Failpoint(nth, instead or make, kinds, lasting)
+        self._failpoints.append(point)
+        return point
+
+    def heal(self) -> None:
+        """Forget all that was to fail."""
+        self._failpoints.clear()
+
+    def step(self, kind: str, path: str, target: str = "") -> OSError | None:
+        """Count an operation. Returns the error it must end in; the caller does its half first."""
+        if self.dead:
+            raise PowerCut
+        self.operations += 1
+        if self.log is not None:
+            name = "/" if path == str(self.root) else path.rpartition("/")[2]
+            self.log.append(f"{kind} {name} {target.rpartition('/')[2]}".rstrip())
+        for point in self._failpoints:
+            if point.kinds and kind not in point.kinds:
+                continue
+            point.countdown -= 1
+            if point.countdown == 0 or (point.lasting and point.countdown < 0):
+                point.hits += 1
+                return point.error()
+        return None
+
+    @property
+    def used_bytes(self) -> int:
+        """The lengths of all files that have a name. Under the lock of what changes them."""
+        found = {}
+        for directory, _, names in os.walk(self.root):
+            for name in names:
+                status = Path(directory, name).stat()
+                found[status.st_ino] = status.st_size
+        return sum(found.values())
+
+    def room(self, more: int) -> int:
+        """How many of ``more`` bytes there is space for."""
+        if self.capacity_bytes >= UNLIMITED_BYTES:
+            return more
+        return min(more, self.free_bytes())
+
+    def free_bytes(self) -> int:
+        if self.capacity_bytes in (0, UNLIMITED_BYTES):
+            return self.capacity_bytes
+        return max(0, self.capacity_bytes - self.used_bytes)
 
     # What is where
 
@@ -140,40 +207,72 @@ class Disk:
 
     # What befalls it; nobody has its files open any more
 
-    def power_cut(self, chance: Any) -> None:
+    def power_cut(self, chance: Random) -> None:
+        """It holds what the medium has now; what of the unsynced survives is drawn."""
+        self.become(self.outcome(chance))
+
+    def outcome(self, chance: Random) -> DirectoryNode:
+        """What a power cut now would leave, all of it durable."""
+        settled: dict[int, dict[str, Node]] = {}
         for change in self.changes:
             if chance.random() < 0.5:
-                _settle(change)
-        self.changes.clear()
-        self._become(self.top, chance)
+                for directory, name, node in change.names:
+                    names = settled.setdefault(id(directory), dict(directory.durable))
+                    if node is None:
+                        names.pop(name, None)
+                    else:
+                        names[name] = node
+        copies: dict[int, FileNode] = {}
 
-    def _become(self, top: DirectoryNode, chance: Any) -> None:
+        def after(node: Node) -> Node:
+            if isinstance(node, DirectoryNode):
+                names = settled.get(id(node), node.durable)
+                return DirectoryNode(durable={name: after(each) for name, each in sorted(names.items())})
+            if id(node) not in copies:
+                copies[id(node)] = FileNode(survivor(node, chance))
+            return copies[id(node)]
+
+        top = after(self.top)
+        assert isinstance(top, DirectoryNode)
+        return top
+
+    def become(self, top: DirectoryNode, *, only: str | None = None) -> None:
+        """It holds this and nothing else, durably; or what is below ``only``, such as ``data/raft``, becomes this."""
+        if only is not None:
+            wanted, top = top, self.copy()
+            there, name = _below(top, only)
+            there.durable[name] = _below(wanted, only)[0].durable[name]
         shutil.rmtree(self.root, ignore_errors=True)
         self.changes.clear()
         REAL["mkdir"](self.root)
-        survivors: dict[int, bytes] = {}
-        self.top = self._build(top, str(self.root), chance, survivors, {})
+        self.top = _build(top, str(self.root), {})
 
-    def _build(
-        self, directory: DirectoryNode, path: str, chance: Any, survivors: dict[int, bytes], copies: dict[int, FileNode]
-    ) -> DirectoryNode:
-        twin = DirectoryNode()
-        for name, node in sorted(directory.durable.items()):
-            below = f"{path}/{name}"
-            if isinstance(node, DirectoryNode):
-                REAL["mkdir"](below)
-                twin.live[name] = self._build(node, below, chance, survivors, copies)
-            else:
-                if id(node) not in copies:
-                    copies[id(node)] = FileNode(bytearray(_survivor(node, chance)))
-                copy = copies[id(node)]
-                fd = REAL["open"](below, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-                if copy.durable:
-                    REAL["write"](fd, copy.durable)
-                REAL["close"](fd)
-                twin.live[name] = copy
-        twin.durable = dict(twin.live)
-        return twin
+    def copy_to(self, twin: Disk) -> None:
+        """Another, empty one is to hold the same, and as much of it safely."""
+        copies: dict[int, Node] = {}
+
+        def copied(node: Node) -> Node:
+            found = copies.get(id(node))
+            if found is None and isinstance(node, FileNode):
+                found = FileNode(bytearray(node.durable), list(node.unsynced), list(node.doubtful))
+                copies[id(node)] = found
+            elif found is None:
+                assert isinstance(node, DirectoryNode)
+                copies[id(node)] = found = DirectoryNode()
+                found.live = {name: copied(each) for name, each in node.live.items()}
+                found.durable = {name: copied(each) for name, each in node.durable.items()}
+            return found
+
+        def directory(node: DirectoryNode) -> DirectoryNode:
+            found = copied(node)
+            assert isinstance(found, DirectoryNode)
+            return found
+
+        twin.top = directory(self.top)
+        for change in self.changes:
+            names = [(directory(at), name, None if each is None else copied(each)) for at, name, each in change.names]
+            twin.changes.append(Change(names))
+        _copy_files(self.root, twin.root)
 
     def copy(self) -> DirectoryNode:
         """All that is durable, to be set back to some time."""
@@ -187,11 +286,14 @@ class Disk:
         assert isinstance(copied, DirectoryNode)
         return copied
 
-    def set_back(self, copied: DirectoryNode, chance: Any) -> None:
-        self.changes.clear()
-        self._become(copied, chance)
+    def erase(self, path: str, begin: int) -> None:
+        """What a file holds from ``begin`` on is zeros, as if it had never been written."""
+        node = self.node(path)
+        if isinstance(node, FileNode) and begin < len(node.durable):
+            node.durable[begin:] = bytes(len(node.durable) - begin)
+            Path(path).write_bytes(node.durable)
 
-    def flip_bit(self, chance: Any, wanted: Callable[[str], bool]) -> str | None:
+    def flip_bit(self, chance: Random, wanted: Callable[[str], bool]) -> str | None:
         """Change one bit of a file at rest; its path."""
         found = sorted(str(path) for path in self.root.rglob("*") if path.is_file() and wanted(str(path)))
         found = [path for path in found if Path(path).stat().st_size]
@@ -207,64 +309,58 @@ class Disk:
         return f"{path[len(str(self.root)) + 1 :]}:{at}"
 
 
+def _build(directory: DirectoryNode, path: str, copies: dict[int, tuple[str, FileNode]]) -> DirectoryNode:
+    """Files as they are durable of a directory, and what is known of them then."""
+    twin = DirectoryNode()
+    for name, node in sorted(directory.durable.items()):
+        below = f"{path}/{name}"
+        if isinstance(node, DirectoryNode):
+            REAL["mkdir"](below)
+            twin.live[name] = _build(node, below, copies)
+        else:
+            if id(node) in copies:
+                first, twin.live[name] = copies[id(node)]
+                REAL["link"](first, below)
+                continue
+            copy = twin.live[name] = FileNode(bytearray(node.durable))
+            copies[id(node)] = below, copy
+            fd = REAL["open"](below, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            if copy.durable:
+                REAL["write"](fd, copy.durable)
+            REAL["close"](fd)
+    twin.durable = dict(twin.live)
+    return twin
+
+
+def _copy_files(source: Path, target: Path) -> None:
+    """As processes see them; names of one file stay names of one file."""
+    copies: dict[int, str] = {}
+    for directory, below, names in os.walk(source):
+        there = f"{target}{directory[len(str(source)) :]}"
+        for name in below:
+            REAL["mkdir"](f"{there}/{name}")
+        for name in names:
+            inode = Path(directory, name).stat().st_ino
+            if inode in copies:
+                REAL["link"](copies[inode], f"{there}/{name}")
+            else:
+                copies[inode] = f"{there}/{name}"
+                shutil.copyfile(f"{directory}/{name}", copies[inode])
+
+
+def _below(top: DirectoryNode, path: str) -> tuple[DirectoryNode, str]:
+    """The durable directory that a path's last name is in."""
+    *parts, name = path.split("/")
+    for part in parts:
+        node = top.durable[part]
+        assert isinstance(node, DirectoryNode)
+        top = node
+    return top, name
+
+
 def _settle(change: Change) -> None:
     for directory, name, node in change.names:
         if node is None:
             directory.durable.pop(name, None)
         else:
             directory.durable[name] = node
-
-
-def _apply(content: bytearray, position: int, chunk: bytes | None) -> None:
-    if chunk is None:
-        if position < len(content):
-            del content[position:]
-        else:
-            content.extend(bytes(position - len(content)))
-        return
-    if position + len(chunk) > len(content):
-        content.extend(bytes(position + len(chunk) - len(content)))
-    content[position : position + len(chunk)] = chunk
-
-
-def _survivor(node: FileNode, chance: Any) -> bytearray:
-    """A file's contents after the power went off."""
-    survivor, writes = bytearray(node.durable), node.doubtful + node.unsynced
-    if not writes:
-        return survivor
-    match chance.choice(("none", "all", "prefix", "pages", "torn page")):
-        case "all":
-            for write in writes:
-                _apply(survivor, *write)
-        case "prefix":
-            left = chance.randint(0, sum(len(chunk or b"") for _, chunk in writes))
-            for position, chunk in writes:
-                if chunk and left <= 0:
-                    break
-                _apply(survivor, position, chunk if chunk is None else chunk[:left])
-                left -= len(chunk or b"")
-        case "pages":
-            _keep_pages(survivor, writes, chance, tear=False)
-        case "torn page":
-            _keep_pages(survivor, writes, chance, tear=True)
-    return survivor
-
-
-def _keep_pages(survivor: bytearray, writes: Sequence[tuple[int, bytes | None]], chance: Any, *, tear: bool) -> None:
-    seen = bytearray(survivor)
-    for write in writes:
-        _apply(seen, *write)
-    touched = {
-        page
-        for position, chunk in writes
-        if chunk
-        for page in range(position // PAGE_BYTES, (position + len(chunk) - 1) // PAGE_BYTES + 1)
-    }
-    kept = [page for page in sorted(touched) if chance.random() < 0.5]
-    torn = chance.choice(kept) if tear and kept else -1
-    for page in kept:
-        chunk = bytes(seen[page * PAGE_BYTES : (page + 1) * PAGE_BYTES])
-        if page == torn:
-            chunk = chunk[: chance.randint(0, len(chunk))]
-        if chunk:
-            _apply(survivor, page * PAGE_BYTES, chunk)

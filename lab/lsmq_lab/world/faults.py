@@ -6,16 +6,23 @@ befalls one machine at a time, while all others have everything: more may lose w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+import errno
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from random import Random
 
+from lsmq import Client, ClusterAdmin
+from lsmq.errors import LsmqError
+
 from .cluster import Cluster, Node
+from .disk import UNLIMITED_BYTES
 
 #: What may happen, and how often beside the rest.
 _KINDS = {
     "kill": 4,
     "power": 4,
+    "power at step": 3,
     "stop": 2,
     "pause": 3,
     "cut": 4,
@@ -29,14 +36,23 @@ _KINDS = {
     "lose disk": 1,
     "copy disk": 2,
     "set back": 1,
+    "lose tail": 1,
     "flip bit": 1,
 }
-DESTRUCTIVE = ("fail sync", "lose disk", "set back", "flip bit")
+#: What an operator does beside that, where there is a node more than replicas.
+_MEMBERSHIP = {"move": 4, "transfer": 3, "drain": 2}
+DESTRUCTIVE = ("fail sync", "lose disk", "set back", "lose tail", "flip bit")
+
+
+_OPERATOR_DEADLINE_MS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """``kind`` befalls ``node`` (towards ``other`` where it takes two) at ``at_s``, for ``lasting_s``."""
+    """``kind`` befalls ``node`` (towards ``other`` where it takes two) at ``at_s``, for ``lasting_s``.
+
+    Node 0 is whoever leads shard 0 then.
+    """
 
     at_s: float
     kind: str
@@ -45,17 +61,22 @@ class Fault:
     lasting_s: float = 0.0
 
     def __str__(self) -> str:
-        towards = f" n{self.other}" if self.kind in ("cut", "reset") else ""
-        return f"{self.at_s:.3f} {self.kind} n{self.node}{towards} for {self.lasting_s:.3f} s"
+        towards = f" n{self.other}" if self.kind in ("cut", "reset", "move") else ""
+        who = f"n{self.node}" if self.node else "leader"
+        return f"{self.at_s:.3f} {self.kind} {who}{towards} for {self.lasting_s:.3f} s"
 
 
-def drawn(chance: Random, nodes: int, begin_s: float, end_s: float) -> list[Fault]:
-    """A plan."""
+def drawn(chance: Random, nodes: int, begin_s: float, end_s: float, *, membership: bool = False) -> list[Fault]:
+    """A plan. With ``membership`` the last node joins while it lasts, and an operator moves things about."""
     kinds = list(_KINDS)
     # Runs are of different weather: not everything happens in each.
     chosen = [kind for kind in kinds if chance.random() < 0.7] or kinds
     weights = [_KINDS[kind] for kind in chosen]
     plan = []
+    if membership:
+        chosen += _MEMBERSHIP
+        weights += _MEMBERSHIP.values()
+        plan.append(Fault(round(begin_s + chance.random(), 4), "join", nodes, 1))
     at = begin_s + chance.expovariate(2.0)
     pace = chance.choice((1.0, 2.0, 4.0))
     while at < end_s:
@@ -64,7 +85,7 @@ def drawn(chance: Random, nodes: int, begin_s: float, end_s: float) -> list[Faul
         lasting = min(end_s - at, chance.choice((0.05, 0.3, 1.0)) * (0.5 + chance.random()))
         plan.append(Fault(round(at, 4), chance.choices(chosen, weights)[0], node, other, round(lasting, 4)))
         at += chance.expovariate(pace)
-    return plan
+    return sorted(plan, key=lambda fault: fault.at_s)
 
 
 class Weather:
@@ -77,13 +98,16 @@ class Weather:
         #: Machines whose daemon may have stopped a shard or itself for good.
         self.hurt: set[str] = set()
         self.destroyed = 0
+        self.ordered = 0
+        self._drained: set[str] = set()
         for fault in plan:
             cluster.world.scheduler.call_at(fault.at_s, lambda fault=fault: self._befall(fault))  # type: ignore[misc]
 
     def _befall(self, fault: Fault) -> None:
         if self.over:
             return
-        cluster, node = self.cluster, self.cluster.nodes[fault.node - 1]
+        cluster = self.cluster
+        node = cluster.nodes[fault.node - 1] if fault.node else cluster.leader()
         if fault.kind in DESTRUCTIVE:
             if not all(each.up for each in cluster.nodes) or not cluster.whole():
                 return
@@ -103,12 +127,64 @@ class Weather:
         cluster.world.network.mend()
         for node in cluster.nodes:
             disk = node.disk
-            disk.full, disk.failing, disk.sync_s = False, 0, (0.0001, 0.002)
+            disk.capacity_bytes, disk.sync_s = UNLIMITED_BYTES, (0.0001, 0.002)
+            disk.heal()
             if node.process is not None and node.process.paused:
                 node.process.resume()
             if node.id in self.hurt and node.up:
                 node.kill()
             node.start()
+        for id in sorted(self._drained):
+            self._order(f"undrain {id}", lambda admin, id=id: admin.undrain(id), tries=100)  # type: ignore[misc]
+
+    def _order(self, what: str, order: Callable[[ClusterAdmin], Awaitable[None]], *, tries: int = 1) -> None:
+        """An operator asks for something, and goes on though it is refused."""
+        world = self.cluster.world
+        self.ordered += 1
+        process = world.process(f"operator{self.ordered}", f"10.0.3.{self.ordered}", steady_s=20_000.0)
+
+        async def ask() -> None:
+            async with Client(self.cluster.urls, deadline_ms=_OPERATOR_DEADLINE_MS) as client:
+                for _ in range(tries):
+                    try:
+                        await order(ClusterAdmin(client))
+                    except LsmqError as error:
+                        self.cluster.note(f"refused: {what}: {error.code}: {error.message}")
+                        await asyncio.sleep(0.1)
+                    else:
+                        self.cluster.note(f"ordered: {what}")
+                        return
+
+        def main() -> None:
+            try:
+                world.loop_run(ask)
+            except BaseException as error:
+                self.cluster.broke(f"operator: {what}", error)
+
+        world.scheduler.spawn(main, "main", process)
+
+    def _join(self, node: Node, fault: Fault) -> Callable[[], object] | None:
+        node.start()
+        return None
+
+    def _move(self, node: Node, fault: Fault) -> Callable[[], object] | None:
+        """A shard's replicas to all but one node, and another one leads."""
+        shard = int(fault.at_s * 1e4) % self.cluster.shards
+        nodes = [each.id for each in self.cluster.nodes if each is not node]
+        first = f"n{fault.other}"
+        nodes.sort(key=lambda id: id != first)
+        self._order(f"shard {shard} to {nodes}", lambda admin: admin.move(shard, nodes[:3]))
+        return None
+
+    def _transfer(self, node: Node, fault: Fault) -> Callable[[], object] | None:
+        shard = int(fault.at_s * 1e4) % self.cluster.shards
+        self._order(f"shard {shard} is led by {node.id}", lambda admin: admin.transfer(shard, node.id))
+        return None
+
+    def _drain(self, node: Node, fault: Fault) -> Callable[[], object] | None:
+        self._drained.add(node.id)
+        self._order(f"drain {node.id}", lambda admin: admin.drain(node.id))
+        return lambda: self._order(f"undrain {node.id}", lambda admin: admin.undrain(node.id))
 
     def _kill(self, node: Node, fault: Fault) -> Callable[[], object] | None:
         node.kill()
@@ -117,6 +193,24 @@ class Weather:
     def _power(self, node: Node, fault: Fault) -> Callable[[], object] | None:
         node.cut_power()
         return node.start
+
+    def _power_at_step(self, node: Node, fault: Fault) -> Callable[[], object] | None:
+        """Before one of the next things that are done to its disk."""
+        scheduler, lasting_s = self.cluster.world.scheduler, fault.lasting_s
+
+        def cut() -> None:
+            if not self.over and node.up:
+                self.cluster.note(f"power off at a step of {node.id}")
+                node.cut_power()
+                scheduler.call_later(lasting_s, lambda: None if self.over else node.start())
+
+        def instead() -> None:
+            if scheduler.current is not None and scheduler.process is node.process:
+                scheduler.call_later(0.0, cut)
+                scheduler.park()  # for ever
+
+        node.disk.at(int(lasting_s * 1e4) % 100 + 1, instead=instead)
+        return None
 
     def _stop(self, node: Node, fault: Fault) -> Callable[[], object] | None:
         node.stop()
@@ -167,8 +261,8 @@ class Weather:
 
     def _full(self, node: Node, fault: Fault) -> Callable[[], object] | None:
         self.hurt.add(node.id)
-        node.disk.full = True
-        return lambda: setattr(node.disk, "full", False)
+        node.disk.capacity_bytes = 0
+        return lambda: setattr(node.disk, "capacity_bytes", UNLIMITED_BYTES)
 
     def _clock(self, node: Node, fault: Fault) -> Callable[[], object] | None:
         wrong = (-100.0, -1.0, 3.0, 5_000.0)[int(fault.lasting_s * 1e4) % 4]
@@ -185,7 +279,7 @@ class Weather:
 
     def _fail_sync(self, node: Node, fault: Fault) -> Callable[[], object] | None:
         self.hurt.add(node.id)
-        node.disk.failing = 1
+        node.disk.at(1, errno.EIO, ("sync",))
         return None
 
     def _lose_disk(self, node: Node, fault: Fault) -> Callable[[], object] | None:
@@ -200,7 +294,13 @@ class Weather:
         node.set_back()
         return node.start
 
+    def _lose_tail(self, node: Node, fault: Fault) -> Callable[[], object] | None:
+        """The last bytes of the logs, although they were synced."""
+        node.lose_tail()
+        return node.start
+
     def _flip_bit(self, node: Node, fault: Fault) -> Callable[[], object] | None:
+        self.cluster.on_disk_change(node, False)
         node.cut_power()
         at = node.disk.flip_bit(self.cluster.world.random, lambda path: "/shard-" in path)
         self.cluster.note(f"flipped a bit at {node.id} {at}")

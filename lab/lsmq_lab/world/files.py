@@ -1,6 +1,7 @@
 """``os`` for a world: whatever a program does to files below a machine's directory is done, and written down.
 
-Each operation is a place where a thread may lose its turn, and syncs take time. :mod:`.disk` says what is kept.
+Each operation is a place where a thread may lose its turn, and syncs take time. :mod:`.disk` says what is kept. Without
+a scheduler threads are the system's own, and a sync takes no time.
 """
 
 from __future__ import annotations
@@ -9,35 +10,42 @@ import errno
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 from unittest.mock import patch
 
-from .disk import REAL, DirectoryNode, Disk, FileNode, Node, os_error
+from .disk import REAL, Disk, PowerCut, os_error
+from .medium import DirectoryNode, FileNode, Node
 from .scheduler import Process, Scheduler
 
-_FREE_BYTES = 64 << 30
 _flock = fcntl.flock
 
 
 class Files:
     """``os`` for a world: in place while :meth:`installed`. Paths outside of all disks are left alone."""
 
-    def __init__(self, scheduler: Scheduler, root: Path) -> None:
+    def __init__(self, scheduler: Scheduler | None, root: Path) -> None:
         self.scheduler, self.root = scheduler, root
-        self.random = scheduler.random.__class__(scheduler.random.getrandbits(64))
+        self.random = Random(0 if scheduler is None else scheduler.random.getrandbits(64))
         self.disks: dict[str, Disk] = {}
+        self.lock = threading.RLock()
         self._prefix = f"{root}/"
-        self._open: dict[int, tuple[Disk, Node, int]] = {}
+        self._open: dict[int, tuple[Disk, Node, str, tuple[int, int]]] = {}
         self._locks: dict[int, Process] = {}
 
     def disk(self, host: str) -> Disk:
         """The disk of a machine, made where there is none yet."""
         if host not in self.disks:
-            self.disks[host] = Disk(host, self.root / host)
+            self.disks[host] = Disk(host, self.root / host, Random(f"disk {host}"))
         return self.disks[host]
+
+    def _preempt(self) -> None:
+        if self.scheduler is not None:
+            self.scheduler.preempt()
 
     def killed(self, process: Process) -> None:
         """Locks of files end with who had them. Descriptors stay open: who had them is there still, and never runs."""
@@ -54,19 +62,19 @@ class Files:
         disk = self.disks.get(host)
         return None if disk is None else (disk, text)
 
-    def _opened(self, fd: int) -> tuple[Disk, Node] | None:
+    def _opened(self, fd: int) -> tuple[Disk, Node, str] | None:
         found = self._open.get(fd)
         if found is None:
             return None
-        disk, node, inode = found
+        disk, node, path, inode = found
         try:
             now = REAL["fstat"](fd)
         except OSError:
             now = None
-        if now is None or now.st_ino != inode:  # Closed behind our back, and the number used again.
-            del self._open[fd]
+        if now is None or (now.st_dev, now.st_ino) != inode:  # Closed behind our back, and the number used again.
+            self._open.pop(fd, None)
             return None
-        return disk, node
+        return disk, node, path
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -103,24 +111,34 @@ class Files:
         place = self._disk_of(path)
         if place is None or named:
             return int(REAL["open"](path, flags, mode, **named))
-        self.scheduler.preempt()
+        self._preempt()
         disk, text = place
-        there = os.path.lexists(text)
-        if disk.full and not there and flags & os.O_CREAT:
-            raise os_error(errno.ENOSPC, text)
-        fd: int = REAL["open"](text, flags, mode)
-        if there:
-            node = disk.node(text)
-            if flags & os.O_TRUNC and isinstance(node, FileNode):
-                node.unsynced.append((0, None))
-        else:
-            directory = disk.directory(text)
-            assert directory is not None
-            node = FileNode()
-            disk.change((*directory, node))
-        if node is not None:
-            self._open[fd] = disk, node, REAL["fstat"](fd).st_ino
-        return fd
+        with self.lock:
+            there, error = os.path.lexists(text), None
+            if flags & os.O_CREAT and (not there or flags & os.O_TRUNC):
+                error = disk.step("create", text)
+                if error is None and not there and not disk.room(1):
+                    error = os_error(errno.ENOSPC, text)
+                _refused(error)
+            elif disk.dead:
+                raise PowerCut
+            fd: int = REAL["open"](text, flags, mode)
+            if there:
+                node = disk.node(text)
+                if flags & os.O_TRUNC and isinstance(node, FileNode):
+                    node.unsynced.append((0, None))
+            else:
+                directory = disk.directory(text)
+                assert directory is not None
+                node = FileNode()
+                disk.change((*directory, node))
+            if error is not None:
+                REAL["close"](fd)
+                raise error
+            if node is not None:
+                status = REAL["fstat"](fd)
+                self._open[fd] = disk, node, text, (status.st_dev, status.st_ino)
+            return fd
 
     def close(self, fd: int) -> None:
         if fd < 0:
@@ -130,28 +148,37 @@ class Files:
         REAL["close"](fd)
 
     def pread(self, fd: int, length: int, position: int) -> bytes:
-        if fd in self._open:
-            self.scheduler.preempt()
+        found = self._open.get(fd)
+        if found is not None:
+            self._preempt()
+            if found[0].dead and self._opened(fd) is not None:
+                raise PowerCut
         content: bytes = REAL["pread"](fd, length, position)
         return content
 
-    def _grows(self, disk: Disk, fd: int, end: int) -> bool:
-        return disk.full and end > REAL["fstat"](fd).st_size
-
     def pwrite(self, fd: int, content: Any, position: int) -> int:
-        opened = self._opened(fd)
-        if opened is None:
+        if self._opened(fd) is None:
             return int(REAL["pwrite"](fd, content, position))
-        self.scheduler.preempt()
-        disk, node = opened
-        chunk = bytes(content)
-        if self._grows(disk, fd, position + len(chunk)):
-            chunk = chunk[: max(0, REAL["fstat"](fd).st_size - position)]
-            if not chunk:
-                raise os_error(errno.ENOSPC)
-        assert isinstance(node, FileNode)
-        node.unsynced.append((position, chunk))
-        return int(REAL["pwrite"](fd, chunk, position))
+        self._preempt()
+        with self.lock:
+            disk, node, path = self._still_open(fd)
+            chunk, error = bytes(content), disk.step("write", path)
+            if error is None:
+                size = REAL["fstat"](fd).st_size
+                beyond = position + len(chunk) - size
+                fits = disk.room(beyond) if beyond > 0 else beyond
+                if fits < beyond:
+                    chunk = chunk[: max(0, len(chunk) - beyond + fits)]
+                    error = None if chunk else os_error(errno.ENOSPC)
+            elif not isinstance(error, PowerCut):
+                chunk = chunk[: disk.chance.randint(0, len(chunk))]
+            assert isinstance(node, FileNode)
+            if chunk:
+                node.unsynced.append((position, chunk))
+                REAL["pwrite"](fd, chunk, position)
+            if error is not None:
+                raise error
+            return len(chunk)
 
     def pwritev(self, fd: int, buffers: Sequence[Any], position: int, *_: int) -> int:
         if self._opened(fd) is None:
@@ -159,29 +186,36 @@ class Files:
         return self.pwrite(fd, b"".join(bytes(buffer) for buffer in buffers), position)
 
     def ftruncate(self, fd: int, length: int) -> None:
-        opened = self._opened(fd)
-        if opened is not None:
-            self.scheduler.preempt()
-            assert isinstance(opened[1], FileNode)
-            if self._grows(opened[0], fd, length):
-                raise os_error(errno.ENOSPC)
-            opened[1].unsynced.append((length, None))
-        REAL["ftruncate"](fd, length)
+        if self._opened(fd) is None:
+            REAL["ftruncate"](fd, length)
+        else:
+            self._set_length(fd, length, "truncate", shorter=True)
 
     def posix_fallocate(self, fd: int, offset: int, length: int) -> None:
-        opened = self._opened(fd)
-        if opened is None:
+        if self._opened(fd) is None:
             REAL["posix_fallocate"](fd, offset, length)
-            return
-        self.scheduler.preempt()
-        disk, node = opened
-        end = offset + length
-        if self._grows(disk, fd, end):
-            raise os_error(errno.ENOSPC)
-        if end > REAL["fstat"](fd).st_size:
-            assert isinstance(node, FileNode)
-            node.unsynced.append((end, None))
-            REAL["ftruncate"](fd, end)
+        else:
+            self._set_length(fd, offset + length, "preallocate", shorter=False)
+
+    def _set_length(self, fd: int, length: int, kind: str, *, shorter: bool) -> None:
+        self._preempt()
+        with self.lock:
+            disk, node, path = self._still_open(fd)
+            error = disk.step(kind, path)
+            beyond = length - REAL["fstat"](fd).st_size
+            if error is None and beyond > 0 and disk.room(beyond) < beyond:
+                error = os_error(errno.ENOSPC)
+            if error is not None:
+                raise error
+            if beyond > 0 or shorter:
+                assert isinstance(node, FileNode)
+                node.unsynced.append((length, None))
+                REAL["ftruncate"](fd, length)
+
+    def _still_open(self, fd: int) -> tuple[Disk, Node, str]:
+        opened = self._opened(fd)
+        assert opened is not None, "a file is closed while it is used"
+        return opened
 
     def sync(self, fd: Any) -> None:
         fd = fd if isinstance(fd, int) else fd.fileno()
@@ -191,86 +225,126 @@ class Files:
             if place is None:
                 REAL["fsync"](fd)
                 return
-            disk, node = place[0], place[0].node(place[1])
+            disk, path = place
+            node = disk.node(path)
             if isinstance(node, FileNode):
-                node.unsynced = [(0, None), (0, Path(place[1]).read_bytes())]
+                node.unsynced = [(0, None), (0, Path(path).read_bytes())]
         else:
-            disk, node = opened
-        if self.scheduler.current is not None:
-            self.scheduler.sleep(self.random.uniform(*disk.sync_s))
-        if isinstance(node, DirectoryNode):
-            disk.sync_names(node)
-        elif node is not None:
-            if disk.failing:
-                disk.failing -= 1
+            disk, node, path = opened
+        if self.scheduler is not None and self.scheduler.current is not None:
+            slow = disk.slow
+            if slow is not None and slow[0] in str(Path(f"/proc/self/fd/{fd}").readlink()):
+                self.scheduler.sleep(slow[1])
+            else:
+                self.scheduler.sleep(self.random.uniform(*disk.sync_s))
+        with self.lock:
+            error = disk.step("sync" if isinstance(node, FileNode) else "sync_directory", path)
+            done = error is None or (isinstance(error, PowerCut) and disk.chance.random() < 0.5)
+            if isinstance(node, DirectoryNode):
+                if done:
+                    disk.sync_names(node)
+            elif node is not None and done:
+                node.sync()
+            elif node is not None and not isinstance(error, PowerCut):
+                # The system forgets that these writes were dirty.
                 node.doubtful += node.unsynced
                 node.unsynced.clear()
-                raise os_error(errno.EIO)
-            node.sync()
+            if error is not None:
+                raise error
 
     def rename(self, source: Any, target: Any, **named: Any) -> None:
         place, to = self._disk_of(source), self._disk_of(target)
         if place is None or to is None or named:
             REAL["rename"](source, target, **named)
             return
-        self.scheduler.preempt()
+        self._preempt()
         disk = place[0]
-        node = disk.node(place[1])
-        REAL["rename"](place[1], to[1])
-        there, here = disk.directory(place[1]), disk.directory(to[1])
-        assert node is not None and there is not None and here is not None
-        if there[0] is here[0] and there[1] == here[1]:
-            return
-        disk.change((*there, None), (*here, node))
+        with self.lock, self._changing(disk, "rename", place[1], to[1]):
+            node = disk.node(place[1])
+            REAL["rename"](place[1], to[1])
+            there, here = disk.directory(place[1]), disk.directory(to[1])
+            assert node is not None and there is not None and here is not None
+            if there[0] is not here[0] or there[1] != here[1]:
+                disk.change((*there, None), (*here, node))
 
     def link(self, source: Any, target: Any, **named: Any) -> None:
         place, to = self._disk_of(source), self._disk_of(target)
-        REAL["link"](source, target, **named)
-        if place is not None and to is not None:
+        if place is None or to is None:
+            REAL["link"](source, target, **named)
+            return
+        with self.lock, self._changing(place[0], "link", place[1], to[1]):
+            REAL["link"](source, target, **named)
             node, here = place[0].node(place[1]), place[0].directory(to[1])
             assert node is not None and here is not None
             place[0].change((*here, node))
 
     def unlink(self, path: Any, **named: Any) -> None:
-        place = self._disk_of(path)
-        if place is not None:
-            self.scheduler.preempt()
-        REAL["unlink"](path, **named)
-        self._gone(place)
+        if self._disk_of(path) is not None:
+            self._preempt()
+        self._remove("unlink", path, named)
 
     def rmdir(self, path: Any, **named: Any) -> None:
-        place = self._disk_of(path)
-        REAL["rmdir"](path, **named)
-        self._gone(place)
+        self._remove("rmdir", path, named)
 
-    def _gone(self, place: tuple[Disk, str] | None) -> None:
-        if place is not None:
-            here = place[0].directory(place[1])
+    def _remove(self, how: str, path: Any, named: Mapping[str, Any]) -> None:
+        place = self._disk_of(path)
+        if place is None:
+            REAL[how](path, **named)
+            return
+        disk, text = place
+        with self.lock, self._changing(disk, "remove", text):
+            REAL[how](path, **named)
+            here = disk.directory(text)
             assert here is not None
-            place[0].change((*here, None))
+            disk.change((*here, None))
 
     def mkdir(self, path: Any, mode: int = 0o777, **named: Any) -> None:
         place = self._disk_of(path)
-        if place is not None and place[0].full and not os.path.lexists(place[1]):
-            raise os_error(errno.ENOSPC, path)
-        REAL["mkdir"](path, mode, **named)
-        if place is not None and place[1] != str(place[0].root):
-            here = place[0].directory(place[1])
+        if place is None or place[1] == str(place[0].root) or not _can_make(place[1]):
+            REAL["mkdir"](path, mode, **named)
+            return
+        disk, text = place
+        with self.lock:
+            error = disk.step("make_directory", text)
+            if error is None and not disk.room(1):
+                error = os_error(errno.ENOSPC, text)
+            if error is not None:
+                raise error
+            REAL["mkdir"](path, mode, **named)
+            here = disk.directory(text)
             assert here is not None
-            place[0].change((*here, DirectoryNode()))
+            disk.change((*here, DirectoryNode()))
+
+    @contextmanager
+    def _changing(self, disk: Disk, kind: str, path: str, other: str = "") -> Iterator[None]:
+        """Names change: not where that fails, and before the power goes off there."""
+        error = disk.step(kind, path, other)
+        _refused(error)
+        yield
+        if error is not None:
+            raise error
 
     def statvfs(self, path: Any) -> Any:
         found = REAL["statvfs"](path)
         opened = self._disk_of(path)
         if opened is None:
             return found
-        free = 0 if opened[0].full else _FREE_BYTES // found.f_frsize
         fields = list(found)
-        fields[3] = fields[4] = free  # f_bfree, f_bavail
+        with self.lock:
+            fields[3] = fields[4] = opened[0].free_bytes() // found.f_frsize  # f_bfree, f_bavail
         return os.statvfs_result((*fields, found.f_fsid))
 
     def flock(self, fd: Any, operation: int) -> None:
         fd = fd if isinstance(fd, int) else fd.fileno()
         _flock(fd, operation)
-        if operation & fcntl.LOCK_EX and fd in self._open:
+        if operation & fcntl.LOCK_EX and fd in self._open and self.scheduler is not None:
             self._locks[fd] = self.scheduler.process
+
+
+def _refused(error: OSError | None) -> None:
+    if error is not None and not isinstance(error, PowerCut):
+        raise error
+
+
+def _can_make(path: str) -> bool:
+    return not os.path.lexists(path) and Path(path).parent.is_dir()

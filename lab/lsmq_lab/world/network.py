@@ -20,6 +20,7 @@ from .scheduler import Process, Scheduler
 #: What a direction of a connection holds: on the way, and received and not read.
 WINDOW_BYTES = 256 << 10
 _FIRST_FD = 1 << 20
+_FIRST_PORT = 30_000  # of those who dial
 _SYN_AGAIN_S = 1.0
 _CONNECT_S = 60.0
 
@@ -85,7 +86,7 @@ class Network:
         #: Machines without power.
         self.dark: set[str] = set()
         self._fds = _FIRST_FD
-        self._ports = 30_000
+        self._ports = _FIRST_PORT
         self._undelivered: dict[tuple[str, str], list[Callable[[], None]]] = {}
 
     def take_fd(self, endpoint: Endpoint) -> int:
@@ -110,10 +111,14 @@ class Network:
             for deliver in self._undelivered.pop(cut, ()):
                 self._deliver_later(*cut, deliver)
 
-    def reset(self, one: str, other: str) -> None:
-        """Break the connections between two machines, on both sides."""
+    def reset(self, one: str, other: str, *, dialled_by: str | None = None) -> None:
+        """Break the connections between two machines, on both sides: all, or those that one of them dialled."""
         for endpoint in list(self.endpoints.values()):
-            if endpoint.peer is not None and {endpoint.process.host, endpoint.peer.process.host} == {one, other}:
+            if endpoint.peer is None or {endpoint.process.host, endpoint.peer.process.host} != {one, other}:
+                continue
+            assert endpoint.local is not None and endpoint.remote is not None
+            dialler = endpoint.local if endpoint.local[1] > _FIRST_PORT else endpoint.remote
+            if dialled_by in (None, dialler[0]):
                 endpoint.fail(errno.ECONNRESET)
 
     def killed(self, process: Process) -> None:

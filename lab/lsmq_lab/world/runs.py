@@ -19,16 +19,25 @@ from typing import Any, NoReturn
 
 from lsmq import Client
 
+from .aimed import SCENES
 from .checks import Checks, compare_stores
 from .clients import Clients
 from .cluster import Cluster
 from .faults import Fault, Weather, drawn, smaller
 from .machine import World, world
+from .protocol import Protocol
+from .scenes import Scene
 from .scheduler import Deadlock, Overtime
+from .uses import USES
 
 BEGIN_S, TROUBLE_S = 0.8, 4.0
+#: Compacted topics are looked through, and what is too much goes, within seconds.
+_SETTINGS = {"retention_interval_ms": 500}
+#: What the clients of a run do beside orders where nothing else is said.
+USUAL = ("jobs", "ledger")
 _HEAL_LIMIT_S = 60.0
 _CPU_LIMIT_S = 60
+_SCENE_LIMIT_S = 200.0
 
 
 @dataclass
@@ -36,8 +45,10 @@ class Report:
     """What came of a seed. Equal seeds give equal fingerprints."""
 
     seed: int
+    scene: str = ""
     problems: list[str] = field(default_factory=list)
     plan: list[Fault] = field(default_factory=list)
+    uses: list[str] = field(default_factory=list)
     fingerprint: str = ""
     steps: int = 0
     virtual_s: float = 0.0
@@ -57,19 +68,47 @@ class Report:
 
 
 def plan_of(seed: int) -> list[Fault]:
-    return drawn(Random(f"plan {seed}"), 3, BEGIN_S, TROUBLE_S)
+    members = moves_members(seed)
+    return drawn(Random(f"plan {seed}"), 4 if members else 3, BEGIN_S, TROUBLE_S, membership=members)
 
 
-def run(seed: int, plan: Sequence[Fault] | None = None, *, directory: Path | None = None) -> Report:
-    """Play a seed, in this process."""
-    report = Report(seed, plan=list(plan_of(seed) if plan is None else plan))
+def moves_members(seed: int) -> bool:
+    """Whether a fourth node joins in a seed, and replicas move."""
+    return Random(f"members {seed}").random() < 0.25
+
+
+def uses_of(seed: int) -> tuple[str, ...]:
+    """What clients do in a seed beside orders: so many things that a run stays short."""
+    chance = Random(f"uses {seed}")
+    usual = [use for use in USUAL if chance.random() < 0.5]
+    return *usual, *sorted(chance.sample(sorted(USES), chance.randint(1, 3 - len(usual))))
+
+
+def run(
+    seed: int,
+    plan: Sequence[Fault] | None = None,
+    uses: Sequence[str] | None = None,
+    *,
+    scene: str = "",
+    directory: Path | None = None,
+) -> Report:
+    """Play a seed, in this process: with its own plan and uses, or others; or a scene by its name."""
+    report = Report(seed, scene=scene, plan=[] if scene else list(plan_of(seed) if plan is None else plan))
+    report.uses = [] if scene else list(uses_of(seed) if uses is None else uses)
     began = time.process_time()
     weather = Random(f"weather {seed}")
     with world(seed, preemption=weather.choice((0.0, 0.02, 0.2)), directory=directory) as made:
-        cluster = Cluster(made, shards=weather.choice((1, 2)))
+        joiners = int(any(max(fault.node, fault.other) > 3 for fault in report.plan))
+        settings = {} if scene else _SETTINGS
+        cluster = Cluster(made, shards=1 if scene else weather.choice((1, 2)), joiners=joiners, settings=settings)
         try:
-            with cluster.installed():
-                _play(cluster, report)
+            protocol = Protocol(cluster)
+            cluster.on_disk_change = protocol.disk_changes
+            with cluster.installed(), protocol.watching():
+                if scene:
+                    _play_scene(cluster, protocol, scene)
+                else:
+                    _play(cluster, report)
         except BaseException as error:
             cluster.broke("the run ended", error)
         report.problems = [problem.replace(str(made.files.root), "") for problem in cluster.problems]
@@ -82,9 +121,9 @@ def run(seed: int, plan: Sequence[Fault] | None = None, *, directory: Path | Non
 
 def _play(cluster: Cluster, report: Report) -> None:
     made = cluster.world
-    for node in cluster.nodes:
+    for node in cluster.founders:
         node.start()
-    checks, clients = Checks(cluster), Clients(cluster)
+    checks, clients = Checks(cluster), Clients(cluster, report.uses)
     weather = Weather(cluster, report.plan)
     made.scheduler.run(lambda: made.now >= TROUBLE_S or bool(cluster.problems), limit_s=TROUBLE_S + 1)
     if cluster.problems:
@@ -109,7 +148,8 @@ def _play(cluster: Cluster, report: Report) -> None:
         _until(made, lambda: False, 0.3)
         checks.end()
         cluster.problems += clients.verdict()
-        cluster.problems += compare_stores(cluster)
+        expiring = [topic for use in clients.uses if use.expires for topic in use.topics]
+        cluster.problems += compare_stores(cluster, expiring)
     report.figures = {
         "acknowledged": clients.acknowledged,
         "unknown": clients.unknown,
@@ -117,9 +157,27 @@ def _play(cluster: Cluster, report: Report) -> None:
         "transactions": sum(outcome == "committed" for outcome in clients.outcomes.values()),
         "faults": len(weather.done),
         "destroyed": weather.destroyed,
+        "ordered": weather.ordered,
         "served": checks.serving,
         "leaders": len(checks._leaders),
+        **{use.name: use.counted for use in clients.uses},
     }
+
+
+def _play_scene(cluster: Cluster, protocol: Protocol, name: str) -> None:
+    made = cluster.world
+    scene = Scene(cluster, protocol)
+    with scene.installed():
+        for node in cluster.nodes:
+            node.start()
+        checks = Checks(cluster)
+        scene.play(SCENES[name])
+        made.scheduler.run(lambda: scene.over or bool(cluster.problems), limit_s=_SCENE_LIMIT_S)
+        if not cluster.problems:
+            made.run_async(scene.writer.read_back, process=made.process("reader", "10.0.2.1"), limit_s=60.0)
+            _until(made, lambda: False, 0.3)
+            checks.end()
+            cluster.problems += compare_stores(cluster)
 
 
 def _until(made: World, reached: Callable[[], bool], limit_s: float) -> bool:
@@ -174,7 +232,12 @@ class Child:
     """A seed that is played in a forked process: whatever it leaves behind goes with it."""
 
     def __init__(
-        self, seed: int, plan: Sequence[Fault] | None = None, before: Callable[[], None] | None = None
+        self,
+        seed: int,
+        plan: Sequence[Fault] | None = None,
+        before: Callable[[], None] | None = None,
+        uses: Sequence[str] | None = None,
+        scene: str = "",
     ) -> None:
         """``before`` is called in the new process."""
         self.seed = seed
@@ -183,7 +246,7 @@ class Child:
         self._pid = os.fork()
         if self._pid == 0:
             os.close(self._pipe)
-            _play_and_tell(seed, plan, before, writing)
+            _play_and_tell(seed, plan, before, uses, scene, writing)
         os.close(writing)
 
     def report(self) -> Report:
@@ -192,18 +255,23 @@ class Child:
             content = pipe.read()
         status = os.waitpid(self._pid, 0)[1]
         if not content:
-            return Report(self.seed, [f"the process ended with {status}, or took over {_CPU_LIMIT_S} s"])
+            return Report(self.seed, problems=[f"the process ended with {status}, or took over {_CPU_LIMIT_S} s"])
         return Report.from_json(content.decode())
 
 
 def _play_and_tell(
-    seed: int, plan: Sequence[Fault] | None, before: Callable[[], None] | None, writing: int
+    seed: int,
+    plan: Sequence[Fault] | None,
+    before: Callable[[], None] | None,
+    uses: Sequence[str] | None,
+    scene: str,
+    writing: int,
 ) -> NoReturn:
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_LIMIT_S, _CPU_LIMIT_S))
     try:
         if before is not None:
             before()
-        content = json.dumps(asdict(run(seed, plan)))
+        content = json.dumps(asdict(run(seed, plan, uses, scene=scene)))
     except BaseException:
         content = json.dumps({"seed": seed, "problems": [traceback.format_exc()], "plan": []})
     with open(writing, "wb") as pipe:
@@ -211,18 +279,27 @@ def _play_and_tell(
     os._exit(0)
 
 
-def in_child(seed: int, plan: Sequence[Fault] | None = None, before: Callable[[], None] | None = None) -> Report:
+def in_child(
+    seed: int,
+    plan: Sequence[Fault] | None = None,
+    before: Callable[[], None] | None = None,
+    uses: Sequence[str] | None = None,
+    *,
+    scene: str = "",
+) -> Report:
     """Play a seed in a process of its own."""
-    return Child(seed, plan, before).report()
+    return Child(seed, plan, before, uses, scene).report()
 
 
 def shrunk(report: Report, *, tries: int = 60, before: Callable[[], None] | None = None) -> Report:
     """A run of the same seed with fewer faults, or shorter ones, that has a problem too."""
     left = tries
     while left:
+        # What was to come after the problem did not bring it about.
+        report.plan = [fault for fault in report.plan if fault.at_s <= report.virtual_s]
         for plan in smaller(report.plan):
             left -= 1
-            found = in_child(report.seed, plan, before)
+            found = in_child(report.seed, plan, before, report.uses)
             if not found.ok:
                 report = found
                 break
@@ -233,13 +310,19 @@ def shrunk(report: Report, *, tries: int = 60, before: Callable[[], None] | None
     return report
 
 
-def played(seeds: Sequence[int], jobs: int = 1) -> Iterator[Report]:
-    """Reports in the order of the seeds; so many are played at a time."""
+def played(
+    seeds: Sequence[int], jobs: int = 1, scenes: Sequence[str] = ("",), uses: Sequence[str] | None = None
+) -> Iterator[Report]:
+    """Reports in the order of the seeds, each in every scene, or in its own weather; so many are played at a time.
+
+    ``uses``: what clients do beside orders, instead of what each seed says.
+    """
     prepare()
     running: deque[Child] = deque()
     for seed in seeds:
-        running.append(Child(seed))
-        if len(running) == jobs:
-            yield running.popleft().report()
+        for scene in scenes:
+            running.append(Child(seed, uses=uses, scene=scene))
+            if len(running) == jobs:
+                yield running.popleft().report()
     for child in running:
         yield child.report()

@@ -7,34 +7,66 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from lsmq import runtime
-from lsmq.errors import LsmqError
+from lsmq.errors import Forbidden, LsmqError, NotLeader, Unauthenticated
+from lsmq_coordinator.auth import VERIFIED
 from lsmq_coordinator.http_status import status_of
 from lsmq_node.broker import client_of
 from lsmq_node.config import NodeConfig
 from lsmq_node.metrics import HttpMetrics
 from lsmq_node.node import Node
+from lsmq_node.rights import Audit
 
 from . import (
     batches,
     cluster,
     consume,
+    delayed,
     deletes,
+    find,
     groups,
     offsets,
     produce,
+    producers,
     push,
+    queues,
+    rights,
+    schedules,
+    snapshots,
     system,
     topics,
     transactions,
     work_queues,
 )
+from .access import ACCESS, AUDITED
+from .asker import Asker
 from .failures import failures
+from .forwarding import answered_elsewhere, answering_passed_on
 from .openapi import document
-from .origins import own_pages
-from .routing import Call, Route
+from .origins import let_pages_read, own_pages
+from .routing import SYSTEM_TAG, Call, Route
 from .sending import send_held
 
-_PARTS = (topics, produce, consume, batches, deletes, groups, offsets, push, work_queues, transactions, cluster, system)
+_PARTS = (
+    topics,
+    queues,
+    produce,
+    consume,
+    batches,
+    producers,
+    find,
+    deletes,
+    delayed,
+    schedules,
+    groups,
+    offsets,
+    push,
+    work_queues,
+    transactions,
+    cluster,
+    snapshots,
+    rights,
+    system,
+)
 
 NODE = web.AppKey("node", Node)
 
@@ -48,6 +80,7 @@ def make_app(node: Node) -> web.Application:
     """HTTP in front of a node, which outlives it."""
     config, metrics = node.broker.config, HttpMetrics()
     app = web.Application(middlewares=[failures, own_pages(config, metrics)], client_max_size=config.max_request_bytes)
+    let_pages_read(app, config)
     app[NODE] = node
     node.metrics.add(metrics)
     table = route_table(config)
@@ -56,29 +89,76 @@ def make_app(node: Node) -> web.Application:
         handler = _handler(route, node, metrics)
         for method in route.methods:
             app.router.add_route(method, route.path, handler, name=route.operation)
+    node.broker.topology.peers.answer_passed_on(answering_passed_on(app))
     return app
 
 
 def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     """The route's handler with a memory reservation of its own, counted and timed."""
-    series, broker = metrics.series(route.operation), node.broker
+    series, broker, rights = metrics.series(route.operation), node.broker, node.rights
+    access, audit, noted = ACCESS[route.operation], node.audit, route.operation in AUDITED
 
     async def handle(request: web.Request) -> web.StreamResponse:
         began = runtime.monotonic()
         status = 499  # The caller went away: what remains when nothing below says otherwise.
+        asker: Asker | None = None
+        refusal_of: LsmqError | None = None
         try:
-            with broker.budget.hold(client_of(request.remote)) as hold:
-                response = await route.handler(Call(request, node, route, hold))
-                response = await send_held(request, response, hold, broker)
+            # What another node passed on counts among its client's there.
+            client = None if VERIFIED in request else client_of(request.remote)
+            with broker.budget.hold(client) as hold:
+                if client is not None and route.tag != SYSTEM_TAG:
+                    await broker.request_pace.wait(client, 1)
+                    await broker.byte_pace.wait(client)
+                asker = Asker(rights, access, request.headers.get("Authorization") if rights.on else None)
+                await asker.identify()
+                call = Call(request, node, route, hold, asker)
+                call.check_needs(access)
+                try:
+                    response = await route.handler(call)
+                except NotLeader as refusal:
+                    response = await answered_elsewhere(call, refusal)
+                if access.shows and not route.is_stream:
+                    asker.check_again()
+                if call.proof is None:
+                    response = await send_held(request, response, hold, broker)
+                if client is not None and not route.is_stream:
+                    broker.byte_pace.took(client, (request.content_length or 0) + _body_bytes(response))
             status = response.status
             return response
         except LsmqError as error:
-            status = status_of(error)
+            status, refusal_of = status_of(error), error
             raise
         except Exception as error:
             status = 499 if isinstance(error, ConnectionError) else 500
             raise
         finally:
             series.observe(status, runtime.monotonic() - began)
+            if audit.on and VERIFIED not in request and (noted or isinstance(refusal_of, Unauthenticated | Forbidden)):
+                _note(audit, route, request, asker, status, refusal_of)
 
     return handle
+
+
+def _note(
+    audit: Audit, route: Route, request: web.Request, asker: Asker | None, status: int, error: LsmqError | None
+) -> None:
+    """A line of the audit log. What a client was answered by another node is known by its status alone."""
+    refused = status in (401, 403)
+    audit.note(
+        "refused" if refused else "failed" if status >= 400 else "done",
+        principal=None if asker is None else asker.name,
+        operation=route.operation,
+        method=request.method,
+        path=request.path,
+        remote=request.remote,
+        status=status,
+        code=None if error is None else error.code,
+        right=None if error is None else error.details.get("right"),
+    )
+
+
+def _body_bytes(response: web.StreamResponse) -> int:
+    """Of an answer, whether it has been sent or is about to be."""
+    body = response.body if isinstance(response, web.Response) else None
+    return len(body) if isinstance(body, bytes) else response.body_length if response.prepared else 0

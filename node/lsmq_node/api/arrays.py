@@ -51,6 +51,11 @@ def queue_offsets(document: dict[str, Any], admission: Admission) -> tuple[NDArr
 def parse_ranges(text: str, topic: Topic, admission: Admission) -> NDArray[np.int64]:
     """The queues of ``0-99,200``: single numbers and ranges, both ends included. Empty text is all."""
     if not text:
+        if topic.named:
+            raise InvalidRequest(
+                f"queues is missing; topic {topic.name!r} has queues with names, whose numbers are to be given",
+                field="queues",
+            )
         admission.queue_count(topic.queues)
         return np.arange(topic.queues, dtype=np.int64)
     pieces: list[NDArray[np.int64]] = []
@@ -66,7 +71,9 @@ def parse_ranges(text: str, topic: Topic, admission: Admission) -> NDArray[np.in
             raise InvalidRequest(f"queues has the range {piece}, whose end is before its start", field="queues")
         # Before the numbers are made: a range is short and may name billions.
         count += high - low + 1
-        if high >= topic.queues:
+        if topic.named:
+            admission.queue(topic, high)
+        elif high >= topic.queues:
             raise InvalidRequest(
                 f"queues has {piece}; the queues of topic {topic.name!r} are 0 to {topic.queues - 1}", field="queues"
             )

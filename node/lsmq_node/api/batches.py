@@ -1,7 +1,7 @@
 """Record batches over HTTP, the way clients send and fetch: bytes pass through, nothing is unpacked.
 
 A batch that comes in is checked as a whole, by columns. What goes out is what the store has: parts in memory
-are written, whole table blocks leave by sendfile without passing through this process.
+are written, whole table blocks leave by sendfile without passing through this process, where there is no TLS.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from lsmq.errors import (
     SequenceReused,
     StaleSequence,
     StoreBusy,
+    TooManyDelayed,
     TooManyMessages,
     TooManyProducers,
     TopicReplaced,
@@ -40,32 +41,43 @@ from lsmq_node.broker import Fetched, FetchRequest, ProduceRequest, ReadFrom
 from lsmq_node.storage.columns import encode_columns, encode_one
 
 from . import schemas
-from .codec import BATCH_TYPE, BATCHES_TYPE, media_type
+from .codec import BATCH_TYPE, BATCHES_TYPE, NAMED_BATCH_TYPE, media_type
+from .filters import FILTER_FIELDS, filter_of
 from .routing import FROM, Call, Content, Parameter, Routes
+from .selecting import SELECTING, selected_of
 from .sending import send_parts
 
 #: What a batch of an idempotent producer may be refused with.
 PRODUCER_ERRORS = (OutOfOrderSequence, StaleSequence, SequenceReused, ProducerFenced, UnknownProducer, TooManyProducers)
 
 ROUTES = Routes("batches")
+_FETCH = {**schemas.FETCH, "properties": {**schemas.FETCH["properties"], **FILTER_FIELDS}}
+#: More names than these are looked at in a thread.
+_MANY = 1_000
 _ACK = Parameter("ack", schemas.ACK, "As in sending messages.")
 
 
 @ROUTES.post(
     "/v1/topics/{topic}/batches",
     Content(
-        "Stored. A batch of as many records with the columns OFFSET and STORED_MS only.",
+        "Stored. A batch of as many records with the columns OFFSET and STORED_MS; where queues are named also QUEUE, "
+        "their numbers; and FLAGS where messages were not stored since their ids had been, whose offsets it has.",
         media_types=(BATCH_TYPE,),
         headers={"Lsmq-Duplicate": "`1` when the producer's batch had been stored before."},
     ),
     parameters=(_ACK,),
-    request=Content("One record batch, without the columns TOPIC and OFFSET.", media_types=(BATCH_TYPE,)),
+    request=Content(
+        "One record batch, without the columns TOPIC and OFFSET. Where queues are named there come before it the "
+        "length of the names (4 bytes, little-endian) and the names joined by NUL, and QUEUE says which of them.",
+        media_types=(BATCH_TYPE, NAMED_BATCH_TYPE),
+    ),
     errors=(
         UnknownTopic,
         UnknownQueue,
         InvalidBatch,
         MessageTooLarge,
         TooManyMessages,
+        TooManyDelayed,
         *PRODUCER_ERRORS,
         NotLeader,
         NotEnoughReplicas,
@@ -77,14 +89,30 @@ _ACK = Parameter("ack", schemas.ACK, "As in sending messages.")
 async def send_batch(call: Call) -> web.StreamResponse:
     """Send one record batch.
 
-    All queues of the batch belong to one shard. It is stored whole or not at all.
+    All queues of the batch belong to one shard. It is stored whole or not at all. A message whose `DUE_MS` (a delay
+    up to ten years, or a time) is after the answer's `STORED_MS` comes later; its `OFFSET` is part of its id.
     """
     topic = await call.topic()
-    if (found := media_type(call.request)) != BATCH_TYPE:
-        raise InvalidRequest(f"Content-Type is {found!r}; a batch is sent as {BATCH_TYPE}")
-    part = await call.broker.unpack(topic, await call.body(), call.hold)
-    (appended,) = await call.broker.produce(ProduceRequest(topic, (part,), call.ack(call.query["ack"])))
-    columns: dict[int, NDArray[Any] | int] = {Column.OFFSET: appended.offsets, Column.STORED_MS: appended.stored_ms}
+    broker, ack = call.broker, call.ack(call.query["ack"])
+    wanted = NAMED_BATCH_TYPE if topic.named else BATCH_TYPE
+    if (found := media_type(call.request)) != wanted:
+        raise InvalidRequest(f"Content-Type is {found!r}; a batch for topic {topic.name!r} is sent as {wanted}")
+    columns: dict[int, NDArray[Any] | int]
+    if topic.named:
+        shard, names, batch = await broker.unpack_named(topic, await call.body(), call.hold)
+        request = ProduceRequest(topic, ((shard, batch),), ack, (names,))
+        ((appended, numbers),) = await broker.produce_named(request)
+        columns = {Column.QUEUE: numbers}
+    else:
+        part = await broker.unpack(topic, await call.body(), call.hold)
+        (appended,) = await broker.produce(ProduceRequest(topic, (part,), ack))
+        columns = {}
+    columns |= {Column.OFFSET: np.maximum(appended.offsets, 0), Column.STORED_MS: appended.stored_ms}
+    flags = np.where(appended.offsets < 0, np.uint8(Flag.DROPPED), np.uint8(0))
+    if appended.repeats is not None:
+        flags |= appended.repeats * np.uint8(Flag.REPEAT)
+    if flags.any():
+        columns[Column.FLAGS] = flags
     headers = {"Content-Type": BATCH_TYPE}
     if appended.duplicate:
         headers["Lsmq-Duplicate"] = "1"
@@ -105,6 +133,8 @@ def elsewhere_batches(found: Fetched) -> Iterator[bytes]:
             Column.LENGTH: lengths,
             Column.FLAGS: np.full(len(each.queues), Flag.ELSEWHERE, np.uint8),
         }
+        if each.offsets is not None:
+            columns[Column.OFFSET] = each.offsets
         yield encode_one(columns, np.frombuffer(url, np.uint8))
 
 
@@ -125,22 +155,27 @@ def positions_batch(found: Fetched) -> bytes:
     "/v1/topics/{topic}/fetch",
     Content(
         "Record batches one after another: first the next offsets of all queues that moved "
-        "(QUEUE, OFFSET, FLAGS=2), then messages. Some may lie below the offset asked for; "
-        "pass over them. Empty when the wait was over. With `from=auto` batches (QUEUE, FLAGS=4) may come "
-        "before: read these queues at the node whose URL is the payload from now on, and where that is "
-        "empty at the leader.",
+        "(QUEUE, OFFSET, FLAGS=2), then messages. Some may lie below the offset asked for, or have another tag or type "
+        "with the same hash; pass over them. Empty when the wait was over. With `from=auto` batches (QUEUE, FLAGS=4) "
+        "may come before: read these queues at the node whose URL is the payload from now on, and where that is "
+        "empty at the leader. Where they were selected by name, OFFSET says from where on, and the session goes on "
+        "without them. Where queues are selected by name, a batch (QUEUE, OFFSET, LENGTH, FLAGS=16) before the "
+        "messages has the names of their queues one after another as its payload, and from which offset on there are "
+        "messages; a queue that it leaves out was deleted. Queues of such a topic may be fetched by number, too.",
         media_types=(BATCHES_TYPE,),
         headers={FETCH_SESSION_HEADER: "With `keep`: the `session` of the next request."},
     ),
     parameters=(FROM,),
-    request=Content("Queues, and the offset wanted of each.", schemas.FETCH),
+    request=Content("Queues, and the offset wanted of each.", _FETCH),
     errors=(UnknownTopic, UnknownQueue, UnknownFetchSession, NotLeader, ReadElsewhere, TopicReplaced),
 )
 async def fetch_batches(call: Call) -> web.StreamResponse:
     """Read messages of many queues, long polling if asked to.
 
-    Costs what it returns, not what it asks for: idle queues are free. Name the queues once, with `keep`, and go on
-    with the `session` of each answer: the node remembers where it ended.
+    Costs what it returns, not what it asks for: idle queues are free. Name the queues once, with `keep`, and go on with
+    the `session` of each answer: the node remembers where it ended. What is picked is said each time. Where queues are
+    named, select them by `names`, a `pattern` or `slots`: queues that come later join by themselves. Of these, the
+    shards that this node leads answer.
     """
     config = call.broker.config
     topic = await call.topic()
@@ -151,9 +186,17 @@ async def fetch_batches(call: Call) -> web.StreamResponse:
         "max_bytes": document.get("max_bytes", config.max_response_bytes),
         "wait_ms": document["wait_ms"],
         "source": ReadFrom(call.query["from"]),
+        "filter": filter_of(document),
+        # What is encrypted passes through this process anyway: it is read and verified in one go, and not twice.
+        "files": call.proof is None and call.request.scheme != "https",
     }
     if "session" in document:
         request = FetchRequest(**limits, session=document["session"])
+    elif any(field in document for field in SELECTING):
+        selected = await call.workers.run(
+            lambda: selected_of(document, topic, call.broker.admission), large=len(document.get("names", ())) > _MANY
+        )
+        request = FetchRequest(**limits, selected=selected, keep=document["keep"])
     else:
         for name in ("queues", "offsets"):
             if name not in document:
@@ -162,8 +205,8 @@ async def fetch_batches(call: Call) -> web.StreamResponse:
                     field=name,
                 )
         queues, offsets = await call.queue_offsets(document)
-        request = FetchRequest(**limits, queues=queues, offsets=offsets, keep=document["keep"])
+        request = FetchRequest(**limits, queues=queues, offsets=offsets, keep=document["keep"] and call.proof is None)
     found = await call.broker.fetch(request, call.hold)
     headers = {FETCH_SESSION_HEADER: found.session} if found.session else {}
-    batches = [*elsewhere_batches(found), positions_batch(found), *found.parts]
+    batches = [*elsewhere_batches(found), positions_batch(found), *found.names, *found.parts]
     return await send_parts(call, batches, {"Content-Type": BATCHES_TYPE, **headers})

@@ -16,6 +16,7 @@ from .items import check_json_items, unpack_msgpack
 JSON_TYPE: Final = "application/json"
 MSGPACK_TYPE: Final = "application/msgpack"
 BATCH_TYPE: Final = "application/vnd.lsmq.batch"
+NAMED_BATCH_TYPE: Final = "application/vnd.lsmq.named-batch"
 BATCHES_TYPE: Final = "application/vnd.lsmq.batches"
 
 

@@ -9,7 +9,15 @@ import structlog
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from lsmq.errors import InvalidRequest, LsmqError, MethodNotAllowed, ReadElsewhere, UnknownPath
+from lsmq.errors import (
+    InvalidRequest,
+    LsmqError,
+    MethodNotAllowed,
+    ReadElsewhere,
+    TooManyRequests,
+    Unauthenticated,
+    UnknownPath,
+)
 from lsmq_coordinator.http_status import status_of
 
 from .codec import answer
@@ -24,6 +32,10 @@ def error_answer(request: web.BaseRequest, error: LsmqError, status: int | None 
     """``{"error": {...}}`` with the error's status, Retry-After where trying again makes sense, Location elsewhere."""
     status = status_of(error) if status is None else status
     headers = {"Retry-After": RETRY_AFTER_S} if error.retriable and status in (503, 507) else {}
+    if isinstance(error, TooManyRequests):
+        headers["Retry-After"] = str(-(-error.details["retry_after_ms"] // 1000))
+    if isinstance(error, Unauthenticated):
+        headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, ReadElsewhere):
         headers["Location"] = f"{error.details['url']}{request.path_qs}"
     response = answer(request, {"error": _as_text(error.to_dict())}, status, headers)

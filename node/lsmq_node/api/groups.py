@@ -21,6 +21,7 @@ from lsmq_node.groups.coordinator import ShardGroups
 from lsmq_node.groups.group import HEARTBEATS_PER_SESSION
 from lsmq_node.groups.holdings import Owned
 from lsmq_node.groups.ranges import count, intersect, pairs, parse
+from lsmq_node.rights import Kind
 
 from . import group_schemas as schemas
 from .codec import answer
@@ -37,7 +38,9 @@ _DESCRIBED = Content("Its members and what they own, as its coordinator knows it
 async def list_groups(call: Call) -> web.StreamResponse:
     """Consumer groups of the shards at this node."""
     coordinated = {name: group for shard in call.node.groups.shards() for name, group in shard.groups.items()}
-    names, following = page(call, {*call.broker.groups(), *coordinated})
+    sees = call.asker.sees
+    known = {*call.broker.groups(), *coordinated}
+    names, following = page(call, (name for name in known if sees(Kind.GROUP, name.partition("/")[0])))
     details = [
         {
             "group": name,
@@ -76,6 +79,8 @@ async def heartbeat(call: Call) -> web.StreamResponse:
     Only at the group's coordinator. docs/groups.md describes the protocol.
     """
     name, document = call.path("group"), await call.checked_document()
+    for topic in (*document["topics"], *document.get("owned", {})):
+        call.asker.check_named(Kind.TOPIC, topic)
     beat = _beat(call, document)
     if document["leave"]:
         await call.node.groups.leave(name, beat)

@@ -19,6 +19,7 @@ from lsmq.errors import (
 )
 from lsmq_node.groups import Mode
 from lsmq_node.groups.ranges import Ranges, normal, parse
+from lsmq_node.rights import Action, Kind
 
 from . import group_schemas, schemas
 from .arrays import is_number, parse_ranges
@@ -40,6 +41,9 @@ _GROUP = Parameter(
 
 ROUTES = Routes("groups")
 _RANGES = Parameter("ranges", text(), "Such as `0-99,200`. Without it, all queues.")
+_SLOTS = Parameter(
+    "slots", text(), "Of a named topic, in place of `queues`: those whose names lie in slots such as `0-99`."
+)
 _SHARD = Parameter("shard", integer(0, 1_023), "Number of the shard.", required=True)
 
 
@@ -67,6 +71,8 @@ async def commit_offsets(call: Call) -> web.StreamResponse:
     group = call.path("group")
     document = await call.checked_document()
     topic = await call.topic(document["topic"])
+    if document["reset"]:
+        call.asker.check(Kind.GROUP, group.partition("/")[0], Action.ALTER)
     queues, offsets = await call.queue_offsets(document)
     if call.node.work.is_work_queue(group, topic):
         raise GroupModeMismatch(
@@ -91,13 +97,22 @@ async def commit_offsets(call: Call) -> web.StreamResponse:
 @ROUTES.get(
     "/v1/groups/{group}/offsets",
     Content("Those queues that have one.", schemas.COMMITTED),
-    parameters=(_GROUP, TOPIC, QUEUES),
-    errors=(UnknownTopic,),
+    parameters=(_GROUP, TOPIC, QUEUES, _SLOTS),
+    errors=(UnknownTopic, UnknownQueue),
 )
 async def get_committed_offsets(call: Call) -> web.StreamResponse:
     """Committed offsets of a group."""
     query = call.query
     group, topic = call.path("group"), await call.topic(query["topic"])
+    if query["slots"] is not None:
+        if not topic.named or query["queues"] is not None:
+            raise InvalidRequest(
+                "slots are of a topic whose queues have names, and stand in place of queues", field="slots"
+            )
+        queues, offsets = await call.node.groups.committed_in(group, topic, normal(_ranges(query["slots"])))
+        return await call.answer_large(
+            2 * len(queues), lambda: {"queues": queues.tolist(), "offsets": offsets.tolist()}
+        )
     queues, offsets = await call.broker.committed_offsets(
         group, topic, parse_ranges(query["queues"] or "", topic, call.broker.admission)
     )

@@ -10,11 +10,15 @@ rebinding"). So, for every path and method:
   configuration knows, or one of ``allowed_hosts``;
 - a body that comes from a page is of a type that pages of other origins cannot send without asking first.
 
+Pages of ``browser_origins`` may read the answers as well, and are answered what their browsers ask before they send
+(CORS). Nothing is said of cookies: a page that has a token sends it itself.
+
 Clients that are no browsers send no ``Origin``, and reach the node by a name that is its own.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import socket
 from collections.abc import Iterable
@@ -35,6 +39,14 @@ _PRIVATE_SUFFIXES = (".localhost", ".local", ".internal", ".home.arpa", ".test",
 #: What a page may send to another origin without the browser asking it first.
 _SIMPLE_TYPES = frozenset({"", "text/plain", "multipart/form-data", "application/x-www-form-urlencoded"})
 _REMEMBERED = 1_000
+_ASKED = "Access-Control-Request-Method"
+#: What a page of an allowed origin may send, and read of an answer. Browsers remember it for so many seconds.
+_PREFLIGHT = {
+    "Access-Control-Allow-Methods": "GET, HEAD, POST, PUT, PATCH, DELETE",
+    "Access-Control-Allow-Headers": "Authorization, Content-Type, Lsmq-Forward, Lsmq-Topic-Id",
+    "Access-Control-Max-Age": "600",
+}
+_READABLE = "Lsmq-Duplicate, Lsmq-Fetch-Session, Retry-After, WWW-Authenticate"
 
 
 def own_pages(config: NodeConfig, metrics: HttpMetrics) -> Middleware:
@@ -62,9 +74,30 @@ def own_pages(config: NodeConfig, metrics: HttpMetrics) -> Middleware:
         except LsmqError as error:
             metrics.series(request.match_info.route.name or "unknown").observe(status_of(error), 0.0)
             raise
+        if request.method == "OPTIONS" and "Origin" in request.headers and _ASKED in request.headers:
+            return web.Response(status=204, headers=_PREFLIGHT)
         return await handler(request)
 
     return checked
+
+
+def let_pages_read(app: web.Application, config: NodeConfig) -> None:
+    """Say in every answer to a page of one of ``browser_origins`` that it may read it; errors and streams included."""
+    if not config.browser_origins:
+        return
+    origins = Origins(config)
+
+    async def allow(request: web.Request, response: web.StreamResponse) -> None:
+        origin = request.headers.get("Origin")
+        if origin is None:
+            return
+        with contextlib.suppress(OriginNotAllowed):
+            origins.check(origin, None)
+            response.headers["Access-Control-Allow-Origin"] = origin
+            response.headers["Access-Control-Expose-Headers"] = _READABLE
+            response.headers["Vary"] = "Origin"
+
+    app.on_response_prepare.append(allow)
 
 
 def _check_type(request: web.Request) -> None:

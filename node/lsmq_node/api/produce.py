@@ -8,33 +8,51 @@ from __future__ import annotations
 
 import base64
 import binascii
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from aiohttp import web
 
+from lsmq import runtime
 from lsmq.errors import (
     DiskFull,
+    InvalidQueueName,
     InvalidRequest,
     MessageTooLarge,
     NotEnoughReplicas,
     NotLeader,
     StoreBusy,
+    TooManyDelayed,
     TooManyMessages,
+    TooManyQueues,
     TopicReplaced,
     UnknownQueue,
     UnknownTopic,
 )
-from lsmq.messages import Headers, Key
-from lsmq.record_batch import BatchBuilder, RecordBatch, key_hash, message_id
+from lsmq.messages import (
+    MAX_TTL_MS,
+    Headers,
+    Key,
+    check_not_later,
+    check_ttl,
+    dedupe_hash,
+    dedupe_queue,
+    due_value,
+    named_dedupe_hash,
+)
+from lsmq.queue_names import SEPARATOR, check_queue_name
+from lsmq.record_batch import BatchBuilder, RecordBatch, delayed_id, key_hash, message_id
 from lsmq_node.broker import Broker, ProduceRequest
 from lsmq_node.broker.admission import Admission
-from lsmq_node.storage import Topic
+from lsmq_node.config import Forward
+from lsmq_node.storage import Appended, Topic
 from lsmq_node.workers import Turns
 
 from . import schemas
 from .batches import PRODUCER_ERRORS
-from .codec import answer
+from .codec import Format, answer, encode
+from .forwarding import ShardPart, each_at_leader
 from .routing import Call, Content, Routes
 from .schema import Schema, check
 
@@ -49,6 +67,12 @@ class Part:
 
     builder: BatchBuilder = field(default_factory=BatchBuilder)
     places: list[int] = field(default_factory=list)
+    #: Where queues are named: the builder's queues count these.
+    names: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def joined_names(self) -> bytes:
+        return SEPARATOR.join(self.names).encode()
 
 
 def values_of(message: dict[str, Any]) -> int:
@@ -59,7 +83,7 @@ def values_of(message: dict[str, Any]) -> int:
 class Packer:
     """Checks the messages of one request and packs them by shard."""
 
-    __slots__ = ("_broker", "_limit", "_producer_id", "_topic", "parts")
+    __slots__ = ("_broker", "_limit", "_producer_id", "_shards", "_topic", "parts")
 
     def __init__(self, broker: Broker, topic: Topic, producer_id: int = 0) -> None:
         """``producer_id``: 0 for a request that is not idempotent."""
@@ -67,6 +91,7 @@ class Packer:
         self._producer_id = producer_id
         self._topic = topic
         self._limit = broker.admission.max_message_bytes(topic)
+        self._shards: dict[str, int] = {}  # of the names met
         self.parts: dict[int, Part] = {}
 
     def add(self, index: int, message: Any) -> None:
@@ -75,25 +100,40 @@ class Packer:
             self._explain(index, message)
         queue, tag = message.get("queue"), message.get("tag")
         priority, properties = message.get("priority", 0), message.get("properties")
+        kind, ttl_ms = message.get("type"), message.get("ttl_ms")
         key = self._bytes(index, message, "key")
         delete = "delete" in message and self._delete(index, message, key)
         body = b"" if delete else self._body(index, message)
         key_digest = None if key is None else key_hash(key)
+        dedupe = 0 if message.get("dedupe_id") is None else self._dedupe(index, message)
         if tag is not None and type(tag) is not str:
             self._explain(index, message)
-        if type(priority) is not int or not 0 <= priority <= 255 or message.get("delay_ms", 0) != 0:
+        if kind is not None and type(kind) is not str:
+            self._explain(index, message)
+        if ttl_ms is not None and not (type(ttl_ms) is int and 0 < ttl_ms <= MAX_TTL_MS):
+            self._refuse_ttl(index, message)
+        due_ms = self._due_ms(index, message) if "delay_ms" in message or "deliver_at_ms" in message else 0
+        if due_ms and dedupe:
+            self._refuse_later(index, due_ms)
+        if type(priority) is not int or not 0 <= priority <= 255:
             self._explain(index, message)
         if properties is not None:
             check(properties, _FIELDS["properties"], f"messages[{index}].properties")
         headers = self._headers(index, message) if "headers" in message else None
         topic = self._topic
-        if queue is None:
-            queue = self._keyless_queue() if key_digest is None else key_digest % topic.key_queues
+        if topic.named:
+            if dedupe and type(queue) is str:
+                dedupe = named_dedupe_hash(dedupe, queue)
+            part, queue = self._named_queue(index, message, queue)
+        elif queue is None:
+            if key_digest is not None:
+                queue = key_digest % topic.key_queues
+            else:
+                queue = dedupe_queue(dedupe, topic.key_queues) if dedupe else self._keyless_queue()
         elif type(queue) is not int or not 0 <= queue < topic.queues:
             self._refuse_queue(index, message, queue)
-        part = self.parts.get(shard := self._broker.shard_of(topic, queue))
-        if part is None:
-            part = self.parts[shard] = Part()
+        if not topic.named:
+            part = self._part(self._broker.shard_of(topic, queue))
         part.places.append(index)
         try:
             part.builder.add(
@@ -105,10 +145,67 @@ class Packer:
                 properties=properties,
                 headers=headers,
                 delete=delete,
+                kind=kind,
+                ttl_ms=ttl_ms or 0,
+                due_ms=due_ms,
                 key_hash_hint=key_digest,
+                dedupe_hash=dedupe,
             )
         except UnicodeEncodeError:
             self._explain(index, message)
+
+    def _dedupe(self, index: int, message: dict[str, Any]) -> int:
+        """The hash of the message's deduplication id."""
+        path = f"messages[{index}].dedupe_id"
+        self._broker.admission.dedupe_ids(self._topic, path)
+        try:
+            return dedupe_hash(message["dedupe_id"])
+        except InvalidRequest as error:
+            raise InvalidRequest(f"messages[{index}].{error.message}", **{**error.details, "field": path}) from error
+
+    def _refuse_later(self, index: int, due_ms: int) -> None:
+        try:
+            check_not_later(due_ms)
+        except InvalidRequest as error:
+            field = f"messages[{index}].dedupe_id"
+            raise InvalidRequest(f"messages[{index}]: {error.message}", **{**error.details, "field": field}) from error
+
+    def _due_ms(self, index: int, message: dict[str, Any]) -> int:
+        """As the column has it: a delay, or a time."""
+        for name in ("delay_ms", "deliver_at_ms"):
+            if name in message:
+                check(message[name], _FIELDS[name], f"messages[{index}].{name}")
+        try:
+            return due_value(message.get("delay_ms"), message.get("deliver_at_ms"), runtime.wall_ms())
+        except InvalidRequest as error:
+            field = f"messages[{index}].{error.details['field']}"
+            raise InvalidRequest(f"{field}: {error.message}", **{**error.details, "field": field}) from error
+
+    def _part(self, shard: int) -> Part:
+        part = self.parts.get(shard)
+        if part is None:
+            part = self.parts[shard] = Part()
+        return part
+
+    def _named_queue(self, index: int, message: dict[str, Any], queue: Any) -> tuple[Part, int]:
+        """The part of a queue by its name, and its place among the names there."""
+        path = f"messages[{index}].queue"
+        if type(queue) is not str:
+            if queue is not None:
+                check(message, schemas.MESSAGE_TO_SEND, f"messages[{index}]")
+            found = "is missing" if queue is None else f"is {queue!r}"
+            raise InvalidRequest(
+                f"{path} {found}; topic {self._topic.name!r} has named queues: each message names its queue", field=path
+            )
+        shard = self._shards.get(queue)
+        if shard is None:
+            try:
+                check_queue_name(queue)
+            except InvalidQueueName as error:
+                raise InvalidQueueName(f"{path}: {error.message}", field=path) from error
+            shard = self._shards[queue] = self._broker.names.shard_of(self._topic, queue)
+        part = self._part(shard)
+        return part, part.names.setdefault(queue, len(part.names))
 
     def _keyless_queue(self) -> int:
         """Where a message without queue and key goes: of a producer all to one queue, so that a repeat is the same."""
@@ -183,7 +280,19 @@ class Packer:
 
     def _refuse_queue(self, index: int, message: dict[str, Any], queue: Any) -> None:
         check(message, schemas.MESSAGE_TO_SEND, f"messages[{index}]")
+        if isinstance(queue, str):
+            raise InvalidRequest(
+                f"messages[{index}].queue is text; the queues of topic {self._topic.name!r} are numbers",
+                field=f"messages[{index}].queue",
+            )
         self._broker.admission.queue(self._topic, queue)
+
+    def _refuse_ttl(self, index: int, message: dict[str, Any]) -> None:
+        path = f"messages[{index}].ttl_ms"
+        try:
+            check_ttl(message["ttl_ms"])
+        except InvalidRequest as error:
+            raise InvalidRequest(f"messages[{index}]: {error.message}", field=path, limit=MAX_TTL_MS) from error
 
     def _explain(self, index: int, message: Any) -> None:
         """Say by the schema what the quick check did not like."""
@@ -215,6 +324,9 @@ def messages_of(document: Any, schema: Schema, admission: Admission) -> list[Any
         UnknownQueue,
         MessageTooLarge,
         TooManyMessages,
+        TooManyDelayed,
+        InvalidQueueName,
+        TooManyQueues,
         NotLeader,
         NotEnoughReplicas,
         TopicReplaced,
@@ -226,8 +338,10 @@ def messages_of(document: Any, schema: Schema, admission: Admission) -> list[Any
 async def send_messages(call: Call) -> web.StreamResponse:
     """Send messages.
 
-    A message without `queue` goes to the queue its key's hash gives, without a key to the queues in turn. All
-    messages of a request that belong to one shard are stored, or none is.
+    Where queues are named, each message names its `queue`, which is made if it is new. Otherwise a
+    message without `queue` goes to the queue its key's hash gives, without a key to the queues in turn. All
+    messages of a request that belong to one shard are stored, or none is. One that is to come later is stored at once,
+    and has no offset before it is due.
     """
     broker = call.broker
     topic = await call.topic()
@@ -245,16 +359,93 @@ async def send_messages(call: Call) -> web.StreamResponse:
             "send one request a shard (see the topic's routes)",
             field="producer",
         )
+    parts = packer.parts
+    if call.forward is not Forward.REFUSE and len(parts) > 1 and not _leads_all(broker, parts):
+        if call.forward is Forward.PASS:
+            return answer(call.request, {"results": await _send_to_leaders(call, topic, document, parts)})
+        call.forward = Forward.REFUSE  # There is no one node to send the client to.
     batches = []
-    for shard, part in packer.parts.items():
+    for shard, part in parts.items():
         packed = part.builder.build(
             producer_id=producer["id"], producer_epoch=producer.get("epoch", 0), sequence=producer["sequence"]
         )
         batches.append((shard, RecordBatch(packed, verify=False)))
-    appended = await broker.produce(ProduceRequest(topic, batches, call.ack(document.get("ack"))))
+    sent = ProduceRequest(topic, batches, call.ack(document.get("ack")), [part.joined_names for part in parts.values()])
     results: list[Any] = [None] * len(messages)
-    for part, stored in zip(packer.parts.values(), appended, strict=True):
-        for place, queue, offset in zip(part.places, part.builder.queues, stored.offsets.tolist(), strict=True):
-            results[place] = {"queue": queue, "offset": offset, "id": message_id(topic.id, queue, offset)}
-    headers = {"Lsmq-Duplicate": "1"} if any(stored.duplicate for stored in appended) else None
+    stored = await _store(broker, sent, list(parts.items()))
+    for part, (_, found) in zip(parts.values(), stored, strict=True):
+        for place, result in zip(part.places, found, strict=True):
+            results[place] = result
+    headers = {"Lsmq-Duplicate": "1"} if any(appended.duplicate for appended, _ in stored) else None
     return answer(call.request, {"results": results}, headers=headers)
+
+
+async def _store(
+    broker: Broker, request: ProduceRequest, parts: Sequence[tuple[int, Part]]
+) -> list[tuple[Appended, list[dict[str, Any]]]]:
+    """Have the batches of some parts stored; of each what became of it, and its messages' results."""
+    topic = request.topic
+    if not topic.named:
+        appended = await broker.produce(request)
+        return [
+            (stored, _results(topic, shard, part, part.builder.queues, part.builder.queues, stored))
+            for (shard, part), stored in zip(parts, appended, strict=True)
+        ]
+    found = []
+    for (shard, part), (stored, numbers) in zip(parts, await broker.produce_named(request), strict=True):
+        names = list(part.names)
+        called = [names[at] for at in part.builder.queues]
+        found.append((stored, _results(topic, shard, part, called, numbers.tolist(), stored)))
+    return found
+
+
+def _results(
+    topic: Topic, shard: int, part: Part, called: Sequence[int | str], numbers: Sequence[int], stored: Appended
+) -> list[dict[str, Any]]:
+    results: list[dict[str, Any]] = [
+        {"queue": queue, "offset": offset, "id": message_id(topic.id, number, max(0, offset))}
+        for queue, number, offset in zip(called, numbers, stored.offsets.tolist(), strict=True)
+    ]
+    if stored.repeats is not None:
+        for place in stored.repeats.nonzero()[0].tolist():
+            results[place]["duplicate"] = True
+    for place in (stored.offsets < 0).nonzero()[0].tolist():
+        results[place].update(offset=None, id=None, dropped=True)
+    for row, due_ms in part.builder.due_times(stored.stored_ms).items():
+        results[row].update(offset=None, id=delayed_id(shard, due_ms, results[row]["offset"]), due_ms=due_ms)
+    return results
+
+
+def _leads_all(broker: Broker, shards: Iterable[int]) -> bool:
+    return all(broker.topology.leadership(shard).here for shard in shards)
+
+
+async def _send_to_leaders(
+    call: Call, topic: Topic, document: dict[str, Any], parts: Mapping[int, Part]
+) -> list[dict[str, Any]]:
+    """The results of messages that belong to shards of several leaders, in their order; there is no producer's id."""
+    messages = document["messages"]
+
+    def part_of(shard: int, part: Part) -> ShardPart:
+        async def here() -> dict[str, Any]:
+            batch = RecordBatch(part.builder.build(), verify=False)
+            sent = ProduceRequest(topic, ((shard, batch),), call.ack(document.get("ack")), (part.joined_names,))
+            ((_, results),) = await _store(call.broker, sent, ((shard, part),))
+            return {"results": results}
+
+        def body() -> bytes:
+            names = list(part.names)
+            some = [
+                {**messages[place], "queue": names[queue] if topic.named else queue}
+                for place, queue in zip(part.places, part.builder.queues, strict=True)
+            ]
+            return encode({**document, "messages": some}, Format.MSGPACK)
+
+        return ShardPart(shard, here, body)
+
+    answers = await each_at_leader(call, [part_of(shard, part) for shard, part in parts.items()])
+    results: list[Any] = [None] * len(messages)
+    for part, found in zip(parts.values(), answers, strict=True):
+        for place, result in zip(part.places, found["results"], strict=True):
+            results[place] = result
+    return results

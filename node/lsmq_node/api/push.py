@@ -10,12 +10,15 @@ import structlog
 from aiohttp import web
 
 from lsmq.errors import GroupModeMismatch, InvalidRequest, LsmqError, OriginNotAllowed, UnknownStream, UnknownTopic
+from lsmq.queue_names import NAMED
 from lsmq_node.groups import Mode
 from lsmq_node.push import Acknowledge, Held, Start, StreamOptions
 from lsmq_node.push.options import MAX_CREDIT, MAX_CREDIT_BYTES
 
 from . import push_schemas as schemas
+from .asker import Asker
 from .codec import Format, answer
+from .filters import FILTER_PARAMETERS, filter_of_query
 from .group_schemas import MEMBER_ID
 from .push_sinks import END_S, PING_S, AnySink, EventSink, WebSocketSink, heed
 from .routing import TOPIC, Call, Content, Parameter, Routes
@@ -69,6 +72,7 @@ _PARAMETERS = (
         {"enum": ["topic", "node"], "default": "topic"},
         "`topic`: all queues, whichever node leads them. `node`: those that this node leads.",
     ),
+    *FILTER_PARAMETERS,
 )
 
 
@@ -86,7 +90,6 @@ async def push(call: Call) -> web.StreamResponse:
     docs/push.md describes what goes over it. On a WebSocket errors are told in its last frame.
     """
     request = call.request
-    allowed = _origin_headers(call)
     websocket = web.WebSocketResponse(
         protocols=(JSON_PROTOCOL, MSGPACK_PROTOCOL),
         autoping=False,
@@ -112,7 +115,7 @@ async def push(call: Call) -> web.StreamResponse:
     if EVENTS_TYPE not in request.headers.get("Accept", ""):
         raise InvalidRequest(f"this is a stream: ask for a WebSocket, or with Accept: {EVENTS_TYPE}", field="Accept")
     response = web.StreamResponse(
-        headers={"Content-Type": EVENTS_TYPE, "Cache-Control": "no-store", "X-Accel-Buffering": "no", **allowed}
+        headers={"Content-Type": EVENTS_TYPE, "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     )
     events = EventSink(response)
     refused: LsmqError | None = None
@@ -156,8 +159,9 @@ async def _open(call: Call, sink: AnySink) -> Held:
         Acknowledge(query["ack"]),
         query["ack_timeout_ms"],
         query["scope"] == "topic",
+        filter_of_query(query),
     )
-    stream = await call.node.push.open(call.path("group"), topic, sink, options)
+    stream = await call.node.push.open(call.path("group"), topic, sink, options, call.asker.authorization)
     _log.info("stream_opened", stream=stream.id, group=call.path("group"), topic=topic.name, remote=call.request.remote)
     return stream
 
@@ -167,7 +171,7 @@ async def _serve(call: Call, stream: Held, sink: AnySink) -> LsmqError | None:
     reason: LsmqError | None = None
     try:
         await sink.send(sink.note("stream", _greeting(stream)))
-        reason = await _run(stream, sink)
+        reason = await _run(stream, sink, call.asker)
         return reason
     except ConnectionError:
         return None
@@ -183,16 +187,17 @@ def _greeting(stream: Held) -> dict[str, Any]:
         "id": stream.id,
         "group": stream.group,
         "subscriber": stream.options.subscriber,
-        "topic": {"name": topic.name, "id": topic.id, "queues": topic.queues},
+        "topic": {"name": topic.name, "id": topic.id, "queues": NAMED if topic.named else topic.queues},
         "credit": stream.ledger.credit,
         "credit_bytes": stream.ledger.credit_bytes,
     }
 
 
-async def _run(stream: Held, sink: AnySink) -> LsmqError | None:
-    """Send and hear until one of the two ends; why, or None when the subscriber went."""
+async def _run(stream: Held, sink: AnySink, asker: Asker) -> LsmqError | None:
+    """Send and hear until one of the two ends, or the asker may not any more; why, or None when the subscriber went."""
     sending = asyncio.create_task(stream.run())
-    others = [asyncio.create_task(work) for work in (sink.read(stream), _keep_alive(sink), stream.over.wait())]
+    ends = (sink.read(stream), _keep_alive(sink), stream.over.wait(), asker.barred())
+    others = [asyncio.create_task(work) for work in ends]
     try:
         await asyncio.wait([sending, *others], return_when=asyncio.FIRST_COMPLETED)
         if stream.over.is_set() and not sending.done():
@@ -227,11 +232,10 @@ async def acknowledge_push(call: Call) -> web.StreamResponse:
 
     For server-sent events; at the node that holds the stream.
     """
-    allowed = _origin_headers(call)
     document = await call.checked_document()
-    stream = call.node.push.stream(call.path("stream"))
+    stream = call.node.push.stream(call.path("stream"), call.path("group"))
     heed(stream, document)
-    return answer(call.request, {"unacknowledged": stream.ledger.open_count}, headers=allowed)
+    return answer(call.request, {"unacknowledged": stream.ledger.open_count})
 
 
 @ROUTES.get("/v1/groups/{group}/streams", Content("Each with its share of the queues led here.", schemas.STREAMS))
@@ -252,24 +256,3 @@ async def list_push_streams(call: Call) -> web.StreamResponse:
         for stream in call.node.push.streams_of(call.path("group"))
     ]
     return answer(call.request, {"streams": streams})
-
-
-@ROUTES.options(
-    f"{_PATH}/{{stream}}",
-    Content("Headers that allow it.", status=204),
-    parameters=(_STREAM,),
-    errors=(OriginNotAllowed,),
-)
-async def preflight_push(call: Call) -> web.StreamResponse:
-    """What browsers ask before they acknowledge."""
-    allowed = _origin_headers(call)
-    headers = {"Access-Control-Allow-Methods": "POST", "Access-Control-Allow-Headers": "Content-Type"}
-    return web.Response(status=204, headers={**headers, **allowed} if allowed else {})
-
-
-def _origin_headers(call: Call) -> dict[str, str]:
-    """Headers that let a browser's page read the answer; that it may ask was checked before (:mod:`.origins`)."""
-    origin = call.request.headers.get("Origin")
-    if origin is None:
-        return {}
-    return {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}

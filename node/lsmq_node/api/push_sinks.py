@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from aiohttp import WSCloseCode, WSMsgType, web
@@ -17,6 +17,8 @@ from . import push_schemas as schemas
 from .codec import Format, decode, encode
 from .rendering import render_spans
 from .schema import check
+
+Names = Mapping[int, str] | None
 
 PING_S = 20.0
 SILENT_S = 60.0
@@ -37,8 +39,8 @@ class WebSocketSink:
     def binary(self) -> bool:
         return self.form is Format.MSGPACK
 
-    def pack(self, found: Fetched, topic_id: int, spans: Spans) -> Packed:
-        return _pack(found, topic_id, spans, self.form, self.note)
+    def pack(self, found: Fetched, topic_id: int, spans: Spans, names: Names) -> Packed:
+        return _pack(found, topic_id, spans, names, self.form, self.note)
 
     def note(self, kind: str, value: Any) -> bytes:
         return encode({kind: value}, self.form)
@@ -94,8 +96,8 @@ class EventSink:
     def __init__(self, response: web.StreamResponse) -> None:
         self._response = response
 
-    def pack(self, found: Fetched, topic_id: int, spans: Spans) -> Packed:
-        return _pack(found, topic_id, spans, Format.JSON, self.note)
+    def pack(self, found: Fetched, topic_id: int, spans: Spans, names: Names) -> Packed:
+        return _pack(found, topic_id, spans, names, Format.JSON, self.note)
 
     def note(self, kind: str, value: Any) -> bytes:
         return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode(value, Format.JSON))
@@ -124,11 +126,16 @@ class EventSink:
 AnySink = WebSocketSink | EventSink
 
 
-def _pack(found: Fetched, topic_id: int, spans: Spans, form: Format, note: Callable[[str, Any], bytes]) -> Packed:
+def _pack(
+    found: Fetched, topic_id: int, spans: Spans, names: Names, form: Format, note: Callable[[str, Any], bytes]
+) -> Packed:
     messages, sent = [], []
     for message, size in render_spans(found, topic_id, spans, form):
         messages.append(message)
         sent.append((message["queue"], message["offset"], size))
+        if names is not None:
+            number = message["queue"]
+            message["queue"], message["number"] = names[number], number
     return Packed(note("messages", messages), sent)
 
 

@@ -48,11 +48,14 @@ def _render_batch(
     batch: RecordBatch, topic_id: int, spans: Mapping[int, tuple[int, int]], form: Format
 ) -> Iterator[tuple[dict[str, Any], int]]:
     payload = batch.payload
-    for owner, queue, offset, start, body_at, end, stored_ms, priority, flags in batch.rows(topic_id):
+    for owner, queue, offset, start, body_at, end, stored_ms, priority, flags, expires_ms in batch.rows(topic_id):
         span = spans.get(queue)
         if span is not None and span[0] <= offset < span[1] and owner == topic_id:
             header, body = payload[start:body_at], payload[body_at:end].tobytes()
-            yield render_message(topic_id, queue, offset, header, body, priority, stored_ms, flags, form), end - start
+            message = render_message(
+                topic_id, queue, offset, header, body, priority, stored_ms, flags, form, expires_ms
+            )
+            yield message, end - start
 
 
 def render_message(
@@ -65,12 +68,15 @@ def render_message(
     stored_ms: int,
     flags: int,
     form: Format,
+    expires_ms: int = 0,
 ) -> dict[str, Any]:
     """One message, given the bytes of its record."""
     message: dict[str, Any] = {"queue": queue, "offset": offset, "id": message_id(topic_id, queue, offset)}
     message.update(_header(header, form))
     message["priority"] = priority
     message["stored_ms"] = stored_ms
+    if expires_ms:
+        message["expires_ms"] = expires_ms
     if flags & Flag.DELETE:
         message["delete"] = True
     if form is Format.MSGPACK:
@@ -88,7 +94,7 @@ def _header(header: memoryview | bytes, form: Format) -> dict[str, Any]:
     if not header:
         return {"key": None, "tag": None, "properties": {}}
     try:
-        key, tag, properties, pairs = decode_header(header)
+        key, tag, properties, pairs, kind = decode_header(header)
         if not all(isinstance(part, str) for pair in properties.items() for part in pair):
             raise InvalidBatch("a property is not text")
     except InvalidBatch:
@@ -97,6 +103,8 @@ def _header(header: memoryview | bytes, form: Format) -> dict[str, Any]:
     fields: dict[str, Any] = {"key": key, "tag": tag, "properties": properties}
     if isinstance(key, bytes) and form is Format.JSON:
         fields["key"], fields["key_b64"] = None, base64.b64encode(key).decode()
+    if kind is not None:
+        fields["type"] = kind
     if pairs:
         fields["headers"] = [{"name": name, **_value(value, form)} for name, value in pairs]
     return fields

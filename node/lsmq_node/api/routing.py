@@ -10,21 +10,27 @@ import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partialmethod
-from typing import Any
+from typing import Any, assert_never
+from urllib.parse import unquote_to_bytes
 
 import numpy as np
 from aiohttp import web
 from numpy.typing import NDArray
 
-from lsmq.errors import InvalidRequest, LsmqError
-from lsmq.topics import TOPIC_ID_HEADER
+from lsmq.errors import InvalidQueueName, InvalidRequest, LsmqError
+from lsmq.queue_names import check_queue_name
+from lsmq.topics import FORWARD_HEADER, TOPIC_ID_HEADER
+from lsmq_coordinator.auth import VERIFIED, Verified
 from lsmq_node.broker import Ack, Hold, ReadFrom
-from lsmq_node.config import NodeConfig
+from lsmq_node.config import Forward, NodeConfig
 from lsmq_node.node import Node
+from lsmq_node.rights import Kind
 from lsmq_node.storage import Topic
 from lsmq_node.workers import LARGE_BYTES
 
+from .access import Access
 from .arrays import queue_offsets
+from .asker import Asker
 from .bodies import read_body
 from .codec import JSON_TYPE, MSGPACK_TYPE, answer_format, decode, encode, request_format
 from .schema import Schema, bound, check, integer, text
@@ -169,19 +175,40 @@ class Routes:
 
     get = partialmethod(add, "GET")
     put = partialmethod(add, "PUT")
+    patch = partialmethod(add, "PATCH")
     post = partialmethod(add, "POST")
     delete = partialmethod(add, "DELETE")
-    options = partialmethod(add, "OPTIONS")
 
 
 class Call:
     """One request on its way through a handler."""
 
-    __slots__ = ("broker", "hold", "node", "query", "request", "route", "workers")
+    __slots__ = (
+        "_body",
+        "asker",
+        "broker",
+        "forward",
+        "hold",
+        "node",
+        "proof",
+        "query",
+        "request",
+        "route",
+        "workers",
+    )
 
-    def __init__(self, request: web.Request, node: Node, route: Route, hold: Hold) -> None:
+    def __init__(self, request: web.Request, node: Node, route: Route, hold: Hold, asker: Asker) -> None:
         """Raises :class:`InvalidRequest` when a query parameter is wrong or unknown."""
         self.request = request
+        self.asker = asker
+        #: Of the node that passed it on; None where it came from a client.
+        self.proof: Verified | None = request.get(VERIFIED)
+        self.forward = node.broker.config.forward
+        if self.proof is not None:
+            self.forward = Forward.REFUSE
+        elif (given := request.headers.get(FORWARD_HEADER)) is not None:
+            self.forward = _forward(given)
+        self._body: bytes | None = None
         self.node = node
         self.broker = node.broker
         self.workers = node.broker.workers
@@ -197,13 +224,75 @@ class Call:
                 return parameter.parse(text)
         raise LookupError(name)
 
+    def check_needs(self, access: Access) -> None:
+        """Whether the asker may do this to what path and query name. Raises ``Forbidden``."""
+        for need in access.needs:
+            if (name := self.name_of(need.kind)) is not None:
+                self.asker.check(need.kind, name, need.action)
+
+    def name_of(self, kind: Kind) -> str | None:
+        """The resource of a kind that path or query name; None where only the body does."""
+        match kind:
+            case Kind.TOPIC:
+                found: str | None = self.request.match_info.get("topic") or self.query.get("topic")
+                return found
+            case Kind.GROUP | Kind.PRODUCER_GROUP:  # A member of a broadcast group has offsets under both names.
+                return self.request.match_info["group"].partition("/")[0]
+            case Kind.CLUSTER | Kind.RIGHTS:
+                return ""
+            case _:
+                assert_never(kind)
+
     async def topic(self, name: str | None = None) -> Topic:
-        """The topic of this name, or of the path's, and no other that is meant; see :meth:`Broker.topic`."""
+        """The topic of this name, or of the path's, and no other that is meant; see :meth:`Broker.topic`.
+
+        Raises ``Forbidden`` first.
+        """
+        self.asker.check_named(Kind.TOPIC, self.request.match_info["topic"] if name is None else name)
         given = self.request.headers.get(TOPIC_ID_HEADER)
         if given is not None and not _INTEGER.fullmatch(given):
             raise InvalidRequest(f"{TOPIC_ID_HEADER} is {given!r}; it must be a topic's id", field=TOPIC_ID_HEADER)
         meant = None if given is None else int(given)
         return await self.broker.topic(self.request.match_info["topic"] if name is None else name, meant)
+
+    def queue(self, topic: Topic) -> int | str:
+        """The queue of the path: its number, or its name where queues are named.
+
+        Raises ``InvalidRequest``, ``InvalidQueueName``, ``UnknownQueue`` for a number that is none.
+        """
+        if topic.named:
+            return self.queue_name()
+        text = self.request.match_info["queue"]
+        if not _INTEGER.fullmatch(text):
+            raise InvalidRequest(
+                f"queue is {text[:60]!r}; the queues of topic {topic.name!r} are numbers from 0 to {topic.queues - 1}",
+                field="queue",
+            )
+        self.broker.admission.queue(topic, int(text))
+        return int(text)
+
+    def queue_name(self) -> str:
+        """The path's queue, by its name. Raises ``InvalidQueueName``."""
+        try:
+            unquote_to_bytes(self.request.rel_url.raw_path).decode()
+        except UnicodeDecodeError as error:  # The router takes such bytes for the text that stands for them.
+            raise InvalidQueueName(
+                f"the path {self.request.rel_url.raw_path[:300]!r} has bytes that are not UTF-8: {error.reason}; "
+                "percent-encode the UTF-8 of the queue's name",
+            ) from error
+        return check_queue_name(self.request.match_info["queue"])
+
+    async def queue_number(
+        self, topic: Topic, source: ReadFrom = ReadFrom.LEADER, wait_ms: int = 0
+    ) -> tuple[int, int | str]:
+        """The number of the path's queue, and what it is called. Waits for one with a name to be there.
+
+        Raises as :meth:`queue`, ``UnknownQueue``, ``NotLeader``.
+        """
+        queue = self.queue(topic)
+        if isinstance(queue, int):
+            return queue, queue
+        return await self.broker.names.number(topic, queue, source, wait_ms), queue
 
     def _parse_query(self) -> dict[str, Any]:
         """All query parameters, parsed, with defaults."""
@@ -236,8 +325,12 @@ class Call:
         return self.route.request.schema
 
     async def body(self) -> bytes:
-        """The request's body, within the limits of size, memory and time."""
-        return await read_body(self.request, self.hold, self.broker.config, self.workers)
+        """The request's body, within the limits of size, memory and time. The same again."""
+        if self._body is None:
+            self._body = await read_body(self.request, self.hold, self.broker.config, self.workers)
+            if self.proof is not None:
+                self.proof.check_body(self._body)
+        return self._body
 
     async def document(self) -> Any:
         """The body decoded from JSON or msgpack. Raises :class:`InvalidRequest`."""
@@ -270,9 +363,23 @@ class Call:
         return web.Response(body=body, headers={"Content-Type": form.value})
 
 
+def _forward(given: str) -> Forward:
+    try:
+        return Forward(given)
+    except ValueError:
+        choices = ", ".join(choice.value for choice in Forward)
+        raise InvalidRequest(
+            f"{FORWARD_HEADER} is {given!r}; it must be one of {choices}", field=FORWARD_HEADER
+        ) from None
+
+
 _PATH = {
     "topic": Parameter("topic", text(), "Name of the topic."),
-    "queue": Parameter("queue", integer(0, 2**32 - 1), "Number of the queue, from 0."),
+    "queue": Parameter(
+        "queue",
+        {"anyOf": [integer(0, 2**32 - 1), text()]},
+        "Number of the queue, from 0; its name in a topic with named queues.",
+    ),
     "group": Parameter(
         "group",
         text(

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+from lsmq.messages import MAX_DEDUPE_ID_BYTES, MAX_DELAY_MS, MAX_TTL_MS
+from lsmq.queue_names import NAMED, SLOTS
+from lsmq_node.storage.topic_options import MAX_WINDOW_MS
+
 from .schema import Limit, Said, Schema, flag, integer, list_of, object_of, text
 
 TEXT: Schema = text()
 COUNT: Schema = integer(0)
 OFFSET: Schema = integer(0, 2**63 - 1)
 QUEUE: Schema = integer(0, 2**32 - 1)
+#: Of a message, a path or an answer: the number of a queue, or its name in a topic with named queues.
+QUEUE_OR_NAME: Schema = {"type": ["integer", "string"], "minimum": 0, "maximum": 2**32 - 1}
 ACK: Schema = {
     "enum": ["quorum", "leader"],
     "description": "When to answer: once the in-sync set has the message, or once the leader has it. "
@@ -40,10 +46,54 @@ TOPIC_OPTIONS: dict[str, Any] = {
     "retention_bytes": integer(
         1, 2**63 - 1, "The oldest messages are dropped when the topic holds more than this; null: no limit.", null=True
     ),
+    "retention_messages": integer(1, 2**63 - 1, "Of each queue the newest so many are kept; null: all.", null=True),
+    "max_messages": integer(1, 2**63 - 1, "The topic holds no more messages, see `overflow`; null: any.", null=True),
+    "max_bytes": integer(1, 2**63 - 1, "The topic holds no more bytes, see `overflow`; null: any.", null=True),
+    "queue_max_messages": integer(
+        1, 2**63 - 1, "No queue holds more messages, see `overflow`; null: any number.", null=True
+    ),
+    "overflow": {
+        "enum": ["refuse", "drop_oldest", "drop_newest", "drop_lowest_priority", "drop_nearest_deadline"],
+        "description": "At `max_messages`, `max_bytes` or `queue_max_messages`: refuse new messages (507 "
+        "`quota_exceeded`), drop the oldest, or take new ones and drop them; at `queue_max_messages` alone also those "
+        "of the lowest priority, or those that expire next.",
+    },
+    "on_disk_full": {
+        "enum": ["refuse", "drop_oldest"],
+        "description": "When the disk is nearly full: refuse new messages, or drop the oldest that no group waits for.",
+    },
+    "delete_consumed": flag("Messages go once all groups of the topic have committed them.", null=True),
     "ack": {**ACK, "description": "What an acknowledgement of this topic means when a request does not say."},
     "max_message_bytes": integer(1, 2**31 - 1, "Largest message of this topic; null: the node's limit.", null=True),
     "key_queues": integer(
         1, 2**31 - 1, "Keys go to so many queues, the first, for ever: that is strict order. null: to all.", null=True
+    ),
+    "dedupe_window_ms": {
+        "anyOf": [integer(0, MAX_WINDOW_MS), {"enum": ["forever", None]}],
+        "description": "The second message with one `dedupe_id` in a queue is not stored within so long; `forever`. "
+        "0 or null: ids are refused.",
+    },
+    "ttl_ms": integer(
+        1,
+        MAX_TTL_MS,
+        "Messages stored from then on are delivered for so long, or for their own ttl_ms if less. null: for ever.",
+        null=True,
+    ),
+    "forget_empty_ms": integer(
+        1,
+        2**63 - 1,
+        "Where queues are named: the name of a queue without messages for so long is forgotten. null: never.",
+        null=True,
+    ),
+    "cleanup": text(
+        "`compact`: of each key the last message is kept, in each queue. `delete`: messages go when they expire.",
+        enum=["delete", "compact"],
+    ),
+    "delete_retention_ms": integer(
+        1,
+        2**63 - 1,
+        "Of a compacted topic: a message that says that its key is gone is kept so long; null: a day.",
+        null=True,
     ),
 }
 
@@ -66,15 +116,27 @@ TOPIC: Schema = object_of(
     {
         "name": TEXT,
         "id": COUNT,
-        "queues": integer(1),
+        "queues": {"anyOf": [integer(1), {"enum": [NAMED]}]},
+        "named": flag("Queues have names; the ranges of the routes are of the slots that names lie in."),
         "options": {"type": "object", "properties": TOPIC_OPTIONS},
+        "revision": integer(0, description="How often its options were altered."),
         "created_ms": TIME_MS,
         "max_message_bytes": integer(
             None, description="The limit in force: the topic's own, else the node's. Key, tag and properties count."
         ),
         "max_batch_bytes": integer(None, description="Bytes that the messages of one batch may have together."),
         "routes": list_of(ROUTE),
-    }
+    },
+    required=(
+        "name",
+        "id",
+        "queues",
+        "options",
+        "created_ms",
+        "max_message_bytes",
+        "max_batch_bytes",
+        "routes",
+    ),
 )
 #: Members of one page of a list.
 MAX_LISTED = 1_000
@@ -91,7 +153,31 @@ PRODUCER: Schema = object_of(
     description="Makes the request idempotent: the same id and sequence again give the first answer.",
 )
 
-SENT: Schema = object_of({"results": list_of(object_of({"queue": QUEUE, "offset": OFFSET, "id": TEXT}))})
+DUE_MS: Schema = integer(0, 2**44 - 1, "When it comes into its queue, milliseconds since 1970.")
+SENT: Schema = object_of(
+    {
+        "results": list_of(
+            object_of(
+                {
+                    "queue": QUEUE_OR_NAME,
+                    "offset": {
+                        **OFFSET,
+                        "type": ["integer", "null"],
+                        "description": "Null while it is not due, or if it was dropped.",
+                    },
+                    "id": text(
+                        "Of a delayed message: by which it can be cancelled, until it is due. Null if it was dropped.",
+                        null=True,
+                    ),
+                    "due_ms": DUE_MS,
+                    "dropped": flag("Not stored, since there was no room: the topic's `overflow` is `drop_newest`."),
+                    "duplicate": flag("Not stored: this is the place of the first message with its `dedupe_id`."),
+                },
+                required=("queue", "offset", "id"),
+            )
+        )
+    }
+)
 
 _BODY = {
     "body": text("The body as text; in msgpack also as bin.", or_bin=True),
@@ -101,7 +187,11 @@ _KEY = {
     "key": text("Messages of one key go to one queue, in order. In msgpack also as bin.", or_bin=True, null=True),
     "key_b64": text("The key in base64, for bytes that are not text."),
 }
-_TAG = text("A label, kept with the message and given with it.", null=True)
+_TAG = text("A label, kept with the message and given with it; readers may pick by it.", null=True)
+_TYPE = text("What kind of message it is; readers may pick by it.", null=True)
+TTL_MS: Schema = integer(
+    1, MAX_TTL_MS, "It is delivered for so long after it was stored, and not afterwards. null: for ever.", null=True
+)
 #: Of one message.
 MAX_PROPERTIES = 1_000
 _PROPERTIES = {"type": ["object", "null"], "additionalProperties": text(), "maxProperties": MAX_PROPERTIES}
@@ -121,17 +211,19 @@ _DELETE = flag("The message says that its key is gone; it has no body.")
 
 MESSAGE: Schema = object_of(
     {
-        "queue": QUEUE,
+        "queue": QUEUE_OR_NAME,
         "offset": OFFSET,
         "id": TEXT,
         "key": text(or_bin=True, null=True),
         "key_b64": text("The key in base64, where it is not text."),
         "tag": text(null=True),
+        "type": text("Where it has one."),
         "priority": COUNT,
         "properties": {"type": "object", "additionalProperties": text()},
         "headers": _HEADERS,
         "delete": _DELETE,
         "stored_ms": TIME_MS,
+        "expires_ms": {**TIME_MS, "description": "From when on it is not delivered, where it expires."},
         **_BODY,
         "header_b64": text("Instead of key, tag and properties when a header cannot be read."),
     },
@@ -141,8 +233,18 @@ MESSAGES: Schema = object_of(
     {"messages": list_of(MESSAGE), "next_offset": {**OFFSET, "description": "The offset to ask for next."}}
 )
 
+NUMBER: Schema = {**QUEUE, "description": "Where queues are named: what ids, batches and commits know it by."}
 BOUNDS: Schema = object_of(
-    {"queue": QUEUE, "earliest": OFFSET, "latest": OFFSET, "offset": OFFSET}, required=("queue", "earliest", "latest")
+    {
+        "queue": QUEUE_OR_NAME,
+        "name": {**TEXT, "description": "Where queues are named."},
+        "earliest": OFFSET,
+        "latest": OFFSET,
+        "count": {**COUNT, "description": "Where queues are named: what lies between the two."},
+        "number": NUMBER,
+        "offset": OFFSET,
+    },
+    required=("queue", "earliest", "latest"),
 )
 OFFSETS: Schema = object_of(
     {"queues": list_of(QUEUE), "earliest": list_of(OFFSET), "latest": list_of(OFFSET), "at_time": list_of(OFFSET)},
@@ -229,9 +331,10 @@ STATUS: Schema = object_of(
 )
 
 _TOPIC_QUEUES = integer(1, Limit("max_queues_per_topic"), "Number of queues. Idle queues cost nothing.")
+_NAMED = {"enum": [NAMED], "description": "A queue for each name that is used."}
 CREATE_TOPIC: Schema = object_of(
     {
-        "queues": _TOPIC_QUEUES,
+        "queues": {"anyOf": [_TOPIC_QUEUES, _NAMED]},
         **TOPIC_OPTIONS,
         "order": text(
             "`strict`: a key stays in its queue when the topic grows, as `key_queues` set to `queues` says.",
@@ -240,20 +343,57 @@ CREATE_TOPIC: Schema = object_of(
     },
     required=("queues",),
 )
+#: What a topic has for ever, or is changed in another way: and how.
+UNALTERABLE = {
+    "queues": "PUT /v1/topics/{topic}/queues with a larger number gives it more; with fewer, make another topic",
+    "key_queues": "keys would change their queues; make another topic, and move over to it",
+    "order": "keys would change their queues; make another topic, and move over to it",
+}
+ALTER_TOPIC: Schema = object_of(
+    {
+        name: {**schema, "type": ["string", "null"], "enum": [*schema["enum"], None]} if "enum" in schema else schema
+        for name, schema in TOPIC_OPTIONS.items()
+        if name not in UNALTERABLE
+    },
+    required=(),
+)
 GROW_TOPIC: Schema = object_of(
     {"queues": {**_TOPIC_QUEUES, "description": "How many queues it is to have; not fewer than it has."}}
 )
 
 MESSAGE_TO_SEND: Schema = object_of(
     {
-        "queue": {**QUEUE, "type": ["integer", "null"], "description": "Without it the key's hash decides."},
+        "queue": {
+            **QUEUE_OR_NAME,
+            "type": ["integer", "string", "null"],
+            "description": "Without it the key's hash decides. Its name where queues are named: then it must be given.",
+        },
         **_KEY,
         "tag": _TAG,
+        "type": _TYPE,
         "priority": integer(0, 255, default=0),
-        "delay_ms": integer(0, 0, "Reserved: this release delivers at once.", default=0),
+        "ttl_ms": TTL_MS,
+        "delay_ms": integer(
+            0,
+            MAX_DELAY_MS,
+            "The message comes into its queue so long after it was stored: see docs/delayed-messages.md.",
+            default=0,
+        ),
+        "deliver_at_ms": integer(
+            0,
+            2**44 - 1,
+            "In place of `delay_ms`: when it comes, milliseconds since 1970; at once where that has passed.",
+        ),
         "properties": _PROPERTIES,
         "headers": _HEADERS,
         "delete": {**_DELETE, "default": False},
+        "dedupe_id": text(
+            "The second message with this id in the queue is not stored, within the topic's `dedupe_window_ms`. Up to "
+            "255 bytes. With neither queue nor key it decides the queue.",
+            null=True,
+            minLength=1,
+            maxLength=MAX_DEDUPE_ID_BYTES,
+        ),
         **_BODY,
     },
     required=(),
@@ -295,6 +435,30 @@ FETCH: Schema = object_of(
         "wait_ms": WAIT_MS,
         "keep": flag("Answer with a `session` to go on with.", default=False),
         "session": text("In place of queues and offsets: go on where the answer that named it ended.", maxLength=64),
+        "names": list_of(
+            text(),
+            "Where queues are named, in place of `queues`: these, there or to come; with `offsets` or `start`.",
+            minItems=1,
+            maxItems=Limit("max_queues_per_request"),
+        ),
+        "pattern": text("The same for all queues whose names fit, such as `agents.*.inbox` and `agents.**`."),
+        "slots": list_of(
+            list_of(integer(0, SLOTS), minItems=2, maxItems=2),
+            "The same for all queues whose names lie in these half-open ranges of slots.",
+            minItems=1,
+            maxItems=SLOTS,
+        ),
+        "start": {
+            "enum": ["earliest", "latest", "committed"],
+            "description": "Where reading begins; of queues that come later it is always their earliest message.",
+        },
+        "group": text("The group whose committed offsets are meant."),
+        "reset": {
+            "enum": ["earliest", "latest"],
+            "default": "earliest",
+            "description": "Where the group has committed nothing.",
+        },
+        "numbers": packed_list(QUEUE, "u32 little-endian, one after another", Limit("max_queues_per_request")),
     },
     required=(),
 )
@@ -306,5 +470,40 @@ DELETE_MESSAGES: Schema = object_of(
         ),
     },
     required=("queues", "offsets"),
+)
+_AFTER = text("Go on where an earlier answer ended: its `next`.", null=True, pattern="[0-9]{1,9}:[0-9]{1,10}")
+_SOME_QUEUES = text("Such as `0-99,200`; all queues of the topic without it.", null=True, maxLength=65_536)
+TRIM: Schema = object_of(
+    {
+        "before_ms": {**TIME_MS, "description": "What was stored before this time goes."},
+        "offset": {**OFFSET, "description": "Or what lies below this offset, of the queues that `queues` names."},
+        "queues": _SOME_QUEUES,
+        "after": _AFTER,
+    },
+    required=(),
+)
+PURGE: Schema = object_of({"queues": _SOME_QUEUES, "after": _AFTER}, required=())
+USAGE: Schema = object_of(
+    {
+        "messages": integer(0, description="That can be read, over all shards; those in line count."),
+        "bytes": integer(0, description="About: bodies, keys and properties, and what they take in files beside."),
+        "dropped": object_of(
+            {
+                "expired": integer(0, description="By retention."),
+                "overflow": integer(0, description="The oldest made room at a limit."),
+                "consumed": integer(0, description="All groups had committed them."),
+                "disk": integer(0, description="The oldest made room on a disk that was nearly full."),
+            },
+            description="Messages that went by themselves, ever.",
+        ),
+        "refused": integer(0, description="Requests refused at a limit, since the leaders of now lead."),
+        "groups": list_of(TEXT, description="With committed offsets."),
+    }
+)
+TRIMMED: Schema = object_of(
+    {
+        "messages": integer(0, description="So many went."),
+        "next": text("There is more to do: ask again with this as `after`. null: all is done.", null=True),
+    }
 )
 DELETED: Schema = object_of({"deleted": COUNT})

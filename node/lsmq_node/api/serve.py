@@ -23,12 +23,14 @@ import structlog
 from aiohttp import web
 
 from lsmq.errors import LsmqError
+from lsmq_coordinator.tls import Certificates
 from lsmq_node.config import NodeConfig
 from lsmq_node.connections import INTERNAL_CONNECTIONS, Doorkeeper, Limits
 from lsmq_node.descriptors import shares
 from lsmq_node.listening import listening_socket
 from lsmq_node.metrics import DoorMetrics
 from lsmq_node.node import Node, running_node
+from lsmq_node.tls_settings import client_files
 
 from . import logs
 from .app import make_app
@@ -53,6 +55,7 @@ def run(config: NodeConfig) -> int:
     _raise_file_limit()
     code = 0
     try:
+        config.check_exposure()
         asyncio.run(_serve(config))
     except* LsmqError as group:
         for error in _leaves(group):
@@ -79,14 +82,20 @@ async def _serve(config: NodeConfig) -> None:
         ends.append(signal.SIGHUP)
     for number in ends:
         loop.add_signal_handler(number, stopping.set)
+    files = client_files(config)
+    tls = None if files is None else Certificates(files)
     with listening_socket(config.host, config.port, "--port") as listener:
         config = dataclasses.replace(config, port=listener.getsockname()[1])
         _log.info("starting", pid=os.getpid(), **config.to_dict())
+        if config.is_exposed:
+            _log.warning(
+                "insecure", host=config.host, why="whoever reaches this address may do everything (auth is none)"
+            )
         async with running_node(config) as node:
             # What is there by now stays: without this, each full collection looks through it, for tens of milliseconds.
             gc.collect()
             gc.freeze()
-            async with _listening_http(node, listener):
+            async with _listening_http(node, listener, tls):
                 _announce(config)
                 await stopping.wait()
                 _log.info("stopping", waiters=node.broker.waiters.count)
@@ -95,7 +104,7 @@ async def _serve(config: NodeConfig) -> None:
 
 
 @asynccontextmanager
-async def _listening_http(node: Node, listener: socket.socket) -> AsyncIterator[None]:
+async def _listening_http(node: Node, listener: socket.socket, tls: Certificates | None) -> AsyncIterator[None]:
     """HTTP is answered in this block; what is held at its end is answered first."""
     config = node.broker.config
     # Most of the time is for requests; the rest is for the last commit and closing the files.
@@ -111,15 +120,22 @@ async def _listening_http(node: Node, listener: socket.socket) -> AsyncIterator[
         auto_decompress=False,  # see .bodies, which knows a limit
         keepalive_timeout=KEEPALIVE_S,
     )
-    door = Doorkeeper(listener, make, client_limits(config))
+    door = Doorkeeper(listener, make, client_limits(config), tls)
     node.metrics.add(DoorMetrics(door))
-    try:
-        door.start()
-        yield
-    finally:
-        door.close()
-        await node.begin_stop()
-        await runner.cleanup()
+    async with asyncio.TaskGroup() as tasks:
+        watching = None
+        if tls is not None:
+            part = node.broker.parts.part("certificate", essential=False)
+            watching = tasks.create_task(tls.watch(part, lambda: _log.info("certificate_reloaded")))
+        try:
+            door.start()
+            yield
+        finally:
+            if watching is not None:
+                watching.cancel()
+            door.close()
+            await node.begin_stop()
+            await runner.cleanup()
 
 
 def client_limits(config: NodeConfig) -> Limits:
@@ -131,7 +147,8 @@ def client_limits(config: NodeConfig) -> Limits:
 
 def _announce(config: NodeConfig) -> None:
     host = f"[{config.host}]" if ":" in config.host else config.host
-    print(f"lsmq node ready on http://{host}:{config.port} (data {config.data})", flush=True)
+    scheme = "http" if config.tls_cert is None else "https"
+    print(f"lsmq node ready on {scheme}://{host}:{config.port} (data {config.data})", flush=True)
 
 
 def _leaves(group: BaseExceptionGroup[LsmqError]) -> list[LsmqError]:

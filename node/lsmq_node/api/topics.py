@@ -15,9 +15,12 @@ from lsmq.errors import (
     TooManyTopics,
     TopicExists,
     TopicReplaced,
+    Unavailable,
     UnknownQueue,
     UnknownTopic,
 )
+from lsmq.queue_names import NAMED, SLOTS
+from lsmq_node.rights import Kind
 from lsmq_node.storage import Topic, TopicOptions
 
 from . import schemas
@@ -25,6 +28,7 @@ from .arrays import parse_ranges
 from .codec import answer
 from .pages import PAGE, page
 from .routing import QUEUES, Call, Content, Parameter, Routes
+from .schema import check
 
 #: Each is looked up in its queue's blocks.
 MAX_QUEUES_AT_TIME = 100_000
@@ -39,8 +43,10 @@ def topic_object(call: Call, topic: Topic) -> dict[str, Any]:
     return {
         "name": topic.name,
         "id": topic.id,
-        "queues": topic.queues,
-        "options": topic.options.to_dict(),
+        "queues": NAMED if topic.named else topic.queues,
+        **({"named": True} if topic.named else {}),
+        "options": {name: value for name, value in topic.options.set().items() if name != "named"},
+        "revision": topic.options.revision,
         "created_ms": topic.created_ms,
         "max_message_bytes": call.broker.admission.max_message_bytes(topic),
         "max_batch_bytes": call.broker.config.max_batch_bytes,
@@ -78,7 +84,14 @@ async def create_topic(call: Call) -> web.StreamResponse:
     """Create a topic."""
     document = await call.checked_document()
     queues = document.pop("queues")
+    if queues == NAMED:
+        queues, document["named"] = SLOTS, True
     if document.pop("order", None) == "strict":
+        if document.get("named"):
+            raise InvalidRequest(
+                "order is 'strict', which says where keys go; where queues are named each message names its own",
+                field="order",
+            )
         document["key_queues"] = document.get("key_queues") or queues
     options = TopicOptions.from_dict(document)
     topic, created = await call.broker.create_topic(call.path("topic"), queues, options)
@@ -98,10 +111,31 @@ async def grow_topic(call: Call) -> web.StreamResponse:
     return answer(call.request, topic_object(call, topic))
 
 
+@ROUTES.patch(
+    "/v1/topics/{topic}",
+    Content("Changed, durably; leaders obey it within a moment.", schemas.TOPIC),
+    request=Content("The options to change.", schemas.ALTER_TOPIC),
+    errors=(UnknownTopic,),
+)
+async def alter_topic(call: Call) -> web.StreamResponse:
+    """Change options of a topic.
+
+    What is left out stays; null takes an option away. What has expired by a new limit goes within
+    `retention_interval_ms`.
+    """
+    document = await call.document()
+    for field in schemas.UNALTERABLE.keys() & document.keys() if isinstance(document, dict) else ():
+        raise InvalidRequest(f"{field} of a topic cannot be changed here: {schemas.UNALTERABLE[field]}", field=field)
+    check(document, call.schema, "")
+    topic = await call.broker.alter_topic(call.path("topic"), document)
+    return answer(call.request, topic_object(call, topic))
+
+
 @ROUTES.get("/v1/topics", Content("By name.", schemas.TOPICS), parameters=PAGE)
 async def list_topics(call: Call) -> web.StreamResponse:
     """All topics."""
-    topics, following = page(call, await call.broker.topics(), lambda topic: topic.name)
+    known = [topic for topic in await call.broker.topics() if call.asker.sees(Kind.TOPIC, topic.name)]
+    topics, following = page(call, known, lambda topic: topic.name)
     return answer(call.request, {"topics": [topic_object(call, topic) for topic in topics], "next": following})
 
 
@@ -109,6 +143,19 @@ async def list_topics(call: Call) -> web.StreamResponse:
 async def get_topic(call: Call) -> web.StreamResponse:
     """One topic, with its routes."""
     return answer(call.request, topic_object(call, await call.broker.topic(call.path("topic"))))
+
+
+@ROUTES.get(
+    "/v1/topics/{topic}/usage",
+    Content("Over all shards.", schemas.USAGE),
+    errors=(UnknownTopic, NotLeader, Unavailable),
+)
+async def get_topic_usage(call: Call) -> web.StreamResponse:
+    """How much a topic holds, and what has gone of it by itself."""
+    found = await call.node.limits.usage(await call.topic())
+    groups = sorted(group for group in found.groups if call.asker.sees(Kind.GROUP, group))
+    usage = {"messages": found.messages, "bytes": found.size_bytes, "dropped": found.gone, "refused": found.refused}
+    return answer(call.request, {**usage, "groups": groups})
 
 
 @ROUTES.delete("/v1/topics/{topic}", Content("Deleted, durably.", status=204), errors=(UnknownTopic,))
@@ -127,10 +174,12 @@ async def delete_topic(call: Call) -> web.StreamResponse:
 async def get_queue(call: Call) -> web.StreamResponse:
     """Bounds of one queue."""
     query = call.query
-    topic, queue = await call.topic(), call.path("queue")
-    call.broker.admission.queue(topic, queue)
+    topic = await call.topic()
+    queue, called = await call.queue_number(topic)
     (earliest,), (latest,) = await call.broker.offsets(topic, np.array((queue,)))
-    bounds = {"queue": queue, "earliest": int(earliest), "latest": int(latest)}
+    bounds = {"queue": called, "earliest": int(earliest), "latest": int(latest)}
+    if topic.named:
+        bounds |= {"name": called, "count": int(latest - earliest), "number": queue}
     if query["time_ms"] is not None:
         (bounds["offset"],) = await call.broker.offsets_for_time(topic, [queue], query["time_ms"])
     return answer(call.request, bounds)

@@ -22,9 +22,11 @@ from lsmq.errors import (
     UnknownTransaction,
 )
 from lsmq.record_batch import RecordBatch
+from lsmq_node.rights import Kind
 from lsmq_node.storage import Topic
 from lsmq_node.transactions import Part, State, Transaction
 from lsmq_node.transactions.coordinator import ShardTransactions
+from lsmq_node.transactions.delivery import pack_named
 from lsmq_node.transactions.records import encode_part
 from lsmq_node.workers import Turns
 
@@ -186,6 +188,7 @@ async def _part(call: Call) -> tuple[dict[str, Any], Part]:
                 f"messages[{index}].topic must be the name of a topic", field=f"messages[{index}].topic"
             )
         if name not in packers:
+            call.asker.check_named(Kind.TOPIC, name)
             topics[name] = await call.broker.topic(name)
             packers[name] = Packer(call.broker, topics[name])
         packers[name].add(index, rest)
@@ -197,6 +200,8 @@ async def _part(call: Call) -> tuple[dict[str, Any], Part]:
         for shard, packed in packer.parts.items():
             batch = packed.builder.build()
             call.broker.admission.message_sizes(topics[name], RecordBatch(batch, verify=False))
+            if topics[name].named:
+                batch = pack_named(packed.joined_names, batch)
             batches.append((shard, topics[name].id, name, batch))
             by_shard[shard] = by_shard.get(shard, 0) + 1
     return {**call.route.defaults, **document}, Part(encode_part(batches), counts, by_shard)
@@ -301,6 +306,7 @@ async def list_transactions(call: Call) -> web.StreamResponse:
 )
 async def list_producer_groups(call: Call) -> web.StreamResponse:
     """Producer groups that this node coordinates."""
+    sees = call.asker.sees
     found = [
         {
             "group": group,
@@ -310,6 +316,7 @@ async def list_producer_groups(call: Call) -> web.StreamResponse:
         }
         for shard in call.node.transactions.shards()
         for group in shard.book.groups()
+        if sees(Kind.PRODUCER_GROUP, group)
     ]
     groups, following = page(call, found, lambda each: str(each["group"]))
     return answer(call.request, {"groups": groups, "next": following})

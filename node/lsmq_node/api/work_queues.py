@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -23,6 +23,7 @@ from lsmq_node.storage import Topic
 from lsmq_node.workers import LARGE_BYTES
 from lsmq_node.workqueue import Refusal
 from lsmq_node.workqueue.receipts import Receipt, encode_receipt, group_hash
+from lsmq_node.workqueue.settings import Order
 from lsmq_node.workqueue.shard_work import Delivery, ShardWork
 
 from . import work_schemas as schemas
@@ -70,21 +71,32 @@ async def pop_messages(call: Call) -> web.StreamResponse:
         max_bytes=document["max_bytes"],
         visibility_ms=document.get("visibility_ms"),
         wait_ms=document["wait_ms"],
+        order=Order(document["order"]) if "order" in document else None,
         gone=lambda: request.transport is None or request.transport.is_closing(),
         hold=call.hold,
     )
+    names: Mapping[int, str] = {}
+    if topic.named:
+        # A delivery of a queue that was deleted meanwhile has no message any more.
+        named = await call.broker.names.names_of(topic, (delivery.record.queue for delivery in found))
+        found = [
+            delivery
+            for delivery in found
+            if delivery.record.queue in named and delivery.record.offset >= named[delivery.record.queue].earliest
+        ]
+        names = {queue: each.name for queue, each in named.items()}
     form, owner = answer_format(request), group_hash(group)
     size = sum(delivery.record.size_bytes for delivery in found)
     call.hold.resize_made(RENDERED_TIMES * size)
 
     def pack() -> bytes:
-        return encode({"messages": [_message(topic, owner, delivery, form) for delivery in found]}, form)
+        return encode({"messages": [_message(topic, owner, delivery, form, names) for delivery in found]}, form)
 
     body = await call.workers.run(pack, large=size >= LARGE_BYTES or len(found) >= _MANY_MESSAGES)
     return web.Response(body=body, headers={"Content-Type": form.value})
 
 
-def _message(topic: Topic, owner: int, delivery: Delivery, form: Format) -> dict[str, Any]:
+def _message(topic: Topic, owner: int, delivery: Delivery, form: Format, names: Mapping[int, str]) -> dict[str, Any]:
     record, receipt = delivery.record, delivery.receipt
     message = render_message(
         topic.id,
@@ -96,7 +108,10 @@ def _message(topic: Topic, owner: int, delivery: Delivery, form: Format) -> dict
         record.stored_ms,
         record.flags,
         form,
+        record.expires_ms,
     )
+    if names:
+        message["queue"] = names[record.queue]
     message["shard"] = delivery.shard
     message["receipt"] = encode_receipt(receipt, owner, topic.id)
     message["deliveries"] = receipt.count
@@ -211,5 +226,5 @@ async def _shard(work: ShardWork) -> dict[str, Any]:
         "settings": asdict(work.settings),
         **figures,
         "new": new,
-        "undelivered": new + figures["ready"] + figures["waiting"],
+        "undelivered": new + figures["ready"] + figures["waiting"] + figures["blocked"],
     }

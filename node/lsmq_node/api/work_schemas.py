@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from lsmq_node.workqueue.ledger import MAX_OPEN
 from lsmq_node.workqueue.receipts import TEXT_LENGTH
-from lsmq_node.workqueue.settings import MAX_DELAY_MS, MAX_DELIVERIES, MAX_VISIBILITY_MS, MIN_VISIBILITY_MS, Settings
+from lsmq_node.workqueue.settings import (
+    MAX_DELAY_MS,
+    MAX_DELIVERIES,
+    MAX_RATE,
+    MAX_VISIBILITY_MS,
+    MAX_WEIGHT,
+    MIN_RATE,
+    MIN_VISIBILITY_MS,
+    FairBy,
+    Order,
+    Settings,
+)
 
 from .schema import Limit, Schema, flag, integer, list_of, object_of, text
-from .schemas import COUNT, QUEUE, TEXT, TIME_MS
+from .schemas import COUNT, QUEUE_OR_NAME, TEXT, TIME_MS
 
 _DEFAULTS = Settings()
 _MAX_REASON = 500
@@ -37,6 +49,41 @@ SETTINGS_FIELDS: dict[str, Schema] = {
         "Delete what is settled, for every group: each queue begins at its first open message.",
         default=_DEFAULTS.delete_on_ack,
     ),
+    "order": {
+        "enum": [order.value for order in Order],
+        "default": _DEFAULTS.order.value,
+        "description": "With `key`: of each key of a queue one message at a time is handed out, in order; the next one "
+        "when that is settled. With `priority`: higher ones first.",
+    },
+    "fair_by": {
+        "enum": [each.value for each in FairBy],
+        "default": _DEFAULTS.fair_by.value,
+        "description": "What takes turns: queues, or the keys or tags of messages.",
+    },
+    "weights": {
+        "type": "object",
+        "additionalProperties": integer(1, MAX_WEIGHT),
+        "default": {},
+        "description": "Messages in a turn, by number of the queue, key or tag; 1 for all others.",
+    },
+    "max_in_flight_per": integer(
+        1,
+        MAX_OPEN,
+        "Messages of one queue, key or tag that may be in flight in each shard; null: any number.",
+        null=True,
+    ),
+    "priority_ageing_ms": integer(
+        1,
+        MAX_DELAY_MS,
+        "With order `priority`: a message that waits counts one higher for each such time; null: it never does.",
+        null=True,
+    ),
+    "max_rate_per": {
+        "type": ["number", "null"],
+        "minimum": MIN_RATE,
+        "maximum": MAX_RATE,
+        "description": "Deliveries of one queue, key or tag a second, in each shard; null: any number.",
+    },
 }
 _MAX_SHARDS = 1_024
 SHARDS: Schema = list_of(
@@ -61,6 +108,10 @@ POP: Schema = object_of(
             0, Limit("max_wait_ms"), "How long to wait for the first message when there is none.", default=0
         ),
         "shards": SHARDS,
+        "order": {
+            "enum": [order.value for order in Order],
+            "description": "What the caller relies on: refused where the work queue has another order.",
+        },
     },
     required=("topic",),
 )
@@ -71,11 +122,13 @@ POPPED: Schema = object_of(
             {
                 "type": "object",
                 "properties": {
-                    "queue": QUEUE,
+                    "queue": QUEUE_OR_NAME,
                     "offset": COUNT,
                     "id": TEXT,
                     "key": text(null=True),
                     "tag": text(null=True),
+                    "type": TEXT,
+                    "expires_ms": TIME_MS,
                     "properties": {"type": "object"},
                     "priority": COUNT,
                     "stored_ms": TIME_MS,
@@ -138,9 +191,10 @@ WORK_QUEUE: Schema = object_of(
                     "in_flight": {**COUNT, "description": "Delivered and not settled."},
                     "waiting": {**COUNT, "description": "Not due yet."},
                     "ready": {**COUNT, "description": "To be delivered again."},
+                    "blocked": {**COUNT, "description": "They wait for another message of their key."},
                     "dead": {**COUNT, "description": "On their way to the dead letters."},
                     "new": {**COUNT, "description": "Never delivered."},
-                    "undelivered": {**COUNT, "description": "`ready`, `waiting` and `new` together."},
+                    "undelivered": {**COUNT, "description": "`ready`, `waiting`, `blocked` and `new` together."},
                 }
             )
         ),

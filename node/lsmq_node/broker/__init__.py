@@ -1,15 +1,18 @@
 """The broker: the asyncio face of the shards of one node."""
 
-from .admission import BROKER_PRODUCERS
+from lsmq_node.storage.producers import BROKER_PRODUCERS
+
 from .background import Background, Start
 from .broker import Broker
 from .budget import ByteBudget, Hold, client_of
 from .elsewhere import Elsewhere, ReadFrom
 from .fetched import Fetched
-from .peers import Peers
+from .leader_calls import LeaderCalls, asked_shard
+from .peers import PassedBack, PassedOn, Peers
 from .placement import QueueRange, queue_ranges, shard_of
 from .requests import DeleteRequest, FetchRequest, ProduceRequest, ReadRequest
 from .topology import Ack, Leadership, ShardPort, Topology
+from .trims import TrimRequest, Trims
 from .waiters import WaiterTable
 
 __all__ = [
@@ -23,7 +26,10 @@ __all__ = [
     "FetchRequest",
     "Fetched",
     "Hold",
+    "LeaderCalls",
     "Leadership",
+    "PassedBack",
+    "PassedOn",
     "Peers",
     "ProduceRequest",
     "QueueRange",
@@ -32,7 +38,10 @@ __all__ = [
     "ShardPort",
     "Start",
     "Topology",
+    "TrimRequest",
+    "Trims",
     "WaiterTable",
+    "asked_shard",
     "client_of",
     "queue_ranges",
     "shard_of",

@@ -15,6 +15,7 @@ import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
+from lsmq import runtime
 from lsmq.errors import (
     InvalidBatch,
     InvalidRequest,
@@ -24,16 +25,20 @@ from lsmq.errors import (
     TooManyTopics,
     UnknownQueue,
 )
-from lsmq.record_batch import HEADER, HEADER_BYTES, Codec, Column, RecordBatch
+from lsmq.messages import check_not_later
+from lsmq.queue_names import NUMBER_BITS
+from lsmq.record_batch import HEADER, HEADER_BYTES, MAX_DELAY_MS, Codec, Column, RecordBatch
 from lsmq_node.config import NodeConfig
 from lsmq_node.storage import Topic, TopicOptions
 from lsmq_node.storage.batch_checks import check_obeyed
 from lsmq_node.storage.columns import DTYPES, decode_column
+from lsmq_node.storage.producers import BROKER_PRODUCERS
 
+from .placement import number_end
 from .requests import DeleteRequest, FetchRequest, ProduceRequest, ReadRequest
 
-#: Producers from this id on are the broker's own: deliveries of transactions.
-BROKER_PRODUCERS: Final = 1 << 63
+#: Shards that a named topic can lie on: their place is in 8 bits of a queue's number.
+MAX_RANGES: Final = 1 << 32 - NUMBER_BITS
 
 _SENT_COLUMNS = frozenset(
     {
@@ -42,8 +47,14 @@ _SENT_COLUMNS = frozenset(
         Column.HEADER_LENGTH,
         Column.KEY_HASH,
         Column.TAG_HASH,
+        Column.TYPE_HASH,
         Column.PRIORITY,
+        Column.DUE_MS,
+        Column.EXPIRES_MS,
         Column.FLAGS,
+        Column.DEDUPE_HIGH,
+        Column.DEDUPE_LOW,
+        Column.PRODUCER_POSITION,
     }
 )
 _MOST: dict[int, int] = {
@@ -56,8 +67,9 @@ Reading = TypeVar("Reading", ReadRequest, FetchRequest)
 class Admission:
     """Loop thread only, but for :meth:`batch`."""
 
-    def __init__(self, config: NodeConfig) -> None:
+    def __init__(self, config: NodeConfig, shard_count: int) -> None:
         self._config = config
+        self._shard_count = shard_count
         self.stopping = False
 
     # Topics and queues
@@ -65,6 +77,23 @@ class Admission:
     def create_topic(self, name: str, queues: int, options: TopicOptions, known: Sequence[Topic]) -> None:
         """Raises ``TooManyTopics``, ``InvalidRequest``, ``ShuttingDown``."""
         self.write()
+        self.topic_options(queues, options)
+        if options.named and self._shard_count > MAX_RANGES:
+            raise InvalidRequest(
+                f"there are {self._shard_count} shards; a topic with named queues can lie on {MAX_RANGES}. Make "
+                "one with a number of queues",
+                field="queues",
+                limit=MAX_RANGES,
+            )
+        if len(known) >= self._config.max_topics and not any(topic.name == name for topic in known):
+            raise TooManyTopics(
+                f"there are {len(known)} topics, the limit is {self._config.max_topics} (max_topics); delete some, or "
+                "give a topic more queues",
+                limit=self._config.max_topics,
+            )
+
+    def topic_options(self, queues: int, options: TopicOptions) -> None:
+        """Whether a topic of so many queues may have these options. Raises ``InvalidRequest``."""
         if options.key_queues is not None and options.key_queues > queues:
             raise InvalidRequest(
                 f"key_queues is {options.key_queues}, and there are only {queues} queues; take at most as many",
@@ -78,16 +107,17 @@ class Admission:
                 field="max_message_bytes",
                 limit=limit,
             )
-        if len(known) >= self._config.max_topics and not any(topic.name == name for topic in known):
-            raise TooManyTopics(
-                f"there are {len(known)} topics, the limit is {self._config.max_topics} (max_topics); delete some, or "
-                "give a topic more queues",
-                limit=self._config.max_topics,
-            )
 
     def queue(self, topic: Topic, queue: int) -> None:
         """Raises ``UnknownQueue`` naming the queues there are."""
-        if not 0 <= queue < topic.queues:
+        if topic.named:
+            if not 0 <= queue < number_end(topic, self._shard_count):
+                raise UnknownQueue(
+                    f"topic {topic.name!r} has no queue with the number {queue}; its queues go by names",
+                    topic=topic.name,
+                    queue=queue,
+                )
+        elif not 0 <= queue < topic.queues:
             raise UnknownQueue(
                 f"topic {topic.name!r} has no queue {queue}; its queues are 0 to {topic.queues - 1}",
                 topic=topic.name,
@@ -97,8 +127,9 @@ class Admission:
 
     def queues(self, topic: Topic, queues: NDArray[Any]) -> None:
         """:meth:`queue` of many; the first bad one is named."""
-        if len(queues) and (int(queues.max()) >= topic.queues or int(queues.min()) < 0):
-            self.queue(topic, int(queues[(queues < 0) | (queues >= topic.queues)][0]))
+        end = number_end(topic, self._shard_count) if topic.named else topic.queues
+        if len(queues) and (int(queues.max()) >= end or int(queues.min()) < 0):
+            self.queue(topic, int(queues[(queues < 0) | (queues >= end)][0]))
 
     def queue_count(self, count: int) -> None:
         """Raises ``InvalidRequest``: so many queues cannot be named in a request."""
@@ -118,8 +149,27 @@ class Admission:
             raise ShuttingDown("the node is stopping; send this to another node, or again when it is back")
 
     def produce(self, request: ProduceRequest) -> None:
-        """Its batches were checked as they were made, by :meth:`batch` or :meth:`message_count`."""
+        """Its batches were checked as they were made, by :meth:`batch` or :meth:`message_count`.
+
+        Raises ``InvalidRequest`` for deduplication ids that the topic does not take, ``ShuttingDown``.
+        """
         self.write()
+        for _, batch in request.batches:
+            if Column.DEDUPE_LOW in batch.directory or Column.DEDUPE_HIGH in batch.directory:
+                self.dedupe_ids(request.topic)
+                if Column.DUE_MS in batch.directory:
+                    ids = column_of(batch, Column.DEDUPE_HIGH) | column_of(batch, Column.DEDUPE_LOW)
+                    check_not_later(int(column_of(batch, Column.DUE_MS)[ids != 0].max(initial=0)))
+
+    def dedupe_ids(self, topic: Topic, field: str = "dedupe_id") -> None:
+        """Raises ``InvalidRequest`` where messages of the topic may have no deduplication id."""
+        if topic.options.dedupe_window_ms is None:
+            raise InvalidRequest(
+                f"{field}: topic {topic.name!r} has no dedupe_window_ms, so no id would be remembered; make it with "
+                "one, such as 'forever', or leave the id out",
+                field=field,
+                topic=topic.name,
+            )
 
     def delete(self, request: DeleteRequest) -> None:
         """Raises ``InvalidRequest``, ``UnknownQueue``, ``ShuttingDown``."""
@@ -151,8 +201,22 @@ class Admission:
         own, limit = topic.options.max_message_bytes, self._config.max_message_bytes
         return limit if own is None else min(own, limit)
 
+    def due_times(self, values: NDArray[np.int64]) -> None:
+        """What a batch says of when its messages come. Raises ``InvalidRequest``."""
+        latest = runtime.wall_ms() + MAX_DELAY_MS
+        if len(values) and (int(values.max()) > latest or int(values.min()) < 0):
+            raise InvalidRequest(
+                f"a message is to be delivered at {int(values.max())} ms since 1970; a delay is {MAX_DELAY_MS} ms at "
+                "most, ten years, and none is negative",
+                field="deliver_at_ms",
+                limit=latest,
+            )
+
     def message_sizes(self, topic: Topic, batch: RecordBatch) -> None:
-        """What the shard would refuse, for a batch that is kept before it gets there. Raises ``MessageTooLarge``."""
+        """What the shard would refuse, for a batch that is kept before it gets there.
+
+        Raises ``MessageTooLarge``, ``InvalidRequest``.
+        """
         longest, limit = int(column_of(batch, Column.LENGTH).max()), self.max_message_bytes(topic)
         if longest > limit:
             raise MessageTooLarge(
@@ -186,6 +250,28 @@ class Admission:
             )
         return int(raw_bytes)
 
+    def named_batch(self, body: bytes) -> tuple[bytes, bytes]:
+        """Of a batch whose queues are named beside it, the names, joined by NUL, and the batch as it is packed.
+
+        Raises ``InvalidBatch``, ``InvalidRequest``.
+        """
+        end = 4 + int.from_bytes(body[:4], "little")
+        if not 4 < end < len(body):
+            raise InvalidBatch(
+                f"the body has {len(body)} bytes, and says that its names end at {end}; it is the length of the names "
+                "(4), the names joined by NUL, and a record batch"
+            )
+        names = body[4:end]
+        count, limit = names.count(0) + 1, self._config.max_queues_per_request
+        if count > limit:
+            raise InvalidRequest(
+                f"the batch names {count} queues, the limit is {limit} a request (max_queues_per_request); send it in "
+                "parts",
+                field="queue",
+                limit=limit,
+            )
+        return names, body[end:]
+
     def batch(self, body: bytes) -> RecordBatch:
         """The batch a producer packed, whole and within limits, its payload decompressed. In any thread.
 
@@ -196,6 +282,8 @@ class Admission:
         if batch.producer_id >= BROKER_PRODUCERS:
             raise InvalidBatch(f"producer id {batch.producer_id} is the broker's; choose one below 2**63")
         check_obeyed(batch)
+        if Column.DUE_MS in batch.directory:
+            self.due_times(column_of(batch, Column.DUE_MS))
         for column, (position, width, base) in batch.directory.items():
             if column not in _SENT_COLUMNS:
                 raise InvalidBatch(f"the batch has column {column}, which a producer cannot send")
@@ -219,6 +307,8 @@ class Admission:
         """The request with no more than it may have. Raises ``InvalidRequest``, ``UnknownQueue``."""
         self.queue_count(len(request.queues))
         self.queues(request.topic, request.queues)
+        if request.selected is not None:
+            self.queue_count(len(request.selected.numbers))
         return self._bounded(request)
 
     def _bounded(self, request: Reading) -> Reading:

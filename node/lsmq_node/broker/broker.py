@@ -8,25 +8,39 @@ thread (creating and deleting topics). Appending only touches memory and happens
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lsmq import runtime
-from lsmq.errors import InvalidRequest, OffsetOutOfRange, TopicReplaced, Unavailable
+from lsmq.errors import InvalidRequest, LsmqError, OffsetOutOfRange, TopicReplaced, Unavailable
+from lsmq.queue_names import check_queue_name
 from lsmq.record_batch import HEADER, Codec, Column, RecordBatch
 from lsmq_coordinator.parts import Parts
 from lsmq_node.config import NodeConfig
-from lsmq_node.storage import Appended, Topic, TopicOptions
+from lsmq_node.storage import (
+    Appended,
+    KeyFound,
+    KeyQuery,
+    NamesBehind,
+    SearchFound,
+    SearchQuery,
+    Slice,
+    Topic,
+    TopicOptions,
+)
 from lsmq_node.workers import Workers
 
 from .admission import Admission, column_of
 from .budget import ByteBudget, Hold
 from .elsewhere import ReadFrom
 from .fetched import Fetched
+from .forwarding import Forwarder
+from .pacing import Pace
 from .placement import QueueRange, queue_ranges, shard_of, split_by_shard
+from .queue_lists import QueueLists
 from .reads import Reads
 from .requests import DeleteRequest, FetchRequest, ProduceRequest, ReadRequest
 from .topology import Ack, ShardPort, Topology
@@ -59,12 +73,17 @@ class Broker:
         self.started_at = runtime.monotonic()
         self.waiters = waiters
         self.budget = ByteBudget(config.max_inflight_bytes, config.inflight_share_bytes)
+        self.request_pace = Pace(config.address_requests_per_s, "requests", "address_requests_per_s")
+        self.byte_pace = Pace(config.address_bytes_per_s, "bytes", "address_bytes_per_s")
         self.writes_delayed = 0
         self.sendfile_bytes = 0  # counted by who sends
-        self.admission = Admission(config)
+        self.admission = Admission(config, topology.shard_count)
+        self.forwarder = Forwarder(config, topology, self.admission)
         self.workers = Workers()
         self.before_retiring: list[Callable[[], Awaitable[None]]] = []
         self.reads = Reads(config, topology, waiters)
+        self.names = self.reads.names
+        self.queue_lists = QueueLists(topology, self.names, self.admission)
         self._next_queue: dict[int, int] = {}
 
     async def retire(self) -> None:
@@ -128,6 +147,15 @@ class Broker:
         self.admission.write()
         return await self.topology.topics.grow(name, queues)
 
+    async def alter_topic(self, name: str, changes: Mapping[str, Any]) -> Topic:
+        """Change options of the topic, durably; None takes one away. Raises ``UnknownTopic``, ``InvalidRequest``."""
+        self.admission.write()
+
+        def check(topic: Topic, options: TopicOptions) -> None:
+            self.admission.topic_options(topic.queues, options)
+
+        return await self.topology.topics.alter(name, changes, check)
+
     async def delete_topic(self, name: str) -> None:
         """Delete the topic and its messages. Who waits for it is told. Raises ``UnknownTopic``."""
         self.admission.write()
@@ -190,12 +218,13 @@ class Broker:
         """Append the batches and return when all are acknowledged.
 
         Atomic and durable for each shard, not across shards. Raises ``NotLeader``, ``NotEnoughReplicas``, and what
-        ``ShardStore.append`` and ``commit`` raise; a batch of another shard may be stored all the same.
+        ``ShardStore.append`` and ``commit`` raise. A batch of another shard may be stored all the same: where one is
+        put in line before another is refused, the refusal says ``sent``.
         """
         self.admission.produce(request)
         topic, batches = request.topic, request.batches
         ack = Ack(topic.options.ack) if request.ack is None else request.ack
-        ports = await self._writable(topic, [shard for shard, _ in batches], ack)
+        ports = await self.writable(topic, [shard for shard, _ in batches], ack)
         if len(batches) == 1:
             appended = ports[0].store.append(topic.id, batches[0][1])
             future = ports[0].wait(appended, ack)
@@ -205,27 +234,90 @@ class Broker:
         results: list[Appended] = []
         waits = []
         for port, (_, batch) in zip(ports, batches, strict=True):
-            results.append(port.store.append(topic.id, batch))
+            try:
+                results.append(port.store.append(topic.id, batch))
+            except LsmqError as refusal:
+                if results:
+                    refusal.details["sent"] = True
+                raise
             waits.append(port.wait(results[-1], ack))
         await _all(waits)
         return results
+
+    async def take_producer(
+        self, topic: Topic, shard: int, producer_id: int, epoch: int | None, above: int
+    ) -> tuple[int, int]:
+        """Somebody goes on with a producer's id at a shard: the epoch that begins, and the position that is known.
+
+        Durable on return. Raises ``ProducerFenced``, ``TooManyProducers``, ``NotLeader``, and what writes raise.
+        """
+        (port,) = await self.writable(topic, [shard], Ack.QUORUM)
+        appended, begun, position = port.store.take_producer(producer_id, epoch, above=above)
+        appended = appended or port.store.barrier()
+        if appended is not None and (future := port.wait(appended, Ack.QUORUM)) is not None:
+            await future
+        return begun, position
+
+    async def unpack_named(self, topic: Topic, body: bytes, hold: Hold) -> tuple[int, bytes, RecordBatch]:
+        """The batch of a producer that names its queues, its shard and the names: see :attr:`ProduceRequest.names`.
+
+        Raises as :meth:`unpack`, and ``InvalidQueueName``.
+        """
+        joined, packed = self.admission.named_batch(body)
+        first = joined.partition(b"\0")[0].decode(errors="surrogateescape")
+        shard = self.names.shard_of(topic, check_queue_name(first))
+        unpacked_bytes = self.admission.unpacked_bytes(packed)
+        if unpacked_bytes > len(packed):
+            hold.resize_within(2 * len(body) + unpacked_bytes)
+        large = HEADER.unpack_from(packed)[3] != Codec.NONE and unpacked_bytes >= _LARGE_PAYLOAD_BYTES
+        batch = await self.workers.run(lambda: self.admission.batch(packed), large=large)
+        return shard, joined, batch
+
+    async def produce_named(self, request: ProduceRequest) -> list[tuple[Appended, NDArray[np.uint32]]]:
+        """:meth:`produce` for queues by their names; besides the number of each message's queue.
+
+        Raises ``InvalidQueueName``, ``TooManyQueues`` besides.
+        """
+        self.admission.produce(request)
+        topic = request.topic
+        ack = Ack(topic.options.ack) if request.ack is None else request.ack
+        results = []
+        waits = []
+        for (shard, batch), joined in zip(request.batches, request.names, strict=True):
+            port, appended, numbers = await self._append_named(topic, shard, joined, batch, ack)
+            results.append((appended, numbers))
+            waits.append(port.wait(appended, ack))
+        await _all(waits)
+        return results
+
+    async def _append_named(
+        self, topic: Topic, shard: int, joined: bytes, batch: RecordBatch, ack: Ack
+    ) -> tuple[ShardPort, Appended, NDArray[np.uint32]]:
+        """Put in line; nothing is awaited between that and the return."""
+        while True:
+            (port,) = await self.writable(topic, [shard], ack)
+            try:
+                return port, *port.store.names(topic.id).append(joined, batch, self.names.slots(topic, shard))
+            except NamesBehind:
+                await self.names.current(port, topic)
 
     async def delete(self, request: DeleteRequest) -> None:
         """Durable on return. Raises ``UnknownQueue``, ``NotLeader``, ``OffsetOutOfRange`` for what is not there yet."""
         self.admission.delete(request)
         topic, queues, offsets, before = request.topic, request.queues, request.offsets, request.before
         parts = split_by_shard(queues, topic, self.topology.shard_count)
-        ports = await self._writable(topic, [shard for shard, _ in parts], Ack.QUORUM)
+        ports = await self.writable(topic, [shard for shard, _ in parts], Ack.QUORUM)
         for port, (_, places) in zip(ports, parts, strict=True):
             latest = port.store.latest_offsets(topic.id, queues[places])
             beyond = offsets[places] + (not before) > latest
             if beyond.any():  # a tombstone would delete what is written there later
                 at = int(np.argmax(beyond))
                 queue, offset, end = int(queues[places][at]), int(offsets[places][at]), int(latest[at])
+                called = (self.names.names(topic, queue) if topic.named else None) or queue
                 raise OffsetOutOfRange(
-                    f"offset {offset} is beyond the end of queue {queue} of topic {topic.name!r}, which is {end}",
+                    f"offset {offset} is beyond the end of queue {called!r} of topic {topic.name!r}, which is {end}",
                     topic=topic.name,
-                    queue=queue,
+                    queue=called,
                     earliest=0,
                     latest=end,
                 )
@@ -235,7 +327,7 @@ class Broker:
             waits.append(port.wait(put(topic.id, queues[places], offsets[places]), Ack.QUORUM))
         await _all(waits)
 
-    async def _writable(self, topic: Topic, shards: Sequence[int], ack: Ack) -> list[ShardPort]:
+    async def writable(self, topic: Topic, shards: Sequence[int], ack: Ack) -> list[ShardPort]:
         """The shards, if all of them may be written to now; nothing must be awaited until they are."""
         self.admission.write()
         ports = [self.topology.port(shard) for shard in shards]
@@ -268,6 +360,35 @@ class Broker:
         ``ReadElsewhere``.
         """
         return await self.reads.fetch(self.admission.fetch(request), hold)
+
+    async def find(self, topic: Topic, shard: int, query: KeyQuery, make: Callable[[Slice], Any]) -> KeyFound:
+        """Messages of a shard by key, newest first; see :meth:`ShardStore.find_key`.
+
+        Raises ``NotLeader``, ``Unavailable``, ``CorruptFile``.
+        """
+        (port,) = await self.reads.ports(topic, [shard])
+        found = await self.in_readers(lambda: port.store.find_key(query, make))
+        port.check_readable()
+        return found
+
+    async def search(
+        self, topic: Topic, shard: int, query: SearchQuery, make: Callable[[SearchFound], Result]
+    ) -> tuple[SearchFound, Result]:
+        """What a filter picks of a shard's messages, and what is made of it; see :func:`.search.search`.
+
+        Raises ``NotLeader``, ``Unavailable``, ``CorruptFile``.
+        """
+        (port,) = await self.reads.ports(topic, [shard])
+
+        def found() -> tuple[SearchFound, Result]:
+            if not port.store.has_topic(topic.id):
+                return SearchFound(), make(SearchFound())
+            found = port.store.search(query)
+            return found, make(found)
+
+        answer = await self.in_readers(found)
+        port.check_readable()
+        return answer
 
     async def in_readers(self, blocking: Callable[[], Result]) -> Result:
         """Run something that may read from disk in the read pool."""
@@ -327,7 +448,7 @@ class Broker:
         """
         self.admission.queues(topic, queues)
         parts = split_by_shard(queues, topic, self.topology.shard_count)
-        ports = await self._writable(topic, [shard for shard, _ in parts], Ack.QUORUM)
+        ports = await self.writable(topic, [shard for shard, _ in parts], Ack.QUORUM)
         for port in ports:
             allow(port)
         waits = []

@@ -8,15 +8,16 @@ of it blocks on the disk: one thread at a time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import msgpack
 
-from lsmq.errors import InvalidRequest
+from lsmq.errors import InvalidRequest, UnknownTopic
 from lsmq_node.storage import ShardStore, Topic, TopicOptions
 
-from .placement import grown_ranges, shard_cuts
+from .placement import grown_ranges, shard_cuts, stored_range
 
 #: Keys of the documents with the ranges of topics that have grown: this and the topic's id.
 RANGES = "ranges/"
@@ -39,9 +40,19 @@ class Catalog:
         """Raises ``UnknownTopic``."""
         return self._placed(self._first.topic(name))
 
+    def find(self, name: str) -> Topic | None:
+        try:
+            topic = self.topic(name)
+        except UnknownTopic:
+            return None
+        return None if topic.is_internal else topic
+
     def topic_by_id(self, topic_id: int) -> Topic:
         """Raises ``UnknownTopic``."""
-        return self._placed(self._first.topic_by_id(topic_id))
+        topic = self._first.topic_by_id(topic_id)
+        if topic.is_internal:
+            raise UnknownTopic(f"there is no topic with id {topic_id}", topic_id=topic_id)
+        return self._placed(topic)
 
     def _placed(self, topic: Topic) -> Topic:
         """The topic with its ranges, where it has grown."""
@@ -63,28 +74,33 @@ class Catalog:
                 topic = wanted.get(extra.name)
                 if topic is None or topic.id != extra.id:
                     store.delete_topic(extra.name)
-            present = {topic.name for topic in store.topics()}
+            present = {topic.name: topic for topic in store.topics()}
             for topic in wanted.values():
                 if topic.name not in present:
                     self._create_rest(topic)
+                elif topic.options != present[topic.name].options:
+                    store.alter_topic(topic.name, topic.options)
 
     def create(self, name: str, queues: int, options: TopicOptions) -> Topic:
         """Create the topic everywhere; durable on return. The same again is the same topic."""
         if len(self._stores) == 1:
             return self._first.create_topic(name, queues, options)
         self.complete()
-        topic = self._first.create_topic(name, queues, options, end=shard_cuts(queues, len(self._stores))[1])
+        end = None if options.named else shard_cuts(queues, len(self._stores))[1]
+        topic = self._first.create_topic(name, queues, options, end=end)
         self._create_rest(topic)
         return topic
 
     def _create_rest(self, topic: Topic) -> None:
-        cuts = shard_cuts(topic.queues, len(self._stores))
-        for store, first, end in zip(self._stores[1:], cuts[1:], cuts[2:], strict=False):
+        for shard, store in enumerate(self._stores[1:], 1):
+            first, end = stored_range(topic, shard, len(self._stores))
             store.create_topic(topic.name, topic.queues, topic.options, topic_id=topic.id, first=first, end=end)
 
     def grow(self, name: str, queues: int) -> Topic:
         """Give the topic more queues, durably. Raises ``UnknownTopic``, and ``InvalidRequest`` where it has more."""
         topic = self.topic(name)
+        if topic.named:
+            raise has_names(topic)
         if queues < topic.queues:
             raise can_only_grow(topic, queues)
         if queues == topic.queues:
@@ -105,6 +121,19 @@ class Catalog:
                 self._ranges[topic.id] = ranges
             store.grow_topic(topic.name, ranges[-1][1], end)
 
+    def alter(self, name: str, changes: Mapping[str, Any], check: Callable[[Topic, TopicOptions], None]) -> Topic:
+        """Change options of the topic, durably; None takes one away. ``check`` may refuse what comes out.
+
+        Raises ``UnknownTopic``, ``InvalidRequest``.
+        """
+        self.complete()
+        topic = self.topic(name)
+        options = topic.options.altered(changes)
+        check(topic, options)
+        for store in self._stores:
+            store.alter_topic(name, options)
+        return self.topic(name)
+
     def delete(self, name: str) -> Topic:
         """Delete the topic everywhere. Raises ``UnknownTopic``."""
         if len(self._stores) > 1:
@@ -115,6 +144,14 @@ class Catalog:
         if self._ranges.pop(topic.id, None) is not None:
             self._first.wait(self._first.put_documents({f"{RANGES}{topic.id}": None}))
         return topic
+
+
+def has_names(topic: Topic) -> InvalidRequest:
+    return InvalidRequest(
+        f"topic {topic.name!r} has named queues: there is one for each name that is used, and no number to grow",
+        topic=topic.name,
+        field="queues",
+    )
 
 
 def can_only_grow(topic: Topic, queues: int) -> InvalidRequest:

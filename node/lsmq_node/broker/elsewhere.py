@@ -35,10 +35,14 @@ class ReadFrom(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """Queues to read at another node from now on: at ``url``, or at the leader when that is None."""
+    """Queues to read at another node from now on: at ``url``, or at the leader when that is None.
+
+    ``offsets``: from where on, where the reader may not know.
+    """
 
     url: str | None
     queues: NDArray[Any]
+    offsets: NDArray[np.int64] | None = None
 
 
 def far(records_in_tables: NDArray[np.int64], record_bytes: float, limit_bytes: int) -> Mask:

@@ -37,6 +37,7 @@ def store_options(config: NodeConfig) -> StoreOptions:
         memtable_bytes=config.memtable_bytes,
         memtable_age_ms=config.memtable_age_ms,
         max_documents_bytes=config.max_documents_bytes,
+        max_delayed=config.max_delayed,
         producer_expiry_ms=config.producer_expiry_ms,
         max_producers=config.max_producers,
         cache_bytes=config.cache_bytes,

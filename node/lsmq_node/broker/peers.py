@@ -2,11 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 #: Answers a request of another node, which has proved the secret. What it is asked and answers is what msgpack knows.
 Answering = Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]
+#: Answers a client's request that another node passed on, given as the server has it and its path in the API.
+AnsweringPassed = Callable[[Any, str], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOn:
+    """A client's request as it goes on to the leader of a shard. ``path`` has its query, as it was sent."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PassedBack:
+    """What the leader answered, an error of its included."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
 
 
 class Peers(Protocol):
@@ -21,6 +43,15 @@ class Peers(Protocol):
         An error has ``sent`` false in its details where it is certain that the leader was not reached.
         """
 
+    def answer_passed_on(self, handler: AnsweringPassed) -> None:
+        """Have ``handler`` answer what other nodes pass on."""
+
+    async def pass_on(self, shard: int, request: PassedOn, timeout_s: float) -> PassedBack:
+        """What the leader of a shard answers to a client's request. Raises ``Unavailable``, ``ConnectionFailed``.
+
+        An error has ``sent`` false in its details where it is certain that the leader was not reached.
+        """
+
 
 class NoPeers:
     """A node of its own leads all shards, and asks nobody."""
@@ -30,3 +61,9 @@ class NoPeers:
 
     async def ask(self, shard: int, operation: str, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         raise AssertionError(f"{operation}: a node of its own asked for the leader of shard {shard}")
+
+    def answer_passed_on(self, handler: AnsweringPassed) -> None:
+        pass
+
+    async def pass_on(self, shard: int, request: PassedOn, timeout_s: float) -> PassedBack:
+        raise AssertionError(f"{request.path}: a node of its own asked for the leader of shard {shard}")

@@ -14,14 +14,18 @@ from numpy.typing import NDArray
 
 from lsmq import runtime
 from lsmq.errors import ReadElsewhere, Unavailable, UnknownFetchSession
+from lsmq.filters import MessageFilter
 from lsmq_node.config import NodeConfig
 from lsmq_node.storage import Topic
+from lsmq_node.storage.sieve import Picked
 
 from .budget import Hold
 from .elsewhere import Elsewhere, ReadFrom, Turns, find_caught_up, find_far
 from .fetched import Fetched
+from .named_sessions import NamedSession, NamedSessions
+from .names import QueueNames
 from .placement import shard_of, split_by_shard
-from .requests import FetchRequest, ReadRequest
+from .requests import FetchRequest, ReadRequest, Selected
 from .sessions import FetchSessions, Session, SessionPart
 from .topology import ShardPort, Topology
 from .waiters import WaiterTable
@@ -57,7 +61,9 @@ class Reads:
         self._slots = asyncio.Semaphore(config.read_threads)
         self._fetches = 0
         self._turns = Turns()
+        self.names = QueueNames(topology, waiters, self.ports, self.in_threads)
         self.sessions = FetchSessions(config.max_fetch_session_bytes, config.fetch_session_share_bytes, waiters)
+        self.named = NamedSessions(topology, self.names, self.sessions, waiters, self.in_threads)
 
     async def close(self) -> None:
         self.sessions.close()
@@ -79,9 +85,11 @@ class Reads:
         if source is ReadFrom.FOLLOWER and piece.followers:
             raise self._elsewhere(piece)
 
+        picked = None if request.filter is None else Picked(request.filter, exact=True)
+
         def read() -> Fetched:
             found = Fetched()
-            store = port.store
+            store, offset = port.store, int(piece.starts[0])
             if not piece.leads:
                 latest = store.bounds(topic.id, queue)[1] if store.has_topic(topic.id, queue) else 0
                 if latest < offset:
@@ -92,7 +100,7 @@ class Reads:
                 found.elsewhere.append(Elsewhere(None, asked))
                 return found
             limits = {"max_records": request.max_records, "max_bytes": request.max_bytes}
-            found.add(store.read(topic.id, queue, offset, **limits))
+            found.add(store.read(topic.id, queue, offset, **limits, picked=picked))
             found.take_in(None)
             if found.record_count == 0 and found.next_offsets and int(found.next_offsets[0][0]) <= offset:
                 return Fetched()
@@ -109,6 +117,8 @@ class Reads:
         """See :meth:`Broker.fetch`."""
         if request.session is not None:
             return await self._go_on(request, request.session, hold)
+        if request.selected is not None:
+            return await self._open_named(request, request.selected, hold)
         found = await self._fetch(request, hold)
         if request.keep:  # No await stands between: the session begins where the answer ends.
             found.session = self._open_session(request, found, hold.client)
@@ -132,7 +142,10 @@ class Reads:
             pieces.append(pieces.pop(0))  # The next read, if this one found nothing, begins elsewhere.
             return found
 
-        return await self._poll(request, queues, pieces, read, hold)
+        answer = await self._poll(request, queues, pieces, read, hold)
+        if topic.named:
+            answer.names += await self.named.names_at(topic, ports, answer, queues, offsets)
+        return answer
 
     # Many queues again and again
 
@@ -175,9 +188,13 @@ class Reads:
             raise Unavailable(f"{len(queues)} queues take more memory than max_fetch_session_bytes ({limit}); raise it")
         return session
 
-    async def read_on(self, session: Session, max_records: int, max_bytes: int, hold: Hold) -> Fetched:
+    async def read_on(
+        self, session: Session, max_records: int, max_bytes: int, hold: Hold, filter: MessageFilter | None = None
+    ) -> Fetched:
         """What has come to the queues of :meth:`follow` by now, all of it in memory. Raises as :meth:`fetch` does."""
-        request = FetchRequest(topic=session.topic, max_records=max_records, max_bytes=max_bytes, files=False)
+        request = FetchRequest(
+            topic=session.topic, max_records=max_records, max_bytes=max_bytes, files=False, filter=filter, exact=True
+        )
         return await self._read_ready(request, session, hold)
 
     async def _go_on(self, request: FetchRequest, token: str, hold: Hold) -> Fetched:
@@ -188,7 +205,32 @@ class Reads:
         except BaseException:
             self.sessions.drop(session)
             raise
-        if found.elsewhere:
+        if found.elsewhere and not isinstance(session, NamedSession):
+            self.sessions.drop(session)
+        else:
+            found.session = self.sessions.keep(session)
+        return found
+
+    # Queues by their names
+
+    async def _open_named(self, request: FetchRequest, selected: Selected, hold: Hold) -> Fetched:
+        """A session of the queues that are selected, and its first answer."""
+        session, found = await self.named.open(request.topic, selected, (hold.client or "") if request.keep else None)
+        keeps = self.sessions.admit(session)
+        if not keeps:
+            session.client = None
+            if not self.sessions.admit(session):
+                limit = self._config.max_fetch_session_bytes
+                raise Unavailable(f"so many queues take more memory than max_fetch_session_bytes ({limit}); raise it")
+        try:
+            if not found:
+                found = await self._poll_session(request, session, hold)
+            else:
+                await self._check_parts(session)
+        except BaseException:
+            self.sessions.drop(session)
+            raise
+        if session.client is None:
             self.sessions.drop(session)
         else:
             found.session = self.sessions.keep(session)
@@ -196,11 +238,17 @@ class Reads:
 
     async def _poll_session(self, request: FetchRequest, session: Session, hold: Hold) -> Fetched:
         deadline = asyncio.get_running_loop().time() + request.wait_ms / 1000
+        passed: Fetched | None = None
         while True:
             session.news.clear()
             found = await self._read_ready(request, session, hold)
-            if found or self._waiters.closed or request.wait_ms == 0:
+            if passed is not None:
+                found = passed.followed_by(found)
+            if _settles(request, found) or self._waiters.closed or request.wait_ms == 0:
                 return found
+            passed = found
+            if any(part.is_ready for part in session.parts):
+                continue
             try:
                 with self._waiters.held():
                     async with asyncio.timeout_at(deadline):
@@ -211,8 +259,9 @@ class Reads:
 
     async def _check_parts(self, session: Session) -> None:
         """Raises ``NotLeader``, ``UnknownTopic``, or ``UnknownFetchSession`` where a shard is led in another epoch."""
-        await self.ports(session.topic, [part.port.number for part in session.parts], ReadFrom.LEADER)
-        for part in session.parts:
+        parts = session.sources
+        await self.ports(session.topic, [part.port.number for part in parts], ReadFrom.LEADER)
+        for part in parts:
             leads = self._topology.leadership(part.port.number)
             if leads.epoch != part.epoch or self._topology.port(part.port.number) is not part.port:
                 raise UnknownFetchSession(
@@ -223,6 +272,8 @@ class Reads:
     async def _read_ready(self, request: FetchRequest, session: Session, hold: Hold) -> Fetched:
         """Read what is ready, and move the session past what was found."""
         await self._check_parts(session)
+        if isinstance(session, NamedSession):
+            await self.named.join(session)
         taken = [(part, places) for part in session.parts if len(places := part.take())]
         if not taken:
             return Fetched()
@@ -232,6 +283,9 @@ class Reads:
         ]
         found = await self._read_held(request, pieces, lambda: self._read_pieces(request, pieces), hold)
         session.parts.append(session.parts.pop(0))  # The next answer begins elsewhere.
+        if isinstance(session, NamedSession):
+            found.names += self.named.names_of(session, found)
+            self.named.set_aside(session, found)
         for part, places in taken:
             for moved, next_offsets in zip(found.queues, found.next_offsets, strict=True):
                 part.move(moved, next_offsets)
@@ -241,12 +295,13 @@ class Reads:
     def _read_pieces(self, request: FetchRequest, pieces: Sequence[_Piece]) -> Fetched:
         found = Fetched()
         self._fetches += 1
+        picked = None if request.filter is None else Picked(request.filter, exact=request.exact)
         for piece in pieces:
-            self._read_piece(request, piece, found)
+            self._read_piece(request, piece, picked, found)
         found.take_in(self._config.sendfile_min_bytes if request.files else None)
         return found
 
-    def _read_piece(self, request: FetchRequest, piece: _Piece, found: Fetched) -> None:
+    def _read_piece(self, request: FetchRequest, piece: _Piece, picked: Picked | None, found: Fetched) -> None:
         """Add what there is of a shard, and what of it is to be read elsewhere. In a thread of the pool."""
         topic = request.topic
         store, some, starts = piece.port.store, piece.queues, piece.starts
@@ -266,7 +321,7 @@ class Reads:
         # Begin one queue further each time: busy queues that fill an answer must not starve the others.
         first = self._fetches % len(some)
         queues, offsets = (np.concatenate((each[first:], each[:first])) for each in (some, starts))
-        part = store.read_many(topic.id, queues, offsets, max_records=records_left, max_bytes=bytes_left)
+        part = store.read_many(topic.id, queues, offsets, max_records=records_left, max_bytes=bytes_left, picked=picked)
         found.add(part)
         if redirects and not piece.leads:
             after = starts.copy()
@@ -330,17 +385,22 @@ class Reads:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + request.wait_ms / 1000
         found = await self._read_held(request, pieces, read, hold)
-        if found or request.wait_ms == 0 or self._waiters.closed:
+        if _settles(request, found) or request.wait_ms == 0 or self._waiters.closed:
             return found
+        _move_on(pieces, found)
         with self._waiters.waiting(request.topic.id, queues) as waiter:
             # Between the read and the registration; no await stands between these two.
             if any(_arrived(request.topic, piece) for piece in pieces):
                 waiter.set()
-            while not found and await waiter.wait(deadline):
+            while not _settles(request, found) and await waiter.wait(deadline):
                 waiter.clear()
-                found = await self._read_held(request, pieces, read, hold)
+                later = await self._read_held(request, pieces, read, hold)
+                _move_on(pieces, later)
+                found = found.followed_by(later)
                 if self._waiters.closed:
                     break
+                if found.moved and any(_arrived(request.topic, piece) for piece in pieces):
+                    waiter.set()
         return found
 
     async def _read_held(
@@ -356,6 +416,20 @@ class Reads:
                 self.as_follower += 1
             hold.resize(found.size_bytes - found.file_bytes)
         return found
+
+
+def _settles(request: ReadRequest | FetchRequest, found: Fetched) -> bool:
+    """Whether this is the answer. Who picks messages is not told each time that others were passed over."""
+    return bool(found) if request.filter is None else found.is_worth_an_answer
+
+
+def _move_on(pieces: Sequence[_Piece], found: Fetched) -> None:
+    """Read next from where this read ended."""
+    for queues, next_offsets in zip(found.queues, found.next_offsets, strict=True):
+        for piece in pieces:
+            places = np.minimum(piece.queues.searchsorted(queues), len(piece.queues) - 1)
+            here = piece.queues[places] == queues
+            piece.starts[places[here]] = np.maximum(piece.starts[places[here]], next_offsets[here])
 
 
 def _arrived(topic: Topic, piece: _Piece) -> bool:

@@ -36,7 +36,7 @@ from lsmq_node.storage.repair import (
 
 from .catalog import RANGES
 from .layout import NODE_FILE, NodeFile, shard_directory
-from .placement import queue_ranges, shard_cuts
+from .placement import stored_range
 
 _OURS = {NODE_FILE, "LOCK"}
 _REFILL = (
@@ -148,9 +148,7 @@ class _NodeRepair:
     @staticmethod
     def _hint(topic: Topic, number: int, shards: int) -> TopicHint:
         """What a shard has of a topic; no queues where there are fewer of them than shards."""
-        own = [part for part in queue_ranges(topic, shards) if part.shard == number]
-        none = shard_cuts(topic.queues, shards)[number]
-        return TopicHint(replace(topic, ranges=()), own[0].first if own else none, own[-1].end if own else none)
+        return TopicHint(replace(topic, ranges=()), *stored_range(topic, number, shards))
 
     def _settle_topics(self, shards: int) -> None:
         """Names that one shard lost and another knows; and the first shard knows all topics."""

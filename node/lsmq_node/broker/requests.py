@@ -6,17 +6,20 @@ what it takes in memory is reserved in the ``Hold`` that goes with it, which kno
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lsmq.filters import MessageFilter
 from lsmq.record_batch import RecordBatch
 from lsmq_node.storage import Topic
 
 from .elsewhere import ReadFrom
+from .selection import Selection
 from .topology import Ack
 
 
@@ -24,12 +27,14 @@ from .topology import Ack
 class ProduceRequest:
     """Record batches of one topic, one a shard, as :meth:`Broker.unpack` or a builder made them.
 
-    The producer's id, epoch and sequence stand in each batch. ``ack`` None: as the topic says.
+    The producer's id, epoch and sequence stand in each batch. ``ack`` None: as the topic says. For a named topic there
+    are ``names`` of each batch, joined by NUL, and its QUEUE column says which of them.
     """
 
     topic: Topic
     batches: Sequence[tuple[int, RecordBatch]]
     ack: Ack | None = None
+    names: Sequence[bytes] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +49,47 @@ class DeleteRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reading:
-    """How much, how long to wait for the first message, and of whom."""
+    """How much, how long to wait for the first message, of whom, and which: with ``filter`` None all there are."""
 
     topic: Topic
     max_records: int
     max_bytes: int
     wait_ms: int = 0
     source: ReadFrom = ReadFrom.LEADER
+    filter: MessageFilter | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRequest(_Reading):
-    """Messages of one queue, from ``offset`` on."""
+    """Messages of one queue, from ``offset`` on. None comes through that is not picked by its words."""
 
     queue: int
     offset: int
+
+
+class Start(StrEnum):
+    """Where reading of a queue begins."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+    COMMITTED = "committed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selected:
+    """Queues of a named topic, and where reading of each begins.
+
+    Those that come after the session began are read from their earliest message. ``reset`` is for queues in which
+    ``group`` has committed no offset. ``numbers`` and ``offsets``, or ``by_name``, say it for some queues otherwise.
+    """
+
+    which: Selection
+    start: Start = Start.EARLIEST
+    group: str | None = None
+    reset: Start = Start.EARLIEST
+    numbers: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
+    offsets: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    by_name: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +97,10 @@ class FetchRequest(_Reading):
     """Messages of many queues, each from its own offset; offsets below what is kept begin at what is kept.
 
     ``queues`` are sorted, without repeats and not empty. ``session``, in their place, goes on where the answer that
-    named it ended; ``keep`` asks for one. Without ``files`` nothing of the answer is left in files.
+    named it ended; ``keep`` asks for one. Without ``files`` nothing of the answer is left in files. With a filter by
+    tag or type others with the same hash may come through, unless ``exact``.
+
+    ``selected``, in their place too, are queues of a named topic, also those that come later.
     """
 
     queues: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
@@ -74,3 +108,5 @@ class FetchRequest(_Reading):
     session: str | None = None
     keep: bool = False
     files: bool = True
+    exact: bool = False
+    selected: Selected | None = None

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,13 +34,25 @@ from .waiters import WaiterTable
 IDLE_S = 60.0
 #: So many queues that have something are looked at for one answer.
 AT_ONCE = 65_536
-_QUEUE_BYTES = 4 + 8 + 1  # number, position, whether it is ready
+QUEUE_BYTES = 4 + 8 + 1  # number, position, whether it is ready
 _SESSION_BYTES = 2_048
+#: Where a reader is in a queue that it reads no more.
+NEVER = 1 << 62
 #: A session of so many queues at most is found by them, at this cost each.
 FEW_QUEUES = 32
 _FOUND_BYTES = 256
 #: What a larger one counts as, besides: each commit to its topic looks into it.
-_LARGE_BYTES = 32_768
+LARGE_BYTES = 32_768
+
+
+class SessionSource(Protocol):
+    """A shard that a session reads, and the epoch in which it was opened."""
+
+    @property
+    def port(self) -> ShardPort: ...
+
+    @property
+    def epoch(self) -> int: ...
 
 
 class SessionPart:
@@ -91,6 +103,11 @@ class SessionPart:
             self._ready[fresh] = True
             self._waiting.append(fresh)
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether a queue waits to be looked at."""
+        return bool(self._waiting)
+
     def take(self) -> NDArray[np.int64]:
         """Those that have waited longest, in order of queues; :meth:`put_back` is to follow."""
         taken: list[NDArray[np.int64]] = []
@@ -108,6 +125,29 @@ class SessionPart:
         """An answer brings what lies before these offsets. Queues of other shards may be among them."""
         places, found = self._places(queues)
         self.positions[places[found]] = next_offsets[found]
+
+    def copy_positions(self, queues: NDArray[Any], found: NDArray[np.int64]) -> None:
+        """Put the positions of those of some queues that are here into ``found``."""
+        places, here = self._places(queues)
+        found[here] = self.positions[places[here]]
+
+    def revive(self, queues: NDArray[Any]) -> NDArray[np.bool_]:
+        """Which of some queues are here. One that was not to be read any more is read from its beginning."""
+        if not len(queues):
+            return np.empty(0, np.bool_)
+        places, here = self._places(queues)
+        again = places[here]
+        over = again[self.positions[again] >= NEVER]
+        self.positions[over] = 0
+        self._add(over)
+        return here
+
+    def merged(self, other: SessionPart) -> SessionPart:
+        """Both as one, which was not looked at yet. They have no queue in common, nor is anything taken of them."""
+        queues = np.concatenate((self.queues, other.queues))
+        positions = np.concatenate((self.positions, other.positions))
+        order = np.argsort(queues)
+        return SessionPart(self.port, self.epoch, queues[order], positions[order])
 
     def put_back(self, topic_id: int, places: NDArray[np.int64]) -> None:
         """Those of ``places``, which were taken, that have something left go to the end of the line."""
@@ -128,10 +168,25 @@ class Session:
         count = sum(len(part.queues) for part in parts)
         #: Where it is found by its queues: these.
         self.few = [int(queue) for part in parts for queue in part.queues] if count <= FEW_QUEUES else None
-        extra = _LARGE_BYTES if self.few is None else count * _FOUND_BYTES
-        self.size_bytes = _SESSION_BYTES + count * _QUEUE_BYTES + extra
+        extra = LARGE_BYTES if self.few is None else count * _FOUND_BYTES
+        self.size_bytes = _SESSION_BYTES + count * QUEUE_BYTES + extra
         self.used_at = 0.0
         self.news = asyncio.Event()
+
+    def begin(self, waiters: WaiterTable) -> None:
+        """Hear of commits from now on, and find what is ready."""
+        waiters.watch(self.topic.id, self, self.few)
+        for part in self.parts:
+            part.look(self.topic.id)
+
+    def end(self, waiters: WaiterTable) -> None:
+        """Hear of no more."""
+        waiters.unwatch(self.topic.id, self, self.few)
+
+    @property
+    def sources(self) -> Sequence[SessionSource]:
+        """The shards it reads, each as it was led when the session began."""
+        return self.parts
 
     @property
     def name(self) -> str:
@@ -175,12 +230,25 @@ class FetchSessions:
         Without ``client`` it is the node's own, which counts elsewhere: it must only not be larger than all may be.
         """
         session = Session(topic, parts, client)
+        return session if self.admit(session) else None
+
+    def admit(self, session: Session) -> bool:
+        """Begin a session, if there is room for it."""
+        client = session.client
         if session.size_bytes > self._limit_bytes or (client is not None and not self._make_room(session, client)):
-            return None
-        self._waiters.watch(topic.id, session, session.few)
-        for part in parts:
-            part.look(topic.id)
-        return session
+            return False
+        session.begin(self._waiters)
+        return True
+
+    def grown(self, session: Session, by_bytes: int) -> None:
+        """A session that is a request's has become larger. Others that are kept make room for it."""
+        session.size_bytes += by_bytes
+        if session.client is None:
+            return
+        self.size_bytes += by_bytes
+        self._bytes_of[session.client] += by_bytes
+        while self._kept and self.size_bytes > self._limit_bytes:
+            self._drop_kept(next(iter(self._kept.values())))
 
     def _make_room(self, session: Session, client: str) -> bool:
         size = session.size_bytes
@@ -225,7 +293,7 @@ class FetchSessions:
 
     def drop(self, session: Session) -> None:
         """It is over; it must not be one that is kept."""
-        self._waiters.unwatch(session.topic.id, session, session.few)
+        session.end(self._waiters)
         client = session.client
         if client is None:
             return

@@ -7,7 +7,7 @@ A node of its own (:mod:`lsmq_node.cluster.single`) has all shards and may do ev
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
@@ -78,11 +78,18 @@ class ShardPort(Protocol):
         """What the status page shows of the shard beside the store's statistics; plain values."""
 
 
+CheckOptions = Callable[[Topic, TopicOptions], None]
+"""Raises where a topic must not have these options."""
+
+
 class Topics(Protocol):
     """The topics there are, and where their queues lie."""
 
     def all(self) -> Sequence[Topic]:
         """As they are known here."""
+
+    def find(self, name: str) -> Topic | None:
+        """As it is known here; None where there is none."""
 
     async def newest(self) -> Sequence[Topic]:
         """Asked for where others decide on topics; as they are known here when nobody can be asked."""
@@ -99,8 +106,33 @@ class Topics(Protocol):
     async def grow(self, name: str, queues: int) -> Topic:
         """The topic with ``queues`` queues, durable. Raises ``UnknownTopic``, ``InvalidRequest`` where it has more."""
 
+    async def alter(self, name: str, changes: Mapping[str, Any], check: CheckOptions) -> Topic:
+        """The topic with some options changed, durable; None takes one away. ``check`` may refuse what comes out.
+
+        Raises ``UnknownTopic``, ``InvalidRequest``.
+        """
+
     async def delete(self, name: str) -> Topic:
         """Raises ``UnknownTopic``."""
+
+
+class RightsDocuments(Protocol):
+    """Who may do what, as documents that all nodes agree on (:mod:`lsmq_node.rights`). Loop thread only."""
+
+    def known(self) -> tuple[int, Mapping[str, bytes]]:
+        """As they are known here, and their version, which grows with each change."""
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Call back in the loop after each change that becomes known here, and now and then besides."""
+
+    async def newest(self) -> None:
+        """Have :meth:`known` tell all that was agreed on before. Raises ``Unavailable`` where nobody can be asked."""
+
+    async def change(self, changes: Mapping[str, bytes | None], version: int) -> bool:
+        """Put and delete documents, durably, all or none; False where they are not of this version any more.
+
+        Afterwards :meth:`known` tells of it. Raises ``TooManyRights``, ``Unavailable``, ``TimedOut``.
+        """
 
 
 class Topology(Protocol):
@@ -113,6 +145,9 @@ class Topology(Protocol):
 
     @property
     def topics(self) -> Topics: ...
+
+    @property
+    def rights(self) -> RightsDocuments: ...
 
     def ports(self) -> Sequence[ShardPort]:
         """The shards at this node, by number."""

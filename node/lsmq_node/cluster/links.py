@@ -12,7 +12,7 @@ A connection begins as a request to the internal HTTP server and is then upgrade
 Both sides have so proved the cluster secret, the dialler for all of the path. What follows, from the dialler only, are
 messages as :mod:`.wire` has them, each with a code that binds it to its place on this link (:mod:`.seals`). It is no
 WebSocket: masking the log's bytes and putting them together again on both sides costs more than all else that is done
-with them there. Nothing is encrypted.
+with them there. With TLS all of it is encrypted; the codes stay: they prove the secret, which certificates do not.
 
 A peer that stands still is found by TCP (``TCP_USER_TIMEOUT``) or by its queue growing beyond ``MAX_QUEUED_BYTES``; the
 connection is dropped then. Whether a peer is alive is not judged here.
@@ -33,6 +33,7 @@ from lsmq_coordinator.auth import ANSWER_HEADER, REQUEST_HEADER, ClusterSecret, 
 from lsmq_coordinator.errors import NotAuthenticated
 from lsmq_coordinator.names import Names
 from lsmq_coordinator.parts import Parts
+from lsmq_coordinator.tls import Certificates
 from lsmq_node.replication import Message
 
 from .outgoing import CONGESTED_BYTES, PROTOCOL, Dial, Outgoing, set_up
@@ -57,6 +58,7 @@ class Links:
         on_message: OnMessage,
         on_broken: Callable[[str], None],
         parts: Parts | None = None,
+        tls: Certificates | None = None,
     ) -> None:
         """Args:
         addresses: the internal URL of a node by its id, None when it is not known.
@@ -64,6 +66,7 @@ class Links:
         on_broken: ``(peer)``, once for each connection in either direction that ended; must not raise.
         """
         self.node = node
+        self._tls = tls
         self._signer = Signer(secret)
         self._verifier = Verifier(secret)
         self._seal_key = secret.key("links")
@@ -132,6 +135,7 @@ class Links:
             check,
             lambda start: self._signer.learn(signed, start),
             Seal(self._seal_key, signed.mac),
+            None if self._tls is None else self._tls.client,
         )
 
     async def _accept(self, request: web.Request) -> web.StreamResponse:

@@ -29,6 +29,7 @@ from lsmq_node.replication.actions import ProposeInSync, ProposeLeave, RegisterS
 from .handing_over import DamagedLeaders
 from .hosted import HostedReplicas
 from .replica import Replica
+from .rights import ClusterRights
 from .topics import ClusterTopics
 
 _log = structlog.get_logger("lsmq.cluster")
@@ -57,6 +58,7 @@ class ClusterMember:
         self._lease = parts.part("lease")
         self._clock = parts.part("clock", essential=False)
         self.topics = ClusterTopics(control)
+        self.rights = ClusterRights(control)
         self._commands: dict[tuple[str, int, int], asyncio.Task[None]] = {}
         self._tidy = asyncio.Event()
         self._retiring = False
@@ -309,7 +311,7 @@ class ClusterMember:
                     self._submit(command.pop("op"), command.pop("shard"), command)
 
     async def tidy(self) -> None:
-        """Bring deletions of topics into the logs that this node leads, and see to replicas that stopped.
+        """Bring deletions and changes of topics into the logs that this node leads, and see to replicas that stopped.
 
         Until cancelled.
         """
@@ -320,6 +322,7 @@ class ClusterMember:
                 if replica.serving:
                     try:
                         await replica.topics.forget_deleted(state)
+                        await replica.topics.bring_altered(self.topics.all())
                     except LsmqError as error:
                         _log.info("topics_not_forgotten", shard=replica.shard, code=error.code)
             try:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
@@ -15,6 +17,7 @@ from lsmq_coordinator.auth import ANSWER_HEADER, START_HEADER
 from lsmq_coordinator.errors import NotAuthenticated
 from lsmq_coordinator.names import Names
 from lsmq_coordinator.parts import UNSEEN, Part, kept
+from lsmq_coordinator.tls import reason as tls_reason
 
 from .seals import Seal
 
@@ -43,6 +46,7 @@ class Dial:
     check: Callable[[str | None], None]
     learn: Callable[[str | None], bool]
     seal: Seal
+    tls: ssl.SSLContext | None = None
 
 
 class StartedAnew(ConnectionError):
@@ -66,7 +70,8 @@ class Stream(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        transport.set_write_buffer_limits(high=0)
+        # Of TLS a limit of nothing would be reached by nothing.
+        transport.set_write_buffer_limits(high=0 if self._dial.tls is None else 1)
         set_up(transport)
         transport.write(self._dial.request)
 
@@ -229,14 +234,15 @@ class Outgoing:
         try:
             async with asyncio.timeout(_DIAL_TIMEOUT_S):
                 address = await self._names.address(dial.host)
-                await self._loop.create_connection(lambda: stream, address, dial.port)
+                secure: dict[str, Any] = {} if dial.tls is None else {"ssl": dial.tls, "server_hostname": dial.host}
+                await self._loop.create_connection(lambda: stream, address, dial.port, **secure)
                 await stream.accepted
         except StartedAnew:
             stream.abort()
             raise
         except (OSError, TimeoutError, NotAuthenticated) as error:
             stream.abort()
-            reason = str(error) or type(error).__name__
+            reason = tls_reason(error)
             if reason != self._refused:
                 self._refused = reason
                 _log.info("link_refused", peer=self._peer, reason=reason)

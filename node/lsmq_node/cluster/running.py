@@ -25,6 +25,7 @@ from aiohttp import web
 from lsmq.errors import InvalidRequest, LsmqError
 from lsmq_coordinator.auth import ClusterSecret, Verifier, auth_middleware
 from lsmq_coordinator.control import ControlClient, ControlTiming
+from lsmq_coordinator.control_http import MAX_ANSWER_BYTES
 from lsmq_coordinator.control_routes import control_routes
 from lsmq_coordinator.death import DeathNotice, Sentinel
 from lsmq_coordinator.founding import founding_command
@@ -33,6 +34,7 @@ from lsmq_coordinator.journal import OS_DISK, DelayedDisk
 from lsmq_coordinator.overseer import Overseer
 from lsmq_coordinator.parts import UNSEEN, Part, Parts, kept
 from lsmq_coordinator.raft_control import RaftConfig, RaftControl
+from lsmq_coordinator.tls import Certificates
 from lsmq_coordinator.zookeeper import ZooKeeperConfig, ZooKeeperRegistry
 from lsmq_node.broker import WaiterTable
 from lsmq_node.broker.layout import store_options
@@ -43,18 +45,21 @@ from lsmq_node.descriptors import shares
 from lsmq_node.listening import listening_socket
 from lsmq_node.replication import Message
 from lsmq_node.storage import StoreOptions
+from lsmq_node.tls_settings import peer_files
 
 from .hosted import HostedReplicas
 from .identity import held_directory
 from .links import Links
 from .member import ClusterMember
-from .peers import ClusterPeers
+from .peers import API, ClusterPeers
 from .replica import Replica, ReplicaPorts
 from .transfer import Snapshots
 
 _log = structlog.get_logger("lsmq.cluster")
 
 _MAX_INTERNAL_BODY_BYTES = 16 << 20
+#: Messages of so many bytes may take so many times as many as JSON.
+_TEXT_TIMES = 6
 _JOIN_RETRY_S = 1.0
 #: A connection on which nothing is asked for so long is closed; clients keep theirs for 30 s.
 _KEEPALIVE_S = 60.0
@@ -74,14 +79,17 @@ async def running_member(config: NodeConfig, waiters: WaiterTable, parts: Parts)
     assert settings is not None
     async with AsyncExitStack() as scope:
         secret = ClusterSecret.load(settings.secret_file)
+        files = peer_files(config)
+        tls = None if files is None else Certificates(files)
         scope.enter_context(held_directory(config.data, settings))
         listener = scope.enter_context(
             listening_socket(settings.internal_host, settings.internal_port, "cluster.internal_port")
         )
-        app = web.Application(middlewares=[auth_middleware(Verifier(secret))], client_max_size=_MAX_INTERNAL_BODY_BYTES)
+        proven = auth_middleware(Verifier(secret), unread=API)
+        app = web.Application(middlewares=[proven], client_max_size=_MAX_INTERNAL_BODY_BYTES)
         raft = overseer = None
         if settings.is_voter:
-            raft, overseer = _voter(config, settings, secret)
+            raft, overseer = _voter(config, settings, secret, tls)
             app.add_routes(control_routes(raft, overseer, secret))
             await raft.start()
             scope.push_async_callback(raft.stop)
@@ -96,6 +104,7 @@ async def running_member(config: NodeConfig, waiters: WaiterTable, parts: Parts)
             progress=lambda: member.progress(),
             problems=lambda: member.problems(),
             parts=parts,
+            tls=tls,
         )
         member = ClusterMember(config, control, waiters, parts)
 
@@ -108,12 +117,13 @@ async def running_member(config: NodeConfig, waiters: WaiterTable, parts: Parts)
             for replica in member.replicas.all().values():
                 replica.stream_broken(peer)
 
-        links = Links(settings.node, secret, lambda node: _internal_url(control, node), received, broken, parts)
+        links = Links(settings.node, secret, lambda node: _internal_url(control, node), received, broken, parts, tls)
         snapshots = Snapshots(
             secret,
             store=lambda shard: replica.store if (replica := member.replicas.get(shard)) and replica.is_open else None,
             address=lambda node: _internal_url(control, node),
             bytes_per_s=settings.snapshot_bytes_per_s,
+            tls=tls,
         )
         ports = ReplicaPorts(
             send=links.send,
@@ -141,11 +151,16 @@ async def running_member(config: NodeConfig, waiters: WaiterTable, parts: Parts)
             return Replica(shard, settings.node, directory, agreed(), timings, ports, settings.ack_timeout_ms / 1000)
 
         member.replicas = HostedReplicas(settings.node, config.data, control, make)
-        peers = member.peers = ClusterPeers(secret, lambda shard: _leader_url(control, shard))
+        peers = member.peers = ClusterPeers(
+            secret,
+            lambda shard: _leader_url(control, shard),
+            max_answer_bytes=MAX_ANSWER_BYTES + _TEXT_TIMES * config.max_response_bytes,
+            tls=tls,
+        )
         app.add_routes(links.routes())
         app.add_routes(peers.routes())
         app.add_routes(snapshots.routes())
-        await scope.enter_async_context(_serving(app, listener))
+        await scope.enter_async_context(_serving(app, listener, tls))
         await scope.enter_async_context(control)
         await scope.enter_async_context(snapshots)
         await scope.enter_async_context(peers)
@@ -165,6 +180,7 @@ async def running_member(config: NodeConfig, waiters: WaiterTable, parts: Parts)
             settings.control_urls,
             patience_s=2 * settings.node_timeout_ms / 1000,
             part=parts.part("sentinel", essential=False),
+            tls=files,
         )
         membership, voter = parts.part("membership"), parts.part("voter") if raft is not None else UNSEEN
         works: dict[str, Callable[[], Awaitable[None]]] = {
@@ -178,6 +194,9 @@ async def running_member(config: NodeConfig, waiters: WaiterTable, parts: Parts)
             background = [tasks.create_task(kept(parts.part(name), work), name=name) for name, work in works.items()]
             background.append(tasks.create_task(sentinel.run(), name="sentinel"))
             background.append(tasks.create_task(_belong(config, settings, control, membership), name="membership"))
+            if tls is not None:
+                part = parts.part("cluster-certificate", essential=False)
+                background.append(tasks.create_task(tls.watch(part, lambda: _log.info("certificate_reloaded"))))
             if raft is not None:
                 background.append(tasks.create_task(raft.keep(voter), name="voter"))
             try:
@@ -187,7 +206,9 @@ async def running_member(config: NodeConfig, waiters: WaiterTable, parts: Parts)
                     task.cancel()
 
 
-def _voter(config: NodeConfig, settings: ClusterConfig, secret: ClusterSecret) -> tuple[RaftControl, Overseer]:
+def _voter(
+    config: NodeConfig, settings: ClusterConfig, secret: ClusterSecret, tls: Certificates | None
+) -> tuple[RaftControl, Overseer]:
     disk = DelayedDisk(settings.raft_sync_delay_ms / 1000) if settings.raft_sync_delay_ms else OS_DISK
     raft = RaftControl(
         RaftConfig(
@@ -198,6 +219,7 @@ def _voter(config: NodeConfig, settings: ClusterConfig, secret: ClusterSecret) -
             bind=settings.raft_bind,
             timing=settings.raft_timing(),
             disk=disk,
+            tls=tls,
         )
     )
     return raft, Overseer(raft, timing=settings.overseer_timing())
@@ -242,12 +264,12 @@ def _registry(
 
 
 @asynccontextmanager
-async def _serving(app: web.Application, listener: socket.socket) -> AsyncIterator[None]:
+async def _serving(app: web.Application, listener: socket.socket, tls: Certificates | None) -> AsyncIterator[None]:
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, keepalive_timeout=_KEEPALIVE_S)
     await runner.setup()
     assert runner.server is not None
     most = min(INTERNAL_CONNECTIONS, shares().connections // 2)
-    door = Doorkeeper(listener, runner.server, Limits.of(most, 50))
+    door = Doorkeeper(listener, runner.server, Limits.of(most, 50), tls)
     try:
         door.start()
         yield

@@ -8,7 +8,7 @@ the receiver and unlike any other. The code of a message is the first 16 bytes o
     digest    16   XXH3 (128 bits) of the payload, seeded with 64 bits that are derived as the key is; b"" without one
 
 XXH3 keeps step with the disk where a cryptographic digest of all of the log would cost a third of a core. It is no
-cryptographic digest: it holds since neither its seed nor what it gives is ever seen. Nothing is encrypted.
+cryptographic digest: it holds since neither its seed nor what it gives is ever seen. Encrypted is what TLS encrypts.
 """
 
 from __future__ import annotations

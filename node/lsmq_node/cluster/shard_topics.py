@@ -1,14 +1,15 @@
 """The topics of one shard's log, where a control plane decides which there are.
 
 A shard's store learns of a topic by an entry in the shard's log, so that followers and later leaders have it at the
-same place. The leader writes that entry before the first message of the topic (:meth:`ShardTopics.prepare`), and the
-one that says a topic is gone some time after the control plane said so (:meth:`ShardTopics.forget_deleted`).
+same place. The leader writes that entry before the first message of the topic (:meth:`ShardTopics.prepare`), another
+for each change of its options (:meth:`ShardTopics.bring_altered`), and the one that says a topic is gone some time
+after the control plane said so (:meth:`ShardTopics.forget_deleted`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from lsmq_coordinator.state import ClusterState
 from lsmq_node.broker.topology import Ack, ShardPort
@@ -43,6 +44,12 @@ class ShardTopics:
         agreed, first, end = self._placed(shard.number, topic)
         shard.check_writable(Ack.QUORUM)
         await shard.wait(shard.store.put_topic(agreed, first, end), Ack.QUORUM)
+
+    async def bring_altered(self, topics: Sequence[Topic]) -> None:
+        """Write down the options of topics that the control plane has changed since; of ``topics``, as agreed on."""
+        known = {topic.id: topic.options.revision for topic in self._shard.store.topics()}
+        stale = [topic for topic in topics if topic.options.revision > known.get(topic.id, topic.options.revision)]
+        await asyncio.gather(*(self.prepare(topic) for topic in stale))
 
     async def forget_deleted(self, state: ClusterState) -> None:
         """Write down that topics are gone which the control plane has deleted.

@@ -4,7 +4,7 @@ The core says what is to be done, this does it (see ``replication.core`` for the
 loop thread; the disk is in two threads (:mod:`.disk_worker`, :mod:`.apply_worker`), and what they report comes back
 through one mailbox, in order.
 
-Where the daemon differs from the model in ``simulation.replica``:
+What the bargain leaves open, and how it is done here:
 
 - *Who writes.* Appends of producers reach the log through the store's line and the disk thread. When leadership ends,
   the line is closed in the same step, and the disk thread then drops whatever the core was not told of (``Leave``),

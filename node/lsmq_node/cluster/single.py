@@ -16,12 +16,13 @@ from lsmq_coordinator.parts import Parts
 from lsmq_node.broker.catalog import Catalog
 from lsmq_node.broker.layout import open_shards
 from lsmq_node.broker.peers import NoPeers, Peers
-from lsmq_node.broker.topology import Ack, Leadership
+from lsmq_node.broker.topology import Ack, CheckOptions, Leadership
 from lsmq_node.config import NodeConfig
 from lsmq_node.storage import Appended, Committed, ShardStore, Topic, TopicOptions
 
 from .disk_thread import DiskThread, Failed
 from .mailbox import Mailbox
+from .rights import LocalRights
 from .writes import Touched, WaitingWrites
 
 Result = TypeVar("Result")
@@ -92,6 +93,9 @@ class LocalTopics:
     def all(self) -> Sequence[Topic]:
         return self._catalog.topics()
 
+    def find(self, name: str) -> Topic | None:
+        return self._catalog.find(name)
+
     async def newest(self) -> Sequence[Topic]:
         return self.all()
 
@@ -114,6 +118,9 @@ class LocalTopics:
     async def grow(self, name: str, queues: int) -> Topic:
         return await self._change(lambda: self._catalog.grow(name, queues))
 
+    async def alter(self, name: str, changes: Mapping[str, Any], check: CheckOptions) -> Topic:
+        return await self._change(lambda: self._catalog.alter(name, changes, check))
+
     async def delete(self, name: str) -> Topic:
         return await self._change(lambda: self._catalog.delete(name))
 
@@ -134,6 +141,7 @@ class SingleNode:
         self.peers: Peers = NoPeers()
         self._ports = [LocalShard(number, store, touched) for number, store in enumerate(stores)]
         self.topics = LocalTopics(Catalog(stores))
+        self.rights = LocalRights(stores[0])
 
     @classmethod
     async def open(cls, config: NodeConfig, touched: Touched, parts: Parts) -> SingleNode:

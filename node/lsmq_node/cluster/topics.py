@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -10,7 +10,9 @@ from lsmq import runtime
 from lsmq.errors import InvalidRequest, LsmqError, TopicExists, Unavailable, UnknownTopic
 from lsmq_coordinator.control import ControlClient
 from lsmq_coordinator.state import Topic as AgreedTopic
-from lsmq_node.broker.catalog import can_only_grow
+from lsmq_node.broker.catalog import can_only_grow, has_names
+from lsmq_node.broker.placement import stored_range
+from lsmq_node.broker.topology import CheckOptions
 from lsmq_node.storage import Topic, TopicOptions, check_topic_name
 
 _COMMAND_TIMEOUT_S = 5.0
@@ -40,6 +42,10 @@ class ClusterTopics:
 
     def all(self) -> Sequence[Topic]:
         return [topic for _, topic in self._current().values()]
+
+    def find(self, name: str) -> Topic | None:
+        found = self._current().get(name)
+        return None if found is None else found[1]
 
     async def newest(self) -> Sequence[Topic]:
         """All there are now: this node may have been away. What it knows, while the control plane cannot be asked."""
@@ -73,8 +79,7 @@ class ClusterTopics:
         agreed, found = self._current().get(topic.name, (None, topic))
         if agreed is None or agreed.id != topic.id:
             raise UnknownTopic(f"topic {topic.name!r} was deleted", topic=topic.name)
-        mine = [run for run in agreed.ranges if run.shard == shard]
-        return found, mine[0].first, mine[-1].end
+        return found, *stored_range(found, shard, len(self._control.state.shards))
 
     async def _catch_up(self) -> None:
         """Raises ``Unavailable`` when the control plane cannot be asked: then nobody knows what is new."""
@@ -96,6 +101,8 @@ class ClusterTopics:
     async def grow(self, name: str, queues: int) -> Topic:
         """Raises ``UnknownTopic``, ``InvalidRequest`` where it has more queues, ``Unavailable``, ``TimedOut``."""
         topic = await self.by_name(name)
+        if topic.named:
+            raise has_names(topic)
         while topic.queues < queues:
             command = {"op": "grow_topic", "name": name, "topic_id": topic.id}
             try:
@@ -109,6 +116,25 @@ class ClusterTopics:
         if topic.queues > queues:
             raise can_only_grow(topic, queues)
         return topic
+
+    async def alter(self, name: str, changes: Mapping[str, Any], check: CheckOptions) -> Topic:
+        """Raises ``UnknownTopic``, ``InvalidRequest``, ``Unavailable``, ``TimedOut``, and what ``check`` raises."""
+        while True:
+            topic = await self.by_name(name)
+            options = topic.options.altered(changes)
+            check(topic, options)
+            if options == topic.options:
+                return topic
+            command = {"op": "alter_topic", "name": name, "topic_id": topic.id, "options": options.to_dict()}
+            try:
+                await self._submit({**command, "expected_revision": topic.options.revision})
+            except InvalidRequest:
+                await self._catch_up()
+                if (await self.by_name(name)).options == topic.options:
+                    raise
+            else:
+                await self._catch_up()
+                return await self.by_name(name)
 
     async def delete(self, name: str) -> Topic:
         """Raises ``UnknownTopic``, ``Unavailable, ``TimedOut``."""

@@ -32,13 +32,14 @@ from lsmq import runtime
 from lsmq.errors import Unavailable
 from lsmq_coordinator.auth import ClusterSecret
 from lsmq_coordinator.names import Names
+from lsmq_coordinator.tls import Certificates
+from lsmq_node.broker.throttle import Throttle
 from lsmq_node.storage import ShardStore
 from lsmq_node.storage.snapshot import SnapshotManifest
 from lsmq_node.storage.snapshot_install import install
 
 from .transfer_client import Download, Progress, SignedRequests
 from .transfer_server import SnapshotServer
-from .transfer_throttle import Throttle
 
 PATIENCE_S = 20.0
 #: Left free on the disk of a downloading node.
@@ -64,7 +65,9 @@ class Snapshots:
         *,
         patience_s: float = PATIENCE_S,
         min_free_bytes: int = MIN_FREE_BYTES,
+        tls: Certificates | None = None,
     ) -> None:
+        self._tls = tls
         self._secret = secret
         self._store = store
         self._address = address
@@ -128,7 +131,7 @@ class Snapshots:
         if url is None:
             raise Unavailable(f"the address of node {peer!r} is not known")
         async with self._locks.setdefault(path, asyncio.Lock()):
-            requests = SignedRequests(self._session, self._secret, url)
+            requests = SignedRequests(self._session, self._secret, url, self._tls)
             download = Download(
                 requests,
                 shard,

@@ -15,15 +15,24 @@ import structlog
 from yarl import URL
 
 from lsmq import runtime
-from lsmq.errors import ConnectionFailed, CorruptFile, DiskFull, InvalidRequest, LsmqError, Unavailable, from_dict
+from lsmq.errors import (
+    ConnectionFailed,
+    CorruptFile,
+    DiskFull,
+    InvalidRequest,
+    LsmqError,
+    SnapshotGone,
+    Unavailable,
+    from_dict,
+)
 from lsmq_coordinator.auth import ANSWER_HEADER, START_HEADER, ClusterSecret, Signer
 from lsmq_coordinator.errors import NotAuthenticated
 from lsmq_coordinator.http_status import status_of
+from lsmq_coordinator.tls import Certificates
+from lsmq_node.broker.snapshot_sessions import MAX_COMPARE_BYTES, MAX_PIECE_BYTES
+from lsmq_node.broker.throttle import Throttle
 from lsmq_node.storage.snapshot import SnapshotFile, SnapshotManifest, decode_snapshot
 from lsmq_node.storage.snapshot_target import SnapshotTarget
-
-from .transfer_server import MAX_COMPARE_BYTES, MAX_PIECE_BYTES, SnapshotGone
-from .transfer_throttle import Throttle
 
 _log = structlog.get_logger("lsmq.cluster")
 
@@ -43,7 +52,10 @@ _ATTEMPTS = 2  # the first request may be for an earlier start of the node
 class SignedRequests:
     """Signed requests to one node, and proof that the answers are of the cluster."""
 
-    def __init__(self, session: aiohttp.ClientSession, secret: ClusterSecret, url: str) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, secret: ClusterSecret, url: str, tls: Certificates | None = None
+    ) -> None:
+        self._tls = tls
         self.url = url.rstrip("/")
         self._session = session
         self._signer = Signer(secret)
@@ -67,6 +79,7 @@ class SignedRequests:
                 headers={**signed.headers, "Host": self._host, "Content-Type": "application/msgpack"},
                 allow_redirects=False,
                 timeout=aiohttp.ClientTimeout(total=None),
+                ssl=True if self._tls is None else self._tls.client,
             ) as answer:
                 if (answer.content_length or 0) > MAX_ANSWER_BYTES:
                     raise ConnectionFailed(f"{self.url} answered {answer.content_length} bytes")
@@ -86,8 +99,6 @@ def _error(status: int, received: bytes) -> LsmqError:
         fields = dict(msgpack.unpackb(received)["error"])
     except (ValueError, TypeError, KeyError):
         return LsmqError(f"answered {status} with something that is no error of ours")
-    if fields.get("code") == SnapshotGone.code:
-        return SnapshotGone(str(fields.get("message", "")))
     return from_dict(fields)
 
 

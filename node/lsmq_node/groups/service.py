@@ -11,7 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lsmq import runtime
-from lsmq.errors import ConnectionFailed, GroupHasMembers, InvalidRequest, NotLeader, Unavailable, UnknownGroup
+from lsmq.errors import (
+    ConnectionFailed,
+    GroupHasMembers,
+    InvalidRequest,
+    NotLeader,
+    Unavailable,
+    UnknownGroup,
+    UnknownQueue,
+)
 from lsmq.messages import key_hash
 from lsmq_node.broker import Broker, Leadership, ShardPort
 from lsmq_node.broker.placement import split_by_shard
@@ -21,11 +29,11 @@ from lsmq_node.storage import ShardStore, Topic
 from .coordinator import Counts, ShardGroups
 from .group import Answer, Beat, Group
 from .lag import Lag, add, count_lag, join
+from .named import NO_SLOT, count_named_lag, numbers_in, worth_committing
 from .permits import Permits, Standing
 from .plan import Mode
 from .ranges import Ranges, count, flat, from_flat, intersect
 
-_CATALOG_AGE_S = 0.05
 _ASK_TIMEOUT_S = 2.0
 _COUNTED_AT_ONCE = 1 << 17
 _REMEMBERED_COMMITS = 100_000
@@ -40,8 +48,6 @@ class GroupService(MachineService[ShardGroups]):
     def __init__(self, broker: Broker) -> None:
         super().__init__(broker, partial(ShardGroups, self))
         self.counts = Counts()
-        self._topics: dict[str, tuple[int, int]] = {}
-        self._topics_at = float("-inf")
         self._permits = Permits(self._standing, asyncio.get_running_loop().time)
         broker.topology.peers.answer("declare-group", self._answer_declare)
         broker.topology.peers.answer("group-members", self._answer_members)
@@ -63,12 +69,9 @@ class GroupService(MachineService[ShardGroups]):
         return lines[:_SHOWN_STALLED]
 
     def catalog(self, name: str) -> tuple[int, int] | None:
-        """Id and number of queues of a topic, as known a moment ago."""
-        now = asyncio.get_running_loop().time()
-        if now - self._topics_at > _CATALOG_AGE_S:
-            self._topics = {topic.name: (topic.id, topic.queues) for topic in self.broker.topology.topics.all()}
-            self._topics_at = now
-        return self._topics.get(name)
+        """Id and number of queues of a topic, as known here."""
+        topic = self.broker.topology.topics.find(name)
+        return None if topic is None else (topic.id, topic.queues)
 
     # Coordination
 
@@ -85,9 +88,7 @@ class GroupService(MachineService[ShardGroups]):
         shard = await self.shard(self.shard_of(name))
         if not beat.version:
             for topic in beat.topics:
-                found = await self.broker.topic(topic)
-                if self.catalog(topic) is None:
-                    self._topics[topic] = (found.id, found.queues)
+                await self.broker.topic(topic)
             shard = await self.shard(shard.port.number)
         return await shard.heartbeat(name, beat, self.hold_s(wait_ms))
 
@@ -198,11 +199,17 @@ class GroupService(MachineService[ShardGroups]):
         """
         broker, permits = self.broker, self._permits
         broker.admission.queues(topic, queues)
+        shares = queues
+        if topic.named and member is not None:
+            worth, shares = await worth_committing(broker, topic, queues, offsets)
+            queues, offsets = queues[worth], offsets[worth]
+            if not len(queues):
+                return
         shards = [await self.shard(number) for number, _ in split_by_shard(queues, topic, broker.topology.shard_count)]
         if member is not None:
             for shard in shards:
                 shard.check_commit(group, epoch)
-            await permits.admit(group, member, epoch, topic.name, topic.id, queues)
+            await permits.admit(group, member, epoch, topic.name, topic.id, shares)
         elif not reset and any(_has_owners(group, shard) for shard in shards):
             await permits.admit_stranger(group)
 
@@ -213,7 +220,7 @@ class GroupService(MachineService[ShardGroups]):
             shard.check()
             if member is not None:
                 shard.check_commit(group, epoch)
-                permits.check(group, member, epoch, topic.name, topic.id, queues)
+                permits.check(group, member, epoch, topic.name, topic.id, shares)
             elif not reset and _has_owners(group, shard):
                 permits.check_stranger(group)
             shard.admit_commit(group)
@@ -231,6 +238,7 @@ class GroupService(MachineService[ShardGroups]):
     ) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Refuse commits below ``epoch`` in the shards of these queues; the committed offsets of those that have one.
 
+        Of a named topic ``ranges`` are slots, and no offsets are told.
         Raises ``StaleGeneration``, ``UnknownMember`` and ``FencedMember`` unless the group has given the queues to the
         member, ``NotLeader`` unless this node leads all of these shards.
         """
@@ -253,16 +261,37 @@ class GroupService(MachineService[ShardGroups]):
             self._permits.check(group, member, epoch, topic.name, topic.id, some)
             self._permits.fenced(group, member, topic.name, ranges)
             await shard.fence(group, epoch)
+            if topic.named:
+                continue
             offsets = shard.store.committed_offsets(group, topic.id, some)
             shard.check()
             present = offsets >= 0
             found.append((some[present], offsets[present]))
+        if topic.named:
+            return np.empty(0, np.uint32), np.empty(0, np.int64)
         return np.concatenate([each for each, _ in found]), np.concatenate([offsets for _, offsets in found])
+
+    async def committed_in(self, group: str, topic: Topic, slots: Ranges) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """The queues of a named topic that lie in these slots and have a committed offset, and these.
+
+        Raises ``NotLeader`` unless this node leads all of their shards.
+        """
+        self._check_ranges(topic, slots, limited=False)
+        found: list[tuple[NDArray[Any], NDArray[np.int64]]] = []
+        for part in self.broker.ranges(topic):
+            own = intersect(slots, ((part.first, part.end),))
+            if own:
+                (port,) = await self.broker.reads.ports(topic, [part.shard])
+                numbers = await numbers_in(self.broker, port, topic, own)
+                offsets = port.store.committed_offsets(group, topic.id, numbers)
+                port.check_readable()
+                found.append((numbers[offsets >= 0], offsets[offsets >= 0]))
+        return np.concatenate([numbers for numbers, _ in found]), np.concatenate([offsets for _, offsets in found])
 
     async def lag(self, group: str, topic: Topic, ranges: Ranges) -> tuple[Lag, float | None]:
         """How far a group is behind in these queues, and when it last committed here (seconds since 1970).
 
-        ``by_range`` follows the ranges, cut where shards begin. Raises ``NotLeader``.
+        ``by_range`` follows the ranges, cut where shards begin. Of a named topic they are slots. Raises ``NotLeader``.
         """
         self._check_ranges(topic, ranges, limited=False)
         lags: list[Lag] = []
@@ -274,8 +303,11 @@ class GroupService(MachineService[ShardGroups]):
             shard = await self.shard(part.shard)
             await shard.port.prepare(topic)
             store = shard.store
+            numbers = await numbers_in(self.broker, shard.port, topic, own) if topic.named else None
 
-            def read(store: Any = store, own: Ranges = own) -> Lag:
+            def read(store: Any = store, own: Ranges = own, numbers: Any = numbers) -> Lag:
+                if numbers is not None:
+                    return _count_named(store, group, topic.id, numbers, own)
                 return add([join([_count_lag(store, group, topic.id, *piece) for piece in _cut(*run)]) for run in own])
 
             lags.append(await self.broker.in_readers(read))
@@ -288,7 +320,16 @@ class GroupService(MachineService[ShardGroups]):
         limit = self.broker.config.max_queues_per_request
         if not ranges:
             raise InvalidRequest("queues names no queue", field="queues")
-        self.broker.admission.queue(topic, ranges[-1][1] - 1)
+        if not topic.named:
+            self.broker.admission.queue(topic, ranges[-1][1] - 1)
+        elif ranges[-1][1] > topic.queues:
+            raise UnknownQueue(
+                f"topic {topic.name!r} has queues with names, which lie in {topic.queues} slots; there is no slot "
+                f"{ranges[-1][1] - 1}",
+                topic=topic.name,
+                queue=ranges[-1][1] - 1,
+                queues=topic.queues,
+            )
         if limited and count(ranges) > limit:
             raise InvalidRequest(
                 f"queues names {count(ranges)} queues, the limit is {limit} a request (max_queues_per_request); ask in "
@@ -313,6 +354,14 @@ def _count_lag(store: ShardStore, group: str, topic_id: int, first: int, end: in
     queues = np.arange(first, end, dtype=np.uint32)
     earliest, latest = store.earliest_offsets(topic_id, queues), store.latest_offsets(topic_id, queues)
     return count_lag(first, earliest, latest, store.committed_offsets(group, topic_id, queues), ((first, end),))
+
+
+def _count_named(store: ShardStore, group: str, topic_id: int, numbers: Any, slots: Ranges) -> Lag:
+    lies_in = store.names(topic_id).slots_of(numbers)
+    there = lies_in != NO_SLOT  # Those that are gone since they were asked for are passed over.
+    numbers, lies_in = numbers[there], lies_in[there].astype(np.int64)
+    earliest, latest = store.earliest_offsets(topic_id, numbers), store.latest_offsets(topic_id, numbers)
+    return count_named_lag(lies_in, earliest, latest, store.committed_offsets(group, topic_id, numbers), slots)
 
 
 def _has_members(group: str, members: int, remedy: str) -> GroupHasMembers:

@@ -17,10 +17,11 @@ of the shard runs it, on what it has in memory. All do so in one way:
   served the shard.
 """
 
+from .broker_producers import with_producer
 from .clock import TICK_S, AwakeClock
 from .held import HeldRequests
 from .machine import ShardMachine
 from .service import MachineService
 from .step import Offsets, Step
 
-__all__ = ["TICK_S", "AwakeClock", "HeldRequests", "MachineService", "Offsets", "ShardMachine", "Step"]
+__all__ = ["TICK_S", "AwakeClock", "HeldRequests", "MachineService", "Offsets", "ShardMachine", "Step", "with_producer"]

@@ -8,7 +8,7 @@ not kept: what a stream did not acknowledge is read again for the next one.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ import structlog
 from numpy.typing import NDArray
 
 from lsmq.errors import LsmqError, NotLeader, StreamReplaced
+from lsmq_node.broker.placement import numbered_ranges
 from lsmq_node.storage import Topic
 
 from .led_part import LedPart
@@ -124,7 +125,7 @@ class Feed:
 
     def refresh(self) -> None:
         """Begin with shards that are led here now, and drop those that are not, or not in the same epoch."""
-        for queues in self._service.broker.ranges(self.topic):
+        for queues in numbered_ranges(self.topic, self._topology.shard_count):
             leads, led = self._topology.leadership(queues.shard), self._led.get(queues.first)
             if led is not None and not (leads.here and leads.epoch == led.epoch):
                 self._drop(led)
@@ -138,6 +139,10 @@ class Feed:
         """The node leads a part, or goes on with it."""
         self._led[led.part.first] = led
         self._share()
+
+    def grew(self) -> None:
+        """Queues have come to a part."""
+        self._share_soon()
 
     def _drop(self, led: LedPart) -> None:
         part = led.part
@@ -200,6 +205,16 @@ class Feed:
             inside = (queues >= part.first) & (queues < part.end)
             if inside.any():
                 part.advance(queues[inside], next_offsets[inside])
+
+    def passed_over(self, stream: Stream, spans: Mapping[int, tuple[int, int]]) -> None:
+        """The queues have moved; those of which the stream holds nothing are handled up to there."""
+        if not self.kept or self.closed:
+            return
+        for queue, (_, end) in spans.items():
+            if not stream.ledger.holds(queue):
+                led = next((led for led in self._led.values() if led.part.has(queue)), None)
+                if led is not None:
+                    led.acknowledged(queue, end)
 
     # Acknowledgements
 

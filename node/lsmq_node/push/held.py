@@ -37,8 +37,11 @@ class Sink(Protocol):
     @property
     def binary(self) -> bool: ...
 
-    def pack(self, found: Fetched, topic_id: int, spans: Spans) -> Packed:
-        """The messages of what was read that lie in the ``spans`` (by queue, half-open). Runs in a thread."""
+    def pack(self, found: Fetched, topic_id: int, spans: Spans, names: Mapping[int, str] | None) -> Packed:
+        """The messages of what was read that lie in the ``spans`` (by queue, half-open). Runs in a thread.
+
+        ``names`` are those of the queues, where they have some.
+        """
 
     def note(self, kind: str, value: Any) -> bytes:
         """A frame that says something else."""

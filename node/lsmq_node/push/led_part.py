@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,15 +30,20 @@ class LedPart(ShardMachine):
         self.part: Part
         self._feed = feed
         self._queues = queues
+        self._waiters = service.broker.waiters
         self._is_committing = False
 
     async def load(self, left: Part | None) -> None:
         """``left``: the part itself: what was sent stays sent, and what was acknowledged is committed now."""
+        topic = self._feed.topic
         try:
-            await self.port.prepare(self._feed.topic)
+            await self.port.prepare(topic)
+            if topic.named:
+                self._waiters.watch(topic.id, self)  # Before looking: no queue comes unseen.
             await self.barrier()
             if left is None:
-                left = Part(self._queues.shard, self._queues.first, self._queues.end, self.epoch, await self._cursor())
+                first, end = self._queues.first, self._end()
+                left = Part(self._queues.shard, first, end, self.epoch, await self._cursor(first, end))
             self.check()
             if self._feed.closed:
                 raise Unavailable("the last stream of the group is gone", sent=False)
@@ -47,12 +52,42 @@ class LedPart(ShardMachine):
                 self._feed.end_all(error)
             raise
         self.part = left
+        self._grow()
         self._feed.began(self)
 
-    async def _cursor(self) -> NDArray[np.int64]:
+    def end(self) -> None:
+        self._waiters.unwatch(self._feed.topic.id, self)
+        super().end()
+
+    # Queues that come, where they have names
+
+    def _end(self) -> int:
+        """Behind the last queue there is here."""
+        return self.store.numbers(self._feed.topic.id)[1] if self._feed.topic.named else self._queues.end
+
+    def touch(self, touched: NDArray[Any]) -> None:
+        """Queues of the topic got messages, here or in another shard of this node."""
+        if hasattr(self, "part"):
+            mine = touched[(touched >= self.part.end) & (touched < self._queues.end)]
+            if len(mine) and self.is_current and self._grow():
+                self._feed.grew()
+
+    def set(self) -> None:
+        """What may be read here has changed, or the node stops: streams hear of that themselves."""
+
+    def _grow(self) -> bool:
+        """Take in queues that have come since; whether there are any. They are read from their first message on."""
+        part, end = self.part, self._end()
+        if end <= part.end:
+            return False
+        queues = np.arange(part.end, end, dtype=np.uint32)
+        part.grow(end, self.store.earliest_offsets(self._feed.topic.id, queues))
+        return True
+
+    async def _cursor(self, first: int, end: int) -> NDArray[np.int64]:
         """Where to begin in each queue: at what is committed."""
         feed, store = self._feed, self.store
-        queues = np.arange(self._queues.first, self._queues.end, dtype=np.uint32)
+        queues = np.arange(first, end, dtype=np.uint32)
         latest = store.latest_offsets(feed.topic.id, queues)
         cursor = np.full(len(queues), -1, np.int64)
         if feed.kept:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from lsmq.filters import MessageFilter
 from lsmq_node.groups import Mode
 
 MAX_CREDIT = 10_000
@@ -30,7 +31,8 @@ class StreamOptions:
     """``subscriber`` None: one without a name. It takes part in a shared group, and keeps nothing in a broadcast one.
 
     ``credit`` and ``credit_bytes`` are the most that is sent and not acknowledged. ``whole``: the stream is to have
-    all queues of the topic, and ends when this node does not lead all of them any more.
+    all queues of the topic, and ends when this node does not lead all of them any more. ``filter``: which messages; the
+    others count as handled.
     """
 
     mode: Mode = Mode.PUSH
@@ -41,3 +43,4 @@ class StreamOptions:
     acknowledge: Acknowledge = Acknowledge.EXPLICIT
     ack_timeout_ms: int = 300_000
     whole: bool = True
+    filter: MessageFilter | None = None

@@ -28,11 +28,26 @@ class Part:
         self.first = first
         self.end = end
         self.epoch = epoch
-        self.cursor = cursor
-        self.owner = np.full(end - first, NOBODY, np.int32)
-        self.target = np.full(end - first, NOBODY, np.int32)
+        self.cursor = self._cursor = cursor
+        self.owner = self._owner = np.full(end - first, NOBODY, np.int32)
+        self.target = self._target = np.full(end - first, NOBODY, np.int32)
         self.shares: dict[str, Ranges] = {}
         self.pending: dict[int, int] = {}
+
+    def grow(self, end: int, cursor: NDArray[np.int64]) -> None:
+        """Queues have come at the end, which are nobody's yet. Arrays double, so that one by one stays cheap."""
+        count, room = end - self.first, len(self._owner)
+        if count > room:
+            longer = max(count, 2 * room)
+            for name, fill in (("_cursor", 0), ("_owner", NOBODY), ("_target", NOBODY)):
+                old = getattr(self, name)
+                new = np.full(longer, fill, old.dtype)
+                new[: len(old)] = old
+                setattr(self, name, new)
+        before = self.end - self.first
+        self.end = end
+        self.cursor, self.owner, self.target = self._cursor[:count], self._owner[:count], self._target[:count]
+        self.cursor[before:] = cursor
 
     def has(self, queue: int) -> bool:
         return self.first <= queue < self.end

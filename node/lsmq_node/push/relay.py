@@ -38,9 +38,11 @@ class Relay(Held):
         sink: Sink,
         options: StreamOptions,
         counts: Counts,
+        owns_client: bool = False,
     ) -> None:
         super().__init__(group, topic, sink, options, counts)
         self._client = client
+        self._owns_client = owns_client
         self._hold = budget.hold()
         self._merge: Merge[PushLink] = Merge(options.credit, options.credit_bytes)
         self.ledger = self._merge.ledger
@@ -79,7 +81,12 @@ class Relay(Held):
         self._merge.arrived(
             link,
             (
-                Arrival(message["queue"], message["offset"], len(message["body"]) + _MESSAGE_OVERHEAD_BYTES, message)
+                Arrival(
+                    message.get("number", message["queue"]),
+                    message["offset"],
+                    len(message["body"]) + _MESSAGE_OVERHEAD_BYTES,
+                    message,
+                )
                 for message in fields
             ),
         )
@@ -128,6 +135,7 @@ class Relay(Held):
             "credit": str(credit),
             "credit_bytes": str(credit_bytes),
             "ack_timeout_ms": "0",  # Here time is kept for all of them together.
+            **({} if options.filter is None else options.filter.to_query()),
         }
         subscriber = options.subscriber or (self.id if options.mode is Mode.PUSH else None)
         if subscriber is not None:
@@ -169,6 +177,8 @@ class Relay(Held):
         finally:
             self._hold.resize(0)
             await self._background.end()
+            if self._owns_client:
+                await self._client.close()
 
 
 def _shown(message: Mapping[str, Any], *, binary: bool) -> Mapping[str, Any]:

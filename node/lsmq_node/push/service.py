@@ -10,6 +10,7 @@ from lsmq import runtime
 from lsmq.client import Client
 from lsmq.errors import (
     GroupHasMembers,
+    InvalidRequest,
     LsmqError,
     ShuttingDown,
     SlowConsumer,
@@ -26,7 +27,7 @@ from lsmq_node.storage import Topic
 from .feed import Feed
 from .held import Counts, Held, Sink
 from .led_part import LedPart
-from .options import StreamOptions
+from .options import Start, StreamOptions
 from .relay import Relay
 from .stream import Stream
 
@@ -81,18 +82,31 @@ class PushService(MachineService[LedPart]):
 
     # Streams
 
-    async def open(self, group: str, topic: Topic, sink: Sink, options: StreamOptions) -> Held:
+    async def open(
+        self, group: str, topic: Topic, sink: Sink, options: StreamOptions, authorization: str | None = None
+    ) -> Held:
         """A stream that sends once it is run; :meth:`close` it in any case.
 
-        Raises ``GroupModeMismatch``, ``ShuttingDown``, and ``Unavailable`` when there are too many.
+        ``authorization`` is what other nodes are to be shown that some of its queues are led by.
+
+        Raises ``GroupModeMismatch``, ``ShuttingDown``, ``Unavailable`` when there are too many, and ``InvalidRequest``
+        for what cannot be said of queues that come later.
         """
         self.check_room()
+        is_kept = options.mode is Mode.PUSH or options.subscriber is not None
+        if topic.named and is_kept and options.start is Start.LATEST:
+            raise InvalidRequest(
+                f"start is latest, and topic {topic.name!r} has queues with names, of which any that comes begins at "
+                "its first message: leave it out, and set the group to the latest with 'lsmq group reset'",
+                field="start",
+            )
         await self._declare(group, options.mode)
         self.check_room()
         here = all(self.broker.topology.leadership(part.shard).here for part in self.broker.ranges(topic))
         stream: Held
         if options.whole and not here:
-            stream = Relay(self._own_client(), self.budget, group, topic, sink, options, self.counts)
+            client = self._client_for(authorization)
+            stream = Relay(client, self.budget, group, topic, sink, options, self.counts, client is not self._client)
             self.streams[stream.id] = stream
         else:
             stream = self._open_here(group, topic, sink, options)
@@ -112,10 +126,19 @@ class PushService(MachineService[LedPart]):
         feed.attach(stream)
         return stream
 
-    def _own_client(self) -> Client:
-        """Finds leaders from this node on."""
+    def _client_for(self, authorization: str | None) -> Client:
+        """Finds leaders from this node on: one for all, or for whoever shows this to other nodes."""
+        config = self.broker.config
+
+        def made(token: str | None) -> Client:
+            return Client(
+                config.public_url, ca=config.tls_ca, cert=config.tls_cert, cert_key=config.tls_key, token=token
+            )
+
+        if authorization is not None:
+            return made(authorization.removeprefix("Bearer ").strip())
         if self._client is None:
-            self._client = Client(self.broker.config.public_url)
+            self._client = made(None)
         return self._client
 
     def check_room(self) -> None:
@@ -148,10 +171,10 @@ class PushService(MachineService[LedPart]):
             if self._feeds.get(feed.key) is feed:
                 del self._feeds[feed.key]
 
-    def stream(self, id: str) -> Held:
-        """Raises ``UnknownStream``."""
+    def stream(self, id: str, group: str) -> Held:
+        """Of the group. Raises ``UnknownStream``."""
         found = self.streams.get(id)
-        if found is None:
+        if found is None or found.group.partition("/")[0] != group:
             raise UnknownStream(f"no stream {id!r} is held here; it has ended, or another node holds it")
         return found
 

@@ -118,11 +118,20 @@ class Stream(Held):
         limits: Any = {"max_records": min(count, FRAME_MESSAGES), "max_bytes": min(size, FRAME_BYTES)}
         with self._budget.hold() as hold:
             try:
-                found = await self._broker.reads.read_on(session, **limits, hold=hold)
+                found = await self._broker.reads.read_on(session, **limits, hold=hold, filter=self.options.filter)
                 if not found.queues:
                     return False
                 moved, ends, spans = _spans(found, self.feed)
-                packed = await self._broker.in_readers(lambda: self.sink.pack(found, topic.id, spans))
+                names = None
+                if topic.named:  # What has no name any more was deleted.
+                    named = await self._broker.names.names_of(topic, spans)
+                    names = {queue: each.name for queue, each in named.items()}
+                    spans = {
+                        queue: (min(max(start, named[queue].earliest), end), end)
+                        for queue, (start, end) in spans.items()
+                        if queue in named
+                    }
+                packed = await self._broker.in_readers(lambda: self.sink.pack(found, topic.id, spans, names))
                 self.feed.check_leads()
             except (NotLeader, UnknownFetchSession):
                 self.changed()  # The session is at an end.
@@ -139,6 +148,8 @@ class Stream(Held):
             if not self.ledger.open_count:
                 self.note_progress()
             self.ledger.sent(packed.sent)
+            if self.options.filter is not None:
+                self.feed.passed_over(self, spans)
             if packed.sent:
                 await self._send(packed.frame)
                 self._note_sent(packed.sent)

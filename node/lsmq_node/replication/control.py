@@ -174,7 +174,7 @@ class Timings:
     """Times in seconds of a monotonic clock. ``validate`` checks them against each other.
 
     heartbeat_s         A leader sends every follower at least one frame in this time. Shorter costs packets.
-    retry_s             Unanswered hellos, promise requests and proposals are repeated after this time.
+    retry_s             Unanswered promise requests and proposals are repeated after this time; hellos ever later.
     replica_timeout_s   A follower not heard of for this long is proposed out of the in-sync set. Too short, and a
                         pause of the garbage collector or of a virtual machine shrinks the set; too long, and quorum
                         writes wait that long when a follower dies. Longer than the control lease.

@@ -1,6 +1,6 @@
 """One replica of one shard as a pure state machine: events in, actions out. No I/O, no clock, no randomness.
 
-The daemon and the simulator run this same code. ``handle(event, now)`` takes one event and the monotonic time in
+``handle(event, now)`` takes one event and the monotonic time in
 seconds, and returns the actions in the order in which they are to be done. The shell is bound to this:
 
 - events come one at a time; actions that touch the disk (``Persist``, ``TruncateLog``, ``AppendFrame``, ``BeginEpoch``)

@@ -16,6 +16,9 @@ from .messages import (
 )
 from .state import ReplicaState
 
+#: After so many times ``retry_s`` a hello is said again at the latest.
+_LONGEST_RETRIES = 16
+
 FromSource = Welcome | TakeSnapshot | TakeNewIncarnation | Rejoin | Frame
 
 
@@ -27,10 +30,12 @@ class Puller:
     here, is ``useless``: its log is no reason to cut this one.
 
     Only what belongs to the session of the last hello is heeded: an old ``Welcome`` would cut what was acknowledged
-    since.
+    since. So a hello is said again only after a while, which doubles: where an answer takes longer than that, it would
+    always be one to the hello before.
     """
 
     __slots__ = (
+        "_again_s",
         "_gap_since",
         "_heard_at",
         "_history",
@@ -52,6 +57,7 @@ class Puller:
         self.useless = False
         self._lent_by = lent_by
         self.streaming = False
+        self._again_s = state.timings.retry_s
         self._session: Session | None = None
         self._history = EpochHistory()
         self._hw = 0
@@ -97,6 +103,7 @@ class Puller:
             self.useless = True
         elif welcome.resume_lsn == log.end_lsn:
             self.streaming = True
+            self._again_s = state.timings.retry_s
             self._history = log.history.followed_by(welcome.history)
             self.report(state)
         elif welcome.resume_lsn < log.high_watermark:
@@ -169,6 +176,7 @@ class Puller:
     def broken(self, state: ReplicaState) -> None:
         """The session is over; a late copy of its ``Welcome`` is not to be heeded a second time."""
         self.streaming = False
+        self._again_s = state.timings.retry_s
         self._session = None
 
     def resume(self, state: ReplicaState) -> None:
@@ -178,7 +186,8 @@ class Puller:
 
     def tick(self, state: ReplicaState) -> None:
         if not self.streaming:
-            if state.due(("hello", self.source)):
+            if state.due(("hello", self.source), self._again_s):
+                self._again_s = min(2 * self._again_s, _LONGEST_RETRIES * state.timings.retry_s)
                 self.hello(state)
         elif self.silent(state):
             self.broken(state)

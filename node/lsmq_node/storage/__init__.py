@@ -4,30 +4,50 @@
 """
 
 from .commit_point import Committed
+from .delayed import HAND, DuePlace, Hand
+from .due_reads import DueRead
 from .file_range import FileRange
+from .key_search import END, KeyFound, KeyQuery, Position
+from .known_names import NamesBehind
 from .line import Appended
 from .lock import DirectoryLock
 from .options import FlushMode, StoreOptions
 from .queue_store import QueueStore
 from .reader import Slice
 from .replica_log import ReplicaLog
+from .search import SearchFound, SearchQuery
 from .shard_store import ShardStore
-from .state import Topic, TopicOptions, check_topic_name
+from .state import Topic, check_topic_name
 from .stats import StoreStats
+from .topic_names import Slots, TopicNames
+from .topic_options import TopicOptions
 
 __all__ = [
+    "HAND",
+    "END",
     "Appended",
     "Committed",
     "DirectoryLock",
+    "DuePlace",
+    "DueRead",
     "FileRange",
     "FlushMode",
+    "Hand",
+    "KeyFound",
+    "KeyQuery",
+    "Position",
+    "NamesBehind",
     "QueueStore",
     "ReplicaLog",
+    "SearchFound",
+    "SearchQuery",
     "ShardStore",
     "Slice",
+    "Slots",
     "StoreOptions",
     "StoreStats",
     "Topic",
+    "TopicNames",
     "TopicOptions",
     "check_topic_name",
 ]

@@ -14,15 +14,17 @@ from lsmq.errors import (
     TooManyMessages,
     UnknownQueue,
 )
-from lsmq.record_batch import Column, Flag, RecordBatch
+from lsmq.record_batch import MAX_TTL_MS, Column, Flag, RecordBatch
 
 from .applier import BatchColumns
 from .columns import I64, U32, encode_columns
+from .delayed import LAST_DUE_MS
 from .options import StoreOptions
+from .producers import BROKER_PRODUCERS
 from .state import Topic, TopicState
 
 #: Columns that have their numbers in the format, and that nothing obeys yet.
-NOT_OBEYED = frozenset({Column.TYPE_HASH, Column.DUE_MS, Column.EXPIRES_MS, Column.TRANSACTION})
+NOT_OBEYED = frozenset({Column.TRANSACTION, Column.TARGET})
 
 
 def check_obeyed(batch: RecordBatch) -> None:
@@ -51,7 +53,7 @@ def check_batch(state: TopicState, batch: RecordBatch, columns: BatchColumns, op
     check_obeyed(batch)
     topic, queues, lengths = state.topic, columns.queues, columns.lengths
     low, high = int(queues.min()), int(queues.max())
-    if low < state.first or high >= state.end:
+    if low < state.first or high >= state.last_end:
         queue = low if low < state.first else high
         raise UnknownQueue(
             f"topic {topic.name!r} has queues 0 to {topic.queues - 1}; there is no queue {queue} here",
@@ -65,11 +67,18 @@ def check_batch(state: TopicState, batch: RecordBatch, columns: BatchColumns, op
     headers = columns.optional.get(Column.HEADER_LENGTH)
     if headers is not None and (headers > lengths).any():
         raise InvalidBatch("a record's header is longer than the record")
+    ttls = columns.optional.get(Column.EXPIRES_MS)
+    if ttls is not None:
+        _check_ttls(ttls)
     flags = columns.optional.get(Column.FLAGS)
     if flags is not None:
-        _check_flags(flags, lengths, headers)
+        _check_flags(flags, lengths, headers, moves=Column.OFFSET in batch.directory)
+    if Column.DUE_MS in batch.directory:
+        _check_due(batch, columns.optional[Column.DUE_MS])
     limit = options.max_message_bytes
-    if topic.options.max_message_bytes is not None:
+    if batch.producer_id >= BROKER_PRODUCERS:  # It was taken when it was sent.
+        limit = options.max_batch_bytes
+    elif topic.options.max_message_bytes is not None:
         limit = min(limit, topic.options.max_message_bytes)
     longest = int(lengths.max())
     if longest > limit:
@@ -88,8 +97,29 @@ def check_batch(state: TopicState, batch: RecordBatch, columns: BatchColumns, op
         )
 
 
-def _check_flags(flags: Any, lengths: Any, headers: Any) -> None:
-    if (flags & ~np.uint8(Flag.DELETE)).any():
+def _check_ttls(ttls: I64) -> None:
+    """What a producer sends as ``EXPIRES_MS`` are times to live, 0 for none."""
+    for ttl_ms in (int(ttls.min()), int(ttls.max())):
+        if not 0 <= ttl_ms <= MAX_TTL_MS:
+            raise InvalidRequest(
+                f"a message's ttl_ms (column EXPIRES_MS) is {ttl_ms}; it must be 1 to {MAX_TTL_MS} milliseconds from "
+                "when it is stored, or 0 for a message that does not expire: send a time to live, no moment",
+                field="ttl_ms",
+                limit=MAX_TTL_MS,
+            )
+
+
+def _check_due(batch: RecordBatch, due: I64) -> None:
+    if batch.directory[Column.DUE_MS][1] == 0:
+        raise InvalidBatch("the column DUE_MS has no bytes; it has one or more for each record")
+    if (due < 0).any() or (due > LAST_DUE_MS).any():
+        raise InvalidBatch(f"the column DUE_MS has a value that is not 0 to {LAST_DUE_MS}")
+
+
+def _check_flags(flags: Any, lengths: Any, headers: Any, *, moves: bool) -> None:
+    """``moves``: it puts delayed messages in place of others, which have the flag tombstone; only the broker does."""
+    allowed = Flag.DELETE | Flag.TOMBSTONE if moves else Flag.DELETE
+    if (flags & ~np.uint8(allowed)).any():
         raise InvalidBatch("a producer's record has other flags set than delete; they are the broker's to set")
     bodies = lengths if headers is None else lengths - headers
     if bodies[flags != 0].any():

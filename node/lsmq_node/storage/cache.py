@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from lsmq import runtime
 
@@ -36,7 +36,7 @@ class BlockCache:
         self.hits = 0  # counted without a lock: readers at the same time may lose one
         self.misses = 0
 
-    def get(self, owner: int, part: int, load: Callable[..., Item], *arguments: int) -> Item:
+    def get(self, owner: int, part: int, load: Callable[..., Item], *arguments: Any) -> Item:
         """The item of ``owner`` numbered ``part``; ``load(*arguments)`` makes it when it is not here."""
         item = self._items.get((owner, part))
         if item is not None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import msgpack
 
 from lsmq import runtime
-from lsmq.errors import InvalidRequest, TopicExists, UnknownTopic, differences
+from lsmq.differences import differences
+from lsmq.errors import InvalidRequest, TopicExists, UnknownTopic
 
 from .disk import Clock
 from .line import Appended, Line
-from .state import ShardState, Topic, TopicOptions, TopicState, check_topic_name
+from .state import ShardState, Topic, TopicState, check_topic_name
+from .topic_options import TopicOptions
 from .wal import EntryKind
 
 MAX_QUEUES = 16_000_000
@@ -40,7 +43,9 @@ class Catalog:
                     return _same(existing.topic, queues, options)
                 topic = Topic(topic_id or self._state.next_topic_id, name, queues, options, self._clock.now_ms())
                 self._state.next_topic_id = max(self._state.next_topic_id, topic.id + 1)
-                appended = self._append(topic, first, queues if end is None else end)
+                if end is None:
+                    end = first if topic.named else queues
+                appended = self._append(topic, first, end)
             self._wait(appended)
             return self.state_of(name).topic
 
@@ -55,6 +60,17 @@ class Catalog:
                     return old
                 topic = Topic(old.id, old.name, max(queues, old.queues), old.options, old.created_ms)
                 appended = self._append(topic, state.first, end)
+            self._wait(appended)
+            return self.state_of(name).topic
+
+    def alter(self, name: str, options: TopicOptions) -> Topic:
+        """Give a topic other options. Durable on return; no effect when it has those."""
+        with self._lock:
+            with self._line.lock:
+                state = self.state_of(name)
+                if state.topic.options == options:
+                    return state.topic
+                appended = self._append(replace(state.topic, options=options), state.first, state.end)
             self._wait(appended)
             return self.state_of(name).topic
 
@@ -100,15 +116,13 @@ def _check_queues(name: str, queues: int) -> None:
 
 
 def _same(topic: Topic, queues: int, options: TopicOptions) -> Topic:
-    different = differences(
-        {"queues": topic.queues, **topic.options.to_dict()}, {"queues": queues, **options.to_dict()}
-    )
+    different = differences({"queues": topic.queues, **topic.options.set()}, {"queues": queues, **options.set()})
     if different:
         raise TopicExists(
             f"topic {topic.name!r} exists, and is another one than asked for: {different}. Delete it first, or create "
             "it with the same options",
             topic=topic.name,
             queues=topic.queues,
-            options=topic.options.to_dict(),
+            options=topic.options.set(),
         )
     return topic

@@ -9,7 +9,8 @@ idempotent producers alone stay where they are, and are looked up there.
 A key begins with its kind; numbers in keys are big-endian::
 
     key                                            value
-    c topic (4)                                    msgpack [name, queues, options, created_ms, first, end]
+    c topic (4)                                    msgpack [name, queues, options, created_ms, first, end], and
+                                                   where messages went by :mod:`.losses` how many, by reason
     c topic (4) page (4)                           the ends of a page of queues, their log starts, and where messages of
                                                    them are deleted the floors, ends and stretches of :mod:`.deletions`
     d document's key                               the document
@@ -46,10 +47,11 @@ from .keyed_file import Item, KeyedFile, KeyedWriter
 from .pages import PAGE_BITS
 from .producers import KIND as PRODUCER
 from .producers import decode_answers, decode_head, merge_values, producer_key
-from .state import PageChange, ShardState, StateChange, Topic, TopicOptions
+from .state import PageChange, ShardState, StateChange, Topic
+from .topic_options import TopicOptions
 
 CATALOG, DOCUMENT, OFFSETS = b"c", b"d", b"g"
-_TOPIC_FIELDS = ("name", "queues", "options", "created_ms", "first", "end")
+_TOPIC_FIELDS = ("name", "queues", "options", "created_ms", "first", "end", "gone")
 _ARRAY = struct.Struct("<IBq")
 #: So many increments of about one size become one.
 _FAN = 4
@@ -147,7 +149,7 @@ def items_of(change: StateChange) -> list[Item]:
         of = topic.topic
         key = CATALOG + _number(of.id)
         header = [of.name, of.queues, of.options.to_dict(), of.created_ms, topic.first, topic.end]
-        items.append((key, msgpack.packb(header)))
+        items.append((key, msgpack.packb([*header, topic.gone] if topic.gone else header)))
         items += ((key + _number(page.number), _pack_page(page)) for page in topic.pages)
     items += ((DOCUMENT + key.encode(), value) for key, value in change.documents.items())
     items += (
@@ -228,10 +230,18 @@ def describe_value(key: bytes, value: bytes | None) -> dict[str, Any]:
     kind = key[:1]
     if kind == PRODUCER:
         lsns = [answer.lsn for answer in decode_answers(value)]
-        return {**decode_head(value)._asdict(), "answers": len(lsns), "lsns": lsns}
+        head = decode_head(value)._asdict()
+        if head["position"] < 0:
+            del head["position"]
+        return {**head, "answers": len(lsns), "lsns": lsns}
     if kind == CATALOG and len(key) == 5:
-        return dict(zip(_TOPIC_FIELDS, msgpack.unpackb(value), strict=True))
+        return dict(zip(_TOPIC_FIELDS, _unpack_topic(value), strict=False))
     return {"bytes": len(value)}
+
+
+def _unpack_topic(value: bytes) -> list[Any]:
+    fields: list[Any] = msgpack.unpackb(value, strict_map_key=False)
+    return fields
 
 
 # -- writing ---------------------------------------------------------------------------------------------
@@ -416,7 +426,8 @@ def restore_item(state: ShardState, key: bytes, value: bytes | None) -> None:
         return
     topic_id = int.from_bytes(key[1:5], "big")
     if len(key) == 5:
-        name, queues, options, created_ms, first, end = msgpack.unpackb(value)
+        name, queues, options, created_ms, first, end, *gone = _unpack_topic(value)
         state.put_topic(Topic(topic_id, name, queues, TopicOptions.from_dict(options), created_ms), first, end)
+        state.topics[topic_id].gone = gone[0] if gone else {}
         return
     state.topics[topic_id].restore(_unpack_page(int.from_bytes(key[5:], "big"), value))

@@ -43,6 +43,10 @@ DTYPES: dict[int, np.dtype[Any]] = {
     Column.EXPIRES_MS: np.dtype(np.int64),
     Column.FLAGS: np.dtype(np.uint8),
     Column.TRANSACTION: np.dtype(np.uint64),
+    Column.TARGET: np.dtype(np.uint64),
+    Column.DEDUPE_HIGH: np.dtype(np.uint64),
+    Column.DEDUPE_LOW: np.dtype(np.uint64),
+    Column.PRODUCER_POSITION: np.dtype(np.int64),
 }
 
 #: Columns that are mostly absent, and absent means zero.
@@ -56,6 +60,7 @@ OPTIONAL = (
     Column.EXPIRES_MS,
     Column.FLAGS,
     Column.TRANSACTION,
+    Column.TARGET,
 )
 
 WIDTH_DTYPES: dict[int, np.dtype[Any]] = {
@@ -302,7 +307,7 @@ def encode_batches(columns: Mapping[int, NDArray[Any]], payload: U8, cuts: I64, 
         deltas: list[bytes] = []
         for column, values, lows, bases, spans in plans:
             span = spans[index]
-            if span == 0:
+            if span == 0 and column != Column.DUE_MS:
                 directory.append(COLUMN.pack(column, 0, bases[index]))
                 continue
             width = width_of(span)
@@ -363,3 +368,8 @@ def mix(keys: U64) -> U64:
 def wrap64(value: int) -> int:
     """An integer reduced modulo 2**64."""
     return value & _MASK64
+
+
+def wrap_signed(value: int) -> int:
+    """An unsigned integer of 64 bits as a signed one."""
+    return value - (1 << 64) if value >> 63 else value

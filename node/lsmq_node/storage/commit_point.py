@@ -20,7 +20,7 @@ from lsmq.errors import LsmqError
 
 from .applier import Applier, PendingEntry, PendingRecords
 from .columns import U32
-from .line import Line, Written, end_of
+from .line import Line, Pending, Written, end_of
 from .wal import Entry
 
 Result = TypeVar("Result")
@@ -98,9 +98,9 @@ class CommitPoint:
         while self._written and end_of(self._written[-1]) > lsn:
             self._written.pop()
 
-    def unapplied(self) -> list[PendingRecords]:
-        """Records that are written and keep their offsets, whatever happens to the line."""
-        return [item for item in self._written if isinstance(item, PendingRecords)]
+    def unapplied(self) -> list[Pending]:
+        """What is written and stays, whatever happens to the line: records keep their offsets."""
+        return [item for item in self._written if not isinstance(item, Entry)]
 
     # -- applying ----------------------------------------------------------------------------------------
 
@@ -150,7 +150,7 @@ class CommitPoint:
         lock = self._line.lock
         match item:
             case PendingRecords():
-                if item.producer is None:
+                if item.producer is None and not item.is_delayed and not item.state.guarded:
                     self._applier.apply_records(item)
                     with lock:
                         self._written.popleft()
@@ -159,16 +159,18 @@ class CommitPoint:
                         self._applier.apply_records(item)
                         self._line.landed(item)
                         self._written.popleft()
-                touched.append(item.touched_queues())
+                if len(item.touched):
+                    touched.append(item.touched_queues())
             case PendingEntry():
                 with lock:
                     self._applier.apply_entry(item.entry)
+                    self._line.landed(item)
                     self._written.popleft()
             case Entry():
                 with lock:
                     records = self._applier.replay(item)
                     self._written.popleft()
-                if records is not None:
+                if records is not None and len(records.touched):
                     touched.append(records.touched_queues())
 
     # -- whoever waits -----------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """The merge: records of several runs in key order, without those that nobody can read.
 
 Left out are records below their queue's log start, records of deleted topics, records with a tombstone, wherever that
-lies, and tombstones that nothing is left for. What is merged when is in :mod:`.merge_choice`.
+lies, records that have expired, and tombstones that nothing is left for. What is merged when is in
+:mod:`.merge_choice`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lsmq.record_batch import Column
+
 from .columns import I64, U64, group_starts, stable_sort
+from .sieve import Expired
 from .sorted_records import SHADOW, TOMBSTONE_TOPIC, SortedRecords, concatenate, select
 from .table import Table
 from .version import Run
@@ -25,6 +29,12 @@ Mask = NDArray[np.bool_]
 LogStarts = Callable[[U64], I64]
 #: Queue key and offset: records up to there, in key order.
 Place = tuple[int, int]
+#: Which targets of delayed messages are of topics that are gone.
+Nowhere = Callable[[U64], Mask]
+
+
+def _somewhere(targets: U64) -> Mask:
+    return np.zeros(len(targets), np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +44,15 @@ class Unreadable:
     Attributes:
         tombstones: all runs there are with tombstones.
         others: tables that are not merged and may hold messages for the tombstones that are.
+        expired: which messages have.
+        nowhere: which delayed messages are for a topic that is gone.
     """
 
     log_starts: LogStarts
     tombstones: tuple[Run, ...]
     others: tuple[Table, ...]
+    expired: Expired
+    nowhere: Nowhere = _somewhere
 
     def needed(self, keys: U64, offsets: I64) -> Mask:
         """Which tombstones may still have their message somewhere. ``keys``, of the messages, are sorted."""
@@ -131,8 +145,13 @@ def _readable(records: SortedRecords, unreadable: Unreadable) -> SortedRecords:
         wanted = np.flatnonzero(keep[shadow_from:] & fresh)
         keep[shadow_from:] = False
         keep[shadow_from + wanted[unreadable.needed(dead_keys[wanted], dead_offsets[wanted])]] = True
+    if Column.TARGET in records.columns:
+        keep &= ~unreadable.nowhere(records.columns[Column.TARGET])
     if unreadable.tombstones and shadow_from > 0:
         keep[:shadow_from] &= ~tombstoned(unreadable.tombstones, keys[:shadow_from], offsets[:shadow_from])
+    expires = records.columns.get(Column.EXPIRES_MS)
+    if expires is not None and expires.any():
+        keep &= ~unreadable.expired(records.columns[Column.STORED_MS], expires)
     if keep.all():
         return records
     return select(records, np.flatnonzero(keep))
@@ -156,6 +175,14 @@ def tombstoned(runs: Sequence[Run], keys: U64, offsets: I64) -> Mask:
     for run in runs:
         for part in _part(run, low, high):
             _mark(marked, keys, offsets, part.keys & ~SHADOW, part.offsets)
+    return marked
+
+
+def tombstones_among(records: SortedRecords, tombstones: Sequence[SortedRecords]) -> Mask:
+    """Which records, sorted by key and offset, have one of the tombstones."""
+    marked = np.zeros(len(records), np.bool_)
+    for part in tombstones:
+        _mark(marked, records.keys, records.offsets, part.keys & ~SHADOW, part.offsets)
     return marked
 
 

@@ -1,7 +1,7 @@
 """The disk as the storage engine sees it: a small interface, so that faults can be simulated.
 
 Everything the engine does to files goes through a :class:`Disk`. :class:`OsDisk` is the real one; the tests
-have one in memory that drops what was not synced, tears writes and fails on command.
+have one on top of it that drops what was not synced, tears writes and fails on command.
 
 The durability rules the engine relies on: bytes written to a file survive a crash once ``File.sync`` has
 returned; a name that was created, renamed or removed survives once ``Disk.sync_directory`` of its parent has

@@ -18,6 +18,7 @@ from typing import Any
 from lsmq.errors import LsmqError
 from lsmq.record_batch import Column, decode_header
 
+from .applier import epoch_of
 from .block import Block
 from .checkpoint import describe_key, describe_value
 from .disk import File, OsDisk
@@ -94,6 +95,9 @@ def _entry(entry: Entry, source: str) -> dict[str, Any]:
         fields["producer_id"] = batch.producer_id
         fields["producer_epoch"] = batch.producer_epoch
         fields["sequence"] = batch.sequence
+    if entry.kind == EntryKind.PRODUCER:
+        fields["producer_id"], begun_epoch = epoch_of(entry)
+        fields["producer_epoch"], fields["position"] = begun_epoch.epoch, begun_epoch.position
     if entry.kind == EntryKind.EPOCH:
         begun = epoch_start(entry, source)
         fields["incarnation"], fields["start"] = begun.incarnation, begun.start
@@ -119,6 +123,7 @@ def dump_sstable(path: Path, records: bool = False) -> Iterator[dict[str, Any]]:
             "sample_records": len(sample),
             **parts,
             "blocks": sum(page.count for page in pages),
+            "keys_bytes": root.positions[0] - parts["index_position"],
             "filter_bits": 64 * sum(len(page.words) for page in pages),
             "filter_probes": pages[0].probes,
         }

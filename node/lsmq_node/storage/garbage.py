@@ -1,8 +1,8 @@
 """Garbage: how much of each table nobody can read, and which tables to write anew for the space.
 
-A table's sample (:mod:`.sample`) is held against what is known to be gone: log starts, deleted topics, tombstones, and
-tombstones that nothing is left for. That costs one small read a table, and only when something changed that concerns
-it; what comes out is a few numbers.
+A table's sample (:mod:`.sample`) is held against what is known to be gone: log starts, deleted topics, tombstones, what
+has expired, and tombstones that nothing is left for. That costs one small read a table, and only when something changed
+that concerns it; what comes out is a few numbers.
 
 Tables are written anew, one at a time or with their neighbours, where the store is more than ``MAX_SHARE`` garbage,
 the worst first: where messages go in the order they came, tables are mostly dead when their turn comes, and cost
@@ -20,8 +20,11 @@ import numpy as np
 
 from lsmq.errors import CorruptFile
 
-from .compaction import LogStarts, Mask, Unreadable, below, tombstoned
+from .columns import I64
+from .compaction import LogStarts, Mask, Nowhere, Unreadable, below, tombstoned
+from .delayed import is_due_topic
 from .sample import Sample
+from .sieve import Expired
 from .sorted_records import SHADOW, TOMBSTONE_TOPIC
 from .state import ShardState
 from .table import Table
@@ -33,6 +36,8 @@ MAX_SHARE = 0.3
 _LEAST_SHARE = 0.1
 #: A neighbour goes with a table, so that many small ones do not stay, from this on.
 _NEIGHBOUR_SHARE = 0.25
+#: A table of which messages expire is looked at again each time that another one of so many has, spread over them.
+_EXPIRING_POINTS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +59,14 @@ class Rewrite:
 class GarbageCounter:
     """Keeps the deadness of all tables. One thread at a time refreshes; ``known`` is replaced as a whole."""
 
-    def __init__(self, state: ShardState, log_starts: LogStarts) -> None:
+    def __init__(self, state: ShardState, log_starts: LogStarts, expired: Expired, nowhere: Nowhere) -> None:
         self._state = state
+        self._nowhere = nowhere
         self._log_starts = log_starts
+        self._expired = expired
+        #: Of tables of which messages expire: when some were stored, and when they expire, the first ones first.
+        self._expiring: dict[int, tuple[I64, I64]] = {}
+        self._next: tuple[I64, I64] | None = None  # the same of the message that expires next
         self._seen: tuple[Version, int] | None = None
         self._marks: dict[int, tuple[int, ...]] = {}
         self.known: dict[int, Deadness] = {}
@@ -64,6 +74,8 @@ class GarbageCounter:
     def is_fresh(self, version: Version) -> bool:
         """Whether nothing has changed since the last look that could make garbage."""
         if self._seen is None:
+            return False
+        if self._next is not None and self._expired(*self._next)[0]:
             return False
         seen, changes = self._seen
         return changes == self._state.space_changes and seen.runs() == version.runs()
@@ -88,14 +100,28 @@ class GarbageCounter:
             else:
                 marks[number], known[number] = (), self.known.get(number, Deadness())
         self._marks, self.known, self._seen = marks, known, seen
+        self._expiring = {number: points for number, points in self._expiring.items() if number in marks}
+        coming = [
+            (int(expires[left[0]]), int(stored[left[0]]))
+            for stored, expires in self._expiring.values()
+            if len(left := np.flatnonzero(~self._expired(stored, expires)))
+        ]
+        self._next = None
+        if coming:
+            expires_ms, stored_ms = min(coming)
+            self._next = np.array((stored_ms,), np.int64), np.array((expires_ms,), np.int64)
 
     def _mark(self, table: Table, look: _Look) -> tuple[int, ...]:
         """What the deadness of a table follows from: as long as this is the same, so is that."""
         states = [self._state.topics.get(topic) for topic in _owners(table)]
         losses = sum(item.losses for item in states if item is not None)
+        if any(map(is_due_topic, table.meta.topics)):
+            losses += self._state.due_losses + self._state.dropped_topics
         gone = sum(item is None for item in states)
         meta = table.meta
         older = look.clean_sum if meta.tombstone_count else 0
+        expiring = self._expiring.get(meta.number)
+        gone += 0 if expiring is None else int(np.count_nonzero(self._expired(*expiring)))
         return losses, gone, look.tombstones_after(meta.clean_lsn), older, meta.first_key, meta.first_offset
 
     def _deadness(self, table: Table, look: _Look) -> Deadness:
@@ -115,11 +141,15 @@ class GarbageCounter:
     def _dead(self, table: Table, look: _Look, sample: Sample) -> Mask:
         keys, offsets = sample.keys, sample.offsets
         dead = below(keys, offsets, self._log_starts) | sample.before(table.meta.first_key, table.meta.first_offset)
+        if sample.expires_ms is not None:
+            dead |= self._expired(sample.stored_ms, sample.expires_ms)
+            self._expiring[table.meta.number] = _spread(sample.stored_ms, sample.expires_ms)
         shadow_from = int(keys.searchsorted(SHADOW))
         if shadow_from < len(keys):
             others = tuple(other for other in look.tables if other is not table and concerns(table, other))
-            unreadable = Unreadable(self._log_starts, (), others)
+            unreadable = Unreadable(self._log_starts, (), others, self._expired)
             dead[shadow_from:] |= ~unreadable.needed(keys[shadow_from:] & ~SHADOW, offsets[shadow_from:])
+        dead |= self._nowhere(sample.targets)
         alive = np.flatnonzero(~dead[:shadow_from])
         graves = [run for run in look.graves if any(concerns(other, table) for other in run.tables)]
         if len(alive) and graves:
@@ -206,6 +236,14 @@ def concerns(grave: Table, table: Table) -> bool:
     if not grave.meta.tombstone_count or grave.meta.end_lsn <= table.meta.clean_lsn:
         return False
     return any(topic | TOMBSTONE_TOPIC in grave.meta.topics for topic in table.meta.topics if topic < TOMBSTONE_TOPIC)
+
+
+def _spread(stored_ms: I64, expires_ms: I64) -> tuple[I64, I64]:
+    """``_EXPIRING_POINTS`` of those that expire, the first and the last among them."""
+    order = np.argsort(expires_ms, kind="stable")
+    order = order[np.count_nonzero(expires_ms == 0) :]
+    chosen = order[np.linspace(0, len(order) - 1, min(len(order), _EXPIRING_POINTS)).astype(np.int64)]
+    return stored_ms[chosen], expires_ms[chosen]
 
 
 def _owners(table: Table) -> set[int]:

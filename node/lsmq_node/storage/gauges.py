@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .line import Line
 from .log_writer import LogWriter
+from .losses import Why
 from .maintenance import Maintenance
 from .merger import Merger
 from .segments import SegmentFiles
@@ -62,15 +63,23 @@ def measure(
         open_tables=len(tables.open_tables),
         damaged_tables=len(tables.damaged()),
         table_bytes=sum(run.size_bytes for run in runs),
-        topics=len(states),
-        queues=sum(item.end - item.first for item in states),
+        topics=sum(not item.topic.is_internal for item in states),
+        queues=sum(item.end - item.first for item in states if not item.topic.is_internal),
         producers=state.producers.count,
+        dedupe_ids=state.ids.count,
+        dedupe_files=len(tables.ids.files),
+        dedupe_memory_bytes=state.ids.memory_bytes,
         checkpoint_files=len(checkpoint),
         checkpoint_bytes=sum(file.size_bytes for file in checkpoint),
         documents=len(state.documents),
         documents_bytes=state.documents.size_bytes,
         waiting_bytes=line.waiting_bytes,
         garbage_bytes=merger.garbage.dead_bytes(),
+        expired_messages_total=state.gone.get(Why.EXPIRED, 0),
+        overflowed_messages_total=state.gone.get(Why.OVERFLOW, 0),
+        consumed_messages_total=state.gone.get(Why.CONSUMED, 0),
+        disk_dropped_messages_total=state.gone.get(Why.DISK, 0),
+        quota_refusals_total=line.quota_refusals,
         clock_steps_total=time.steps,
         clock_ahead_ms=time.ahead_ms,
         disk_free_bytes=maintenance.disk_free_bytes,

@@ -163,8 +163,10 @@ class GroupOffsets:
 
     def __init__(self) -> None:
         self._offsets: dict[tuple[str, int], CommittedOffsets] = {}
+        self._groups: dict[int, dict[str, None]] = {}  # by topic id
         self._changed: dict[tuple[str, int], set[int]] = {}  # pages
         self._dropped: dict[tuple[str, int | None], None] = {}
+        self.changes = 0  # raised by every change
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
         return iter(list(self._offsets))
@@ -172,29 +174,47 @@ class GroupOffsets:
     def get(self, group: str, topic_id: int) -> CommittedOffsets | None:
         return self._offsets.get((group, topic_id))
 
+    def groups_of(self, topic_id: int) -> list[str]:
+        """Groups that have committed offsets of a topic."""
+        return list(self._groups.get(topic_id, ()))
+
     def restore(self, group: str, topic_id: int, page: int, values: I64) -> None:
         """Take over a page of a checkpoint: offsets + 1."""
-        self._offsets.setdefault((group, topic_id), CommittedOffsets()).restore(page, values)
+        (self._offsets.get((group, topic_id)) or self._new(group, topic_id)).restore(page, values)
+
+    def _new(self, group: str, topic_id: int) -> CommittedOffsets:
+        found = self._offsets[group, topic_id] = CommittedOffsets()
+        self._groups.setdefault(topic_id, {})[group] = None
+        return found
 
     def commit(
         self, group: str, topic_id: int, row_count: int, rows: NDArray[Any], values: I64, *, reset: bool
     ) -> None:
         """Set offsets + 1; without ``reset`` they only move forward. ``row_count``: queues of the topic."""
         key = (group, topic_id)
+        self.changes += 1
         offsets = self._offsets.get(key)
         if offsets is None:
-            offsets = self._offsets[key] = CommittedOffsets()
+            offsets = self._new(group, topic_id)
         offsets.row_count = max(offsets.row_count, row_count)
         self._changed.setdefault(key, set()).update(offsets.set(rows, values, reset=reset))
 
     def drop(self, group: str | None = None, topic_id: int | None = None) -> None:
         """Forget the offsets of a group, or of a topic."""
+        self.changes += 1
         gone = [key for key in self._offsets if group in (None, key[0]) and topic_id in (None, key[1])]
         for key in gone:
             del self._offsets[key]
+            self._forget(*key)
             self._changed.pop(key, None)
         noted: list[tuple[str, int | None]] = [(group, None)] if gone and group and topic_id is None else [*gone]
         self._dropped.update(dict.fromkeys(noted))
+
+    def _forget(self, group: str, topic_id: int) -> None:
+        groups = self._groups[topic_id]
+        del groups[group]
+        if not groups:
+            del self._groups[topic_id]
 
     def touch_all(self) -> None:
         """Have :meth:`take_change` give all there is."""

@@ -9,9 +9,10 @@ little-endian::
      0      4    crc       CRC32C of bytes [4, size)
      4      4    size      of the page
      8      4    rows
-    12      2    columns   7, or 8 in the root
+    12      2    columns   7, or 8 in the root; in a page and up to 64 more
     14      2    probes    of the filter; 0 in the root
-    16      8 a row        each column of :class:`IndexColumn`, one after another
+    16      8 a row        each column of :class:`IndexColumn`, one after another; and then the words of filters over
+                           the tags and types in each block (see :mod:`.word_filters`), as columns too
      .      8 a word       the filter, to the page's end
 
 Rows are as wide in memory as on the disk, and used where they lie: parsing a page makes nothing but views of it.
@@ -25,6 +26,7 @@ import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from enum import IntEnum
+from itertools import chain, repeat
 from typing import Any
 
 import crc32c
@@ -34,6 +36,7 @@ from numpy.typing import NDArray
 from .bloom import BITS_PER_KEY, PROBES, Probe, Probes, bloom_build
 from .columns import I64, U64
 from .failures import damaged
+from .word_filters import MOST_WORDS
 
 #: A page is cut when its rows and its filter have so many bytes.
 PAGE_BYTES = 8 * 1024
@@ -76,6 +79,7 @@ class IndexPage:
         "_arrays",
         "_filter",
         "_raw",
+        "_width",
         "_word_count",
         "count",
         "first_keys",
@@ -93,6 +97,7 @@ class IndexPage:
         """``raw`` is intact: see :meth:`parse`."""
         self.recent = False
         self._raw = raw
+        self._width = columns
         self._arrays: dict[int, NDArray[Any]] = {}
         self.count = rows
         self.probes = probes
@@ -115,9 +120,10 @@ class IndexPage:
         columns = ROOT_COLUMNS if root else ROW_COLUMNS
         if len(raw) >= PAGE_HEAD_BYTES:
             crc, size, rows, width, probes = PAGE_HEAD.unpack_from(raw)
-            fits = size == len(raw) and width == columns and rows and not (size - PAGE_HEAD_BYTES) % 8
-            if fits and PAGE_HEAD_BYTES + 8 * rows * columns <= size and crc == crc32c.crc32c(memoryview(raw)[4:]):
-                return cls(raw, rows, columns, probes)
+            fits = size == len(raw) and rows and not (size - PAGE_HEAD_BYTES) % 8
+            fits = fits and (width == columns or (not root and columns < width <= columns + MOST_WORDS))
+            if fits and PAGE_HEAD_BYTES + 8 * rows * width <= size and crc == crc32c.crc32c(memoryview(raw)[4:]):
+                return cls(raw, rows, width, probes)
         what = "root of the index" if root else "index page"
         raise damaged(source, f"the {what} at byte {position} is damaged", position)
 
@@ -132,6 +138,12 @@ class IndexPage:
             at = PAGE_HEAD_BYTES + 8 * self.count * column
             found = self._arrays[column] = np.frombuffer(self._raw, DTYPES[column], self.count, at)
         return found
+
+    def word_filters(self) -> U64:
+        """Filters over the tags and types in the blocks of a page: a row for each of their words, none without any."""
+        at = PAGE_HEAD_BYTES + 8 * self.count * ROW_COLUMNS
+        width = self._width - ROW_COLUMNS
+        return np.frombuffer(self._raw, np.uint64, self.count * width, at).reshape(width, self.count)
 
     @property
     def words(self) -> U64:
@@ -239,9 +251,8 @@ class PageRows:
 def encode_page(columns: Sequence[NDArray[Any]], keys: U64 | None) -> bytes:
     """A page of these rows with a filter over ``keys``, or the root, which has none."""
     words, probes = (np.empty(0, np.uint64), 0) if keys is None else bloom_build(keys)
-    body = b"".join(
-        [*(values.astype(dtype).tobytes() for values, dtype in zip(columns, DTYPES, strict=False)), words.tobytes()]
-    )
+    dtypes = chain(DTYPES if keys is None else DTYPES[:ROW_COLUMNS], repeat(np.dtype(np.uint64)))
+    body = b"".join([*(values.astype(dtype).tobytes() for values, dtype in zip(columns, dtypes)), words.tobytes()])  # noqa: B905
     head = PAGE_HEAD.pack(0, PAGE_HEAD_BYTES + len(body), len(columns[0]), len(columns), probes)[4:]
     crc = crc32c.crc32c(body, crc32c.crc32c(head))
     return crc.to_bytes(4, "little") + head + body
@@ -250,12 +261,12 @@ def encode_page(columns: Sequence[NDArray[Any]], keys: U64 | None) -> bytes:
 def encode_index(columns: Sequence[NDArray[Any]], keys: U64, position: int) -> tuple[list[bytes], bytes]:
     """The pages of a table, to be written at ``position`` one after another, and its root.
 
-    ``columns`` are those of :class:`IndexColumn`, a row a block; ``keys`` are the queues in the blocks, sorted and
-    distinct.
+    ``columns`` are those of :class:`IndexColumn` but the root's, a row a block, and then words of filters over their
+    tags and types; ``keys`` are the queues in the blocks, sorted and distinct.
     """
     first_keys, last_keys = columns[IndexColumn.FIRST_KEY], columns[IndexColumn.LAST_KEY]
     begins, ends = keys.searchsorted(first_keys), keys.searchsorted(last_keys, "right")
-    costs = np.cumsum(8 * ROW_COLUMNS + (ends - begins) * BITS_PER_KEY // 8)
+    costs = np.cumsum(8 * len(columns) + (ends - begins) * BITS_PER_KEY // 8)
     page_bytes = max(PAGE_BYTES, int(costs[-1]) // MAX_PAGES + 1)
     numbers = (costs - 1) // page_bytes
     firsts = np.flatnonzero(np.diff(numbers, prepend=-1))

@@ -42,6 +42,7 @@ from lsmq.errors import CorruptFile
 from lsmq_node.descriptors import SHORTAGE
 
 from .bloom import PROBES, bloom_build, bloom_probe
+from .buffered_file import BufferedFile
 from .cache import BlockCache
 from .disk import Disk, File
 from .failures import damaged, newer, no_descriptor
@@ -53,7 +54,6 @@ FOOTER = struct.Struct("<QIIII")
 BLOCK = struct.Struct("<III")
 #: Keys and values of a block have about so many bytes before they are compressed; one item may have more.
 BLOCK_BYTES = 16 * 1024
-_WRITE_BYTES = 1 << 20
 #: A parsed item takes about so much memory beside its bytes.
 _ITEM_BYTES = 120
 
@@ -76,9 +76,7 @@ class KeyedWriter:
     """Writes one file. ``finish`` it or ``abandon`` it."""
 
     def __init__(self, disk: Disk, path: Path) -> None:
-        self._file = disk.create(path)
-        self._buffer = bytearray(HEAD.pack(MAGIC, VERSION))
-        self._written = 0  # bytes before the buffer
+        self._file = BufferedFile(disk, path, HEAD.pack(MAGIC, VERSION))
         self._items: list[Any] = []
         self._items_bytes = 0
         self._index: list[tuple[bytes, int]] = []
@@ -100,16 +98,9 @@ class KeyedWriter:
             return
         body = zstandard.compress(msgpack.packb(self._items), 1)
         rest = struct.pack("<II", len(body), len(self._items) // 2) + body
-        self._index.append((self._items[0], self._written + len(self._buffer)))
-        self._buffer += crc32c.crc32c(rest).to_bytes(4, "little") + rest
+        self._index.append((self._items[0], self._file.end))
+        self._file.write(crc32c.crc32c(rest).to_bytes(4, "little") + rest)
         self._items, self._items_bytes = [], 0
-        if len(self._buffer) >= _WRITE_BYTES:
-            self._put()
-
-    def _put(self) -> None:
-        self._file.pwrite(self._buffer, self._written)
-        self._written += len(self._buffer)
-        self._buffer = bytearray()
 
     def finish(self, properties: dict[str, Any]) -> int:
         """Durable on return, but for the file's name. Returns its size in bytes."""
@@ -127,17 +118,14 @@ class KeyedWriter:
             ),
             1,
         )
-        position = self._written + len(self._buffer)
+        position = self._file.end
         head = struct.pack("<QIII", position, len(tail), crc32c.crc32c(tail), VERSION)
-        self._buffer += tail + head + crc32c.crc32c(head).to_bytes(4, "little")
-        self._put()
-        self._file.sync()
-        self._file.close()
-        return self._written
+        self._file.write(tail + head + crc32c.crc32c(head).to_bytes(4, "little"))
+        return self._file.finish()
 
     def abandon(self) -> None:
         """Close what is not finished; the caller removes it."""
-        self._file.close()
+        self._file.abandon()
 
 
 class KeyedFile:

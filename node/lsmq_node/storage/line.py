@@ -10,22 +10,40 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import msgpack
 import numpy as np
+from numpy.typing import NDArray
 
 from lsmq import runtime
-from lsmq.errors import LsmqError, NotLeader, ShardStopped, StoreBusy
-from lsmq.record_batch import RecordBatch
+from lsmq.errors import (
+    LsmqError,
+    NotLeader,
+    QuotaExceeded,
+    RequestTooLarge,
+    ShardStopped,
+    StoreBusy,
+    TooManyDelayed,
+    TooManyMessages,
+)
+from lsmq.record_batch import Column, RecordBatch
 
-from .applier import Applier, BatchColumns, PendingEntry, PendingRecords
+from .applier import Applier, BatchColumns, PendingEntry, PendingRecords, epoch_of
 from .batch_checks import check_batch, check_count
-from .columns import I64, wrap64
+from .columns import I64, encode_columns, wrap64
+from .dedupe import Plan, Repeats, encode_repeats
+from .delayed import delayed_count
 from .disk import Clock
 from .failures import again
+from .losses import Why
 from .options import StoreOptions
-from .producers import Stored
+from .producers import BROKER_PRODUCERS, Stored
+from .quotas import Quota
 from .sequences import Sequences, Verdict
 from .state import ShardState, TopicState
-from .wal import Appender, Entry, EntryKind, encode_entry_header
+from .wal import Appender, Entry, EntryFlag, EntryKind, encode_entry_header
+
+#: Of so many batches with delayed messages those that are committed are forgotten, whoever asks for them.
+_MANY_DELAYED = 1024
 
 Pending = PendingRecords | PendingEntry
 Written = Pending | Entry
@@ -60,6 +78,10 @@ class RoundEnd:
     following: Round
 
 
+class RoundOver(Exception):
+    """What a write was made of may have been dropped: make it again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Appended:
     """A write in line: wait for it with :meth:`LogWriter.wait`.
@@ -67,7 +89,9 @@ class Appended:
     Attributes:
         lsn: it is committed when the store's committed LSN reaches this, unless its round failed first.
         fate: the round.
-        offsets: one for each record of the batch.
+        offsets: one for each record of the batch; -1 for one that was dropped, as there was no room for it.
+        repeats: which messages are not stored, since their deduplication ids were; their offsets are those of then.
+            None where none are.
         duplicate: a repeat of a batch that was stored before; the rest is the answer given then.
     """
 
@@ -76,11 +100,16 @@ class Appended:
     offsets: I64
     stored_ms: int
     duplicate: bool = False
+    repeats: NDArray[np.bool_] | None = None
 
     @property
     def round(self) -> int:
         """The number of its round."""
         return self.fate.number
+
+
+Taken = tuple[Appended | None, int, int]
+"""Somebody goes on with a producer's id: what to wait for, the epoch that begins, and the position it had come to."""
 
 
 class Line:
@@ -104,11 +133,17 @@ class Line:
         self._sequences = Sequences(options, state.producers)
         self.epoch = epoch
         self.closed: LsmqError | None = None  # why nothing may be put in line, where that is so
+        self.quota_refusals = 0
         self.current = Round(0)
         self.durable_lsn = appender.lsn  # noted in each entry
+        self._delayed: list[tuple[int, int]] = []  # guarded by lock: end and first due time of entries in line
+        #: Told when the first is due of delayed messages that are put in line. It must be quick and not raise.
+        self.on_delayed: Callable[[int], None] = lambda due_ms: None
         self.admit: Callable[[int], None] = lambda size: None
         self.check_open: Callable[[], None] = lambda: None
         self.committed_lsn: Callable[[], int] = lambda: 0
+        #: What is stamped before the result is older than so many milliseconds.
+        self.expired_before: Callable[[int], int] = lambda age_ms: clock.now_ms() - age_ms
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -129,11 +164,16 @@ class Line:
         return max(0, self._appender.lsn - self.committed_lsn())
 
     def append_records(
-        self, items: Sequence[tuple[TopicState, RecordBatch]], *, documents: bytes = b""
+        self,
+        items: Sequence[tuple[TopicState, RecordBatch]],
+        *,
+        documents: bytes = b"",
+        expected: Round | None = None,
     ) -> list[Appended]:
         """Put batches in line, to be committed or dropped together.
 
         ``documents``, the body of a DOCUMENT entry, comes behind them; what became of it is the last item returned.
+        With ``expected``, the round that the batches were made in, :class:`RoundOver` is raised where it is another.
 
         Raises ``UnknownQueue``, ``InvalidBatch``, ``TooManyMessages``, ``MessageTooLarge``, what
         :meth:`Sequences.check` raises, or what ``check_open`` and ``admit`` raise.
@@ -143,51 +183,204 @@ class Line:
         columns = [BatchColumns(batch, state.topic.id) for state, batch in items]
         for (state, batch), parsed in zip(items, columns, strict=True):
             check_batch(state, batch, parsed, self._options)
+        more_delayed = sum(  # What a transaction has decided is taken.
+            batch.record_count
+            for _, batch in items
+            if Column.DUE_MS in batch.directory and batch.producer_id < BROKER_PRODUCERS
+        )
         with self.lock:
             self._check_takes()
+            if expected is not None and expected is not self.current:
+                raise RoundOver
+            for (state, _), parsed in zip(items, columns, strict=True):
+                if state.named:
+                    state.make_room(int(parsed.queues.max()) - state.first + 1)
+            if more_delayed:
+                self._check_delayed(more_delayed)
             now_ms = self._clock.now_ms()
             verdicts = self._sequences.check([parsed.producer for parsed in columns], now_ms)
             fresh = [batch for (_, batch), each in zip(items, verdicts, strict=True) if each is Verdict.NEXT]
             if fresh or documents:
                 self.check_room(sum(len(batch.payload) for batch in fresh) + len(documents))
+            self._check_quotas(items, columns, verdicts)
+            plan = self._plan(items, columns, verdicts)
             appended = [
-                self._append_or_repeat(state, batch, parsed, verdict, now_ms)
+                self._append_or_repeat(state, batch, parsed, verdict, now_ms, plan)
                 for (state, batch), parsed, verdict in zip(items, columns, verdicts, strict=True)
             ]
             if documents:
                 appended.append(self.append_entry(EntryKind.DOCUMENT, 0, 0, documents))
             return appended
 
+    def _check_quotas(
+        self,
+        items: Sequence[tuple[TopicState, RecordBatch]],
+        columns: Sequence[BatchColumns],
+        verdicts: Sequence[Stored | Verdict],
+    ) -> None:
+        """Raises as :meth:`.Quota.check`. Batches of one topic count together."""
+        limited = [state for state, _ in items if state.quota is not None]
+        for state in {id(state): state for state in limited}.values() if limited else ():
+            fresh = [
+                (batch, parsed.queues)
+                for (owner, batch), parsed, verdict in zip(items, columns, verdicts, strict=True)
+                if owner is state and verdict is Verdict.NEXT
+            ]
+            assert state.quota is not None, "it has just been asked for"
+            try:
+                state.quota.check(state, fresh, self.round)
+            except (QuotaExceeded, TooManyMessages, RequestTooLarge):
+                self.quota_refusals += 1
+                raise
+
+    def _plan(
+        self,
+        items: Sequence[tuple[TopicState, RecordBatch]],
+        columns: Sequence[BatchColumns],
+        verdicts: Sequence[Stored | Verdict],
+    ) -> dict[BatchColumns, PlannedIds]:
+        """What becomes of those with deduplication ids. May read the disk, before anything is put in line."""
+        chosen = []
+        for (state, _), parsed, verdict in zip(items, columns, verdicts, strict=True):
+            window = state.topic.options.dedupe_window_ms
+            if parsed.ids is not None and window is not None and verdict is Verdict.NEXT:
+                since_ms = 0 if isinstance(window, str) else self.expired_before(window)
+                found = self._state.ids.find(parsed.ids, since_ms)
+                if len(state.begins):
+                    found[found < state.begins_of(parsed.queues)] = -1
+                chosen.append((parsed, parsed.ids, found))
+        if not chosen:
+            return {}
+        plan = Plan([ids for _, ids, _ in chosen], [offsets for _, _, offsets in chosen])
+        return {parsed: PlannedIds(plan, number) for number, (parsed, _, _) in enumerate(chosen)}
+
     def _append_or_repeat(
-        self, state: TopicState, batch: RecordBatch, columns: BatchColumns, verdict: Stored | Verdict, now_ms: int
+        self,
+        state: TopicState,
+        batch: RecordBatch,
+        columns: BatchColumns,
+        verdict: Stored | Verdict,
+        now_ms: int,
+        plan: dict[BatchColumns, PlannedIds],
     ) -> Appended:
         if verdict is Verdict.NEXT:
-            return self._append_records(state, batch, columns, now_ms)
+            return self._append_records(state, batch, columns, now_ms, plan.get(columns))
         assert columns.producer is not None, "only a producer's batch can be a repeat"
         repeat = verdict if isinstance(verdict, Stored) else self._sequences.repeat(columns.producer, now_ms)
         assert repeat is not None, "the other one is in line by now"
         return Appended(repeat.lsn, self.current, repeat.offsets, repeat.stored_ms, duplicate=True)
 
-    def _append_records(self, state: TopicState, batch: RecordBatch, columns: BatchColumns, stored_ms: int) -> Appended:
+    def _append_records(
+        self,
+        state: TopicState,
+        batch: RecordBatch,
+        columns: BatchColumns,
+        stored_ms: int,
+        planned: PlannedIds | None,
+    ) -> Appended:
+        repeats = None if planned is None else planned.repeats()
+        if state.quota is not None:
+            repeats = self._without_dropped(state, state.quota, batch, columns, repeats)
         self._changing = True
-        pending = self._applier.prepare(state, batch, columns, stored_ms)
+        pending = self._applier.prepare(
+            state, batch, columns, stored_ms, self._appender.lsn, repeats, note_ids=planned is not None
+        )
         check = wrap64(int(pending.offsets.sum()))
         count, topic_id = batch.record_count, state.topic.id
-        header = encode_entry_header(EntryKind.RECORDS, self.epoch, self.durable_lsn, stored_ms, topic_id, count, check)
-        _, pending.end_lsn = self._appender.append(header, batch.buffer[: batch.total_bytes])
+        flags, body, repeated = 0, batch.buffer[: batch.total_bytes], None
+        if planned is not None:
+            planned.stored(pending.answers)
+            flags = EntryFlag.IDS
+        if repeats is not None:
+            flags |= EntryFlag.REPEATS
+            body = memoryview(b"".join((body, encode_repeats(repeats.rows, pending.answers[repeats.rows]))))
+            repeated = np.zeros(count, np.bool_)
+            repeated[repeats.rows] = pending.answers[repeats.rows] >= 0
+        header = encode_entry_header(
+            EntryKind.RECORDS, self.epoch, self.durable_lsn, stored_ms, topic_id, count, check, flags
+        )
+        _, pending.end_lsn = self._appender.append(header, body)
         self._note_in_line(pending)
         self._pending.append(pending)
         self._changing = False
-        return Appended(pending.end_lsn, self.current, pending.offsets, stored_ms)
+        if state.quota is not None:
+            self._make_room(state, state.quota, pending)
+        if pending.is_delayed:
+            self._note_delayed(pending)
+        return Appended(pending.end_lsn, self.current, pending.answers, stored_ms, repeats=repeated)
 
-    def append_entry(self, kind: EntryKind, topic_id: int, count: int, body: bytes) -> Appended:
+    def _without_dropped(
+        self, state: TopicState, quota: Quota, batch: RecordBatch, columns: BatchColumns, repeats: Repeats | None
+    ) -> Repeats | None:
+        """Besides those that are repeats, those that find no room and are dropped."""
+        rows = np.arange(batch.record_count)
+        if repeats is not None:
+            rows = np.delete(rows, repeats.rows)
+        dropped = quota.dropped_of(state, batch, columns.queues, columns.lengths, rows, self.round)
+        return repeats if dropped is None else Repeats.dropped(dropped, repeats)
+
+    def take_producer(self, producer_id: int, epoch: int | None, above: int) -> Taken:
+        """Put in line that somebody goes on with a producer's id: what to wait for, the epoch, and the position that
+        the producer had come to, -1 for none. None where that has happened, with nothing in the epoch.
+
+        Raises what :meth:`.Sequences.take` does, and as :meth:`append_records`.
+        """
+        with self.lock:
+            self._check_takes()
+            taken = self._sequences.take(producer_id, epoch, above, self._clock.now_ms())
+            if taken is None:
+                assert epoch is not None
+                return None, epoch, self._sequences.position(producer_id)
+            body = msgpack.packb([producer_id, taken.epoch, taken.position])
+            self.check_room(len(body))
+            appended = self.append_entry(EntryKind.PRODUCER, 0, 0, body)
+            self._note_producer(self._pending[-1])
+            return appended, taken.epoch, taken.position
+
+    def _make_room(self, state: TopicState, quota: Quota, pending: PendingRecords) -> None:
+        quota.add(pending.keys, pending.lengths, is_delayed=pending.is_delayed)
+        over = quota.overflow_of(state, pending.touched, pending.ends)
+        if over is not None:
+            queues, offsets = over
+            body = encode_columns(len(queues), {Column.QUEUE: queues, Column.OFFSET: offsets})
+            self.append_entry(EntryKind.TRIM, state.topic.id, len(queues), body, Why.OVERFLOW)
+
+    # -- delayed messages --------------------------------------------------------------------------------
+
+    def _note_delayed(self, pending: PendingRecords) -> None:
+        self._delayed.append((pending.end_lsn, pending.first_due_ms))
+        if len(self._delayed) > _MANY_DELAYED:
+            self._forget_committed()
+        self.on_delayed(pending.first_due_ms)
+
+    def _check_delayed(self, more: int) -> None:
+        pending, limit = delayed_count(self._state.documents), self._options.max_delayed
+        if pending + more > limit:
+            raise TooManyDelayed(
+                f"{pending} delayed messages are pending in this shard, and {more} more may be over the limit of "
+                f"{limit} (max_delayed). Send them later, cancel some, or raise the limit",
+                pending=pending,
+                limit=limit,
+            )
+
+    def first_due_in_line(self) -> int | None:
+        """When the first is due of the delayed messages that are not committed yet; None where all are."""
+        with self.lock:
+            self._forget_committed()
+            return min((due_ms for _, due_ms in self._delayed), default=None)
+
+    def _forget_committed(self) -> None:
+        reached = self.committed_lsn()
+        self._delayed = [item for item in self._delayed if item[0] > reached]
+
+    def append_entry(self, kind: EntryKind, topic_id: int, count: int, body: bytes, check: int = 0) -> Appended:
         """Put an entry other than records in line. The caller holds ``lock``. Raises as :meth:`append_records`."""
         self._check_takes()
         now = self._clock.now_ms()
-        header = encode_entry_header(kind, self.epoch, self.durable_lsn, now, topic_id, count, 0)
+        header = encode_entry_header(kind, self.epoch, self.durable_lsn, now, topic_id, count, check)
         self._changing = True
         lsn, end_lsn = self._appender.append(header, body)
-        entry = Entry(lsn, end_lsn, kind, self.epoch, self.durable_lsn, now, topic_id, count, 0, body)
+        entry = Entry(lsn, end_lsn, kind, self.epoch, self.durable_lsn, now, topic_id, count, check, body)
         self._pending.append(PendingEntry(entry))
         self._changing = False
         return Appended(end_lsn, self.current, np.empty(0, np.int64), now)
@@ -236,21 +429,28 @@ class Line:
                 "it is not known any more what was given which offset. Nothing more is written; open the store again."
             )
 
-    def restart(self, lsn: int, written: Iterable[PendingRecords], kept_lsn: int, failure: LsmqError) -> int:
+    def restart(self, lsn: int, written: Iterable[Pending], kept_lsn: int, failure: LsmqError) -> int:
         """Drop all that is in line and go on at ``lsn``; returns the round this ends. The caller holds ``lock``.
 
         Whoever waits for anything above ``kept_lsn`` gets ``failure``. Offsets are given back, except those of
-        ``written``: records that are in the log but not applied yet.
+        ``written``: records, and takings of producers, that are in the log but not applied yet.
         """
         ended, following = self.current, Round(self.current.number + 1)
         ended.end = RoundEnd(kept_lsn, failure, following)
         self._pending = []
+        self._delayed = [item for item in self._delayed if item[0] <= kept_lsn]
         self._sequences.clear()
         for state in self._state.topics.values():
             np.copyto(state.next, state.committed)
+        self._state.ids.drop_line()
         for item in written:
+            if isinstance(item, PendingEntry):
+                self._note_producer(item)
+                continue
             item.state.next[item.touched] = item.ends
             self._note_in_line(item)
+            if item.ids is not None:
+                self._state.ids.note(item.ids)
         self._appender.reset(lsn)
         self.current = following
         return ended.number
@@ -261,10 +461,31 @@ class Line:
         if item.producer is not None:
             self._sequences.put(item.producer.producer_id, item.stored())
 
-    def landed(self, item: PendingRecords) -> None:
+    def _note_producer(self, item: Pending) -> None:
+        if isinstance(item, PendingEntry) and item.entry.kind == EntryKind.PRODUCER:
+            self._sequences.put(*epoch_of(item.entry))
+
+    def landed(self, item: Pending) -> None:
         """A producer's batch is applied: the state remembers it from here on. The caller holds ``lock``."""
-        if item.producer is not None:
+        if isinstance(item, PendingEntry):
+            if item.entry.kind == EntryKind.PRODUCER:
+                self._sequences.landed(epoch_of(item.entry)[0], item.entry.end_lsn)
+        elif item.producer is not None:
             self._sequences.landed(item.producer.producer_id, item.end_lsn)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedIds:
+    """What becomes of one batch with deduplication ids."""
+
+    plan: Plan
+    number: int
+
+    def repeats(self) -> Repeats | None:
+        return self.plan.repeats(self.number)
+
+    def stored(self, offsets: I64) -> None:
+        self.plan.stored(self.number, offsets)
 
 
 def end_of(item: Written) -> int:

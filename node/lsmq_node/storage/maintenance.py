@@ -2,9 +2,9 @@
 
 The *flusher* writes frozen memtables to level 0. One thread merges level 0 into level 1, another the generations, and
 gives back the space of what nobody can read; a third one merges the files of the checkpoint. The *retainer* moves log
-starts past what has expired. The *syncer* keeps the promise of asynchronous mode and does nothing else. The
-*housekeeper* allocates log segments ahead and lets go of those behind, looks at the disk's free space, and puts a
-memtable in line for its flush that does not fill in time.
+starts past what has expired; another thread deletes what later messages of a key supersede. The *syncer* keeps the
+promise of asynchronous mode and does nothing else. The *housekeeper* allocates log segments ahead and lets go of those
+behind, looks at the disk's free space, and puts a memtable in line for its flush that does not fill in time.
 
 Writers never wait for a flush: up to ``max_memtables`` may queue for it. Beyond ``slow_memtables`` the store
 reports pressure ``slow``, at the limit it refuses.
@@ -38,6 +38,8 @@ from .version import Run
 
 _AHEAD_FROM = 4  # the next segment is allocated when this part, one in so many, of the present one is used
 _TICK_SECONDS = 1.0
+#: With less than so many times ``min_free_bytes`` left, the oldest messages go of topics that allow it.
+_DROP_BELOW = 2
 #: Memory that no memtable has wanted for so long goes back to the system, and what else was freed meanwhile.
 _TRIM_SECONDS = 10.0
 #: So many attempts that find the disk full are waited for: the first may have begun before the caller came.
@@ -101,6 +103,10 @@ class Maintenance:
         self._last_want: dict[str, int] = {}  # what the last of them failed with
         self._pauses: dict[str, int] = {}  # in ticks, of the kinds of work that last wanted something
         self._threads: list[runtime.Thread] = []
+        #: Whether topics may reach their limits at any time, so that ``retain`` is to look every second.
+        self.is_watchful: Callable[[], bool] = lambda: False
+        #: Deletes what later messages of the same key supersede, every ``retention_interval_ms``.
+        self.clean_keys: Callable[[], None] = lambda: None
         #: Called, in a background thread, when a flush or a merge has ended, well or not, and when all has stopped.
         self.on_progress: Callable[[], None] = lambda: None
 
@@ -135,6 +141,16 @@ class Maintenance:
                 frozen_memtables=len(self._tables.frozen),
                 level0_tables=len(self._tables.version.level0),
             )
+
+    def disk_shortage(self) -> int:
+        """Bytes that should go so that the disk does not fill: what is garbage by now does not count any more.
+
+        0 while it is not known how much that is.
+        """
+        if not self._options.min_free_bytes or not self._merger.garbage.is_fresh(self._tables.version.on_disk()):
+            return 0
+        wanted = _DROP_BELOW * self._options.min_free_bytes - self._merger.garbage.dead_bytes()
+        return max(0, wanted - self._disk.free_bytes(self._path))
 
     def wait_for_room(self, timeout: float) -> None:
         """Block while writes are refused, ``timeout`` seconds at most; not when no room will ever come."""
@@ -172,6 +188,7 @@ class Maintenance:
             ("tidy", self._tidy_loop),
             ("state", self._checkpoint_loop),
             ("retain", self._retain_loop),
+            ("keys", self._keys_loop),
             ("house", self._house_loop),
         ]
         if self._syncer is not None:
@@ -231,15 +248,16 @@ class Maintenance:
             runs, settling = self._tables.version.runs(), self._settling
             known = self._settled[kind]
             urgent = known is None or settling > known[0]
-            if due(urgent):
+            due_now = due(urgent)
+            if due_now:
                 self._retry_in_want(partial(work, urgent), kind)
                 self.on_progress()
                 if runs != self._tables.version.runs():
                     continue
-            else:
-                self._settled[kind] = settling, runs
             with self._tables.changed:
-                self._tables.changed.notify_all()
+                if not due_now and known != (settling, runs):
+                    self._settled[kind] = settling, runs
+                    self._tables.changed.notify_all()
                 self._tables.changed.wait_for(
                     lambda runs=runs, settling=settling: (  # type: ignore[misc]
                         self._tables.closing or self._tables.version.runs() != runs or self._settling != settling
@@ -248,21 +266,35 @@ class Maintenance:
                 )
 
     def _checkpoint_loop(self) -> None:
-        checkpoint = self._tables.checkpoint
+        checkpoint, ids = self._tables.checkpoint, self._tables.ids
+        seconds = self._options.retention_interval_ms / 1000  # ids expire though nothing is written
         while True:
             with self._tables.changed:
-                self._tables.changed.wait_for(lambda: self._tables.closing or checkpoint.merge_due())
+                self._tables.changed.wait_for(
+                    lambda: self._tables.closing or checkpoint.merge_due() or ids.merge_due(), seconds
+                )
                 if self._tables.closing:
                     return
             self._retry_in_want(checkpoint.merge, "state")
+            self._retry_in_want(ids.merge, "state")
 
     def _retain_loop(self) -> None:
         while not self._tables.closing:
             done = self._retry_in_want(self._retain, "retain")
             interval = self._options.retention_interval_ms / 1000
-            seconds = interval if done else min(interval, _TICK_SECONDS)
+            seconds = interval if done and not self.is_watchful() else min(interval, _TICK_SECONDS)
             with self._tables.changed:
                 self._tables.changed.wait_for(lambda: self._tables.closing, seconds)
+
+    def _keys_loop(self) -> None:
+        while not self._over():
+            self._retry_in_want(self.clean_keys, "keys")
+            self.paused(self._options.retention_interval_ms / 1000)
+
+    def paused(self, seconds: float) -> bool:
+        """Wait for so long, unless the store is being closed; whether it is."""
+        with self._tables.changed:
+            return self._tables.changed.wait_for(lambda: self._over(), seconds)
 
     def _retry_in_want(self, work: Callable[[], object], kind: str) -> bool:
         """Do ``work``; False when it has to be done again.
@@ -365,7 +397,7 @@ class Maintenance:
         """Whether those who merge have found nothing to do since ``wanted``."""
         runs = self._tables.version.runs()
         settled = all(known and known[0] >= wanted and known[1] == runs for known in self._settled.values())
-        return settled and not self._tables.checkpoint.merge_due()
+        return settled and not self._tables.checkpoint.merge_due() and not self._tables.ids.merge_due()
 
     def is_over(self, kind: str, done: Callable[[], bool], limit: int) -> bool:
         """Whether work is done, or never will be. Raises ``DiskFull`` or ``StoreBusy`` after ``limit`` attempts."""

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from .checkpoint import IncrementMeta
+from .dedupe_file import IdFileMeta
 from .disk import Disk, replace_file
 from .framed import decode_framed, encode_framed
 from .sstable import TableMeta
@@ -49,6 +50,7 @@ class Manifest:
         checkpoint: the increments that make it up, oldest first; the last ends at ``flushed_lsn``.
         level0: tables straight from memory, oldest first; their key ranges overlap.
         generations: level 1, oldest first; each a run of tables in key order that do not overlap.
+        ids: files of deduplication ids, oldest first.
         extra: what only some shards have. ``log_start_lsn``: the log begins here, in the middle of a segment,
             since what was before came as a snapshot. ``installing``: see :mod:`.snapshot_install`.
     """
@@ -60,6 +62,7 @@ class Manifest:
     level0: tuple[TableMeta, ...] = ()
     generations: tuple[tuple[TableMeta, ...], ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)
+    ids: tuple[IdFileMeta, ...] = ()
 
     @property
     def log_start_lsn(self) -> int:
@@ -70,9 +73,9 @@ class Manifest:
         """All tables, oldest first."""
         return [*(meta for run in self.generations for meta in run), *self.level0]
 
-    def files(self) -> list[TableMeta | IncrementMeta]:
-        """Those of the checkpoint, then the tables, oldest first."""
-        return [*self.checkpoint, *self.tables()]
+    def files(self) -> list[TableMeta | IncrementMeta | IdFileMeta]:
+        """Those of the checkpoint, of the ids, then the tables, oldest first."""
+        return [*self.checkpoint, *self.ids, *self.tables()]
 
     def numbers(self) -> set[int]:
         """Numbers of all files that are part of the shard."""
@@ -95,6 +98,7 @@ def encode_manifest(manifest: Manifest) -> bytes:
             "level0": [_table_row(meta) for meta in manifest.level0],
             "generations": [[_table_row(meta) for meta in run] for run in manifest.generations],
             "extra": manifest.extra,
+            **({"ids": [astuple(meta) for meta in manifest.ids]} if manifest.ids else {}),
         },
     )
 
@@ -116,6 +120,7 @@ def decode_manifest(raw: bytes, source: str) -> Manifest:
         level0=tuple(table(row) for row in fields_of["level0"]),
         generations=tuple(tuple(table(row) for row in run) for run in fields_of["generations"]),
         extra=fields_of["extra"],
+        ids=tuple(IdFileMeta(*row) for row in fields_of.get("ids", ())),
     )
 
 
@@ -144,4 +149,5 @@ def _check_order(manifest: Manifest) -> None:
     lsns = [(meta.first_lsn, meta.end_lsn) for meta in manifest.checkpoint]
     for (_, end_lsn), (first_lsn, _) in pairwise([(0, 0), *lsns]):
         assert end_lsn == first_lsn, "the files of the checkpoint follow one another in the log"
+    assert all(one.end_lsn < two.end_lsn for one, two in pairwise(manifest.ids)), "files of ids are in their order"
     assert not lsns or lsns[-1][1] == manifest.flushed_lsn, "the checkpoint is of what is flushed"

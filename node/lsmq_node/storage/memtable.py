@@ -134,6 +134,11 @@ class Memtable:
         self.record_count = end
         self.end_lsn = end_lsn
 
+    def arrived(self) -> tuple[U64, Columns]:
+        """Keys and columns of all records, as they came."""
+        count = self.record_count
+        return self._keys[:count], {column: values[:count] for column, values in self.columns.items()}
+
     def _reserve(self, count: int) -> None:
         capacity = len(self._keys)
         if count <= capacity:
@@ -201,6 +206,28 @@ class Memtable:
             if first < part.count and part.view[first] == key:
                 yield Chunk(self, part.keys, part.order), first
 
+    def with_key(self, topic_id: int, digest: int) -> tuple[U64, I64, I64]:
+        """Queue keys, offsets and times of a topic's messages whose key has this hash, in the order of the log."""
+        count, columns = self.record_count, self.columns
+        hashes = columns.get(Column.KEY_HASH)
+        rows = np.empty(0, np.int64) if hashes is None else np.flatnonzero(hashes[:count] == np.uint64(digest))
+        rows = rows[self._keys[rows] >> np.uint64(32) == np.uint64(topic_id)]
+        return self._keys[rows], columns[Column.OFFSET][rows], columns[Column.STORED_MS][rows]
+
+    def between(self, low: int, high: int) -> Iterator[tuple[Chunk, int, int]]:
+        """Chunks with records whose keys are in ``[low, high)``, and the rows of these."""
+        known, covered, end = self._sort()
+        if covered < end:
+            keys = self._keys[covered:end]
+            rest = np.flatnonzero((keys >= np.uint64(low)) & (keys < np.uint64(high))) + covered
+            if len(rest):
+                rest = rest[np.lexsort((self.columns[Column.OFFSET][rest], self._keys[rest]))]
+                yield Chunk(self, self._keys[rest], rest), 0, len(rest)
+        for part in known:
+            first, stop = bisect_left(part.view, low), bisect_left(part.view, high)
+            if first < stop:
+                yield Chunk(self, part.keys, part.order), first, stop
+
     def chunks(self) -> Iterator[Chunk]:
         """All records."""
         known, covered, end = self._sort()
@@ -248,7 +275,8 @@ class Chunk(SortedPart):
         return np.zeros(len(order), DTYPES[column]) if values is None else values[order]
 
     def column_at(self, column: int, rows: I64) -> NDArray[Any]:
-        return self._memtable.columns[column][self._order[rows]]
+        values = self._memtable.columns.get(column)
+        return np.zeros(len(rows), DTYPES[column]) if values is None else values[self._order[rows]]
 
     def record_bytes(self, first: int, end: int) -> list[bytes]:
         memtable, order = self._memtable, self._order[first:end]

@@ -17,18 +17,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lsmq import runtime
 from lsmq.errors import CorruptFile
 
 from .columns import I64, U64
 from .compaction import Unreadable, merge
+from .delayed import HAND, Hand, is_due_topic, live_from
 from .disk import Clock, Disk
 from .edits import Edit
 from .garbage import GarbageCounter, concerns, graves_of
 from .merge_choice import choose_level0, choose_tier
 from .merge_output import MergeOutput
 from .options import StoreOptions
+from .sieve import Expired
 from .state import ShardState
 from .stats import Counters
 from .table import Table
@@ -90,6 +93,7 @@ class Merger:
         tables: TableSet,
         state: ShardState,
         counters: Counters,
+        expired: Expired,
     ) -> None:
         self._path = path
         self._options = options
@@ -98,7 +102,8 @@ class Merger:
         self._tables = tables
         self._state = state
         self._counters = counters
-        self.garbage = GarbageCounter(state, self.log_starts)
+        self._expired = expired
+        self.garbage = GarbageCounter(state, self.log_starts, expired, self.is_nowhere)
         self._next_look = 0.0
         self.looks_later = False
         self._lock = runtime.Lock()  # guards the two below
@@ -195,7 +200,9 @@ class Merger:
             for topic_id, size in zip(meta.topics, meta.topic_bytes, strict=True):
                 item = self._state.topics.get(topic_id)
                 options = None if item is None else item.topic.options
-                expiring += size if options is None or options.retention_ms or options.retention_bytes else 0
+                expiring += (
+                    size if options is None or options.retention_ms or options.retention_bytes or options.ttl_ms else 0
+                )
         return 2 * expiring > run.size_bytes
 
     # -- doing it ----------------------------------------------------------------------------------------
@@ -295,7 +302,8 @@ class Merger:
                 piece_bytes=PIECE_TABLES * table_bytes if work.in_pieces else None,
             )
             runs = (Run(work.tables),) if work.tables else work.runs
-            output.write(merge(runs, Unreadable(self.log_starts, graves, others)), lambda: self._tables.closing)
+            unreadable = Unreadable(self.log_starts, graves, others, self._expired, self.is_nowhere)
+            output.write(merge(runs, unreadable), lambda: self._tables.closing)
         finally:
             self._tables.drop(held)
         if work.tables and not output.written_bytes:
@@ -318,13 +326,22 @@ class Merger:
         self._counters.dropped_tables += len(free)
         return len(free)
 
+    def is_nowhere(self, targets: U64) -> NDArray[np.bool_]:
+        """Which targets of delayed messages are of topics that are gone; 0 is of a message that is not delayed."""
+        topics = targets >> np.uint64(32)
+        gone = [topic for topic in np.unique(topics).tolist() if topic and topic not in self._state.topics]
+        return np.isin(topics, np.array(gone, np.uint64))
+
     def log_starts(self, keys: U64) -> I64:
         """Earliest offset kept of each of the sorted queues; everything of a topic that is gone goes."""
         starts = np.full(len(keys), np.iinfo(np.int64).max, np.int64)
         topics = keys >> np.uint64(32)
         for topic_id in np.unique(topics).tolist():
             item = self._state.topics.get(topic_id)
-            if item is not None:
+            if is_due_topic(topic_id):
+                mine = topics == np.uint64(topic_id)
+                starts[mine] = live_from(keys[mine], Hand.decode(self._state.documents.get(HAND)))
+            elif item is not None:
                 mine = topics == np.uint64(topic_id)
                 starts[mine] = item.live_from((keys[mine] & np.uint64(0xFFFFFFFF)).astype(np.int64) - item.first)
         return starts

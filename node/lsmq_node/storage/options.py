@@ -70,6 +70,7 @@ class StoreOptions:
     max_documents_bytes: int = 256 * MiB
     producer_expiry_ms: int = 7 * 24 * 3_600_000
     max_producers: int = 10_000_000
+    max_delayed: int = 100_000_000
     min_free_bytes: int = 64 * MiB
 
     memtable_bytes: int = 64 * MiB
@@ -150,6 +151,7 @@ _RANGES = {
     "max_message_bytes": (1, 2 * GiB),
     "max_waiting_bytes": (64 * 1024, _UNLIMITED),
     "max_documents_bytes": (0, _UNLIMITED),
+    "max_delayed": (0, _UNLIMITED),
     "producer_expiry_ms": (1, _UNLIMITED),
     "max_producers": (1, _UNLIMITED),
     "min_free_bytes": (0, _UNLIMITED),

@@ -16,13 +16,16 @@ The value of a producer in a keyed file; all integers are little-endian::
      4    epoch
      4    next      sequence of the batch to come
      8    last_ms   STORED_MS of the last batch
-     1    count     answers that follow, at most ``WINDOW``, the oldest first; the last is of ``next - 1``
+     1    count     answers that follow, at most ``WINDOW``, the oldest first; the last is of ``next - 1``. The high bit
+                    says that a position comes behind them
     each of them:
      8    lsn       behind the batch's log entry
      8    stored_ms
      4    fingerprint
      4    length    of the offsets
      n    offsets   see :func:`pack_offsets`
+    and at the end, where a batch had one:
+     8    position  how far the producer's application is
 
 Not supported: telling the first batch of a producer from the repeat of one that was forgotten. No retry may outlive
 ``producer_expiry_ms``.
@@ -32,7 +35,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import crc32c
 import numpy as np
@@ -45,13 +48,15 @@ from .columns import I64, WIDTH_DTYPES, width_of
 from .failures import disappeared
 from .keyed_file import KeyedFile
 
+#: Producers from this id on are the broker's own: deliveries of transactions, and of delayed messages.
+BROKER_PRODUCERS: Final = 1 << 63
 #: Of a producer's last batches the answers are remembered.
 WINDOW = 8
 KIND = b"p"
 _HEAD = struct.Struct("<IIqB")
 _ANSWER = struct.Struct("<QqII")
 _OFFSETS = struct.Struct("<IqqB")
-_COMPRESSED = 0x80
+_COMPRESSED = _POSITION = 0x80
 #: Memory of a producer, and of an answer, of a layer; about.
 _PRODUCER_BYTES, _ANSWER_BYTES = 330, 330
 
@@ -65,6 +70,7 @@ class Stored(NamedTuple):
     lsn: int
     stored_ms: int
     offsets: I64
+    position: int = -1  # of the producer's application; -1: it says none
 
 
 class BatchKey(NamedTuple):
@@ -74,10 +80,11 @@ class BatchKey(NamedTuple):
     epoch: int
     sequence: int
     fingerprint: int
+    position: int = -1
 
     def stored(self, lsn: int, stored_ms: int, offsets: I64) -> Stored:
         """The answer to it."""
-        return Stored(self.epoch, self.sequence, self.fingerprint, lsn, stored_ms, offsets)
+        return Stored(self.epoch, self.sequence, self.fingerprint, lsn, stored_ms, offsets, self.position)
 
 
 class Head(NamedTuple):
@@ -86,6 +93,7 @@ class Head(NamedTuple):
     epoch: int
     next_sequence: int
     last_ms: int
+    position: int = -1
 
 
 def fingerprint(topic_id: int, batch: RecordBatch) -> int:
@@ -140,20 +148,25 @@ def unpack_offsets(packed: bytes) -> I64:
 
 
 def encode_producer(head: Head, answers: Sequence[Stored]) -> bytes:
-    parts = [_HEAD.pack(head.epoch, head.next_sequence, head.last_ms, len(answers))]
+    marked = 0 if head.position < 0 else _POSITION
+    parts = [_HEAD.pack(head.epoch, head.next_sequence, head.last_ms, len(answers) | marked)]
     for answer in answers:
         packed = pack_offsets(answer.offsets)
         parts += (_ANSWER.pack(answer.lsn, answer.stored_ms, answer.fingerprint, len(packed)), packed)
+    if marked:
+        parts.append(head.position.to_bytes(8, "little"))
     return b"".join(parts)
 
 
 def decode_head(value: bytes) -> Head:
-    return Head(*_HEAD.unpack_from(value)[:3])
+    epoch, following, last_ms, count = _HEAD.unpack_from(value)
+    position = int.from_bytes(value[-8:], "little") if count & _POSITION else -1
+    return Head(epoch, following, last_ms, position)
 
 
 def _answers(value: bytes) -> list[bytes]:
     """The encoded answers, the oldest first."""
-    count = value[_HEAD.size - 1]
+    count = value[_HEAD.size - 1] & ~_POSITION
     found, at = [], _HEAD.size
     for _ in range(count):
         end = at + _ANSWER.size + int.from_bytes(value[at + _ANSWER.size - 4 : at + _ANSWER.size], "little")
@@ -184,7 +197,9 @@ def merge_values(values: Iterable[bytes]) -> bytes:
             break
         assert before.next_sequence == head.next_sequence - len(answers), "a producer's batches follow one another"
         answers = _answers(value)[-missing:] + answers
-    return newest[: _HEAD.size - 1] + bytes((len(answers),)) + b"".join(answers)
+    marked = newest[_HEAD.size - 1] & _POSITION
+    position = newest[-8:] if marked else b""
+    return newest[: _HEAD.size - 1] + bytes((len(answers) | marked,)) + b"".join(answers) + position
 
 
 # -- where they are --------------------------------------------------------------------------------------
@@ -211,8 +226,14 @@ class Layer:
                 answers = found[1][1 - WINDOW :]
             for gone in found[1][: len(found[1]) - len(answers)]:
                 self.size_bytes -= _memory_of(gone)
-        self.size_bytes += _memory_of(stored)
-        self._known[producer_id] = Head(stored.epoch, stored.sequence + 1, stored.stored_ms), (*answers, stored)
+        position = stored.position
+        if position < 0 and found is not None:
+            position = found[0].position
+        head = Head(stored.epoch, stored.sequence + 1, stored.stored_ms, position)
+        if stored.sequence >= 0:  # else an epoch begins, with nothing yet
+            self.size_bytes += _memory_of(stored)
+            answers = (*answers, stored)
+        self._known[producer_id] = head, answers
 
     def head(self, producer_id: int) -> Head | None:
         found = self._known.get(producer_id)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lsmq.errors import CorruptFile, OffsetOutOfRange, UnknownQueue, UnknownTopic
 from lsmq_node.descriptors import SHORTAGE
 
 from .backlog import first_in_memory, record_bytes
 from .columns import I64, U32, queue_key, queue_keys
+from .delayed import DuePlace
+from .due_reads import DueRead, read_due
 from .failures import disappeared, no_descriptor
+from .key_search import KeyFound, KeyQuery, KeySearch
 from .many_reads import Answer, ManyRead
 from .point_reads import NotFound, Places, read_point
 from .ranges import Part, RangeReader
 from .reader import MissingRecords, QueueRead, Slice, read_queue
-from .state import ShardState, TopicState
+from .sieve import Expired, Picked, Sieve
+from .state import ShardState, Topic, TopicState
 from .stats import Counters
 from .tables import TableSet
 from .version import Version
@@ -28,11 +33,25 @@ Found = TypeVar("Found")
 _BODIES_BYTES = 4 << 20
 
 
+class ReadLimits(TypedDict, total=False):
+    """How much a read brings, and of what.
+
+    Attributes:
+        max_records, max_bytes: 1,000, and about a MiB, where nothing is said.
+        picked: only what this picks; None for all.
+    """
+
+    max_records: int
+    max_bytes: int
+    picked: Picked | None
+
+
 class Queries:
     """Reads of a store. Thread-safe; no lock is held while the disk is read."""
 
-    def __init__(self, state: ShardState, tables: TableSet, counters: Counters) -> None:
+    def __init__(self, state: ShardState, tables: TableSet, counters: Counters, expired: Expired) -> None:
         self._state = state
+        self._expired = expired
         self._tables = tables
         self._counters = counters
         self._places = Places()
@@ -51,7 +70,7 @@ class Queries:
         state = self.topic_state(topic_id)
         if not state.first <= queue < state.end:
             raise UnknownQueue(
-                f"topic {state.topic.name!r} has queues 0 to {state.topic.queues - 1}; there is no queue {queue} here",
+                f"{_has_queues(state.topic)}; there is no queue {queue} here",
                 topic=state.topic.name,
                 queue=queue,
                 queues=state.topic.queues,
@@ -68,6 +87,19 @@ class Queries:
         state = self.topic_state(topic_id)
         return self.values(state, state.start, queues)
 
+    def numbers(self, topic_id: int) -> tuple[int, int]:
+        """The queues ``[first, end)`` that are here of a topic. Raises ``UnknownTopic``."""
+        state = self.topic_state(topic_id)
+        return state.first, state.end
+
+    def are_empty(self, topic_id: int, queues: U32) -> tuple[NDArray[np.bool_], I64]:
+        """Of which queues nothing can be read, and where each ends."""
+        state = self.topic_state(topic_id)
+        rows = self.rows(state, queues)
+        ends = state.committed[rows]
+        empty: NDArray[np.bool_] = state.live_from(rows) >= ends
+        return empty, ends
+
     def values(self, state: TopicState, values: I64, queues: U32 | None) -> I64:
         if queues is None:
             return values[: state.end - state.first].copy()
@@ -78,50 +110,75 @@ class Queries:
         wanted = np.asarray(queues, np.int64)
         if len(wanted) and not (state.first <= wanted.min() and wanted.max() < state.end):
             raise UnknownQueue(
-                f"topic {state.topic.name!r} has queues 0 to {state.topic.queues - 1}, not {int(wanted.min())} to "
-                f"{int(wanted.max())}",
+                f"{_has_queues(state.topic)}, not {int(wanted.min())} to {int(wanted.max())}",
                 topic=state.topic.name,
                 queues=state.topic.queues,
             )
         return wanted - state.first
 
     def read(
-        self, topic_id: int, queue: int, offset: int, *, max_records: int = 1000, max_bytes: int = 1 << 20
+        self,
+        topic_id: int,
+        queue: int,
+        offset: int,
+        *,
+        max_records: int = 1000,
+        max_bytes: int = 1 << 20,
+        picked: Picked | None = None,
     ) -> Slice:
-        """Records of a queue from ``offset`` on, at least one when there is one.
+        """Records of a queue from ``offset`` on that have not expired, at least one when there is one.
 
-        Raises ``OffsetOutOfRange`` with ``earliest`` and ``latest`` unless ``offset`` is between them,
-        ``CorruptFile`` when a table is damaged.
+        With ``picked`` those that it picks; then it may end before the first one (see :mod:`.sieve`). Raises
+        ``OffsetOutOfRange`` with ``earliest`` and ``latest`` unless ``offset`` is between them, ``CorruptFile`` when a
+        table is damaged.
         """
         earliest, latest = self.bounds(topic_id, queue)
         if not earliest <= offset <= latest:
             topic = self.topic_state(topic_id).topic.name
             raise OffsetOutOfRange(
-                f"offset {offset} is not in queue {queue} of topic {topic!r}, which holds {earliest} to {latest - 1} "
-                f"(next: {latest})",
+                f"offset {offset} is not in queue {queue} of topic {topic!r}, which "
+                f"{f'holds {earliest} to {latest - 1}' if earliest < latest else 'is empty'} (next: {latest})",
                 topic=topic,
                 queue=queue,
                 earliest=earliest,
                 latest=latest,
             )
-        found = self.read_records(topic_id, queue, offset, latest, max_records, max_bytes)
-        answer = Answer(max_records, max_bytes)
+        state = self.topic_state(topic_id)
+        sieve = self._sieve(offset < state.holes_end(queue - state.first), picked)
+        found = self.read_records(topic_id, queue, offset, latest, max_records, max_bytes, sieve)
+        answer = Answer(max_records, max_bytes, sieve)
         answer.add_queue(queue, found)
         return answer.slice()
 
-    def read_many(
-        self, topic_id: int, queues: U32, offsets: I64, *, max_records: int = 1000, max_bytes: int = 1 << 20
-    ) -> Slice:
-        """Records of many queues; cost follows what is returned. Queues are served in the order given.
+    def _sieve(self, holes: bool, picked: Picked | None) -> Sieve | None:
+        """Where messages expire there are holes, or will be: so where there are none, none has expired."""
+        return Sieve(self._expired if holes else None, picked) if holes or picked is not None else None
 
-        An offset below the earliest starts at the earliest; one at or beyond the latest finds nothing.
+    def read_many(
+        self,
+        topic_id: int,
+        queues: U32,
+        offsets: I64,
+        *,
+        ends: I64 | None = None,
+        max_records: int = 1000,
+        max_bytes: int = 1 << 20,
+        picked: Picked | None = None,
+    ) -> Slice:
+        """Records of many queues that have not expired; cost follows what is returned. Queues are served in the order
+        given.
+
+        An offset below the earliest starts at the earliest; one at or beyond the latest finds nothing. With ``ends``
+        each queue is read up to there at most; with ``picked`` those records that it picks.
         """
         state = self.topic_state(topic_id)
         latest = self.values(state, state.committed, queues)
+        if ends is not None:
+            latest = np.minimum(latest, ends)
         rows = self.rows(state, queues)
         starts = np.maximum(offsets, state.start[rows])
         active = np.flatnonzero(starts < latest)
-        answer = Answer(max_records, max_bytes)
+        answer = Answer(max_records, max_bytes, self._sieve(state.deletions is not None, picked))
         if state.deletions is not None:
             starts = np.maximum(starts, state.live_from(rows))
             over = active[starts[active] >= latest[active]]
@@ -167,11 +224,19 @@ class Queries:
         return counts
 
     def read_records(
-        self, topic_id: int, queue: int, offset: int, end: int, max_records: int, max_bytes: int
+        self,
+        topic_id: int,
+        queue: int,
+        offset: int,
+        end: int,
+        max_records: int,
+        max_bytes: int,
+        sieve: Sieve | None = None,
     ) -> QueueRead:
         """A queue's records in ``[offset, end)`` as columns and whole blocks, not yet encoded.
 
-        ``offset`` must not be below the queue's earliest, nor ``end`` beyond its latest.
+        Without ``sieve`` expired ones are among them, as long as they are there. ``offset`` must not be below the
+        queue's earliest, nor ``end`` beyond its latest.
         """
         state = self.topic_state(topic_id)
         key, row = queue_key(topic_id, queue), queue - state.first
@@ -179,7 +244,8 @@ class Queries:
         def read(version: Version) -> QueueRead:
             # Asked after: what the version lacks was deleted before.
             begin = min(max(offset, state.first_live(row)), end)
-            return read_queue(version, key, begin, end, max_records, max_bytes, deletes=begin < state.holes_end(row))
+            holes = begin < state.holes_end(row)
+            return read_queue(version, key, begin, end, max_records, max_bytes, holes=holes, sieve=sieve)
 
         while True:
             try:
@@ -213,6 +279,10 @@ class Queries:
                 if error.errno not in SHORTAGE:
                     raise
                 raise no_descriptor(self._tables.path) from error
+
+    def read_due(self, after: DuePlace, upto_ms: int, max_records: int, max_bytes: int) -> DueRead:
+        """See :func:`.due_reads.read_due`. Raises ``CorruptFile``."""
+        return self._of_present_version(lambda version: read_due(version, after, upto_ms, max_records, max_bytes))
 
     def read_bytes(self, topic_id: int, queue: int, offset: int, max_records: int) -> list[bytes]:
         """The bytes of up to ``max_records`` messages of a queue from ``offset`` on; none where there are none.
@@ -262,6 +332,30 @@ class Queries:
                 low = first[0] + 1
         return low
 
+    def find_key(self, query: KeyQuery, make: Callable[[Slice], Found | None]) -> KeyFound:
+        """Messages by key, newest first. ``make`` is given each as it is read, and says None where it has another key.
+
+        Raises ``UnknownTopic``, ``CorruptFile``.
+        """
+        state = self.topic_state(query.topic_id)
+
+        def live(queues: I64, offsets: I64) -> NDArray[np.bool_]:
+            rows = queues - state.first
+            mask: NDArray[np.bool_] = (offsets >= state.live_from(rows)) & (offsets < state.committed[rows])
+            return mask
+
+        def accept(queue: int, offset: int) -> tuple[Found, int] | None:
+            sieve = self._sieve(offset < state.holes_end(queue - state.first), query.picked)
+            found = self.read_records(query.topic_id, queue, offset, offset + 1, 1, 1, sieve)
+            if not found.record_count:
+                return None
+            answer = Answer(1, 1)
+            answer.add_queue(queue, found)
+            made = make(answer.slice())
+            return None if made is None else (made, found.size_bytes)
+
+        return self._of_present_version(lambda version: KeySearch(version, query, live, accept).run())
+
     def committed_offsets(self, group: str, topic_id: int, queues: U32 | None = None) -> I64:
         """A group's committed offsets; -1 where it has none."""
         state = self.topic_state(topic_id)
@@ -286,3 +380,9 @@ def _lost(state: TopicState, queue: int, offset: int) -> CorruptFile:
         queue=queue,
         offset=offset,
     )
+
+
+def _has_queues(topic: Topic) -> str:
+    if topic.named:
+        return f"topic {topic.name!r} has queues with names, and their numbers"
+    return f"topic {topic.name!r} has queues 0 to {topic.queues - 1}"

@@ -2,7 +2,7 @@
 
 A name is kept as a *head* of 16 bytes, and a *tail* in an arena where it has more than fifteen::
 
-    head    the first 15 bytes, zero padded; then the length, or 255 where there is a tail
+    head    the first 15 bytes, zero padded; then the length, or 255 where it is more; beyond 15 there is a tail
     tail    the 16th byte and those after it
 
 An open-addressing hash table leads to them; a slot is one integer::
@@ -33,20 +33,20 @@ Number = TypeVar("Number", bound=np.generic)
 _FIRST_SLOTS = 1 << 12
 #: By twos, every name would be put in its place twice. Memory that is not used yet is not taken.
 _GROWTH = 4
-_NUMBER_BITS = 24
-_NUMBER_MASK = (1 << _NUMBER_BITS) - 1
-HASH_BITS = 63 - _NUMBER_BITS
+NUMBER_BITS = 24
+NUMBER_MASK = (1 << NUMBER_BITS) - 1
+HASH_BITS = 63 - NUMBER_BITS
 _HEAD_BYTES = 16
-_SHORT = _HEAD_BYTES - 1  # the longest name without a tail
+SHORT = _HEAD_BYTES - 1  # the longest name without a tail
 _LONG = 255
 _WORD_BYTES = 8
 _MASK64 = (1 << 64) - 1
 _SEPARATOR = "\0"
 _MULTIPLIER = runtime.random_bits(64) | 1  # random, so that nobody can choose names that collide
 _FINISHER = runtime.random_bits(64) | 1
-#: What is kept of 16 bytes at the start of so many, and what the last of them says, in words of 8 bytes.
-_KEPT: U64 = np.array([b"\xff" * size for size in (*range(_HEAD_BYTES), _SHORT)], "S16").view(np.uint64).reshape(-1, 2)
-_MARKS: U64 = np.array((*range(_HEAD_BYTES), _LONG), np.uint64) << np.uint64(56)
+#: What is kept of 16 bytes at the start of so many, in words of 8 bytes.
+_KEPT: U64 = np.array([b"\xff" * size for size in (*range(_HEAD_BYTES), SHORT)], "S16").view(np.uint64).reshape(-1, 2)
+_MARK_SHIFT = np.uint64(56)
 
 
 class NameBatch:
@@ -68,7 +68,7 @@ class NameBatch:
         sizes = np.minimum(lengths, _HEAD_BYTES)
         self.heads: U64 = windows(text, starts, _HEAD_BYTES).view(np.uint64).reshape(-1, 2)
         self.heads &= _KEPT.take(sizes, axis=0)
-        self.heads[:, 1] |= _MARKS.take(sizes)
+        self.heads[:, 1] |= np.minimum(lengths, _LONG).astype(np.uint64) << _MARK_SHIFT
         self.hashes: I64 = _hashes(self) >> (HASH_BITS - hash_bits)
 
     def __len__(self) -> int:
@@ -77,6 +77,14 @@ class NameBatch:
     def name(self, at: int) -> str:
         start = int(self.starts[at])
         return self.text[start : start + int(self.lengths[at])].tobytes().decode()
+
+    def raw(self, which: I64) -> list[bytes]:
+        """Some of the names in UTF-8."""
+        if self._separated is not None:
+            found = self._separated.split(_SEPARATOR.encode())
+            return found if len(which) == len(found) else [found[at] for at in which.tolist()]
+        text, starts, ends = self.text.tobytes(), self.starts[which], (self.starts + self.lengths)[which]
+        return [text[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
     def joined(self) -> U8:
         """The names' bytes one after another, with nothing between them."""
@@ -114,13 +122,13 @@ class NameBatch:
 
     def _tails(self, which: I64) -> tuple[I64, I64]:
         """Where the tails of names that have one begin, and how long they are."""
-        return self.starts[which] + _SHORT, self.lengths[which] - _SHORT
+        return self.starts[which] + SHORT, self.lengths[which] - SHORT
 
     def equal(self, heads: U64, text: U8, tails: Callable[[I64], tuple[I64, I64]]) -> NDArray[np.bool_]:
         """Which names have these heads, and these tails; ``tails`` says where in ``text``, if there are any."""
         same: NDArray[np.bool_] = heads[:, 0] == self.heads[:, 0]
         same &= heads[:, 1] == self.heads[:, 1]
-        long = np.flatnonzero(same & (self.lengths > _SHORT))
+        long = np.flatnonzero(same & (self.lengths > SHORT))
         if len(long):
             (mine, sizes), (theirs, their_sizes) = self._tails(long), tails(long)
             same[long] = sizes == their_sizes
@@ -156,10 +164,10 @@ class QueueNames:
 
     def _raw(self, number: int) -> bytes:
         head: bytes = self._heads[number].tobytes()
-        if head[_SHORT] != _LONG:
-            return head[: head[_SHORT]]
+        if head[SHORT] <= SHORT:
+            return head[: head[SHORT]]
         tail: bytes = self._arena[self._starts.item(number) : self._starts.item(number + 1)].tobytes()
-        return head[:_SHORT] + tail
+        return head[:SHORT] + tail
 
     def batch(self, names: Sequence[str], joined: bytes | None = None) -> NameBatch:
         """One name or more, ready to be looked up and added; ``joined`` is what :func:`join_names` made of them."""
@@ -181,7 +189,7 @@ class QueueNames:
 
     def find(self, names: NameBatch) -> I64:
         """The number of each name; -1 for those that are not known."""
-        numbers = (self._probe(names.hashes) & _NUMBER_MASK) - 1
+        numbers = (self._probe(names.hashes) & NUMBER_MASK) - 1
         known = np.flatnonzero(numbers >= 0)
         if len(known) == 0:
             return numbers
@@ -203,12 +211,12 @@ class QueueNames:
         """
         end = self.count if end is None else end
         raw = name.encode(errors="surrogatepass")  # what cannot be encoded is no name of any queue
-        hashed = _hash(raw) >> HASH_BITS - self._hash_bits
+        hashed = hash_of(raw) >> HASH_BITS - self._hash_bits
         slots, mask, step = self._slots, len(self._slots) - 1, 0
         slot = hashed & mask
         while word := slots.item(slot):
-            number = (word & _NUMBER_MASK) - 1
-            if word >> _NUMBER_BITS == hashed and number < end and self._raw(number) == raw:
+            number = (word & NUMBER_MASK) - 1
+            if word >> NUMBER_BITS == hashed and number < end and self._raw(number) == raw:
                 return int(number)
             step += 1
             slot = (slot + step) & mask
@@ -218,28 +226,28 @@ class QueueNames:
         """The first slot on the way of each hash that is free or has it."""
         mask = len(self._slots) - 1
         words = self._slots.take(hashes & mask)
-        left = np.flatnonzero((words != 0) & (words >> _NUMBER_BITS != hashes))
+        left = np.flatnonzero((words != 0) & (words >> NUMBER_BITS != hashes))
         step = 0
         while len(left):
             step += 1
             wanted = hashes[left]
-            found = self._slots.take((wanted + _way(step)) & mask)
+            found = self._slots.take((wanted + way(step)) & mask)
             words[left] = found
-            left = left[(found != 0) & (found >> _NUMBER_BITS != wanted)]
+            left = left[(found != 0) & (found >> NUMBER_BITS != wanted)]
         return words
 
     def add(self, names: NameBatch) -> None:
         """Add names, none of which is known and no two of which are equal."""
         first, end = self.count, self.count + len(names)
-        if end > _NUMBER_MASK:
-            raise ValueError(f"there is no room for more than {_NUMBER_MASK} names")
+        if end > NUMBER_MASK:
+            raise ValueError(f"there is no room for more than {NUMBER_MASK} names")
         if end >= len(self._starts):
             self._heads = _longer(self._heads, first, _GROWTH * end)
             self._starts = _longer(self._starts, first + 1, _GROWTH * end + 1)
         self._heads[first:end] = names.heads
         used = int(self._starts[first])
-        sizes = np.maximum(names.lengths - _SHORT, 0)
-        tails = gather(names.text, names.starts + _SHORT, sizes)
+        sizes = np.maximum(names.lengths - SHORT, 0)
+        tails = gather(names.text, names.starts + SHORT, sizes)
         if used + len(tails) > len(self._arena):
             self._arena = _longer(self._arena, used, _GROWTH * (used + len(tails)))
         self._arena[used : used + len(tails)] = tails
@@ -250,7 +258,7 @@ class QueueNames:
             size *= _GROWTH
         if size > len(self._slots):
             self._slots = self._rebuilt(size, first)
-        _insert(self._slots, names.hashes << _NUMBER_BITS | np.arange(first + 1, end + 1))
+        insert(self._slots, names.hashes << NUMBER_BITS | np.arange(first + 1, end + 1))
 
     def truncate(self, count: int) -> None:
         """Forget the names numbered ``count`` and above."""
@@ -261,8 +269,8 @@ class QueueNames:
     def _rebuilt(self, size: int, count: int) -> I64:
         """A table of ``size`` slots with the names below ``count`` in it."""
         slots: I64 = np.zeros(size, np.int64)
-        numbers = self._slots & _NUMBER_MASK
-        _insert(slots, self._slots[(numbers > 0) & (numbers <= count)])
+        numbers = self._slots & NUMBER_MASK
+        insert(slots, self._slots[(numbers > 0) & (numbers <= count)])
         return slots
 
 
@@ -271,32 +279,35 @@ def join_names(names: Sequence[str]) -> bytes:
     return _SEPARATOR.join(names).encode()
 
 
-def _insert(slots: I64, words: I64) -> None:
-    """All at once: each round, every word tries the next slot on its way, and one of those that do gets it."""
+def insert(slots: I64, words: I64) -> None:
+    """Put words into a table, all at once.
+
+    Each round, every word tries the next slot on its way, and one of those that do gets it.
+    """
     mask, step = len(slots) - 1, 0
     while len(words):
-        at = ((words >> _NUMBER_BITS) + _way(step)) & mask
+        at = ((words >> NUMBER_BITS) + way(step)) & mask
         free = np.flatnonzero(slots.take(at) == 0)
         slots[at[free]] = words[free]
         words = words[slots.take(at) != words]
         step += 1
 
 
-def _way(step: int) -> int:
+def way(step: int) -> int:
     """How far from its first slot a name looks after so many steps: in the end, at every slot of the table."""
     return step * (step + 1) // 2
 
 
 def _hashes(names: NameBatch) -> I64:
-    """:func:`_hash` of each name."""
+    """:func:`hash_of` of each name."""
     multiplier = np.uint64(_MULTIPLIER)
     hashes = names.lengths.astype(np.uint64)
     for word in (names.heads[:, 0], names.heads[:, 1]):
         hashes ^= word
         hashes *= multiplier
         hashes ^= hashes >> np.uint64(32)
-    left = np.flatnonzero(names.lengths > _SHORT)
-    for at in range(_SHORT, int(names.lengths.max()), _WORD_BYTES):
+    left = np.flatnonzero(names.lengths > SHORT)
+    for at in range(SHORT, int(names.lengths.max()), _WORD_BYTES):
         left = left[names.lengths[left] > at]
         words = windows(names.text, names.starts[left] + at, _WORD_BYTES).view(np.uint64)
         words &= _KEPT[np.minimum(names.lengths[left] - at, _WORD_BYTES), 0]
@@ -306,15 +317,15 @@ def _hashes(names: NameBatch) -> I64:
     return (hashes >> np.uint64(64 - HASH_BITS)).astype(np.int64)
 
 
-def _hash(name: bytes) -> int:
+def hash_of(name: bytes) -> int:
     """Length, head and tail mixed, 8 bytes after 8 bytes."""
     size = len(name)
-    head = name[:_SHORT].ljust(_SHORT, b"\0") + bytes((size if size <= _SHORT else _LONG,))
+    head = name[:SHORT].ljust(SHORT, b"\0") + bytes((min(size, _LONG),))
     hashed = size
     for word in (head[:_WORD_BYTES], head[_WORD_BYTES:]):
         hashed = (hashed ^ int.from_bytes(word, "little")) * _MULTIPLIER & _MASK64
         hashed ^= hashed >> 32
-    for at in range(_SHORT, size, _WORD_BYTES):
+    for at in range(SHORT, size, _WORD_BYTES):
         hashed = (hashed ^ int.from_bytes(name[at : at + _WORD_BYTES], "little")) * _MULTIPLIER & _MASK64
         hashed ^= hashed >> 32
     return (hashed * _FINISHER & _MASK64) >> 64 - HASH_BITS

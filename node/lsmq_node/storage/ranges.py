@@ -23,6 +23,7 @@ from .bloom import Probes, bloom_probes
 from .columns import I64, U64, group_starts, spread, stable_sort
 from .cuts import Cuts
 from .index import IndexColumn, PageRows
+from .sieve import Sieve
 from .sorted_records import SortedPart, SortedRecords, TooMuch, concatenate, select
 from .table import Table
 from .version import Run, Version
@@ -42,8 +43,9 @@ class RangeReader:
             something is not as it should be and the thorough search says what. Nothing of them is in the result.
     """
 
-    def __init__(self, keys: U64, starts: I64, ends: I64, limit_bytes: int) -> None:
-        """Of queue ``keys[i]``, in any order, the records ``[starts[i], ends[i])``, which exist.
+    def __init__(self, keys: U64, starts: I64, ends: I64, limit_bytes: int, sieve: Sieve | None = None) -> None:
+        """Of queue ``keys[i]``, in any order, the records ``[starts[i], ends[i])``, which exist, all or those that
+        ``sieve`` lets through.
 
         No more than ``limit_bytes`` of records are held: ``TooMuch`` says that there are more.
         """
@@ -51,6 +53,7 @@ class RangeReader:
         self._starts = starts[self._order]
         self._wanted_ends = ends[self._order]
         self._limit_bytes = limit_bytes
+        self._sieve = sieve
         self.apart = np.zeros(len(keys), np.bool_)
 
     @property
@@ -137,7 +140,7 @@ class RangeReader:
         for group, stop in pairwise((*group_starts(numbers).tolist(), len(numbers))):
             number = numbers.item(group)
             block = table.block(positions.item(number), sizes.item(number))
-            if stop - group > _FEW_QUEUES:
+            if stop - group > _FEW_QUEUES or self._sieve is not None:
                 self._from_part(block, owners[group:stop])
             else:
                 self._cut(block, owners[group:stop].tolist(), few)
@@ -171,11 +174,15 @@ class RangeReader:
         some = counts > 0
         if some.any():
             owners, offsets, counts = owners[some], (begins + skips)[some], counts[some]
-            rows = spread((firsts + skips)[some], counts)
-            records = part.chosen(rows, self._room_bytes)
-            self._room_bytes -= len(records.payload)
-            self._found.append((records, np.repeat(owners, counts)))
+            rows, whose = spread((firsts + skips)[some], counts), np.repeat(owners, counts)
+            if self._sieve is not None:
+                keep = self._sieve.look(lambda column: part.column_at(column, rows), len(rows))
+                rows, whose = rows[keep], whose[keep]
             self._pieces.append((owners, offsets, counts))
+            if len(rows):
+                records = part.chosen(rows, self._room_bytes)
+                self._room_bytes -= len(records.payload)
+                self._found.append((records, whose))
 
     def _result(self) -> Part | None:
         """All that was found and is not apart, in order."""

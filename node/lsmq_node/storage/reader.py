@@ -19,12 +19,14 @@ from .columns import I64, U32
 from .file_range import MIN_FILE_RANGE_BYTES, FileRange
 from .index import IndexColumn, IndexPage
 from .locate import in_memory, in_tables
-from .sorted_records import TOMBSTONE_TOPIC, SortedPart, SortedRecords, select
+from .sieve import Sieve
+from .sorted_records import TOMBSTONE_TOPIC, SortedPart, SortedRecords
 from .table import Table
 from .version import Version
 
 #: What a record counts for beside its bytes, where bytes are limited.
 RECORD_OVERHEAD_BYTES = 16
+_ANY_BYTES = 1 << 62
 #: Of a queue with deleted messages so many offsets are looked at at first, and twice as many when none is left of them.
 _FIRST_PART = 1024
 
@@ -46,6 +48,7 @@ class Slice:
         queues, next_offsets: the queues that moved, and where to go on in each.
         record_count: records at or after the offsets asked for.
         size_bytes: of all parts.
+        spent: the read has looked at as much as one may, and let little through: there may be more at once.
     """
 
     parts: list[bytes | FileRange] = field(default_factory=list)
@@ -53,6 +56,7 @@ class Slice:
     next_offsets: I64 = field(default_factory=lambda: np.empty(0, np.int64))
     record_count: int = 0
     size_bytes: int = 0
+    spent: bool = False
 
     @property
     def positions(self) -> tuple[U32, I64]:
@@ -103,37 +107,57 @@ class QueueRead:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """What is read of a queue: up to ``end``, within limits, without ``deleted`` (None: nothing there is)."""
+    """What is read of a queue: up to ``end``, within limits, without ``deleted`` (None: nothing there is).
+
+    Of what there is, what ``sieve`` lets through; without one, all.
+    """
 
     key: int
     end: int
     max_records: int
     max_bytes: int
     deleted: I64 | None
+    sieve: Sieve | None
+
+    @property
+    def all(self) -> bool:
+        """Whether every record there is is wanted."""
+        return self.deleted is None and self.sieve is None
 
 
 def read_queue(
-    version: Version, key: int, offset: int, end: int, max_records: int, max_bytes: int, *, deletes: bool
+    version: Version,
+    key: int,
+    offset: int,
+    end: int,
+    max_records: int,
+    max_bytes: int,
+    *,
+    holes: bool,
+    sieve: Sieve | None = None,
 ) -> QueueRead:
     """Records of a queue in ``[offset, end)``, in order, up to ``max_records`` and about ``max_bytes``.
 
-    At least one record is returned when there is one, whatever its size. Raises ``CorruptFile`` or
-    ``MissingRecords``.
+    At least one record is returned when there is one, whatever its size, and the sieve is not spent before. Raises
+    ``CorruptFile`` or ``MissingRecords``.
 
     Args:
-        deletes: whether messages in the range may be deleted. The tombstones of a part of it are looked at at a time.
+        holes: whether messages in the range may be deleted, or gone since they expired. The tombstones of a part of it
+            are looked at at a time.
+        sieve: what is let through; it must not be spent.
     """
     result = QueueRead([], offset, 0, 0)
     max_records = max(max_records, 1)
-    if not deletes:
-        _read(version, _Wanted(key, min(end, offset + max_records), max_records, max_bytes, None), result)
+    if not holes:
+        stop = min(end, offset + max_records) if sieve is None else end
+        _read(version, _Wanted(key, stop, max_records, max_bytes, None, sieve), result)
         return result
     part = _FIRST_PART
-    while result.next_offset < end and not result.record_count:
+    while result.next_offset < end and not result.record_count and not (sieve is not None and sieve.spent):
         result.full, stop = False, min(end, result.next_offset + part)
         deleted = _deleted_offsets(version, key, result.next_offset, stop)
-        _read(version, _Wanted(key, stop, max_records, max_bytes, deleted), result)
-        if not result.full:  # what is not there was deleted
+        _read(version, _Wanted(key, stop, max_records, max_bytes, deleted, sieve), result)
+        if not result.full:  # what is not there was deleted, or has expired
             result.next_offset = stop
         part *= 2
     return result
@@ -149,7 +173,11 @@ def _read(version: Version, wanted: _Wanted, result: QueueRead) -> None:
             if skip:  # these left as whole blocks
                 skip -= 1
                 continue
-            taken = 0 if wanted.deleted is not None else _take_whole_blocks(result, table, page, row, wanted)
+            if wanted.sieve is not None and _passes_over(result, page, row, wanted, wanted.sieve):
+                if result.full or result.next_offset >= wanted.end:
+                    return
+                continue
+            taken = _take_whole_blocks(result, table, page, row, wanted) if wanted.all else 0
             if taken:
                 skip = taken - 1
             elif not result.full:
@@ -196,8 +224,10 @@ def _take(result: QueueRead, part: SortedPart, first: int, stop: int, low: int, 
     stop = part.seek(first, stop, wanted.end)
     if first == stop:
         return
-    room = wanted.max_records - result.record_count
-    if room == 0:
+    if not wanted.all:
+        _take_some(result, part, first, stop, wanted)
+        return
+    if wanted.max_records == result.record_count:
         result.full = True
         return
     sizes = np.cumsum(part.column(Column.LENGTH, first, stop), dtype=np.int64) + result.size_bytes
@@ -206,15 +236,66 @@ def _take(result: QueueRead, part: SortedPart, first: int, stop: int, low: int, 
     if count == 0:
         return
     records = part.records(first, first + count)
-    if wanted.deleted is None:
-        if records.offsets[0] != result.next_offset:
-            raise MissingRecords(result.next_offset)
-    else:
-        alive = np.flatnonzero(np.isin(records.offsets, wanted.deleted, invert=True))
-        if len(alive) > room:
-            result.full, count, alive = True, int(alive[room]), alive[:room]
-        result.next_offset = int(records.offsets[count - 1]) + 1
-        records = records if len(alive) == len(records) else select(records, alive)
+    if records.offsets[0] != result.next_offset:
+        raise MissingRecords(result.next_offset)
+    _add(result, records)
+
+
+def _take_some(result: QueueRead, part: SortedPart, first: int, stop: int, wanted: _Wanted) -> None:
+    """Add those of a queue's records ``[first, stop)`` that are wanted, as many as fit.
+
+    What is wanted by its columns is copied as much at a time as may still be returned, and looked into then.
+    """
+    sieve = wanted.sieve
+    end = stop
+    if sieve is not None:
+        stop = first if sieve.spent else min(stop, first + sieve.records_left)
+        if first == stop:
+            result.full = True
+            return
+    offsets = part.column(Column.OFFSET, first, stop)
+    if wanted.deleted is None and offsets[0] != result.next_offset:
+        raise MissingRecords(result.next_offset)
+    keep = np.ones(stop - first, np.bool_) if sieve is None else sieve.look_at(part, first, stop)
+    if wanted.deleted is not None and len(wanted.deleted):
+        keep &= np.isin(offsets, wanted.deleted, invert=True)
+    rows = np.flatnonzero(keep)
+    lengths = part.column_at(Column.LENGTH, first + rows).astype(np.int64)
+    at = 0
+    while at < len(rows):
+        sizes = np.cumsum(lengths[at:]) + result.size_bytes
+        count = max(int(sizes.searchsorted(wanted.max_bytes, "right")), result.record_count == 0)
+        count = min(count, wanted.max_records - result.record_count)
+        if sieve is not None:
+            count = 0 if at and sieve.spent else min(count, sieve.most_at_once)
+        if count <= 0:
+            result.full = True
+            result.next_offset = max(result.next_offset, int(offsets[rows[at]]))
+            return
+        records = part.chosen(first + rows[at : at + count], _ANY_BYTES)
+        _add(result, records if sieve is None else sieve.passing(records))
+        at += count
+        reached = int(offsets[rows[at] if at < len(rows) else -1]) + (at == len(rows))
+        result.next_offset = max(result.next_offset, reached)
+    result.next_offset = max(result.next_offset, int(offsets[-1]) + 1)
+    result.full = stop < end
+
+
+def _passes_over(result: QueueRead, page: IndexPage, row: int, wanted: _Wanted, sieve: Sieve) -> bool:
+    """Go on behind a block of the queue's own that has none of the words that are picked; whether it is one.
+
+    The index says so: the block is not read. The result is full when the sieve is spent by that.
+    """
+    if not page.first_keys[row] == wanted.key == page.last_keys[row] or not sieve.passes_over(page, row):
+        return False
+    if wanted.deleted is None and page.first_offsets[row] > result.next_offset:
+        raise MissingRecords(result.next_offset)
+    result.next_offset = max(result.next_offset, min(page.last_offsets[row] + 1, wanted.end))
+    result.full = sieve.spent
+    return True
+
+
+def _add(result: QueueRead, records: SortedRecords) -> None:
     if len(records):
         result.next_offset = max(result.next_offset, int(records.offsets[-1]) + 1)
         result.parts.append(records)

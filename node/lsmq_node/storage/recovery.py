@@ -11,6 +11,8 @@ from pathlib import Path
 from lsmq.errors import CorruptFile, DataDirectoryUnusable
 
 from .checkpoint import load_state, open_checkpoint
+from .dedupe_chain import open_ids
+from .dedupe_file import IdFile
 from .disk import Disk
 from .failures import FULL, damaged
 from .keyed_file import KeyedFile
@@ -38,6 +40,7 @@ class Opened:
     manifest: Manifest
     state: ShardState
     checkpoint: list[KeyedFile]
+    ids: list[IdFile]
     segments: SegmentFiles
 
 
@@ -64,10 +67,11 @@ def open_directory(path: Path, options: StoreOptions, disk: Disk) -> Opened:
         except OSError as error:
             raise unusable(path, error) from error
         checkpoint = open_checkpoint(disk, path / TABLE_DIRECTORY, manifest.checkpoint, manifest.flushed_lsn)
+        ids = open_ids(disk, path / TABLE_DIRECTORY, manifest.ids)
         state = load_state(checkpoint)
         _check_tables(path / TABLE_DIRECTORY, manifest, disk)
         segments = SegmentFiles(disk, path / WAL_DIRECTORY, manifest.segment_bytes)
-        return Opened(lock, manifest, state, checkpoint, segments)
+        return Opened(lock, manifest, state, checkpoint, ids, segments)
     except BaseException:
         lock.release()
         raise
@@ -84,7 +88,7 @@ def unusable(path: Path, error: OSError) -> DataDirectoryUnusable:
 def _new_shard(path: Path, options: StoreOptions, disk: Disk) -> Manifest:
     """Raises ``CorruptFile`` when there is data but no manifest: making a new one would hide it."""
     leftovers = [*disk.list(path / TABLE_DIRECTORY), *disk.list(path / WAL_DIRECTORY), *disk.list(path)]
-    kept = [name for name in leftovers if name.endswith((".tbl", ".ckp", ".wal")) or name == LOG_MARK]
+    kept = [name for name in leftovers if name.endswith((".tbl", ".ckp", ".ids", ".wal")) or name == LOG_MARK]
     if kept:
         raise CorruptFile(
             f"{path}: the manifest is missing, but there are {len(kept)} data files",
@@ -119,7 +123,7 @@ def _check_tables(directory: Path, manifest: Manifest, disk: Disk) -> None:
 
 def _clean(path: Path, manifest: Manifest, disk: Disk) -> None:
     """Remove files that a crash left half made."""
-    keep = _table_names(manifest) | {meta.name for meta in manifest.checkpoint}
+    keep = {meta.name for meta in manifest.files()}
     for name in sorted(set(disk.list(path / TABLE_DIRECTORY)) - keep):
         disk.remove(path / TABLE_DIRECTORY / name)
     for directory, suffix in ((path, ".tmp"), (path / WAL_DIRECTORY, ".new")):

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from lsmq.errors import ClientClosed, DiskFull, NotLeader, StoreBusy, UnknownTopic
+from lsmq.errors import ClientClosed, DiskFull, LsmqError, NotLeader, StoreBusy, UnknownTopic
 
 from .columns import I64, U32
 from .line import Appended, Line
 from .log_writer import LogWriter
+from .losses import Why
 from .merger import Merger
 from .retention import Retention
 from .shard_time import ShardTime
 
 #: An entry that moves log starts holds at most so many queues.
 _TRIM_QUEUES = 1 << 18
+#: One that deletes messages, so many.
+_DELETED_AT_ONCE = 1 << 14
 
 
 class Retainer:
@@ -31,15 +34,18 @@ class Retainer:
         time: ShardTime,
         line: Line,
         writer: LogWriter,
-        trim: Callable[[int, U32, I64], Appended],
+        trim: Callable[[int, U32, I64, Why], Appended],
+        delete: Callable[[int, U32, I64, Why], Appended],
     ) -> None:
-        """``trim`` puts in line that log starts of a topic's queues move up to offsets."""
+        """``trim`` puts in line that log starts of a topic's queues move up to offsets, ``delete`` that messages go."""
         self._retention = retention
         self._merger = merger
         self._time = time
         self._line = line
         self._writer = writer
         self._put_in_line = trim
+        self._put_deletion = delete
+        self._deleting: Appended | None = None
 
     def run(self) -> bool:
         """Do a round; False when it is to be tried again soon.
@@ -48,18 +54,40 @@ class Retainer:
         """
         self._time.check()
         try:
-            done = self._retention.run(self._trim if self._line.closed is None else None)
+            done = self._retention.run(
+                self._trim if self._line.closed is None else None,
+                self._delete if self._line.closed is None and self._has_deleted() else None,
+            )
         except (UnknownTopic, DiskFull, StoreBusy, ClientClosed):
             done = False
         self._merger.drop(self._retention.dead_tables())
         return done
 
-    def _trim(self, topic_id: int, queues: U32, offsets: I64) -> bool:
+    def _trim(self, topic_id: int, queues: U32, offsets: I64, why: Why) -> bool:
         try:
             for first in range(0, len(queues), _TRIM_QUEUES):
                 part = slice(first, first + _TRIM_QUEUES)
-                appended = self._put_in_line(topic_id, queues[part], offsets[part])
+                appended = self._put_in_line(topic_id, queues[part], offsets[part], why)
             self._writer.commit()
             return self._writer.is_committed(appended)
+        except NotLeader:
+            return False
+
+    def _has_deleted(self) -> bool:
+        """Whether what was deleted last is gone, so that nothing is deleted, and counted, twice."""
+        try:
+            if self._deleting is None or self._writer.is_committed(self._deleting):
+                self._deleting = None
+        except LsmqError:  # It was dropped from the line.
+            self._deleting = None
+        return self._deleting is None
+
+    def _delete(self, topic_id: int, queues: U32, offsets: I64) -> bool:
+        try:
+            for first in range(0, len(queues), _DELETED_AT_ONCE):
+                part = slice(first, first + _DELETED_AT_ONCE)
+                self._deleting = self._put_deletion(topic_id, queues[part], offsets[part], Why.OVERFLOW)
+                self._writer.commit()
+            return self._has_deleted()
         except NotLeader:
             return False

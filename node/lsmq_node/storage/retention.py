@@ -1,45 +1,47 @@
-"""Retention: which messages have expired.
+"""What goes by itself: which messages have expired, are too many, or are done with.
 
-A topic's messages expire by age (``retention_ms``) and by size (``retention_bytes``). Both come down to a time: what
-was stored before it goes. Stored times never go back within a queue, so what has expired is the beginning of a queue,
-and its log start moves to the first message that has not. Where the records lie, in memory or in tables shared with
-others, does not matter for that; their space is the concern of :mod:`.garbage`.
+By age (``retention_ms``), by size (``retention_bytes``) and at the limit of a topic (``overflow: drop_oldest``) it
+comes down to a time: what was stored before it goes. Stored times never go back within a queue, so what goes is the
+beginning of a queue, and its log start moves to the first message that stays. Where the records lie, in memory or in
+tables shared with others, does not matter for that; their space is the concern of :mod:`.garbage`. By number
+(``retention_messages``) and by what groups have committed (``delete_consumed``) it is offsets from the start.
 
 For each queue the time of its first message is kept, once it is known, or one that is not later. So a round asks only
-queues in which something has expired, and a topic in which nothing can have is not looked at. Many queues are asked at
-once, a few messages each; a queue with much to expire is searched.
+queues in which something has expired (:mod:`.time_cuts`), and a topic in which nothing can have is not looked at.
 
-Nothing is dropped that a log start does not say is gone: the log start is logged first, in one entry a topic and round.
+Nothing is dropped that a log start does not say is gone: the log start is logged first, in one entry a topic, reason
+and round.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from lsmq.errors import CorruptFile
-from lsmq.record_batch import Column
-
-from .columns import I64, U32, queue_keys
-from .compaction import LogStarts, below
+from .columns import I64, U32
+from .compaction import LogStarts
+from .delayed import is_due_topic
+from .evictions import Delete, Evictions
+from .extents import Extents, joined
+from .losses import Why
 from .queries import Queries
-from .ranges import RangeReader
-from .sorted_records import TOMBSTONE_TOPIC, TooMuch
-from .state import ShardState, TopicState
+from .shares import ALONE, Holding, Rest, Usage, kept_share
+from .sorted_records import TOMBSTONE_TOPIC
+from .state import ShardState, Topic, TopicState
 from .table import Table
 from .tables import TableSet
+from .time_cuts import TimeCut
+from .topic_options import BY_RANK
 
-#: Queues that are asked at once, and messages of each.
-_QUEUES = 4096
-_FIRST_RECORDS = 32
-_MOST_RECORDS = 512
-_ROUND_BYTES = 16 << 20
 _NEVER = 1 << 62
 
-Trim = Callable[[int, U32, I64], bool]
-"""Move log starts of a topic's queues up to offsets; returns whether that is applied by now. Raises ``LsmqError``."""
+Trim = Callable[[int, U32, I64, Why], bool]
+"""Move log starts of a topic's queues up to offsets, and say why; returns whether that is applied by now.
+
+Raises ``LsmqError``.
+"""
 
 
 @dataclass(slots=True)
@@ -71,7 +73,7 @@ class _Heads:
 
 
 class Retention:
-    """Finds what has expired. One thread at a time."""
+    """Finds what is to go. One thread at a time."""
 
     def __init__(
         self,
@@ -85,115 +87,285 @@ class Retention:
         self._state = state
         self._tables = tables
         self._queries = queries
-        self._log_starts = log_starts
         self._expired_before = expired_before
         self._heads: dict[int, _Heads] = {}
-        self._unsure: list[int] = []  # queues of the present topic that cannot be read
+        self._log_starts = log_starts
+        self._extents = Extents(tables, log_starts)
+        self._evictions = Evictions(queries)
+        self._measured: dict[int, tuple[int, int]] = {}  # at which version of each topic
+        self._newest: dict[int, tuple[int, int]] = {}  # at which version, and limit, of each topic
+        self._rings: dict[int, int] = {}  # ``queue_max_messages`` that all queues of each topic have
+        self._consumed: dict[int, tuple[int, int, Rest | None]] = {}
+        self._empty: dict[int, tuple[int, bool]] = {}  # at a version of the topic, whether it was
+        #: What the other shards hold, by topic, as the node says: a topic that is not named is not known of. None where
+        #: this shard is all there is of any topic. Replaced as a whole.
+        self.rest: Mapping[int, Rest] | None = {}
+        #: What this shard holds of topics whose limits are shared with others, as measured last.
+        self.holdings: dict[int, Holding] = {}
+        #: Whether some topic may reach a limit at any time, so that the next look should come soon.
+        self.is_watchful = False
+        #: Bytes that are to be made free on the disk by dropping what is old.
+        self.disk_shortage: Callable[[], int] = lambda: 0
+        #: Shards on the same disk, of which each makes its part of the room.
+        self.shards_on_disk = 1
 
-    def run(self, trim: Trim | None) -> bool:
-        """One round: move the log starts of all topics past what has expired; False when some did not move yet.
+    def run(self, trim: Trim | None, delete: Delete | None = None) -> bool:
+        """One round: move the log starts of all topics past what is to go; False when some did not move yet.
 
-        Without ``trim``, where another replica leads, it only learns which messages are the first.
+        ``delete`` is for what goes from the middle of queues; without it nothing does. Without ``trim``, where another
+        replica leads, it only learns which messages are the first.
         """
-        for topic_id in self._heads.keys() - self._state.topics.keys():
-            del self._heads[topic_id]
+        if trim is None:
+            self._rings.clear()
+        for known in (self._heads, self._measured, self._newest, self._rings, self._consumed, self._empty):
+            for topic_id in known.keys() - self._state.topics.keys():
+                del known[topic_id]
+        self._evictions.forget_others(self._state.topics)
+        items = list(self._state.letting_go.values())
+        measured = {item.topic.id for item in items if item.topic.options.needs_rest} if trim is not None else set()
+        self._extents.forget(measured)
+        self.holdings = {topic_id: held for topic_id, held in self.holdings.items() if topic_id in measured}
+        self.is_watchful = trim is not None and any(_is_watched(item) for item in items)
         done = True
-        for topic_id, item in list(self._state.topics.items()):
-            before = self._cut(item)
-            heads = self._heads.get(topic_id)
-            if before is None or (heads and heads.have_nothing(before, item.version)):
-                continue
-            done &= self._expire(item, before, trim)
+        for item in items:
+            done &= self._look(item, trim)
+            if delete is not None and item.topic.options.overflow in BY_RANK:
+                done &= self._evictions.run(item, delete)
+        if trim is not None and done:
+            done = self._make_room(items, trim)
+        return done
+
+    def _look(self, item: TopicState, trim: Trim | None) -> bool:
+        options, topic_id = item.topic.options, item.topic.id
+        if trim is not None and options.needs_rest:
+            self._measure(item)
+        before = self._cut(item, trim)
+        heads = self._heads.get(topic_id)
+        done = True
+        if before is not None and not (heads and heads.have_nothing(before, item.version)):
+            done = self._expire(item, before, trim)
+        if trim is None or not done:
+            return done
+        if options.retention_messages is not None:
+            done = self._keep_newest(item, options.retention_messages, trim)
+        if done:
+            done = self._shorten(item, trim)
+        if done and options.overflow == "drop_oldest" and (overflow := self._overflow(item)) is not None:
+            done = self._expire(item, overflow, trim, Why.OVERFLOW)
+        if done and options.delete_consumed:
+            done = self._drop_consumed(item, trim)
         return done
 
     def dead_tables(self) -> list[Table]:
-        """Tables that hold nothing but what has expired, or what is of topics that are gone. Opens none of them.
+        """Tables that hold nothing but what is gone, or what is of topics that are. Opens none of them.
 
-        A tombstone that goes with one does not bring its message back: that was stored before it, and has expired too.
+        A tombstone that goes with one does not bring its message back: that was stored before it, and is gone too.
         """
-        return [table for table in self._tables.version.tables() if self._is_dead(table)]
+        tables = self._tables.version.tables()  # before what is gone, which only grows
+        return [table for table in tables if self._is_dead(table)]
 
     def _is_dead(self, table: Table) -> bool:
         for topic in table.meta.topics:
             topic_id = topic & ~TOMBSTONE_TOPIC
-            if topic_id in self._state.topics:
-                heads = self._heads.get(topic_id)
-                if heads is None or table.meta.end_lsn > heads.asked_lsn or table.meta.max_ms >= heads.oldest_ms:
-                    return False
+            if is_due_topic(topic_id):  # when it is full of garbage, it is merged
+                return False
+            item = self._state.topics.get(topic_id)
+            if item is None:
+                continue
+            heads = self._heads.get(topic_id)
+            if heads is not None and table.meta.end_lsn <= heads.asked_lsn and table.meta.max_ms < heads.oldest_ms:
+                continue
+            if not self._is_empty(item):
+                return False
         return True
+
+    def _is_empty(self, item: TopicState) -> bool:
+        if not item.losses:
+            return False
+        version, known = item.version, self._empty.get(item.topic.id)
+        if known is None or known[0] != version:
+            known = self._empty[item.topic.id] = version, item.is_empty()
+        return known[1]
+
+    def usage(self, topic_id: int) -> Usage:
+        """What the shard holds of a topic, what has gone of it by itself, and who consumes it; bytes where they are
+        measured as they were last.
+
+        In any thread; may read the disk. Raises ``UnknownTopic``.
+        """
+        item = self._queries.topic_state(topic_id)
+        known = self.holdings.get(topic_id)
+        size = Extents(self._tables, self._log_starts).of(item).size_bytes if known is None else known.size_bytes
+        held = Holding(item.count_messages(), size)
+        return self._usage(item, held)
+
+    def _usage(self, item: TopicState, held: Holding) -> Usage:
+        refused = 0 if item.quota is None else item.quota.refused
+        return Usage(held, item.gone.copy(), refused, frozenset(self._state.offsets.groups_of(item.topic.id)))
+
+    def shared_topics(self) -> list[Topic]:
+        """Topics for which it matters what other shards hold. In any thread."""
+        return [item.topic for item in list(self._state.sharing.values())]
+
+    def known_usage(self, topic_id: int) -> Usage | None:
+        """:meth:`usage` as it was measured last; None where it was not yet. A topic that is not here holds nothing."""
+        item = self._state.topics.get(topic_id)
+        if item is None:
+            return Usage.of_nothing()
+        held = self.holdings.get(topic_id)
+        return None if held is None else self._usage(item, held)
+
+    # -- how much there is -------------------------------------------------------------------------------
+
+    def _measure(self, item: TopicState) -> None:
+        topic_id, quota = item.topic.id, item.quota
+        appended_bytes = 0 if quota is None else quota.appended_bytes
+        held, mark = self.holdings.get(topic_id), (item.version, item.losses)
+        if held is None or self._measured.get(topic_id) != mark:
+            held = Holding(item.count_messages(), self._extents.of(item).size_bytes)
+        self.holdings[topic_id], self._measured[topic_id] = held, mark
+        if quota is not None:
+            quota.measured(held, appended_bytes, self._rest(topic_id), item.topic.options)
+
+    def _rest(self, topic_id: int) -> Rest | None:
+        return ALONE if self.rest is None else self.rest.get(topic_id)
 
     # -- what has to go ----------------------------------------------------------------------------------
 
-    def _cut(self, item: TopicState) -> int | None:
+    def _cut(self, item: TopicState, trim: Trim | None) -> int | None:
         """What was stored before this has expired; None where nothing ever does."""
         options = item.topic.options
         cuts = []
         if options.retention_ms is not None:
             cuts.append(self._expired_before(options.retention_ms))
-        if options.retention_bytes is not None:
-            cuts.append(self._over_size(item.topic.id, options.retention_bytes))
+        if options.retention_bytes is not None and trim is not None:
+            extent, rest = self._extents.of(item), self._rest(item.topic.id) or ALONE
+            keep = kept_share(options.retention_bytes, extent.size_bytes, rest.size_bytes)
+            cuts.append(extent.time_of_newest(keep))
         return max(cuts, default=None)
 
-    def _over_size(self, topic_id: int, limit_bytes: int) -> int:
-        """The time from which on the topic's newest ``limit_bytes`` in tables were stored; 0 when there are no more.
+    def _overflow(self, item: TopicState) -> int | None:
+        """What was stored before this makes room at the topic's limits; None where there is room."""
+        options, rest = item.topic.options, self._rest(item.topic.id) or ALONE
+        if options.max_bytes is None and options.max_messages is None:
+            return None
+        self._measure(item)  # something may just have expired
+        held, part = self.holdings[item.topic.id], 1.0
+        if options.max_bytes is not None and held.size_bytes:
+            part = kept_share(options.max_bytes, held.size_bytes, rest.size_bytes) / held.size_bytes
+        if options.max_messages is not None and held.messages:
+            part = min(part, kept_share(options.max_messages, held.messages, rest.messages) / held.messages)
+        extent = self._extents.of(item)
+        return extent.time_of_oldest((1 - part) * extent.size_bytes) if part < 1 else None
 
-        By the tables' samples: right up to a point of one.
-        """
-        tables = [table for table in self._tables.version.tables() if topic_id in table.meta.topics]
-        billed = sum(table.meta.topic_bytes[table.meta.topics.index(topic_id)] for table in tables)
-        if billed <= limit_bytes:
-            return 0
-        times, sizes = [np.zeros(0, np.int64)], [np.zeros(0, np.float64)]
-        for table in tables:
-            try:
-                sample = table.sample()
-            except (CorruptFile, FileNotFoundError):  # not billed: rather too much stays than too little
-                continue
-            first, end = sample.keys.searchsorted(np.array((topic_id << 32, (topic_id + 1) << 32), np.uint64))
-            if first < end:
-                keys, offsets = sample.keys[first:end], sample.offsets[first:end]
-                gone = below(keys, offsets, self._log_starts)
-                gone |= sample.before(table.meta.first_key, table.meta.first_offset)[first:end]
-                times.append(sample.stored_ms[first:end][~gone])
-                share = table.meta.topic_bytes[table.meta.topics.index(topic_id)] / (end - first)
-                sizes.append(np.full(len(times[-1]), share))
-        all_times, all_sizes = np.concatenate(times), np.concatenate(sizes)
-        order = np.argsort(-all_times, kind="stable")
-        reached = np.flatnonzero(np.cumsum(all_sizes[order]) >= limit_bytes)
-        return int(all_times[order[reached[0]]]) if len(reached) else 0
+    def _keep_newest(self, item: TopicState, limit: int, trim: Trim) -> bool:
+        mark = item.version, limit
+        if self._newest.get(item.topic.id) == mark:
+            return True
+        rows = np.arange(item.end - item.first)
+        wanted = item.committed[: len(rows)] - limit
+        done = self._move(item, rows, wanted, trim, Why.EXPIRED)
+        if done:
+            self._newest[item.topic.id] = mark
+        return done
+
+    def _shorten(self, item: TopicState, trim: Trim) -> bool:
+        """Bring queues down to a limit that was set: who is written to keeps to it, the others are brought here."""
+        topic_id, options = item.topic.id, item.topic.options
+        limit = options.queue_max_messages
+        if limit is None or options.overflow != "drop_oldest":
+            self._rings.pop(topic_id, None)
+            return True
+        if self._rings.get(topic_id) == limit:
+            return True
+        rows = np.arange(item.end - item.first)
+        done = self._move(item, rows, item.committed[: len(rows)] - limit, trim, Why.OVERFLOW)
+        if done:
+            self._rings[topic_id] = limit
+        return done
+
+    def _drop_consumed(self, item: TopicState, trim: Trim) -> bool:
+        rest = self._rest(item.topic.id)
+        mark = (self._state.offsets.changes, item.version, rest)
+        if self._consumed.get(item.topic.id) == mark:
+            return True
+        floors = self._consumed_floors(item, rest)
+        done = floors is None or self._move(item, np.arange(len(floors)), floors, trim, Why.CONSUMED)
+        if done:
+            self._consumed[item.topic.id] = (mark[0], item.version, rest)
+        return done
+
+    def _consumed_floors(self, item: TopicState, rest: Rest | None) -> I64 | None:
+        """Below these offsets all groups of the topic have done with its queues; None where no group is known of, or
+        not all are."""
+        count, offsets = item.end - item.first, self._state.offsets
+        groups = offsets.groups_of(item.topic.id)
+        if rest is None or rest.groups is None or not (groups or rest.groups):
+            return None
+        if rest.groups - set(groups):  # they have committed nothing here
+            return np.zeros(count, np.int64)
+        floors = np.full(count, _NEVER)
+        for group in groups:
+            found = offsets.get(group, item.topic.id)
+            np.minimum(floors, 0 if found is None else found.first(count) - 1, out=floors)
+        done: I64 = np.maximum(floors, 0)
+        return done
+
+    def _make_room(self, items: list[TopicState], trim: Trim) -> bool:
+        """On a disk that is nearly full, drop the oldest of topics that allow it, as far as no group waits for it."""
+        yielding = [item for item in items if item.topic.options.on_disk_full == "drop_oldest"]
+        shortage = self.disk_shortage() // self.shards_on_disk if yielding else 0
+        if shortage <= 0:
+            return True
+        before = joined([self._extents.of(item) for item in yielding]).time_of_oldest(shortage)
+        done = True
+        for item in yielding:
+            rest = self._rest(item.topic.id)
+            floors = self._consumed_floors(item, rest)
+            if floors is None and (rest is None or rest.groups is None):
+                continue  # whose messages these are is not known by now
+            done &= self._expire(item, before, trim, Why.DISK, floors)
+        return done
 
     # -- moving log starts -------------------------------------------------------------------------------
 
-    def _expire(self, item: TopicState, before: int, trim: Trim | None) -> bool:
+    def _move(self, item: TopicState, rows: I64, wanted: I64, trim: Trim, why: Why) -> bool:
+        """Move log starts up to what is ``wanted`` of these rows."""
+        moved = np.flatnonzero(np.minimum(wanted, item.committed[rows]) > item.start[rows])
+        if not len(moved):
+            return True
+        offsets = np.minimum(wanted[moved], item.committed[rows[moved]])
+        return trim(item.topic.id, (rows[moved] + item.first).astype(np.uint32), offsets, why)
+
+    def _expire(
+        self, item: TopicState, before: int, trim: Trim | None, why: Why = Why.EXPIRED, limits: I64 | None = None
+    ) -> bool:
+        """Move log starts past what was stored ``before``, and none beyond its limit."""
         count = item.end - item.first
         heads = self._heads.setdefault(item.topic.id, _Heads())
         heads.widen(count)
-        self._unsure = []
         asked_lsn, asked_ms = self._tables.applied_lsn, self._state.time_ms
         version = item.version
         starts = item.live_from(np.arange(count)).copy()
-        ends = item.committed[:count].copy()
+        ends = item.committed[:count].copy() if limits is None else np.minimum(item.committed[:count], limits)
         known = heads.not_before_ms.copy()  # of the messages from ``found`` on
-        found = starts.copy()
-        records = _FIRST_RECORDS
+        cut = TimeCut(self._queries, item, starts.copy(), ends, known)
+        found = cut.found
         left = np.flatnonzero((found < ends) & (known[:count] < before))
         if trim is None:
-            self._ask_all(item, left, found, ends, known, 0, 1)
-            left = left[:0]
-        while len(left) and not self._tables.closing:
-            self._ask_all(item, left, found, ends, known, before, records)
-            left = left[(found[left] < ends[left]) & (known[left] < before)]
-            records *= 4
+            cut.learn(left)
+        else:
+            cut.pass_over(left, before, lambda: self._tables.closing)
         moved = np.flatnonzero(found > starts)
         if (
             trim is not None
             and len(moved)
-            and not trim(item.topic.id, (moved + item.first).astype(np.uint32), found[moved])
+            and not trim(item.topic.id, (moved + item.first).astype(np.uint32), found[moved], why)
         ):
             return False
-        if self._tables.closing:
-            return False
-        known[self._unsure] = 0
+        if self._tables.closing or limits is not None:
+            return not self._tables.closing
+        known[cut.unsure] = 0
         active = np.flatnonzero(found < ends)
         heads.not_before_ms = known
         heads.empty_at = version if len(active) == 0 and len(moved) == 0 else -1
@@ -201,54 +373,7 @@ class Retention:
         heads.asked_lsn, heads.asked_ms = asked_lsn, asked_ms
         return True
 
-    def _ask_all(
-        self, item: TopicState, rows: I64, found: I64, ends: I64, known: I64, before: int, records: int
-    ) -> None:
-        for first in range(0, len(rows), _QUEUES):
-            self._ask(item, rows[first : first + _QUEUES], found, ends, known, before, records)
 
-    def _ask(self, item: TopicState, rows: I64, found: I64, ends: I64, known: I64, before: int, records: int) -> None:
-        """Move ``found`` of some queues past what has expired of their next messages; raises ``known`` to match."""
-        alone = rows
-        if records <= _MOST_RECORDS:
-            stops = np.minimum(found[rows] + records, ends[rows])
-            ranges = RangeReader(queue_keys(item.topic.id, rows + item.first), found[rows], stops, _ROUND_BYTES)
-            try:
-                part = self._queries.read_ranges(ranges)
-            except (TooMuch, CorruptFile):
-                if len(rows) > 1:
-                    for some in np.array_split(rows, min(4, len(rows))):
-                        self._ask(item, some, found, ends, known, before, records)
-                    return
-            else:
-                alone = rows[ranges.apart]
-                if part is not None:
-                    _advance(rows, part[1], part[0].columns[Column.STORED_MS], found, known, before)
-        for row in alone.tolist():
-            self._search(item, row, found, ends, known, before)
-
-    def _search(self, item: TopicState, row: int, found: I64, ends: I64, known: I64, before: int) -> None:
-        topic_id, queue = item.topic.id, row + item.first
-        try:
-            at = min(self._queries.offset_for_time(topic_id, queue, before), int(ends[row]))
-            found[row] = max(at, int(found[row]))
-            first = None
-            if found[row] < ends[row]:
-                read = self._queries.read_records(topic_id, queue, int(found[row]), int(ends[row]), 1, 1)
-                first = read.first(int(found[row]))
-            known[row] = before if first is None else max(first[1], before)
-        except CorruptFile:  # what it holds cannot be told, so it stays; the table remembers the damage
-            known[row] = before
-            self._unsure.append(row)
-
-
-def _advance(rows: I64, owners: I64, stored_ms: I64, found: I64, known: I64, before: int) -> None:
-    """Take in the records of several queues: ``owners`` says of each which of ``rows`` it belongs to, ascending."""
-    fresh = stored_ms >= before
-    count = len(rows)
-    expired = np.bincount(owners, ~fresh, count).astype(np.int64)
-    found[rows] += expired
-    for_rows = np.full(count, _NEVER, np.int64)
-    np.minimum.at(for_rows, owners[fresh], stored_ms[fresh])
-    some = for_rows < _NEVER
-    known[rows[some]] = for_rows[some]
+def _is_watched(item: TopicState) -> bool:
+    options = item.topic.options
+    return options.max_messages is not None or options.max_bytes is not None or options.overflow in BY_RANK

@@ -31,6 +31,8 @@ class Sample:
     keys: U64
     offsets: I64
     stored_ms: I64
+    targets: U64  # of delayed messages; 0 of others
+    expires_ms: I64 | None = None  # None where none of them does
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -41,17 +43,24 @@ class Sample:
         before: NDArray[np.bool_] = (self.keys < wanted) | ((self.keys == wanted) & (self.offsets < offset))
         return before
 
+    def at(self, chosen: slice | I64) -> Sample:
+        """Some of the points."""
+        expires = None if self.expires_ms is None else self.expires_ms[chosen]
+        return Sample(self.keys[chosen], self.offsets[chosen], self.stored_ms[chosen], self.targets[chosen], expires)
+
     def encode(self) -> bytes:
         """A record batch of columns."""
-        return encode_columns(
-            len(self),
-            {
-                Column.TOPIC: (self.keys >> np.uint64(32)).astype(np.uint32),
-                Column.QUEUE: self.keys.astype(np.uint32),
-                Column.OFFSET: self.offsets,
-                Column.STORED_MS: self.stored_ms,
-            },
-        )
+        columns: dict[int, NDArray[Any] | int] = {
+            Column.TOPIC: (self.keys >> np.uint64(32)).astype(np.uint32),
+            Column.QUEUE: self.keys.astype(np.uint32),
+            Column.OFFSET: self.offsets,
+            Column.STORED_MS: self.stored_ms,
+        }
+        if self.expires_ms is not None:
+            columns[Column.EXPIRES_MS] = self.expires_ms
+        if self.targets.any():
+            columns[Column.TARGET] = self.targets
+        return encode_columns(len(self), columns)
 
     @classmethod
     def decode(cls, batch: RecordBatch) -> Sample:
@@ -61,7 +70,8 @@ class Sample:
             return decode_column(batch.buffer, batch.directory.get(number), batch.record_count, DTYPES[number])
 
         keys = queue_keys(0, column(Column.QUEUE)) | column(Column.TOPIC).astype(np.uint64) << np.uint64(32)
-        return cls(keys, column(Column.OFFSET), column(Column.STORED_MS))
+        expires = column(Column.EXPIRES_MS) if Column.EXPIRES_MS in batch.directory else None
+        return cls(keys, column(Column.OFFSET), column(Column.STORED_MS), column(Column.TARGET), expires)
 
 
 class Sampler:
@@ -74,7 +84,7 @@ class Sampler:
         self._count = 0
         self._parts: list[Sample] = []
 
-    def add(self, keys: U64, offsets: I64, stored_ms: I64, weights: I64) -> None:
+    def add(self, records: Sample, weights: I64) -> None:
         """Records that follow those added before, and the bytes that each stands for."""
         ends = np.cumsum(weights) + self._bytes
         marks = np.arange(self._next, int(ends[-1]), self._spacing)
@@ -83,11 +93,11 @@ class Sampler:
             return
         self._next = int(marks[-1]) + self._spacing
         chosen = ends.searchsorted(marks, "right")
-        self._parts.append(Sample(keys[chosen], offsets[chosen], stored_ms[chosen]))
+        self._parts.append(records.at(chosen))
         self._count += len(chosen)
         while self._count > 8 * MAX_POINTS:
             whole = self._joined()
-            self._parts = [Sample(whole.keys[::2], whole.offsets[::2], whole.stored_ms[::2])]
+            self._parts = [whole.at(slice(None, None, 2))]
             self._count = len(self._parts[0])
             if len(whole) % 2:  # its last point stays, and the next one is two steps behind it
                 self._next += self._spacing
@@ -100,11 +110,19 @@ class Sampler:
         if len(whole) <= limit:
             return whole
         chosen = (np.arange(limit) * 2 + 1) * len(whole) // (2 * limit)
-        return Sample(whole.keys[chosen], whole.offsets[chosen], whole.stored_ms[chosen])
+        return whole.at(chosen)
 
     def _joined(self) -> Sample:
+        expires = None
+        if any(part.expires_ms is not None for part in self._parts):
+            never = [
+                np.zeros(len(part), np.int64) if part.expires_ms is None else part.expires_ms for part in self._parts
+            ]
+            expires = np.concatenate(never)
         return Sample(
             np.concatenate([part.keys for part in self._parts]),
             np.concatenate([part.offsets for part in self._parts]),
             np.concatenate([part.stored_ms for part in self._parts]),
+            np.concatenate([part.targets for part in self._parts]),
+            expires,
         )

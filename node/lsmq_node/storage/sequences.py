@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Sequence
 from enum import Enum
 
+import numpy as np
+
 from lsmq.errors import (
     LsmqError,
     OutOfOrderSequence,
@@ -27,8 +29,11 @@ from lsmq.errors import (
     UnknownProducer,
 )
 
+from .columns import I64
 from .options import StoreOptions
 from .producers import WINDOW, BatchKey, Head, Producers, Stored
+
+_NONE: I64 = np.empty(0, np.int64)
 
 
 class Verdict(Enum):
@@ -102,6 +107,41 @@ class Sequences:
         _check_same(key, found.fingerprint)
         return found
 
+    def take(self, producer_id: int, epoch: int | None, above: int, now_ms: int) -> Stored | None:
+        """Somebody goes on with this id: the epoch that is to begin, and the position that is known; None where it has
+        begun already and nothing came in it.
+
+        ``epoch`` None: the next one, ``above`` that one, too. Raises ``ProducerFenced`` where a later one, or this one,
+        has begun, ``TooManyProducers``, ``CorruptFile``.
+        """
+        key = BatchKey(producer_id, epoch or 0, 0, 0)
+        in_line = self._in_line.get(producer_id)
+        stored = self._producers.head(producer_id) if in_line is None else None
+        if stored is not None and now_ms - stored.last_ms > self._options.producer_expiry_ms:
+            stored = None
+        if in_line:
+            last = in_line[-1]
+            head: Head | None = Head(last.epoch, last.sequence + 1, now_ms, last.position)
+        else:
+            head = stored
+        if head is None:
+            self._check_room(key)
+            return Stored(above + 1 if epoch is None else epoch, -1, 0, 0, now_ms, _NONE)
+        if epoch is not None and (epoch, 0) == head[:2]:
+            return None
+        if epoch is not None and epoch <= head.epoch:
+            raise _fenced(key._replace(epoch=epoch), head)
+        begun = max(head.epoch, above) + 1 if epoch is None else epoch
+        return Stored(begun, -1, 0, 0, now_ms, _NONE, head.position)
+
+    def position(self, producer_id: int) -> int:
+        """How far the application of a producer is, what is in line included; -1 where that is not known."""
+        in_line = self._in_line.get(producer_id)
+        if in_line:
+            return in_line[-1].position
+        head = self._producers.head(producer_id)
+        return -1 if head is None else head.position
+
     def _stored(self, key: BatchKey, now_ms: int) -> Head | None:
         head = self._producers.head(key.producer_id)
         if head is None or now_ms - head.last_ms > self._options.producer_expiry_ms:
@@ -145,13 +185,7 @@ def _is_next(key: BatchKey, head: Head | None) -> bool:
             raise _unknown(key)
         return True
     if key.epoch < head.epoch:
-        raise ProducerFenced(
-            f"producer {key.producer_id} has begun epoch {head.epoch}; batch {key.sequence} is of epoch {key.epoch}: "
-            "somebody else goes on with this id. Stop here, or begin again with a new producer id",
-            producer=key.producer_id,
-            epoch=key.epoch,
-            latest=head.epoch,
-        )
+        raise _fenced(key, head)
     if key.sequence > head.next_sequence:
         raise OutOfOrderSequence(
             f"batch {key.sequence} of producer {key.producer_id} came, {head.next_sequence} was expected: send the "
@@ -161,6 +195,16 @@ def _is_next(key: BatchKey, head: Head | None) -> bool:
             expected=head.next_sequence,
         )
     return key.sequence == head.next_sequence
+
+
+def _fenced(key: BatchKey, head: Head) -> LsmqError:
+    return ProducerFenced(
+        f"producer {key.producer_id} has begun epoch {head.epoch}; batch {key.sequence} is of epoch {key.epoch}: "
+        "somebody else goes on with this id. Stop here, or begin again with a new producer id",
+        producer=key.producer_id,
+        epoch=key.epoch,
+        latest=head.epoch,
+    )
 
 
 def _unknown(key: BatchKey) -> LsmqError:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Unpack
 
 import msgpack
 import numpy as np
@@ -23,28 +25,37 @@ from .batch_checks import encode_positions
 from .catalog import Catalog
 from .columns import I64, U32
 from .commit_point import CommitPoint, CommitRule, Committed
+from .dedupe_chain import expiries
+from .delayed_records import DelayedRecords
 from .disk import Clock, Disk, OsDisk, SystemClock
 from .documents import Changes, encode_changes
 from .epochs import epoch_start
 from .failures import refused
 from .gauges import measure
-from .line import Appended, Line
+from .key_cleaner import KeyCleaner
+from .line import Appended, Line, Taken
 from .lock import forked
 from .log_writer import LogWriter
+from .losses import Why
 from .maintenance import Flush, Maintenance
 from .merger import Merger
+from .named_topics import NamedTopics
 from .options import StoreOptions
-from .queries import Queries
+from .queries import Queries, ReadLimits
 from .reader import Slice
 from .recovery import Opened, Replay, open_directory, unusable
 from .replica_log import ReplicaLog, load_high_watermark
 from .retainer import Retainer
 from .retention import Retention
+from .scrub import Scrub
+from .search import search
 from .shard_time import ShardTime
 from .snapshot_source import FLUSH_WAIT_S, Exports, SnapshotSource
-from .state import Topic, TopicOptions
+from .state import Topic
 from .stats import Counters, StoreStats
 from .tables import TableSet
+from .time_cuts import starts_after
+from .topic_options import TopicOptions
 from .wal import Appender, Entry, EntryKind
 from .wal_reader import LogFloor
 
@@ -87,24 +98,39 @@ class ShardStore:
         self._time.opened(max([self._state.time_ms, *(entry.time_ms for entry in tail)]))
         self._line = Line(options, self._time, self._state, applier, appender, epochs[-1].epoch if epochs else 0)
         commits = self._commits = CommitPoint(self._line, applier, tail[0].lsn if tail else replay.end_lsn, tail)
-        writer = self._writer = LogWriter(
-            path, options, self._segments, self._counters, self._line, commits, rule, epochs
-        )
+        segments, line = self._segments, self._line
+        writer = self._writer = LogWriter(path, options, segments, self._counters, line, commits, rule, epochs)
         self._segments.final_lsn = lambda: min(commits.lsn, writer.durable_lsn)
         self._exports = Exports(path, disk, self._tables, self._writer)
         #: The store as one replica of its shard.
         self.replica = ReplicaLog(path, options, disk, writer, self._segments, self._tables, self._exports.log_from)
         self.replica.damage = replay.damage
-        self._queries = Queries(self._state, self._tables, self._counters)
-        self._merger = Merger(path, options, disk, clock, self._tables, self._state, self._counters)
-        retention = Retention(
+        self._queries = Queries(self._state, self._tables, self._counters, self._time.expired)
+        self.find_key = self._queries.find_key  # messages by key, newest first
+        self.search = partial(search, self._queries)  # messages that a filter picks
+        self.check_open = writer.check_open  # raises what stopped the store, or ``ClientClosed``
+        #: Messages that come later.
+        self.delayed = DelayedRecords(self._state, self._queries, self._line, self._time)
+        self._merger = Merger(
+            path, options, disk, clock, self._tables, self._state, self._counters, self._time.surely_expired
+        )
+        #: What goes by itself, and what there is.
+        self.retention = retention = Retention(
             self._state, self._tables, self._queries, self._merger.log_starts, self._time.expired_before
         )
-        retainer = Retainer(retention, self._merger, self._time, self._line, writer, self.trim)
+        retainer = Retainer(retention, self._merger, self._time, self._line, writer, self.trim, self.delete)
         self._maintenance = Maintenance(
             path, options, disk, clock, self._tables, self._merger, self._segments, writer, retainer.run
         )
+        self._maintenance.is_watchful = lambda: retention.is_watchful
+        retention.disk_shortage = self._maintenance.disk_shortage
+        cleaner = KeyCleaner(
+            self._state, self._queries, clock, self._time, self._line, writer, self.delete, self._maintenance.paused
+        )
+        self._maintenance.clean_keys = cleaner.run
         self._tables.make_durable = self._writer.sync_to
+        self._tables.ids.since_ms = expiries(self._state, self._time.expired_before)
+        self._line.expired_before = self._time.expired_before
         self._writer.saw_time = self._time.saw
         self._line.admit = self._maintenance.admit
         self._writer.after_write = self._maintenance.committed
@@ -112,6 +138,9 @@ class ShardStore:
         self._writer.on_disk_full = self._maintenance.disk_is_full
         self._writer.on_stop = self._maintenance.progressed
         self._catalog = Catalog(self._state, self._line, clock, self.wait)
+        self.named = NamedTopics(self._state, self._line, self._queries, options)  # their names, and listings
+        self.names, self.numbers, self.are_empty = self.named.names, self._queries.numbers, self._queries.are_empty
+        self.scrub = Scrub(self._tables)
         self._closed = False
         self._lock_file.on_fork.append(self._let_go)
         if replay.damage is None:
@@ -210,6 +239,10 @@ class ShardStore:
         """
         return self._catalog.grow(name, queues, end)
 
+    def alter_topic(self, name: str, options: TopicOptions) -> Topic:
+        """Give a topic other options. Durable on return; no effect when it has those. Raises ``UnknownTopic``."""
+        return self._catalog.alter(name, options)
+
     def delete_topic(self, name: str) -> None:
         """Delete a topic and its messages; their space comes back with the next merges. Durable on return."""
         self._catalog.delete(name)
@@ -231,9 +264,11 @@ class ShardStore:
         return state is not None and queue < state.end
 
     def knows(self, topic: Topic) -> bool:
-        """Whether the topic is there with all queues that ``topic`` has."""
+        """Whether the topic is there with all queues that ``topic`` has, and with its options or newer ones."""
         state = self._state.topics.get(topic.id)
-        return state is not None and topic.queues <= state.topic.queues
+        if state is None or topic.queues > state.topic.queues:
+            return False
+        return topic.options.revision <= state.topic.options.revision
 
     def topic(self, name: str) -> Topic:
         """Raises ``UnknownTopic``."""
@@ -244,7 +279,8 @@ class ShardStore:
         return self._queries.topic_state(topic_id).topic
 
     def topics(self) -> list[Topic]:
-        return [state.topic for state in list(self._state.topics.values())]
+        """Those that clients know of."""
+        return [state.topic for state in list(self._state.topics.values()) if not state.topic.is_internal]
 
     # -- writing -----------------------------------------------------------------------------------------
 
@@ -279,6 +315,10 @@ class ShardStore:
         """
         return self._line.append_records((), documents=self._documents_body(changes))[0]
 
+    def take_producer(self, producer_id: int, epoch: int | None = None, above: int = 0) -> Taken:
+        """Put in line that somebody goes on with a producer's id: :meth:`.Line.take_producer`. May read the disk."""
+        return self._line.take_producer(producer_id, epoch, above)
+
     def producer_epoch(self, producer_id: int) -> int | None:
         """The latest epoch of an idempotent producer's committed batches; None where it is not remembered.
 
@@ -299,21 +339,30 @@ class ShardStore:
         self._state.documents.check_room(changes, self.options.max_documents_bytes)
         return encode_changes(changes)
 
-    def delete(self, topic_id: int, queues: U32, offsets: I64) -> Appended:
+    def delete(self, topic_id: int, queues: U32, offsets: I64, why: Why = Why.ASKED) -> Appended:
         """Delete messages: they are not read any more, and their space comes back with merges."""
-        return self._append_positions(EntryKind.DELETE, topic_id, queues, offsets)
+        return self._append_positions(EntryKind.DELETE, topic_id, queues, offsets, why)
 
-    def trim(self, topic_id: int, queues: U32 | int, offsets: I64 | int) -> Appended:
+    def trim(self, topic_id: int, queues: U32 | int, offsets: I64 | int, why: Why = Why.ASKED) -> Appended:
         """Move log starts up: messages below are gone. Never moves one down or beyond the end."""
-        return self._append_positions(
-            EntryKind.TRIM, topic_id, np.atleast_1d(np.asarray(queues)), np.atleast_1d(np.asarray(offsets))
-        )
+        places = np.atleast_1d(np.asarray(queues)), np.atleast_1d(np.asarray(offsets))
+        return self._append_positions(EntryKind.TRIM, topic_id, *places, why)
 
-    def _append_positions(self, kind: EntryKind, topic_id: int, queues: U32, offsets: I64) -> Appended:
+    def starts_after(
+        self, topic_id: int, rows: range, *, offset: int | None = None, before_ms: int | None = None
+    ) -> tuple[U32, I64, int]:
+        """Of the queues in these rows of the topic: which log starts have to move, where to, past how many messages.
+
+        To ``offset``, or past what was stored before ``before_ms``, or to the end of each queue. May read the disk.
+        Raises ``UnknownTopic``, ``CorruptFile``; ``OffsetOutOfRange`` for an offset beyond the end of a queue.
+        """
+        return starts_after(self._queries, topic_id, rows, offset, before_ms)
+
+    def _append_positions(self, kind: EntryKind, topic_id: int, queues: U32, offsets: I64, check: int = 0) -> Appended:
         batch = self._positions_batch(topic_id, queues, offsets)
         with self._line.lock:
             self._line.check_waiting(len(batch))
-            return self._line.append_entry(kind, topic_id, len(queues), batch)
+            return self._line.append_entry(kind, topic_id, len(queues), batch, check)
 
     def commit_offsets(
         self, group: str, topic_id: int, queues: U32, offsets: I64, *, reset: bool = False, documents: Changes = _NONE
@@ -389,15 +438,9 @@ class ShardStore:
         state = self._queries.topic_state(topic_id)
         return int(state.next[queue - state.first])
 
-    def read(
-        self, topic_id: int, queue: int, offset: int, *, max_records: int = 1000, max_bytes: int = 1 << 20
-    ) -> Slice:
-        """Records of a queue from ``offset`` on, at least one when there is one.
-
-        Raises ``OffsetOutOfRange`` with ``earliest`` and ``latest`` unless ``offset`` is between them,
-        ``CorruptFile`` when a table is damaged.
-        """
-        return self._queries.read(topic_id, queue, offset, max_records=max_records, max_bytes=max_bytes)
+    def read(self, topic_id: int, queue: int, offset: int, **limits: Unpack[ReadLimits]) -> Slice:
+        """Records of a queue from ``offset`` on that have not expired: see :meth:`.Queries.read`."""
+        return self._queries.read(topic_id, queue, offset, **limits)
 
     def read_bytes(self, topic_id: int, queue: int, offset: int, max_records: int) -> list[bytes]:
         """The bytes of up to ``max_records`` messages of a queue from ``offset`` on; none where there are none.
@@ -407,13 +450,10 @@ class ShardStore:
         return self._queries.read_bytes(topic_id, queue, offset, max_records)
 
     def read_many(
-        self, topic_id: int, queues: U32, offsets: I64, *, max_records: int = 1000, max_bytes: int = 1 << 20
+        self, topic_id: int, queues: U32, offsets: I64, *, ends: I64 | None = None, **limits: Unpack[ReadLimits]
     ) -> Slice:
-        """Records of many queues; cost follows what is returned. Queues are served in the order given.
-
-        An offset below the earliest starts at the earliest; one at or beyond the latest finds nothing.
-        """
-        return self._queries.read_many(topic_id, queues, offsets, max_records=max_records, max_bytes=max_bytes)
+        """Records of many queues that have not expired: see :meth:`.Queries.read_many`."""
+        return self._queries.read_many(topic_id, queues, offsets, ends=ends, **limits)
 
     def lag(self, topic_id: int, queues: U32, offsets: I64) -> tuple[I64, float]:
         """Records there are of each queue from its offset on, and what one of the topic takes, about, in bytes."""
@@ -493,10 +533,6 @@ class ShardStore:
         """Take no more writes: ``failure`` says why."""
         self._writer.stop(failure)
 
-    def check_open(self) -> None:
-        """Raises what stopped the store, or ``ClientClosed``."""
-        self._writer.check_open()
-
     def on_fork(self, listener: Callable[[], None]) -> None:
         """Call ``listener`` in a child that is forked while the store is open: the store is the parent's."""
         self._lock_file.on_fork.append(listener)
@@ -523,22 +559,14 @@ class ShardStore:
     def damage(self) -> list[str]:
         """What is known to be damaged on the disk, in words: each file once."""
         found = [table.damage for table in self._tables.damaged()]
-        found += [file.damage for file in self._tables.checkpoint.damaged()]
+        found += [one.damage for one in self._tables.checkpoint.damaged()]
+        found += [one.damage for one in self._tables.ids.damaged()]
         return [damage.message for damage in found if damage is not None]
 
     def stats(self) -> StoreStats:
         """Counters and gauges for ``/metrics``."""
-        return measure(
-            self._counters,
-            self._state,
-            self._tables,
-            self._segments,
-            self._line,
-            self._writer,
-            self._maintenance,
-            self._merger,
-            self._time,
-        )
+        parts = self._tables, self._segments, self._line, self._writer, self._maintenance, self._merger, self._time
+        return measure(self._counters, self._state, *parts)
 
     def close(self) -> None:
         """Commit what is in line, stop the background threads and release the directory."""

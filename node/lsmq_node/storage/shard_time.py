@@ -12,6 +12,10 @@ Between two lives of the process nothing counts: what was there at the start has
 said when it stood lowest in this life. A gap between the last stamp and the clock at the start did not pass for the
 first hour: time enough for a clock that was wrong at boot to be set right.
 
+Whether a message has expired is asked in the same way, with its own time to live as the age; but who reads believes the
+clock at the start, so that nothing is delivered for an hour after its time. What a merge drops is gone for good, so
+there the gap does not count.
+
 Not supported: telling how late the messages of a clock that was ahead are; they stay longer, which ``ahead_ms`` shows.
 """
 
@@ -21,8 +25,13 @@ import logging
 import math
 from dataclasses import dataclass
 
-from lsmq import runtime
+import numpy as np
+from numpy.typing import NDArray
 
+from lsmq import runtime
+from lsmq.record_batch import MAX_TTL_MS
+
+from .columns import I64
 from .disk import Clock
 
 #: Steps smaller than this are taken as they come.
@@ -121,6 +130,34 @@ class ShardTime:
                 if moment_ms >= era.began_ms:
                     return int(least)
             return min(int(least), moment_ms + self._lowest_ms - self._gap_ms)
+
+    def expired(self, stored_ms: I64, expires_ms: I64) -> NDArray[np.bool_]:
+        """Which messages are not to be delivered any more, by the moments at which they expire.
+
+        What is no moment, but 0 or a time to live that has not begun, expires none.
+        """
+        return (expires_ms > MAX_TTL_MS) & (stored_ms < self._expired_before(expires_ms - stored_ms, 0))
+
+    def surely_expired(self, stored_ms: I64, expires_ms: I64) -> NDArray[np.bool_]:
+        """:meth:`expired`, if the clock at the start is not believed: these may go."""
+        return (expires_ms > MAX_TTL_MS) & (stored_ms < self._expired_before(expires_ms - stored_ms, self._gap_ms))
+
+    def _expired_before(self, ages_ms: I64, gap_ms: int) -> I64:
+        """:meth:`expired_before` of many ages."""
+        with self._lock:
+            self._look()
+            moments = self._counted_ms - ages_ms
+            found = np.minimum(moments + (self._lowest_ms - gap_ms), np.iinfo(np.int64).max)
+            least = np.full(len(ages_ms), np.iinfo(np.int64).max)
+            left = np.ones(len(ages_ms), np.bool_)
+            for era in (_Era(self._era_ms, self._skew_ms, self._era_last_ms), *reversed(self._eras)):
+                stamps = np.maximum(era.last_ms, np.maximum(moments, era.began_ms) + era.skew_ms)
+                least = np.minimum(least, stamps)
+                here = left & (moments >= era.began_ms)
+                found[here] = least[here]
+                left &= ~here
+            found[left] = np.minimum(least, found)[left]
+            return found
 
     def _look(self) -> int:
         """The wall clock; notes a step of it."""

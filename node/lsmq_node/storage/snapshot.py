@@ -59,7 +59,7 @@ class SnapshotManifest:
 
     @property
     def files(self) -> tuple[SnapshotFile, ...]:
-        """Those of the checkpoint, then the tables, oldest first."""
+        """Those of the checkpoint, of the ids, then the tables, oldest first."""
         return tuple(SnapshotFile(meta.name, meta.size_bytes) for meta in self.manifest.files())
 
     @property

@@ -21,6 +21,7 @@ from typing import TypeVar
 from lsmq.errors import CorruptFile, InvalidRequest, UnsupportedFormat
 
 from .checkpoint import IncrementMeta
+from .dedupe_file import IdFileMeta
 from .disk import Disk, OsDisk
 from .failures import damaged
 from .lock import DirectoryLock
@@ -36,7 +37,7 @@ from .manifest import (
 from .snapshot import INCOMING_DIRECTORY, NAME, SnapshotManifest, decode_snapshot
 from .sstable import TableMeta
 
-Numbered = TypeVar("Numbered", TableMeta, IncrementMeta)
+Numbered = TypeVar("Numbered", TableMeta, IncrementMeta, IdFileMeta)
 
 
 def install(path: Path, *, disk: Disk | None = None) -> SnapshotManifest:
@@ -110,6 +111,7 @@ def _link(disk: Disk, path: Path, snapshot: SnapshotManifest) -> Manifest:
     return source.with_changes(
         next_number=number,
         checkpoint=tuple(map(renumbered, source.checkpoint)),
+        ids=tuple(map(renumbered, source.ids)),
         level0=tuple(map(renumbered, source.level0)),
         generations=tuple(tuple(map(renumbered, run)) for run in source.generations),
         extra={"log_start_lsn": snapshot.applied_lsn, "installing": True},

@@ -19,6 +19,7 @@ from .disk import Disk, File
 from .log_writer import LogWriter
 from .manifest import TABLE_DIRECTORY, Manifest
 from .snapshot import SnapshotManifest
+from .snapshot_target import FileVerifier
 from .tables import TableSet
 
 #: So long an export waits for its flush; then it takes what the last one left.
@@ -60,6 +61,21 @@ class SnapshotSource:
             offset += len(piece)
         return crc
 
+    def verify(self, name: str) -> None:
+        """Read a whole file, and hold every byte against what the snapshot says of it.
+
+        Raises ``CorruptFile``, and what :meth:`read` raises.
+        """
+        with self._lock:
+            self._file(name, 0, 0)
+        FileVerifier(self.snapshot, self._disk).verify(self._directory / name, name)
+
+    def size_of(self, name: str) -> int:
+        """Bytes of a file. Raises ``InvalidRequest``."""
+        with self._lock:
+            self._file(name, 0, 0)
+            return self._sizes[name]
+
     def _file(self, name: str, offset: int, length: int) -> File:
         if self._closed:
             raise ClientClosed(f"the snapshot at LSN {self.snapshot.applied_lsn} of {self._directory.parent} is closed")
@@ -84,9 +100,13 @@ class SnapshotSource:
             self._shut()
         self._exports.release_files(self)
 
+    def release_log(self) -> None:
+        """Whoever reads the files has no use for the log from here on."""
+        self._exports.release_log(self)
+
     def close(self) -> None:
         self.release_files()
-        self._exports.release_log(self)
+        self.release_log()
 
     def __enter__(self) -> SnapshotSource:
         return self

@@ -16,9 +16,11 @@ import crc32c
 from lsmq.errors import CorruptFile, DiskFull, InvalidRequest
 
 from .checkpoint import IncrementMeta, check_increment
+from .dedupe_file import IdFile, IdFileMeta
 from .disk import Buffer, Disk, File, OsDisk, replace_file
 from .failures import damaged
 from .index import IndexColumn, IndexPage
+from .key_index import KeyDirectory, KeyPage, NoKeys
 from .keyed_file import KeyedFile
 from .snapshot import INCOMING_DIRECTORY, NAME, SnapshotFile, SnapshotManifest, encode_snapshot
 from .sstable import TableMeta, check_properties, read_footer, stored_batch
@@ -37,8 +39,7 @@ class SnapshotTarget:
         self._disk = disk or OsDisk()
         self._directory = path / INCOMING_DIRECTORY
         self._files = {file.name: file for file in snapshot.files}
-        self._metas = {meta.name: meta for meta in snapshot.manifest.tables()}
-        self._increments = {meta.name: meta for meta in snapshot.manifest.checkpoint}
+        self._verifier = FileVerifier(snapshot, self._disk)
         self._complete: set[str] = set()
         self._held: dict[str, int] = {}
         self._open: tuple[str, File] | None = None
@@ -130,10 +131,7 @@ class SnapshotTarget:
             if self._size(name) > size:  # it held another, longer one before
                 raise damaged(path, f"longer than {size} bytes", size)
             self._sync(self._file(name))
-            if name in self._metas:
-                verify_table(self._disk, path, self._metas[name])
-            else:
-                self._verify_increment(path, self._increments[name])
+            self._verifier.verify(path, name)
         except CorruptFile:
             self._shut()
             self._disk.remove(path)
@@ -141,14 +139,6 @@ class SnapshotTarget:
             raise
         self._shut()
         self._complete.add(name)
-
-    def _verify_increment(self, path: Path, meta: IncrementMeta) -> None:
-        file = KeyedFile(self._disk, path, meta.number)
-        check_increment(file, meta)
-        file.verify()
-        begun = [list(start) for start in self.snapshot.epochs if start.lsn < meta.end_lsn]
-        if begun and file.properties["epochs"][-1:] != begun[-1:]:
-            raise damaged(path, "the checkpoint is of another snapshot")
 
     def finish(self) -> None:
         """All files are complete: make the snapshot ready to be installed. Durable on return. Raises ``OSError``."""
@@ -179,6 +169,34 @@ class SnapshotTarget:
             self._open = None
 
 
+class FileVerifier:
+    """Reads files of a snapshot, wherever they lie, and holds every byte against what the snapshot says of them."""
+
+    def __init__(self, snapshot: SnapshotManifest, disk: Disk) -> None:
+        self._disk = disk
+        self._epochs = snapshot.epochs
+        self._metas = {meta.name: meta for meta in snapshot.manifest.files()}
+
+    def verify(self, path: Path, name: str) -> None:
+        """The file ``name`` of the snapshot, which lies at ``path``. Raises ``CorruptFile``, ``UnsupportedFormat``."""
+        meta = self._metas[name]
+        match meta:
+            case IncrementMeta():
+                self._verify_increment(path, meta)
+            case IdFileMeta():
+                IdFile(self._disk, path, meta).verify()
+            case TableMeta():
+                verify_table(self._disk, path, meta)
+
+    def _verify_increment(self, path: Path, meta: IncrementMeta) -> None:
+        file = KeyedFile(self._disk, path, meta.number)
+        check_increment(file, meta)
+        file.verify()
+        begun = [list(start) for start in self._epochs if start.lsn < meta.end_lsn]
+        if begun and file.properties["epochs"][-1:] != begun[-1:]:
+            raise damaged(path, "the checkpoint is of another snapshot")
+
+
 def verify_table(disk: Disk, path: Path, meta: TableMeta) -> None:
     """Read a whole table and check every byte of it. Raises ``CorruptFile`` or ``UnsupportedFormat``.
 
@@ -197,7 +215,8 @@ def verify_table(disk: Disk, path: Path, meta: TableMeta) -> None:
         _expect(source, "index", root.count, parts["pages"])
         check_properties(file.pread(parts["properties_bytes"], root_end), source, root_end)
         end = records = 0
-        page_end = meta.index_position
+        page_end = min(root.positions)
+        verify_keys(file, source, meta.index_position, page_end)
         for page_at, page_bytes, blocks in zip(
             root.positions, root.sizes, root.column(IndexColumn.BLOCKS).tolist(), strict=True
         ):
@@ -214,6 +233,21 @@ def verify_table(disk: Disk, path: Path, meta: TableMeta) -> None:
         _expect(source, "index", page_end, meta.root_position)
         _expect(source, "index", end, meta.index_position)
         _expect(source, "index", records, meta.record_count)
+
+
+def verify_keys(file: File, source: str, begin: int, end: int) -> None:
+    """Check the section of the keys, if there is one. Raises ``CorruptFile``."""
+    if begin == end:
+        return
+    try:
+        size = int.from_bytes(file.pread(8, begin)[4:], "little")
+        directory, at = KeyDirectory(file.pread(min(size, end - begin), begin)), begin + size
+        for number in range(directory.page_count):
+            KeyPage(file.pread(directory.page_bytes(number), at))
+            at += directory.page_bytes(number)
+    except NoKeys as error:
+        raise damaged(source, f"{error} (from byte {begin} on)", begin) from error
+    _expect(source, "keys", at, end)
 
 
 def _expect(source: str, part: str, found: int, expected: int) -> None:

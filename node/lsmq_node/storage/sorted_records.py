@@ -80,7 +80,7 @@ class SortedPart(ABC):
 
     @abstractmethod
     def column_at(self, column: int, rows: I64) -> NDArray[Any]:
-        """Values of the records at these rows, for a column that all have."""
+        """Values of the records at these rows; zeros where they do not have the column."""
 
     @abstractmethod
     def record_bytes(self, first: int, end: int) -> list[bytes]:

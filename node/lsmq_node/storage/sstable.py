@@ -7,10 +7,11 @@ messages of one queue therefore lie together. All integers are little-endian::
                 STORED_MS and whatever else the records have; about ``block_bytes`` each. Frame of reference
                 is the prefix compression of sorted keys, in columns: the base is what the keys of a block
                 share, the deltas are what they do not.
+    keys        where messages have keys: which blocks have which (see :mod:`.key_index`)
     pages       the index's pages and then its root (see :mod:`.index`)
     properties  crc u32, then a msgpack map of what :class:`TableMeta` keeps, and a ``sample`` (see :mod:`.sample`)
     footer      48 bytes:
-                 0  8  index position        8  4  root bytes
+                 0  8  end of the blocks     8  4  root bytes
                 12  4  pages                16  4  properties bytes
                 20  4  version (2)          24  8  records
                 32  4  reserved (0)         36  4  crc of bytes [0, 36)
@@ -48,8 +49,10 @@ from .columns import (
 from .disk import Disk, File
 from .failures import damaged, newer
 from .index import IndexColumn, encode_index
+from .key_index import KeyIndexWriter
 from .sample import Sample, Sampler
 from .sorted_records import SortedRecords
+from .word_filters import WordCollector
 
 MAGIC = b"LSMQTBL1"
 VERSION = 2
@@ -64,6 +67,7 @@ class TableMeta:
     """What the manifest keeps of a table, so that opening a store opens no table.
 
     Attributes:
+        index_position: where the blocks end, and the keys or the index begin.
         first_key, first_offset: records before it are not part of the shard any more, though they are in the file: a
             merge that is under way has them elsewhere.
         topics: ids; tombstones count as records of their shadow topic.
@@ -111,7 +115,10 @@ class TableWriter:
         self.size_bytes = 0
         self._index: list[list[NDArray[Any]]] = []  # for each piece added, the columns of the index
         self._keys: list[U64] = []
+        self._message_keys = KeyIndexWriter()
         self._sampler = Sampler()
+        self._words = WordCollector()
+        self._blocks = 0
         self._topics: dict[int, tuple[int, int]] = {}  # records and bytes
         self.record_count = 0
         self._tombstones = 0
@@ -137,13 +144,18 @@ class TableWriter:
         self._index.append(
             [keys[firsts], offsets[firsts], keys[lasts], offsets[lasts], positions, sizes, np.diff(cuts)]
         )
+        self._words.add(columns, cuts, keys[firsts] == keys[lasts], self._blocks)
+        self._blocks += len(blocks)
+        if Column.KEY_HASH in columns:
+            self._message_keys.add(columns[Column.TOPIC], columns[Column.KEY_HASH], stored, cuts, positions)
         self._min_ms = min(self._min_ms, int(stored.min()))
         self._max_ms = max(self._max_ms, int(stored.max()))
         distinct = keys[group_starts(keys)]
         self._keys.append(distinct)
         self.record_count += len(keys)
         shares = lengths.astype(np.int64) + RECORD_BYTES
-        self._sampler.add(keys, offsets, stored, shares)
+        targets = columns.get(Column.TARGET, np.zeros(len(keys), np.uint64))
+        self._sampler.add(Sample(keys, offsets, stored, targets, columns.get(Column.EXPIRES_MS)), shares)
         self._bill(columns[Column.TOPIC], shares, int(sizes.sum()))
         if Column.FLAGS in columns:
             self._tombstones += int(np.count_nonzero(columns[Column.FLAGS] & 1))
@@ -161,9 +173,12 @@ class TableWriter:
     def finish(self, first_lsn: int, end_lsn: int, clean_lsn: int) -> TableMeta:
         """Write index, properties and footer; durable (but for its name) on return."""
         columns = [np.concatenate(values) for values in zip(*self._index, strict=True)]
+        columns += self._words.filters(self._blocks)
         keys = np.concatenate(self._keys)
         index_position = self.size_bytes
-        pages, root = encode_index(columns, keys[group_starts(keys)], index_position)
+        message_keys = self._message_keys.finish()
+        pages_position = index_position + len(message_keys)
+        pages, root = encode_index(columns, keys[group_starts(keys)], pages_position)
         meta = TableMeta(
             number=self.number,
             size_bytes=0,
@@ -178,7 +193,7 @@ class TableWriter:
             first_lsn=first_lsn,
             end_lsn=end_lsn,
             index_position=index_position,
-            root_position=index_position + sum(map(len, pages)),
+            root_position=pages_position + sum(map(len, pages)),
             root_bytes=len(root),
             topics=tuple(sorted(self._topics)),
             topic_records=tuple(self._topics[topic][0] for topic in sorted(self._topics)),
@@ -187,7 +202,7 @@ class TableWriter:
         )
         properties = encode_properties(meta, self._sampler.finish(index_position))
         footer = encode_footer(index_position, len(root), len(pages), len(properties), self.record_count)
-        tail = b"".join((*pages, root, properties, footer))
+        tail = b"".join((message_keys, *pages, root, properties, footer))
         self._file.pwrite(tail, self.size_bytes)
         self.size_bytes += len(tail)
         self._file.sync()

@@ -12,25 +12,34 @@ nothing touches take no memory, so an idle queue of a large topic costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lsmq.errors import InvalidRequest, InvalidTopicName
+from lsmq.errors import InvalidTopicName
+from lsmq.queue_names import NUMBER_BITS
 
 from .columns import I64, U32
+from .dedupe import DedupeIds
+from .dedupe_layer import IdLayer
 from .deletions import Deleted, Deletions
 from .documents import Documents
 from .epochs import EpochStart
 from .group_offsets import GroupOffsets
+from .losses import Losses, Why, add
 from .options import StoreOptions
 from .pages import PAGE_BITS
 from .producers import Layer, Producers
+from .quotas import Quota
+from .topic_options import TopicOptions
 
 MAX_TOPIC_NAME = 200
+#: Set in the id of the topic that holds the names of a named topic's queues on a shard.
+NAMES_TOPIC = 1 << 29
+#: Rows that a named topic begins with; it grows with the numbers that are used.
+_FIRST_ROWS = 1 << 10
 _NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
@@ -44,53 +53,14 @@ def check_topic_name(name: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicOptions:
-    """How a topic behaves.
-
-    Attributes:
-        retention_ms: drop messages older than this; None keeps them.
-        retention_bytes: drop the oldest beyond this many bytes of the topic on a shard; None keeps them.
-        ack: ``quorum`` or ``leader``: when a write is acknowledged, unless the request says otherwise.
-        max_message_bytes: refuse larger messages; None takes the node's limit.
-        key_queues: spread keys over this many queues, the first, for ever: strict order, whatever the topic grows to.
-            None spreads them over all there are.
-    """
-
-    retention_ms: int | None = None
-    retention_bytes: int | None = None
-    ack: str = "quorum"
-    max_message_bytes: int | None = None
-    key_queues: int | None = None
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> TopicOptions:
-        """Raises ``InvalidRequest`` naming an unknown option or a bad value."""
-        known = [item.name for item in fields(cls)]
-        for name in values:
-            if name not in known:
-                raise InvalidRequest(f"unknown topic option {name!r}; there are: {', '.join(known)}", option=name)
-        for name in ("retention_ms", "retention_bytes", "max_message_bytes", "key_queues"):
-            value = values.get(name)
-            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise InvalidRequest(f"topic option {name} must be a whole number above 0, not {value!r}", option=name)
-        ack = values.get("ack", "quorum")
-        if ack not in ("quorum", "leader"):
-            raise InvalidRequest(f"topic option ack must be 'quorum' or 'leader', not {ack!r}", option="ack")
-        return cls(**values)
-
-    def to_dict(self) -> dict[str, Any]:
-        values = asdict(self)
-        if self.key_queues is None:
-            del values["key_queues"]  # As topics of earlier releases are written down.
-        return values
-
-
-@dataclass(frozen=True, slots=True)
 class Topic:
     """A topic: ``queues`` logical queues in the cluster, of which a shard holds some.
 
     ``ranges`` are ``(first, end, shard)``, half-open and in order, once the topic has grown: a queue stays where it is.
     Empty, they are cut evenly. A store knows nothing of them.
+
+    Of a named topic ``queues`` are slots, and so are the ranges. A queue of it is known by its number: the place of its
+    range in the upper bits, and in the lower :data:`NUMBER_BITS` a number that the shard gave.
     """
 
     id: int
@@ -105,6 +75,26 @@ class Topic:
         """How many queues the hash of a key chooses from."""
         return self.options.key_queues or self.queues
 
+    @property
+    def named(self) -> bool:
+        """Whether queues have names."""
+        return self.options.named
+
+    @property
+    def names_id(self) -> int:
+        """The id of the topic that holds the names of a named one's queues."""
+        return self.id | NAMES_TOPIC
+
+    @property
+    def is_internal(self) -> bool:
+        """Whether it is the log of another topic's names, of which clients know nothing."""
+        return self.id & NAMES_TOPIC != 0
+
+
+def names_topic(topic: Topic) -> Topic:
+    """The topic beside a named one that holds the names of its queues, as the messages of its only queue."""
+    return Topic(topic.names_id, f"{topic.name}/names", 1)
+
 
 @dataclass(frozen=True, slots=True)
 class PageChange:
@@ -118,12 +108,13 @@ class PageChange:
 
 @dataclass(frozen=True, slots=True)
 class TopicChange:
-    """A topic, and the pages of its queues that changed."""
+    """A topic, what has gone of it so far and why, and the pages of its queues that changed."""
 
     topic: Topic
     first: int
     end: int
     pages: list[PageChange]
+    gone: Losses = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +140,7 @@ class StateChange:
     documents: dict[str, bytes | None]
     epochs: list[EpochStart]
     producers: Layer
+    ids: IdLayer
 
 
 class TopicState:
@@ -157,17 +149,24 @@ class TopicState:
     Once a topic has grown, queues in between may be other shards': nothing is ever stored in those rows.
 
     The three numbers of a queue lie side by side, so that an append and its commit touch one cache line of it.
+
+    Of a named topic the arrays grow with the numbers that messages come with, and ``end`` with those that were applied.
     """
 
     __slots__ = (
         "_changed",
         "_rows",
+        "begins",
         "committed",
         "deletions",
         "end",
         "first",
+        "gone",
+        "guarded",
         "losses",
+        "named",
         "next",
+        "quota",
         "scratch",
         "start",
         "topic",
@@ -182,20 +181,29 @@ class TopicState:
         self.committed: I64
         self.start: I64
         self.scratch: I64  # of whoever advances ``next``
-        self._use(np.zeros((end - first, 4), np.int64))
+        self.named = topic.named
+        #: Whether applying its records may replace arrays: then whoever does holds the line's lock.
+        self.guarded = topic.named or topic.is_internal
+        self._use(np.zeros((max(end - first, _FIRST_ROWS) if topic.named else end - first, 4), np.int64))
+        self._changed = np.zeros((len(self._rows) >> PAGE_BITS) + 1, np.bool_)  # by page
         self.deletions: Deletions | None = None  # None when nothing was deleted
         self.losses = 0  # raised by whatever makes records unreadable
+        self.gone: Losses = {}
         self.version = 0  # raised by every change
+        self.quota = Quota() if topic.options.has_quota else None
+        #: Of a named topic, by row: what lies below was another queue's that had the number. It may be shorter.
+        self.begins: I64 = np.zeros(0, np.int64)
 
     def _use(self, rows: NDArray[np.int64]) -> None:
         self._rows = rows
         self.next, self.committed, self.start, self.scratch = rows.T
-        self._changed = np.zeros((len(rows) >> PAGE_BITS) + 1, np.bool_)  # by page
 
     def land(self, index: NDArray[Any], ends: I64) -> None:
         """Records are readable: these are the ends of their queues."""
         self.committed[index] = ends
         self._changed[index >> PAGE_BITS if len(self._changed) > 1 else 0] = True
+        if self.named:
+            self.end = max(self.end, self.first + int(index.max()) + 1)
         self.version += 1
 
     def restore(self, page: PageChange) -> None:
@@ -210,18 +218,41 @@ class TopicState:
             self.deletions.restore(begin, count, page.deleted)
 
     def grow(self, topic: Topic, end: int) -> None:
-        """More queues at the end. Arrays double, so that growing one by one stays cheap."""
-        count = end - self.first
+        """More queues at the end."""
+        self.make_room(end - self.first)
+        self.topic, self.end = topic, max(end, self.end) if self.named else end
+        if not topic.options.has_quota:
+            self.quota = None
+        elif self.quota is None:
+            self.quota = Quota()
+        self.version += 1
+
+    def make_room(self, count: int) -> None:
+        """Have rows for so many queues. Arrays double, so that growing one by one stays cheap.
+
+        Nobody may change them meanwhile: whoever appends to a named topic, or applies to it, holds the line's lock.
+        """
         if count > len(self._rows):
             rows = np.zeros((max(count, 2 * len(self._rows), 1024), 4), np.int64)
             rows[: len(self._rows)] = self._rows
-            changed = self._changed
+            changed = np.zeros((len(rows) >> PAGE_BITS) + 1, np.bool_)
+            changed[: len(self._changed)] = self._changed
             self._use(rows)
-            self._changed[: len(changed)] = changed
-        if self.deletions is not None:
-            self.deletions.widen(len(self._rows))
-        self.topic, self.end = topic, end
-        self.version += 1
+            self._changed = changed  # in one step: a flush may be looking
+            if self.deletions is not None:
+                self.deletions.widen(len(self._rows))
+
+    def cover(self, end: int) -> None:
+        """A named topic has queues below ``end``, with messages or without."""
+        if end > self.end:
+            self.make_room(end - self.first)
+            self.end = end
+            self.version += 1
+
+    @property
+    def last_end(self) -> int:
+        """The queue that no append may name, nor any beyond it."""
+        return self.first + (1 << NUMBER_BITS) if self.named else self.end
 
     def take_change(self) -> TopicChange:
         """What changed since the last time. Costs a copy of the pages that were written to."""
@@ -235,7 +266,7 @@ class TopicState:
             assert (starts <= ends).all(), "a queue's log start is not beyond its end"
             pages.append(PageChange(page, ends, starts, deleted.get(page)))
         self._changed[:] = False
-        return TopicChange(self.topic, self.first, self.end, pages)
+        return TopicChange(self.topic, self.first, self.end, pages, self.gone.copy())
 
     def touch_all(self) -> None:
         """Have :meth:`take_change` give all there is."""
@@ -243,12 +274,17 @@ class TopicState:
         used = np.flatnonzero((self.committed[:count] > 0) | (self.start[:count] > 0))
         self._changed[used >> PAGE_BITS] = True
 
-    def trim(self, rows: I64, offsets: I64) -> None:
-        """Move log starts up, never beyond what is committed."""
+    def trim(self, rows: I64, offsets: I64, why: int) -> int:
+        """Move log starts up, never beyond what is committed; returns how many messages went, deleted ones aside."""
+        touched = np.unique(rows) if len(rows) > 1 else rows
+        before = int(self.live_from(touched).sum())
         np.maximum.at(self.start, rows, np.minimum(offsets, self.committed[rows]))
+        count = int(self.live_from(touched).sum()) - before
+        add(self.gone, why, count)
         if self.deletions is not None:
             self.deletions.trimmed(rows, self.start)
         self._lost(rows)
+        return count
 
     def delete(self, rows: I64, offsets: I64) -> NDArray[np.bool_]:
         """Messages are deleted; returns which of them need a tombstone."""
@@ -257,6 +293,15 @@ class TopicState:
         needed = self.deletions.apply(rows, offsets, self.start, self.committed)
         self._lost(rows)
         return needed
+
+    def will_expire(self, rows: NDArray[Any], ends: I64) -> None:
+        """Messages were stored that expire: from now on there may be holes in these queues up to these ends.
+
+        So it follows from the log where holes may be, whenever each replica finds a message expired and drops it.
+        """
+        if self.deletions is None:
+            self.deletions = Deletions(len(self._rows))
+        np.maximum.at(self.deletions.end, rows, ends)
 
     def _lost(self, rows: I64) -> None:
         self._changed[rows >> PAGE_BITS] = True
@@ -273,6 +318,24 @@ class TopicState:
         start = self.start.item(row)
         return start if self.deletions is None else max(start, self.deletions.floor.item(row))
 
+    def is_empty(self) -> bool:
+        """Whether no message of it can be read."""
+        rows = np.arange(self.end - self.first)
+        return bool((self.live_from(rows) >= self.committed[: len(rows)]).all())
+
+    def count_messages(self) -> int:
+        """Of all its queues: those that can be read, and those in line; single ones that are deleted count."""
+        rows = np.arange(len(self._rows) if self.named else self.end - self.first)
+        return int((self.next[: len(rows)] - self.live_from(rows)).sum())
+
+    def begins_of(self, queues: U32) -> I64:
+        """From which offsets on these are the queues that have the numbers now."""
+        rows = queues.astype(np.int64) - self.first
+        begins = np.zeros(len(rows), np.int64)
+        known = rows < len(self.begins)
+        begins[known] = self.begins[rows[known]]
+        return begins
+
     def holes_ends(self, rows: I64) -> I64:
         """:meth:`holes_end` of many queues."""
         return np.zeros(len(rows), np.int64) if self.deletions is None else self.deletions.end[rows]
@@ -288,10 +351,18 @@ class ShardState:
     def __init__(self) -> None:
         self.topics: dict[int, TopicState] = {}
         self.space_changes = 0  # raised by whatever makes records unreadable
+        self.gone: Losses = {}  # of all topics, since the store was opened
+        self.due_losses = 0  # raised by whatever does so with delayed ones
+        self.dropped_topics = 0
         self.by_name: dict[str, TopicState] = {}
+        #: Topics of which messages may go by themselves.
+        self.letting_go: dict[int, TopicState] = {}
+        #: Those for which it matters what other shards hold of them.
+        self.sharing: dict[int, TopicState] = {}
         self.next_topic_id = 1
         self.offsets = GroupOffsets()
         self.producers = Producers()
+        self.ids = DedupeIds()
         self.documents = Documents()
         self.epochs: list[EpochStart] = []  # as far as they are needed
         self.time_ms = 0  # the latest that an applied entry is stamped with
@@ -304,18 +375,32 @@ class ShardState:
         state = self.topics.get(topic.id)
         if state is None:
             state = TopicState(topic, first, end)
-            self.topics[topic.id] = self.by_name[topic.name] = state
-            self.next_topic_id = max(self.next_topic_id, topic.id + 1)
+            self.topics[topic.id] = state
+            if not topic.is_internal:
+                self.by_name[topic.name] = state
+                self.next_topic_id = max(self.next_topic_id, topic.id + 1)
         else:
             state.grow(topic, end)
+        for special, is_one in ((self.letting_go, topic.options.lets_go), (self.sharing, topic.options.needs_rest)):
+            if is_one:
+                special[topic.id] = state
+            else:
+                special.pop(topic.id, None)
         self._changed[topic.id] = state
+        if topic.named:
+            self.put_topic(names_topic(topic), 0, 1)
 
     def drop_topic(self, topic_id: int) -> None:
         state = self.topics.pop(topic_id, None)
+        self.letting_go.pop(topic_id, None)
+        self.sharing.pop(topic_id, None)
         self.space_changes += 1
+        self.dropped_topics += 1
         if state is not None:
             self.by_name.pop(state.topic.name, None)
             self._dropped.append(topic_id)
+            if state.named:
+                self.drop_topic(topic_id | NAMES_TOPIC)
         self._changed.pop(topic_id, None)
         self.offsets.drop(topic_id=topic_id)
 
@@ -324,20 +409,31 @@ class ShardState:
         state.land(index, ends)
         self._note(state)
 
-    def trim(self, topic_id: int, queues: U32, offsets: I64) -> None:
+    def trim(self, topic_id: int, queues: U32, offsets: I64, why: int = Why.ASKED) -> None:
         """Move log starts up, to the end at most."""
         state = self.topics.get(topic_id)
         if state is not None:
-            state.trim(queues.astype(np.int64) - state.first, offsets)
+            add(self.gone, why, state.trim(queues.astype(np.int64) - state.first, offsets, why))
             self.space_changes += 1
             self._note(state)
 
-    def delete(self, topic_id: int, queues: U32, offsets: I64) -> NDArray[np.bool_]:
+    def note_dropped(self, state: TopicState, count: int) -> None:
+        """New messages found no room, and were not stored."""
+        add(state.gone, Why.OVERFLOW, count)
+        add(self.gone, Why.OVERFLOW, count)
+        self._note(state)
+
+    def delete(self, topic_id: int, queues: U32, offsets: I64, why: int = Why.ASKED) -> NDArray[np.bool_]:
         """Messages are deleted; returns which of them need a tombstone: none of a topic that is gone."""
         state = self.topics.get(topic_id)
         if state is None:
             return np.zeros(len(queues), np.bool_)
-        needed = state.delete(queues.astype(np.int64) - state.first, offsets)
+        rows = queues.astype(np.int64) - state.first
+        if why != Why.ASKED:
+            live = np.count_nonzero((offsets >= state.live_from(rows)) & (offsets < state.committed[rows]))
+            add(state.gone, why, int(live))
+            add(self.gone, why, int(live))
+        needed = state.delete(rows, offsets)
         self.space_changes += 1
         self._note(state)
         return needed
@@ -363,6 +459,7 @@ class ShardState:
         self.take_change(lsn)
         self.time_ms = time_ms
         self.producers = Producers()
+        self.ids = DedupeIds()
 
     def take_whole(self, lsn: int) -> StateChange:
         """All there is but the producers in files, as a change from nothing: for a checkpoint that stands alone."""
@@ -376,7 +473,8 @@ class ShardState:
 
     def is_large(self, options: StoreOptions) -> bool:
         """Whether what changed takes so much memory that a flush is due."""
-        return self.producers.unflushed_bytes > options.memtable_bytes // 2
+        unflushed = self.producers.unflushed_bytes + self.ids.unflushed_bytes
+        return unflushed > options.memtable_bytes // 2
 
     def take_change(self, lsn: int) -> StateChange:
         """What changed since the last time. Call between two entries; costs a copy of what was written to."""
@@ -393,6 +491,7 @@ class ShardState:
             documents=self.documents.take_change(),
             epochs=list(self.epochs),
             producers=self.producers.freeze(),
+            ids=self.ids.freeze(),
         )
         assert change.first_lsn <= lsn, "changes are taken in the order of the log"
         self._taken_lsn = lsn

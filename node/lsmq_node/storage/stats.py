@@ -66,12 +66,20 @@ class StoreStats:
     topics: int
     queues: int
     producers: int
+    dedupe_ids: int
+    dedupe_files: int
+    dedupe_memory_bytes: int
     checkpoint_files: int
     checkpoint_bytes: int
     documents: int
     documents_bytes: int
     waiting_bytes: int
     garbage_bytes: int
+    expired_messages_total: int
+    overflowed_messages_total: int
+    consumed_messages_total: int
+    disk_dropped_messages_total: int
+    quota_refusals_total: int
     clock_steps_total: int
     clock_ahead_ms: int
     disk_free_bytes: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,8 @@ from .columns import I64, U64, group_starts
 from .disk import Disk, File
 from .failures import damaged
 from .index import ROW_COLUMNS, IndexColumn, IndexPage, PageRows, encode_page, encode_root
+from .key_index import PAGE_BYTES as KEY_PAGE_BYTES
+from .key_index import KeyDirectory, KeyPage, NoKeys
 from .open_tables import OpenTables
 from .sample import Sample
 from .sstable import FOOTER_BYTES, TableMeta, check_properties, decode_footer, stored_batch
@@ -34,6 +37,10 @@ SMALL_INDEX_BYTES = 32 * 1024
 #: Numbers in the cache: blocks go by their position, the root and the pages have these.
 _ROOT = -1
 _FIRST_PAGE = -2
+#: The directory of the keys, and below it their pages: further than any index goes.
+_KEYS = -(1 << 32)
+#: So much of the keys is read to have their directory, at once where it is small.
+DIRECTORY_GUESS_BYTES = 4 * 1024
 #: Blocks in a page that is made again for a table whose root is damaged.
 _REBUILT_ROWS = 128
 
@@ -219,6 +226,63 @@ class Table:
         twin = Table(self._disk, self.path.parent, meta, self._cache, self._files, self._counters)
         twin.damage, twin._rebuilt_root, twin._rebuilt_pages = self.damage, self._rebuilt_root, self._rebuilt_pages
         return twin
+
+    # -- the keys of messages ----------------------------------------------------------------------------
+
+    def key_entries(self, digest: int, from_ms: int, to_ms: int) -> Iterator[tuple[int, int]]:
+        """Blocks that may hold messages of a key stored in ``[from_ms, to_ms]``: the latest time of one, and position.
+
+        One for each message, newest first; pages are read as it goes on. ``digest`` is of
+        :func:`.key_index.entry_hashes`. Raises ``NoKeys`` where nothing says, or no more, which blocks may hold some.
+        """
+        first_page, begins = self.root().positions[0], self.meta.index_position
+        if first_page <= begins:  # an older table, or one without keys, or the root was made again
+            raise NoKeys
+        directory = self._cache.get(self.number, _KEYS, self._load_keys, begins, first_page)
+        begin, end = directory.bounds(digest, from_ms, to_ms)
+        number = directory.first_page(begin)
+        while directory.begins_before(number, end):
+            page = self._cache.get(self.number, _KEYS - 1 - number, self._load_key_page, number, directory)
+            for entry, position in page.within(begin, end):
+                yield directory.latest_ms(entry), position
+            number += 1
+
+    def _load_keys(self, begin: int, end: int) -> KeyDirectory:
+        raw = self.file().pread(min(DIRECTORY_GUESS_BYTES, end - begin), begin)
+        size = min(int.from_bytes(raw[4:8], "little"), end - begin)
+        if size > len(raw):
+            raw += self.file().pread(size - len(raw), begin + len(raw))
+        try:
+            return KeyDirectory(raw[:size])
+        except NoKeys as damage:
+            _log.warning("%s: %s; its blocks are looked through", self.path, damage)
+            raise
+
+    def _load_key_page(self, number: int, directory: KeyDirectory) -> KeyPage:
+        position = self.meta.index_position + directory.size_bytes + number * KEY_PAGE_BYTES
+        try:
+            return KeyPage(self.file().pread(directory.page_bytes(number), position))
+        except NoKeys as damage:
+            _log.warning("%s: %s, at byte %d; its blocks are looked through", self.path, damage, position)
+            raise
+
+    def block_at(self, position: int) -> Block:
+        """The block at a position, through the cache. Raises ``CorruptFile``."""
+        root = self.root()
+        page = self.page(int(root.column(IndexColumn.BLOCKS).searchsorted(position, "right")) - 1)
+        return self.block_of(page, bisect_left(page.positions, position))
+
+    def blocks_of_topic(self, topic_id: int) -> Iterator[tuple[int, Block]]:
+        """All blocks that may hold messages of a topic, and their positions, through the cache."""
+        root = self.root()
+        first_key, end_key = topic_id << 32, (topic_id + 1) << 32
+        for number in range(root.count):
+            if root.last_keys[number] < first_key or root.first_keys[number] >= end_key:
+                continue
+            page = self.page(number)
+            for row in range(page.count):
+                if page.last_keys[row] >= first_key and page.first_keys[row] < end_key:
+                    yield page.positions[row], self.block_of(page, row)
 
     # -- an index that is damaged ------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from lsmq import runtime
 
 from .cache import BlockCache
 from .checkpoint_chain import CheckpointChain
+from .dedupe_chain import DedupeChain
 from .disk import Clock, Disk
 from .edits import Edit, apply_edit
 from .epochs import needed
@@ -71,6 +72,17 @@ class TableSet:
             self._files,
             self._state,
             opened.checkpoint,
+            take_number=self._take_number,
+            change_manifest=self._change_manifest,
+            discard=lambda name, error: self.discard((name,), error),
+            check=self._check_open,
+        )
+        self.ids = DedupeChain(
+            disk,
+            self._directory,
+            self._files,
+            self._state.ids,
+            opened.ids,
             take_number=self._take_number,
             change_manifest=self._change_manifest,
             discard=lambda name, error: self.discard((name,), error),
@@ -139,6 +151,7 @@ class TableSet:
 
         def installed() -> None:
             self.checkpoint.added(change, file)
+            self.ids.added(change.ids, None if ids is None else ids[1])
             counters = self._counters  # before anybody who waits for the flush goes on
             counters.flushes += 1
             counters.flushed_bytes += sum(meta.size_bytes for meta in metas)
@@ -147,12 +160,15 @@ class TableSet:
         try:
             increment, file = self.checkpoint.write(change)
             names.append(increment.name)
+            ids = self.ids.write(change.ids, change.end_lsn)
+            names += [] if ids is None else [ids[0].name]
             with self._install_lock:
                 old = self.manifest
                 changed = old.with_changes(
                     flushed_lsn=change.end_lsn,
                     checkpoint=(*old.checkpoint, increment),
                     level0=(*old.level0, *metas),
+                    ids=old.ids if ids is None else (*old.ids, ids[0]),
                 )
                 self._install(changed, flushed=memtable, then=installed)
         except OSError as error:

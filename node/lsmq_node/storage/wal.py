@@ -20,13 +20,13 @@ The payload of an entry starts with its header::
     offset width field
      0     1     version      1
      1     1     kind         see EntryKind
-     2     2     flags        0
+     2     2     flags        see EntryFlag
      4     4     epoch        leader epoch of the shard
      8     8     durable_lsn  how far the log was known to be on disk when this entry was made
     16     8     time_ms      the leader's clock
     24     4     topic_id
     28     4     count        records in the entry
-    32     8     check        for RECORDS the sum of the assigned offsets modulo 2**64
+    32     8     check        for RECORDS the sum of the assigned offsets modulo 2**64, for TRIM why (:mod:`.losses`)
 
 Recovery reads to the first fragment that is not intact. Whether that is the torn end of the last write or
 damage to something acknowledged is told by ``durable_lsn``: if any intact entry further on says that the log
@@ -40,7 +40,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, IntFlag
 
 import crc32c
 
@@ -80,6 +80,14 @@ class EntryKind(IntEnum):
     EPOCH = 6  # a new leader epoch begins here, see :mod:`.epochs`
     # 7 is free: it was never written
     DOCUMENT = 8  # msgpack: documents put and deleted
+    PRODUCER = 12  # msgpack: somebody goes on with the id of an idempotent producer, in a newer epoch
+
+
+class EntryFlag(IntFlag):
+    """Bits of an entry's flags. Never renumber."""
+
+    IDS = 1  # RECORDS: the deduplication ids of the batch are remembered from here on
+    REPEATS = 2  # RECORDS: some messages are not stored; behind the batch stands which, see :mod:`.dedupe`
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +104,20 @@ class Entry:
     count: int
     check: int
     body: bytes
+    flags: int = 0
 
 
 def encode_entry_header(
-    kind: EntryKind, epoch: int, durable_lsn: int, time_ms: int, topic_id: int, count: int, check: int
+    kind: EntryKind,
+    epoch: int,
+    durable_lsn: int,
+    time_ms: int,
+    topic_id: int,
+    count: int,
+    check: int,
+    flags: int = 0,
 ) -> bytes:
-    return ENTRY.pack(ENTRY_VERSION, kind, 0, epoch, durable_lsn, time_ms, topic_id, count, check)
+    return ENTRY.pack(ENTRY_VERSION, kind, flags, epoch, durable_lsn, time_ms, topic_id, count, check)
 
 
 def decode_entry(lsn: int, end_lsn: int, parts: Sequence[memoryview], source: str) -> Entry:
@@ -114,11 +130,11 @@ def decode_entry(lsn: int, end_lsn: int, parts: Sequence[memoryview], source: st
     first = parts[0]
     if len(first) < ENTRY_BYTES:
         raise damaged(source, f"the log entry at LSN {lsn} has only {len(first)} bytes", lsn)
-    version, kind, _flags, epoch, durable_lsn, time_ms, topic_id, count, check = ENTRY.unpack_from(first)
+    version, kind, flags, epoch, durable_lsn, time_ms, topic_id, count, check = ENTRY.unpack_from(first)
     if version != ENTRY_VERSION:
         raise newer(source, f"the log entry at LSN {lsn} has version", version, ENTRY_VERSION)
     body = b"".join((first[ENTRY_BYTES:], *parts[1:]))
-    return Entry(lsn, end_lsn, kind, epoch, durable_lsn, time_ms, topic_id, count, check, body)
+    return Entry(lsn, end_lsn, kind, epoch, durable_lsn, time_ms, topic_id, count, check, body, flags)
 
 
 def segment_name(lsn: int) -> str:

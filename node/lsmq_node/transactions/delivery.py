@@ -5,6 +5,7 @@ Between nodes this goes over the internal port, signed (:class:`lsmq_node.broker
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +59,29 @@ class Delivery:
         return cls(coordinator, limit, batches)
 
 
-def _check_batch(batch: bytes) -> None:
+#: In place of a batch's checksum and length, which is never 0: names come first, and the batch counts them.
+_NAMED = bytes(8)
+_LENGTH = struct.Struct("<I")
+
+
+def pack_named(names: bytes, batch: bytes) -> bytes:
+    """A batch for a topic with named queues, and before it the names that its queues count, joined by NUL."""
+    return b"".join((_NAMED, _LENGTH.pack(len(names)), names, batch))
+
+
+def split_named(packed: bytes) -> tuple[bytes | None, bytes]:
+    """What :func:`pack_named` was given; None for the names of a batch that has numbers. Raises ``InvalidBatch``."""
+    if not packed.startswith(_NAMED):
+        return None, packed
+    begin = len(_NAMED) + _LENGTH.size
+    end = begin + int.from_bytes(packed[len(_NAMED) : begin], "little")
+    if not begin < end < len(packed):
+        raise InvalidBatch("a batch of a delivery says more names than it has")
+    return packed[begin:end], packed[end:]
+
+
+def _check_batch(packed: bytes) -> None:
+    _, batch = split_named(packed)
     if len(batch) < HEADER_BYTES or HEADER.unpack_from(batch)[3] != Codec.NONE:
         raise InvalidBatch("a batch of a delivery is one record batch, not compressed")
     RecordBatch(batch, source="delivery")  # raises what is wrong with it

@@ -13,10 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from itertools import pairwise
 
-import crc32c
-
 from lsmq.errors import DeliveriesAhead, InvalidRequest
-from lsmq.record_batch import HEADER, HEADER_BYTES
 from lsmq_node.broker import BROKER_PRODUCERS
 
 from .delivery import Delivery
@@ -33,15 +30,6 @@ def lane_key(coordinator: int) -> str:
 def producer_of(coordinator: int, number: int) -> tuple[int, int]:
     """Producer id and epoch of a coordinator's batch."""
     return BROKER_PRODUCERS | coordinator << 40 | number >> _EPOCH_BITS, number & ((1 << _EPOCH_BITS) - 1)
-
-
-def with_producer(batch: bytes, producer_id: int, epoch: int) -> bytes:
-    """A packed batch as the first of this producer."""
-    _, *fields = HEADER.unpack_from(batch)
-    fields[-3:] = (producer_id, epoch, 0)
-    head = HEADER.pack(0, *fields)[4:]
-    rest = memoryview(batch)[HEADER_BYTES:]
-    return crc32c.crc32c(rest, crc32c.crc32c(head)).to_bytes(4, "little") + head + rest
 
 
 def fresh_batches(shard: int, last: int, delivery: Delivery) -> list[tuple[int, int, str, bytes]]:

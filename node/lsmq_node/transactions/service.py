@@ -6,15 +6,27 @@ import asyncio
 from functools import partial
 from typing import Any
 
-from lsmq.errors import InvalidRequest, UnknownTopic
+from lsmq.errors import UnknownTopic
 from lsmq.messages import key_hash
+from lsmq.queue_names import SEPARATOR
 from lsmq.record_batch import RecordBatch
-from lsmq_node.broker import Broker
-from lsmq_node.machines import MachineService, Step
+from lsmq_node.broker import Broker, ShardPort, asked_shard
+from lsmq_node.machines import MachineService, Step, with_producer
+from lsmq_node.storage import Topic
+from lsmq_node.storage.later_names import numbered
 
 from .coordinator import Counts, ShardTransactions
-from .delivery import OPERATION, TIMEOUT_S, Delivery
-from .lanes import fresh_batches, lane_key, producer_of, with_producer
+from .delivery import OPERATION, TIMEOUT_S, Delivery, split_named
+from .lanes import fresh_batches, lane_key, producer_of
+
+
+class _NamesMissing(Exception):
+    """Queues of a delivery are not there yet."""
+
+    def __init__(self, topic_id: int, names: list[str]) -> None:
+        super().__init__(topic_id)
+        self.topic_id = topic_id
+        self.names = names
 
 
 class TransactionService(MachineService[ShardTransactions]):
@@ -49,11 +61,21 @@ class TransactionService(MachineService[ShardTransactions]):
 
     async def _answer(self, asked: dict[str, Any]) -> dict[str, Any]:
         """A delivery of another node."""
-        count, shard = self.broker.topology.shard_count, asked["shard"]
-        if type(shard) is not int or not 0 <= shard < count:
-            raise InvalidRequest(f"shard is {shard!r}; shards are 0 to {count - 1}")
-        delivery = await asyncio.to_thread(Delivery.from_dict, asked, count)
+        shard = asked_shard(self.broker.topology, asked)
+        delivery = await asyncio.to_thread(Delivery.from_dict, asked, self.broker.topology.shard_count)
         return {"dropped": await self.receive(shard, delivery)}
+
+    def _batch(self, port: ShardPort, topic_id: int, packed: bytes, *producer: int) -> RecordBatch:
+        """A batch as the store takes it now. Raises ``_NamesMissing``: then queues are to be declared before."""
+        joined, batch = split_named(packed)
+        found = RecordBatch(with_producer(batch, *producer), verify=False)
+        if joined is None:
+            return found
+        names = joined.decode().split(SEPARATOR)
+        numbers = self.broker.names.lasting(port, topic_id, names)
+        if numbers is None:
+            raise _NamesMissing(topic_id, names)
+        return numbered(found, names, numbers)
 
     async def receive(self, number: int, delivery: Delivery) -> int:
         """Store what a coordinator has decided, unless it is here already. Durable, and visible, on return.
@@ -62,20 +84,28 @@ class TransactionService(MachineService[ShardTransactions]):
         """
         shard = await self.shard(number)
         gone: set[int] = set()
+        topics: dict[int, Topic] = {}
         for topic_id in {topic_id for _, topic_id, _, _ in delivery.batches}:
             try:
-                await shard.port.prepare(await self.broker.topic_by_id(topic_id))
+                topics[topic_id] = topic = await self.broker.topic_by_id(topic_id)
+                await shard.port.prepare(topic)
             except UnknownTopic:
                 gone.add(topic_id)
-        shard.check()
         coordinator = delivery.coordinator
-        fresh = fresh_batches(number, shard.last.get(coordinator, 0), delivery)
+        while True:
+            shard.check()
+            fresh = fresh_batches(number, shard.last.get(coordinator, 0), delivery)
+            try:
+                items = [
+                    (topic_id, self._batch(shard.port, topic_id, packed, *producer_of(coordinator, at)))
+                    for at, topic_id, _, packed in fresh
+                    if topic_id not in gone
+                ]
+            except _NamesMissing as missing:
+                await self.broker.names.declare(shard.port, topics[missing.topic_id], missing.names)
+            else:
+                break
         if fresh:
-            items = [
-                (topic_id, RecordBatch(with_producer(batch, *producer_of(coordinator, at)), verify=False))
-                for at, topic_id, _, batch in fresh
-                if topic_id not in gone
-            ]
             last = fresh[-1][0]
             had = partial(shard.last.__setitem__, coordinator, last)
             # Once it is stored, whoever leads by then, no error may say otherwise.

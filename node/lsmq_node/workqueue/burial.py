@@ -8,7 +8,7 @@ after a crash does the last two again: the batch is not stored twice, since it i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -139,8 +139,13 @@ class Undertaker:
         await self._broker.in_readers(lambda: read_again(work.store, work.topic.id, places, _BATCH_BYTES, found))
         work.check()
         rows = [row for row in burial.rows if row[:2] in found.again]
+        names: dict[int, str] = {}
+        if work.topic.named:
+            named = await self._broker.names.names_of(work.topic, (place[0] for place in places))
+            names = {number: each.name for number, each in named.items()}
+            work.check()
         if rows and tasks:
-            batch = self._pack(topic, queue, burial, [(found.again[row[:2]], row) for row in rows])
+            batch = self._pack(topic, queue, burial, [(found.again[row[:2]], row) for row in rows], names)
             await self._put(Step(batches=((topic.id, batch),)))
         # What was not read for its size is dead still, and comes with the next batch.
         unread = [task for task in tasks if (task.queue, task.offset) not in {*found.again, *found.gone}]
@@ -161,6 +166,8 @@ class Undertaker:
             return topic
 
     def _queue(self, topic: Topic) -> int:
+        if topic.named:
+            raise named_for_dead_letters(topic)
         number = self._work.port.number
         for part in self._broker.ranges(topic):
             if part.shard == number:
@@ -168,17 +175,31 @@ class Undertaker:
         raise too_few_queues(topic, self._broker.topology.shard_count)
 
     def _pack(
-        self, topic: Topic, queue: int, burial: Burial, letters: Sequence[tuple[Record, tuple[int, int, int, str]]]
+        self,
+        topic: Topic,
+        queue: int,
+        burial: Burial,
+        letters: Sequence[tuple[Record, tuple[int, int, int, str]]],
+        names: Mapping[int, str],
     ) -> RecordBatch:
         builder = BatchBuilder()
         limit = self._broker.config.max_message_bytes
         if topic.options.max_message_bytes is not None:
             limit = min(limit, topic.options.max_message_bytes)
         for record, (_, _, count, reason) in letters:
-            self._add(builder, queue, record, count, reason, limit)
+            self._add(builder, queue, record, count, reason, limit, names.get(record.queue))
         return RecordBatch(builder.build(producer_id=burial.producer_id, sequence=0), verify=False)
 
-    def _add(self, builder: BatchBuilder, queue: int, record: Record, count: int, reason: str, limit: int) -> None:
+    def _add(
+        self,
+        builder: BatchBuilder,
+        queue: int,
+        record: Record,
+        count: int,
+        reason: str,
+        limit: int,
+        queue_name: str | None,
+    ) -> None:
         """The message with its key, tag and properties, and where it comes from.
 
         One that is too large with that goes without its own properties and headers; and then cut, which
@@ -194,18 +215,26 @@ class Undertaker:
             for name, value in (
                 ("topic", work.topic.name),
                 ("queue", record.queue),
+                ("queue-name", queue_name),
                 ("offset", record.offset),
                 ("id", message_id(work.topic.id, record.queue, record.offset)),
                 ("group", work.group),
                 ("deliveries", count),
                 ("reason", reason[:_MAX_REASON]),
             )
+            if value is not None
         }
         body = record.body
         for kept in (header, header._replace(properties={}, headers=())):
             packed = BatchBuilder()
             packed.add(
-                queue, body, key=kept.key, tag=kept.tag, properties={**kept.properties, **own}, headers=kept.headers
+                queue,
+                body,
+                key=kept.key,
+                tag=kept.tag,
+                properties={**kept.properties, **own},
+                headers=kept.headers,
+                kind=kept.type,
             )
             over = packed.size_bytes - limit
             if over <= 0:
@@ -222,7 +251,17 @@ class Undertaker:
             properties={**kept.properties, **own},
             headers=kept.headers,
             delete=bool(record.flags & Flag.DELETE),
+            kind=kept.type,
         )
+
+
+def named_for_dead_letters(topic: Topic) -> InvalidRequest:
+    """A topic that dead letters would have to choose names in."""
+    return InvalidRequest(
+        f"topic {topic.name!r} has queues with names, and dead letters have none: delete it, so that it is made anew, "
+        "or choose another (dead_letter)",
+        topic=topic.name,
+    )
 
 
 def too_few_queues(topic: Topic, shards: int) -> InvalidRequest:

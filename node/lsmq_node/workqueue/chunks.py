@@ -7,7 +7,6 @@ its deliveries, if any, had not ended. See ``docs/formats/documents.md``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,18 +57,6 @@ class Chunk:
             return cls(settled, {base + offset: Failed(count, due, reason) for offset, count, due, reason in rows})
 
         return documents.decode(body, key, "chunk of a work queue", VERSION, build)
-
-
-def gaps(first: int, end: int, present: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """The ranges of ``[first, end)`` that hold none of ``present``, which is sorted and lies within."""
-    found = []
-    for offset in present:
-        if offset > first:
-            found.append((first, offset))
-        first = offset + 1
-    if first < end:
-        found.append((first, end))
-    return tuple(found)
 
 
 def prefix(group: str, topic_id: int | None = None) -> str:

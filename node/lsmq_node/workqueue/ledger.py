@@ -2,7 +2,12 @@
 
 A queue's *window* is ``[cursor, next)``. Below the cursor all is settled: acknowledged, or dead. From ``next`` on
 nothing was delivered. In between, what is not *open* is settled. So memory follows the open messages, and a window
-costs the same whether ten or ten million others were settled above a stubborn one.
+costs next to the same whether ten or ten million others were settled above a stubborn one.
+
+With order by key, a message is open only while none before it in its queue has its key: until the one before is settled
+and that is stored, it waits in a line (:mod:`.window`). So whoever leads next finds an earlier one of a key open before
+any later one was handed out. What was stored is not opened by :meth:`Ledger.load` then, whose keys nobody knows: it is
+looked at once more, in order.
 
 Times are milliseconds since 1970 on a clock of the caller's that never goes back. A message is open in one of these
 states: ``READY`` to be delivered (again), ``TAKEN`` by somebody who reads it from the store, ``IN_FLIGHT`` until its
@@ -17,26 +22,28 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-from .chunks import CHUNK_OFFSETS, Chunk, Failed, gaps
+from .chunks import Chunk, Failed
+from .open_messages import OpenMessages
 from .receipts import Receipt
 from .settings import MAX_DELAY_MS, Settings
-from .tasks import Changes, Counts, Refusal, State, Task, Window
+from .tasks import Counts, Refusal, State, Task
+from .window import Window
 
-#: Receipts of settled messages that are remembered, so that an acknowledgement can be sent again.
-REMEMBERED = 65_536
 #: A receipt of an earlier leader may name a message so far beyond what is known here.
 ADOPTED_OFFSETS = 10_000
 #: As a due time: it is not to be delivered again.
 NEVER = -1
+#: Open messages of a group on a topic in a shard. At the limit nothing new is delivered until some are settled.
+MAX_OPEN = 100_000
 _SPARE_TIMERS = 10_000
 EXPIRED_REASON = "visibility timeout"
 NACKED_REASON = "negative acknowledgement"
 
 
-class Ledger:
+class Ledger(OpenMessages):
     """See the module. ``start_of`` and ``end_of`` say of any queue where its unsettled messages begin, and its end."""
 
     def __init__(
@@ -48,42 +55,38 @@ class Ledger:
         counts: Counts | None = None,
     ) -> None:
         """``leader``: 32 bits that no other ledger has; tells this one's receipts from those of earlier leaders."""
-        self.settings = settings
-        self.counts = Counts() if counts is None else counts
-        self.states: Counter[State] = Counter()
+        super().__init__(settings, start_of, counts)
         self._leader = leader
         self._serials = itertools.count(1)
-        self._start_of = start_of
         self._end_of = end_of
-        self._windows: dict[int, Window] = {}
-        self._dirty: set[int] = set()  # queues
-        self._ready: deque[Task] = deque()
-        self._dead: deque[Task] = deque()
         self._timers: list[tuple[int, int, Task]] = []
-        self._recent: OrderedDict[tuple[int, int], int] = OrderedDict()  # tokens of what was settled
-        self._settled: list[Task] = []  # since changes were taken last
-        self._storing: dict[int, Changes] = {}  # by identity: taken, and not stored yet
 
     # What was stored
 
     def load(self, queue: int, cursor: int, chunks: Mapping[int, Chunk], now: int) -> None:
         """Take over a queue's documents, by number of the chunk."""
-        window = self._windows[queue] = Window(queue, cursor)
+        window = self._windows[queue] = Window(queue, cursor, looks=self._looks)
         window.stored.update(chunks)
+        if self._looks:
+            window.take_over(chunks.values())
+        else:
+            self._open_all(window, chunks, now)
+        self._note(window)  # documents below the cursor are left over from a crash
+
+    def _open_all(self, window: Window, chunks: Mapping[int, Chunk], now: int) -> None:
+        cursor = window.next
         settled = sorted(pair for chunk in chunks.values() for pair in chunk.settled)
         failed = {offset: fail for chunk in chunks.values() for offset, fail in chunk.failed.items()}
         end = max([cursor, *(pair[1] for pair in settled), *(offset + 1 for offset in failed)])
         first = cursor
         for low, high in [*settled, (end, end)]:
             for offset in range(first, low):
-                self._open_again(window, offset, failed.get(offset), now)
+                window.mark(offset)
+                self._open_again(self._new_task(window, offset), failed.get(offset), now)
             first = max(first, high)
         window.next = end
-        self._note(window)  # documents below the cursor are left over from a crash
 
-    def _open_again(self, window: Window, offset: int, fail: Failed | None, now: int) -> None:
-        task = window.open[offset] = Task(window.queue, offset)
-        self.states[task.state] += 1
+    def _open_again(self, task: Task, fail: Failed | None, now: int) -> None:
         if fail is None:
             self._set(task, State.READY)
             return
@@ -106,38 +109,31 @@ class Ledger:
     # Delivering
 
     @property
-    def open_count(self) -> int:
-        return sum(self.states.values())
-
-    @property
-    def has_ready(self) -> bool:
-        return self.states[State.READY] > 0
-
-    @property
     def has_dead(self) -> bool:
         return bool(self._dead)
 
-    @property
-    def is_dirty(self) -> bool:
-        return bool(self._dirty)
-
-    def next_of(self, queue: int) -> int:
-        """The first offset of a queue that was never delivered."""
-        window = self._windows.get(queue)
-        return self._start_of(queue) if window is None else window.next
-
-    def windows(self) -> list[tuple[int, int]]:
-        """Queues that something is known of, and their ``next_of``."""
-        return [(queue, window.next) for queue, window in self._windows.items()]
-
     def take_ready(self, limit: int) -> list[Task]:
-        """Messages to be delivered again, ``TAKEN`` until :meth:`deliver`, :meth:`give_back` or :meth:`gone`."""
-        taken: list[Task] = []
-        while self._ready and len(taken) < limit:
-            task = self._ready.popleft()
-            if task.state is State.READY:  # else it was adopted since
+        """Messages whose turn it is, ``TAKEN`` until :meth:`deliver`, :meth:`give_back` or :meth:`gone`."""
+        if self.looks_ahead and self.open_count >= MAX_OPEN:  # only what is open already
+            ready = (task for window in self._windows.values() for task in window.open.values())
+            taken = list(itertools.islice((task for task in ready if task.state is State.READY), limit))
+            for task in taken:
                 self._set(task, State.TAKEN)
-                taken.append(task)
+            return taken
+        taken = []
+        for lane, item, stored_ms in self._turns.take(limit):
+            if isinstance(item, Task):
+                self._set(item, State.TAKEN)
+                taken.append(item)
+                continue
+            queue, offset = item
+            window = self._windows[queue]
+            window.blocked -= 1
+            self.lined -= 1
+            task = self._new_task(window, offset, tenant=lane.tenant, level=lane.level)
+            task.stored_ms = stored_ms
+            taken.append(task)
+            self._resume(queue)
         return taken
 
     def give_back(self, tasks: Iterable[Task]) -> None:
@@ -154,11 +150,17 @@ class Ledger:
                 self._set(task, State.WAITING)
                 self._time(task)
 
-    def gone(self, tasks: Iterable[Task]) -> None:
-        """Their messages were deleted or fell to retention: nothing is left to be done."""
+    def gone(self, tasks: Iterable[Task], now: int) -> None:
+        """Their messages were deleted, expired or fell to retention: nothing is left to be done.
+
+        The next of their keys come at once: whoever leads next cannot hand these out before them.
+        """
         for task in tasks:
             if task.state is State.TAKEN:
+                key, task.key = task.key, 0
                 self._settle(task)
+                if key:
+                    self._free(task.queue, key, now)
 
     def deliver(self, task: Task, now: int, visibility_ms: int) -> Receipt | None:
         """Hand out what was taken; None when it was settled or adopted meanwhile."""
@@ -186,15 +188,120 @@ class Ledger:
             if offset < window.next:
                 receipts.append(None)
                 continue
-            task = window.open[offset] = Task(queue, offset)
-            self.states[task.state] += 1
+            window.mark(offset)
             window.next = offset + 1
-            receipts.append(self.deliver(task, now, visibility_ms))
+            receipts.append(self.deliver(self._new_task(window, offset), now, visibility_ms))
         if end > window.next:
             window.next = end
             if not window.open:
                 self._note(window)
         return receipts
+
+    def line_up(
+        self, queue: int, offsets: Sequence[int], keys: Sequence[int], end: int, limit: int, now: int
+    ) -> list[Task | None]:
+        """Look at messages of ``[next_of(queue), end)`` and their keys; offsets that are not named have no message.
+
+        Those before which none of their key is open are ``TAKEN``, up to ``limit``, and returned in the places of their
+        offsets. The others wait for their keys. Where one more would be taken, or there is no room to wait, it ends.
+        """
+        window = self._window(queue)
+        found: list[Task | None] = [None] * len(offsets)
+        for offset, key, place in self._unknown(window, offsets, keys, end):
+            if window.take_place(offset, key):
+                pass
+            elif key and key in window.held:
+                if not self._has_room(window):
+                    return found
+                window.line_up(offset, key)
+                self.blocked += 1
+            elif limit <= 0:
+                return found
+            else:
+                window.hold(offset, key)
+                task = self._open_in_turn(window, offset, key, now)
+                if task.state is State.TAKEN:
+                    found[place] = task
+                    limit -= 1
+            window.pass_by(offset)
+        window.advance(end)
+        self._note(window)
+        return found
+
+    def look_at(
+        self,
+        queue: int,
+        offsets: Sequence[int],
+        tenants: Sequence[int],
+        levels: Sequence[int],
+        end: int,
+        now: int,
+        times: Sequence[int] | None = None,
+    ) -> None:
+        """Look at messages of ``[next_of(queue), end)``, whose they are and at which level: their turn comes.
+
+        Offsets that are not named have no message. Where there is no room for more it ends. ``times``: when they were
+        stored, where messages age.
+        """
+        window = self._window(queue)
+        for offset, tenant, place in self._unknown(window, offsets, tenants, end):
+            level = levels[place] if place >= 0 else 0
+            stored_ms = times[place] if times is not None and place >= 0 else None
+            if window.take_place(offset, 0):
+                if (task := window.open.get(offset)) is not None:
+                    self._place(task, tenant, level, stored_ms or 0)
+            elif not self._has_room(window):
+                return
+            else:
+                window.mark(offset)
+                if (fail := window.failed.pop(offset, None)) is not None:
+                    task = self._new_task(window, offset, tenant=tenant, level=level)
+                    task.stored_ms = stored_ms or 0
+                    self._open_again(task, fail, now)
+                else:
+                    self._turns.lane(level, tenant).add(queue, offset, stored_ms)
+                    window.blocked += 1
+                    self.lined += 1
+            window.pass_by(offset)
+        window.advance(end)
+        self._note(window)
+
+    @staticmethod
+    def _unknown(
+        window: Window, offsets: Sequence[int], columns: Sequence[int], end: int
+    ) -> Iterator[tuple[int, int, int]]:
+        """Messages that are to be looked at, with their column, and their place among ``offsets``."""
+        rows: Iterable[tuple[int, int, int]] = zip(offsets, columns, range(len(offsets)), strict=True)
+        if window.early:  # their messages may be deleted meanwhile
+            held = [offset for offset in window.early.difference(offsets) if window.next <= offset < end]
+            rows = sorted([*rows, *((offset, 0, -1) for offset in held)])
+        for offset, column, place in rows:
+            if offset < window.next:
+                continue
+            if window.is_settled_ahead(offset):
+                window.pass_by(offset)
+                continue
+            yield offset, column, place
+
+    def _open_in_turn(self, window: Window, offset: int, key: int, now: int) -> Task:
+        task = self._new_task(window, offset, key=key)
+        fail = window.failed.pop(offset, None)
+        if fail is not None:
+            self._open_again(task, fail, now)
+            if task.state is State.READY:
+                self._set(task, State.TAKEN)
+        return task
+
+    def _free(self, queue: int, key: int, now: int) -> None:
+        """What was before the next one of a key is settled for good."""
+        window = self._windows[queue]
+        before = window.blocked
+        offset = window.let_go(key, self._start_of(queue) if window.held[key] else 0)
+        self.blocked -= before - window.blocked
+        self._note(window)
+        if offset is not None:
+            self._open_again(self._new_task(window, offset, key=key), window.failed.pop(offset, None), now)
+        self._resume(queue)
 
     # Settling
 
@@ -254,7 +361,7 @@ class Ledger:
     def _find(self, receipt: Receipt, now: int) -> Task | Refusal | None:
         """The delivery in flight; None when its message is settled, and by no other delivery as far as is known."""
         ours = receipt.token >> 32 == self._leader
-        if receipt.offset >= self.next_of(receipt.queue):
+        if receipt.offset >= self.next_of(receipt.queue) and not self._is_known_ahead(receipt):
             if ours or receipt.offset >= self._end_of(receipt.queue):
                 return Refusal.UNKNOWN
             if receipt.expires_ms <= now or not self._open_up_to(receipt):
@@ -271,17 +378,39 @@ class Ledger:
         self._adopt(task, receipt)
         return task
 
+    def _is_known_ahead(self, receipt: Receipt) -> bool:
+        window = self._windows.get(receipt.queue)
+        if window is None:
+            return False
+        offset = receipt.offset
+        return offset in window.early or offset in window.settling or window.is_settled_ahead(offset)
+
     def _open_up_to(self, receipt: Receipt) -> bool:
         """An earlier leader has delivered further than is known here."""
         window = self._window(receipt.queue)
+        if self._looks:
+            fail = window.failed.get(receipt.offset)
+            if fail is not None and fail.count >= receipt.count:
+                return False
+            self._open_early(window, receipt.offset)
+            return True
         if receipt.offset - window.next > ADOPTED_OFFSETS:
             return False
         for offset in range(window.next, receipt.offset + 1):
-            task = window.open[offset] = Task(receipt.queue, offset)
-            self.states[task.state] += 1
-            self._set(task, State.READY)
+            window.mark(offset)
+            self._set(self._new_task(window, offset), State.READY)
         window.next = receipt.offset + 1
         return True
+
+    def _open_early(self, window: Window, offset: int) -> Task:
+        """Before anybody looked at it in its turn, and so without its key."""
+        window.early.add(offset)
+        task = self._new_task(window, offset)
+        fail = window.failed.pop(offset, None)
+        if fail is not None:
+            task.count, task.reason = fail.count, fail.reason
+        self._set(task, State.READY)
+        return task
 
     def _adopt(self, task: Task, receipt: Receipt) -> None:
         """An earlier leader has delivered it, and nobody else has it since."""
@@ -294,6 +423,10 @@ class Ledger:
     @property
     def next_at_ms(self) -> int | None:
         """When :meth:`advance` will have something to do."""
+        known = (self._next_timer(), None if self._pace is None else self._pace.next_at_ms)
+        return min((at_ms for at_ms in known if at_ms is not None), default=None)
+
+    def _next_timer(self) -> int | None:
         timers = self._timers
         while timers and not self._is_timed(timers[0][0], timers[0][2]):
             heapq.heappop(timers)
@@ -312,7 +445,10 @@ class Ledger:
 
     def advance(self, now: int) -> None:
         """Visibility ends, and what waited is due."""
-        while (at_ms := self.next_at_ms) is not None and at_ms <= now:
+        self._now = now
+        for tenant in self._pace.take_due(now) if self._pace is not None else ():
+            self._unpark(tenant)
+        while (at_ms := self._next_timer()) is not None and at_ms <= now:
             _, _, task = heapq.heappop(self._timers)
             if task.state is State.IN_FLIGHT:
                 self.counts.expired += 1
@@ -326,7 +462,7 @@ class Ledger:
         task.at_ms = due_ms
         self._rest(task, now)
         window = self._windows[task.queue]
-        window.dirty.add(task.offset // CHUNK_OFFSETS)
+        window.touch(task.offset)
         self._note(window)
 
     def _rest(self, task: Task, now: int) -> None:
@@ -365,101 +501,10 @@ class Ledger:
         for queue, offset in places:
             window = self._windows.get(queue)
             task = None if window is None else window.open.get(offset)
+            if task is None and window is not None and offset in window.failed:
+                task = self._open_early(window, offset)
             if task is not None:
                 self._set(task, State.DEAD, listed=False)
                 found.append(task)
         self._dead = deque(task for task in self._dead if task not in found)
         return found
-
-    # Within
-
-    def _set(self, task: Task, state: State, *, listed: bool = True) -> None:
-        self.states[task.state] -= 1
-        task.state = state
-        self.states[state] += 1
-        if state is State.READY:
-            self._ready.append(task)
-        elif state is State.DEAD and listed:
-            self._dead.append(task)
-
-    def _settle(self, task: Task, token: int = 0) -> None:
-        """``token``: of the delivery that did it, where one did."""
-        window = self._windows[task.queue]
-        del window.open[task.offset]
-        self.states[task.state] -= 1
-        task.state = State.SETTLED
-        self._recent[task.queue, task.offset] = token
-        if token:
-            self._settled.append(task)
-        if len(self._recent) > REMEMBERED:
-            self._recent.popitem(last=False)
-        window.dirty.add(task.offset // CHUNK_OFFSETS)
-        self._note(window)
-
-    def _window(self, queue: int) -> Window:
-        window = self._windows.get(queue)
-        if window is None:
-            window = self._windows[queue] = Window(queue, self._start_of(queue))
-        return window
-
-    def _note(self, window: Window) -> None:
-        if window.dirty or window.stored or window.cursor > window.logged:
-            self._dirty.add(window.queue)
-
-    # Storing
-
-    def take_changes(self) -> Changes:
-        """What is to be stored now; then :meth:`stored`. If it cannot be, the ledger is of no use any more."""
-        changes = Changes()
-        for queue in self._dirty:
-            window = self._windows[queue]
-            cursor = window.cursor
-            changes.windows.append(queue)
-            window.unlogged += 1
-            if cursor > window.logged:
-                window.logged = cursor
-                changes.queues.append(queue)
-                changes.cursors.append(cursor)
-                if cursor // CHUNK_OFFSETS in window.stored:
-                    window.dirty.add(cursor // CHUNK_OFFSETS)
-            for number in window.dirty:
-                if (number + 1) * CHUNK_OFFSETS > cursor:
-                    self._store_chunk(window, number, cursor, changes)
-            for number in [number for number in window.stored if (number + 1) * CHUNK_OFFSETS <= cursor]:
-                changes.documents[queue, number] = None
-                window.stored.discard(number)
-            window.dirty.clear()
-        self._dirty.clear()
-        changes.settled.extend(self._settled)
-        self._settled.clear()
-        self._storing[id(changes)] = changes
-        return changes
-
-    def _store_chunk(self, window: Window, number: int, cursor: int, changes: Changes) -> None:
-        first = max(number * CHUNK_OFFSETS, cursor)
-        end = min((number + 1) * CHUNK_OFFSETS, window.next)
-        tasks = [task for offset in range(first, end) if (task := window.open.get(offset)) is not None]
-        failed = {task.offset: Failed(task.ended, self._due(task), task.reason) for task in tasks if task.ended}
-        chunk = Chunk(gaps(first, end, (task.offset for task in tasks)), failed)
-        if chunk.settled or chunk.failed:
-            changes.documents[window.queue, number] = chunk.encode(number)
-            window.stored.add(number)
-        elif number in window.stored:
-            changes.documents[window.queue, number] = None
-            window.stored.discard(number)
-
-    @staticmethod
-    def _due(task: Task) -> int:
-        return task.at_ms if task.state in (State.WAITING, State.DEAD) else 0
-
-    def stored(self, changes: Changes) -> None:
-        """They are committed. Queues of which there is nothing left to know are forgotten."""
-        self._storing.pop(id(changes), None)
-        for queue in changes.windows:
-            window = self._windows.get(queue)
-            if window is None:
-                continue
-            window.unlogged -= 1
-            idle = not (window.open or window.dirty or window.stored or window.unlogged)
-            if idle and window.logged == window.next and queue not in self._dirty:
-                del self._windows[queue]

@@ -23,6 +23,7 @@ _STATES = (
     ("in_flight", "lsmq_work_in_flight", "Messages delivered and not settled."),
     ("waiting", "lsmq_work_waiting", "Messages that wait for their next delivery to be due."),
     ("ready", "lsmq_work_ready", "Messages to be delivered again."),
+    ("blocked", "lsmq_work_blocked", "Messages that wait for another of their key."),
     ("dead", "lsmq_work_dying", "Messages on their way to the dead letters."),
 )
 

@@ -12,12 +12,13 @@ from itertools import pairwise
 import numpy as np
 
 from lsmq.errors import CorruptFile, OffsetOutOfRange
+from lsmq.record_batch import Column
 from lsmq_node.storage import ShardStore, Slice
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A message as it lies in the store."""
+    """A message as it lies in the store. ``key``: its hash; 0 for none."""
 
     queue: int
     offset: int
@@ -26,6 +27,8 @@ class Record:
     priority: int
     stored_ms: int
     flags: int
+    key: int
+    expires_ms: int = 0
 
     @property
     def size_bytes(self) -> int:
@@ -89,43 +92,33 @@ def _read_run(store: ShardStore, topic_id: int, queue: int, first: int, end: int
     found.gone.update(place for place in places if place not in found.again)
 
 
+Wanted = tuple[int, int, int]
+"""A queue, and the offsets that are wanted of it: the first, and the end."""
+
+
 def read_fresh(
-    store: ShardStore,
-    topic_id: int,
-    queues: Sequence[int],
-    starts: Sequence[int],
-    limit: int,
-    max_bytes: int,
-    found: Found,
+    store: ShardStore, topic_id: int, wanted: Sequence[Wanted], limit: int, max_bytes: int, found: Found
 ) -> None:
-    """Up to ``limit`` messages of these queues, in their order, each from its start on."""
+    """Up to ``limit`` messages of what is wanted, in that order."""
     try:
-        _read_queues(store, topic_id, queues, starts, limit, max_bytes, found)
+        _read_queues(store, topic_id, wanted, limit, max_bytes, found)
     except CorruptFile:
-        if len(queues) == 1:
-            found.damaged_queues.add(queues[0])
+        if len(wanted) == 1:
+            found.damaged_queues.add(wanted[0][0])
             return
         before = found.count
-        for queue, start in zip(queues, starts, strict=True):
+        for each in wanted:
             room = limit - (found.count - before)
             if room > 0:
-                read_fresh(store, topic_id, (queue,), (start,), room, max_bytes, found)
+                read_fresh(store, topic_id, (each,), room, max_bytes, found)
 
 
 def _read_queues(
-    store: ShardStore,
-    topic_id: int,
-    queues: Sequence[int],
-    starts: Sequence[int],
-    limit: int,
-    max_bytes: int,
-    found: Found,
+    store: ShardStore, topic_id: int, wanted: Sequence[Wanted], limit: int, max_bytes: int, found: Found
 ) -> None:
-    part = store.read_many(
-        topic_id, np.array(queues, np.uint32), np.array(starts, np.int64), max_records=limit, max_bytes=max_bytes
-    )
+    part = _read_part(store, topic_id, wanted, limit, max_bytes)
     records = list(_records(part))  # before anything is noted: what is damaged shows here
-    first = dict(zip(queues, starts, strict=True))
+    first = {queue: start for queue, start, _ in wanted}
     for queue, end in zip(*part.positions, strict=True):
         found.fresh[int(queue)] = Fresh(end=int(end))
     for record in records:
@@ -139,6 +132,63 @@ def _read_queues(
         fresh.records.append(record)
         found.size_bytes += record.size_bytes
         found.count += 1
+
+
+def _read_part(store: ShardStore, topic_id: int, wanted: Sequence[Wanted], limit: int, max_bytes: int) -> Slice:
+    queues, starts, ends = zip(*wanted, strict=True)
+    return store.read_many(
+        topic_id,
+        np.array(queues, np.uint32),
+        np.array(starts, np.int64),
+        ends=np.array(ends, np.int64),
+        max_records=limit,
+        max_bytes=max_bytes,
+    )
+
+
+@dataclass(slots=True)
+class Seen:
+    """Of one queue: columns of messages, and up to where there are no others."""
+
+    offsets: list[int] = field(default_factory=list)
+    tenants: list[int] = field(default_factory=list)
+    levels: list[int] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)
+    end: int = 0
+
+
+def look(
+    store: ShardStore,
+    topic_id: int,
+    wanted: Sequence[Wanted],
+    column: Column,
+    limit: int,
+    max_bytes: int,
+    damaged: set[int],
+) -> dict[int, Seen]:
+    """Up to ``limit`` messages of what is wanted, by queue: their ``column``, priority and time, and no more."""
+    try:
+        part = _read_part(store, topic_id, wanted, limit, max_bytes)
+        seen = {int(queue): Seen(end=int(end)) for queue, end in zip(*part.positions, strict=True)}
+        first = {queue: start for queue, start, _ in wanted}
+        for batch in part.batches():
+            names = (Column.QUEUE, Column.OFFSET, column, Column.PRIORITY, Column.STORED_MS)
+            for queue, offset, tenant, level, stored_ms in zip(*map(batch.of_messages, names), strict=True):
+                each = seen.get(queue)
+                if each is not None and first[queue] <= offset < each.end:
+                    each.offsets.append(offset)
+                    each.tenants.append(tenant)
+                    each.levels.append(level)
+                    each.times.append(stored_ms)
+        return seen
+    except CorruptFile:
+        if len(wanted) == 1:
+            damaged.add(wanted[0][0])
+            return {}
+        seen = {}
+        for each_wanted in wanted:
+            seen |= look(store, topic_id, (each_wanted,), column, limit, max_bytes, damaged)
+        return seen
 
 
 def runs(places: Iterable[tuple[int, int]]) -> list[tuple[int, int, int]]:
@@ -158,6 +208,7 @@ def _next_offset(part: Slice, queue: int, start: int) -> int:
 def _records(part: Slice) -> Iterable[Record]:
     for batch in part.batches():
         payload = batch.payload
-        for _, queue, offset, start, body_at, end, stored_ms, priority, flags in batch.rows():
+        for row, key in zip(batch.rows(), batch.of_messages(Column.KEY_HASH), strict=True):
+            _, queue, offset, start, body_at, end, stored_ms, priority, flags, expires_ms = row
             header, body = payload[start:body_at].tobytes(), payload[body_at:end].tobytes()
-            yield Record(queue, offset, header, body, priority, stored_ms, flags)
+            yield Record(queue, offset, header, body, priority, stored_ms, flags, key, expires_ms)

@@ -9,14 +9,15 @@ from typing import Any
 
 from lsmq.errors import InvalidRequest, LsmqError, NotLeader, TooManyGroups
 from lsmq_node.broker import Broker, Hold
+from lsmq_node.broker.placement import number_end
 from lsmq_node.groups import GroupService
 from lsmq_node.machines import MachineService
 from lsmq_node.storage import Topic
 
-from .burial import too_few_queues
+from .burial import named_for_dead_letters, too_few_queues
 from .chunks import SETTINGS, prefix
 from .receipts import Receipt, decode_receipt, group_hash
-from .settings import Settings
+from .settings import FairBy, Order, Settings
 from .shard_work import Delivery, ShardWork, delete_documents
 from .tasks import Counts, Refusal
 
@@ -77,6 +78,7 @@ class WorkService(MachineService[ShardWork]):
                 shard=shard,
                 leader=leads.url,
                 epoch=leads.epoch,
+                sent=False,
             )
         return led
 
@@ -105,18 +107,22 @@ class WorkService(MachineService[ShardWork]):
         max_bytes: int,
         visibility_ms: int | None,
         wait_ms: int,
+        order: Order | None,
         gone: Callable[[], bool],
         hold: Hold,
     ) -> list[Delivery]:
         """Up to ``limit`` messages of these shards, waiting up to ``wait_ms`` for the first.
 
-        Nothing is delivered to whom is ``gone``. ``hold`` reserves memory for what is read.
-        Raises as :meth:`work`, ``UnknownTopic``, ``Unavailable``.
+        Nothing is delivered to whom is ``gone``. ``hold`` reserves memory for what is read. ``order``: what the caller
+        relies on. Raises as :meth:`work`, ``UnknownTopic``, ``Unavailable``, and ``InvalidRequest`` for another order.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000
         while True:
             works = [await self.work(group, topic, shard) for shard in shards]
+            for work in works:
+                if order is not None and work.settings.order is not order:
+                    raise _other_order(work, order)
             try:
                 found = await self._take(works, limit, max_bytes, visibility_ms, gone, hold)
                 if found or wait_ms == 0 or loop.time() >= deadline or self.held.closed or gone():
@@ -184,8 +190,9 @@ class WorkService(MachineService[ShardWork]):
         receipts = [decode_receipt(text, owner, topic.id) for text in texts]
         refusals: list[Refusal | None] = [Refusal.UNKNOWN] * len(texts)
         places: dict[int, list[int]] = {}
+        end = number_end(topic, self.broker.topology.shard_count)
         for at, receipt in enumerate(receipts):
-            if receipt is not None and receipt.queue < topic.queues:
+            if receipt is not None and receipt.queue < end:
                 places.setdefault(self.broker.shard_of(topic, receipt.queue), []).append(at)
         works = {shard: await self.work(group, topic, shard) for shard in places}
         for shard, work in works.items():
@@ -200,13 +207,33 @@ class WorkService(MachineService[ShardWork]):
         self, group: str, topic: Topic, shards: Sequence[int], given: Mapping[str, Any]
     ) -> list[ShardWork]:
         """Set how the work queue behaves in these shards. Raises ``InvalidRequest`` for a topic of dead letters that
-        has too few queues."""
-        name = Settings.of(given).dead_letter_topic(topic.name)
+        has too few queues, and for settings that do not go together."""
+        settings = Settings.of(given)
+        settings.check()
+        if topic.named and settings.weights and settings.fair_by is FairBy.QUEUE:
+            raise InvalidRequest(
+                f"weights go by numbers of queues, and topic {topic.name!r} has named ones; tell tenants by key or tag "
+                "(fair_by)",
+                field="weights",
+            )
+        name = settings.dead_letter_topic(topic.name)
         count = self.broker.topology.shard_count
         for known in self.broker.topology.topics.all():
+            if known.name == name and known.named:
+                raise named_for_dead_letters(known)
             if known.name == name and len({part.shard for part in self.broker.ranges(known)}) < count:
                 raise too_few_queues(known, count)
         works = [await self.work(group, topic, shard) for shard in shards]
         for work in works:
             await work.put_settings(given)
-        return works
+        return [await self.work(group, topic, shard) for shard in shards]
+
+
+def _other_order(work: ShardWork, wanted: Order) -> InvalidRequest:
+    return InvalidRequest(
+        f"order is {wanted.value!r}, and the work queue of group {work.group!r} on topic {work.topic.name!r} has "
+        f"{work.settings.order.value!r} in shard {work.port.number}; configure it (order), or leave order out",
+        field="order",
+        group=work.group,
+        topic=work.topic.name,
+    )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
 from typing import Any
 
+from lsmq.errors import InvalidRequest
+from lsmq.messages import key_hash, tag_hash
 from lsmq_node.machines import documents
 from lsmq_node.storage.state import MAX_TOPIC_NAME
 
@@ -14,7 +18,30 @@ MIN_VISIBILITY_MS = 100
 MAX_VISIBILITY_MS = 43_200_000
 MAX_DELAY_MS = 604_800_000
 MAX_DELIVERIES = 1_000
+MAX_WEIGHT = 1_000
+MIN_RATE = 0.001
+MAX_RATE = 1_000_000
+MAX_WEIGHTS = 1_000
+MAX_WEIGHT_NAME_BYTES = 1_024
 DEAD_LETTER_SUFFIX = ".dlq"
+_QUEUE_NUMBER = re.compile(r"[0-9]{1,10}")
+_SHOWN = 60
+
+
+class Order(StrEnum):
+    """In which messages are worked on. The values are what users write."""
+
+    NONE = "none"
+    KEY = "key"
+    PRIORITY = "priority"
+
+
+class FairBy(StrEnum):
+    """Who takes turns. The values are what users write."""
+
+    QUEUE = "queue"
+    KEY = "key"
+    TAG = "tag"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +52,13 @@ class Settings:
     retry_first_ms, retry_max_ms: the delay after the first negative acknowledgement, doubled each time up to the most.
     dead_letter: topic of dead letters; None: the topic's name with ``.dlq``.
     delete_on_ack: messages below the first unsettled one of a queue are deleted, for every group.
+    order: with ``key``, the messages of a key are handed out one after the other, in the order of their queue; with
+        ``priority``, those of a higher one first.
+    fair_by: what takes turns: queues, or the keys or tags of messages. Each is called a tenant.
+    weights: how many messages a tenant gets in its turn, by number of the queue, key or tag; 1 where nothing is said.
+    priority_ageing_ms: a message that waits counts one priority higher for each such time; None: it never does.
+    max_in_flight_per: messages of a tenant that may be in flight in each shard; None: any number.
+    max_rate_per: deliveries of a tenant a second in each shard, a second's worth at once; None: any number.
     """
 
     max_deliveries: int = 16
@@ -33,6 +67,71 @@ class Settings:
     retry_max_ms: int = 600_000
     dead_letter: str | None = None
     delete_on_ack: bool = False
+    order: Order = Order.NONE
+    fair_by: FairBy = FairBy.QUEUE
+    weights: Mapping[str, int] = field(default_factory=dict)
+    max_in_flight_per: int | None = None
+    max_rate_per: float | None = None
+    priority_ageing_ms: int | None = None
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether columns of a message decide when its turn comes: it is looked at before it is read."""
+        return self.order is Order.PRIORITY or self.fair_by is not FairBy.QUEUE
+
+    @property
+    def turns(self) -> tuple[object, ...]:
+        """What a ledger is built for, and cannot change."""
+        limits = self.max_in_flight_per, self.max_rate_per
+        return self.order, self.fair_by, self.weights, limits, self.priority_ageing_ms
+
+    def tenant_weights(self) -> dict[int, int]:
+        """By tenants as :class:`.ledger.Ledger` knows them."""
+        match self.fair_by:
+            case FairBy.QUEUE:
+                tenant: Callable[[str], int] = int
+            case FairBy.KEY:
+                tenant = key_hash
+            case FairBy.TAG:
+                tenant = tag_hash
+        return {tenant(name): weight for name, weight in self.weights.items() if self._names_tenant(name)}
+
+    def _names_tenant(self, name: str) -> bool:
+        """Whether there may be such a tenant. An earlier release stored others: these are passed over."""
+        if not _is_text(name) or len(name.encode()) > MAX_WEIGHT_NAME_BYTES:
+            return False
+        return self.fair_by is not FairBy.QUEUE or _QUEUE_NUMBER.fullmatch(name) is not None
+
+    def check(self) -> None:
+        """Raises ``InvalidRequest`` for settings that do not go together, naming one."""
+        if len(self.weights) > MAX_WEIGHTS:
+            raise InvalidRequest(
+                f"weights names {len(self.weights)} tenants, the limit is {MAX_WEIGHTS}; others have the weight 1",
+                field="weights",
+                limit=MAX_WEIGHTS,
+            )
+        if self.priority_ageing_ms is not None and self.order is not Order.PRIORITY:
+            raise InvalidRequest(
+                f"priority_ageing_ms goes with order 'priority', and order is {self.order.value!r}; set that, or leave "
+                "it out",
+                field="priority_ageing_ms",
+            )
+        if self.order is Order.KEY and self.fair_by is not FairBy.QUEUE:
+            raise InvalidRequest(
+                f"fair_by is {self.fair_by.value!r}, which does not go with order 'key': of each key one message is in "
+                "flight at a time as it is; leave fair_by out",
+                field="fair_by",
+            )
+        for name in self.weights:
+            if not self._names_tenant(name):
+                by_queue = self.fair_by is FairBy.QUEUE
+                remedy = "; with fair_by 'key' or 'tag' it may be any text" if by_queue else ": leave it out"
+                raise InvalidRequest(
+                    f"weights names {name[:_SHOWN]!r}, which is no "
+                    f"{'number of a queue' if by_queue else f'text of up to {MAX_WEIGHT_NAME_BYTES} bytes'}{remedy}",
+                    field="weights",
+                    limit=MAX_WEIGHT_NAME_BYTES,
+                )
 
     def retry_delay_ms(self, deliveries: int) -> int:
         """How long a message rests after its ``deliveries``-th delivery has failed."""
@@ -46,7 +145,18 @@ class Settings:
     def of(cls, given: Mapping[str, Any]) -> Settings:
         """``given`` over the defaults; what a newer release knows is passed over."""
         known = {item.name for item in fields(cls)}
-        return cls(**{name: value for name, value in given.items() if name in known})
+        own = {name: value for name, value in given.items() if name in known}
+        order, fair_by = Order(own.get("order", Order.NONE)), FairBy(own.get("fair_by", FairBy.QUEUE))
+        return cls(**{**own, "order": order, "fair_by": fair_by})
+
+
+def _is_text(name: str) -> bool:
+    """Half a surrogate pair, which JSON can write, has no bytes."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def encode_settings(given: Mapping[str, Any]) -> bytes:

@@ -7,9 +7,8 @@ from then on commits say which queues they touched.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -17,7 +16,8 @@ import structlog
 from numpy.typing import NDArray
 
 from lsmq import runtime
-from lsmq.errors import LsmqError
+from lsmq.errors import LsmqError, Unavailable
+from lsmq.record_batch import Column
 from lsmq_node.broker import Ack, ShardPort
 from lsmq_node.broker.placement import split_by_shard
 from lsmq_node.groups import Mode
@@ -26,23 +26,46 @@ from lsmq_node.storage import Topic
 
 from .burial import Burial, Undertaker
 from .chunks import BURIAL, SETTINGS, Chunk, prefix
-from .ledger import Ledger
-from .reading import Found, Record, read_again, read_fresh
+from .ledger import MAX_OPEN, Ledger
+from .reading import Found, Fresh, Record, Seen, Wanted, look, read_again, read_fresh
 from .receipts import Receipt
-from .settings import Settings, decode_settings, encode_settings
+from .settings import FairBy, Order, Settings, decode_settings, encode_settings
 from .tasks import Changes, Refusal, State, Task
+from .waiting_queues import WaitingQueues, quotas
 
 if TYPE_CHECKING:
     from .service import WorkService
 
 _log = structlog.get_logger("lsmq.workqueue")
 
-#: Open messages of a group on a topic in a shard. At the limit nothing new is delivered until some are settled.
-MAX_OPEN = 100_000
 _FEWEST_TIMER_S = 0.001
 _MAX_DELETES = 10_000
+#: Messages looked at in one read, where those that come first wait for their keys.
+_MAX_LOOK = 8_192
+#: The same, where turns are taken by columns of messages.
+_LOOK = 4_096
+_LOOKS = 16  # with each pop
+_LEAST_LOOK_BYTES = 256 << 10
+_COLUMNS = {FairBy.QUEUE: Column.QUEUE, FairBy.KEY: Column.KEY_HASH, FairBy.TAG: Column.TAG_HASH}
 #: What cannot be read for damage is left alone for so long, and holds up nothing else.
 _DAMAGED_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Queues in turn, where they begin, and how many messages of each are wanted. ``last`` of them was served last, and
+    is ``owed`` some."""
+
+    queues: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)
+    last: int = 0
+    owed: int = 0
+
+    def wanted(self, factor: int) -> list[Wanted]:
+        """What is to be read, ``factor`` times as much."""
+        rows = zip(self.queues, self.starts, self.counts, strict=True)
+        return [(queue, start, start + factor * count) for queue, start, count in rows if count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +94,7 @@ class ShardWork(ShardMachine):
         self._clock_ms = runtime.wall_time() * 1000 - self._loop.time() * 1000
         self._prefix = prefix(group, topic.id)
         self._counts = service.counts
-        self._active: deque[int] = deque()  # queues that have messages beyond what was delivered
-        self._in_active: set[int] = set()
-        self._unvisited: NDArray[np.int64] = np.empty(0, np.int64)  # the same, as found when it was built
-        self._visited = 0
+        self._waiting = WaitingQueues()  # those that have messages beyond what was delivered, or looked at
         self._popping = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._flush: asyncio.Task[None] | None = None  # not begun yet: takes what changes until it begins
@@ -121,7 +141,7 @@ class ShardWork(ShardMachine):
         for queue, own in chunks.items():
             self.ledger.load(queue, self._start_of(queue), own, now)
         self.ledger.carry_over(left or (), now)
-        self._unvisited = await self._broker.in_readers(self._find_waiting)
+        self._waiting.found(await self._broker.in_readers(self._find_waiting))
         self._after()
         self._undertaker.begin(burial)
         self.check()
@@ -145,7 +165,7 @@ class ShardWork(ShardMachine):
         return self.ledger.deliveries()
 
     def _find_waiting(self) -> NDArray[np.int64]:
-        """Queues with messages that were not delivered: the one look at all of them. In a thread."""
+        """Queues with messages that were not delivered: a look at all of them. In a thread."""
         first, counts = self._count_new(self.ledger.windows())
         return np.flatnonzero(counts).astype(np.int64) + first
 
@@ -155,7 +175,10 @@ class ShardWork(ShardMachine):
         ``windows``: the ledger's.
         """
         store, topic = self.store, self.topic
-        first = min(part.first for part in self._broker.ranges(topic) if part.shard == self.port.number)
+        if topic.named:
+            first = store.numbers(topic.id)[0]
+        else:
+            first = min(part.first for part in self._broker.ranges(topic) if part.shard == self.port.number)
         latest, earliest = store.latest_offsets(topic.id), store.earliest_offsets(topic.id)
         size = min(len(latest), len(earliest))  # the topic may grow meanwhile
         starts = np.maximum(store.committed_offsets(self.group, topic.id)[:size], earliest[:size])
@@ -172,7 +195,7 @@ class ShardWork(ShardMachine):
         windows = self.ledger.windows()
         _, counts = await self._broker.in_readers(lambda: self._count_new(windows))
         self.check()
-        return int(counts.sum())
+        return int(counts.sum()) + self.ledger.lined
 
     def _start_of(self, queue: int) -> int:
         committed = self.store.committed_offsets(self.group, self.topic.id, np.array((queue,)))
@@ -206,11 +229,11 @@ class ShardWork(ShardMachine):
         """Whether a pop would find something, as far as is known."""
         if self.ledger.has_ready:
             return True
-        return (bool(self._active) or self._visited < len(self._unvisited)) and self.ledger.open_count < MAX_OPEN
+        return bool(self._waiting) and self.ledger.open_count < MAX_OPEN
 
     def touch(self, touched: NDArray[Any]) -> None:
         """Queues of the topic got messages, here or in another shard of this node."""
-        if int(touched[-1]) >= self.topic.queues:
+        if not self.topic.named and int(touched[-1]) >= self.topic.queues:
             known = (topic for topic in self._broker.topology.topics.all() if topic.id == self.topic.id)
             self.topic = next(known, self.topic)
         for shard, places in split_by_shard(touched, self.topic, self._broker.topology.shard_count):
@@ -226,27 +249,50 @@ class ShardWork(ShardMachine):
         self.wake()
 
     def _activate(self, queue: int) -> None:
-        if queue not in self._in_active:
-            self._in_active.add(queue)
-            self._active.append(queue)
+        if not self.ledger.is_stalled(queue):
+            self._waiting.add(queue)
 
-    def _next_queues(self, count: int) -> tuple[list[int], list[int]]:
-        """Up to ``count`` queues with messages to deliver, the longest waiting first, and where these begin."""
-        found: dict[int, int] = {}
-        while len(found) < count:
-            if self._active:
-                queue = self._active.popleft()
-                self._in_active.discard(queue)
-            elif self._visited < len(self._unvisited):
-                queue = int(self._unvisited[self._visited])
-                self._visited += 1
-            else:
-                self._unvisited, self._visited = np.empty(0, np.int64), 0
-                break
-            start = max(self.ledger.next_of(queue), self.store.bounds(self.topic.id, queue)[0])
-            if start < self._end_of(queue):
-                found[queue] = start  # it may be known from both places
-        return list(found), list(found.values())
+    def _next_queues(self, room: int) -> Turn:
+        """Queues with messages to deliver, in turn, and how many of each, up to ``room`` together."""
+        ledger = self.ledger
+        picked: dict[int, tuple[int, int, int, int]] = {}
+        count = 0
+        while count < room and (queue := self._waiting.next()) is not None:
+            start = max(ledger.next_of(queue), self.store.bounds(self.topic.id, queue)[0])
+            backlog = self._end_of(queue) - start
+            if backlog <= 0 or queue in picked:  # it may be known from two places
+                continue
+            if not ledger.looks_ahead:
+                backlog = min(backlog, ledger.room_of(queue))
+                if backlog <= 0:
+                    ledger.park(queue)
+                    continue
+            weight = ledger.weight_of(queue)
+            turn = self._waiting.credits_of(queue, weight)
+            picked[queue] = start, backlog, turn, weight
+            count += min(turn, backlog)
+        if not picked:
+            return Turn()
+        starts, backlogs, turns, weights = zip(*picked.values(), strict=True)
+        given, last, owed = quotas(backlogs, turns, weights, room)
+        return Turn(list(picked), list(starts), given, last, owed)
+
+    def _after_turn(self, turn: Turn, served: Collection[int], damaged: Collection[int]) -> None:
+        """Queues that still have messages wait for their next turn; those that were not served, for this one."""
+        left: dict[int, None] = {}
+        for queue in turn.queues:
+            if queue in damaged:
+                self._loop.call_later(_DAMAGED_S, self._activate, queue)
+            elif self.ledger.next_of(queue) < self._end_of(queue) and not self.ledger.is_stalled(queue):
+                left[queue] = None
+        last = turn.queues[turn.last] if turn.owed else None
+        if unserved := [queue for queue in left if queue not in served]:
+            self._waiting.put_back(unserved)
+        elif last is not None and last in left:
+            self._waiting.put_back([last], turn.owed)
+        for queue in [*turn.queues[turn.last :], *turn.queues[: turn.last]]:
+            if queue in left:
+                self._waiting.add(queue)
 
     async def take(self, limit: int, max_bytes: int, visibility_ms: int, gone: Callable[[], bool]) -> list[Delivery]:
         """Deliver up to ``limit`` messages and about ``max_bytes``; none where there are none.
@@ -255,52 +301,97 @@ class ShardWork(ShardMachine):
         ``gone``. Raises as :meth:`check`.
         """
         async with self._popping:
-            self.check()
-            self.ledger.advance(self.now_ms())
-            again, queues, starts = self._choose(limit)
-            if not again and not queues:
-                self._after()
-                return []
-            found = Found()
-
-            def read() -> None:
-                if again:
-                    read_again(
-                        self.store, self.topic.id, [(task.queue, task.offset) for task in again], max_bytes, found
-                    )
-                if queues and found.count < limit and found.size_bytes < max_bytes:
-                    room, bytes_room = limit - found.count, max_bytes - found.size_bytes
-                    read_fresh(self.store, self.topic.id, queues, starts, room, bytes_room, found)
-
-            delivered: list[Delivery] = []
-            try:
-                await self._broker.in_readers(read)
+            ahead = limit
+            while True:
                 self.check()
-                if not gone():
-                    delivered = self._deliver(again, found, self.now_ms(), visibility_ms)
-            finally:
-                self.ledger.give_back(again)
-                if self.is_current:
-                    for queue in queues:
-                        if queue in found.damaged_queues:
-                            self._loop.call_later(_DAMAGED_S, self._activate, queue)
-                        elif self.ledger.next_of(queue) < self._end_of(queue):
-                            self._activate(queue)
-                    self._after()
-            return delivered
+                self.ledger.advance(self.now_ms())
+                delivered, moved = await self._take_once(limit, ahead, max_bytes, visibility_ms, gone)
+                if delivered or gone() or not (moved and (self.ledger.is_by_key or self.ledger.looks_ahead)):
+                    return delivered
+                ahead = min(
+                    2 * ahead, max(_MAX_LOOK, limit)
+                )  # all that was found waits for its key: look further ahead
 
-    def _choose(self, limit: int) -> tuple[list[Task], list[int], list[int]]:
-        room = min(limit, max(0, MAX_OPEN - self.ledger.open_count))
-        queues, starts = self._next_queues(room)
-        share = max(1, limit // 2) if queues else limit
-        again = self.ledger.take_ready(share)
-        if not again or len(again) + len(queues) >= limit:
-            return again, queues, starts
-        return again + self.ledger.take_ready(limit - len(again) - len(queues)), queues, starts
+    async def _take_once(
+        self, limit: int, ahead: int, max_bytes: int, visibility_ms: int, gone: Callable[[], bool]
+    ) -> tuple[list[Delivery], bool]:
+        """And whether something new was looked at. ``ahead``: how much, where keys decide what is delivered."""
+        if self._waiting.needs_look:
+            self._waiting.found(await self._broker.in_readers(self._find_waiting))
+            self.check()
+        moved = False
+        for _ in range(_LOOKS if self.ledger.looks_ahead else 0):
+            if not await self._look_ahead(max(max_bytes, _LEAST_LOOK_BYTES)):
+                break
+            moved = True
+        again, turn = self._choose(limit)
+        if not again and not turn.queues:
+            self._after()
+            return [], moved
+        found = Found()
+        wanted = turn.wanted(ahead // limit)  # more are looked at than are to be delivered
 
-    def _deliver(self, again: Sequence[Task], found: Found, now: int, visibility_ms: int) -> list[Delivery]:
+        def read() -> None:
+            if again:
+                read_again(self.store, self.topic.id, [(task.queue, task.offset) for task in again], max_bytes, found)
+            if wanted and found.count < limit and found.size_bytes < max_bytes:
+                room, bytes_room = ahead - found.count, max_bytes - found.size_bytes
+                read_fresh(self.store, self.topic.id, wanted, room, bytes_room, found)
+
         delivered: list[Delivery] = []
-        self.ledger.gone(task for task in again if (task.queue, task.offset) in found.gone)
+        try:
+            await self._broker.in_readers(read)
+            self.check()
+            if not gone():
+                delivered = self._deliver(again, turn, found, limit, self.now_ms(), visibility_ms)
+        finally:
+            self.ledger.give_back(again)
+            if self.is_current:
+                self._after_turn(turn, found.fresh, found.damaged_queues)
+                self._after()
+        return delivered, moved or bool(found.gone) or self._have_moved(wanted)
+
+    def _have_moved(self, wanted: Sequence[Wanted]) -> bool:
+        return any(self.ledger.next_of(queue) > start for queue, start, _ in wanted)
+
+    async def _look_ahead(self, max_bytes: int) -> bool:
+        """Look at messages, so that it is known whose turn it is; whether there were any."""
+        turn = self._next_queues(_LOOK)
+        if not turn.queues:
+            return False
+        wanted, seen, damaged = turn.wanted(1), dict[int, Seen](), set[int]()
+        column = _COLUMNS[self.settings.fair_by]
+
+        def read() -> None:
+            seen.update(look(self.store, self.topic.id, wanted, column, _LOOK, max_bytes, damaged))
+
+        try:
+            await self._broker.in_readers(read)
+            self.check()
+            by_priority, now = self.settings.order is Order.PRIORITY, self.now_ms()
+            for queue, each in seen.items():
+                levels = each.levels if by_priority else [0] * len(each.offsets)
+                times = None if self.settings.priority_ageing_ms is None else each.times
+                self.ledger.look_at(queue, each.offsets, each.tenants, levels, each.end, now, times)
+        finally:
+            if self.is_current:
+                self._after_turn(turn, seen, damaged)
+        return self._have_moved(wanted)
+
+    def _choose(self, limit: int) -> tuple[list[Task], Turn]:
+        """Messages that are open, and queues with new ones: half of each where there are enough of both."""
+        ledger = self.ledger
+        if ledger.looks_ahead:
+            return ledger.take_ready(limit), Turn()
+        again = ledger.take_ready(max(1, limit // 2) if self._waiting else limit)
+        turn = self._next_queues(max(0, min(limit - len(again), MAX_OPEN - ledger.open_count)))
+        return again + ledger.take_ready(limit - len(again) - sum(turn.counts)), turn
+
+    def _deliver(
+        self, again: Sequence[Task], turn: Turn, found: Found, limit: int, now: int, visibility_ms: int
+    ) -> list[Delivery]:
+        delivered: list[Delivery] = []
+        self.ledger.gone([task for task in again if (task.queue, task.offset) in found.gone], now)
         damaged = [task for task in again if (task.queue, task.offset) in found.damaged]
         self.ledger.postpone(damaged, now + round(1000 * _DAMAGED_S))
         if damaged or found.damaged_queues:
@@ -309,15 +400,25 @@ class ShardWork(ShardMachine):
             record = found.again.get((task.queue, task.offset))
             if record is not None and (receipt := self.ledger.deliver(task, now, visibility_ms)) is not None:
                 delivered.append(Delivery(record, receipt, visibility_ms, self.port.number))
+        counts = dict(zip(turn.queues, turn.counts, strict=True))
         for queue, fresh in found.fresh.items():
-            offsets = [record.offset for record in fresh.records]
-            receipts = self.ledger.deliver_fresh(queue, offsets, fresh.end, now, visibility_ms)
+            room = min(counts[queue], limit - len(delivered))
+            receipts = self._hand_out(queue, fresh, room, now, visibility_ms)
             delivered += [
                 Delivery(record, receipt, visibility_ms, self.port.number)
                 for record, receipt in zip(fresh.records, receipts, strict=True)
                 if receipt is not None
             ]
         return delivered
+
+    def _hand_out(self, queue: int, fresh: Fresh, room: int, now: int, visibility_ms: int) -> Sequence[Receipt | None]:
+        """A receipt for each of the queue's records that is delivered now."""
+        ledger, offsets = self.ledger, [record.offset for record in fresh.records]
+        if not ledger.is_by_key:
+            return ledger.deliver_fresh(queue, offsets, fresh.end, now, visibility_ms)
+        keys = [record.key for record in fresh.records]
+        tasks = ledger.line_up(queue, offsets, keys, fresh.end, room, now)
+        return [None if task is None else ledger.deliver(task, now, visibility_ms) for task in tasks]
 
     # Settling
 
@@ -340,9 +441,12 @@ class ShardWork(ShardMachine):
     async def put_settings(self, given: Mapping[str, Any]) -> None:
         """Durable on return. They hold for what happens from then on."""
         self.check()
+        before = self.settings
         await self.durable(self.put(Step({self.key_of(SETTINGS): encode_settings(given)})))
         self.given = dict(given)
         self.ledger.settings = self.settings
+        if before.turns != self.settings.turns:
+            self.break_off(Unavailable("whose turn it is in the work queue was changed; it is read again", sent=False))
 
     async def _written(self) -> None:
         """Return when all changes made so far are stored. Those made in one step of the loop share a write."""
@@ -368,7 +472,9 @@ class ShardWork(ShardMachine):
 
     def _step(self, changes: Changes) -> Step:
         def stored() -> None:
-            self.ledger.stored(changes)
+            self.ledger.stored(changes, self.now_ms())
+            if changes.freed and self.is_current:
+                self._after()
             if self.settings.delete_on_ack and changes.queues:
                 self._trim(changes)
 
@@ -408,6 +514,9 @@ class ShardWork(ShardMachine):
         if at_ms is not None and self.is_current:
             delay_s = max(_FEWEST_TIMER_S, (at_ms - self.now_ms()) / 1000)
             self._timer = self._loop.call_later(delay_s, self._on_time)
+        for queue in self.ledger.take_resumed():
+            if self.ledger.next_of(queue) < self._end_of(queue):
+                self._activate(queue)
         if self.available:
             self.wake_one()
 
@@ -438,6 +547,7 @@ class ShardWork(ShardMachine):
             "in_flight": states[State.IN_FLIGHT] + states[State.TAKEN],
             "waiting": states[State.WAITING],
             "ready": states[State.READY],
+            "blocked": self.ledger.blocked,
             "dead": states[State.DEAD],
         }
 

@@ -1,8 +1,7 @@
-"""The parts of a ledger: open messages, the window of a queue, and what is to be stored."""
+"""The parts of a ledger: open messages, and what is to be stored."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -26,11 +25,28 @@ class Refusal(StrEnum):
 class Task:
     """An open message. ``count`` deliveries have begun; ``at_ms`` is when the state ends by itself."""
 
-    __slots__ = ("at_ms", "count", "nacked", "offset", "queue", "reason", "state", "token")
+    __slots__ = (
+        "at_ms",
+        "count",
+        "key",
+        "level",
+        "nacked",
+        "offset",
+        "queue",
+        "reason",
+        "state",
+        "stored_ms",
+        "tenant",
+        "token",
+    )
 
-    def __init__(self, queue: int, offset: int) -> None:
+    def __init__(self, queue: int, offset: int, tenant: int, *, level: int = 0, key: int = 0) -> None:
         self.queue = queue
         self.offset = offset
+        self.tenant = tenant  # who takes turns with others, at its level
+        self.level = level
+        self.stored_ms = 0  # where it counts for turns
+        self.key = key  # its hash, where messages of a key wait for each other; 0: for nobody
         self.count = 0
         self.state = State.TAKEN
         self.at_ms = 0
@@ -44,32 +60,19 @@ class Task:
         return self.count - (self.state is State.IN_FLIGHT)
 
 
-class Window:
-    __slots__ = ("dirty", "logged", "next", "open", "queue", "stored", "unlogged")
-
-    def __init__(self, queue: int, cursor: int) -> None:
-        self.queue = queue
-        self.next = cursor
-        self.open: OrderedDict[int, Task] = OrderedDict()  # offsets ascend
-        self.logged = cursor  # the cursor that was put in the log, or was read from there
-        self.stored: set[int] = set()  # chunks that have a document
-        self.dirty: set[int] = set()  # chunks that have changed
-        self.unlogged = 0  # changes under way to the log
-
-    @property
-    def cursor(self) -> int:
-        return next(iter(self.open)) if self.open else self.next
-
-
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """To be stored as one. ``documents`` by queue and number of the chunk; None deletes. ``settled``: by deliveries."""
+    """To be stored as one. ``documents`` by queue and number of the chunk; None deletes. ``settled``: by deliveries.
+
+    ``freed``: the next messages of their keys may come when this is stored.
+    """
 
     queues: list[int] = field(default_factory=list)
     cursors: list[int] = field(default_factory=list)
     documents: dict[tuple[int, int], bytes | None] = field(default_factory=dict)
     windows: list[int] = field(default_factory=list)
     settled: list[Task] = field(default_factory=list)
+    freed: list[Task] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.queues or self.documents)

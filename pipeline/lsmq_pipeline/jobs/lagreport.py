@@ -38,10 +38,10 @@ def lagreport(
         found = cluster.topics(topics, None) if topics else cluster.topics((), ".*")
         groups = cluster.groups()
         for topic in found:
-            bounds = cluster.bounds(topic)
+            bounds = None if topic.named else cluster.bounds(topic)
             for group in groups:
                 with shown.step(f"{group} in {topic.name}"):
-                    row = _row(cluster, group, topic, bounds)
+                    row = _named_row(cluster, group, topic) if bounds is None else _row(cluster, group, topic, bounds)
                 if row is not None:
                     rows.append(row)
     rows.sort(key=lambda row: -row[4])
@@ -73,6 +73,14 @@ def _row(cluster: Cluster, group: str, topic: Topic, bounds: Bounds) -> tuple[An
         int(queues[worst]) if lag[worst] else None,
         age_s,
     )
+
+
+def _named_row(cluster: Cluster, group: str, topic: Topic) -> tuple[Any, ...] | None:
+    """Of a topic whose queues have names: counted where the queues are, without saying which is the worst."""
+    lag = cluster.lag(group, topic)
+    if lag.uncommitted == lag.queues:
+        return None
+    return group, topic.name, lag.queues - lag.uncommitted, lag.behind, lag.lag, lag.largest, None, None
 
 
 def _oldest_ms(cluster: Cluster, topic: Topic, queues: Any, offsets: Any) -> int | None:

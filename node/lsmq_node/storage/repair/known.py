@@ -12,8 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from lsmq.queue_names import SLOTS
+
 from ..columns import I64
-from ..state import ShardState, Topic, TopicState
+from ..state import NAMES_TOPIC, ShardState, Topic, TopicState
+from ..topic_options import TopicOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,11 @@ class Known:
         state = self.state.topics.get(topic_id)
         if state is not None:
             return state
+        if topic_id & NAMES_TOPIC:  # the log of another topic's names, which comes with that
+            self.adopt(topic_id & ~NAMES_TOPIC, self._named_hint(topic_id & ~NAMES_TOPIC))
+            if topic_id in self.state.topics:
+                self.set_unsure(topic_id, 0, 1)
+                return self.state.topics[topic_id]
         hint = hint or self._hints.get(topic_id)
         if hint is None:
             self.nameless.add(topic_id)
@@ -55,6 +63,14 @@ class Known:
         self.state.put_topic(hint.topic, hint.first, hint.end)
         self.set_unsure(topic_id, 0, hint.end - hint.first)
         return self.state.topics[topic_id]
+
+    def _named_hint(self, topic_id: int) -> TopicHint | None:
+        """What is to be said of a topic of which nobody knows more than that its queues have names."""
+        if topic_id in self._hints or topic_id in self.state.topics:
+            return None
+        self.nameless.add(topic_id)
+        options = TopicOptions(named=True)
+        return TopicHint(Topic(topic_id, self.free_name(f"lost-found-{topic_id}"), SLOTS, options), 0, 0)
 
     def free_name(self, name: str) -> str:
         """``name``, or one like it that no topic has."""
@@ -77,14 +93,14 @@ class Known:
     def name_as(self, topic: Topic) -> None:
         """Others know the nameless topic."""
         item = self.state.topics[topic.id]
-        item.topic = replace(topic, queues=max(topic.queues, item.topic.queues))
+        item.topic = topic if topic.named else replace(topic, queues=max(topic.queues, item.topic.queues))
         self.learned(topic.id)
 
     def cover(self, item: TopicState, end: int) -> None:
         """The topic has queues up to ``end``, whatever is known of it."""
         if end > item.end:
             begin = item.end - item.first
-            topic = replace(item.topic, queues=max(item.topic.queues, end))
+            topic = item.topic if item.named else replace(item.topic, queues=max(item.topic.queues, end))
             self.state.put_topic(topic, item.first, end)
             if self._holed or not self.catalog_whole:
                 self.set_unsure(topic.id, begin, end - item.first)

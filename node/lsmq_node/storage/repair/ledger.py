@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from lsmq.record_batch import Column
 
 from ..columns import I64, U64, group_starts
+from ..delayed import HAND, Hand, is_delayed, live_from
 from ..deletions import Deletions
 from ..sorted_records import SHADOW, SortedRecords, select
 from ..state import TopicState
@@ -71,7 +72,8 @@ class Ledger:
 
     def _kept(self, keys: U64, offsets: I64) -> NDArray[np.bool_]:
         """Which messages are of a queue that there is, and not known to be deleted without a tombstone."""
-        kept = np.zeros(len(keys), np.bool_)
+        kept = is_delayed(keys)
+        kept[kept] = offsets[kept] >= live_from(keys[kept], Hand.decode(self._known.state.documents.get(HAND)))
         for item, mine in self._by_topic(keys):
             rows, own = (keys[mine] & np.uint64(0xFFFFFFFF)).astype(np.int64) - item.first, offsets[mine]
             kept[mine] = own >= item.live_from(rows)

@@ -12,6 +12,9 @@ from typing import Any
 from lsmq.record_batch import Codec
 
 from ..checkpoint import items_of, properties_of, write_keyed
+from ..dedupe_chain import write_ids
+from ..dedupe_file import IdFileMeta
+from ..dedupe_layer import Rows
 from ..disk import Disk
 from ..keyed_file import Item, KeyedWriter
 from ..log_mark import LogMark, store_log_mark
@@ -38,6 +41,7 @@ class Output:
         self._number = 0
         self._writer: TableWriter | None = None
         self._metas: list[TableMeta] = []
+        self._ids: tuple[IdFileMeta, ...] = ()
         for directory in (self._tables, path / WAL_DIRECTORY):
             disk.make_directory(directory)
 
@@ -62,6 +66,13 @@ class Output:
         if self._writer is not None:
             self._metas.append(self._writer.finish(0, end_lsn, end_lsn))
             self._writer = None
+
+    def add_ids(self, pieces: Iterator[Rows], expected: int, end_lsn: int) -> None:
+        """Deduplication ids, in order, about ``expected`` of them."""
+        self._end_table(end_lsn)
+        self._number += 1
+        meta = write_ids(self._disk, self._tables, self._number, pieces, expected, end_lsn)
+        self._ids = (meta,)
 
     def finish(self, change: StateChange, producers: Iterator[tuple[int, bytes]], segment_bytes: int) -> None:
         """``change`` is all there is of the state. Durable on return."""
@@ -88,6 +99,7 @@ class Output:
             flushed_lsn=end_lsn,
             checkpoint=(increment,),
             generations=(tuple(self._metas),) if self._metas else (),
+            ids=self._ids,
         )
         store_manifest(self._disk, self._path, manifest)
         self._disk.sync_directory(self._path.parent)

@@ -14,10 +14,11 @@ import msgpack
 import numpy as np
 
 from lsmq.errors import CorruptFile
-from lsmq.record_batch import Codec
+from lsmq.record_batch import Codec, Column
 
-from ..applier import Applier, BatchColumns, batch_key, positions
-from ..columns import I64
+from ..applier import Applier, BatchColumns, DelayedPlaces, batch_key, positions
+from ..columns import I64, wrap64
+from ..delayed import is_due_topic
 from ..disk import Disk
 from ..memtable import Memtable
 from ..producers import Layer
@@ -178,9 +179,20 @@ class Replay:
         known.cover(item, int(columns.queues.max()) + 1)
         if entry.end_lsn <= self._in_tables_lsn:
             return
-        rows, counts = np.unique(columns.queues.astype(np.int64) - item.first, return_counts=True)
+        repeats = self._applier.repeats_of(entry, batch)
+        if repeats is not None:
+            kept = np.ones(batch.record_count, np.bool_)
+            kept[repeats.rows] = False
+            columns = columns.chosen(kept)
+        queues, check = columns.queues, entry.check
+        if Column.DUE_MS in columns.optional:
+            places = DelayedPlaces(entry.topic_id, batch, columns, entry.time_ms, entry.lsn)
+            queues = queues[places.here]
+            places.offsets[places.here] = 0
+            check = wrap64(check - int(places.offsets.sum()))
+        rows, counts = np.unique(queues.astype(np.int64) - item.first, return_counts=True)
         sure = known.sure(item)
-        ends = ends_before(counts, item.next[rows], sure[rows], entry.check)
+        ends = ends_before(counts, item.next[rows], sure[rows], check) if len(rows) else item.next[rows]
         if ends is None:
             self._unplaced(entry, item, rows, counts)
             return
@@ -226,6 +238,8 @@ class Replay:
         known = self._known
         body = msgpack.unpackb(entry.body)[1] if entry.kind == EntryKind.OFFSETS else entry.body
         if body is None:
+            return
+        if is_due_topic(entry.topic_id):
             return
         queues, offsets = positions(body)
         item = known.state.topics.get(entry.topic_id)

@@ -17,6 +17,7 @@ from lsmq.errors import CorruptFile, InvalidRequest
 from lsmq.record_batch import HEADER_BYTES, Codec, Column
 
 from ..columns import group_starts
+from ..delayed import is_due_topic
 from ..disk import Disk, File
 from ..log_mark import NAME as LOG_MARK
 from ..log_mark import LogMark, load_log_mark
@@ -31,6 +32,7 @@ from ..state import TopicState
 from ..wal import BLOCK_BYTES, FRAGMENT_BYTES, MAGIC, SEGMENT_HEADER, segment_name
 from ..wal_reader import LogFloor, LogReader
 from .chain import Chain
+from .dedupe_ids import LeftIds
 from .findings import Book, Remark, Renamed, Unknown
 from .known import Known, TopicHint
 from .ledger import Ledger
@@ -109,7 +111,7 @@ class ShardRepair:
             return None
         if manifest is None:
             names = [*self._disk.list(self._tables), *self._disk.list(self._log), *self._disk.list(self.path)]
-            if not any(name.endswith((".tbl", ".ckp", ".wal")) or name == LOG_MARK for name in names):
+            if not any(name.endswith((".tbl", ".ckp", ".ids", ".wal")) or name == LOG_MARK for name in names):
                 raise InvalidRequest(f"{self.path}: there is no store in this directory, nor anything of one")
             self._book.damage(path, 0, 0, "missing", "manifest", what)
         return manifest
@@ -245,7 +247,7 @@ class ShardRepair:
             topics = keys >> np.uint64(32)
             for topic_id in np.unique(topics).tolist():
                 item = known.state.topics.get(topic_id)
-                if item is None and known.catalog_whole:
+                if is_due_topic(topic_id) or (item is None and known.catalog_whole):
                     continue
                 item = known.adopt(topic_id)
                 mine = topics == np.uint64(topic_id)
@@ -336,7 +338,12 @@ class ShardRepair:
         # Of a file that the log is applied in place of, producers are in the log as well.
         files = [chain.items(increment, PRODUCER, None) for increment in chain.increments[: self._start.files]]
         producers = joined_producers(self._replay.layers, files)
-        output.finish(self.known.state.take_whole(lsn), producers, self.segment_bytes)
+        change = self.known.state.take_whole(lsn)
+        metas = None if self._manifest is None else self._manifest.ids
+        left = LeftIds(self._disk, self._tables, metas, self._book)
+        if expected := left.count(change.ids):
+            output.add_ids(left.rows(change.ids), expected, lsn)
+        output.finish(change, producers, self.segment_bytes)
         self._book.summary.size_bytes += output.size_bytes
         for file, _ in self._unplaced.values():
             file.sync()

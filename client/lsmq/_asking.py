@@ -1,0 +1,43 @@
+"""What a client does of requests and replies: see :mod:`lsmq._requests`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Unpack
+
+from lsmq.messages import Message, MessageOptions
+
+if TYPE_CHECKING:
+    from lsmq._message_parts import Body
+    from lsmq._receipts import Sent
+    from lsmq._requests import Requests
+
+
+class Asking:
+    """The part of :class:`lsmq.Client` that asks and answers."""
+
+    _requests: Requests | None = None
+
+    async def request(
+        self,
+        topic: str,
+        body: Body,
+        *,
+        timeout_ms: float = 30_000,
+        reply_topic: str = "lsmq-replies",
+        **options: Unpack[MessageOptions],
+    ) -> Message:
+        """Send a message, and return the reply that whoever handles it sends with :meth:`reply` (``docs/requests.md``).
+
+        ``options`` are those of :meth:`.Producer.send`. Raises ``TimedOut`` when no reply has come in time.
+        """
+        return await self._begin_requests().request(topic, body, timeout_ms, reply_topic, options)
+
+    async def reply(self, message: Message, body: Body, **options: Unpack[MessageOptions]) -> Sent:
+        """Answer a request; stored on return. Raises ``InvalidRequest`` for one that asks for no reply."""
+        return await self._begin_requests().reply(message, body, options)
+
+    def _begin_requests(self) -> Requests:
+        from lsmq._requests import Requests  # Which is made of producers and consumers, which are made of clients.
+
+        self._requests = self._requests or Requests(self)  # type: ignore[arg-type]  # It is a client.
+        return self._requests

@@ -1,0 +1,74 @@
+"""What a client shows to nodes: a bearer token, given, from a file, or from the environment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TypedDict
+
+from lsmq.errors import InvalidRequest
+
+TOKEN_VARIABLE = "LSMQ_TOKEN"
+TOKEN_FILE_VARIABLE = "LSMQ_TOKEN_FILE"
+_MOST_BYTES = 64 * 1024
+
+
+class CredentialOptions(TypedDict, total=False):
+    token: str | None
+    token_file: str | Path | None
+
+
+class Credentials:
+    """A token that is in a file is read again when a node takes it no longer: it may have been rotated."""
+
+    def __init__(self, token: str | None = None, token_file: str | Path | None = None) -> None:
+        """Raises ``InvalidRequest``."""
+        self._file = None if token_file is None else Path(token_file)
+        self._token = None if token is None else _checked(token.strip(), "token")
+        if self._file is not None:
+            self._token = _read(self._file)
+
+    @classmethod
+    def given(cls, token: str | None, token_file: str | Path | None) -> Credentials:
+        """With neither, what the environment says. Raises ``InvalidRequest``."""
+        if token is not None and token_file is not None:
+            raise InvalidRequest("give token or token_file, not both", field="token")
+        if token is None and token_file is None:
+            token = os.environ.get(TOKEN_VARIABLE) or None
+            token_file = None if token is not None else os.environ.get(TOKEN_FILE_VARIABLE) or None
+        return cls(token, token_file)
+
+    def given_as(self) -> CredentialOptions:
+        """What gives another client the same."""
+        return {"token": None, "token_file": self._file} if self._file is not None else {"token": self._token}
+
+    def headers(self) -> dict[str, str]:
+        return {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
+
+    def renewed(self) -> bool:
+        """Whether the file has another token by now, which counts from here on. Raises ``InvalidRequest``."""
+        if self._file is None:
+            return False
+        former, self._token = self._token, _read(self._file)
+        return self._token != former
+
+
+def _read(file: Path) -> str:
+    try:
+        with file.open("rb") as opened:
+            if (mode := os.fstat(opened.fileno()).st_mode & 0o777) & 0o077:
+                raise InvalidRequest(
+                    f"{file}: others may read or write the token (its mode is {mode:03o}); chmod 600 it", file=str(file)
+                )
+            text = opened.read(_MOST_BYTES).decode()
+    except OSError as error:
+        raise InvalidRequest(f"{file}: the token cannot be read: {error.strerror}", file=str(file)) from error
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"{file}: this is no token: it is not text", file=str(file)) from error
+    return _checked(text.strip(), str(file))
+
+
+def _checked(token: str, where: str) -> str:
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise InvalidRequest(f"{where}: this is no token, which is one word of ASCII", field="token")
+    return token

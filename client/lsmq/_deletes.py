@@ -1,0 +1,118 @@
+"""What a client asks to be deleted: single messages, the beginnings of queues, or all there is."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+
+from lsmq._paths import topic_path
+from lsmq._retries import Deadline
+from lsmq._router import Router
+from lsmq._wire_values import to_ms
+from lsmq.errors import InvalidRequest
+from lsmq.topics import Topic, format_ranges
+
+T = TypeVar("T")
+Place = tuple[int, int]
+"""A queue and an offset."""
+
+_DELETED_A_REQUEST = 500
+
+
+class DeleteRequests:
+    """The part of a client that deletes messages."""
+
+    _router: Router
+
+    @abstractmethod
+    def _deadline(self) -> Deadline: ...
+
+    @abstractmethod
+    async def _with_topic(self, name: str, work: Callable[[Topic], Awaitable[T]]) -> T: ...
+
+    @abstractmethod
+    async def _send_places(
+        self,
+        topic: Topic,
+        path: str,
+        places: Sequence[Place],
+        most: int,
+        more: Mapping[str, Any],
+        deadline: Deadline | None = None,
+    ) -> None: ...
+
+    async def trim_topic(
+        self,
+        name: str,
+        offsets: Mapping[int, int] | None = None,
+        *,
+        before: datetime | int | None = None,
+        queues: Iterable[int] | None = None,
+    ) -> None:
+        """Delete, for every group, the messages of each queue that lie below its offset. Durable on return.
+
+        Or, with ``before`` (a datetime, or milliseconds since 1970), what was stored before then: of ``queues``, or of
+        all of the topic.
+
+        Raises ``OffsetOutOfRange`` for an offset beyond the end of its queue. Queues are trimmed in pieces: after an
+        error some may be and others not.
+        """
+        if (offsets is None) == (before is None):
+            raise InvalidRequest("trim_topic takes offsets or before, one of the two; purge_topic deletes all there is")
+        if offsets is not None and queues is not None:
+            raise InvalidRequest("offsets names the queues already; leave queues out")
+        if offsets is not None:
+            await self._delete(name, offsets.items(), before=True)
+        elif before is not None:
+            await self._trim(name, "trim", {"before_ms": to_ms(before)}, queues)
+
+    async def purge_topic(self, name: str, *, queues: Iterable[int] | None = None) -> int:
+        """Delete, for every group, all messages of ``queues``, or of the whole topic, that are there by now.
+
+        Durable on return. The topic, its offsets and its groups stay. Returns how many went. Raises ``UnknownQueue``;
+        as :meth:`trim_topic` it works in pieces.
+        """
+        return await self._trim(name, "purge", {}, queues)
+
+    async def _trim(self, name: str, operation: str, how: dict[str, Any], queues: Iterable[int] | None) -> int:
+        """Piece by piece, each with a deadline of its own; how many messages went."""
+        topic, messages = await self._router.known(name, self._deadline()), 0
+        if queues is not None:
+            if topic.named:
+                raise InvalidRequest(
+                    f"topic {name!r} has queues with names, of which all are trimmed so or none: trim_queue() trims one"
+                )
+            wanted = queues if isinstance(queues, range) else sorted(set(queues))
+            if not wanted:
+                return 0
+            for queue in (wanted[0], wanted[-1]):
+                topic.check_queue(queue)
+            how = {**how, "queues": ",".join(format_ranges(wanted))}
+        path, after = f"{topic_path(name)}/{operation}", None
+        while True:
+            value = how if after is None else {**how, "after": after}
+            answer, _ = await self._router.ask_any("POST", path, value=value, deadline=self._deadline())
+            fields = answer.value()
+            messages += int(fields["messages"])
+            after = fields["next"]
+            if after is None:
+                return messages
+
+    async def delete_messages(self, topic: str, places: Iterable[Place]) -> None:
+        """Delete, for every group, the messages at these places, each a queue and an offset. Durable on return.
+
+        What was deleted before is no error.
+        """
+        await self._delete(topic, places, before=False)
+
+    async def _delete(self, name: str, places: Iterable[Place], *, before: bool) -> None:
+        """What lies at these places, or ``before`` each."""
+        ordered = sorted(places)
+
+        async def work(topic: Topic) -> None:
+            path = f"{topic_path(name)}/delete"
+            await self._send_places(topic, path, ordered, _DELETED_A_REQUEST, {"before": before})
+
+        await self._with_topic(name, work)

@@ -1,0 +1,89 @@
+"""A message as its sender gives it: the few parts that most have, and what is rare, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from lsmq import runtime
+from lsmq.messages import (
+    Headers,
+    Key,
+    MessageOptions,
+    check_delete,
+    check_extras,
+    check_headers,
+    check_not_later,
+    check_ttl,
+    check_type,
+    dedupe_hash,
+    due_value,
+)
+
+Body = bytes | bytearray | memoryview | str
+
+
+class Extras(NamedTuple):
+    """What few messages have, checked."""
+
+    properties: Mapping[str, str] | None = None
+    headers: Headers = ()
+    priority: int = 0
+    delete: bool = False
+    type: str | None = None
+    ttl_ms: int = 0
+    due_ms: int = 0
+    dedupe: int = 0  # hash of the deduplication id
+    position: int | None = None  # of a group's message
+
+
+NO_EXTRAS = Extras()
+
+
+Parts = tuple[Body, Key | None, str | None, int | str | None, Extras | None]
+
+
+def parts_of(body: Body, options: MessageOptions) -> Parts:
+    """A message as it is added to a batch. Raises ``InvalidRequest`` for extras that no record can hold."""
+    key, tag, queue = options.get("key"), options.get("tag"), options.get("queue")
+    if len(options) > (key is not None) + (tag is not None) + (queue is not None):
+        return _with_extras(body, **options)
+    return body, key, tag, queue, None
+
+
+def _with_extras(
+    body: Body,
+    *,
+    key: Key | None = None,
+    tag: str | None = None,
+    queue: int | str | None = None,
+    properties: Mapping[str, str] | None = None,
+    headers: Iterable[tuple[str, bytes]] = (),
+    priority: int = 0,
+    delete: bool = False,
+    type: str | None = None,
+    ttl_ms: int | None = None,
+    delay_ms: int | None = None,
+    deliver_at_ms: int | None = None,
+    dedupe_id: str | None = None,
+) -> Parts:
+    due_ms = 0
+    if delay_ms is not None or deliver_at_ms is not None:
+        due_ms = due_value(delay_ms, deliver_at_ms, runtime.wall_ms())
+    rare = properties or headers or delete or priority or due_ms or type is not None or ttl_ms is not None
+    if not rare and dedupe_id is None:
+        check_extras(None, priority)
+        return body, key, tag, queue, None
+    check_extras(properties, priority)
+    if delete:
+        check_delete(key, body)
+    if type is not None:
+        check_type(type)
+    if ttl_ms is not None:
+        check_ttl(ttl_ms)
+    dedupe = 0
+    if dedupe_id is not None:
+        dedupe = dedupe_hash(dedupe_id)
+        check_not_later(due_ms)
+    found = check_headers(headers)
+    return body, key, tag, queue, Extras(properties, found, priority, delete, type, ttl_ms or 0, due_ms, dedupe)

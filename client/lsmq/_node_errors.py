@@ -1,0 +1,18 @@
+"""Errors of what a node gives out by measure: its time, and snapshots of its shards; see :mod:`lsmq.errors`."""
+
+from __future__ import annotations
+
+from lsmq._error import LsmqError
+
+
+class SnapshotGone(LsmqError):
+    """The snapshot was let go, since nobody read it for a while, or its store was closed: begin again."""
+
+    code = "snapshot_gone"
+
+
+class TooManyRequests(LsmqError):
+    """The caller's address asks for more than it may; nothing was done. ``retry_after_ms`` says when to come again."""
+
+    code = "too_many_requests"
+    retriable = True

@@ -1,0 +1,32 @@
+"""What ``--queue`` means, which depends on the topic: numbers, or a name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+
+from lsmq import Client
+from lsmq.cli.options import QUEUES
+
+
+async def queue_of(client: Client, topic: str, text: str) -> int | str:
+    """One queue of the topic, as ``--queue`` says it."""
+    if (await client.topic(topic)).named:
+        return text
+    if not text.isdecimal():
+        raise click.BadParameter(
+            f"{text!r} is not a number, and the queues of topic {topic!r} have no names", param_hint="--queue"
+        )
+    return int(text)
+
+
+async def queues_of(client: Client, topic: str, given: Sequence[str]) -> Sequence[int] | Sequence[str] | None:
+    """The queues that ``--queue``, once or more, says: names, each as it is, or numbers and ranges of these."""
+    if not given:
+        return None
+    if (await client.topic(topic)).named:
+        return given
+    context = click.get_current_context()
+    option = next((found for found in context.command.params if found.name == "queues"), None)
+    return QUEUES.convert(",".join(given), option, context)

@@ -1,0 +1,193 @@
+"""``lsmq backup``: make backups of running nodes, list and remove them, restore them."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lsmq import Client
+from lsmq.cli._node import need_node
+from lsmq.cli.options import TIME, asks_a_node, json_option
+from lsmq.cli.render import counted, print_json, print_table, progress, size_text, time_text
+
+_DIRECTORY = click.Path(file_okay=False, path_type=Path)
+_there = click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+_which = click.option("--id", metavar="ID", help="Of the backup.  [default: the latest]")
+
+
+@click.group()
+def backup() -> None:
+    """Make backups of a node or a cluster that runs, restore them, look into them.
+
+    A directory of backups holds any number, which share the files that are the same in them.
+    """
+
+
+def _module(name: str) -> Any:
+    with need_node("lsmq backup"):
+        return importlib.import_module(f"lsmq_node.backups.{name}")
+
+
+def _shown(shown: ExitStack, label: str) -> Callable[[int], Callable[[int], None]]:
+    def begin(total: int) -> Callable[[int], None]:
+        return shown.enter_context(progress(label, total, of_bytes=True)).advance
+
+    return begin
+
+
+@backup.command()
+@click.option("--to", "directory", metavar="DIR", type=_DIRECTORY, required=True, help="The directory of backups.")
+@click.option("--keep", type=click.IntRange(min=1), help="Then remove all but the newest so many.")
+@click.option("--full", is_flag=True, help="Fetch every file, also those that an earlier backup has.")
+@json_option
+@asks_a_node
+async def create(client: Client, directory: Path, keep: int | None, full: bool, as_json: bool) -> None:
+    """Back up all that a node, or a cluster, has. Nobody's writes wait for it.
+
+    Each shard is as it was at one moment: all that was acknowledged before the command, with groups, producers and
+    transactions. Only files are sent that no earlier backup in DIR has. When it is interrupted, the next one goes on.
+
+    \b
+      lsmq backup create --to /backups/lsmq --keep 7
+    """
+    repository = _module("repository").Repository(directory)
+    with repository.changing(), ExitStack() as shown:
+        made = await _module("create").create_backup(
+            client, repository, keep=keep, full=full, begin=_shown(shown, "backing up")
+        )
+    found = made.backup
+    if as_json:
+        print_json({**_fields(found), "fetched_bytes": made.fetched_bytes, "removed": made.removed})
+        return
+    click.echo(
+        f"backup {found.id}: {counted(len(found.shards), 'shard')}, {counted(len(found.topics), 'topic')}, "
+        f"{size_text(found.size_bytes)}, of which {size_text(made.fetched_bytes)} were fetched"
+    )
+    if made.removed:
+        click.echo(f"removed: {', '.join(made.removed)}")
+
+
+def _fields(found: Any) -> dict[str, Any]:
+    return {
+        "id": found.id,
+        "cluster": found.cluster,
+        "made_ms": found.made_ms,
+        "created_ms": found.created_ms,
+        "product": found.product,
+        "size_bytes": found.size_bytes,
+        "shards": [{"shard": shard.shard, "lsn": shard.lsn, "taken_ms": shard.taken_ms} for shard in found.shards],
+        "topics": [topic.name for topic in found.topics],
+    }
+
+
+@backup.command("list")
+@_there
+@json_option
+def list_backups(directory: Path, as_json: bool) -> None:
+    """List the backups in DIR, oldest first."""
+    repository = _module("repository").Repository(directory)
+    backups = [repository.load(id) for id in repository.ids()]
+    if as_json:
+        print_json([_fields(found) for found in backups])
+        return
+    rows = [
+        [
+            found.id,
+            time_text(found.made_ms),
+            found.cluster or "-",
+            len(found.shards),
+            len(found.topics),
+            size_text(found.size_bytes),
+        ]
+        for found in backups
+    ]
+    print_table(["id", "made", "cluster", "shards", "topics", "size"], rows)
+
+
+@backup.command()
+@_there
+@click.option("--keep", type=click.IntRange(min=1), required=True, help="Remove all but the newest so many.")
+def prune(directory: Path, keep: int) -> None:
+    """Remove old backups in DIR, and the files that none of the others has."""
+    repository = _module("repository").Repository(directory)
+    with repository.changing():
+        gone = repository.prune(keep)
+    click.echo(f"{counted(len(gone), 'backup')} removed", err=True)
+
+
+@backup.command()
+@_there
+@click.option("--data", metavar="NEWDIR", type=_DIRECTORY, required=True, help="The data directory to make.")
+@_which
+def restore(directory: Path, data: Path, id: str | None) -> None:
+    """Make NEWDIR, which is new or empty, the data directory of a node with what a backup in DIR has.
+
+    Everything that is copied is verified. A backup of a cluster becomes a node of its own with as many shards.
+
+    \b
+      lsmq backup restore /backups/lsmq --data ./restored
+      lsmq serve --data ./restored
+    """
+    repository = _module("repository").Repository(directory)
+    with ExitStack() as shown:
+        found = _module("restore").restore_backup(repository, data, id, begin=_shown(shown, "restoring"))
+    count = len(found.shards)
+    also = f" LSMQ_SHARDS={count}" if count > 1 else ""
+    click.echo(f"{data} holds the backup {found.id}; start a node with{also} lsmq serve --data {data}", err=True)
+
+
+@backup.command()
+@_there
+@click.option("--topic", required=True, help="Of the backup.")
+@click.option("--as", "name", metavar="NAME", required=True, help="The new topic that messages are sent to.")
+@click.option("--queue", "queues", multiple=True, help="Only this queue, by its number or name; may be repeated.")
+@click.option("--from", "begin", metavar="TIME", type=TIME, help="Only what was stored at or after it.")
+@click.option("--until", "end", metavar="TIME", type=TIME, help="Only what was stored before it.")
+@click.option("--work", type=_DIRECTORY, help="A directory with space for the topic's shards meanwhile.")
+@_which
+@asks_a_node
+async def extract(
+    client: Client,
+    directory: Path,
+    topic: str,
+    name: str,
+    queues: tuple[str, ...],
+    begin: datetime | None,
+    end: datetime | None,
+    work: Path | None,
+    id: str | None,
+) -> None:
+    """Send the messages that a topic had to a new topic of a node or cluster that runs, any node or cluster.
+
+    With keys, tags, properties, headers and priorities, each to the queue it was in; offsets, ids and times are new.
+    The property restored.stored_ms says when a message was stored first.
+
+    \b
+      lsmq backup extract /backups/lsmq --topic orders --until 2026-03-01T12:00 --as orders-restored
+    """
+    module = _module("extract")
+    numbers = frozenset(int(queue) if queue.isdecimal() else queue for queue in queues)
+    wanted = module.Wanted(topic, (numbers | frozenset(queues)) or None, _ms(begin) or 0, _ms(end))
+    with ExitStack() as shown:
+        done = await module.extract_topic(
+            client,
+            _module("repository").Repository(directory),
+            wanted,
+            name,
+            id,
+            work=work,
+            begin=_shown(shown, "reading"),
+        )
+    click.echo(f"{counted(done.messages, 'message')} sent to {name}", err=True)
+    if done.passed_over:
+        click.echo(f"{done.passed_over} were passed over: their headers are nothing that a client makes", err=True)
+
+
+def _ms(moment: datetime | None) -> int | None:
+    return None if moment is None else int(moment.timestamp() * 1000)

@@ -1,0 +1,106 @@
+"""``lsmq queue``: the queues of named topics."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from lsmq import Client, NamedQueue
+from lsmq.cli.options import TOPIC, asks_a_node, asks_first, json_option
+from lsmq.cli.render import counted, print_fields, print_json, print_table
+
+_LISTED = 1_000
+
+
+@click.group()
+def queue() -> None:
+    """List, describe, declare, trim and delete queues that have names."""
+
+
+@queue.command("list")
+@click.argument("topic", type=TOPIC)
+@click.option("--prefix", default="", help="Only names that begin so.")
+@click.option("--after", help="Only names after this one.")
+@click.option("--limit", type=click.IntRange(min=1), default=_LISTED, show_default=True, help="At most so many.")
+@click.option("--all", "everything", is_flag=True, help="However many there are.")
+@json_option
+@asks_a_node
+async def list_queues(
+    client: Client, topic: str, prefix: str, after: str | None, limit: int, everything: bool, as_json: bool
+) -> None:
+    """List the queues of the named topic TOPIC, in order of names.
+
+    \b
+      lsmq queue list agents --prefix agents.7.
+    """
+    found = await client.queues(topic, prefix=prefix, after=after, limit=None if everything else limit)
+    if as_json:
+        print_json([asdict(one) for one in found])
+        return
+    rows = [[one.name, one.earliest, one.latest, one.count] for one in found]
+    print_table(["queue", "earliest", "latest", "messages"], rows)
+    if not everything and len(found) == limit:
+        click.echo(f"there may be more: go on with --after {found[-1].name!r}, or give --all", err=True)
+
+
+@queue.command()
+@click.argument("topic", type=TOPIC)
+@click.argument("name")
+@json_option
+@asks_a_node
+async def describe(client: Client, topic: str, name: str, as_json: bool) -> None:
+    """Show what queue NAME of the named topic TOPIC holds."""
+    _show(await client.queue(topic, name), as_json)
+
+
+def _show(found: NamedQueue, as_json: bool) -> None:
+    if as_json:
+        print_json(asdict(found))
+        return
+    print_fields(
+        [
+            ("queue", found.name),
+            ("earliest", found.earliest),
+            ("latest", found.latest),
+            ("messages", found.count),
+            ("number", found.number),
+        ]
+    )
+
+
+@queue.command()
+@click.argument("topic", type=TOPIC)
+@click.argument("names", nargs=-1, required=True)
+@asks_a_node
+async def declare(client: Client, topic: str, names: tuple[str, ...]) -> None:
+    """Have queues NAMES in the named topic TOPIC, before anything is sent to them.
+
+    Sending to a queue makes it as well.
+    """
+    for name in names:
+        await client.declare_queue(topic, name)
+    click.echo(f"{counted(len(names), 'queue')} declared", err=True)
+
+
+@queue.command()
+@click.argument("topic", type=TOPIC)
+@click.argument("name")
+@click.option("--before", type=click.IntRange(min=0), required=True, help="The first offset that is kept.")
+@json_option
+@asks_a_node
+async def trim(client: Client, topic: str, name: str, before: int, as_json: bool) -> None:
+    """Delete the messages of queue NAME of the named topic TOPIC that lie before an offset."""
+    _show(await client.trim_queue(topic, name, before), as_json)
+
+
+@queue.command()
+@click.argument("topic", type=TOPIC)
+@click.argument("name")
+@asks_first("Delete queue {name} of topic {topic} and all its messages?")
+@click.option("--missing-ok", is_flag=True, help="Succeed if there is no such queue.")
+@asks_a_node
+async def delete(client: Client, topic: str, name: str, missing_ok: bool) -> None:
+    """Delete queue NAME of the named topic TOPIC and all its messages."""
+    await client.delete_queue(topic, name, missing_ok=missing_ok)
+    click.echo(f"queue {name} of topic {topic} deleted", err=True)

@@ -1,0 +1,67 @@
+"""``lsmq verify``: read everything there is, and say what is whole."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import click
+
+from lsmq.cli._findings import Report
+from lsmq.cli._node import need_node
+from lsmq.cli.options import json_option, url_option, with_client
+from lsmq.cli.render import counted, print_json, progress
+
+
+@click.command()
+@click.argument(
+    "directory", metavar="[DIR]", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path)
+)
+@click.option("--id", metavar="ID", help="Of a directory of backups: this one alone.")
+@json_option
+@url_option
+@click.pass_context
+def verify(
+    context: click.Context, directory: Path | None, id: str | None, as_json: bool, url: str, deadline_ms: int
+) -> None:
+    """Read everything in DIR, hold it against its checksums, and say what is whole.
+
+    DIR is a directory of backups, or the data of a node, of one shard or of a QueueStore that nothing has open. It is
+    never written to. Without DIR, the nodes that run read their files: of each shard those of its leader.
+
+    Exits with 0 when nothing is damaged, with 1 when something is.
+    """
+    with need_node("lsmq verify"):
+        module: Any = importlib.import_module("lsmq_node.backups.check")
+        findings: Any = importlib.import_module("lsmq_node.storage.repair")
+    report = Report(print_json if as_json else None)
+
+    def tell(found: Any) -> None:
+        report.add(findings.as_dict(found))
+
+    with ExitStack() as shown:
+
+        def begin(total: int) -> Callable[[int], None]:
+            return shown.enter_context(progress("verifying", total, of_bytes=True)).advance
+
+        if directory is None:
+            summary = with_client(url, deadline_ms, lambda client: module.verify_nodes(client, tell=tell, begin=begin))
+        else:
+            summary = module.verify_directory(directory, backup=id, tell=tell, begin=begin)
+    if as_json:
+        print_json({**findings.as_dict(summary), "damaged": summary.damaged})
+    else:
+        report.show()
+        click.echo(_verdict(summary, directory is not None and not module.is_repository(directory)))
+    context.exit(1 if summary.damaged else 0)
+
+
+def _verdict(summary: Any, of_data: bool) -> str:
+    messages = f"{counted(summary.messages, 'message')} are whole; " if of_data else ""
+    if not summary.damaged:
+        return f"{messages}nothing is damaged"
+    remedy = "; lsmq repair says what is lost, and saves the rest" if of_data else ""
+    return f"{messages}{counted(summary.damages, 'place')} damaged{remedy}"

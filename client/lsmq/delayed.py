@@ -1,0 +1,116 @@
+"""Messages that are to come later, until they do: seen, cancelled, put at another time.
+
+::
+
+    sent = await producer.send_and_wait("pay", delay_ms=86_400_000)
+    delayed = DelayedMessages(client, "reminders")
+    await delayed.cancel(sent.id)
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lsmq._paths import quoted, topic_path
+from lsmq._receipts import Sent
+from lsmq._wire_values import headers_field, key_field, message_from_dict, queue_number, text_or_base64
+from lsmq.client import Client
+from lsmq.errors import InvalidRequest, UnknownMessage
+from lsmq.messages import Message, parse_message_id
+
+_PAGE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class DelayedMessage:
+    """A message that is not due yet.
+
+    Attributes:
+        id: by which it can be cancelled. In its queue the message has another one.
+        due_ms: when it comes, milliseconds since 1970.
+        message: what comes. Its offset is -1: it has none yet; nor has it an id. In a named topic it has the
+            ``queue_name``, and its queue is -1: which number the queue has is seen when it comes.
+    """
+
+    id: str
+    due_ms: int
+    message: Message
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any], topic: str) -> DelayedMessage:
+        message = message_from_dict({**fields, "topic": topic, "offset": -1})
+        return cls(
+            str(fields["id"]),
+            int(fields["due_ms"]),
+            replace(message, topic_id=0, queue=queue_number(fields["queue"]), offset=-1),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: bytes that are no text are base64, under a name that ends in ``_b64``."""
+        message = self.message
+        return {
+            "id": self.id,
+            "due_ms": self.due_ms,
+            "topic": message.topic,
+            "queue": message.queue if message.queue_name is None else message.queue_name,
+            "stored_ms": message.stored_ms,
+            **key_field(message.key),
+            "tag": message.tag,
+            "priority": message.priority,
+            "properties": dict(message.properties),
+            **headers_field(message.headers),
+            "delete": message.delete,
+            **text_or_base64("body", message.body),
+        }
+
+
+class DelayedMessages:
+    """Those of one topic. All methods raise ``UnknownTopic``."""
+
+    def __init__(self, client: Client, topic: str) -> None:
+        self.client = client
+        self.topic = topic
+        self._path = f"{topic_path(topic)}/delayed"
+
+    async def read(self) -> AsyncGenerator[DelayedMessage, None]:
+        """All that are pending, those that are due next first. What becomes due meanwhile is passed over."""
+        after = ""
+        while True:
+            page = await self.client.ask("GET", f"{self._path}?max={_PAGE}{after}")
+            for fields in page["messages"]:
+                yield DelayedMessage.from_dict(fields, self.topic)
+            if page["next"] is None:
+                return
+            after = f"&after={quoted(page['next'])}"
+
+    async def get(self, id: str) -> DelayedMessage:
+        """Raises ``UnknownMessage``, or ``AlreadyDelivered`` for one that has come."""
+        return DelayedMessage.from_dict(await self.client.ask("GET", self._one(id)), self.topic)
+
+    async def cancel(self, id: str) -> None:
+        """It never comes; durable on return. Raises ``UnknownMessage``, or ``AlreadyDelivered`` where it has come."""
+        await self.client._router.ask_any(
+            "DELETE", self._one(id), deadline=self.client._deadline(), accept_repeated=UnknownMessage
+        )
+
+    async def reschedule(self, id: str, *, delay_ms: int | None = None, deliver_at_ms: int | None = None) -> Sent:
+        """It comes then; durable on return. Give one of the two, as with sending. An id says when a message is due, so
+        it has the new one that is returned.
+
+        Raises ``UnknownMessage``, or ``AlreadyDelivered`` for one that has come, or ``InvalidRequest``. After an answer
+        that was lost the message may be under an id that nobody was told: look for it with :meth:`read`.
+        """
+        given = {"delay_ms": delay_ms, "deliver_at_ms": deliver_at_ms}
+        value = {name: each for name, each in given.items() if each is not None}
+        if len(value) != 1:
+            raise InvalidRequest("give one of delay_ms and deliver_at_ms: when the message is to come")
+        fields = await self.client.ask("PUT", self._one(id), value)
+        offset, queue, own = fields["offset"], fields["queue"], str(fields["id"])
+        number = queue_number(queue) if offset is None else parse_message_id(own)[1]
+        name = queue if isinstance(queue, str) else None
+        return Sent(number, -1 if offset is None else int(offset), own, name)
+
+    def _one(self, id: str) -> str:
+        return f"{self._path}/{quoted(id)}"

@@ -1,0 +1,181 @@
+"""Who may use a cluster, and for what: tokens, roles and grants, for administrators. See ``docs/security.md``.
+
+::
+
+    rights = Rights(client)
+    made = await rights.create_token("shop", ttl_ms=90 * 86_400_000, roles=[GrantedRole("producer", "shop.")])
+    Path("shop.token").write_text(made.token)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from lsmq._paths import quoted
+from lsmq.client import Client
+
+
+@dataclass(frozen=True, slots=True)
+class GrantedRole:
+    """A role; with a ``prefix`` only for names that begin with it."""
+
+    role: str
+    prefix: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.role} on {self.prefix}*" if self.prefix else self.role
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """An ``action`` on resources of a ``kind`` whose names ``pattern`` says: a name, the beginning of names and ``*``,
+    or ``*``."""
+
+    kind: str
+    pattern: str
+    action: str
+
+    def __str__(self) -> str:
+        return f"{self.action} {self.kind} {self.pattern}"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenInfo:
+    """A token, without what is secret of it. ``by``: who made it. ``good``: it has not expired."""
+
+    name: str
+    id: str
+    created_ms: int
+    expires_ms: int | None
+    by: str
+    good: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class NewToken(TokenInfo):
+    """With the ``token`` itself, which nobody can be told again."""
+
+    token: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """``built_in``: every cluster has it."""
+
+    name: str
+    built_in: bool
+    rights: tuple[Right, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """What was granted to somebody."""
+
+    name: str
+    roles: tuple[GrantedRole, ...]
+    rights: tuple[Right, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WhoAmI:
+    """Whom a node takes the client for. ``auth``: how it knows; where that is ``none``, ``name`` is None."""
+
+    auth: str
+    name: str | None
+    expires_ms: int | None
+    roles: tuple[GrantedRole, ...]
+    rights: tuple[Right, ...]
+
+
+class Rights:
+    """All methods raise ``Unauthenticated`` and ``Forbidden``; those that change something ``AuthenticationOff``."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    async def whoami(self) -> WhoAmI:
+        """Whom the node takes this client for."""
+        fields = await self.client.ask("GET", "/v1/whoami")
+        return WhoAmI(fields["auth"], fields["name"], fields["expires_ms"], *_grants(fields))
+
+    # Tokens
+
+    async def tokens(self) -> list[TokenInfo]:
+        """All of them, by name."""
+        return [TokenInfo(**fields) for fields in (await self.client.ask("GET", "/v1/tokens"))["tokens"]]
+
+    async def create_token(
+        self, name: str, *, ttl_ms: int | None = None, roles: Iterable[GrantedRole] = ()
+    ) -> NewToken:
+        """A token for somebody who has none; without ``ttl_ms`` it is good until it is revoked.
+
+        Raises ``InvalidRequest`` where ``name`` has one, ``UnknownRole``. Where the answer is lost, so is the token:
+        :meth:`rotate_token`.
+        """
+        asked = {"name": name, "roles": [asdict(each) for each in roles], **_ttl(ttl_ms)}
+        return NewToken(**await self.client.ask("POST", "/v1/tokens", asked))
+
+    async def rotate_token(self, name: str, *, ttl_ms: int | None = None, overlap_ms: int = 86_400_000) -> NewToken:
+        """Another token; the one before is good for ``overlap_ms`` longer. Raises ``UnknownPrincipal``."""
+        asked = {"overlap_ms": overlap_ms, **_ttl(ttl_ms)}
+        return NewToken(**await self.client.ask("POST", f"/v1/tokens/{quoted(name)}/rotate", asked))
+
+    async def revoke_tokens(self, name: str, id: str | None = None) -> None:
+        """All of somebody's, or one. On all nodes within a second. Raises ``UnknownPrincipal``."""
+        query = "" if id is None else f"?id={quoted(id)}"
+        await self.client.ask("DELETE", f"/v1/tokens/{quoted(name)}{query}")
+
+    # Roles
+
+    async def roles(self) -> list[Role]:
+        """By name."""
+        found = (await self.client.ask("GET", "/v1/roles"))["roles"]
+        return [Role(fields["name"], fields["built_in"], _rights(fields["rights"])) for fields in found]
+
+    async def put_role(self, name: str, rights: Iterable[Right]) -> None:
+        """Make a role, or put these in place of its rights. Raises ``InvalidRequest`` for a built-in one."""
+        await self.client.ask("PUT", f"/v1/roles/{quoted(name)}", {"rights": [asdict(each) for each in rights]})
+
+    async def delete_role(self, name: str) -> None:
+        """Raises ``UnknownRole``, and ``InvalidRequest`` where somebody has it."""
+        await self.client.ask("DELETE", f"/v1/roles/{quoted(name)}")
+
+    # Grants
+
+    async def grants(self) -> list[Principal]:
+        """Who was granted what, by name."""
+        found = (await self.client.ask("GET", "/v1/acl"))["principals"]
+        return [Principal(fields["name"], *_grants(fields)) for fields in found]
+
+    async def grant(self, name: str, *, roles: Iterable[GrantedRole] = (), rights: Iterable[Right] = ()) -> None:
+        """Beside what was granted before. Raises ``UnknownRole``."""
+        await self._change(name, "grant", roles, rights)
+
+    async def revoke(self, name: str, *, roles: Iterable[GrantedRole] = (), rights: Iterable[Right] = ()) -> None:
+        """As it was granted. Raises ``UnknownPrincipal`` where something of it was not."""
+        await self._change(name, "revoke", roles, rights)
+
+    async def _change(self, name: str, how: str, roles: Iterable[GrantedRole], rights: Iterable[Right]) -> None:
+        asked = {"roles": [asdict(each) for each in roles], "rights": [asdict(each) for each in rights]}
+        await self.client.ask("POST", f"/v1/acl/{quoted(name)}/{how}", asked)
+
+    async def test(self, name: str, kind: str, resource: str, action: str) -> str | None:
+        """By what somebody may do it, in words; None where he may not."""
+        asked = {"kind": kind, "name": resource, "action": action}
+        found = await self.client.ask("POST", f"/v1/acl/{quoted(name)}/test", asked)
+        by: str | None = found["by"]
+        return by
+
+
+def _ttl(ttl_ms: int | None) -> dict[str, int]:
+    return {} if ttl_ms is None else {"ttl_ms": ttl_ms}
+
+
+def _rights(found: Iterable[Mapping[str, Any]]) -> tuple[Right, ...]:
+    return tuple(Right(**fields) for fields in found)
+
+
+def _grants(fields: Mapping[str, Any]) -> tuple[tuple[GrantedRole, ...], tuple[Right, ...]]:
+    return tuple(GrantedRole(**each) for each in fields["roles"]), _rights(fields["rights"])

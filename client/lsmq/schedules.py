@@ -1,0 +1,129 @@
+"""Schedules: messages of a topic again and again, at the times that cron expressions say.
+
+::
+
+    schedules = Schedules(client, "reports")
+    await schedules.put("daily", "0 9 * * 1-5", "make the report", tz="Europe/Berlin")
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Unpack
+
+from lsmq._message_parts import Body
+from lsmq._paths import quoted, topic_path
+from lsmq._transaction import message_fields
+from lsmq._wire_values import headers_field, key_field, message_from_dict, queue_number, text_or_base64
+from lsmq.client import Client
+from lsmq.errors import InvalidRequest, UnknownSchedule
+from lsmq.messages import Message, MessageOptions, message_id
+
+_PAGE = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleInfo:
+    """A schedule.
+
+    Attributes:
+        next_ms: the next time, milliseconds since 1970.
+        last_ms: the time before; 0 where there was none.
+        count: how many times there were.
+        message: what is sent, without offset and id; in a named topic its queue is -1, and ``queue_name`` says which.
+            What comes has the properties ``schedule``, the name, and ``scheduled_ms``, the time, besides.
+    """
+
+    name: str
+    cron: str
+    tz: str
+    created_ms: int
+    next_ms: int
+    last_ms: int
+    count: int
+    message: Message
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any], topic: str) -> ScheduleInfo:
+        given = {**fields["message"], "topic": topic, "offset": -1, "id": message_id(0, 0, 0)}
+        return cls(
+            name=str(fields["name"]),
+            cron=str(fields["cron"]),
+            tz=str(fields["tz"]),
+            created_ms=int(fields["created_ms"]),
+            next_ms=int(fields["next_ms"]),
+            last_ms=int(fields["last_ms"]),
+            count=int(fields["count"]),
+            message=replace(message_from_dict(given), topic_id=0, queue=queue_number(given["queue"]), offset=-1),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON: bytes that are no text are base64, under a name that ends in ``_b64``."""
+        message = self.message
+        return {
+            "name": self.name,
+            "cron": self.cron,
+            "tz": self.tz,
+            "topic": message.topic,
+            "created_ms": self.created_ms,
+            "next_ms": self.next_ms,
+            "last_ms": self.last_ms,
+            "count": self.count,
+            "queue": message.queue if message.queue_name is None else message.queue_name,
+            **key_field(message.key),
+            "tag": message.tag,
+            "priority": message.priority,
+            "properties": dict(message.properties),
+            **headers_field(message.headers),
+            "delete": message.delete,
+            **text_or_base64("body", message.body),
+        }
+
+
+class Schedules:
+    """Those of one topic. All methods raise ``UnknownTopic``."""
+
+    def __init__(self, client: Client, topic: str) -> None:
+        self.client = client
+        self.topic = topic
+        self._path = f"{topic_path(topic)}/schedules"
+
+    async def put(
+        self, name: str, cron: str, body: Body, *, tz: str = "UTC", **options: Unpack[MessageOptions]
+    ) -> ScheduleInfo:
+        """Send a message at each time of ``cron`` by the clocks of ``tz``; in place of a schedule of that name.
+
+        ``options`` as with :meth:`lsmq.Producer.send`, but for delays. All messages go to one queue. Durable on return.
+        Raises ``InvalidRequest`` for what is no cron expression or time zone, ``TooManySchedules``.
+        """
+        if options.get("delay_ms") is not None or options.get("deliver_at_ms") is not None:
+            raise InvalidRequest("a schedule says itself when its messages come; leave out delay_ms and deliver_at_ms")
+        message = message_fields(self.topic, body, **options)
+        del message["topic"]
+        value = {"cron": cron, "tz": tz, "message": message}
+        return ScheduleInfo.from_dict(await self.client.ask("PUT", self._one(name), value), self.topic)
+
+    async def get(self, name: str) -> ScheduleInfo:
+        """Raises ``UnknownSchedule``."""
+        return ScheduleInfo.from_dict(await self.client.ask("GET", self._one(name)), self.topic)
+
+    async def read(self) -> AsyncGenerator[ScheduleInfo, None]:
+        """All there are, by name."""
+        after = ""
+        while True:
+            page = await self.client.ask("GET", f"{self._path}?max={_PAGE}{after}")
+            for fields in page["schedules"]:
+                yield ScheduleInfo.from_dict(fields, self.topic)
+            if page["next"] is None:
+                return
+            after = f"&after={quoted(page['next'])}"
+
+    async def delete(self, name: str) -> None:
+        """Durable on return; a message that is due within a second may still come. Raises ``UnknownSchedule``."""
+        await self.client._router.ask_any(
+            "DELETE", self._one(name), deadline=self.client._deadline(), accept_repeated=UnknownSchedule
+        )
+
+    def _one(self, name: str) -> str:
+        return f"{self._path}/{quoted(name)}"

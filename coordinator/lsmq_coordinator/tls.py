@@ -1,0 +1,281 @@
+"""TLS of a port and of who dials it: certificates from files, read again when the files change.
+
+TLS 1.3 alone, on OpenSSL by way of the standard library. What is read is checked as a whole before it takes the place
+of what was there: a certificate whose key has not been written yet changes nothing, and is looked at again. Connections
+that are open go on with what they began with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from lsmq import runtime
+
+from .errors import TlsUnusable
+from .parts import UNSEEN, Part
+from .private_files import too_open
+
+#: How often it is looked whether the files have changed.
+LOOK_EVERY_S = 1.0
+#: A handshake that takes longer is given up, and its connection closed.
+HANDSHAKE_TIMEOUT_S = 10.0
+#: How long a connection that is being closed waits for the other side to say that it closes, too.
+SHUTDOWN_TIMEOUT_S = 2.0
+_MAX_IGNORED_BYTES = 256 * 1024
+_REASONS = {
+    "HTTP_REQUEST": "it speaks plain HTTP; the URL of this port begins with https://",
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": "it showed no certificate, and must (tls_client_auth)",
+    "UNSUPPORTED_PROTOCOL": "it does not speak TLS 1.3",
+    "WRONG_VERSION_NUMBER": "it does not speak TLS",
+}
+#: People are warned so long before a certificate expires, or when a fifth of its life is left if that is less.
+_WARN_S = 14 * 24 * 3600.0
+
+
+class ClientAuth(Enum):
+    """Whether those who connect show a certificate of their own."""
+
+    NONE = "none"  # they are not asked
+    OPTIONAL = "optional"  # they are asked, and what they show must be right
+    REQUIRED = "required"  # who shows none is refused
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """PEM files: a certificate with what leads to its authority, its key, and the authorities that others are
+    verified by (None: those of the system, for who dials)."""
+
+    cert: Path
+    key: Path
+    ca: Path | None = None
+    client_auth: ClientAuth = ClientAuth.NONE
+
+    def state(self) -> tuple[tuple[int, int, int], ...]:
+        """Another one when a file is another one. Raises ``OSError``."""
+        found = [path.stat() for path in (self.cert, self.key, self.ca) if path is not None]
+        return tuple((each.st_ino, each.st_size, each.st_mtime_ns) for each in found)
+
+
+class _Handshake(ssl.SSLObject):
+    """A server's handshake whose failure is told to the other side.
+
+    asyncio closes the connection without sending the alert that OpenSSL has made. So it is not told of the failure
+    before the other side has closed, or has sent so much more that it does not listen; its time-out counts.
+    """
+
+    incoming: ssl.MemoryBIO
+    outgoing: ssl.MemoryBIO
+    failure: ssl.SSLError | None = None
+    ignored_bytes = 0
+
+    def do_handshake(self) -> None:
+        if self.failure is None:
+            try:
+                super().do_handshake()
+                return
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError, ssl.SSLSyscallError):
+                raise
+            except ssl.SSLError as error:
+                assert isinstance(self.context, _ServerContext)
+                self.failure = self.context.refusal = error
+                if not self.outgoing.pending:
+                    raise
+        self.ignored_bytes += len(self.incoming.read())
+        if self.ignored_bytes > _MAX_IGNORED_BYTES:
+            raise self.failure
+        raise ssl.SSLWantReadError(ssl.SSL_ERROR_WANT_READ, "the alert is to be sent first") from self.failure
+
+
+class _ServerContext(ssl.SSLContext):
+    sslobject_class = _Handshake
+    #: Of the last handshake that failed here.
+    refusal: ssl.SSLError | None = None
+
+    def wrap_bio(self, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, *args: Any, **named: Any) -> ssl.SSLObject:
+        made = super().wrap_bio(incoming, outgoing, *args, **named)
+        assert isinstance(made, _Handshake)
+        made.incoming, made.outgoing = incoming, outgoing
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    server: _ServerContext
+    client: ssl.SSLContext
+    begins_s: float
+    expires_s: float
+
+
+class Certificates:
+    """What a node shows to others, and believes of them. Reading it is safe from any thread."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Reads the files. Raises ``TlsUnusable``."""
+        self.files = files
+        self.reloads = 0
+        self._state: tuple[tuple[int, int, int], ...] = _state(files)
+        self._tried: tuple[tuple[int, int, int], ...] | None = None  # and found to be of no use
+        self._loaded = _load(files)
+        self._failure: str | None = None
+
+    @property
+    def server(self) -> ssl.SSLContext:
+        """For a connection that is accepted now."""
+        return self._loaded.server
+
+    @property
+    def client(self) -> ssl.SSLContext:
+        """For a connection that is dialled now. It checks the name of who answers."""
+        return self._loaded.client
+
+    def why_refused(self, error: OSError) -> str:
+        """Why a handshake that was accepted failed with ``error``, for people."""
+        if not isinstance(error, ssl.SSLError) and self._loaded.server.refusal is not None:
+            # It was held back until the other side had heard of it.
+            error, self._loaded.server.refusal = self._loaded.server.refusal, None
+        return reason(error)
+
+    @property
+    def expires_s(self) -> float:
+        """When the certificate in use expires, in Unix time."""
+        return self._loaded.expires_s
+
+    def look(self) -> bool:
+        """Read the files again if they have changed; whether what is used has. Blocks for the disk."""
+        try:
+            found = _state(self.files)
+            if found == self._tried:
+                return False
+            if found != self._state:
+                self._tried = found
+                self._loaded = _load(self.files)
+        except TlsUnusable as error:
+            self._failure = error.message
+            return False
+        self._tried = self._failure = None
+        if found == self._state:
+            return False
+        self._state = found
+        self.reloads += 1
+        return True
+
+    def problem(self, now_s: float | None = None) -> str | None:
+        """What people should see to, in words."""
+        loaded, now_s = self._loaded, runtime.wall_time() if now_s is None else now_s
+        if self._failure is not None:
+            return f"the files have changed and cannot be used; the certificate before is: {self._failure}"
+        day = datetime.fromtimestamp(loaded.expires_s, UTC).isoformat()
+        if now_s >= loaded.expires_s:
+            return f"{self.files.cert} has expired ({day}), and is refused; replace it, which needs no restart"
+        if loaded.expires_s - now_s < min(_WARN_S, (loaded.expires_s - loaded.begins_s) / 5):
+            return f"{self.files.cert} expires soon ({day}); replace it, which needs no restart"
+        return None
+
+    async def watch(self, part: Part = UNSEEN, changed: Callable[[], None] = lambda: None) -> None:
+        """Look again and again, and have the part say what is wrong. Until cancelled."""
+        while True:
+            problem = self.problem()
+            if problem is None:
+                part.running()
+            else:
+                part.retrying(problem)
+            await asyncio.sleep(LOOK_EVERY_S)
+            if await asyncio.to_thread(self.look):
+                changed()
+
+
+def reason(error: BaseException) -> str:
+    """Why a handshake failed, for people, without what OpenSSL says of its own sources."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is not believed: {error.verify_message}"
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return _REASONS.get(error.reason, error.reason.lower().replace("_", " "))
+    return str(error) or type(error).__name__
+
+
+def _state(files: TlsFiles) -> tuple[tuple[int, int, int], ...]:
+    try:
+        return files.state()
+    except OSError as error:
+        raise TlsUnusable(f"{error.filename}: cannot be read: {error.strerror}", file=str(error.filename)) from error
+
+
+def _load(files: TlsFiles) -> _Loaded:
+    _check_private(files.key)
+    begins_s, expires_s = _validity(files.cert)
+    server, client = _ServerContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    for context in (server, client):
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
+        _load_chain(context, files)
+        if files.ca is not None:
+            _load_authorities(context, files.ca)
+    if files.ca is None:
+        client.load_default_certs(ssl.Purpose.SERVER_AUTH)
+    server.verify_mode = {
+        ClientAuth.NONE: ssl.CERT_NONE,
+        ClientAuth.OPTIONAL: ssl.CERT_OPTIONAL,
+        ClientAuth.REQUIRED: ssl.CERT_REQUIRED,
+    }[files.client_auth]
+    return _Loaded(server, client, begins_s, expires_s)
+
+
+def _load_chain(context: ssl.SSLContext, files: TlsFiles) -> None:
+    def no_password() -> str:
+        raise TlsUnusable(
+            f"{files.key}: the key is encrypted, and nobody is there to be asked for its password; decrypt it "
+            f"(openssl pkey -in {files.key.name}), and have it readable by its owner alone",
+            file=str(files.key),
+        )
+
+    try:
+        context.load_cert_chain(files.cert, files.key, password=no_password)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            text = f"{files.key} is not the key of the certificate in {files.cert}; give the two that belong together"
+        else:
+            text = f"{files.cert} and {files.key} hold no certificate and key in PEM: {error.reason or error}"
+        raise TlsUnusable(text, file=str(files.cert)) from error
+    except OSError as error:
+        raise TlsUnusable(f"{files.cert} or {files.key} cannot be read: {error.strerror}") from error
+
+
+def _load_authorities(context: ssl.SSLContext, path: Path) -> None:
+    try:
+        context.load_verify_locations(path)
+    except ssl.SSLError as error:
+        raise TlsUnusable(
+            f"{path}: holds no certificate of an authority in PEM: {error.reason or error}", file=str(path)
+        ) from error
+    except OSError as error:
+        raise TlsUnusable(f"{path}: cannot be read: {error.strerror}", file=str(path)) from error
+
+
+def _check_private(key: Path) -> None:
+    try:
+        mode = too_open(key)
+    except OSError as error:
+        raise TlsUnusable(f"{key}: the key cannot be read: {error.strerror}", file=str(key)) from error
+    if mode is not None:
+        raise TlsUnusable(
+            f"{key}: others may read or write the private key (its mode is {mode}); chmod 600 it", file=str(key)
+        )
+
+
+def _validity(cert: Path) -> tuple[float, float]:
+    """From when until when the first certificate in the file is good, in Unix time."""
+    from cryptography import x509  # Only where there is TLS: it takes memory, and a moment.
+
+    try:
+        found = x509.load_pem_x509_certificates(cert.read_bytes())[0]
+    except OSError as error:
+        raise TlsUnusable(f"{cert}: the certificate cannot be read: {error.strerror}", file=str(cert)) from error
+    except ValueError as error:
+        raise TlsUnusable(f"{cert}: holds no certificate in PEM", file=str(cert)) from error
+    return found.not_valid_before_utc.timestamp(), found.not_valid_after_utc.timestamp()

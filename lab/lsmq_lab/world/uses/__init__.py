@@ -1,0 +1,24 @@
+"""Ways to use a cluster beside the three of :mod:`..clients`: each with its clients, and what must hold of it.
+
+A seed switches some of them on, so that a run stays short.
+"""
+
+from __future__ import annotations
+
+from .compacted import Compacted
+from .deduplicated import Deduplicated
+from .delayed import Delayed
+from .named import Named
+from .pushed import Pushed
+from .ring import Ring
+from .scheduled import Scheduled
+from .short_lived import ShortLived
+from .urgent import Urgent
+from .use import Use
+
+#: By name.
+USES: dict[str, type[Use]] = {
+    use.name: use for use in (Compacted, Deduplicated, Delayed, Named, Pushed, Ring, Scheduled, ShortLived, Urgent)
+}
+
+__all__ = ["USES", "Use"]

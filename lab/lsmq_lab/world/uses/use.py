@@ -1,0 +1,84 @@
+"""One way to use a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from random import Random
+from typing import Any, ClassVar, Protocol
+
+from lsmq import Client, Consumer, Message
+
+from ..cluster import Cluster
+
+DEADLINE_MS = 3_000
+#: Options of topics by name.
+Topics = Mapping[str, Mapping[str, Any]]
+Role = tuple[str, Callable[[Client], Awaitable[None]]]
+
+
+class Load(Protocol):
+    """Who runs it."""
+
+    cluster: Cluster
+    random: Random
+    stopping: bool
+
+    def number(self) -> int:
+        """A new one, of everything that is sent."""
+
+    def broke(self, what: str) -> None:
+        """Something that must never happen."""
+
+
+class Use:
+    """``topics`` are made, each of ``roles`` is a client of its own until ``load.stopping``, then :meth:`read_back`."""
+
+    name: str
+    topics: ClassVar[Topics] = {}
+    #: Replicas may show other messages of them, each by its clock.
+    expires = False
+
+    def __init__(self, load: Load) -> None:
+        self.load = load
+        self.random = Random(load.random.getrandbits(64))
+        self.counted = 0
+
+    def roles(self) -> Sequence[Role]:
+        """Names of clients, and what each does."""
+        raise NotImplementedError
+
+    async def read_back(self, client: Client) -> None:
+        """Compare, once the cluster is well and all roles have ended."""
+        raise NotImplementedError
+
+    @property
+    def wall_ms(self) -> float:
+        """By a clock that is right."""
+        return self.load.cluster.world.scheduler.world.wall_time() * 1000
+
+    def wrong(self, what: str) -> None:
+        self.load.broke(f"{self.name}: {what}")
+
+
+async def all_of(client: Client, topic: str, **named: Any) -> list[Message]:
+    """Every message of a topic whose queues have numbers, from its earliest."""
+    ends = await client.offsets(topic)
+    wanted = {queue: end for queue, end in zip(ends.queues, ends.latest, strict=True) if end}
+    return await read_to(Consumer(client, topic, wait_ms=200, **named), wanted)
+
+
+async def read_to(consumer: Consumer, ends: Mapping[int, int]) -> list[Message]:
+    """What comes until its positions are there, by queue."""
+    found: list[Message] = []
+    async with consumer:
+        while any(consumer.positions.get(queue, 0) < end for queue, end in ends.items()):
+            before = dict(consumer.positions)
+            messages = await consumer.poll(500, timeout_ms=5_000)
+            if not messages and dict(consumer.positions) == before:
+                raise AssertionError(f"nothing more comes at {before} of {dict(ends)}")
+            found += messages
+    return found
+
+
+def text_of(key: str | bytes | None) -> str | None:
+    return key.decode() if isinstance(key, bytes) else key

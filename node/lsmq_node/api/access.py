@@ -1,0 +1,164 @@
+"""What each operation needs: the one table. An operation that does not stand here is none: the node does not start.
+
+A need is an action on resources of a kind. Their names stand in the path, the query or the body; in the body they are
+only known when that is read: :meth:`.routing.Call.topic` asks for each before it looks whether there is such a topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from lsmq_node.rights import Action, Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """``action`` on the resource of this kind that the request names, see :meth:`.routing.Call.name_of`."""
+
+    kind: Kind
+    action: Action
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """``open``: to everybody, whoever it is. ``lists``: the answer shows only what the caller may know of."""
+
+    needs: tuple[Need, ...] = ()
+    open: bool = False
+    lists: Kind | None = None
+
+    def action(self, kind: Kind) -> Action | None:
+        """What it needs of resources of the kind."""
+        return next((need.action for need in self.needs if need.kind is kind), None)
+
+    @property
+    def shows(self) -> bool:
+        """Whether its answer is what it is for: then whoever may not any more is not given it, though he waited."""
+        return all(need.action in (Action.READ, Action.DESCRIBE) for need in self.needs)
+
+
+def _needs(**actions: Action) -> Access:
+    return Access(tuple(Need(Kind(kind.replace("_", "-")), action) for kind, action in actions.items()))
+
+
+_OPEN: Final = Access(open=True)
+_ANYBODY: Final = Access()  # who is known
+_D, _R, _W = Action.DESCRIBE, Action.READ, Action.WRITE
+_C, _A, _X = Action.CREATE, Action.ALTER, Action.DELETE
+
+#: By operation.
+ACCESS: Final[Mapping[str, Access]] = MappingProxyType(
+    {
+        # topics
+        "createTopic": _needs(topic=_C),
+        "growTopic": _needs(topic=_A),
+        "alterTopic": _needs(topic=_A),
+        "listTopics": Access(lists=Kind.TOPIC),
+        "getTopic": _needs(topic=_D),
+        "getTopicUsage": _needs(topic=_D),
+        "deleteTopic": _needs(topic=_X),
+        "getQueue": _needs(topic=_D),
+        "getOffsets": _needs(topic=_D),
+        "listQueues": _needs(topic=_D),
+        "declareQueue": _needs(topic=_W),
+        "deleteQueue": _needs(topic=_X),
+        "trimQueue": _needs(topic=_X),
+        "trimTopic": _needs(topic=_X),
+        "purgeTopic": _needs(topic=_X),
+        "deleteMessages": _needs(topic=_X),
+        # messages
+        "sendMessages": _needs(topic=_W),
+        "sendBatch": _needs(topic=_W),
+        "takeProducer": _needs(topic=_W),
+        "readMessages": _needs(topic=_R),
+        "fetchBatches": _needs(topic=_R),
+        "getMessage": _needs(topic=_R),
+        "findMessages": _needs(topic=_R),
+        "getLatest": _needs(topic=_R),
+        "listDelayed": _needs(topic=_R),
+        "getDelayed": _needs(topic=_R),
+        "cancelDelayed": _needs(topic=_W),
+        "rescheduleDelayed": _needs(topic=_W),
+        "putSchedule": _needs(topic=_W),
+        "listSchedules": _needs(topic=_R),
+        "getSchedule": _needs(topic=_R),
+        "deleteSchedule": _needs(topic=_W),
+        # groups of consumers
+        "listGroups": Access(lists=Kind.GROUP),
+        "getCoordinator": _ANYBODY,  # of groups of both kinds; it is arithmetic with the name
+        "heartbeat": _needs(group=_R, topic=_R),
+        "describeGroup": _needs(group=_D),
+        "declareGroup": _needs(group=_R),
+        "deleteGroup": _needs(group=_X),
+        "commitOffsets": _needs(group=_R, topic=_R),
+        "getCommittedOffsets": _needs(group=_D, topic=_D),
+        "deleteOffsets": _needs(group=_X),
+        "fenceGroup": _needs(group=_R, topic=_R),
+        "getLag": _needs(group=_D, topic=_D),
+        "push": _needs(group=_R, topic=_R),
+        "acknowledgePush": _needs(group=_R),
+        "listPushStreams": _needs(group=_D),
+        "popMessages": _needs(group=_R, topic=_R),
+        "ackMessages": _needs(group=_R, topic=_R),
+        "nackMessages": _needs(group=_R, topic=_R),
+        "extendMessages": _needs(group=_R, topic=_R),
+        "configureWorkQueue": _needs(group=_A, topic=_R),
+        "describeWorkQueue": _needs(group=_D, topic=_D),
+        # groups of producers
+        "listProducerGroups": Access(lists=Kind.PRODUCER_GROUP),
+        "describeProducerGroup": _needs(producer_group=_D),
+        "producerHeartbeat": _needs(producer_group=_W),
+        "beginTransaction": _needs(producer_group=_W, topic=_W),
+        "addToTransaction": _needs(producer_group=_W, topic=_W),
+        "commitTransaction": _needs(producer_group=_W),
+        "rollBackTransaction": _needs(producer_group=_W),
+        "getTransaction": _needs(producer_group=_D),
+        "listTransactions": _needs(producer_group=_D),
+        "takeSequence": _needs(producer_group=_W),
+        # the cluster
+        "getCluster": _needs(cluster=_D),
+        "drainNode": _needs(cluster=_A),
+        "undrainNode": _needs(cluster=_A),
+        "removeNode": _needs(cluster=_A),
+        "moveReplicas": _needs(cluster=_A),
+        "cancelMove": _needs(cluster=_A),
+        "transferLeader": _needs(cluster=_A),
+        "reviveShard": _needs(cluster=_A),
+        # what is in shards, whole: a backup of all topics
+        "beginSnapshot": _needs(cluster=_A),
+        "getSnapshot": _needs(cluster=_A),
+        "readSnapshotFile": _needs(cluster=_A),
+        "checksumSnapshotFile": _needs(cluster=_A),
+        "verifySnapshotFile": _needs(cluster=_A),
+        "endSnapshot": _needs(cluster=_A),
+        "status": _needs(cluster=_D),
+        "metrics": _needs(cluster=_D),
+        "healthz": _OPEN,
+        "readyz": _OPEN,
+        "openapi": _OPEN,
+        # rights
+        "whoami": _ANYBODY,
+        "listTokens": _needs(rights=_D),
+        "createToken": _needs(rights=_A),
+        "rotateToken": _needs(rights=_A),
+        "revokeTokens": _needs(rights=_A),
+        "listRoles": _needs(rights=_D),
+        "putRole": _needs(rights=_A),
+        "deleteRole": _needs(rights=_A),
+        "listGrants": _needs(rights=_D),
+        "grantRights": _needs(rights=_A),
+        "revokeRights": _needs(rights=_A),
+        "testRights": _needs(rights=_D),
+    }
+)
+
+#: Operations that the audit log notes, whatever came of them; others where they were refused.
+AUDITED: Final = frozenset(
+    operation
+    for operation, access in ACCESS.items()
+    if {need.action for need in access.needs} & {_C, _A}
+    or operation in ("deleteTopic", "purgeTopic", "deleteGroup", "deleteOffsets")
+)

@@ -1,0 +1,162 @@
+"""Requests that came to a node which does not lead the shard: passed on to the one that does, or sent there.
+
+A handler needs to know nothing of it: where it raises ``NotLeader``, before anything was done, the leader is asked in
+its stead. A request whose parts belong to several leaders is split by its handler, see :func:`each_at_leader`.
+
+Between the nodes the request is signed, see :mod:`lsmq_node.cluster.peers`. What a client may do and have is checked
+where it arrived: origin, host, and its share of memory; limits of the request itself hold at the leader as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aiohttp import web
+from yarl import URL
+
+from lsmq.errors import LsmqError, NotLeader, from_dict
+from lsmq.topics import FETCH_SESSION_HEADER, FORWARD_HEADER
+from lsmq_coordinator.http_status import status_of
+from lsmq_node.broker import PassedBack, PassedOn
+from lsmq_node.broker.forwarding import shard_to_ask
+from lsmq_node.config import Forward
+
+from .codec import JSON_TYPE, MSGPACK_TYPE, Format, answer_format, decode
+from .failures import error_answer, failures
+from .routing import Call
+
+#: Headers of a request that mean something to whoever answers it; those of our own beside.
+_HEADERS = frozenset({"accept", "authorization", "content-type"})
+_OWN = "lsmq-"
+_NOT_PASSED = (FORWARD_HEADER.lower(), "lsmq-auth")
+
+
+async def answered_elsewhere(call: Call, refusal: NotLeader) -> web.StreamResponse:
+    """The leader's answer to a request that was refused here. Raises the refusal where it is to be heard."""
+    shard = shard_to_ask(refusal)
+    if call.forward is Forward.REFUSE or shard is None or call.route.is_stream:
+        raise refusal
+    request, broker = call.request, call.broker
+    if call.forward is Forward.REDIRECT:
+        return _redirection(call, refusal)
+    body = await call.body() if request.body_exists else b""
+    # What HEAD leaves out is left out by this node: the answer's signature is that of its body.
+    method = "GET" if request.method == "HEAD" else request.method
+    passed = PassedOn(method, request.rel_url.raw_path_qs, _passed_headers(request), body)
+    found = await broker.forwarder.at_leader(
+        shard, lambda: call.route.handler(call), passed, _refusal_in, repeatable=method == "GET"
+    )
+    if not isinstance(found, PassedBack):
+        return found
+    call.hold.resize_made(len(body) + len(found.body))
+    headers = {name: value for name, value in found.headers.items() if name != FETCH_SESSION_HEADER}
+    return web.Response(status=found.status, headers=headers, body=found.body)
+
+
+def _redirection(call: Call, refusal: NotLeader) -> web.Response:
+    leader = refusal.details.get("leader")
+    if leader is None or leader == call.broker.config.public_url:
+        raise refusal
+    response = error_answer(call.request, refusal, 307)
+    response.headers["Location"] = f"{leader}{call.request.path_qs}"
+    return response
+
+
+def _passed_headers(request: web.Request) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in request.headers.items()
+        if (low := name.lower()) in _HEADERS or (low.startswith(_OWN) and not low.startswith(_NOT_PASSED))
+    }
+
+
+def _refusal_in(answer: PassedBack) -> LsmqError | None:
+    """``NotLeader``, where the answer says that and that nothing was done."""
+    if answer.status != status_of(NotLeader):
+        return None
+    error = _error_in(answer)
+    return error if shard_to_ask(error) is not None else None
+
+
+def _error_in(answer: PassedBack) -> LsmqError:
+    return from_dict(decode(answer.body, _form(answer))["error"])
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPart:
+    """What of a request belongs to one shard: done ``here``, or as the msgpack ``body`` of the same operation there."""
+
+    shard: int
+    here: Callable[[], Awaitable[dict[str, Any]]]
+    body: Callable[[], bytes]
+
+
+async def each_at_leader(call: Call, parts: Sequence[ShardPart]) -> list[dict[str, Any]]:
+    """The answers to all parts, in their order, each of its shard's leader.
+
+    Raises what the first part that failed raises, once all are done: the others are. Then its details say ``sent``.
+    """
+    answers = await asyncio.gather(*(_at_leader(call, part) for part in parts), return_exceptions=True)
+    failed = [answer for answer in answers if isinstance(answer, BaseException)]
+    if failed:
+        error = failed[0]
+        if isinstance(error, LsmqError) and len(failed) < len(parts):
+            error.details["sent"] = True
+        raise error
+    return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+
+async def _at_leader(call: Call, part: ShardPart) -> dict[str, Any]:
+    if call.broker.topology.leadership(part.shard).here:
+        try:
+            return await part.here()
+        except NotLeader as refusal:
+            if shard_to_ask(refusal) is None:
+                raise
+    headers = {**_passed_headers(call.request), "Content-Type": MSGPACK_TYPE, "Accept": MSGPACK_TYPE}
+    passed = PassedOn(call.request.method, call.request.rel_url.raw_path_qs, headers, part.body())
+    return _document(await call.broker.forwarder.at_leader(part.shard, part.here, passed, _refusal_in))
+
+
+async def asked_at_leader(
+    call: Call, shard: int, here: Callable[[], Awaitable[dict[str, Any]]], path: str
+) -> dict[str, Any]:
+    """What ``here`` finds where this node leads the shard, or else its leader at ``path``, in the caller's format.
+
+    For reads of several shards, which no client can ask of one node otherwise: whatever it says of passing on.
+    """
+    if call.proof is not None:
+        return await here()
+    form = answer_format(call.request)
+    passed = PassedOn("GET", path, {**_passed_headers(call.request), "Accept": form.value}, b"")
+    return _document(await call.broker.forwarder.at_leader(shard, here, passed, _refusal_in, repeatable=True))
+
+
+def _document(found: dict[str, Any] | PassedBack) -> dict[str, Any]:
+    if not isinstance(found, PassedBack):
+        return found
+    if found.status >= 400:
+        raise _error_in(found)
+    answer: dict[str, Any] = decode(found.body, _form(found))
+    return answer
+
+
+def _form(answer: PassedBack) -> Format:
+    return Format.JSON if answer.headers.get("Content-Type", "").startswith(JSON_TYPE) else Format.MSGPACK
+
+
+def answering_passed_on(app: web.Application) -> Callable[[web.Request, str], Awaitable[web.StreamResponse]]:
+    """What answers the requests that other nodes pass on: as the application does, without the checks of its door."""
+
+    async def answer(request: web.Request, path: str) -> web.StreamResponse:
+        inner = request.clone(rel_url=URL(path, encoded=True))
+        match = await app.router.resolve(inner)
+        match.add_app(app)
+        match.freeze()
+        inner._match_info = match  # There is no other way to have a request handled that another server read.
+        return await failures(inner, match.handler)
+
+    return answer

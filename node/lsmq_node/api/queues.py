@@ -1,0 +1,125 @@
+"""The queues of a topic one by one: listed and declared by name, deleted, trimmed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from aiohttp import web
+
+from lsmq.errors import (
+    DiskFull,
+    InvalidQueueName,
+    NotEnoughReplicas,
+    NotLeader,
+    OffsetOutOfRange,
+    TooManyQueues,
+    TopicReplaced,
+    Unavailable,
+    UnknownQueue,
+    UnknownTopic,
+)
+from lsmq_node.broker import DeleteRequest
+from lsmq_node.broker.queue_lists import MAX_LISTED, need_names
+from lsmq_node.storage import Topic
+
+from . import schemas
+from .codec import answer
+from .pages import PAGE
+from .routing import Call, Content, Parameter, Routes
+from .schema import list_of, object_of, text
+
+ROUTES = Routes("queues")
+_ROW = object_of(
+    {
+        "name": schemas.TEXT,
+        "earliest": schemas.OFFSET,
+        "latest": schemas.OFFSET,
+        "count": schemas.COUNT,
+        "number": schemas.NUMBER,
+    },
+)
+_WRITE_ERRORS = (UnknownTopic, InvalidQueueName, NotLeader, NotEnoughReplicas, TopicReplaced, DiskFull)
+
+
+def _row(name: str, earliest: int, latest: int, number: int) -> dict[str, Any]:
+    return {"name": name, "earliest": earliest, "latest": latest, "count": latest - earliest, "number": int(number)}
+
+
+@ROUTES.get(
+    "/v1/topics/{topic}/queues",
+    Content(
+        "In order of their names. `count` is what lies between `earliest` and `latest`.",
+        object_of({"queues": list_of(_ROW), "next": schemas.NEXT}),
+    ),
+    parameters=(*PAGE, Parameter("prefix", text(default=""), "Only names that begin so.")),
+    errors=(UnknownTopic, TopicReplaced, Unavailable),
+)
+async def list_queues(call: Call) -> web.StreamResponse:
+    """List the queues of a topic with named queues, over all shards."""
+    topic, query = await call.topic(), call.query
+    need_names(topic)
+    assert query["limit"] <= MAX_LISTED, "both are the API's own limit"
+    rows = await call.broker.queue_lists.page(topic, query["prefix"], query["after"], query["limit"] + 1)
+    some = rows[: query["limit"]]
+    following = some[-1][0] if len(rows) > len(some) else None
+    return answer(call.request, {"queues": [_row(*row) for row in some], "next": following})
+
+
+@ROUTES.put(
+    "/v1/topics/{topic}/queues/{queue}",
+    Content("It is there, durably.", schemas.BOUNDS, status=201),
+    Content("It was there already.", schemas.BOUNDS),
+    errors=(*_WRITE_ERRORS, TooManyQueues),
+)
+async def declare_queue(call: Call) -> web.StreamResponse:
+    """Make a queue of a topic with named queues before anything is sent to it."""
+    topic = await call.topic()
+    need_names(topic)
+    name = call.queue_name()
+    made = await call.broker.queue_lists.declare(topic, name)
+    return answer(call.request, await describe(call, topic, name), 201 if made else 200)
+
+
+async def describe(call: Call, topic: Topic, name: str) -> dict[str, Any]:
+    """A queue by its name, as the API shows it."""
+    number = await call.broker.names.number(topic, name)
+    (earliest,), (latest,) = await call.broker.offsets(topic, np.array((number,)))
+    return {"queue": name, **_row(name, int(earliest), int(latest), number)}
+
+
+@ROUTES.delete(
+    "/v1/topics/{topic}/queues/{queue}",
+    Content("Deleted, durably.", status=204),
+    errors=(*_WRITE_ERRORS, UnknownQueue),
+)
+async def delete_queue(call: Call) -> web.StreamResponse:
+    """Delete a queue of a topic with named queues, and its messages.
+
+    One that is made under its name later is another.
+    """
+    topic = await call.topic()
+    need_names(topic)
+    await call.broker.queue_lists.delete(topic, call.queue_name())
+    return web.Response(status=204)
+
+
+@ROUTES.post(
+    "/v1/topics/{topic}/queues/{queue}/trim",
+    Content("Gone, durably, for every group.", schemas.BOUNDS),
+    request=Content("Up to where.", object_of({"before": schemas.OFFSET})),
+    errors=(*_WRITE_ERRORS, UnknownQueue, OffsetOutOfRange),
+)
+async def trim_queue(call: Call) -> web.StreamResponse:
+    """Delete all messages of a queue below an offset."""
+    topic = await call.topic()
+    document = await call.checked_document()
+    if topic.named:
+        name = call.queue_name()
+        await call.broker.queue_lists.trim(topic, name, document["before"])
+        return answer(call.request, await describe(call, topic, name))
+    queue, called = await call.queue_number(topic)
+    where = np.array((queue,), np.uint32), np.array((document["before"],), np.int64)
+    await call.broker.delete(DeleteRequest(topic, *where, before=True))
+    (earliest,), (latest,) = await call.broker.offsets(topic, where[0])
+    return answer(call.request, {"queue": called, "earliest": int(earliest), "latest": int(latest)})

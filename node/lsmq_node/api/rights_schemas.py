@@ -1,0 +1,58 @@
+"""Schemas of tokens, roles and grants."""
+
+from __future__ import annotations
+
+from lsmq_node.rights import Action, Kind
+from lsmq_node.rights.model import MAX_PATTERN_BYTES, MAX_RIGHTS
+
+from .schema import Schema, flag, integer, list_of, object_of, text
+from .schemas import TIME_MS
+
+MAX_TTL_MS = 100 * 365 * 86_400_000
+MAX_OVERLAP_MS = 30 * 86_400_000
+
+NAME: Schema = text(
+    "1 to 128 letters, digits, '.', '_', '@' and '-', beginning with a letter or digit",
+    pattern="[A-Za-z0-9][A-Za-z0-9._@-]{0,127}",
+)
+TOKEN_ID: Schema = text("Id of a token, 8 hex digits.", pattern="[0-9a-f]{8}")
+_KIND: Schema = {"enum": list(Kind)}
+_ACTION: Schema = {"enum": list(Action)}
+_PREFIX: Schema = text("Only for names that begin with it.", maxLength=MAX_PATTERN_BYTES - 1, default="")
+_BINDING: Schema = object_of({"role": NAME, "prefix": _PREFIX}, required=("role",))
+_PATTERN: Schema = text("A name, the beginning of names and `*`, or `*`.", minLength=1, maxLength=MAX_PATTERN_BYTES)
+_RIGHT: Schema = object_of({"kind": _KIND, "pattern": _PATTERN, "action": _ACTION})
+ROLES: Schema = list_of(_BINDING, maxItems=MAX_RIGHTS, default=())
+RIGHTS: Schema = list_of(_RIGHT, maxItems=MAX_RIGHTS, default=())
+_EXPIRES: Schema = {**TIME_MS, "type": ["integer", "null"]}
+_TTL: Schema = integer(1_000, MAX_TTL_MS, "Good for so long; without it until it is revoked.")
+
+_OVERLAP: Schema = integer(0, MAX_OVERLAP_MS, "The one before is good for so long.", default=86_400_000)
+
+CREATE: Schema = object_of({"name": NAME, "ttl_ms": _TTL, "roles": ROLES}, required=("name",))
+ROTATE: Schema = object_of(
+    {
+        "ttl_ms": _TTL,
+        "overlap_ms": _OVERLAP,
+    },
+    required=(),
+)
+_TOKEN = {"name": NAME, "id": TOKEN_ID, "created_ms": TIME_MS, "expires_ms": _EXPIRES, "by": text()}
+NEW_TOKEN: Schema = object_of({**_TOKEN, "token": text("Shown here, and never again.")})
+TOKENS: Schema = object_of({"tokens": list_of(object_of({**_TOKEN, "good": flag("Whether it has not expired.")}))})
+ROLE: Schema = object_of({"rights": RIGHTS})
+ROLES_ANSWER: Schema = object_of({"roles": list_of(object_of({"name": NAME, "built_in": flag(), "rights": RIGHTS}))})
+GRANTS: Schema = object_of({"roles": ROLES, "rights": RIGHTS}, required=())
+_PRINCIPAL = object_of({"name": NAME, "roles": ROLES, "rights": RIGHTS})
+PRINCIPALS: Schema = object_of({"principals": list_of(_PRINCIPAL)})
+TEST: Schema = object_of({"kind": _KIND, "name": text(default=""), "action": _ACTION}, required=("kind", "action"))
+TESTED: Schema = object_of({"allowed": flag(), "by": text("What allows it; null: nothing does.", null=True)})
+WHOAMI: Schema = object_of(
+    {
+        "auth": text("How this node knows its clients: `none`, `token`."),
+        "name": text("Of the principal; null where nobody is asked.", null=True),
+        "expires_ms": _EXPIRES,
+        "roles": ROLES,
+        "rights": RIGHTS,
+    }
+)

@@ -1,0 +1,145 @@
+"""Schedules of a topic: messages again and again, by cron expressions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiohttp import web
+
+from lsmq import runtime
+from lsmq.errors import (
+    DocumentsFull,
+    InvalidQueueName,
+    MessageTooLarge,
+    NotEnoughReplicas,
+    TooManySchedules,
+    TopicReplaced,
+    UnknownQueue,
+    UnknownSchedule,
+    UnknownTopic,
+)
+from lsmq.record_batch import Flag, encode_header
+from lsmq_node.schedules import Schedule
+from lsmq_node.schedules.cron import Cron, zone_of
+
+from . import schedule_schemas as schemas
+from .codec import Format, answer, answer_format
+from .produce import Packer
+from .rendering import RENDERED_TIMES, render_message
+from .routing import Call, Content, Parameter, Routes
+
+ROUTES = Routes("schedules")
+_ERRORS = (UnknownTopic, TopicReplaced)
+_NAME = Parameter("name", schemas.NAME, "Name of the schedule.")
+
+
+@ROUTES.put(
+    "/v1/topics/{topic}/schedules/{name}",
+    Content("In place of the one of this name; durable.", schemas.SCHEDULE),
+    Content("Made; durable.", schemas.SCHEDULE, status=201),
+    parameters=(_NAME,),
+    request=Content("When, and what.", schemas.PUT),
+    errors=(
+        *_ERRORS,
+        UnknownQueue,
+        InvalidQueueName,
+        MessageTooLarge,
+        TooManySchedules,
+        DocumentsFull,
+        NotEnoughReplicas,
+    ),
+)
+async def put_schedule(call: Call) -> web.StreamResponse:
+    """Have a message sent again and again.
+
+    All go to one queue: what the message says, or its key; else to one of the topic's. Where queues are named it must
+    say one, which is made again where it is gone.
+    """
+    topic, name = await call.topic(), call.path("name")
+    document = await call.checked_document()
+    cron, zone = Cron.parse(document["cron"]), zone_of(document["tz"])
+    packer = Packer(call.broker, topic)
+    packer.add(0, document["message"])
+    (part,) = packer.parts.values()
+    packed = part.builder.build()
+    now_ms = runtime.wall_ms()
+    schedule = Schedule(
+        topic.id,
+        name,
+        document["cron"],
+        document["tz"],
+        next(iter(part.names), part.builder.queues[0]),
+        packed,
+        now_ms,
+        cron.next_ms(now_ms, zone),
+    )
+    known = await call.node.schedules.put(topic, schedule)
+    return answer(call.request, _described(schedule, answer_format(call.request)), status=200 if known else 201)
+
+
+@ROUTES.get(
+    "/v1/topics/{topic}/schedules",
+    Content("By name.", schemas.SCHEDULES),
+    parameters=(
+        Parameter("after", schemas.NAME, "Go on behind this name."),
+        Parameter("max", schemas.MAX, "At most this many."),
+    ),
+    errors=_ERRORS,
+)
+async def list_schedules(call: Call) -> web.StreamResponse:
+    """List the schedules of a topic."""
+    topic, limit = await call.topic(), call.query["max"]
+    found = await call.node.schedules.some(topic, call.query["after"] or "", limit)
+    call.hold.resize_made(RENDERED_TIMES * sum(len(each.batch) for each in found))
+    form = answer_format(call.request)
+    document = {
+        "schedules": [_described(each, form) for each in found],
+        "next": found[-1].name if len(found) == limit else None,
+    }
+    return answer(call.request, document)
+
+
+@ROUTES.get(
+    "/v1/topics/{topic}/schedules/{name}",
+    Content("The schedule.", schemas.SCHEDULE),
+    parameters=(_NAME,),
+    errors=(*_ERRORS, UnknownSchedule),
+)
+async def get_schedule(call: Call) -> web.StreamResponse:
+    """Look at a schedule: when it is due next, and how often it was."""
+    topic = await call.topic()
+    found = await call.node.schedules.get(topic, call.path("name"))
+    return answer(call.request, _described(found, answer_format(call.request)))
+
+
+@ROUTES.delete(
+    "/v1/topics/{topic}/schedules/{name}",
+    Content("Deleted, durably; a message that is due within a second may still come.", status=204),
+    parameters=(_NAME,),
+    errors=(*_ERRORS, UnknownSchedule, NotEnoughReplicas),
+)
+async def delete_schedule(call: Call) -> web.StreamResponse:
+    """Delete a schedule."""
+    await call.node.schedules.delete(await call.topic(), call.path("name"))
+    return web.Response(status=204)
+
+
+def _described(schedule: Schedule, form: Format) -> dict[str, Any]:
+    found = schedule.message()
+    header = encode_header(found.key, found.tag, found.properties, found.headers, found.type)
+    flags = int(Flag.DELETE) if found.delete else 0
+    message = render_message(schedule.topic_id, 0, 0, header, found.body, found.priority, 0, flags, form)
+    message["queue"] = schedule.queue
+    if schedule.ttl_ms:
+        message["ttl_ms"] = schedule.ttl_ms
+    return {
+        "name": schedule.name,
+        "cron": schedule.cron,
+        "tz": schedule.tz,
+        "queue": schedule.queue,
+        "created_ms": schedule.created_ms,
+        "next_ms": schedule.next_ms,
+        "last_ms": schedule.last_ms,
+        "count": schedule.count,
+        "message": {name: value for name, value in message.items() if name not in ("offset", "id", "stored_ms")},
+    }

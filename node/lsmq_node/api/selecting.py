@@ -1,0 +1,81 @@
+"""Which queues of a named topic a fetch is for: ``names``, ``pattern`` or ``slots``, and where reading begins."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from lsmq.errors import InvalidRequest
+from lsmq.queue_names import check_queue_name, queue_slot
+from lsmq_node.broker.admission import Admission
+from lsmq_node.broker.requests import Selected, Start
+from lsmq_node.broker.selection import ByName, ByPattern, BySlot, Selection
+from lsmq_node.storage import Topic
+
+from .arrays import integers, queue_offsets
+
+#: Fields that select queues by name.
+SELECTING = ("names", "pattern", "slots")
+
+
+def selected_of(document: dict[str, Any], topic: Topic, admission: Admission) -> Selected:
+    """What a body selects. Raises ``InvalidRequest``, ``InvalidQueueName``."""
+    given = [field for field in (*SELECTING, "queues") if field in document]
+    if len(given) > 1:
+        raise InvalidRequest(f"{given[1]} is given beside {given[0]}; a fetch selects queues one way", field=given[1])
+    if not topic.named:
+        raise InvalidRequest(
+            f"{given[0]} selects queues by name, and those of topic {topic.name!r} have numbers; give queues, offsets",
+            field=given[0],
+        )
+    start, group = document.get("start"), document.get("group")
+    if start == Start.COMMITTED and group is None:
+        raise InvalidRequest("group is missing; start is 'committed', so say whose offsets", field="group")
+    if group is not None and start != Start.COMMITTED:
+        raise InvalidRequest(f"group is given, and start is {start!r}; it must be 'committed'", field="group")
+    numbers, offsets = np.empty(0, np.uint32), np.empty(0, np.int64)
+    by_name: dict[str, int] = {}
+    if "numbers" in document:
+        if "offsets" not in document:
+            raise InvalidRequest("offsets is missing; each of numbers needs its own", field="offsets")
+        numbers, offsets = queue_offsets({**document, "queues": document["numbers"]}, admission)
+    elif "offsets" in document:
+        by_name = _offsets_of(document, start)
+    elif start is None:
+        raise InvalidRequest(
+            "start is missing; say 'earliest', 'latest' or 'committed', or give offsets", field="start"
+        )
+    return Selected(
+        which=_selection(document),
+        start=Start(start or Start.EARLIEST),
+        group=group,
+        reset=Start(document["reset"]),
+        numbers=numbers,
+        offsets=offsets,
+        by_name=by_name,
+    )
+
+
+def _offsets_of(document: dict[str, Any], start: str | None) -> dict[str, int]:
+    """Where reading begins in each of ``names``."""
+    names = document.get("names")
+    if names is None or start is not None:
+        raise InvalidRequest("offsets is for names without start, or for numbers; leave it out", field="offsets")
+    offsets = integers(document["offsets"], 8, "offsets").tolist()
+    if len(offsets) != len(names):
+        raise InvalidRequest(
+            f"names has {len(names)} items and offsets {len(offsets)}; each queue needs its offset", field="offsets"
+        )
+    if min(offsets) < 0:
+        raise InvalidRequest(f"offsets has {min(offsets)}; the least it may be is 0", field="offsets")
+    return dict(zip(names, offsets, strict=True))
+
+
+def _selection(document: dict[str, Any]) -> Selection:
+    if "names" in document:
+        names = [check_queue_name(name) for name in document["names"]]
+        return ByName(names, [queue_slot(name) for name in names])
+    if "pattern" in document:
+        return ByPattern(document["pattern"])
+    return BySlot([(int(first), int(end)) for first, end in document["slots"]])

@@ -1,0 +1,122 @@
+"""Reading everything of what is to be kept: of a backup, of nodes that run, of the data of a node that does not.
+
+What is found is told as :mod:`lsmq_node.storage.repair` tells it. Nothing is ever written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from lsmq import runtime
+from lsmq.client import Client
+from lsmq.errors import CorruptFile, LsmqError, UnsupportedFormat
+from lsmq.shard_snapshots import ShardSnapshots
+from lsmq_node.broker.layout import NODE_FILE
+from lsmq_node.broker.repair import repair_directory
+from lsmq_node.storage.disk import OsDisk
+from lsmq_node.storage.repair import Advance, Book, Damage, Remark, Summary, Tell
+from lsmq_node.storage.snapshot_target import FileVerifier
+
+from .manifest import BackupManifest
+from .repository import Repository
+
+Begin = Callable[[int], Advance]
+
+
+def is_repository(path: Path) -> bool:
+    """Whether a directory holds backups, and not a node's or a store's data."""
+    return (path / "backups").is_dir() and (path / "files").is_dir() and not (path / NODE_FILE).exists()
+
+
+def verify_directory(
+    path: Path,
+    *,
+    backup: str | None = None,
+    tell: Tell = lambda finding: None,
+    begin: Begin = lambda total: lambda size: None,
+) -> Summary:
+    """Read all of a directory of backups (all of them, or one), or of data that nobody has open.
+
+    Raises ``InvalidRequest`` where there is neither, ``DataDirectoryLocked``, ``UnsupportedFormat``.
+    """
+    if not is_repository(path):
+        return repair_directory(path, tell=tell, begin=begin)
+    repository, summary = Repository(path), Summary()
+    book = Book(path, tell, summary)
+    backups = _load(repository, [backup] if backup else repository.ids(), book)
+    files = {file.sha256: file for found in backups for file in found.files()}
+    advance = begin(sum(file.size_bytes for file in files.values()))
+    whole: set[str] = set()
+    for found in backups:
+        for shard in found.shards:
+            verifier = FileVerifier(shard.decoded(f"{path / 'backups' / found.id}: shard {shard.shard}"), OsDisk())
+            for file in shard.files:
+                if file.sha256 in whole:
+                    continue
+                whole.add(file.sha256)
+                try:
+                    repository.check(file)
+                    verifier.verify(repository.file(file), file.name)
+                except (CorruptFile, UnsupportedFormat) as error:
+                    there = repository.file(file).exists()
+                    users = ", ".join(
+                        each.id for each in backups if any(one.sha256 == file.sha256 for one in each.files())
+                    )
+                    book.damage(
+                        repository.file(file),
+                        int(error.details.get("position", 0)),
+                        file.size_bytes,
+                        "damaged" if there else "missing",
+                        f"{file.name} of shard {shard.shard}: {error.message}",
+                        f"the backups {users} cannot be restored whole",
+                    )
+                advance(file.size_bytes)
+    for found in backups:
+        book.add(Remark(_described(found)))
+    return summary
+
+
+def _load(repository: Repository, ids: list[str], book: Book) -> list[BackupManifest]:
+    found = []
+    for id in ids:
+        try:
+            found.append(repository.load(id))
+        except CorruptFile as error:
+            path = repository.path / "backups" / id
+            size = path.stat().st_size
+            book.damage(path, 0, size, "damaged", error.message, "the backup cannot be restored")
+    return found
+
+
+def _described(backup: BackupManifest) -> str:
+    of = "a node of its own" if backup.cluster is None else f"the cluster {backup.cluster!r}"
+    return f"backup {backup.id} of {of}: {len(backup.shards)} shards, {len(backup.topics)} topics"
+
+
+async def verify_nodes(
+    client: Client, *, tell: Tell = lambda finding: None, begin: Begin = lambda total: lambda size: None
+) -> Summary:
+    """Have each shard's leader read all files that it has of it by now. Raises ``Unavailable``, ``SnapshotGone``."""
+    snapshots, summary = ShardSnapshots(client, f"verify-{runtime.token_hex(8)}"), Summary()
+    info = await snapshots.cluster()
+    held = [await snapshots.begin(shard.id) for shard in info.shards]
+    advance = begin(sum(size for each in held for _, size in each.files))
+    holding = asyncio.create_task(snapshots.keep(held))
+    try:
+        for each in held:
+            for name, size in each.files:
+                damage = await snapshots.verify(each, name)
+                if damage is not None:
+                    summary.damages += 1
+                    file = f"{each.url} shard-{each.shard}/{name}"
+                    tell(Damage(file, damage[1], size, "damaged", damage[0], "what is in it cannot be read there"))
+                advance(size)
+    finally:
+        holding.cancel()
+        for each in held:
+            with suppress(LsmqError):  # it is let go in time
+                await snapshots.end(each)
+    return summary

@@ -1,0 +1,201 @@
+"""Messages of one topic of a backup, sent to another topic: what there was of it, up to a moment.
+
+The shards that hold the topic are placed in a directory for the time being and read there as replicas, which drop
+nothing by themselves: what retention would have taken by now is still to be had. Messages are sent anew, queue by queue
+in their order, so they get new offsets, ids and times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from lsmq import runtime
+from lsmq.client import Client
+from lsmq.errors import InvalidBatch, InvalidRequest, TopicExists, UnknownTopic
+from lsmq.producer import Producer
+from lsmq.record_batch import Flag, decode_header, split_batches
+from lsmq_node.broker.placement import queue_ranges
+from lsmq_node.storage import ShardStore, Topic
+from lsmq_node.storage.repair import Advance
+
+from .manifest import BackupManifest, ShardBackup
+from .repository import Repository
+from .restore import open_restored, place_shard
+
+#: So much is read at a time.
+_READ_BYTES = 4 << 20
+_READ_RECORDS = 10_000
+#: Says when a message was stored, on those that were sent anew.
+STORED_PROPERTY = "restored.stored_ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which messages: of ``topic``, of ``queues`` (numbers or names; None: all), stored in ``[from_ms, until_ms)``."""
+
+    topic: str
+    queues: frozenset[int | str] | None = None
+    from_ms: int = 0
+    until_ms: int | None = None
+
+
+@dataclass(slots=True)
+class Extracted:
+    """What came of it. ``passed_over`` could not be sent anew: their headers are nothing that a client makes."""
+
+    messages: int = 0
+    passed_over: int = 0
+
+
+async def extract_topic(
+    client: Client,
+    repository: Repository,
+    wanted: Wanted,
+    name: str,
+    id: str | None = None,
+    *,
+    work: Path | None = None,
+    begin: Callable[[int], Advance] = lambda total: lambda size: None,
+) -> Extracted:
+    """Send what is wanted of a backup to a new topic ``name`` of the client's nodes, with the options of the old one.
+
+    Args:
+        work: where there is space for the shards meanwhile; the system's directory for such files without it.
+
+    Raises ``InvalidRequest`` for a topic that the backup does not have, ``TopicExists`` for a ``name`` that is taken;
+    ``CorruptFile``, ``DiskFull``, and what sending raises: then the new topic holds a part.
+    """
+    backup = await asyncio.to_thread(repository.load, id)
+    topic = next((found for found in backup.topics if found.name == wanted.topic), None)
+    if topic is None:
+        names = ", ".join(sorted(found.name for found in backup.topics)[:20])
+        raise InvalidRequest(f"the backup {backup.id} has no topic {wanted.topic!r}; it has {names or 'none'}")
+    await _create(client, topic, name)
+    held = {part.shard for part in queue_ranges(topic, len(backup.shards))}
+    shards = [shard for shard in backup.shards if shard.shard in held]
+    advance = begin(sum(file.size_bytes for shard in shards for file in shard.files))
+    done = Extracted()
+    with tempfile.TemporaryDirectory(prefix="lsmq-extract-", dir=work) as directory:
+        async with Producer(client, name) as producer:
+            for shard in shards:
+                placed = Path(directory)
+                await asyncio.to_thread(place_shard, repository, shard, placed / f"shard-{shard.shard}", advance)
+                await _send_shard(producer, backup, shard, placed, topic, wanted, done)
+                await asyncio.to_thread(shutil.rmtree, placed / f"shard-{shard.shard}")
+    return done
+
+
+async def _create(client: Client, topic: Topic, name: str) -> None:
+    try:
+        await client.topic(name)
+    except UnknownTopic:
+        pass
+    else:
+        raise TopicExists(
+            f"there is a topic {name!r} already; what is extracted goes to a new one: choose another name", topic=name
+        )
+    options: dict[str, Any] = {key: value for key, value in topic.options.set().items() if key != "named"}
+    queues: int | str = "named" if topic.named else topic.queues
+    await client.ask("PUT", f"/v1/topics/{quote(name, safe='')}", {"queues": queues, **options})
+
+
+async def _send_shard(
+    producer: Producer,
+    backup: BackupManifest,
+    shard: ShardBackup,
+    directory: Path,
+    topic: Topic,
+    wanted: Wanted,
+    done: Extracted,
+) -> None:
+    store = await asyncio.to_thread(open_restored, directory, shard, replicated=True)
+    try:
+        if not store.has_topic(topic.id):
+            return  # nothing was ever sent to it here
+        for number, queue in await asyncio.to_thread(_queues, store, backup, shard, topic, wanted):
+            offset = 0
+            while True:
+                found = await asyncio.to_thread(_read, store, topic, number, offset, wanted, done)
+                for body, options in found.messages:
+                    await producer.send(body, queue=queue, **options)
+                done.messages += len(found.messages)
+                if found.ended:
+                    break
+                offset = found.next_offset
+        await producer.flush()
+    finally:
+        await asyncio.to_thread(store.close)
+
+
+def _queues(
+    store: ShardStore, backup: BackupManifest, shard: ShardBackup, topic: Topic, wanted: Wanted
+) -> list[tuple[int, int | str]]:
+    """Numbers of the shard's queues that are wanted, and what messages to them name."""
+    if topic.named:
+        names = store.names(topic.id)
+        names.refresh()
+        numbers = names.all_numbers()
+        pairs = list(zip(numbers.tolist(), names.names(numbers), strict=True))
+        found: list[tuple[int, int | str]] = [(number, name) for number, name in pairs if name is not None]
+    else:
+        parts = [part for part in queue_ranges(topic, len(backup.shards)) if part.shard == shard.shard]
+        found = [(number, number) for part in parts for number in range(part.first, part.end)]
+    return [(number, queue) for number, queue in found if wanted.queues is None or queue in wanted.queues]
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    messages: list[tuple[bytes, dict[str, Any]]]
+    next_offset: int
+    ended: bool
+
+
+def _read(store: ShardStore, topic: Topic, queue: int, offset: int, wanted: Wanted, done: Extracted) -> _Piece:
+    earliest, latest = store.bounds(topic.id, queue)
+    offset = max(offset, earliest)
+    found = store.read(topic.id, queue, offset, max_records=_READ_RECORDS, max_bytes=_READ_BYTES)
+    next_offset = max([offset, *found.next_offsets[found.queues == queue].tolist()])
+    messages: list[tuple[bytes, dict[str, Any]]] = []
+    for fields in _rows(b"".join(part if isinstance(part, bytes) else part.load() for part in found.parts), topic.id):
+        owner, number, at, header, body, stored_ms, priority, flags, expires_ms = fields
+        if (owner, number) != (topic.id, queue) or not offset <= at < next_offset:
+            continue
+        if wanted.until_ms is not None and stored_ms >= wanted.until_ms:  # times never go back within a queue
+            return _Piece(messages, next_offset, True)
+        if stored_ms >= wanted.from_ms:
+            try:
+                messages.append((body, _options(header, stored_ms, priority, flags, expires_ms)))
+            except InvalidBatch:
+                done.passed_over += 1
+    return _Piece(messages, next_offset, next_offset >= latest or next_offset == offset)
+
+
+def _rows(content: bytes, topic_id: int) -> Iterator[tuple[Any, ...]]:
+    for batch in split_batches(content, source="backup"):
+        payload = batch.payload
+        for owner, queue, offset, start, body_at, end, stored_ms, priority, flags, expires_ms in batch.rows(topic_id):
+            header, body = payload[start:body_at], payload[body_at:end].tobytes()
+            yield owner, queue, offset, header, body, stored_ms, priority, flags, expires_ms
+
+
+def _options(header: memoryview, stored_ms: int, priority: int, flags: int, expires_ms: int) -> dict[str, Any]:
+    """What the message was sent with. Raises ``InvalidBatch``."""
+    key, tag, properties, headers, kind = decode_header(header) if header else (None, None, {}, (), None)
+    options: dict[str, Any] = {
+        "key": key,
+        "tag": tag,
+        "type": kind,
+        "properties": {**properties, STORED_PROPERTY: str(stored_ms)},
+        "headers": headers,
+        "priority": priority,
+        "delete": bool(flags & Flag.DELETE),
+        "ttl_ms": max(1, expires_ms - runtime.wall_ms()) if expires_ms else None,
+    }
+    return {name: value for name, value in options.items() if value}

@@ -1,0 +1,135 @@
+"""What a backup is made of: shards, their files, and the topics there were. See docs/formats/backup.md.
+
+Text, so that a person can read it, written once and never changed::
+
+    lsmq-backup 1 89b4b024
+    {"cluster": null, "created_ms": 1764000000000, "id": "20251124T160000.000Z", "product": "0.9", "shards": [...], ...}
+
+The first line names the format and its version, and ends in the CRC32C of the second, newline included, in hex.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import crc32c
+
+from lsmq.errors import UnsupportedFormat
+from lsmq_node.storage import Topic, TopicOptions
+from lsmq_node.storage.failures import damaged
+from lsmq_node.storage.snapshot import SnapshotManifest, decode_snapshot
+
+MAGIC = "lsmq-backup"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file of a shard by the ``name`` it has there; ``sha256`` of its content, in hex, is its name in the backup."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardBackup:
+    """A shard as of ``lsn``: all that it had logged before. ``snapshot`` is its snapshot manifest as it came."""
+
+    shard: int
+    lsn: int
+    taken_ms: int
+    snapshot: bytes
+    files: tuple[StoredFile, ...]
+
+    def decoded(self, source: str) -> SnapshotManifest:
+        """Raises ``CorruptFile`` or ``UnsupportedFormat``."""
+        return decode_snapshot(self.snapshot, source)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "snapshot": base64.b64encode(self.snapshot).decode()}
+
+    @classmethod
+    def from_dict(cls, fields: dict[str, Any]) -> ShardBackup:
+        files = tuple(StoredFile(**file) for file in fields["files"])
+        return cls(fields["shard"], fields["lsn"], fields["taken_ms"], base64.b64decode(fields["snapshot"]), files)
+
+
+@dataclass(frozen=True, slots=True)
+class BackupManifest:
+    """A backup. ``cluster`` is None where a node of its own was backed up; ``product`` is the release that did it.
+
+    ``topics`` are those there were after the last shard was taken, with their ranges where they have grown.
+    ``made_ms`` is when the backup began, ``created_ms`` when all of it was there; both by the clock of its maker.
+    """
+
+    id: str
+    cluster: str | None
+    product: str
+    made_ms: int
+    created_ms: int
+    shards: tuple[ShardBackup, ...]
+    topics: tuple[Topic, ...]
+
+    def files(self) -> Iterator[StoredFile]:
+        return (file for shard in self.shards for file in shard.files)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files())
+
+    def encode(self) -> bytes:
+        fields = {
+            "id": self.id,
+            "cluster": self.cluster,
+            "product": self.product,
+            "made_ms": self.made_ms,
+            "created_ms": self.created_ms,
+            "shards": [shard.to_dict() for shard in self.shards],
+            "topics": [_topic_dict(topic) for topic in self.topics],
+        }
+        body = json.dumps(fields, sort_keys=True).encode() + b"\n"
+        return f"{MAGIC} {VERSION} {crc32c.crc32c(body):08x}\n".encode() + body
+
+    @classmethod
+    def decode(cls, raw: bytes, source: str) -> BackupManifest:
+        """Raises ``CorruptFile``; ``UnsupportedFormat`` for another version."""
+        head, _, body = raw.partition(b"\n")
+        words = head.decode("ascii", "replace").split(" ")
+        if len(words) != 3 or words[0] != MAGIC or words[2] != f"{crc32c.crc32c(body):08x}":
+            raise damaged(source, "the manifest of the backup is damaged")
+        if words[1] != str(VERSION):
+            raise UnsupportedFormat(
+                f"{source} is a backup of version {words[1]}; this release reads {VERSION}. Use the one that made it."
+            )
+        fields = json.loads(body)
+        return cls(
+            fields["id"],
+            fields["cluster"],
+            fields["product"],
+            fields["made_ms"],
+            fields["created_ms"],
+            tuple(ShardBackup.from_dict(shard) for shard in fields["shards"]),
+            tuple(_topic(topic) for topic in fields["topics"]),
+        )
+
+
+def _topic_dict(topic: Topic) -> dict[str, Any]:
+    return {
+        "id": topic.id,
+        "name": topic.name,
+        "queues": topic.queues,
+        "options": topic.options.to_dict(),
+        "created_ms": topic.created_ms,
+        "ranges": [list(found) for found in topic.ranges],
+    }
+
+
+def _topic(fields: dict[str, Any]) -> Topic:
+    ranges = tuple((first, end, shard) for first, end, shard in fields["ranges"])
+    options = TopicOptions.from_dict(fields["options"])
+    return Topic(fields["id"], fields["name"], fields["queues"], options, fields["created_ms"], ranges)

@@ -1,0 +1,156 @@
+"""The data directory of a node, made of a backup. Offline; all or nothing.
+
+Every file is copied and verified, byte by byte, so the directory shares nothing with the backup. It comes to be under
+another name beside, and is moved to its place as the last step: whoever finds it there finds all of it.
+
+What the shards of a backup know of topics is as old as each of them; the backup's list of topics, which was taken after
+the last one, decides: what it lacks was deleted, and what only some shards have heard of is told to the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import msgpack
+
+from lsmq.errors import DataDirectoryUnusable, DiskFull, InvalidRequest
+from lsmq_node.broker.catalog import RANGES, Catalog
+from lsmq_node.broker.layout import NodeFile, shard_directory
+from lsmq_node.broker.placement import stored_range
+from lsmq_node.storage import ShardStore, StoreOptions
+from lsmq_node.storage.disk import OsDisk
+from lsmq_node.storage.failures import FULL, damaged
+from lsmq_node.storage.repair import Advance
+from lsmq_node.storage.snapshot_install import install
+from lsmq_node.storage.snapshot_target import SnapshotTarget
+
+from .manifest import BackupManifest, ShardBackup
+from .repository import Repository
+
+_READ_BYTES = 1 << 20
+#: Left free beside what is restored: a node needs as much to open it.
+_SPARE_BYTES = 64 << 20
+#: Nothing goes by its age while topics are settled.
+_QUIET_MS = 86_400_000
+
+
+def restore_backup(
+    repository: Repository,
+    data: Path,
+    id: str | None = None,
+    *,
+    begin: Callable[[int], Advance] = lambda total: lambda size: None,
+) -> BackupManifest:
+    """Make ``data``, new or empty, what a node of its own starts with; durable on return, nothing when it raises.
+
+    Raises ``InvalidRequest`` where there is something, or no such backup; ``CorruptFile`` where the backup is damaged,
+    ``DiskFull``, ``DataDirectoryUnusable``.
+    """
+    backup = repository.load(id)
+    if data.exists() and (not data.is_dir() or any(data.iterdir())):
+        raise InvalidRequest(f"{data} is not empty; a backup is restored to a new directory, never over what is there")
+    building = data.with_name(f".{data.name}.restoring")
+    try:
+        shutil.rmtree(building, ignore_errors=True)  # of one that was cut short
+        building.mkdir(parents=True)
+        _check_space(building, backup.size_bytes)
+        advance = begin(backup.size_bytes)
+        for shard in backup.shards:
+            place_shard(repository, shard, shard_directory(building, shard.shard), advance)
+        settle_topics(backup, building)
+        NodeFile(len(backup.shards)).store(building)
+        _sync(building)
+        building.rename(data)
+        _sync(data.parent)
+    except OSError as error:
+        shutil.rmtree(building, ignore_errors=True)
+        if error.errno in FULL:
+            raise DiskFull(f"no space is left for {data}; nothing of it was kept", path=str(data)) from error
+        raise DataDirectoryUnusable(f"{error.filename or data}: {error.strerror}", directory=str(data)) from error
+    except BaseException:
+        shutil.rmtree(building, ignore_errors=True)
+        raise
+    return backup
+
+
+def _check_space(directory: Path, size_bytes: int) -> None:
+    free, wanted = OsDisk().free_bytes(directory), size_bytes + _SPARE_BYTES
+    if free < wanted:
+        raise DiskFull(
+            f"the backup needs {wanted >> 20} MiB in {directory.parent}; {free >> 20} MiB are free",
+            path=str(directory.parent),
+            free_bytes=free,
+        )
+
+
+def place_shard(repository: Repository, shard: ShardBackup, path: Path, advance: Advance) -> None:
+    """A shard's store, in a directory of its own. Raises ``CorruptFile``, ``OSError``."""
+    path.mkdir()
+    snapshot = shard.decoded(f"{repository.path}: shard {shard.shard}")
+    files = {file.name: file for file in shard.files}
+    with closing(SnapshotTarget(path, snapshot)) as target:
+        for wanted in target.missing():
+            file = files.get(wanted.name)
+            if file is None or file.size_bytes != wanted.size_bytes:
+                raise damaged(repository.path, f"the backup does not say where {wanted.name} of its shard is")
+            digest, at = hashlib.sha256(), 0
+            try:
+                stream = repository.file(file).open("rb")
+            except FileNotFoundError:
+                raise damaged(repository.file(file), f"missing; it is {file.name} of shard {shard.shard}") from None
+            with stream:
+                while piece := stream.read(min(_READ_BYTES, wanted.size_bytes + 1 - at)):
+                    digest.update(piece)
+                    if at + len(piece) > wanted.size_bytes:
+                        raise damaged(repository.file(file), f"longer than {wanted.size_bytes} bytes", at)
+                    target.write(wanted.name, at, piece)
+                    at += len(piece)
+                    advance(len(piece))
+            if digest.hexdigest() != file.sha256:
+                raise damaged(repository.file(file), f"its content is not what its name says; it is {file.name}")
+            target.complete(wanted.name)
+        target.finish()
+    install(path)
+
+
+def open_restored(data: Path, shard: ShardBackup, *, replicated: bool = False) -> ShardStore:
+    """The store of a shard that was placed. One that is ``replicated`` drops nothing by itself."""
+    segment_bytes = shard.decoded(str(data)).manifest.segment_bytes
+    options = StoreOptions(segment_bytes=segment_bytes, wal_keep_bytes=segment_bytes, retention_interval_ms=_QUIET_MS)
+    return ShardStore.open(shard_directory(data, shard.shard), options, replicated=replicated)
+
+
+def settle_topics(backup: BackupManifest, data: Path) -> None:
+    """Have all shards know the topics of the backup, and no others."""
+    shards = len(backup.shards)
+    with ExitStack() as opened:
+        stores = [opened.enter_context(open_restored(data, shard)) for shard in backup.shards]
+        first = stores[0]
+        wanted = {topic.id: topic for topic in backup.topics}
+        for store in stores:
+            for topic in store.topics():
+                if topic.id not in wanted:
+                    store.delete_topic(topic.name)
+        for topic in backup.topics:
+            if not first.knows(topic):
+                first.wait(first.put_topic(topic, *stored_range(topic, 0, shards)))
+        grown = {f"{RANGES}{topic.id}": msgpack.packb(topic.ranges) for topic in backup.topics if topic.ranges}
+        gone = {key: None for key, _ in first.documents(RANGES) if key not in grown}
+        if shards > 1 and (grown or gone):
+            first.wait(first.put_documents({**grown, **gone}))
+        Catalog(stores).complete()
+        for store in stores:
+            store.flush()
+
+
+def _sync(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

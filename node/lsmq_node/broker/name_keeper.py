@@ -1,0 +1,197 @@
+"""What the leader of a shard does for the names of queues by itself: it forgets queues that have been empty for long,
+and writes the log of names anew when most of it is dead.
+
+How long a queue has been empty is counted here, from when it was first seen so: after a restart or a failover anew. So
+a queue may stay longer than ``forget_empty_ms`` says, and never less.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from lsmq import runtime
+from lsmq.errors import LsmqError
+from lsmq_coordinator.parts import kept
+from lsmq_node.storage import NamesBehind, ShardStore, Topic, TopicNames, topic_names
+from lsmq_node.storage.columns import I64, U32
+
+from .background import Background
+from .broker import Broker
+from .topology import Ack, ShardPort
+
+_log = structlog.get_logger("lsmq.names")
+
+_LOOK_S = 1.0
+#: A queue is looked at so often within ``forget_empty_ms``, at least every minute and at most once a look.
+_LOOKS = 4
+_SELDOM_S = 60.0
+#: Names that are forgotten, or written anew, at once.
+_AT_ONCE = 4_096
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What was seen of a topic on a shard, by number within the shard's range. 12 bytes a queue."""
+
+    store: ShardStore
+    next_at: float = 0.0
+    version: int = 0  # of the names
+    since: NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))  # seconds; 0: not empty
+    ends: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+class NameKeeper:
+    """One for each node. Loop thread only."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._background = Background("names")
+        self._seen: dict[tuple[int, int], _Seen] = {}  # by shard and topic id
+        self._began = runtime.monotonic()
+
+    def start(self) -> None:
+        self._part = self._broker.parts.part("names", essential=False)
+        self._background.start(kept(self._part, self._run))
+
+    def begin_stop(self) -> None:
+        """Nobody waits for it."""
+
+    async def stop(self) -> None:
+        await self._background.stop()
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            topics = [topic for topic in self._broker.topology.topics.all() if topic.named]
+            live = {topic.id for topic in topics}
+            self._seen = {key: seen for key, seen in self._seen.items() if key[1] in live}
+            for topic in topics:
+                for part in self._broker.ranges(topic):
+                    if self._broker.topology.leadership(part.shard).here:
+                        try:
+                            await self._keep(part.shard, topic)
+                        except LsmqError as error:  # it is tried again with the next look
+                            _log.info("names_not_kept", shard=part.shard, topic=topic.name, code=error.code)
+
+    async def _keep(self, shard: int, topic: Topic) -> None:
+        """Look after the names of one topic on one shard. Raises what writing raises."""
+        port = self._broker.topology.port(shard)
+        port.check_readable()
+        if not port.store.has_topic(topic.id):
+            return  # nothing was ever written to it here
+        # A name that comes back may have another number, and ids are remembered by number: they go first.
+        forget_ms, window_ms = topic.options.forget_empty_ms, topic.options.dedupe_window_ms or 0
+        if forget_ms is not None and not isinstance(window_ms, str):  # text: for ever
+            await self._forget(port, topic, max(forget_ms, window_ms) / 1000)
+        earliest, latest = port.store.bounds(topic.names_id, 0)
+        if latest - earliest > topic_names.LEAST_REWRITTEN:
+            names = await self._broker.names.current(port, topic)
+            if names.rewrite_due():
+                await self._rewrite(port, topic)
+
+    # Forgetting
+
+    async def _forget(self, port: ShardPort, topic: Topic, after_s: float) -> None:
+        names = port.store.names(topic.id)
+        now = runtime.monotonic() - self._began + 1.0
+        seen = self._seen.get((port.number, topic.id))
+        if seen is None or seen.store is not port.store:
+            seen = self._seen[port.number, topic.id] = _Seen(port.store)
+        _begin_anew(seen, topic, names)
+        if now < seen.next_at:
+            return
+        seen.next_at = now + min(after_s / _LOOKS, _SELDOM_S)
+        await self._broker.names.current(port, topic)
+        _begin_anew(seen, topic, names)
+        try:
+            numbers = names.all_numbers()
+        except NamesBehind:
+            return
+        due = _due(seen, port.store, topic, numbers, now, after_s)
+        for at in range(0, len(due), _AT_ONCE):
+            while True:
+                self._broker.admission.write()
+                port.check_writable(Ack.QUORUM)
+                _begin_anew(seen, topic, names)
+                some = due[at : at + _AT_ONCE]
+                some = some[seen.since[some.astype(np.int64) - port.store.numbers(topic.id)[0]] > 0]
+                try:
+                    appended = names.forget(some)
+                except NamesBehind:
+                    await self._broker.names.current(port, topic)
+                    continue
+                break
+            if appended is not None:
+                await port.wait(appended, Ack.QUORUM)
+
+    # The log of names
+
+    async def _rewrite(self, port: ShardPort, topic: Topic) -> None:
+        """Write down anew which names there are, then let go of what was written before.
+
+        Names that come and go meanwhile are written behind the beginning, so nothing of them is lost, whoever leads.
+        """
+        names = await self._broker.names.current(port, topic)
+        self._broker.admission.write()
+        port.check_writable(Ack.QUORUM)
+        begin = names.log_end()
+        await self._in_line_is_committed(port)
+        cursor: int | None = 0
+        while cursor is not None:
+            self._broker.admission.write()
+            port.check_writable(Ack.QUORUM)
+            try:
+                appended, cursor = names.rewrite(cursor, _AT_ONCE)
+            except NamesBehind:
+                await self._broker.names.current(port, topic)
+                continue
+            if appended is not None:
+                await port.wait(appended, Ack.QUORUM)
+        port.check_writable(Ack.QUORUM)
+        await port.wait(port.store.trim(topic.names_id, 0, begin), Ack.QUORUM)
+        _log.info("names_rewritten", shard=port.number, topic=topic.name, names=names.count)
+
+    @staticmethod
+    async def _in_line_is_committed(port: ShardPort) -> None:
+        barrier = port.store.barrier()
+        if barrier is not None:
+            await port.wait(barrier, Ack.QUORUM)
+
+
+def _begin_anew(seen: _Seen, topic: Topic, names: TopicNames) -> None:
+    """The time of queues that have got their names since this was last asked is counted anew, whatever queue had the
+    number before. It is asked at each look, for what came lately is remembered within bounds."""
+    changed, seen.version = names.changed_since(seen.version)
+    if changed is None:
+        seen.since[:] = 0
+        return
+    rows = changed.astype(np.int64) - seen.store.numbers(topic.id)[0]
+    seen.since[rows[rows < len(seen.since)]] = 0
+
+
+def _due(seen: _Seen, store: ShardStore, topic: Topic, numbers: U32, now: float, after_s: float) -> U32:
+    """The queues that have been empty for so long; and remember which are empty."""
+    if not len(numbers):
+        return numbers
+    first, end = store.numbers(topic.id)
+    count = end - first
+    if count > len(seen.since):
+        size = max(count, 2 * len(seen.since))
+        seen.since = np.concatenate((seen.since, np.zeros(size - len(seen.since), np.float32)))
+        seen.ends = np.concatenate((seen.ends, np.zeros(size - len(seen.ends), np.int64)))
+    rows = numbers.astype(np.int64) - first
+    empty, ends = store.are_empty(topic.id, numbers)
+    began = seen.since[rows]
+    began[(began == 0) | (seen.ends[rows] != ends)] = now
+    began[~empty] = 0
+    named = np.zeros(len(seen.since), np.bool_)
+    named[rows] = True
+    seen.since[~named] = 0  # a name that comes again begins anew
+    seen.since[rows], seen.ends[rows] = began, ends
+    due: U32 = numbers[(began > 0) & (now - began >= after_s)]
+    return due

@@ -1,0 +1,74 @@
+"""Groups that read a named topic: its members share slots, and offsets are committed for the numbers of queues."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lsmq_node.broker import Broker, ShardPort
+from lsmq_node.broker.placement import split_by_shard
+from lsmq_node.storage import NamesBehind, Topic
+
+from .lag import Lag
+from .ranges import Ranges
+
+Queues = NDArray[Any]
+Offsets = NDArray[np.int64]
+
+#: The slot of a number that has no name.
+NO_SLOT = 0xFFFF
+
+
+async def slots_of(broker: Broker, topic: Topic, queues: Queues) -> Queues:
+    """The slot that each queue's name lies in; ``NO_SLOT`` where there is no such queue. Raises as reading does."""
+    found = np.full(len(queues), NO_SLOT, np.uint32)
+    parts = split_by_shard(queues, topic, broker.topology.shard_count)
+    ports = await broker.reads.ports(topic, [shard for shard, _ in parts])
+    for port, (_, places) in zip(ports, parts, strict=True):
+        names = await broker.names.current(port, topic)
+        found[places] = names.slots_of(queues[places].astype(np.uint32))
+        port.check_readable()
+    return found
+
+
+async def worth_committing(broker: Broker, topic: Topic, queues: Queues, offsets: Offsets) -> tuple[Queues, Queues]:
+    """Which of these a commit says something for, and the slots of those.
+
+    A queue that was deleted has no offset to commit, and one at or below what is kept says nothing: its number may be
+    another queue's by now, which goes on behind it.
+    """
+    slots = await slots_of(broker, topic, queues)
+    there = np.flatnonzero(slots != NO_SLOT)
+    if len(there):
+        earliest, _ = await broker.offsets(topic, queues[there])
+        there = there[offsets[there] > earliest]
+    return there, slots[there]
+
+
+async def numbers_in(broker: Broker, port: ShardPort, topic: Topic, slots: Ranges) -> Queues:
+    """The numbers of a shard's queues whose names lie in these slots, ascending."""
+    while True:
+        names = await broker.names.current(port, topic)
+        try:
+            return names.all_numbers(slots)
+        except NamesBehind:
+            continue
+
+
+def count_named_lag(slots: Queues, earliest: Offsets, latest: Offsets, committed: Offsets, ranges: Ranges) -> Lag:
+    """Of queues that all lie in ``ranges`` of slots, which are disjoint. The arrays hold one number for each queue."""
+    lags = np.maximum(latest - np.maximum(committed, earliest), 0)
+    in_slot = np.zeros((ranges[-1][1] if ranges else 0) + 1, np.int64)
+    np.add.at(in_slot, slots + 1, lags)
+    below = np.cumsum(in_slot)
+    by_range = tuple(int(below[end] - below[first]) for first, end in ranges)
+    return Lag(
+        len(lags),
+        sum(by_range),
+        int(np.count_nonzero(lags)),
+        int(np.count_nonzero(committed < 0)),
+        int(lags.max(initial=0)),
+        by_range,
+    )

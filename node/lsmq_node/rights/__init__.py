@@ -1,0 +1,9 @@
+"""Who asks, and what he may: principals, tokens, roles and grants. Decisions are pure code (:mod:`.model`,
+:mod:`.book`); :mod:`.service` keeps them as all nodes agree on them. See docs/security.md."""
+
+from .audit import Audit
+from .book import Book, Holder
+from .model import Action, Binding, Kind, Right
+from .service import RightsService
+
+__all__ = ["Action", "Audit", "Binding", "Book", "Holder", "Kind", "Right", "RightsService"]

@@ -1,0 +1,195 @@
+"""Principals, tokens and roles as they are agreed on, and what each may. Pure: built from documents, and never changed.
+
+Keys and values of the documents, msgpack maps::
+
+    principal/NAME    {"version": 1, "roles": [[role, prefix], ...], "rights": [[kind, pattern, action], ...]}
+    role/NAME         {"version": 1, "rights": [[kind, pattern, action], ...]}
+    token/NAME/ID     {"version": 1, "hash": sha256, "created_ms": int, "expires_ms": int | nil, "by": name}
+
+Of a token its hash alone is known: it has 256 random bits, so that a slow hash would protect nothing more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+import msgpack
+
+from .model import BUILT_IN, Action, Binding, Kind, Right, allowing
+
+PRINCIPAL: Final = "principal/"
+ROLE: Final = "role/"
+TOKEN: Final = "token/"
+_VERSION: Final = 1
+_REMEMBERED: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token's id is part of its key. Without ``expires_ms`` it is good until it is revoked."""
+
+    principal: str
+    id: str
+    digest: bytes = field(repr=False)
+    created_ms: int
+    expires_ms: int | None
+    by: str
+
+    @property
+    def key(self) -> str:
+        return f"{TOKEN}{self.principal}/{self.id}"
+
+    def is_good(self, now_ms: int) -> bool:
+        return self.expires_ms is None or now_ms < self.expires_ms
+
+    def pack(self) -> bytes:
+        return _pack(hash=self.digest, created_ms=self.created_ms, expires_ms=self.expires_ms, by=self.by)
+
+
+@dataclass(frozen=True, slots=True)
+class Grants:
+    """What was given to a principal."""
+
+    roles: tuple[Binding, ...] = ()
+    rights: tuple[Right, ...] = ()
+
+    def pack(self) -> bytes | None:
+        """None where there is nothing to keep."""
+        if not self.roles and not self.rights:
+            return None
+        return _pack(roles=[[each.role, each.prefix] for each in self.roles], rights=_listed(self.rights))
+
+
+class Holder:
+    """A principal and all it may. Answers are remembered, a bounded number of them."""
+
+    __slots__ = ("_known", "name", "rights")
+
+    def __init__(self, name: str, rights: tuple[Right, ...]) -> None:
+        self.name = name
+        self.rights = rights
+        self._known: dict[tuple[Kind, str, Action], bool] = {}
+
+    def may(self, kind: Kind, name: str, action: Action) -> bool:
+        asked = (kind, name, action)
+        found = self._known.get(asked)
+        if found is None:
+            found = allowing(self.rights, kind, name, action) is not None
+            if len(self._known) >= _REMEMBERED:
+                self._known.clear()
+            self._known[asked] = found
+        return found
+
+
+class Book:
+    """All of it, but for the documents whose keys are ``unread``, which a later release wrote: they give no rights."""
+
+    def __init__(self, documents: Mapping[str, bytes] = MappingProxyType({}), former: Book | None = None) -> None:
+        """What has not changed since the ``former`` one is not read again."""
+        self.tokens: dict[bytes, Token] = {}
+        self.grants: dict[str, Grants] = {}
+        self.own_roles: dict[str, tuple[Right, ...]] = {}
+        self.unread: list[str] = []
+        self._holders: dict[str, Holder] = {}
+        self._read: dict[str, tuple[bytes, Token | Grants | tuple[Right, ...]]] = {}
+        known = {} if former is None else former._read
+        for key, body in documents.items():
+            found = known.get(key)
+            try:
+                item = found[1] if found is not None and found[0] == body else _read_document(key, _unpack(key, body))
+            except (KeyError, TypeError, ValueError):
+                self.unread.append(key)
+                continue
+            self._read[key] = body, item
+            match item:
+                case Token():
+                    self.tokens[item.digest] = item
+                case Grants():
+                    self.grants[key.removeprefix(PRINCIPAL)] = item
+                case _:
+                    self.own_roles[key.removeprefix(ROLE)] = item
+
+    @property
+    def roles(self) -> Mapping[str, tuple[Right, ...]]:
+        return {**self.own_roles, **BUILT_IN}
+
+    def token(self, secret: str) -> Token | None:
+        """Whether it is still good is another question."""
+        return self.tokens.get(digest_of(secret))
+
+    def tokens_of(self, principal: str) -> list[Token]:
+        """Oldest first."""
+        found = [token for token in self.tokens.values() if token.principal == principal]
+        return sorted(found, key=lambda token: (token.created_ms, token.id))
+
+    def knows(self, principal: str) -> bool:
+        return principal in self.grants or any(token.principal == principal for token in self.tokens.values())
+
+    def holder(self, principal: str) -> Holder:
+        """Of one that nobody knows: one that may nothing."""
+        found = self._holders.get(principal)
+        if found is None:
+            found = Holder(principal, tuple(dict.fromkeys(right for right, _ in self._of(principal))))
+            if self.knows(principal):
+                self._holders[principal] = found
+        return found
+
+    def why(self, principal: str, kind: Kind, name: str, action: Action) -> str | None:
+        """By what it may, in words; None where it may not."""
+        for right, given in self._of(principal):
+            if allowing((right,), kind, name, action) is not None:
+                return given
+        return None
+
+    def _of(self, principal: str) -> Iterator[tuple[Right, str]]:
+        grants = self.grants.get(principal, Grants())
+        for right in grants.rights:
+            yield right, str(right)
+        for binding in grants.roles:
+            for right in self.roles.get(binding.role, ()):
+                if (left := right.within(binding.prefix)) is not None:
+                    yield left, str(binding)
+
+
+def _read_document(key: str, fields: dict[str, Any]) -> Token | Grants | tuple[Right, ...]:
+    """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for what this release does not know."""
+    if key.startswith(TOKEN):
+        principal, _, id = key.removeprefix(TOKEN).rpartition("/")
+        return Token(principal, id, fields["hash"], fields["created_ms"], fields["expires_ms"], fields["by"])
+    if key.startswith(PRINCIPAL):
+        return Grants(tuple(Binding(*each) for each in fields["roles"]), _read(fields["rights"]))
+    if key.startswith(ROLE):
+        return _read(fields["rights"])
+    raise ValueError(key)
+
+
+def role_document(rights: tuple[Right, ...]) -> bytes:
+    return _pack(rights=_listed(rights))
+
+
+def digest_of(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode(errors="surrogatepass")).digest()
+
+
+def _listed(rights: tuple[Right, ...]) -> list[list[str]]:
+    return [[right.kind.value, right.pattern, right.action.value] for right in rights]
+
+
+def _read(rights: list[list[str]]) -> tuple[Right, ...]:
+    return tuple(Right(Kind(kind), pattern, Action(action)) for kind, pattern, action in rights)
+
+
+def _pack(**fields: Any) -> bytes:
+    body: bytes = msgpack.packb({"version": _VERSION, **fields})
+    return body
+
+
+def _unpack(key: str, body: bytes) -> dict[str, Any]:
+    fields: dict[str, Any] = msgpack.unpackb(body)
+    if fields["version"] > _VERSION:
+        raise ValueError(f"{key} has version {fields['version']}; this release reads {_VERSION}")
+    return fields

@@ -1,0 +1,292 @@
+"""The rights of a node: who a token is, what he may, and how both are changed. Loop thread only.
+
+All nodes agree on the documents (:class:`lsmq_node.broker.topology.RightsDocuments`); a change that one has made is
+known to the others within the time of a heartbeat. What was decided before is decided again when they change: requests
+that are held, before they are answered; streams, at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import structlog
+
+from lsmq import runtime
+from lsmq.errors import (
+    AuthenticationOff,
+    Forbidden,
+    InvalidRequest,
+    Unauthenticated,
+    Unavailable,
+    UnknownPrincipal,
+    UnknownRole,
+)
+from lsmq_coordinator.parts import kept
+from lsmq_node.broker import Background, Broker
+from lsmq_node.config import Auth
+
+from .book import PRINCIPAL, ROLE, Book, Grants, Holder, Token, digest_of, role_document
+from .first_token import keep_first_token
+from .model import ADMIN, BUILT_IN, TENANT, Action, Binding, Kind, Right, check_count, check_name, needed
+
+_log = structlog.get_logger("lsmq.rights")
+
+Changes = Mapping[str, bytes | None]
+
+#: What a token begins with, so that people and scanners know one when they see it.
+TOKEN_PREFIX: Final = "lsmq_"
+_SECRET_BYTES: Final = 32
+_TOKEN: Final = re.compile(f"{TOKEN_PREFIX}[0-9a-f]{{{2 * _SECRET_BYTES}}}")
+SCHEME: Final = "Bearer "
+#: Of a principal so many are good at a time: the one in use, and the one that comes in its place.
+TOKENS_EACH: Final = 2
+_TRIES: Final = 10
+
+
+class RightsService:
+    """One for each node. ``start`` before anything else, ``stop`` at the end."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._documents = broker.topology.rights
+        self._background = Background("rights")
+        self._book = Book()
+        self._changed = asyncio.Event()
+        self.on = broker.config.auth is not Auth.NONE
+        #: Grows with each change of what anybody may.
+        self.version = 0
+
+    def start(self) -> None:
+        if self.on:
+            self._documents.on_change(self._look)
+            self._look()
+            part = self._broker.parts.part("first-token", essential=False)
+            self._background.start(kept(part, self._keep_first_token))
+
+    def begin_stop(self) -> None:
+        """Nobody waits for it."""
+
+    async def stop(self) -> None:
+        await self._background.stop()
+
+    def _look(self) -> None:
+        version, documents = self._documents.known()
+        if version == self.version:
+            return
+        self._book = Book(documents, self._book)
+        self.version = version
+        if self._book.unread:
+            _log.warning("rights_not_read", documents=self._book.unread[:10], count=len(self._book.unread))
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def _keep_first_token(self) -> None:
+        cluster = self._broker.config.cluster
+        name = f"{ADMIN}@{'local' if cluster is None else cluster.node}"
+        await keep_first_token(self._broker.config.data, lambda secret: self._register_first(name, secret))
+        await asyncio.Event().wait()
+
+    async def _register_first(self, name: str, secret: str) -> None:
+        """The token of a node's own administrator, in place of the former ones."""
+
+        def changes(book: Book) -> Changes:
+            token = Token(name, runtime.token_hex(4), digest_of(secret), runtime.wall_ms(), None, name)
+            grants = Grants((Binding(ADMIN),))
+            former = {each.key: None for each in book.tokens_of(name)}
+            return {**former, token.key: token.pack(), PRINCIPAL + name: grants.pack()}
+
+        await self._change(changes)
+
+    # Who, and may
+
+    @property
+    def book(self) -> Book:
+        """As it is known here."""
+        return self._book
+
+    async def authenticated(self, authorization: str | None) -> tuple[Holder, int | None]:
+        """Who sent the header ``Authorization``, and until when he is taken for that.
+
+        Raises ``Unauthenticated``, without a word of why a token is not good; ``Unavailable`` where nobody can tell.
+        """
+        secret = _secret_in(authorization)
+        token = self._book.token(secret)
+        if token is None and _TOKEN.fullmatch(secret):  # What is no token at all costs the control plane nothing.
+            await self.newest()  # It may be new, or this node, which was away.
+            token = self._book.token(secret)
+        return self._holder_of(token)
+
+    def _holder_of(self, token: Token | None) -> tuple[Holder, int | None]:
+        """Raises ``Unauthenticated``."""
+        if token is None or not token.is_good(runtime.wall_ms()):
+            raise Unauthenticated("the token is not known here, has expired, or was revoked")
+        return self._book.holder(token.principal), token.expires_ms
+
+    def again(self, authorization: str | None) -> Holder:
+        """Who that is by now. Raises ``Unauthenticated``."""
+        return self._holder_of(self._book.token(_secret_in(authorization)))[0]
+
+    async def newest(self) -> None:
+        """Know all that was agreed on before. Raises ``Unavailable``."""
+        await self._documents.newest()
+        self._look()
+
+    def check(self, holder: Holder, kind: Kind, name: str, action: Action) -> None:
+        """Raises ``Forbidden``."""
+        if not holder.may(kind, name, action):
+            right = needed(kind, name, action)
+            raise Forbidden(f"{holder.name} may not {right}; an administrator can grant it", right=right)
+
+    async def changed(self) -> None:
+        """Returns with the next change."""
+        await self._changed.wait()
+
+    # Changing
+
+    async def create_token(
+        self, name: str, ttl_ms: int | None, bindings: Sequence[Binding], by: str
+    ) -> tuple[Token, str]:
+        """A token for a principal that has none, and what it is given beside what it may already.
+
+        Raises ``InvalidRequest``, ``UnknownRole``, ``TooManyRights``.
+        """
+        check_name(name, "principal")
+        secret, now_ms = _new_secret(), runtime.wall_ms()
+        token = _token(name, secret, now_ms, ttl_ms, by)
+
+        def changes(book: Book) -> Changes:
+            if any(each.is_good(now_ms) for each in book.tokens_of(name)):
+                raise InvalidRequest(f"{name} has a token; 'lsmq token rotate {name}' makes another", field="name")
+            granted = _granted(book, name, bindings, ()) if bindings else {}
+            return {**_over(book, now_ms), token.key: token.pack(), **granted}
+
+        await self._change(changes)
+        return token, secret
+
+    async def rotate_token(self, name: str, ttl_ms: int | None, overlap_ms: int, by: str) -> tuple[Token, str]:
+        """Another token for a principal; the one before is good for ``overlap_ms`` longer, and older ones not at all.
+
+        Raises ``UnknownPrincipal``.
+        """
+        secret, now_ms = _new_secret(), runtime.wall_ms()
+        token = _token(name, secret, now_ms, ttl_ms, by)
+
+        def changes(book: Book) -> Changes:
+            former = [each for each in book.tokens_of(name) if each.is_good(now_ms)]
+            if not former:
+                raise UnknownPrincipal(f"{name} has no token; 'lsmq token create {name}' makes one", principal=name)
+            found = {**_over(book, now_ms), **{each.key: None for each in former}, token.key: token.pack()}
+            last = former[-1]
+            if overlap_ms:
+                until_ms = min(now_ms + overlap_ms, last.expires_ms or now_ms + overlap_ms)
+                kept_on = Token(name, last.id, last.digest, last.created_ms, until_ms, last.by)
+                found[kept_on.key] = kept_on.pack()
+            return found
+
+        await self._change(changes)
+        return token, secret
+
+    async def revoke_tokens(self, name: str, id: str | None) -> None:
+        """All of a principal, or the one with the id. What was granted stays. Raises ``UnknownPrincipal``."""
+
+        def changes(book: Book) -> Changes:
+            gone = [each for each in book.tokens_of(name) if id in (None, each.id)]
+            if not gone:
+                what = "no token" if id is None else f"no token {id!r}"
+                raise UnknownPrincipal(f"{name} has {what}; 'lsmq token list' shows all", principal=name)
+            return {**_over(book, runtime.wall_ms()), **{each.key: None for each in gone}}
+
+        await self._change(changes)
+
+    async def put_role(self, name: str, rights: Sequence[Right]) -> None:
+        """Raises ``InvalidRequest`` for a built-in one."""
+        check_name(name, "role")
+        check_count(len(rights), "rights of a role")
+        if name in BUILT_IN:
+            raise InvalidRequest(f"the role {name} is built in; choose another name", field="role")
+        await self._change(lambda book: {ROLE + name: role_document(tuple(dict.fromkeys(rights)))})
+
+    async def delete_role(self, name: str) -> None:
+        """Raises ``UnknownRole``, and ``InvalidRequest`` where somebody has it."""
+
+        def changes(book: Book) -> Changes:
+            if name not in book.own_roles:
+                built_in = "is built in" if name in BUILT_IN else "is not there"
+                raise UnknownRole(f"the role {name} {built_in}", role=name)
+            holders = sorted(who for who, grants in book.grants.items() if name in {at.role for at in grants.roles})
+            if holders:
+                raise InvalidRequest(f"{', '.join(holders[:10])} have the role {name}; revoke it first", field="role")
+            return {ROLE + name: None}
+
+        await self._change(changes)
+
+    async def grant(self, name: str, bindings: Sequence[Binding], rights: Sequence[Right]) -> None:
+        """Raises ``InvalidRequest``, ``UnknownRole``, ``TooManyRights``."""
+        check_name(name, "principal")
+        await self._change(lambda book: _granted(book, name, bindings, rights))
+
+    async def revoke(self, name: str, bindings: Sequence[Binding], rights: Sequence[Right]) -> None:
+        """Take back what was granted like this. Raises ``UnknownPrincipal`` where something of it was not."""
+
+        def changes(book: Book) -> Changes:
+            has = book.grants.get(name, Grants())
+            for each in (*bindings, *rights):
+                if each not in (*has.roles, *has.rights):
+                    raise UnknownPrincipal(f"{name} was not granted {each}; 'lsmq acl list' shows all", principal=name)
+            left = Grants(
+                tuple(each for each in has.roles if each not in bindings),
+                tuple(each for each in has.rights if each not in rights),
+            )
+            return {PRINCIPAL + name: left.pack()}
+
+        await self._change(changes)
+
+    async def _change(self, changes: Callable[[Book], Changes]) -> None:
+        if not self.on:
+            raise AuthenticationOff("this node does not ask who its clients are; start it with auth = 'token'")
+        for _ in range(_TRIES):
+            self._look()
+            version = self.version
+            if await self._documents.change(changes(self._book), version):
+                self._look()
+                return
+        raise Unavailable("others changed rights at the same time, again and again; try again")
+
+
+def _secret_in(authorization: str | None) -> str:
+    """Raises ``Unauthenticated``."""
+    if authorization is None:
+        raise Unauthenticated("this node wants to know who asks: send 'Authorization: Bearer TOKEN'")
+    if not authorization.startswith(SCHEME):
+        raise Unauthenticated("the header Authorization must be 'Bearer TOKEN'")
+    return authorization[len(SCHEME) :].strip()
+
+
+def _granted(book: Book, name: str, bindings: Sequence[Binding], rights: Sequence[Right]) -> Changes:
+    for binding in bindings:
+        if binding.role not in book.roles:
+            raise UnknownRole(f"there is no role {binding.role}; 'lsmq role list' shows all", role=binding.role)
+        if binding.role == TENANT and not binding.prefix:
+            raise InvalidRequest(f"the role {TENANT} is for names that begin alike: give the prefix", field="prefix")
+    has = book.grants.get(name, Grants())
+    grants = Grants(tuple(dict.fromkeys((*has.roles, *bindings))), tuple(dict.fromkeys((*has.rights, *rights))))
+    check_count(len(grants.roles), f"roles of {name}")
+    check_count(len(grants.rights), f"rights of {name}")
+    return {PRINCIPAL + name: grants.pack()}
+
+
+def _over(book: Book, now_ms: int) -> Changes:
+    """Tokens that have expired go with the next change."""
+    return {each.key: None for each in book.tokens.values() if not each.is_good(now_ms)}
+
+
+def _token(name: str, secret: str, now_ms: int, ttl_ms: int | None, by: str) -> Token:
+    expires_ms = None if ttl_ms is None else now_ms + ttl_ms
+    return Token(name, runtime.token_hex(4), digest_of(secret), now_ms, expires_ms, by)
+
+
+def _new_secret() -> str:
+    return TOKEN_PREFIX + runtime.token_hex(_SECRET_BYTES)

@@ -1,0 +1,99 @@
+"""What the API asks of schedules: any node finds the shard that has one."""
+
+from __future__ import annotations
+
+from dataclasses import astuple
+from functools import partial
+from typing import Any
+
+from lsmq.errors import InvalidRequest, UnknownSchedule
+from lsmq_node.broker import Broker, LeaderCalls
+from lsmq_node.machines import MachineService
+from lsmq_node.storage import Topic
+
+from .records import Schedule
+from .shard_schedules import ShardSchedules
+
+OPERATION = "schedules"
+_TIMEOUT_S = 10.0
+
+
+class ScheduleService(MachineService[ShardSchedules]):
+    """One for each node. Loop thread only; ``start`` before anything else, ``stop`` at the end."""
+
+    name = "schedules"
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__(broker, partial(ShardSchedules, self))
+        self._leaders = LeaderCalls(broker.topology, OPERATION, self._do, _TIMEOUT_S)
+
+    def _shards_of(self, topic: Topic) -> list[int]:
+        return sorted({part.shard for part in self.broker.ranges(topic)})
+
+    async def put(self, topic: Topic, schedule: Schedule) -> bool:
+        """Make it, or put it in place of the topic's schedule of its name; whether there was one. Durable on return.
+
+        Where its queue is in another shard than before, it is deleted there first.
+        """
+        self.broker.admission.write()
+        own = self._shard_of(topic, schedule.queue)
+        known = False
+        for shard in self._shards_of(topic):
+            if shard != own:
+                try:
+                    await self._leaders.ask(shard, {"do": "forget", "topic": topic.id, "name": schedule.name})
+                    known = True
+                except UnknownSchedule:
+                    pass
+        answer = await self._leaders.ask(own, {"do": "keep", "schedule": astuple(schedule)})
+        return known or bool(answer["known"])
+
+    def _shard_of(self, topic: Topic, queue: int | str) -> int:
+        return (
+            self.broker.names.shard_of(topic, queue) if isinstance(queue, str) else self.broker.shard_of(topic, queue)
+        )
+
+    async def delete(self, topic: Topic, name: str) -> None:
+        """Durable on return. Raises ``UnknownSchedule``."""
+        self.broker.admission.write()
+        await self._somewhere(topic, "forget", name)
+
+    async def get(self, topic: Topic, name: str) -> Schedule:
+        """Raises ``UnknownSchedule``."""
+        return Schedule(*(await self._somewhere(topic, "get", name))["schedule"])
+
+    async def some(self, topic: Topic, after: str, limit: int) -> list[Schedule]:
+        """Schedules of a topic by name, from behind ``after``."""
+        found: list[Schedule] = []
+        for shard in self._shards_of(topic):
+            asked = {"do": "list", "topic": topic.id, "after": after, "limit": limit}
+            found += [Schedule(*each) for each in (await self._leaders.ask(shard, asked))["schedules"]]
+        return sorted(found, key=lambda each: each.name)[:limit]
+
+    async def _somewhere(self, topic: Topic, do: str, name: str) -> dict[str, Any]:
+        for shard in self._shards_of(topic):
+            try:
+                return await self._leaders.ask(shard, {"do": do, "topic": topic.id, "name": name})
+            except UnknownSchedule:
+                pass
+        raise UnknownSchedule(f"topic {topic.name!r} has no schedule {name!r}", topic=topic.name, schedule=name)
+
+    # Between nodes
+
+    async def _do(self, number: int, body: dict[str, Any]) -> dict[str, Any]:
+        shard = await self.shard(number)
+        match body["do"]:
+            case "keep":
+                schedule = Schedule(*body["schedule"])
+                await shard.port.prepare(await self.broker.topic_by_id(schedule.topic_id))
+                return {"known": await shard.keep(schedule)}
+            case "forget":
+                await shard.forget(body["topic"], body["name"])
+                return {}
+            case "get":
+                return {"schedule": astuple(shard.schedule(body["topic"], body["name"]))}
+            case "list":
+                found = shard.schedules(body["topic"], body["after"], body["limit"])
+                return {"schedules": [astuple(each) for each in found]}
+            case unknown:
+                raise InvalidRequest(f"schedules know no {unknown!r}; this node may be older than who asks")

@@ -1,0 +1,175 @@
+"""The schedules of one shard while this node leads it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from heapq import heapify, heappop, heappush, nsmallest
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from lsmq.errors import LsmqError, TooManySchedules, UnknownSchedule
+from lsmq.record_batch import RecordBatch
+from lsmq_node.broker import ShardPort
+from lsmq_node.machines import ShardMachine, Step
+from lsmq_node.storage.later_names import numbered
+
+from .cron import Cron, zone_of
+from .records import PREFIX, Schedule, key_of
+
+if TYPE_CHECKING:
+    from .service import ScheduleService
+
+#: Of a shard.
+MAX_SCHEDULES = 10_000
+#: A time's message is stored so long before it.
+_AHEAD_MS = 1_000
+#: Where the next time is further away, it is certain that its message is not stored yet, whatever clocks say.
+_CERTAIN_MS = 3_600_000
+_LOOK_S = 30.0
+_LOAD_AT_ONCE = 200
+_AGAIN_S = 1.0
+
+_log = structlog.get_logger("lsmq.schedules")
+
+
+class ShardSchedules(ShardMachine):
+    """In one round of its store. Loop thread only."""
+
+    subject = "schedules"
+
+    def __init__(self, service: ScheduleService, port: ShardPort) -> None:
+        super().__init__(service, port)
+        self.known: dict[str, Schedule] = {}
+        self._queue: list[tuple[int, str]] = []  # by next time; what is not the schedule's next time any more is stale
+        self._look_at = 0.0
+        self._making: set[str] = set()  # keys of schedules whose queues, which have names, are being made
+
+    async def load(self, left: Any) -> None:
+        await self.barrier()
+        soon_ms = self.store.delayed.now_ms() + _CERTAIN_MS
+        for at, (key, body) in enumerate(self.store.documents(PREFIX)):
+            found = Schedule.decode(key, body)
+            if found.next_ms <= soon_ms and self._is_stored(found):  # the document behind it was cut off
+                found = self._after(found, found.next_ms)
+            self.known[key] = found
+            if at % _LOAD_AT_ONCE == 0:
+                await asyncio.sleep(0)
+        self._queue = [(each.next_ms, key) for key, each in self.known.items()]
+        heapify(self._queue)
+        if self.known:
+            _log.info("schedules_loaded", shard=self.port.number, schedules=len(self.known), round=self.round)
+
+    def _is_stored(self, schedule: Schedule) -> bool:
+        epoch = self.store.producer_epoch(schedule.producer_id)
+        return epoch is not None and epoch > schedule.count
+
+    def _after(self, schedule: Schedule, now_ms: int) -> Schedule:
+        """When its message is stored. Times that were missed meanwhile do not come again."""
+        behind_ms = max(now_ms, schedule.next_ms)
+        next_ms = Cron.parse(schedule.cron).next_ms(behind_ms, zone_of(schedule.tz))
+        return replace(schedule, next_ms=next_ms, last_ms=schedule.next_ms, count=schedule.count + 1)
+
+    # Time
+
+    def due(self) -> Iterator[Step]:
+        """Messages of the times that are near."""
+        now_ms = self.store.delayed.now_ms()
+        later: list[tuple[int, str]] = []
+        while self._queue and self._queue[0][0] <= now_ms + _AHEAD_MS:
+            next_ms, key = heappop(self._queue)
+            schedule = self.known.get(key)
+            if schedule is None or schedule.next_ms != next_ms:
+                continue
+            step = self._firing(schedule, now_ms)
+            if step is None:
+                later.append((next_ms, key))
+                continue
+            yield step
+            if self.known.get(key) is schedule:  # it was refused, and is tried again
+                later.append((next_ms, key))
+                break
+        for each in later:
+            heappush(self._queue, each)
+        if self._loop.time() >= self._look_at:
+            self._look_at = self._loop.time() + _LOOK_S
+            yield self._of_topics_that_are_gone()
+
+    def _firing(self, schedule: Schedule, now_ms: int) -> Step | None:
+        """None where its queue has a name and is not there: it is being made."""
+        if not self.store.has_topic(schedule.topic_id):
+            return Step({schedule.key: None}, appended=partial(self.known.pop, schedule.key, None))
+        after = self._after(schedule, now_ms)
+        batch = RecordBatch(schedule.due(after.count), verify=False)
+        if isinstance(schedule.queue, str):
+            numbers = self.service.broker.names.lasting(self.port, schedule.topic_id, (schedule.queue,))
+            if numbers is None:
+                if schedule.key not in self._making:
+                    self._making.add(schedule.key)
+                    self._start(self._make_queue(schedule, schedule.queue))
+                return None
+            batch = numbered(batch, (schedule.queue,), numbers)
+        appended = partial(self._keep, after)
+        return Step({schedule.key: after.encode()}, batches=[(schedule.topic_id, batch)], appended=appended)
+
+    async def _make_queue(self, schedule: Schedule, name: str) -> None:
+        broker = self.service.broker
+        try:
+            await broker.names.declare(self.port, await broker.topic_by_id(schedule.topic_id), (name,))
+        except LsmqError as error:  # it is tried again with the next look
+            _log.info("schedule_queue_not_made", shard=self.port.number, schedule=schedule.name, code=error.code)
+            await asyncio.sleep(_AGAIN_S)
+        finally:
+            self._making.discard(schedule.key)
+
+    def _of_topics_that_are_gone(self) -> Step:
+        gone = {topic for topic in {each.topic_id for each in self.known.values()} if not self.store.has_topic(topic)}
+        keys = [key for key, each in self.known.items() if each.topic_id in gone]
+
+        def appended() -> None:
+            for key in keys:
+                self.known.pop(key, None)
+
+        return Step(dict.fromkeys(keys), appended=appended)
+
+    def _keep(self, schedule: Schedule) -> None:
+        self.known[schedule.key] = schedule
+        heappush(self._queue, (schedule.next_ms, schedule.key))
+
+    # What is asked
+
+    async def keep(self, schedule: Schedule) -> bool:
+        """Make it, or put it in place of the one of its name; whether that was there. Durable on return.
+
+        Raises ``TooManySchedules``, and what a write raises.
+        """
+        self.check()
+        known = schedule.key in self.known
+        if not known and len(self.known) >= MAX_SCHEDULES:
+            raise TooManySchedules(
+                f"there are {MAX_SCHEDULES} schedules in this shard, the limit; delete some", limit=MAX_SCHEDULES
+            )
+        await self.done(Step({schedule.key: schedule.encode()}, appended=partial(self._keep, schedule)))
+        return known
+
+    async def forget(self, topic_id: int, name: str) -> None:
+        """Durable on return. Raises ``UnknownSchedule``."""
+        schedule = self.schedule(topic_id, name)
+        await self.done(Step({schedule.key: None}, appended=partial(self.known.pop, schedule.key, None)))
+
+    def schedule(self, topic_id: int, name: str) -> Schedule:
+        """Raises ``UnknownSchedule``."""
+        self.check()
+        found = self.known.get(key_of(topic_id, name))
+        if found is None:
+            raise UnknownSchedule(f"the topic has no schedule {name!r}", schedule=name)
+        return found
+
+    def schedules(self, topic_id: int, after: str, limit: int) -> list[Schedule]:
+        """Some of a topic's, by name, from behind ``after``."""
+        self.check()
+        mine = (each for each in self.known.values() if each.topic_id == topic_id and each.name > after)
+        return nsmallest(limit, mine, key=lambda each: each.name)

@@ -1,0 +1,239 @@
+"""Deduplication: a message whose id was stored in its queue before, within the topic's window, is not stored again.
+
+An id is text of the user's. What travels and is kept of it is its XXH3-128, in two columns of the batch; two ids of a
+queue are taken for one with a chance of one in 10^20 where there are a billion of them. Ids are of a queue: the same id
+in another queue is another id, so a retry must name the same queue, or have the same key.
+
+The leader decides, when it puts a batch in line, by what is stored and what is in line before it, and notes in the
+log which messages are repeats, and of which offsets (:func:`encode_repeats`). Replicas and replays do as the log says:
+no look-up is made for that, so nothing depends on how far a merge has dropped ids that expired.
+
+Ids outlive their messages. Those that came since the last flush are in memory (:mod:`.dedupe_layer`), the others in
+files (:mod:`.dedupe_file`), which flushes write and merges join (:mod:`.dedupe_chain`).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lsmq import runtime
+
+from .columns import I64, U32, U64, mix, queue_keys
+from .dedupe_file import IdFile
+from .dedupe_layer import ROW, IdLayer, Rows
+from .failures import damaged, disappeared
+
+_COUNT = struct.Struct("<I")
+_NO_OFFSET = -1
+
+
+@dataclass(frozen=True, slots=True)
+class BatchIds:
+    """The ids of a batch's records, spread by queue; ``has`` says which records have one."""
+
+    high: U64
+    low: U64
+    has: NDArray[np.bool_]
+
+    def rows(self, chosen: NDArray[np.bool_], topic_id: int, offsets: I64, stored_ms: int) -> Rows:
+        """What is kept of some of them. ``offsets`` are of all records."""
+        places = np.flatnonzero(chosen)
+        rows = np.empty(len(places), ROW)
+        rows["high"], rows["low"], rows["offset"] = self.high[places], self.low[places], offsets[places]
+        rows["stored_ms"], rows["topic"] = stored_ms, topic_id
+        return rows
+
+
+def scoped(topic_id: int, queues: U32, high: U64, low: U64) -> BatchIds:
+    """``high`` and ``low``: the columns as they are in the batch; both are 0 of a record without an id."""
+    return BatchIds(high ^ mix(queue_keys(topic_id, queues)), low, (high | low) != 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """Which records of a batch are not stored: the ``rows``, in order, and the ``offsets`` their ids have; -1 for those
+    that were dropped, as there was no room.
+
+    Where an id came first in the same batch, ``firsts`` has that row, and the offset is not known yet; else -1.
+    """
+
+    rows: I64
+    offsets: I64
+    firsts: I64
+
+    @classmethod
+    def dropped(cls, rows: I64, others: Repeats | None) -> Repeats:
+        """Where ``rows`` are dropped, and others are repeats."""
+        nowhere = np.full(len(rows), -1)
+        if others is None:
+            return cls(rows, nowhere, nowhere)
+        joined = np.concatenate([others.rows, rows])
+        order = np.argsort(joined)
+        offsets = np.concatenate([others.offsets, nowhere])
+        return cls(joined[order], offsets[order], np.concatenate([others.firsts, nowhere])[order])
+
+    def fill(self, offsets: I64) -> None:
+        """Put the offsets of repeats among those of the others; ``offsets`` has -1 for the rest."""
+        offsets[self.rows] = np.where(self.firsts < 0, self.offsets, offsets[self.firsts])
+
+
+def encode_repeats(rows: I64, offsets: I64) -> bytes:
+    """What stands behind the batch in the log: how many (4), their rows (4 each), the offsets of their ids (8 each;
+    -1 for those that were dropped)."""
+    return _COUNT.pack(len(rows)) + rows.astype("<u4").tobytes() + offsets.astype("<i8").tobytes()
+
+
+def decode_repeats(raw: bytes | memoryview, source: str, lsn: int) -> Repeats:
+    """Raises ``CorruptFile``."""
+    count = _COUNT.unpack_from(raw)[0] if len(raw) >= _COUNT.size else 0
+    if len(raw) != _COUNT.size + 12 * count:
+        raise damaged(source, f"the log entry at LSN {lsn} does not say which messages are repeats", lsn)
+    rows = np.frombuffer(raw, "<u4", count, _COUNT.size).astype(np.int64)
+    offsets = np.frombuffer(raw, "<i8", count, _COUNT.size + 4 * count).astype(np.int64)
+    return Repeats(rows, offsets, np.full(count, -1))
+
+
+class Plan:
+    """What becomes of batches with ids that are put in line together, in their order."""
+
+    def __init__(self, batches: Sequence[BatchIds], offsets: Sequence[I64]) -> None:
+        """``offsets``: of each record the offset its id has, or -1."""
+        self._bounds = np.cumsum([0, *(len(each.high) for each in batches)])
+        count = int(self._bounds[-1])
+        places = np.flatnonzero(np.concatenate([each.has for each in batches]))
+        self._offsets = np.concatenate(offsets)
+        self._firsts = np.arange(count)
+        if len(places) > 1:
+            high = np.concatenate([each.high for each in batches])[places]
+            ordered = np.sort(high)
+            if (ordered[1:] == ordered[:-1]).any():
+                low = np.concatenate([each.low for each in batches])[places]
+                order = np.lexsort((low, high))
+                high, low = high[order], low[order]
+                fresh = np.ones(len(order), np.bool_)
+                fresh[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
+                self._firsts[places[order]] = places[order[fresh]][np.cumsum(fresh) - 1]
+
+    def repeats(self, number: int) -> Repeats | None:
+        """Of one of the batches; those before it have been :meth:`stored`."""
+        begin, end = int(self._bounds[number]), int(self._bounds[number + 1])
+        firsts, offsets = self._firsts[begin:end], self._offsets[begin:end]
+        repeated = (offsets >= 0) | (firsts != np.arange(begin, end))
+        if not repeated.any():
+            return None
+        rows = np.flatnonzero(repeated)
+        known = np.where(offsets[rows] >= 0, offsets[rows], self._offsets[firsts[rows]])
+        return Repeats(rows, known, np.where(known >= 0, -1, firsts[rows] - begin))
+
+    def stored(self, number: int, offsets: I64) -> None:
+        """The batch's records have these offsets."""
+        self._offsets[int(self._bounds[number]) : int(self._bounds[number + 1])] = offsets
+
+
+Source = IdLayer | IdFile
+
+
+class DedupeIds:
+    """The ids of a shard, as of the last entry in line, or applied where nothing is put in line.
+
+    One thread at a time asks and notes; another may apply, freeze, flush and merge meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._lock = runtime.Lock()  # guards the layer, and who replaces the sources
+        self._layer = IdLayer()
+        self._sources: tuple[Source, ...] = (self._layer,)  # newest first; replaced as a whole
+
+    @property
+    def count(self) -> int:
+        """Ids that are kept, those that expired included until a merge meets them."""
+        return sum(source.count for source in self._sources)
+
+    @property
+    def unflushed_bytes(self) -> int:
+        """Memory of what came since the last freeze."""
+        return self._layer.size_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Memory of all: filters of files, and layers."""
+        return sum(each.memory_bytes if isinstance(each, IdFile) else each.size_bytes for each in self._sources)
+
+    # Asking
+
+    def find(self, ids: BatchIds, since_ms: int) -> I64:
+        """Of each record the offset its id was stored at, at ``since_ms`` or later; -1 where there is none.
+
+        Reads the disk for ids that are there, and rarely for others. Raises ``CorruptFile``, ``StoreBusy``.
+        """
+        while True:
+            with self._lock:
+                sources = self._sources
+            try:
+                return self._find(sources, ids, since_ms)
+            except FileNotFoundError as error:
+                if sources is self._sources:  # else a merge has removed it meanwhile
+                    raise disappeared("a file of ids", error) from error
+
+    def _find(self, sources: tuple[Source, ...], ids: BatchIds, since_ms: int) -> I64:
+        offsets = np.full(len(ids.high), _NO_OFFSET)
+        everyone = bool(ids.has.all())
+        left = np.arange(len(ids.high)) if everyone else np.flatnonzero(ids.has)
+        high, low = (ids.high, ids.low) if everyone else (ids.high[left], ids.low[left])
+        for source in sources:
+            if not len(left) or not source.count:
+                continue
+            if isinstance(source, IdLayer):
+                with self._lock:
+                    places, found, stored_ms = source.find(high, low)
+            else:
+                places, found, stored_ms = source.find(high, low)
+            if len(places):
+                alive = stored_ms >= since_ms
+                offsets[left[places[alive]]] = found[alive]
+                left, high, low = np.delete(left, places), np.delete(high, places), np.delete(low, places)
+        return offsets
+
+    # Changing
+
+    def note(self, rows: Rows) -> None:
+        """Ids of an entry that is put in line, or about to be applied; no two the same."""
+        with self._lock:
+            self._layer.add(rows)
+
+    def landed(self, count: int) -> None:
+        """The entry is applied that the oldest ``count`` ids in line are of."""
+        with self._lock:
+            self._layer.applied += count
+
+    def drop_line(self) -> None:
+        """What is in line is dropped."""
+        with self._lock:
+            self._layer.cut()
+
+    def freeze(self) -> IdLayer:
+        """What is applied since the last time. It is looked at until :meth:`replace` is told where it went."""
+        with self._lock:
+            frozen = self._layer
+            self._layer = IdLayer(frozen.in_line())
+            frozen.count = frozen.applied
+            self._sources = (self._layer, *self._sources) if frozen.count else (self._layer, *self._sources[1:])
+        return frozen
+
+    def open(self, files: Iterable[IdFile]) -> None:
+        """Look into these too, which are older than all there is; the newest first."""
+        with self._lock:
+            self._sources = (*self._sources, *files)
+
+    def replace(self, gone: Collection[Source], file: IdFile | None) -> None:
+        """What is ``gone``, sources that follow one another, is in ``file`` now, or nowhere."""
+        with self._lock:
+            at = next((place for place, source in enumerate(self._sources) if source in gone), None)
+            if at is not None:
+                kept = [source for source in self._sources if source not in gone]
+                self._sources = (*kept[:at], *(() if file is None else (file,)), *kept[at:])

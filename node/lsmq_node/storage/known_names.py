@@ -1,0 +1,325 @@
+"""What a shard knows of the queue names of a named topic: a table in memory, kept up to date with the log of names."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lsmq import runtime
+from lsmq.errors import LsmqError, UnknownTopic
+from lsmq.queue_names import SEPARATOR
+from lsmq.record_batch import Column
+
+from .columns import DTYPES, I64, U8, U32, decode_column
+from .line import Appended, Line, Round
+from .name_log import U16, Change, Changes, decode, offsets_of
+from .name_table import NO_SLOT, NameTable
+from .number_source import NumberSource
+from .options import StoreOptions
+from .queries import Queries
+from .queue_names import NameBatch
+from .recent_names import RecentNames
+from .state import NAMES_TOPIC, ShardState, TopicState
+
+_READ_RECORDS = 1 << 16
+_READ_BYTES = 4 << 20
+_PADDING = bytes(16)
+#: Up to so many names are looked up one by one: arrays cost more.
+_FEW = 4
+
+
+class NamesBehind(Exception):
+    """There are committed names that are not in memory yet: refresh, in a thread, and come again."""
+
+
+@dataclass(slots=True)
+class InLine:
+    """Changes that are in line or written, at offsets ``[first, end)`` of the log of names."""
+
+    first: int
+    end: int
+    appended: Appended
+    changes: Changes
+    names: list[bytes]  # that are new
+
+
+class KnownNames:
+    """Thread-safe. :meth:`refresh` reads the disk; all else looks at memory."""
+
+    def __init__(self, topic_id: int, state: ShardState, line: Line, queries: Queries, options: StoreOptions) -> None:
+        self._id = topic_id
+        self._state = state
+        self._line = line
+        self._queries = queries
+        self._options = options
+        self._loading = runtime.Lock()  # one reads; taken before the other
+        self._lock = runtime.Lock()  # guards what follows; taken before the line's
+        self._table = NameTable()
+        self._position = 0  # up to here of the log of names the table has it
+        self._in_line: deque[InLine] = deque()
+        self._putting: dict[bytes, int] = {}  # names in line, and their numbers
+        self._forgetting: set[int] = set()  # numbers whose names are to go
+        self._numbers = NumberSource()
+        self._recent = RecentNames()
+
+    # -- being up to date --------------------------------------------------------------------------------
+
+    def _topic(self) -> TopicState:
+        return self._queries.topic_state(self._id)
+
+    def _log(self) -> TopicState:
+        state = self._state.topics.get(self._id | NAMES_TOPIC)
+        if state is None:
+            raise UnknownTopic(f"there is no topic with id {self._id}", topic_id=self._id)
+        return state
+
+    def is_current(self) -> bool:
+        """Whether all committed names are in memory. Raises ``UnknownTopic``."""
+        with self._lock:
+            committed = self._settle()[1]
+            return self._position >= committed
+
+    @property
+    def version(self) -> int:
+        """Rises with each change that is taken in."""
+        return self._position
+
+    @property
+    def count(self) -> int:
+        """Names there are."""
+        return self._table.count
+
+    @property
+    def size_bytes(self) -> int:
+        """What is allocated for names; pages that nothing has touched take no memory."""
+        return self._table.size_bytes
+
+    def refresh(self) -> None:
+        """Read what was committed since the last time. Blocking. Raises ``UnknownTopic``, ``CorruptFile``."""
+        with self._loading:
+            while True:
+                log = self._log()
+                with self._lock:
+                    _, committed, _ = self._settle()
+                    position, begin = self._position, log.start.item(0)
+                    table = self._table
+                if position >= committed:
+                    return
+                if position < begin or position == 0:
+                    self._load(max(position, begin))
+                else:
+                    self._read_on(position, committed, table)
+
+    def _load(self, begin: int) -> None:
+        """Make the table from what there is of the log."""
+        table, position = NameTable(), begin
+        end = self._log().committed.item(0)
+        for changes, position in self._read(begin, end):  # noqa: B007  # it is looked at behind the loop
+            if changes is not None:
+                _take_in(table, changes)
+        with self._lock:
+            self._table, self._position = table, position
+            self._numbers.forget()
+            self._recent.restart(position)
+
+    def _read_on(self, position: int, end: int, table: NameTable) -> None:
+        for changes, reached in self._read(position, end):
+            with self._lock:
+                if self._table is not table or self._position > reached:
+                    return
+                if changes is not None:
+                    self._recent.note(self._position, _take_in(table, changes))
+                self._position = reached
+                self._numbers.forget()
+
+    def _read(self, position: int, end: int) -> Iterator[tuple[Changes | None, int]]:
+        """Changes from a position of the log on, and the position behind each."""
+        while position < end:
+            found = self._queries.read_many(
+                self._id | NAMES_TOPIC,
+                np.zeros(1, np.uint32),
+                np.array((position,), np.int64),
+                max_records=_READ_RECORDS,
+                max_bytes=_READ_BYTES,
+            )
+            for batch in found.batches():
+                count = batch.record_count
+                offsets = decode_column(batch.buffer, batch.directory.get(Column.OFFSET), count, DTYPES[Column.OFFSET])
+                lengths = decode_column(batch.buffer, batch.directory.get(Column.LENGTH), count, DTYPES[Column.LENGTH])
+                fresh = int(offsets.searchsorted(position))
+                skipped = int(lengths[:fresh].sum(dtype=np.int64))
+                for changes in decode(batch.payload[skipped:], lengths[fresh:]):
+                    yield changes, position
+                position = int(offsets[-1]) + 1
+            if not len(found.positions[0]):
+                break
+            position = max(position, int(found.positions[1][0]))
+        yield None, position
+
+    def _settle(self) -> tuple[Round, int, int]:
+        """Take in what of the line is committed, and drop what is not there any more. The caller holds the lock.
+
+        Returns the round, how far the log of names is committed, and its end in line.
+        """
+        log = self._log()
+        with self._line.lock:
+            round_, committed, end = self._line.current, log.committed.item(0), log.next.item(0)
+        waiting = self._in_line
+        while waiting:
+            oldest = waiting[0]
+            if oldest.first != self._position or oldest.end > committed or not _holds(oldest):
+                break
+            self._landed(waiting.popleft())
+        lost = next((at for at, item in enumerate(waiting) if not _holds(item)), len(waiting))
+        if waiting and waiting[0].first != self._position:
+            lost = 0  # others have written there since
+        if len(waiting) > lost:
+            while len(waiting) > lost:
+                waiting.pop()
+            self._look_at_the_line()
+        return round_, committed, end
+
+    def _landed(self, item: InLine) -> None:
+        changes = item.changes
+        self._recent.note(self._position, _take_in(self._table, changes))
+        self._position = item.end
+        self._over(item)
+        if changes.kind is Change.FORGET:
+            self._numbers.give_back(changes.numbers)
+
+    def _over(self, item: InLine) -> None:
+        """The first item is in line no more: it is committed."""
+        numbers = item.changes.numbers.tolist()
+        if item.changes.kind is Change.FORGET:
+            self._forgetting.difference_update(numbers)
+            return
+        if not self._forgetting:  # None of the names can have been put again with another number.
+            for name in item.names:
+                self._putting.pop(name, None)
+            return
+        for name, number in zip(item.names, numbers, strict=False):  # without names it was written anew
+            if self._putting.get(name) == number:
+                del self._putting[name]
+
+    def _look_at_the_line(self) -> None:
+        """Some of it was dropped: what is left counts."""
+        self._putting.clear()
+        self._forgetting.clear()
+        self._numbers.forget()
+        for item in self._in_line:
+            self._came(item)
+
+    def _came(self, item: InLine) -> None:
+        """An item is in line."""
+        numbers = item.changes.numbers.tolist()
+        if item.changes.kind is Change.FORGET:
+            self._forgetting.update(numbers)
+        else:
+            self._putting.update(zip(item.names, numbers, strict=False))  # without names it was written anew
+
+    # -- questions ---------------------------------------------------------------------------------------
+
+    def find(self, names: Sequence[str]) -> I64:
+        """The numbers of committed names; -1 for those that are not there. Raises ``NamesBehind``."""
+        with self._lock:
+            self._check_current()
+            first = self._topic().first
+            if len(names) <= _FEW:
+                found = np.array([self._table.find_one(raw_of(name)) for name in names], np.int64)
+            else:
+                found = self._table.find(self._names_of(SEPARATOR.join(names).encode(errors="surrogatepass")))
+            return np.where(found < 0, found, found + first)
+
+    def names(self, numbers: U32) -> list[str | None]:
+        """The names of numbers, as they are committed; None where there is none."""
+        with self._lock:
+            self._settle()
+            local = numbers.astype(np.int64) - self._topic().first
+            known = self._table.has(local)
+            found = iter(self._table.names(local[known]))
+            return [next(found) if has else None for has in known.tolist()]
+
+    def text(self, numbers: U32) -> tuple[U32, U8, I64]:
+        """Those of the numbers that have names, the names one after another, and the length of each."""
+        with self._lock:
+            self._settle()
+            local = numbers.astype(np.int64) - self._topic().first
+            known = self._table.has(local)
+            return (numbers[known], *self._table.text(local[known]))
+
+    def all_numbers(self, ranges: Sequence[tuple[int, int]] | None = None) -> U32:
+        """The numbers of all names, or of those that lie in ``ranges`` of slots; ascending. Raises ``NamesBehind``."""
+        with self._lock:
+            self._check_current()
+            slots = self._table.slots
+            if ranges is None:
+                wanted = slots != NO_SLOT
+            else:
+                wanted = np.zeros(len(slots), np.bool_)
+                for first, end in ranges:
+                    wanted |= (slots >= first) & (slots < end)
+            return (np.flatnonzero(wanted) + self._topic().first).astype(np.uint32)
+
+    def slots_of(self, numbers: U32) -> U16:
+        """The slots that names with these numbers lie in; ``NO_SLOT`` where a number has no name."""
+        with self._lock:
+            self._settle()
+            local = numbers.astype(np.int64) - self._topic().first
+            found = np.full(len(local), NO_SLOT, np.uint16)
+            known = np.flatnonzero((local >= 0) & (local < self._table.end))
+            found[known] = self._table.slots[local[known]]
+            return found
+
+    def changed_since(self, version: int) -> tuple[U32 | None, int]:
+        """Numbers that have got names since a version, and the version now; None for the numbers: any may have."""
+        with self._lock:
+            self._settle()
+            now, first = self._position, self._topic().first
+            if version >= now:
+                return np.empty(0, np.uint32), now
+            found = self._recent.since(version)
+            return (None if found is None else (found + np.uint32(first)).astype(np.uint32)), now
+
+    def _check_current(self) -> None:
+        _, committed, _ = self._settle()
+        if self._position < committed:
+            raise NamesBehind
+
+    def _names_of(self, joined: bytes) -> NameBatch:
+        """Names with separators between them."""
+        text = np.frombuffer(joined + _PADDING, np.uint8)
+        ends = np.append(np.flatnonzero(text[: len(joined)] == 0), len(joined))
+        starts = np.zeros(len(ends), np.int64)
+        starts[1:] = ends[:-1] + 1
+        return self._table.batch(text, starts, ends - starts, joined)
+
+
+def raw_of(name: str) -> bytes:
+    return name.encode(errors="surrogatepass")
+
+
+def _holds(item: InLine) -> bool:
+    """Whether an item is still in line, written or committed, as far as is known."""
+    try:
+        item.appended.fate.check(item.appended.lsn)
+    except LsmqError:
+        return False
+    return True
+
+
+def _take_in(table: NameTable, changes: Changes) -> U32:
+    """Obey changes; returns the numbers that have got a name."""
+    if changes.kind is not Change.PUT:
+        table.begin(changes.numbers, offsets_of(changes))
+        if changes.kind is Change.FORGET:
+            numbers = np.unique(changes.numbers)
+            table.forget(numbers[table.has(numbers)])
+        return np.empty(0, np.uint32)
+    names = table.batch(changes.text, changes.starts, changes.lengths)
+    known = table.find(names)
+    fresh = np.flatnonzero(known < 0)  # the others were written down anew
+    table.put(changes.numbers[fresh], names.take(fresh), changes.slots[fresh])
+    return changes.numbers[fresh]

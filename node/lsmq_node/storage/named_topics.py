@@ -1,0 +1,38 @@
+"""The names of all named topics of a store, made when they are first asked for."""
+
+from __future__ import annotations
+
+from .line import Line
+from .name_listing import NameListing
+from .options import StoreOptions
+from .queries import Queries
+from .state import ShardState
+from .topic_names import TopicNames
+
+
+class NamedTopics:
+    """Thread-safe."""
+
+    def __init__(self, state: ShardState, line: Line, queries: Queries, options: StoreOptions) -> None:
+        self._state = state
+        self._parts = (line, queries, options)
+        self._queries = queries
+        self._known: dict[int, tuple[TopicNames, NameListing]] = {}
+
+    def names(self, topic_id: int) -> TopicNames:
+        """Raises ``UnknownTopic``."""
+        return self._of(topic_id)[0]
+
+    def listing(self, topic_id: int) -> NameListing:
+        """Raises ``UnknownTopic``."""
+        return self._of(topic_id)[1]
+
+    def _of(self, topic_id: int) -> tuple[TopicNames, NameListing]:
+        found = self._known.get(topic_id)
+        if found is None or topic_id not in self._state.topics:
+            self._queries.topic_state(topic_id)
+            for gone in self._known.keys() - self._state.topics.keys():
+                self._known.pop(gone, None)
+            names = TopicNames(topic_id, self._state, *self._parts)
+            found = self._known.setdefault(topic_id, (names, NameListing(names)))
+        return found

@@ -1,0 +1,360 @@
+"""The queue names of one named topic on one shard: which there are, and which numbers they have.
+
+What is committed stands in a table in memory, made from the log of names (:mod:`.name_log`) when it is first needed,
+and brought up to date by reading on from where it stopped: on a follower, after a failover and after a restart alike. A
+leader knows besides what it has put in line and is not committed yet; that moves into the table as it is committed,
+without being read, and is forgotten where its round is dropped. So an append finds a name that another append gave a
+number a moment ago.
+
+A name gets its number in the same append as its first messages, before them in the log: it is never there without them
+unless it was declared, nor they without it. What a deleted queue held is trimmed in the log before its name goes, and
+its number may be given to another name: offsets go on where they ended, so nothing that was said of the old queue
+reaches into the new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lsmq.errors import InvalidBatch, InvalidRequest, OffsetOutOfRange, TooManyQueues
+from lsmq.queue_names import NUMBER_BITS, SEPARATOR, check_queue_name, queue_slot, queue_slots
+from lsmq.record_batch import Column, RecordBatch
+
+from .columns import DTYPES, I64, U32, decode_column, encode_columns
+from .known_names import InLine, KnownNames, NamesBehind, raw_of
+from .later_names import with_names
+from .line import Appended, Round, RoundOver
+from .losses import Why
+from .name_log import U16, Change, Changes, encode, put_again, with_offsets
+from .name_table import NO_SLOT
+from .queue_names import NameBatch
+from .renumber import with_queues
+from .state import TopicState
+from .wal import EntryKind
+
+#: Names a shard can have of a topic, and numbers it can give.
+MAX_NAMES = (1 << NUMBER_BITS) - 1
+#: Of a log of names with less that is dead nothing is written anew.
+LEAST_REWRITTEN = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """The slots ``[first, end)`` that a shard holds of a topic."""
+
+    first: int
+    end: int
+
+
+class TopicNames(KnownNames):
+    """Thread-safe. :meth:`refresh` reads the disk; all else looks at memory."""
+
+    def append(self, joined: bytes, batch: RecordBatch, slots: Slots) -> tuple[Appended, U32]:
+        """Put a batch in line whose QUEUE column says which of the names, and before it the names that are new.
+
+        Args:
+            joined: names with NUL between them, which the column counts from 0.
+            slots: what the shard holds: a name of another slot is refused.
+
+        Returns what became of it, and the number of each record's queue.
+
+        Raises ``NamesBehind``, ``InvalidQueueName``, ``InvalidRequest``, ``TooManyQueues``, ``InvalidBatch``, and what
+        ``ShardStore.append`` raises.
+        """
+        which = decode_column(batch.buffer, batch.directory.get(Column.QUEUE), batch.record_count, DTYPES[Column.QUEUE])
+        count = joined.count(SEPARATOR.encode()) + 1
+        if int(which.max()) >= count:
+            raise InvalidBatch(f"the batch has name {int(which.max())} in QUEUE, and there are {count}")
+        if Column.DUE_MS in batch.directory:
+            batch = with_names(batch, joined.decode(errors="surrogateescape").split(SEPARATOR))
+        while True:
+            with self._lock:
+                round_ = self._check_may_append()
+                state, names = self._topic(), self._names_of(joined)
+                numbers, puts = self._resolve(names, slots)
+                queues = (numbers + state.first).astype(np.uint32)[which]
+                items = [(state, with_queues(batch, queues))]
+                try:
+                    appended = self._put_in_line(puts, items, round_)
+                except RoundOver:
+                    continue
+                return appended[-1], queues
+
+    def lasting_numbers(self, joined: bytes) -> U32 | None:
+        """The numbers of names that all are committed, and of which none is to go; None where that is not so.
+
+        Good for an append in the same step of whoever deletes. Raises ``NamesBehind``.
+        """
+        with self._lock:
+            self._check_may_append()
+            numbers = self._table.find(self._names_of(joined))
+            if (numbers < 0).any() or np.isin(numbers, list(self._forgetting)).any():
+                return None
+            return (numbers + self._topic().first).astype(np.uint32)
+
+    def declare(self, names: Sequence[str], slots: Slots) -> Appended | None:
+        """Put in line that these names are there; None where all of them are. Raises as :meth:`append`."""
+        joined = SEPARATOR.join(names).encode(errors="surrogatepass")
+        while True:
+            with self._lock:
+                round_ = self._check_may_append()
+                _, puts = self._resolve(self._names_of(joined), slots)
+                if puts is None:
+                    return self._in_line[-1].appended if self._in_line else None
+                try:
+                    return self._put_in_line(puts, [], round_)[-1]
+                except RoundOver:
+                    continue
+
+    def _check_may_append(self) -> Round:
+        round_, _, end = self._settle()
+        if (self._in_line[-1].end if self._in_line else self._position) < end:
+            raise NamesBehind
+        self._topic().begins = self._table.begins  # For whoever puts something in line now.
+        return round_
+
+    def _resolve(self, names: NameBatch, slots: Slots) -> tuple[I64, tuple[Changes, list[bytes]] | None]:
+        """The number of each name, and what is to be put in line for those that have none yet."""
+        numbers = self._table.find(names)
+        if self._forgetting:
+            numbers[np.isin(numbers, list(self._forgetting))] = -1
+        missing = np.flatnonzero(numbers < 0)
+        if not len(missing):
+            return numbers, None
+        raw = names.raw(missing)
+        unknown = dict.fromkeys(raw)
+        if len(unknown) == len(raw) and self._putting.keys().isdisjoint(unknown):
+            which = missing
+            numbers[missing] = -2 - np.arange(len(missing))
+        else:
+            which = self._among_those_in_line(numbers, missing, raw)
+            unknown = dict.fromkeys(raw[at] for at in missing.searchsorted(which).tolist())
+        if not len(which):
+            return numbers, None
+        fresh = list(unknown)
+        in_slots = self._slots_of(fresh, slots)
+        given = self._give(len(fresh))
+        new = numbers < -1
+        numbers[new] = given[-2 - numbers[new]]
+        changes = Changes(
+            Change.PUT, given, in_slots, names.text, names.starts[which], names.lengths[which].astype(np.int64)
+        )
+        return numbers, (changes, fresh)
+
+    def _among_those_in_line(self, numbers: I64, missing: I64, raw: list[bytes]) -> I64:
+        """Which of the names that are ``missing`` have no number in line either, each once.
+
+        Those get -2, -3, ... as their numbers, the others those that they have in line.
+        """
+        unknown: dict[bytes, int] = {}
+        fresh: list[int] = []
+        for at, name in zip(missing.tolist(), raw, strict=True):
+            number = self._putting.get(name, -1)
+            if number < 0 or number in self._forgetting:
+                if name not in unknown:
+                    unknown[name] = -2 - len(fresh)
+                    fresh.append(at)
+                number = unknown[name]
+            numbers[at] = number
+        return np.array(fresh, np.int64)
+
+    def _slots_of(self, names: list[bytes], slots: Slots) -> U16:
+        """Raises what is wrong with one of the names."""
+        known = queue_slots(names)
+        found = np.array(known if known is not None else [-1], np.int64)
+        if not ((found >= slots.first) & (found < slots.end)).all():
+            found = np.array([self._check_name(name, slots) for name in names])
+        return found.astype(np.uint16)
+
+    def _check_name(self, raw: bytes, slots: Slots) -> int:
+        try:
+            name = raw.decode()
+        except UnicodeDecodeError as error:
+            raise InvalidRequest(f"the queue name {raw[:60]!r} is not UTF-8: {error.reason}") from error
+        slot = queue_slot(check_queue_name(name))
+        if not slots.first <= slot < slots.end:
+            topic = self._topic().topic.name
+            raise InvalidRequest(
+                f"queue {name!r} of topic {topic!r} lies in slot {slot}, and this shard has the slots {slots.first} to "
+                f"{slots.end - 1}; send one request a shard (see the topic's routes)",
+                field="queue",
+                topic=topic,
+                queue=name,
+            )
+        return slot
+
+    def _give(self, count: int) -> U32:
+        """Numbers that nobody has, to be taken once they are in line."""
+        if not self._numbers.is_known:
+            self._find_free()
+        if count > self._numbers.room(MAX_NAMES):
+            raise TooManyQueues(
+                f"the shard has {self._table.count} names of topic {self._topic().topic.name!r}, the limit is "
+                f"{MAX_NAMES}; delete queues, or have empty ones forgotten (forget_empty_ms)",
+                topic=self._topic().topic.name,
+                limit=MAX_NAMES,
+            )
+        return self._numbers.look(count)
+
+    def _find_free(self) -> None:
+        state = self._topic()
+        in_line = [item.changes.numbers for item in self._in_line if item.changes.kind is Change.PUT]
+        end = max(self._table.end, state.end - state.first, *(int(some.max()) + 1 for some in in_line), 0)
+        free = np.ones(end, np.bool_)
+        free[: self._table.end] = self._table.slots == NO_SLOT
+        rows = np.arange(min(end, state.end - state.first))
+        free[rows] &= state.live_from(rows) >= state.committed[rows]  # of a lost name, messages may be there
+        for some in in_line:
+            free[some] = False
+        self._numbers.fill(np.flatnonzero(free).astype(np.uint32), end)
+
+    def _put_in_line(
+        self,
+        puts: tuple[Changes, list[bytes]] | None,
+        items: list[tuple[TopicState, RecordBatch]],
+        round_: Round,
+    ) -> list[Appended]:
+        """Changes of names, then batches. Raises ``RoundOver`` and what the line raises: then nothing has happened."""
+        if puts is None:
+            return self._line.append_records(items, expected=round_)
+        changes, names = puts
+        log, batches = self._log(), encode(changes, self._options.max_batch_bytes, self._options.max_batch_records)
+        appended = self._line.append_records([*((log, batch) for batch in batches), *items], expected=round_)
+        last = appended[len(batches) - 1]
+        begin, end = int(appended[0].offsets[0]), int(last.offsets[-1]) + 1
+        item = InLine(begin, end, last, changes, names)
+        self._in_line.append(item)
+        self._came(item)
+        appended = appended[len(batches) - 1 :]
+        if names:
+            self._numbers.take(len(names))
+        return appended
+
+    def rewrite_due(self) -> bool:
+        """Whether most of the log of names is dead: changes of names that have gone since, or were put again."""
+        log = self._log()
+        live = self._table.count + self._table.begun
+        return log.committed.item(0) - log.start.item(0) > 2 * live + LEAST_REWRITTEN
+
+    def log_end(self) -> int:
+        """Where the next change goes in the log of names."""
+        return self._log().next.item(0)
+
+    def rewrite(self, cursor: int, limit: int) -> tuple[Appended | None, int | None]:
+        """Put in line again that names are there, of up to ``limit`` numbers from a cursor on, beginning with 0.
+
+        What was in line when this began must be committed, and each part before the next; then what lies before the
+        log's end of that time may go. Returns what to wait for, and the next cursor; None behind the last. Raises as
+        :meth:`append`.
+        """
+        while True:
+            with self._lock:
+                round_ = self._check_may_append()
+                table, appended = self._table, None
+                numbers = (np.flatnonzero(table.slots[cursor : cursor + limit] != NO_SLOT) + cursor).astype(np.uint32)
+                numbers = numbers[~np.isin(numbers, list(self._forgetting))]
+                begun = (np.flatnonzero(table.begins[cursor : cursor + limit]) + cursor).astype(np.uint32)
+                following = cursor + limit if cursor + limit < max(table.end, len(table.begins)) else None
+                try:
+                    if len(begun):
+                        begins = with_offsets(Change.BEGIN, begun, table.begins[begun])
+                        appended = self._put_in_line((begins, []), [], round_)[-1]
+                    if len(numbers):
+                        names = put_again(numbers, table.slots[numbers], *table.text(numbers))
+                        appended = self._put_in_line((names, []), [], round_)[-1]
+                except RoundOver:
+                    continue
+                return appended, following
+
+    def delete(self, names: Sequence[str]) -> tuple[Appended | None, list[str]]:
+        """Put in line that queues and all their messages are gone.
+
+        Returns what to wait for, and the names that were there. Raises as :meth:`append`.
+        """
+        joined = SEPARATOR.join(names).encode(errors="surrogatepass")
+        while True:
+            with self._lock:
+                round_ = self._check_may_append()
+                found = self._table.find(self._names_of(joined))
+                for at, name in enumerate(names):
+                    found[at] = self._putting.get(raw_of(name), found[at])
+                    if int(found[at]) in self._forgetting:
+                        found[at] = -1
+                there = np.flatnonzero(found >= 0)
+                if not len(there):
+                    return None, []
+                numbers, which = np.unique(found[there], return_index=True)
+                gone = [names[int(there[at])] for at in which]
+                try:
+                    return self._forget(numbers.astype(np.uint32), round_), gone
+                except RoundOver:
+                    continue
+
+    def trim(self, name: str, before: int) -> Appended | None:
+        """Put in line that what lies below an offset of a queue is gone; None where there is no such queue.
+
+        Raises ``OffsetOutOfRange`` for an offset beyond its end, and as :meth:`append`.
+        """
+        with self._lock:
+            self._check_may_append()
+            number = self._putting.get(raw_of(name), self._table.find_one(raw_of(name)))
+            if number < 0 or number in self._forgetting:
+                return None
+            state = self._topic()
+            with self._line.lock:
+                state.make_room(number + 1)
+                end = state.committed.item(number)
+                if before > end:
+                    raise OffsetOutOfRange(
+                        f"offset {before} is beyond the end of queue {name!r} of topic {state.topic.name!r}, which is "
+                        f"{end}",
+                        topic=state.topic.name,
+                        queue=name,
+                        earliest=0,
+                        latest=end,
+                    )
+                return self._line.append_entry(
+                    EntryKind.TRIM, self._id, 1, _positions(state, np.array((number,)), np.array((before,))), Why.ASKED
+                )
+
+    def forget(self, numbers: U32) -> Appended | None:
+        """Put in line that those of these queues are gone that nothing can be read of, nor is in line for."""
+        while True:
+            with self._lock:
+                round_ = self._check_may_append()
+                state = self._topic()
+                local = numbers.astype(np.int64) - state.first
+                local = local[self._table.has(local) & ~np.isin(local, list(self._forgetting))]
+                if not len(local):
+                    return None
+                try:
+                    return self._forget(local.astype(np.uint32), round_, only_empty=True)
+                except RoundOver:
+                    continue
+
+    def _forget(self, numbers: U32, round_: Round, *, only_empty: bool = False) -> Appended | None:
+        """In line: what the queues held goes, then their names, in one round. Local numbers."""
+        state = self._topic()
+        with self._line.lock:
+            if self._line.current is not round_:
+                raise RoundOver
+            rows = numbers.astype(np.int64)
+            state.make_room(int(rows.max()) + 1)
+            ends = state.next[rows].copy()
+            if only_empty:
+                empty = (ends == state.committed[rows]) & (state.live_from(rows) >= ends)
+                numbers, rows, ends = numbers[empty], rows[empty], ends[empty]
+                if not len(rows):
+                    return None
+            body = _positions(state, rows, ends)
+            self._line.check_waiting(len(body))
+            self._line.append_entry(EntryKind.TRIM, self._id, len(rows), body)
+        return self._put_in_line((with_offsets(Change.FORGET, numbers, ends), []), [], round_)[-1]
+
+
+def _positions(state: TopicState, rows: I64, offsets: I64) -> bytes:
+    queues = (rows + state.first).astype(np.uint32)
+    return encode_columns(len(rows), {Column.QUEUE: queues, Column.OFFSET: offsets})

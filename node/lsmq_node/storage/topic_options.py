@@ -1,0 +1,213 @@
+"""How a topic behaves: its options, which stand in the log, in checkpoints and in what a cluster agrees on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Final
+
+from lsmq.errors import InvalidRequest
+
+#: The value of ``dedupe_window_ms`` that means: for ever.
+FOREVER: Final = "forever"
+#: Values of ``overflow`` for which a queue is looked through: so its limit has one, too.
+BY_RANK: Final = ("drop_lowest_priority", "drop_nearest_deadline")
+MAX_RANKED: Final = 100_000
+#: Of ``dedupe_window_ms``: a hundred years.
+MAX_WINDOW_MS: Final = 36_525 * 24 * 3_600_000
+
+
+@dataclass(frozen=True, slots=True)
+class TopicOptions:
+    """How a topic behaves.
+
+    Attributes:
+        retention_ms: drop messages older than this; None keeps them.
+        retention_bytes: drop the oldest beyond this many bytes of the topic, over all its shards; None keeps them.
+        ack: ``quorum`` or ``leader``: when a write is acknowledged, unless the request says otherwise.
+        max_message_bytes: refuse larger messages; None takes the node's limit.
+        key_queues: spread keys over this many queues, the first, for ever: strict order, whatever the topic grows to.
+            None spreads them over all there are.
+        retention_messages: keep the newest so many of each queue; None keeps them.
+        max_messages, max_bytes: the topic holds no more, over all its shards; None is no limit.
+        queue_max_messages: no queue of it holds more.
+        overflow: what happens at those limits: ``refuse`` what is new, ``drop_newest``, which takes it and drops it,
+            ``drop_oldest``, or, of queues alone, ``drop_lowest_priority`` and ``drop_nearest_deadline``.
+        on_disk_full: ``refuse`` what is new, or ``drop_oldest`` when the disk is nearly full.
+        delete_consumed: what all groups of the topic have committed goes.
+        dedupe_window_ms: a message whose deduplication id was stored in its queue within so long is not stored again;
+            ``"forever"``, or None where ids are not taken.
+        ttl_ms: messages that are stored from then on expire after so long, or after their own time to live if that is
+            less; None lets those live that have none.
+        named: queues have names, and there are as many as names were used (:mod:`.topic_names`).
+        forget_empty_ms: of a named topic, forget the name of a queue that had no message to be read for so long.
+        cleanup: ``delete``: what expires goes; ``compact``: so does what a later message of its key supersedes.
+        delete_retention_ms: of a compacted topic: how long a message is kept that says that its key is gone; None: a
+            day.
+        revision: raised by each change of the others; of two, the higher one is the newer.
+    """
+
+    retention_ms: int | None = None
+    retention_bytes: int | None = None
+    ack: str = "quorum"
+    max_message_bytes: int | None = None
+    key_queues: int | None = None
+    retention_messages: int | None = None
+    max_messages: int | None = None
+    max_bytes: int | None = None
+    queue_max_messages: int | None = None
+    overflow: str = "refuse"
+    on_disk_full: str = "refuse"
+    delete_consumed: bool = False
+    ttl_ms: int | None = None
+    named: bool = False
+    forget_empty_ms: int | None = None
+    dedupe_window_ms: int | str | None = None
+    cleanup: str = "delete"
+    delete_retention_ms: int | None = None
+    revision: int = 0
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> TopicOptions:
+        """Raises ``InvalidRequest`` naming an unknown option or a bad value."""
+        known = [item.name for item in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise InvalidRequest(f"unknown topic option {name!r}; there are: {', '.join(known)}", option=name)
+        for name in _WHOLE_NUMBERS:
+            value = values.get(name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise InvalidRequest(f"topic option {name} must be a whole number above 0, not {value!r}", option=name)
+        for name, choices in _CHOICES.items():
+            value = values.get(name, choices[0])
+            if value not in choices:
+                allowed = " or ".join(map(repr, choices))
+                raise InvalidRequest(f"topic option {name} must be {allowed}, not {value!r}", option=name)
+        if not isinstance(values.get("delete_consumed", False), bool):
+            raise InvalidRequest("topic option delete_consumed must be true or false", option="delete_consumed")
+        if values.get("delete_retention_ms") is not None and values.get("cleanup") != "compact":
+            raise InvalidRequest(
+                "topic option delete_retention_ms is for compacted topics: set cleanup to 'compact' as well",
+                option="delete_retention_ms",
+            )
+        options = cls(**{**values, "dedupe_window_ms": _window(values.get("dedupe_window_ms"))})
+        options._check_named()
+        options._check_ranked()
+        return options
+
+    def _check_ranked(self) -> None:
+        if self.overflow not in BY_RANK:
+            return
+        for name in ("max_messages", "max_bytes"):
+            if getattr(self, name) is not None:
+                raise InvalidRequest(
+                    f"overflow {self.overflow!r} is for queue_max_messages alone, and {name} is {getattr(self, name)}; "
+                    "leave it out, or let the oldest or newest go",
+                    option=name,
+                )
+        if self.queue_max_messages is not None and self.queue_max_messages > MAX_RANKED:
+            raise InvalidRequest(
+                f"queue_max_messages is {self.queue_max_messages}; with overflow {self.overflow!r}, for which queues "
+                f"are looked through, it may be {MAX_RANKED} at most",
+                option="queue_max_messages",
+                limit=MAX_RANKED,
+            )
+
+    def _check_named(self) -> None:
+        if self.named and self.key_queues is not None:
+            raise InvalidRequest(
+                "key_queues says how many queues keys are spread over; in a named topic each message names its queue",
+                option="key_queues",
+            )
+        if self.forget_empty_ms is not None and not self.named:
+            raise InvalidRequest(
+                "forget_empty_ms is for topics with named queues; create the topic with queues 'named'",
+                option="forget_empty_ms",
+            )
+
+    @property
+    def lets_go(self) -> bool:
+        """Whether messages may go by themselves, so that somebody has to look."""
+        return self.delete_consumed or self.on_disk_full == "drop_oldest" or self.is_limited
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether what the topic holds has a limit of any kind."""
+        return (
+            self.retention_ms is not None
+            or self.retention_bytes is not None
+            or self.retention_messages is not None
+            or self.has_quota
+        )
+
+    @property
+    def has_quota(self) -> bool:
+        """Whether there is something that :mod:`.quotas` sees to."""
+        return self.max_messages is not None or self.max_bytes is not None or self.queue_max_messages is not None
+
+    @property
+    def needs_rest(self) -> bool:
+        """Whether a shard has to know of the topic's others."""
+        return (
+            self.delete_consumed
+            or self.on_disk_full == "drop_oldest"
+            or self.retention_bytes is not None
+            or self.max_messages is not None
+            or self.max_bytes is not None
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        values = asdict(self)
+        for item in fields(self):
+            if item.name not in _ALWAYS_WRITTEN and values[item.name] == item.default:
+                del values[item.name]  # As topics of earlier releases are written down.
+        return values
+
+    def set(self) -> dict[str, Any]:
+        """:meth:`to_dict` of what a user sets."""
+        return {name: value for name, value in self.to_dict().items() if name != "revision"}
+
+    def altered(self, changes: Mapping[str, Any]) -> TopicOptions:
+        """With some changed; None takes one away. Raises ``InvalidRequest`` as :meth:`from_dict`.
+
+        The revision is the next one, unless nothing changes.
+        """
+        defaults = {item.name: item.default for item in fields(self)}
+        wanted = {name: defaults.get(name) if value is None else value for name, value in changes.items()}
+        found = self.from_dict({**asdict(self), **wanted})
+        return found if found == self else replace(found, revision=self.revision + 1)
+
+
+def _window(value: Any) -> int | str | None:
+    """``dedupe_window_ms``: 0 is the same as none. Raises ``InvalidRequest``."""
+    if value is None or value == FOREVER or (type(value) is int and 0 <= value <= MAX_WINDOW_MS):
+        return value or None
+    raise InvalidRequest(
+        f"topic option dedupe_window_ms must be 0 to {MAX_WINDOW_MS} milliseconds, or {FOREVER!r}, not {value!r}",
+        option="dedupe_window_ms",
+        limit=MAX_WINDOW_MS,
+    )
+
+
+_WHOLE_NUMBERS = (
+    "retention_ms",
+    "retention_bytes",
+    "max_message_bytes",
+    "key_queues",
+    "retention_messages",
+    "max_messages",
+    "max_bytes",
+    "queue_max_messages",
+    "ttl_ms",
+    "forget_empty_ms",
+    "delete_retention_ms",
+)
+#: The first is the default.
+_CHOICES = {
+    "ack": ("quorum", "leader"),
+    "overflow": ("refuse", "drop_oldest", "drop_newest", *BY_RANK),
+    "on_disk_full": ("refuse", "drop_oldest"),
+    "cleanup": ("delete", "compact"),
+}
+#: Options that stand in what is written down even where nobody has set them.
+_ALWAYS_WRITTEN = frozenset({"retention_ms", "retention_bytes", "ack", "max_message_bytes"})

@@ -1,0 +1,274 @@
+"""The open messages of a ledger: in which state each is, whose turn it is, and what of them is to be stored. Pure."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+
+from . import chunks as chunk_documents
+from .pace import Pace
+from .settings import Order, Settings
+from .tasks import Changes, Counts, State, Task
+from .turns import Turns
+from .window import Window
+
+#: Receipts of settled messages that are remembered, so that an acknowledgement can be sent again.
+REMEMBERED = 65_536
+#: Messages that may wait for their key, or for their turn after they were looked at. A queue looks ahead while it has
+#: fewer of them than there is room left, so that one does not take all of it.
+MAX_BLOCKED = 1_000_000
+#: A key or tag that has messages counts as so many of them: it takes some hundred bytes.
+LANE_COST = 16
+_FLYING = (State.IN_FLIGHT, State.TAKEN)
+
+
+class OpenMessages(ABC):
+    """What :class:`.ledger.Ledger` stands on, which says what happens to them."""
+
+    def __init__(self, settings: Settings, start_of: Callable[[int], int], counts: Counts | None) -> None:
+        self.settings = settings
+        self.counts = Counts() if counts is None else counts
+        self.states: Counter[State] = Counter()
+        self.blocked = 0  # messages that wait for their key
+        self.lined = 0  # messages that were looked at, and whose turn has not come
+        self._by_key = settings.order is Order.KEY
+        self._looks = self._by_key or settings.looks_ahead
+        self._cap = settings.max_in_flight_per
+        self._pace = None if settings.max_rate_per is None else Pace(settings.max_rate_per)
+        self._is_metered = self._cap is not None or self._pace is not None
+        self._now = 0  # as it was told last
+        self._flying: Counter[int] = Counter()  # by tenant, where these are counted
+        self._parked: set[int] = set()  # queues that may not have more now
+        self._weights = settings.tenant_weights()
+        self._turns = Turns(self._weights, self.room_of if self._is_metered else None, settings.priority_ageing_ms)
+        self._start_of = start_of
+        self._windows: dict[int, Window] = {}
+        self._dirty: set[int] = set()  # queues
+        self._dead: deque[Task] = deque()
+        self._recent: OrderedDict[tuple[int, int], int] = OrderedDict()  # tokens of what was settled
+        self._settled: list[Task] = []  # since changes were taken last
+        self._storing: dict[int, Changes] = {}  # by identity: taken, and not stored yet
+        self._freed: list[Task] = []  # settled since changes were taken last, for those that wait for their keys
+        self._stalled: OrderedDict[int, None] = OrderedDict()  # queues that may not look further ahead
+        self._resumed: list[int] = []
+
+    # What is known
+
+    @property
+    def open_count(self) -> int:
+        return sum(self.states.values())
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether :meth:`take_ready` would find something, as far as is known."""
+        return bool(self._turns)
+
+    def weight_of(self, queue: int) -> int:
+        """How many messages it gets in its turn."""
+        return self._weights.get(queue, 1)
+
+    def room_of(self, tenant: int) -> int:
+        """How many more messages of it may be delivered now."""
+        room = MAX_BLOCKED if self._cap is None else self._cap - self._flying[tenant]
+        return room if self._pace is None or room <= 0 else min(room, self._pace.room(tenant, self._now))
+
+    def park(self, queue: int) -> None:
+        """There is no room for its messages: it is resumed when there is."""
+        self._parked.add(queue)
+
+    @property
+    def is_dirty(self) -> bool:
+        return bool(self._dirty)
+
+    def next_of(self, queue: int) -> int:
+        """The first offset of a queue that was never delivered."""
+        window = self._windows.get(queue)
+        return self._start_of(queue) if window is None else window.next
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether new messages go by :meth:`look_at`, and are delivered when their turn comes."""
+        return self._looks and not self._by_key
+
+    def windows(self) -> list[tuple[int, int]]:
+        """Queues that something is known of, and their ``next_of``; so much further as is settled beyond that."""
+        return [(queue, window.next + window.ahead_count) for queue, window in self._windows.items()]
+
+    @property
+    def is_by_key(self) -> bool:
+        """Whether new messages go by :meth:`line_up`, not by :meth:`deliver_fresh`."""
+        return self._by_key
+
+    def is_stalled(self, queue: int) -> bool:
+        """Whether so many messages of it wait for their keys that nobody looks further ahead."""
+        return queue in self._stalled
+
+    def take_resumed(self) -> list[int]:
+        """Queues that may look ahead again."""
+        resumed, self._resumed = self._resumed, []
+        return resumed
+
+    def _has_room(self, window: Window) -> bool:
+        """Whether one more message of the queue may wait. Else it is stalled."""
+        if self.blocked + self.lined + LANE_COST * self._turns.lane_count + window.blocked < MAX_BLOCKED:
+            return True
+        self._stalled[window.queue] = None
+        return False
+
+    def _resume(self, queue: int) -> None:
+        """Somebody waits no longer: the queue may look ahead again, or the one that is stalled for longest."""
+        if self._stalled:
+            resumed = queue if queue in self._stalled else next(iter(self._stalled))
+            del self._stalled[resumed]
+            self._resumed.append(resumed)
+
+    # States
+
+    def _set(self, task: Task, state: State, *, listed: bool = True) -> None:
+        before = task.state
+        self.states[before] -= 1
+        task.state = state
+        self.states[state] += 1
+        if state is State.READY:
+            self._turns.lane(task.level, task.tenant).add_again(task)
+        elif state is State.DEAD and listed:
+            self._dead.append(task)
+        if self._is_metered and (before in _FLYING) is not (state in _FLYING):
+            if before is State.TAKEN:
+                self._refund(task)
+            self._fly(task.tenant, 1 if state in _FLYING else -1)
+
+    def _refund(self, task: Task) -> None:
+        """It was taken, and is not delivered: that counts for no rate."""
+        if self._pace is not None:
+            self._pace.spend(task.tenant, self._now, -1)
+
+    def _fly(self, tenant: int, change: int) -> None:
+        """So many more of its messages are in flight."""
+        self._flying[tenant] += change
+        if change > 0:
+            if self._pace is not None:
+                self._pace.spend(tenant, self._now)
+            return
+        if not self._flying[tenant]:
+            del self._flying[tenant]
+        self._unpark(tenant)
+
+    def _unpark(self, tenant: int) -> None:
+        self._turns.unpark(tenant)
+        if tenant in self._parked:
+            self._parked.discard(tenant)
+            self._resumed.append(tenant)
+
+    def _new_task(
+        self, window: Window, offset: int, *, tenant: int | None = None, level: int = 0, key: int = 0
+    ) -> Task:
+        tenant = window.queue if tenant is None else tenant
+        task = window.open[offset] = Task(window.queue, offset, tenant, level=level, key=key)
+        self.states[task.state] += 1
+        if self._is_metered:
+            self._fly(tenant, 1)
+        return task
+
+    def _place(self, task: Task, tenant: int, level: int, stored_ms: int) -> None:
+        """Whose it is, which was not known before."""
+        flies = self._is_metered and task.state in _FLYING
+        if flies:
+            self._fly(task.tenant, -1)
+        task.tenant, task.level, task.stored_ms = tenant, level, stored_ms
+        if flies:
+            self._fly(tenant, 1)
+        if task.state is State.READY:
+            self._turns.lane(level, tenant).add_again(task)
+
+    def _settle(self, task: Task, token: int = 0) -> None:
+        """``token``: of the delivery that did it, where one did."""
+        window = self._windows[task.queue]
+        window.unmark(task.offset)
+        del window.open[task.offset]
+        if self._looks:
+            self._freed.append(task)
+        self.states[task.state] -= 1
+        if self._is_metered and task.state in _FLYING:
+            if task.state is State.TAKEN:
+                self._refund(task)
+            self._fly(task.tenant, -1)
+        task.state = State.SETTLED
+        self._recent[task.queue, task.offset] = token
+        if token:
+            self._settled.append(task)
+        if len(self._recent) > REMEMBERED:
+            self._recent.popitem(last=False)
+        self._note(window)
+
+    def _window(self, queue: int) -> Window:
+        window = self._windows.get(queue)
+        if window is None:
+            window = self._windows[queue] = Window(queue, self._start_of(queue), looks=self._looks)
+        return window
+
+    def _note(self, window: Window) -> None:
+        if window.dirty or window.stored or window.cursor > window.logged:
+            self._dirty.add(window.queue)
+
+    # Storing
+
+    def take_changes(self) -> Changes:
+        """What is to be stored now; then :meth:`stored`. If it cannot be, the ledger is of no use any more."""
+        changes, size = Changes(), chunk_documents.CHUNK_OFFSETS
+        for queue in self._dirty:
+            window = self._windows[queue]
+            cursor = window.cursor
+            changes.windows.append(queue)
+            window.unlogged += 1
+            if cursor > window.logged:
+                window.logged = cursor
+                changes.queues.append(queue)
+                changes.cursors.append(cursor)
+                if cursor // size in window.stored:
+                    window.dirty.add(cursor // size)
+            for number in window.dirty:
+                if (number + 1) * size > cursor:
+                    self._store_chunk(window, number, cursor, changes)
+            for number in [number for number in window.stored if (number + 1) * size <= cursor]:
+                changes.documents[queue, number] = None
+                window.stored.discard(number)
+            window.dirty.clear()
+        self._dirty.clear()
+        changes.settled.extend(self._settled)
+        self._settled.clear()
+        changes.freed.extend(self._freed)
+        self._freed.clear()
+        self._storing[id(changes)] = changes
+        return changes
+
+    def _store_chunk(self, window: Window, number: int, cursor: int, changes: Changes) -> None:
+        chunk = window.chunk(number, cursor)
+        if chunk.settled or chunk.failed:
+            changes.documents[window.queue, number] = chunk.encode(number)
+            window.stored.add(number)
+        elif number in window.stored:
+            changes.documents[window.queue, number] = None
+            window.stored.discard(number)
+
+    def stored(self, changes: Changes, now: int) -> None:
+        """They are committed. What waits for keys comes; queues with nothing left to know are forgotten."""
+        self._storing.pop(id(changes), None)
+        for task in changes.freed:
+            window = self._windows[task.queue]
+            if window.settled(task):
+                self._note(window)
+            if task.key:
+                self._free(task.queue, task.key, now)
+        for queue in changes.windows:
+            if queue not in self._windows:
+                continue
+            window = self._windows[queue]
+            window.unlogged -= 1
+            if window.is_idle and queue not in self._dirty:
+                del self._windows[queue]
+
+    @abstractmethod
+    def _free(self, queue: int, key: int, now: int) -> None:
+        """What was before the next message of a key is settled for good."""

@@ -1,0 +1,66 @@
+"""A delivery that was cut off anywhere is carried out once: by whoever leads next, from what the log has of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lsmq.record_batch import BatchBuilder, RecordBatch
+from lsmq_node.broker import Broker
+from lsmq_node.delayed.deliveries import batches, topics_of
+from lsmq_node.storage import HAND, Hand, ShardStore
+from lsmq_node.storage.delayed import BEGIN, DUE, LAST_DUE_MS
+from lsmq_node.storage.sorted_records import SortedRecords
+
+from .in_process import SMALL, Session, with_node
+
+MESSAGES = 30
+
+
+def due_records(store: ShardStore) -> SortedRecords:
+    read = store.delayed.read(BEGIN, LAST_DUE_MS, 10_000, 1 << 20)
+    assert read.records is not None and not read.more
+    return read.records
+
+
+def begun(path: Path, stored_batches: int, deleted: str | None) -> None:
+    """A store whose leader was about to deliver to three topics when it died."""
+    store = ShardStore.open(path / "shard-0", SMALL)
+    ids = {name: store.create_topic(name, 1).id for name in ("a", "b", "c")}
+    for number in range(MESSAGES):
+        builder = BatchBuilder()
+        builder.add(0, b"%d" % number, key="k", due_ms=1 + number // 3)
+        store.wait(store.append(ids["abc"[number % 3]], RecordBatch(builder.build())))
+    records = due_records(store)
+    due_ms, offset = int(records.keys[-1] & ~DUE), int(records.offsets[-1])
+    topics = topics_of(records.columns[15])
+    plan = Hand(BEGIN, (due_ms, offset), 1, 0, topics)
+    store.wait(store.put_documents({HAND: plan.encode()}))
+    for topic_id, batch in batches(records, topics, 1, topics, 0)[:stored_batches]:
+        store.wait(store.append(topic_id, batch))
+    if deleted is not None:
+        store.delete_topic(deleted)
+    store.flush()
+    store.close()
+
+
+@pytest.mark.parametrize("deleted", [None, "a", "b", "c"])
+@pytest.mark.parametrize("stored_batches", [0, 1, 2, 3])
+def test_what_was_about_to_be_delivered_comes_once(tmp_path: Path, stored_batches: int, deleted: str | None) -> None:
+    begun(tmp_path, stored_batches, deleted)
+
+    async def check(client: Session, broker: Broker) -> None:
+        sent = await client.post("/v1/topics/t/messages", json={"messages": [{"queue": 0, "body": "x", "delay_ms": 1}]})
+        assert sent.status == 200, "the machine works"
+        last = await client.get("/v1/topics/t/queues/0/messages?wait_ms=20000")
+        assert [each["body"] for each in (await last.json())["messages"]] == ["x"]
+        for at, name in enumerate("abc"):
+            answer = await client.get(f"/v1/topics/{name}/queues/0/messages?max=1000")
+            if name == deleted:
+                assert answer.status == 404
+                continue
+            found = [int(each["body"]) for each in (await answer.json())["messages"]]
+            assert found == list(range(at, MESSAGES, 3))
+
+    with_node(tmp_path, check)

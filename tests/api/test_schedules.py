@@ -1,0 +1,140 @@
+"""Schedules over HTTP: kept, listed, deleted; each time's message comes once, whoever leads, whatever was cut off."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lsmq.record_batch import BatchBuilder, RecordBatch
+from lsmq_node.broker import Broker
+from lsmq_node.schedules import Schedule
+from lsmq_node.storage import ShardStore
+
+from .calls import Api
+from .in_process import SMALL, Session, with_node
+
+DAILY = {"cron": "0 9 * * 1-5", "tz": "Europe/Berlin", "message": {"body": "x", "key": "k"}}
+
+
+def path(topic: str, name: str = "") -> str:
+    return f"/v1/topics/{topic}/schedules" + (f"/{name}" if name else "")
+
+
+def test_a_schedule_is_kept_as_it_was_given(api: Api, topic_name: str) -> None:
+    api.create(topic_name, 8)
+    message = {"body_b64": "/w==", "key": "k", "tag": "t", "properties": {"a": "b"}, "priority": 4}
+    message |= {"type": "report", "ttl_ms": 5_000}
+    document = {"cron": "30 4 1 * *", "tz": "Europe/Berlin", "message": {**message, "queue": 5}}
+    made = api.call("PUT", path(topic_name, "report"), document, status=201).json()
+    assert (made["cron"], made["tz"], made["queue"], made["count"], made["last_ms"]) == (
+        ("30 4 1 * *", "Europe/Berlin", 5, 0, 0)
+    )
+    assert made["next_ms"] > time.time() * 1000
+    assert {name: made["message"][name] for name in message} == message
+    assert api.get(path(topic_name, "report")).json() == made
+    again = api.call("PUT", path(topic_name, "report"), {**DAILY, "cron": "@yearly"}, status=200).json()
+    assert again["cron"] == "@yearly" and again["message"]["body"] == "x"
+    assert api.get(path(topic_name)).json() == {"schedules": [again], "next": None}
+    api.call("DELETE", path(topic_name, "report"), status=204)
+    assert api.get(path(topic_name, "report"), 404).code == "unknown_schedule"
+    assert api.call("DELETE", path(topic_name, "report"), status=404).code == "unknown_schedule"
+
+
+def test_schedules_are_listed_by_name_in_pages(api: Api, topic_name: str) -> None:
+    api.create(topic_name, 4)
+    for number in range(7):
+        api.call("PUT", path(topic_name, f"s{number}"), DAILY, status=201)
+    names, after = [], ""
+    while True:
+        page = api.get(f"{path(topic_name)}?max=3{after}").json()
+        names += [each["name"] for each in page["schedules"]]
+        if page["next"] is None:
+            break
+        after = f"&after={page['next']}"
+    assert names == [f"s{number}" for number in range(7)]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"cron": "every day"}, "cron"),
+        ({"cron": "0 0 30 2 *"}, "cron"),
+        ({"tz": "Nowhere"}, "tz"),
+        ({"message": {"body": "x", "delay_ms": 5}}, "message.delay_ms"),
+        ({"message": {"key": "k"}}, "messages[0].body"),
+        ({"more": 1}, "more"),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_refused_by_what_is_wrong(
+    api: Api, topic_name: str, change: dict[str, Any], field: str
+) -> None:
+    api.create(topic_name, 1)
+    refused = api.call("PUT", path(topic_name, "s"), {**DAILY, **change}, status=400)
+    assert refused.error["field"] == field
+    assert api.call("PUT", path(topic_name, "s" * 201), DAILY, status=400).code == "invalid_request"
+    assert api.get(path(topic_name)).json()["schedules"] == []
+
+
+def prepared(data: Path, next_ms: int, *, stored: bool = False, deleted: bool = False) -> Schedule:
+    """A store with a schedule that is due then; ``stored``: its message is, and the leader died behind it."""
+    store = ShardStore.open(data / "shard-0", SMALL)
+    topic = store.create_topic("jobs", 1)
+    builder = BatchBuilder()
+    builder.add(0, b"run", key="k", properties={"a": "b"}, kind="job", ttl_ms=3_600_000)
+    schedule = Schedule(topic.id, "nightly", "0 0 1 1 *", "UTC", 0, builder.build(), 1, next_ms)
+    store.wait(store.put_documents({schedule.key: schedule.encode()}))
+    if stored:
+        store.wait(store.append(topic.id, RecordBatch(schedule.due(1))))
+    if deleted:
+        store.delete_topic("jobs")
+    store.close()
+    return schedule
+
+
+@pytest.mark.parametrize("ahead_ms", [1500, -5 * 366 * 86_400_000])
+@pytest.mark.parametrize("stored", [False, True])
+def test_the_message_of_a_time_comes_once(tmp_path: Path, *, stored: bool, ahead_ms: int) -> None:
+    """At its time; or, where nobody led at that time, at once, and of all times that were missed the first comes."""
+    next_ms = time.time_ns() // 1_000_000 + ahead_ms
+    prepared(tmp_path, next_ms, stored=stored)
+
+    async def check(client: Session, broker: Broker) -> None:
+        answer = await client.get("/v1/topics/jobs/queues/0/messages?wait_ms=20000")
+        message = (await answer.json())["messages"][0]
+        assert message["body"] == "run" and message["key"] == "k" and message["stored_ms"] >= next_ms
+        assert message["type"] == "job" and message["expires_ms"] == message["stored_ms"] + 3_600_000
+        assert message["properties"] == {"a": "b", "schedule": "nightly", "scheduled_ms": str(next_ms)}
+        missed = stored and ahead_ms < 0  # the times behind the one that is stored
+        answer = await client.get(f"/v1/topics/jobs/queues/0/messages?offset=1&wait_ms={20_000 * missed}")
+        assert len((await answer.json())["messages"]) == missed
+        found = await (await client.get("/v1/topics/jobs/schedules/nightly")).json()
+        assert found["count"] == 1 + missed and (found["last_ms"] == next_ms) != missed
+        assert found["next_ms"] > time.time() * 1000 - 1000
+
+    with_node(tmp_path, check)
+
+
+def test_schedules_go_with_their_topic(tmp_path: Path) -> None:
+    schedule = prepared(tmp_path, time.time_ns() // 1_000_000 + 86_400_000, deleted=True)
+
+    async def check(client: Session, broker: Broker) -> None:
+        store = broker.topology.port(0).store
+        deadline = time.monotonic() + 90
+        while store.document(schedule.key) is not None and time.monotonic() < deadline:
+            await client.get("/healthz")
+        assert store.document(schedule.key) is None
+
+    with_node(tmp_path, check)
+
+
+def test_a_schedule_has_these_bytes() -> None:
+    """Written by one release, read by the next: docs/formats/documents.md."""
+    schedule = Schedule(3, "nightly", "0 0 * * *", "UTC", 7, b"b", 1, 2, 3, 4)
+    packed = bytes.fromhex("9901a9302030202a202a202aa355544307c4016201020304")
+    assert schedule.encode() == packed
+    assert Schedule.decode("schedule/3/nightly", packed) == schedule
+    assert replace(schedule, created_ms=5).producer_id != schedule.producer_id

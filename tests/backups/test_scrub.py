@@ -1,0 +1,115 @@
+"""Damage is found though nobody reads the messages, told, and in a cluster mended from the other replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from api.calls import Api
+from lsmq_lab.local_cluster import LocalCluster, found_plan
+from storage.harness import body, flush, open_stepped, put, tiny
+from support.node_process import NodeProcess
+from support.waiting import eventually
+
+from .commands import QUEUES, held, lsmq, send
+
+CYCLE_MS = 1_000
+
+
+def flip(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        [byte] = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+def tables(shard: Path) -> list[Path]:
+    return sorted((shard / "tables").glob("*.tbl"))
+
+
+def test_a_node_reads_its_files_again_and_again_and_tells_of_damage(
+    make_node: Callable[..., NodeProcess],
+) -> None:
+    node = make_node(scrub_cycle_ms=CYCLE_MS, cache_bytes=0).start()
+    api = Api(node.url)
+    api.create("t", QUEUES)
+    send(api, "t", range(50))
+    held = api.call("POST", "/v1/shards/0/snapshots", {"holder": "flush"}, status=201).json()
+    api.call("DELETE", f"/v1/shards/0/snapshots/{held['id']}", status=204)
+    eventually(lambda: api.metric("lsmq_scrub_files_total") >= 4, "files are read more than once")
+    assert api.metric("lsmq_scrub_damaged_files_total") == 0
+    [table] = tables(node.data / "shard-0")
+    flip(table, 1_000)
+    eventually(lambda: api.metric("lsmq_scrub_damaged_files_total") >= 1, "damage is found")
+    assert any(table.name in warning for warning in api.get("/readyz").json()["warnings"])
+    assert api.metric("lsmq_store_damaged_tables") == 1
+    send(api, "t", range(3))
+
+
+def test_a_node_is_asked_to_read_all_it_has(make_node: Callable[..., NodeProcess]) -> None:
+    node = make_node(cache_bytes=0).start()
+    api = Api(node.url)
+    api.create("t", QUEUES)
+    send(api, "t", range(50))
+    assert "nothing is damaged" in lsmq(node.url, "verify")
+    [table] = tables(node.data / "shard-0")
+    flip(table, 1_000)
+    assert table.name in lsmq(node.url, "verify", code=1)
+    assert table.name in lsmq(node.url, "backup", "create", "--to", node.data.with_name("b"), code=1)
+
+
+def test_each_kind_of_file_is_read_and_a_damaged_one_is_out_of_merges(tmp_path: Path) -> None:
+    with open_stepped(tmp_path / "shard-0", tiny()) as store:
+        topic = store.create_topic("t", 4)
+        for number in range(200):
+            put(store, topic.id, (number % 4, body(number, 500)))
+        flush(store)
+        files = dict(store.scrub.files())
+        assert {name.rpartition(".")[2] for name in files} >= {"tbl", "ckp"}
+        for name, size in files.items():
+            assert 0 < sum(store.scrub.read(name)) <= size
+        assert list(store.scrub.read("000000099999.tbl")) == []
+        assert not store.damage()
+        for name in files:
+            flip(tmp_path / "shard-0" / "tables" / name, 100)
+            with pytest.raises(Exception, match=name):
+                list(store.scrub.read(name))
+        assert len(store.damage()) == len(files)
+
+
+@pytest.fixture
+def scrubbed(tmp_path: Path) -> Iterator[LocalCluster]:
+    settings = {"segment_bytes": 1 << 20, "memtable_bytes": 1 << 20, "wal_keep_bytes": 1 << 20}
+    settings |= {"max_message_bytes": 256 << 10, "scrub_cycle_ms": CYCLE_MS, "cache_bytes": 0}
+    cluster = LocalCluster.found(
+        tmp_path / "c", found_plan(nodes=3, shards=1, replicas=3, zookeeper="none", settings=settings)
+    )
+    try:
+        cluster.up()
+        yield cluster
+    finally:
+        cluster.down(delete=True)
+
+
+@pytest.mark.slow
+def test_a_follower_whose_file_is_damaged_is_filled_again_though_nobody_reads(scrubbed: LocalCluster) -> None:
+    cluster = scrubbed
+    urls = {node.id: node.url for node in cluster.plan.nodes}
+    [shard] = cluster.status().shards
+    assert shard.leader is not None
+    api = Api(urls[shard.leader])
+    api.create("t", QUEUES)
+    for round in range(4):
+        send(api, "t", range(100 * round, 100 * round + 100), 2_000)
+    expected = held(api, "t")
+    follower = next(id for id in urls if id != shard.leader)
+    directory = cluster.directory / follower / "data" / "shard-0"
+    eventually(lambda: bool(tables(directory)), "the follower has a table")
+    flip(tables(directory)[0], 2_000)
+    eventually(lambda: bool(list(directory.parent.glob("shard-0.damaged-*"))), "it is set aside", 60)
+    eventually(lambda: len(cluster.status().shards[0].in_sync) == 3, "it is in sync again", 60)
+    assert held(api, "t") == expected
+    eventually(lambda: Api(urls[follower]).get("/readyz", None).status == 200, "it is ready")

@@ -1,0 +1,123 @@
+"""Topics that are changed, trimmed and purged from the command line, and in both faces of the client."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import lsmq
+from lsmq import sync
+from support.node_process import NodeProcess
+from support.python_process import run_python
+from support.waiting import comes_true
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def run(shared_node: NodeProcess) -> Run:
+    """Run ``lsmq`` with arguments; checks its exit code, 0 unless told otherwise."""
+    env = {**os.environ, "LSMQ_URL": shared_node.url, "NO_COLOR": "1", "PYTHONWARNINGS": "error"}
+
+    def run(*arguments: str, stdin: bytes = b"", code: int = 0) -> Any:
+        ran = run_python("-m", "lsmq", *arguments, input=stdin, env=env)
+        assert ran.returncode == code, (ran.returncode, ran.stdout, ran.stderr)
+        return ran
+
+    return run
+
+
+def test_options_are_changed_and_taken_away(run: Run, topic_name: str) -> None:
+    run("topic", "create", topic_name, "--retention-bytes", "1MiB", "--ack", "leader")
+    altered = run("topic", "alter", topic_name, "--retention-ms", "1d", "--unset", "retention-bytes", "--json")
+    options = json.loads(altered.stdout)["options"]
+    assert (options["retention_ms"], options["retention_bytes"], options["ack"]) == (86_400_000, None, "leader")
+    shown = run("topic", "alter", topic_name, "--unset", "--ack", "--unset", "retention").stdout
+    assert shown.decode().strip() == f"topic {topic_name}: ack=quorum"
+    for wrong, says in (
+        ([], "say what to change"),
+        (["--unset", "queues"], "no such option"),
+        (["--ack", "leader", "--unset", "ack"], "both set and taken away"),
+    ):
+        assert says in run("topic", "alter", topic_name, *wrong, code=2).stderr.decode()
+    assert "unknown_topic" in run("topic", "alter", f"{topic_name}x", "--ack", "leader", code=1).stderr.decode()
+
+
+def test_topics_are_trimmed_and_purged(run: Run, topic_name: str) -> None:
+    run("topic", "create", topic_name, "--queues", "2")
+    run("produce", topic_name, "--queue", "0", stdin=b"a\nb\nc\n")
+    run("produce", topic_name, "--queue", "1", stdin=b"d\n")
+    run("topic", "trim", topic_name, "--queue", "0", "--offset", "2", "--yes")
+    assert run("consume", topic_name, "--queue", "0").stdout == b"c\n"
+    run("topic", "trim", topic_name, "--before", "-1h", "--yes")
+    assert sorted(run("consume", topic_name).stdout.split()) == [b"c", b"d"]
+    assert "2 messages deleted" in run("topic", "purge", topic_name, "--yes").stderr.decode()
+    assert run("consume", topic_name).stdout == b""
+    assert "one of the two" in run("topic", "trim", topic_name, "--yes", code=2).stderr.decode()
+    assert "needs --queue" in run("topic", "trim", topic_name, "--offset", "1", "--yes", code=2).stderr.decode()
+
+
+async def test_the_asynchronous_face_alters_trims_by_time_and_purges(shared_node: NodeProcess, topic_name: str) -> None:
+    async with lsmq.Client(shared_node.url) as client:
+        await client.create_topic(topic_name, queues=3, retention_ms=10**9)
+        altered = await client.alter_topic(topic_name, retention_ms=None, max_message_bytes=100)
+        assert (altered.options["retention_ms"], altered.max_message_bytes) == (None, 100)
+        async with lsmq.Producer(client, topic_name) as producer:
+            for queue in (0, 1, 2, 2):
+                await producer.send_and_wait("x", queue=queue)
+        await client.trim_topic(topic_name, before=2**60, queues=[0, 2])
+        assert list((await client.offsets(topic_name)).earliest) == [1, 0, 2]
+        assert await client.purge_topic(topic_name, queues=[]) == 0
+        assert await client.purge_topic(topic_name) == 1
+        with pytest.raises(lsmq.InvalidRequest, match="one of the two"):
+            await client.trim_topic(topic_name)
+        with pytest.raises(lsmq.UnknownQueue):
+            await client.purge_topic(topic_name, queues=[3])
+        with pytest.raises(lsmq.InvalidRequest):
+            await client.alter_topic(topic_name, queues=9)  # type: ignore[call-arg]
+
+
+def test_so_does_the_blocking_one(shared_node: NodeProcess, topic_name: str) -> None:
+    with sync.Client(shared_node.url) as client:
+        client.create_topic(topic_name)
+        assert client.alter_topic(topic_name, ack="leader").options["ack"] == "leader"
+        with sync.Producer(client, topic_name) as producer:
+            producer.send_many(["one", "two"])
+        client.trim_topic(topic_name, before=1)
+        assert client.purge_topic(topic_name) == 2
+
+
+async def test_a_producer_waits_at_a_limit_and_goes_on_when_there_is_room(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    async with lsmq.Client(shared_node.url) as client:
+        await client.create_topic(topic_name, max_messages=3)
+        async with lsmq.Producer(client, topic_name) as producer:
+            for number in range(3):
+                await producer.send_and_wait(f"{number}")
+            waiting = await producer.send("the fourth")
+
+            async def refused() -> bool:
+                return (await client.topic_usage(topic_name)).refused > 0
+
+            await comes_true(refused, "it is refused")
+            await client.trim_topic(topic_name, {0: 1})
+            assert (await waiting).offset == 3, "once, and in its turn"
+        async with lsmq.Producer(client, topic_name, deadline_ms=300) as producer:
+            with pytest.raises(lsmq.TimedOut, match="max_messages is 3"):
+                await producer.send_and_wait("the fifth")
+        usage = await client.topic_usage(topic_name)
+        assert (usage.messages, usage.groups, usage.dropped["overflow"]) == (3, (), 0)
+
+
+def test_a_description_says_what_went_and_why(run: Run, topic_name: str) -> None:
+    run("topic", "create", topic_name, "--queue-max-messages", "2", "--overflow", "drop_oldest")
+    run("produce", topic_name, stdin=b"a\nb\nc\n")
+    shown = run("topic", "describe", topic_name).stdout.decode()
+    assert "1 message went at a limit" in shown and "queue_max_messages=2" in shown
+    found = json.loads(run("topic", "describe", topic_name, "--json").stdout)
+    assert (found["messages"], found["dropped"]["overflow"], found["refused"]) == (2, 1, 0)

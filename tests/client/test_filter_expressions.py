@@ -1,0 +1,111 @@
+"""Filter expressions: what they mean, and what they say of what is wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from lsmq.errors import InvalidFilter, InvalidRequest
+from lsmq.filter_expressions import MAX_FILTER_LENGTH, Expression, Fields
+from lsmq.filters import MAX_FILTER_WORDS, MessageFilter
+
+MESSAGE = Fields(
+    "k", "t", None, 3, 1_000, {"region": "eu", "n": "10", "order.total": "99.5", "it's": "%", "tag": "own"}
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "matches"),
+    [
+        ("region = 'eu'", True),
+        ("region <> 'eu'", False),
+        ("region != 'us'", True),
+        ("'eu' = region", True),
+        ("n > 9", True),
+        ("n > '9'", False),
+        ("9 < n", True),
+        ("n BETWEEN 1 AND 20", True),
+        ("n not between 1 and 20", False),
+        ("n IN (1, 10)", True),
+        ("n IN ('1', '10')", True),
+        ("region NOT IN ('us', 'uk')", True),
+        ("region LIKE 'e%'", True),
+        ("region LIKE '_u'", True),
+        ("region LIKE '_'", False),
+        ("\"it's\" LIKE '!%' ESCAPE '!'", True),
+        ("region LIKE '!%' ESCAPE '!'", False),
+        ("type IS NULL", True),
+        ("missing IS NULL AND region IS NOT NULL", True),
+        ("order.total > 99", True),
+        ("properties.tag = 'own' AND tag = 't'", True),
+        ("\"tag\" = 'own'", True),
+        ("priority >= 3 AND stored_ms < 1001", True),
+        ("key = 'k' OR missing = 1", True),
+        ("NOT (key = 'other')", True),
+        ("region = 'it''s'", False),
+        ("n = 10.0", True),
+        ("n = n", True),
+        ("region < 'f'", True),
+        ("region = 'eu' OR region = 'us' AND n = 0", True),
+        ("(region = 'eu' OR region = 'us') AND n = 0", False),
+    ],
+)
+def test_an_expression_means_what_sql_says(text: str, matches: bool) -> None:
+    assert Expression(text).matches(MESSAGE) is matches
+
+
+@pytest.mark.parametrize(
+    "text", ["missing = 1", "missing <> 1", "region = 10", "type = 'x'", "missing LIKE '%'", "region IN (1)"]
+)
+def test_what_is_unknown_matches_neither_way(text: str) -> None:
+    assert not Expression(text).matches(MESSAGE)
+    assert not Expression(f"NOT ({text})").matches(MESSAGE)
+    assert Expression(f"{text} OR n = 10").matches(MESSAGE)
+
+
+@pytest.mark.parametrize(
+    ("text", "position", "what"),
+    [
+        ("", 0, "empty"),
+        ("region =", 8, "expected, not the end"),
+        ("region = 'eu", 9, "has no end"),
+        ("priority = 'x'", 0, "priority is a number"),
+        ("priority LIKE 'x'", 0, "LIKE is for text"),
+        ("n IN ()", 6, "expected, not ')'"),
+        ("n IN (region)", 6, "texts and numbers only"),
+        ("(n = 1", 6, ") is expected"),
+        ("n = 1 region", 6, "AND, OR or the end"),
+        ("n ! 1", 2, "does not begin anything"),
+        ("region", 6, "a comparison"),
+        ("region LIKE 'a' ESCAPE 'ab'", 23, "one character"),
+        ("a. = 1", 0, "ends with a dot"),
+        ("NOT " * 65 + "n = 1", 260, "64 parentheses"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_position(text: str, position: int, what: str) -> None:
+    with pytest.raises(InvalidFilter) as wrong:
+        Expression(text)
+    assert wrong.value.details["position"] == position
+    assert what in wrong.value.message
+
+
+def test_an_expression_that_is_too_long_is_refused_and_a_long_one_is_not_deep() -> None:
+    chain = " AND ".join(["n=10"] * 900)
+    assert Expression(chain).matches(MESSAGE)
+    with pytest.raises(InvalidFilter, match=str(MAX_FILTER_LENGTH)):
+        Expression("n=10 OR " * MAX_FILTER_LENGTH + "n=1")
+
+
+def test_no_pattern_is_tried_in_all_ways() -> None:
+    """It would take longer than the universe is old."""
+    pattern = Expression("region LIKE '" + "%a" * 1_000 + "%b'")
+    assert not pattern.matches(MESSAGE._replace(properties={"region": "a" * 20_000}))
+
+
+@pytest.mark.parametrize(("tag", "kind"), [([], None), (None, ["a"] * (MAX_FILTER_WORDS + 1)), (3, None), ([3], None)])
+def test_words_that_cannot_be_picked_by_are_refused(tag: object, kind: object) -> None:
+    with pytest.raises((InvalidRequest, TypeError)):
+        MessageFilter.of(tag, kind, None)  # type: ignore[arg-type]
+
+
+def test_no_filter_is_none() -> None:
+    assert MessageFilter.of(None, None, None) is None

@@ -1,0 +1,50 @@
+"""Topics that are full, as producers and the command meet them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from lsmq import Client, Producer
+from support.node_process import NodeProcess
+from support.python_process import run_python
+
+
+def command(node: NodeProcess, *arguments: str, given: str = "") -> str:
+    ran = run_python("-m", "lsmq", *arguments, "--url", node.url, input=given, text=True)
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
+
+
+async def test_batches_are_no_larger_than_the_topic_may_hold(shared_node: NodeProcess, topic_name: str) -> None:
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name, queue_max_messages=6, delete_consumed=True)
+        async with Producer(client, topic_name, linger_ms=1_000, deadline_ms=60_000) as producer:
+            receipts = [producer.send_nowait(b"x") for _ in range(7)]
+            assert [(await receipt).offset for receipt in receipts[:6]] == list(range(6))
+            await client.trim_topic(topic_name, {0: 1})
+            assert (await receipts[6]).offset == 6
+
+
+@pytest.mark.parametrize("named", [False, True])
+async def test_a_message_that_finds_no_room_is_said_to_be_dropped(
+    shared_node: NodeProcess, topic_name: str, named: bool
+) -> None:
+    async with Client(shared_node.url) as client:
+        queue: int | str = "full" if named else 0
+        await client.create_topic(
+            topic_name, queues="named" if named else 1, queue_max_messages=2, overflow="drop_newest"
+        )
+        async with Producer(client, topic_name) as producer:
+            sent = [await (await producer.send(b"x", queue=queue)) for _ in range(3)]
+        assert [(each.offset, each.dropped, each.duplicate) for each in sent] == [
+            (0, False, False),
+            (1, False, False),
+            (-1, True, False),
+        ]
+        assert (sent[2].id, sent[2].due_ms, sent[2].queue_name) == ("", None, "full" if named else None)
+        usage = await client.topic_usage(topic_name)
+        assert (usage.messages, usage.dropped["overflow"]) == (2, 1)
+    shown = command(shared_node, "produce", topic_name, "--receipts", "--queue", str(queue), given="z\n")
+    assert json.loads(shown) == {"queue": queue, "offset": None, "id": None, "dropped": True}

@@ -1,0 +1,165 @@
+"""Requests and replies: who gets which, how long one waits, and what is read while nobody waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from unittest import mock
+
+import pytest
+
+from lsmq import Client, ClientClosed, Consumer, InvalidRequest, LsmqError, Message, Producer, TimedOut, WorkQueue, sync
+from lsmq._requests import CORRELATION, MAX_IN_FLIGHT, REPLY_QUEUE, REPLY_TOPIC
+from support.node_process import NodeProcess
+from support.python_process import PythonProcess, run_python
+
+
+@asynccontextmanager
+async def responder(
+    url: str, topic: str, answer: Callable[[Message], bytes] = lambda message: message.body.upper()
+) -> AsyncIterator[list[Message]]:
+    """Answers what comes to a topic from now on."""
+    seen: list[Message] = []
+
+    async def serve(client: Client) -> None:
+        async with Consumer(client, topic, start="earliest") as consumer:
+            async for message in consumer:
+                seen.append(message)
+                await client.reply(message, answer(message))
+
+    async with Client(url) as client:
+        task = asyncio.create_task(serve(client))
+        try:
+            yield seen
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_many_requests_at_a_time_get_each_their_own_reply(shared_node: NodeProcess, topic_name: str) -> None:
+    async with Client(shared_node.url) as one, Client(shared_node.url) as two:
+        await one.create_topic(topic_name, queues=8)
+        async with responder(shared_node.url, topic_name):
+            wanted = [
+                (client, f"{name} {number}") for name, client in (("a", one), ("b", two)) for number in range(100)
+            ]
+            replies = await asyncio.gather(*(client.request(topic_name, body) for client, body in wanted))
+        assert [reply.text() for reply in replies] == [body.upper() for _, body in wanted]
+        assert one._requests is not None and not one._requests._waiting, "nothing is kept of what is over"
+
+
+async def test_without_a_reply_it_times_out_and_a_late_reply_is_passed_over(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name)
+        with pytest.raises(TimedOut, match="no reply"):
+            await client.request(topic_name, b"first", timeout_ms=300)
+        async with responder(shared_node.url, topic_name) as seen:  # which answers the first one, too
+            assert (await client.request(topic_name, b"second")).body == b"SECOND"
+            assert [message.body for message in seen] == [b"first", b"second"]
+
+
+async def test_a_second_reply_is_passed_over(shared_node: NodeProcess, topic_name: str) -> None:
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name)
+        async with responder(shared_node.url, topic_name) as seen:
+            first = await client.request(topic_name, b"x")
+            await client.reply(seen[0], b"again")
+            second = await client.request(topic_name, b"y")
+        assert (first.body, second.body) == (b"X", b"Y")
+
+
+async def test_a_request_that_a_worker_dropped_is_answered_by_the_next(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name)
+        asked = asyncio.create_task(client.request(topic_name, b"work"))
+        async with WorkQueue(client, topic_name, f"g-{topic_name}", visibility_ms=1_000) as queue:
+            (task,) = await queue.poll(1)
+            await task.nack(delay_ms=0)  # Its worker failed: the task comes again.
+            (again,) = await queue.poll(1)
+            await client.reply(again.message, b"done")
+            await again.ack()
+        assert (await asked).body == b"done"
+
+
+async def test_nothing_is_polled_while_nobody_waits_and_it_goes_on_where_it_was(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    with mock.patch("lsmq._requests._LINGER_S", 0.05):
+        async with Client(shared_node.url) as client:
+            await client.create_topic(topic_name)
+            async with responder(shared_node.url, topic_name):
+                for number in range(3):
+                    assert (await client.request(topic_name, b"%d" % number)).body == b"%d" % number
+                    assert client._requests is not None
+                    (inbox,) = client._requests._inboxes.values()
+                    assert inbox._reading is not None
+                    await asyncio.wait_for(asyncio.shield(inbox._reading), 20)
+
+
+async def test_what_cannot_be_asked_or_answered_is_refused_by_name(shared_node: NodeProcess, topic_name: str) -> None:
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name)
+        with pytest.raises(InvalidRequest, match="timeout_ms"):
+            await client.request(topic_name, b"x", timeout_ms=0)
+        for wrong in ("5", None, True, float("nan"), float("inf"), 10**400):
+            with pytest.raises(InvalidRequest, match="timeout_ms is"):
+                await client.request(topic_name, b"x", timeout_ms=wrong)  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest, match=CORRELATION):
+            await client.request(topic_name, b"x", properties={CORRELATION: "mine"})
+        with pytest.raises(LsmqError, match="no-such-topic"):
+            await client.request("no-such-topic", b"x", timeout_ms=5_000)
+        plain = Message(topic_name, 0, 0, 1, b"")
+        with pytest.raises(InvalidRequest, match="asks for no reply"):
+            await client.reply(plain, b"x")
+        for queue in ("9" * 5_000, "\u0663", "-1"):  # Whoever may write to the topic chooses it.
+            properties = {REPLY_TOPIC: topic_name, REPLY_QUEUE: queue, CORRELATION: "1"}
+            with pytest.raises(InvalidRequest, match="asks for no reply"):
+                await client.reply(Message(topic_name, 0, 0, 1, b"", properties=properties), b"x")
+        with mock.patch("lsmq._requests.MAX_IN_FLIGHT", 0), pytest.raises(LsmqError) as full:
+            await client.request(topic_name, b"x")
+        assert full.value.code == "buffer_full" and MAX_IN_FLIGHT == 10_000
+
+
+async def test_closing_the_client_ends_what_waits(shared_node: NodeProcess, topic_name: str) -> None:
+    client = Client(shared_node.url)
+    await client.create_topic(topic_name)
+    asked = asyncio.create_task(client.request(topic_name, b"x"))
+    async with Consumer(client, topic_name, start="earliest") as consumer:
+        (message,) = await consumer.poll(1)
+    assert {REPLY_TOPIC, REPLY_QUEUE, CORRELATION} == set(message.properties)
+    await client.close()
+    with pytest.raises(ClientClosed):
+        await asked
+
+
+def test_the_blocking_face_and_the_command_ask_and_answer(shared_node: NodeProcess, topic_name: str) -> None:
+    with sync.Client(shared_node.url) as client, sync.Client(shared_node.url) as other:
+        client.create_topic(topic_name)
+        asked = PythonProcess(["-m", "lsmq", "request", topic_name, "a pizza", "--url", shared_node.url])
+        with sync.Consumer(other, topic_name, start="earliest") as consumer:
+            (message,) = consumer.poll(1)
+            other.reply(message, b"7 euros", properties={"kind": "price"})
+            assert asked.communicate(timeout=60)[0] == b"7 euros\n" and asked.returncode == 0
+        with pytest.raises(TimedOut):
+            client.request(topic_name, b"x", timeout_ms=100)
+    command = ("-m", "lsmq", "request", topic_name, "x", "--timeout", "100ms", "--url", shared_node.url)
+    failed = run_python(*command, text=True)
+    assert (
+        failed.returncode == 1 and failed.stderr.startswith("error: timed_out: no reply") and "0.1 s" in failed.stderr
+    )
+
+
+async def test_a_reply_survives_a_topic_for_replies_of_ones_own(shared_node: NodeProcess, topic_name: str) -> None:
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name)
+        await client.create_topic(f"{topic_name}-replies", queues=1)
+        async with Producer(client, f"{topic_name}-replies") as producer:
+            await producer.send_and_wait(b"of before")
+        async with responder(shared_node.url, topic_name):
+            reply = await client.request(topic_name, b"x", reply_topic=f"{topic_name}-replies")
+        assert (reply.topic, reply.queue, reply.offset) == (f"{topic_name}-replies", 0, 1)

@@ -1,0 +1,121 @@
+"""Tokens, roles and grants from Python and from the command line, against a node that asks who its clients are."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lsmq import GrantedRole, InvalidRequest, Right, Unauthenticated, UnknownPrincipal, sync
+from support.node_process import NodeProcess
+from support.waiting import eventually
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    node = NodeProcess(tmp_path_factory.mktemp("rights") / "data", auth="token").start()
+    eventually((node.data / "admin.token").exists, "the first token is written")
+    yield node
+    node.stop()
+
+
+@pytest.fixture
+def run_lsmq(node: NodeProcess) -> Run:
+    def run(*arguments: str, token_file: Path = node.data / "admin.token") -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, "LSMQ_URL": node.url, "LSMQ_TOKEN_FILE": str(token_file), "COLUMNS": "200"}
+        command = [sys.executable, "-m", "lsmq", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+    return run
+
+
+def test_the_command_line_makes_exchanges_and_revokes_tokens(run_lsmq: Run, tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    made = run_lsmq(
+        "token", "create", "cli", "--expires", "90d", "--role", "producer", "--prefix", "c.", "--out", str(first)
+    )
+    assert (made.returncode, made.stdout) == (0, ""), made.stderr
+    assert stat.S_IMODE(first.stat().st_mode) == 0o600
+    who = json.loads(run_lsmq("whoami", "--json", token_file=first).stdout)
+    assert who["name"] == "cli" and who["roles"] == [{"role": "producer", "prefix": "c."}]
+    assert run_lsmq("token", "rotate", "cli", "--out", str(first)).returncode == 2  # It is there already.
+    assert run_lsmq("token", "rotate", "cli", "--now", "--out", str(second)).returncode == 0
+    refused = run_lsmq("whoami", token_file=first)
+    assert refused.returncode == 1 and refused.stderr.startswith("error: unauthenticated: ")
+    listed = [json.loads(line) for line in run_lsmq("token", "list", "--json").stdout.splitlines()]
+    assert [each["by"] for each in listed if each["name"] == "cli"] == ["admin@local"]
+    assert first.read_text().strip() not in run_lsmq("token", "list").stdout
+    assert run_lsmq("token", "revoke", "cli", "--yes").returncode == 0
+    assert run_lsmq("whoami", token_file=second).returncode == 1
+    second.chmod(0o644)
+    exposed = run_lsmq("whoami", token_file=second)
+    assert exposed.returncode == 2 and "chmod 600" in exposed.stderr
+
+
+def test_the_command_line_grants_and_takes_back(run_lsmq: Run) -> None:
+    assert run_lsmq("role", "put", "clerk", "--allow", "write", "topic", "bills.*").returncode == 0
+    assert run_lsmq("acl", "grant", "bob", "--role", "clerk").returncode == 0
+    assert run_lsmq("acl", "grant", "bob", "--allow", "read", "topic", "prices").returncode == 0
+    asked = ("acl", "test", "bob", "write", "topic")
+    allowed, not_allowed = run_lsmq(*asked, "bills.eu"), run_lsmq(*asked, "prices")
+    assert (allowed.returncode, allowed.stdout) == (0, "yes: role clerk\n")
+    assert (not_allowed.returncode, not_allowed.stdout) == (1, "no\n")
+    assert "read topic prices" in run_lsmq("acl", "list").stdout
+    assert "write topic bills.*" in run_lsmq("role", "list").stdout
+    assert run_lsmq("acl", "revoke", "bob", "--allow", "read", "topic", "prices").returncode == 0
+    assert run_lsmq("acl", "revoke", "bob", "--role", "clerk").returncode == 0
+    assert run_lsmq("role", "delete", "clerk", "--yes").returncode == 0
+    assert "bob" not in run_lsmq("acl", "list").stdout
+    assert run_lsmq("acl", "grant", "bob").returncode == 2
+    assert run_lsmq("acl", "grant", "bob", "--allow", "reads", "topic", "x").returncode == 1
+
+
+def test_a_token_that_was_exchanged_in_its_file_is_found(node: NodeProcess, tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    with sync.Client(node.url, token_file=node.data / "admin.token") as client:
+        rights = sync.Rights(client)
+        roles = [GrantedRole("tenant", "own.")]
+        _write(file, rights.create_token("own", roles=roles).token)
+        with sync.Client(node.url, token_file=file) as own, sync.Client(node.url, token="lsmq_no") as stranger:
+            own.create_topic("own.topic", queues=1)
+            _write(file, rights.rotate_token("own", overlap_ms=0).token)
+            with sync.Producer(own, "own.topic") as producer:
+                producer.send_and_wait("x")
+            assert [topic.name for topic in own.topics()] == ["own.topic"]
+            with pytest.raises(Unauthenticated):
+                stranger.topics()
+            assert sync.Rights(own).whoami().roles == (GrantedRole("tenant", "own."),)
+        rights.grant("own", rights=[Right("topic", "shared", "read")])
+        assert rights.test("own", "topic", "shared", "read") == "read topic shared"
+        assert rights.test("own", "topic", "shared", "write") is None
+        rights.revoke_tokens("own")
+        with pytest.raises(UnknownPrincipal):
+            rights.revoke_tokens("own")
+        secret = rights.create_token("own", ttl_ms=60_000)
+        assert secret.token not in repr(secret)
+
+
+def test_a_file_that_is_no_token_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    for text, said in (("", "no token"), ("two words", "no token"), ("\xe4", "no token")):
+        _write(file, text)
+        with pytest.raises(InvalidRequest, match=said):
+            sync.Client("http://127.0.0.1:1", token_file=file)
+    with pytest.raises(InvalidRequest, match="cannot be read"):
+        sync.Client("http://127.0.0.1:1", token_file=tmp_path / "nothing")
+    with pytest.raises(InvalidRequest, match="not both"):
+        sync.Client("http://127.0.0.1:1", token="x", token_file=file)
+
+
+def _write(file: Path, text: str) -> None:
+    file.touch(0o600)
+    file.chmod(0o600)
+    file.write_text(text)

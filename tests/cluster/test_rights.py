@@ -1,0 +1,155 @@
+"""Tokens and rights in a cluster: agreed on by all nodes, kept by requests that are passed on, revoked everywhere."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from lsmq import Client, Consumer, Forbidden, Producer, Unauthenticated
+from lsmq_lab.local_cluster import LocalCluster, found_plan
+from support.waiting import eventually
+
+SETTINGS = {"segment_bytes": 1 << 20, "memtable_bytes": 4 << 20, "auth": "token"}
+QUEUES = 6
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    directory = tmp_path_factory.mktemp("rights") / "cluster"
+    cluster = LocalCluster.found(directory, found_plan(nodes=3, shards=3, replicas=3, settings=SETTINGS))
+    cluster.up()
+    yield cluster
+    cluster.down(delete=True)
+
+
+@pytest.fixture(scope="module")
+def urls(cluster: LocalCluster) -> list[str]:
+    return [node.url for node in cluster.plan.nodes]
+
+
+@pytest.fixture(scope="module")
+def admin(cluster: LocalCluster) -> str:
+    token = cluster.token
+    assert token is not None
+    return token
+
+
+def ask(url: str, method: str = "GET", body: Any = None, token: str | None = None) -> tuple[int, Any]:
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    content = None if body is None else json.dumps(body).encode()
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, content, headers, method=method), timeout=30) as found:
+            text = found.read()
+            return found.status, json.loads(text) if text else None
+    except urllib.error.HTTPError as error:
+        with error:
+            is_json = error.headers.get_content_type() == "application/json"
+            return error.code, json.loads(error.read()) if is_json else None
+
+
+def made(url: str, admin: str, name: str, *roles: tuple[str, str]) -> str:
+    given = [{"role": role, "prefix": prefix} for role, prefix in roles]
+    status, answer = ask(f"{url}/v1/tokens", "POST", {"name": name, "roles": given}, admin)
+    assert status == 201, answer
+    token: str = answer["token"]
+    return token
+
+
+@pytest.fixture(scope="module")
+def topic(urls: list[str], admin: str) -> str:
+    assert ask(f"{urls[0]}/v1/topics/orders", "PUT", {"queues": QUEUES}, admin)[0] == 201
+    return "orders"
+
+
+def test_each_node_has_an_administrator_who_is_known_to_all(cluster: LocalCluster, urls: list[str]) -> None:
+    files = [cluster.directory / node.id / "data" / "admin.token" for node in cluster.plan.nodes]
+    eventually(lambda: all(file.exists() for file in files), "all nodes have written theirs")
+    for node, file in zip(cluster.plan.nodes, files, strict=True):
+        for url in urls:
+            status, found = ask(f"{url}/v1/whoami", token=file.read_text().strip())
+            assert (status, found["name"]) == (200, f"admin@{node.id}")
+
+
+def test_a_token_that_one_node_made_is_good_at_the_next_at_once(urls: list[str], admin: str) -> None:
+    for number in range(6):
+        token = made(urls[number % 3], admin, f"quick-{number}")
+        assert ask(f"{urls[(number + 1) % 3]}/v1/whoami", token=token)[0] == 200
+
+
+def test_a_request_that_is_passed_on_is_that_of_who_sent_it(urls: list[str], admin: str, topic: str) -> None:
+    writer = made(urls[0], admin, "writer", ("producer", "ord"))
+    for url in urls:
+        messages = [{"queue": queue, "body": "x"} for queue in range(QUEUES)]
+        status, answer = ask(f"{url}/v1/topics/{topic}/messages", "POST", {"messages": messages}, writer)
+        assert status == 200, answer
+        for queue in range(QUEUES):
+            path = f"{url}/v1/topics/{topic}/queues/{queue}"
+            assert ask(path, token=writer)[0] == 200
+            status, refused = ask(f"{path}/messages", token=writer)
+            assert (status, refused["error"]["right"]) == (403, f"read topic {topic}")
+        assert ask(f"{url}/v1/topics/{topic}/messages", "POST", {"messages": messages})[0] == 401
+
+
+def test_what_opens_the_inside_opens_nothing_outside_and_the_other_way_round(
+    cluster: LocalCluster, urls: list[str], admin: str
+) -> None:
+    for node in cluster.plan.nodes:
+        for path in ("/internal/control/version", "/internal/api/v1/topics"):
+            assert ask(f"{node.internal_url}{path}", token=admin)[0] == 401
+        assert ask(f"{node.url}/internal/api/v1/topics", token=admin)[0] == 404
+        assert ask(f"{node.internal_url}/v1/topics", token=admin)[0] == 404
+
+
+def test_who_is_revoked_is_refused_by_all_nodes_within_a_moment(urls: list[str], admin: str) -> None:
+    token = made(urls[0], admin, "leaving", ("monitor", ""))
+    for url in urls:
+        assert ask(f"{url}/v1/topics", token=token)[0] == 200
+    assert ask(f"{urls[1]}/v1/tokens/leaving", "DELETE", token=admin)[0] == 204
+    began = time.monotonic()
+    eventually(lambda: {ask(f"{url}/v1/topics", token=token)[0] for url in urls} == {401}, "all refuse")
+    print(f"refused by all nodes after {time.monotonic() - began:.3f} s")
+
+
+async def test_clients_send_and_read_with_a_token_and_hear_what_is_missing(
+    urls: list[str], admin: str, topic: str
+) -> None:
+    token = made(urls[0], admin, "worker", ("producer", topic), ("consumer", topic), ("consumer", "kitchen"))
+    async with Client(urls, token=token) as client:
+        async with Producer(client, topic) as producer:
+            for number in range(30):
+                await producer.send_and_wait(str(number), queue=number % QUEUES)
+        async with Consumer(client, topic, group="kitchen") as consumer:
+            found: list[str] = []
+            while len([text for text in found if text != "x"]) < 30:
+                found += [message.text() for message in await consumer.poll(timeout_ms=1000)]
+        with pytest.raises(Forbidden, match="create topic another"):
+            await client.create_topic("another", queues=1)
+    async with Client(urls, token="lsmq_wrong") as stranger:
+        with pytest.raises(Unauthenticated):
+            await stranger.topics()
+
+
+async def test_a_stream_from_all_leaders_is_held_in_the_name_of_who_holds_it(
+    urls: list[str], admin: str, topic: str
+) -> None:
+    reader = made(urls[0], admin, "reader", ("consumer", ""))
+    headers = {"Authorization": f"Bearer {reader}"}
+    async with aiohttp.ClientSession(headers=headers) as session:
+        url = f"{urls[0]}/v1/groups/watchers/push?topic={topic}"
+        async with session.ws_connect(url, protocols=("lsmq.json",)) as socket:
+            seen: set[int] = set()
+            while len(seen) < QUEUES:  # The tests before have sent to all.
+                frame = await socket.receive_json(timeout=30)
+                assert "end" not in frame, frame
+                seen |= {message["queue"] for message in frame.get("messages", ())}
+            assert ask(f"{urls[1]}/v1/tokens/reader", "DELETE", token=admin)[0] == 204
+            while "end" not in (frame := await socket.receive_json(timeout=30)):
+                pass
+            assert frame["end"]["code"] == "unauthenticated"

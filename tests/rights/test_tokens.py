@@ -1,0 +1,42 @@
+"""Who is asked about a token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from lsmq.errors import Unauthenticated
+from lsmq_node.broker import Broker
+from lsmq_node.config import Auth
+from lsmq_node.rights.service import RightsService
+
+
+class Documents:
+    """Those of a cluster that has none; counts who asks for newer ones."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def known(self) -> tuple[int, Mapping[str, bytes]]:
+        return 1, {}
+
+    def on_change(self, callback: Callable[[], None]) -> None: ...
+
+    async def newest(self) -> None:
+        self.asked += 1
+
+
+async def test_others_are_asked_about_what_may_be_a_token_and_nothing_else() -> None:
+    documents = Documents()
+    broker: Any = SimpleNamespace(topology=SimpleNamespace(rights=documents), config=SimpleNamespace(auth=Auth.TOKEN))
+    rights = RightsService(cast("Broker", broker))
+    for secret in ("", "guess", "lsmq_" + "0" * 63, "lsmq_" + "g" * 64, "0" * 64):
+        with pytest.raises(Unauthenticated):
+            await rights.authenticated(f"Bearer {secret}")
+    assert documents.asked == 0
+    with pytest.raises(Unauthenticated):
+        await rights.authenticated("Bearer lsmq_" + "0" * 64)
+    assert documents.asked == 1

@@ -1,0 +1,99 @@
+"""When a cron expression is due, against trying every minute; and over the hours that clocks skip and repeat."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lsmq.errors import InvalidRequest
+from lsmq_node.schedules.cron import Cron, zone_of
+
+BERLIN = ZoneInfo("Europe/Berlin")
+
+
+def field(least: int, most: int) -> st.SearchStrategy[str]:
+    number = st.integers(least, most)
+    span = st.tuples(number, number).map(lambda ends: f"{min(ends)}-{max(ends)}")
+    stepped = st.tuples(st.one_of(st.just("*"), span), st.integers(1, 20)).map(lambda pair: f"{pair[0]}/{pair[1]}")
+    item = st.one_of(st.just("*"), number.map(str), span, stepped)
+    return st.lists(item, min_size=1, max_size=3).map(",".join)
+
+
+def ms(text: str) -> int:
+    return int(datetime.fromisoformat(text).timestamp() * 1000)
+
+
+def fits(cron: Cron, at: datetime) -> bool:
+    day, weekday = at.day in cron.days, at.isoweekday() % 7 in cron.weekdays
+    both = (day and weekday) if cron.any_day or cron.any_weekday else (day or weekday)
+    return at.minute in cron.minutes and at.hour in cron.hours and at.month in cron.months and both
+
+
+@given(
+    minute=field(0, 59), hour=field(0, 23), day=field(1, 31), weekday=field(0, 7), start=st.integers(0, 4_000_000_000)
+)
+@settings(max_examples=150, deadline=None)
+def test_the_next_time_is_the_first_minute_that_fits(
+    minute: str, hour: str, day: str, weekday: str, start: int
+) -> None:
+    cron = Cron.parse(f"{minute} {hour} {day} * {weekday}")
+    found = cron.next_ms(start * 1000, ZoneInfo("UTC")) // 1000
+    assert found > start and found % 60 == 0
+    assert fits(cron, datetime.fromtimestamp(found, UTC))
+    at = datetime.fromtimestamp(start - start % 60 + 60, UTC)
+    for _ in range(min(5000, (found - start) // 60 - 1)):
+        assert not fits(cron, at)
+        at += timedelta(minutes=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "after", "due"),
+    [
+        ("0 9 * * 1-5", "2026-11-20T09:00+01:00", "2026-11-23T09:00+01:00"),
+        ("0 9 * * mon-fri", "2026-11-23T08:59:59+01:00", "2026-11-23T09:00+01:00"),
+        ("30 2 * * *", "2026-03-28T12:00+01:00", "2026-03-29T03:30+02:00"),  # it is never 2:30 on this day
+        ("30 2 * * *", "2026-10-24T12:00+02:00", "2026-10-25T02:30+02:00"),  # and twice on this one
+        ("30 2 * * *", "2026-10-25T02:30+02:00", "2026-10-26T02:30+01:00"),
+        ("*/20 * * * *", "2026-03-29T01:40+01:00", "2026-03-29T03:00+02:00"),
+        ("*/20 * * * *", "2026-03-29T03:00+02:00", "2026-03-29T03:20+02:00"),
+        ("0 0 29 2 *", "2026-01-01T00:00+01:00", "2028-02-29T00:00+01:00"),
+        ("0 0 29 feb *", "2096-03-01T00:00+01:00", "2104-02-29T00:00+01:00"),
+        ("0 0 13 * fri", "2026-11-01T00:00+01:00", "2026-11-06T00:00+01:00"),
+        ("0 0 * * 7", "2026-11-23T00:00+01:00", "2026-11-29T00:00+01:00"),
+        ("@yearly", "2026-11-23T00:00+01:00", "2027-01-01T00:00+01:00"),
+        ("5/10 0 1 1,7 *", "2026-01-01T00:05+01:00", "2026-01-01T00:15+01:00"),
+    ],
+)
+def test_by_the_clocks_of_berlin(text: str, after: str, due: str) -> None:
+    assert Cron.parse(text).next_ms(ms(after), BERLIN) == ms(due)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("* * * *", "4 fields"),
+        ("60 * * * *", "minute '60' must be 0 to 59"),
+        ("* * 0 * *", "day of month '0' must be 1 to 31"),
+        ("* * * foo *", "month 'foo'"),
+        ("*/0 * * * *", "step '0'"),
+        ("5-1 * * * *", "ends before it begins"),
+        ("0 0 31 2 *", "no such day"),
+        ("1,, * * * *", "minute ''"),
+        ("٣ * * * *", "minute"),
+        ("", "0 fields"),
+    ],
+)
+def test_what_is_no_expression_is_refused_by_what_is_wrong(text: str, said: str) -> None:
+    with pytest.raises(InvalidRequest, match=said) as refused:
+        Cron.parse(text)
+    assert refused.value.details["field"] == "cron"
+
+
+@pytest.mark.parametrize("name", ["Nowhere/Town", "../../etc/passwd", "", "/etc/passwd", "Europe"])
+def test_a_zone_that_nobody_knows_is_refused(name: str) -> None:
+    with pytest.raises(InvalidRequest, match="time zone"):
+        zone_of(name)

@@ -1,0 +1,104 @@
+"""What clients do in a world: of each use, that its checks find what is broken on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lsmq_lab.world.runs import in_child, prepare, uses_of
+from lsmq_lab.world.uses import USES
+from lsmq_node.delayed import shard_delayed
+from lsmq_node.schedules.records import Schedule
+from lsmq_node.schedules.shard_schedules import ShardSchedules
+from lsmq_node.storage import ShardStore
+from lsmq_node.storage.dedupe import DedupeIds
+from lsmq_node.storage.key_cleaner import KeyCleaner
+from lsmq_node.storage.shard_time import ShardTime
+from lsmq_node.storage.sieve import Picked
+from lsmq_node.storage.topic_names import TopicNames
+from lsmq_node.workqueue.turns import Turns
+
+Patch = pytest.MonkeyPatch
+
+
+def superseded_is_the_one_behind(patch: Patch) -> None:
+    deletes = KeyCleaner._delete
+    patch.setattr(KeyCleaner, "_delete", lambda self, topic, queues, offsets: deletes(self, topic, queues, offsets + 1))
+
+
+def ids_are_forgotten(patch: Patch) -> None:
+    patch.setattr(DedupeIds, "find", lambda self, ids, since_ms: np.full(len(ids.high), -1))
+
+
+def due_too_early(patch: Patch) -> None:
+    look = shard_delayed._look
+    patch.setattr(shard_delayed, "_look", lambda store, after, upto_ms: look(store, after, upto_ms + 400))
+
+
+def deleted_queues_stay(patch: Patch) -> None:
+    """Whoever asks is told that they are gone."""
+    patch.setattr(TopicNames, "delete", lambda self, names: (None, list(names)))
+
+
+def everything_is_picked(patch: Patch) -> None:
+    patch.setattr(Picked, "may_pass", lambda self, columns, count: np.ones(count, bool))
+    patch.setattr(Picked, "passing", lambda self, records: None)
+
+
+def trims_leave_a_message(patch: Patch) -> None:
+    trim = ShardStore.trim
+
+    def trims(self: ShardStore, topic_id: int, queues: Any, offsets: Any, *why: Any) -> Any:
+        return trim(self, topic_id, queues, np.maximum(np.asarray(offsets) - 1, 0), *why)
+
+    patch.setattr(ShardStore, "trim", trims)
+
+
+def the_first_time_comes_twice(patch: Patch) -> None:
+    after = ShardSchedules._after
+
+    def again(self: ShardSchedules, schedule: Schedule, now_ms: int) -> Schedule:
+        found = after(self, schedule, now_ms)
+        return replace(found, next_ms=schedule.next_ms) if found.count == 1 else found
+
+    patch.setattr(ShardSchedules, "_after", again)
+
+
+def nothing_expires(patch: Patch) -> None:
+    patch.setattr(ShardTime, "expired", lambda self, stored_ms, expires_ms: np.zeros(len(stored_ms), bool))
+
+
+def priorities_are_one(patch: Patch) -> None:
+    lane = Turns.lane
+    patch.setattr(Turns, "lane", lambda self, level, tenant: lane(self, 0, tenant))
+
+
+BROKEN: dict[str, Callable[[Patch], None]] = {
+    "compacted": superseded_is_the_one_behind,
+    "deduplicated": ids_are_forgotten,
+    "delayed": due_too_early,
+    "named": deleted_queues_stay,
+    "pushed": everything_is_picked,
+    "ring": trims_leave_a_message,
+    "scheduled": the_first_time_comes_twice,
+    "short-lived": nothing_expires,
+    "urgent": priorities_are_one,
+}
+
+
+def test_each_use_has_a_bug_and_is_played_by_some_seed() -> None:
+    assert BROKEN.keys() == USES.keys()
+    assert {use for seed in range(40) for use in uses_of(seed)} >= USES.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use", USES)
+def test_what_is_broken_on_purpose_is_found_in_a_calm(use: str) -> None:
+    prepare()
+    with pytest.MonkeyPatch.context() as patch:
+        report = in_child(0, (), lambda: BROKEN[use](patch), (use,))
+    assert any(problem.startswith(f"{use}: ") for problem in report.problems), report.problems

@@ -1,0 +1,633 @@
+"""Limits of topics and queues: what is over goes or is refused, and the log says which, so that replicas agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lsmq.errors import InvalidRequest, LsmqError, QuotaExceeded, RequestTooLarge, TooManyMessages
+from lsmq.messages import dedupe_hash
+from lsmq.record_batch import BatchBuilder, RecordBatch
+from lsmq_node.delayed.deliveries import moved
+from lsmq_node.storage import TopicOptions
+from lsmq_node.storage.delayed import BEGIN, DUE, LAST_DUE_MS
+from lsmq_node.storage.losses import Why
+from lsmq_node.storage.producers import BROKER_PRODUCERS
+from lsmq_node.storage.retention import Retention
+from lsmq_node.storage.shares import Holding, Rest, allowed_share, kept_share
+from lsmq_node.storage.state import TopicState
+
+from .harness import KIB, abandon, append, bodies, body, flush, merge, put, retain
+from .test_retention import HOUR_MS, Bench
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    bench = Bench(tmp_path)
+    bench.store.retention.rest = None
+    yield bench
+    abandon(bench.store)
+
+
+def send(bench: Bench, topic_id: int, queue: int, count: int, size: int = 100) -> None:
+    """One a millisecond."""
+    for _ in range(count):
+        bench.clock.time_ms += 1
+        bench.serial += 1
+        put(bench.store, topic_id, (queue, body(bench.serial, size)))
+
+
+def bounds(bench: Bench, topic_id: int, *queues: int) -> list[tuple[int, int]]:
+    return [bench.store.bounds(topic_id, queue) for queue in queues]
+
+
+def gone(bench: Bench, topic_id: int) -> dict[int, int]:
+    return bench.store.retention.usage(topic_id).gone
+
+
+# Retention
+
+
+def test_a_queue_keeps_its_newest_messages_and_the_rest_is_counted(bench: Bench) -> None:
+    topic = bench.store.create_topic("t", 1_000, TopicOptions(retention_messages=3))
+    send(bench, topic.id, 7, 5)
+    send(bench, topic.id, 8, 2)
+    retain(bench.store)
+    assert bounds(bench, topic.id, 7, 8) == [(2, 5), (0, 2)]
+    flush(bench.store)
+    send(bench, topic.id, 7, 1)
+    retain(bench.store)
+    assert bounds(bench, topic.id, 7, 8) == [(3, 6), (0, 2)]
+    assert gone(bench, topic.id) == {Why.EXPIRED: 3}
+    bench.reopen()
+    assert (bounds(bench, topic.id, 7), gone(bench, topic.id)) == ([(3, 6)], {Why.EXPIRED: 3})
+    flush(bench.store)
+    bench.reopen()
+    assert gone(bench, topic.id) == {Why.EXPIRED: 3}
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_topic_over_its_bytes_loses_its_oldest_in_memory_and_in_tables(bench: Bench, flushed: bool) -> None:
+    topic = bench.store.create_topic("t", 4, TopicOptions(retention_bytes=10_000))
+    other = bench.store.create_topic("other", 1)
+    for _ in range(10):
+        for queue in range(4):
+            send(bench, topic.id, queue, 10)
+    send(bench, other.id, 0, 50)
+    if flushed:
+        flush(bench.store)
+    retain(bench.store)
+    left = sum(len(bodies(bench.store, topic.id, queue)) for queue in range(4))
+    assert 70 <= left <= 150, "to a point of the sample; a table takes more than the bodies"
+    assert len(bodies(bench.store, other.id, 0)) == 50
+    starts = bench.store.earliest_offsets(topic.id).tolist()
+    retain(bench.store)
+    assert bench.store.earliest_offsets(topic.id).tolist() == starts
+    if flushed:
+        before = bench.store.stats().table_bytes
+        merge(bench.store)
+        assert bench.store.stats().table_bytes < before / 2, "the space comes back"
+
+
+def test_of_a_topics_bytes_each_shard_keeps_its_true_share(bench: Bench) -> None:
+    topic = bench.store.create_topic("t", 1, TopicOptions(retention_bytes=10_000))
+    send(bench, topic.id, 0, 90)
+    bench.store.retention.rest = {topic.id: Rest(messages=10, size_bytes=1_000, shards=3)}
+    retain(bench.store)
+    assert bounds(bench, topic.id, 0) == [(0, 90)], "together they are at the limit"
+    bench.store.retention.rest = {topic.id: Rest(messages=110, size_bytes=11_000, shards=3)}
+    retain(bench.store)
+    assert bounds(bench, topic.id, 0) == [(45, 90)], "half is over, here as elsewhere"
+    bench.store.retention.rest = {}
+    send(bench, topic.id, 0, 10)
+    retain(bench.store)
+    assert bounds(bench, topic.id, 0) == [(45, 100)], "nothing goes that need not, while others are not known"
+
+
+def test_an_altered_limit_is_obeyed_in_the_next_round(bench: Bench) -> None:
+    topic = bench.store.create_topic("t", 2)
+    send(bench, topic.id, 0, 5)
+    bench.clock.time_ms += HOUR_MS
+    send(bench, topic.id, 1, 5)
+    retain(bench.store)
+    bench.store.alter_topic("t", TopicOptions(retention_ms=HOUR_MS, revision=1))
+    retain(bench.store)
+    assert bounds(bench, topic.id, 0, 1) == [(5, 5), (0, 5)]
+    bench.store.alter_topic("t", TopicOptions(retention_messages=1, revision=2))
+    bench.reopen()
+    bench.clock.time_ms += HOUR_MS
+    retain(bench.store)
+    assert bounds(bench, topic.id, 1) == [(4, 5)], "by number, and by age no more"
+    bench.store.alter_topic("t", TopicOptions(revision=3))
+    send(bench, topic.id, 1, 5)
+    retain(bench.store)
+    assert bounds(bench, topic.id, 1) == [(4, 10)]
+
+
+def test_an_emptied_topics_files_go_whole(bench: Bench) -> None:
+    topic = bench.store.create_topic("t", 3)
+    for _ in range(3):
+        bench.fill(topic.id, 3, 5)
+    queues, offsets, messages = bench.store.starts_after(topic.id, range(2, 100))
+    assert (queues.tolist(), offsets.tolist(), messages) == ([2], [15], 15)
+    bench.store.wait(bench.store.trim(topic.id, *bench.store.starts_after(topic.id, range(3))[:2]))
+    merged = bench.store.stats().merged_bytes_total
+    retain(bench.store)
+    assert (bench.tables(), bench.store.stats().merged_bytes_total) == (0, merged)
+
+
+# Quotas
+
+
+def test_what_is_over_a_topics_messages_is_refused_until_there_is_room(bench: Bench) -> None:
+    topic = bench.store.create_topic("t", 3, TopicOptions(max_messages=10))
+    put(bench.store, topic.id, *((queue, b"x") for queue in (0, 1, 2) * 3))
+    with pytest.raises(QuotaExceeded, match="max_messages is 10") as refused:
+        append(bench.store, topic.id, (0, b"x"), (1, b"x"))
+    assert refused.value.retriable
+    assert refused.value.details == {"topic": "t", "limit": 10, "option": "max_messages", "held": 9}
+    put(bench.store, topic.id, (0, b"the tenth"))
+    with pytest.raises(QuotaExceeded):
+        put(bench.store, topic.id, (0, b"x"))
+    bench.store.wait(bench.store.trim(topic.id, 1, 2))
+    put(bench.store, topic.id, (0, b"x"), (0, b"x"))
+    with pytest.raises(QuotaExceeded):
+        put(bench.store, topic.id, (2, b"x"))
+    bench.reopen()
+    with pytest.raises(QuotaExceeded):
+        put(bench.store, topic.id, (2, b"x"))
+    bench.store.wait(bench.store.delete(topic.id, np.array([0], np.uint32), np.array([0])))
+    put(bench.store, topic.id, (2, b"x"))
+    bench.store.alter_topic("t", TopicOptions(revision=1))
+    put(bench.store, topic.id, *[(2, b"x")] * 100)
+
+
+@pytest.mark.parametrize(
+    ("limit", "error", "found"),
+    [
+        ({"max_messages": 6}, TooManyMessages, {"option": "max_messages", "limit": 6, "size": 7}),
+        ({"queue_max_messages": 6}, TooManyMessages, {"option": "queue_max_messages", "size": 7, "queue": 1}),
+        ({"max_bytes": 600}, RequestTooLarge, {"option": "max_bytes", "limit": 600, "size": 700}),
+    ],
+)
+def test_what_can_never_fit_is_refused_for_good(
+    bench: Bench, limit: dict[str, int], error: type[LsmqError], found: dict[str, object]
+) -> None:
+    topic = bench.store.create_topic("t", 2, TopicOptions.from_dict(limit))
+    put(bench.store, topic.id, (1, b"x"))
+    with pytest.raises(error, match=rf"7\d* \w+ are sent together to .*{found['option']}") as refused:
+        put(bench.store, topic.id, *[(1, b"x" * 100)] * 7)
+    assert not refused.value.retriable and refused.value.details.items() >= found.items()
+    with pytest.raises(QuotaExceeded):  # as much as there may be, and there is one already
+        put(bench.store, topic.id, *[(1, b"x" * 100)] * 6)
+    bench.store.alter_topic("t", TopicOptions.from_dict({**limit, "overflow": "drop_oldest", "revision": 1}))
+    put(bench.store, topic.id, *[(1, b"x" * 100)] * 7)
+
+
+def test_what_is_in_line_counts_and_what_was_dropped_from_it_does_not(bench: Bench) -> None:
+    topic = bench.store.create_topic("t", 1, TopicOptions(max_messages=2))
+    append(bench.store, topic.id, (0, b"x"), (0, b"x"))
+    with pytest.raises(QuotaExceeded):
+        append(bench.store, topic.id, (0, b"x"))
+    bench.disk.fail_writes_after = None
+    line = bench.store._line
+    with line.lock:
+        line.restart(bench.store.committed_lsn, (), bench.store.committed_lsn, QuotaExceeded("for the test"))
+    append(bench.store, topic.id, (0, b"x"), (0, b"x"))
+
+
+def test_bytes_are_limited_as_they_were_measured_and_came_since(bench: Bench) -> None:
+    topic = bench.store.create_topic("t", 1, TopicOptions(max_bytes=1_000))
+    send(bench, topic.id, 0, 10)
+    with pytest.raises(QuotaExceeded, match="max_bytes is 1000"):
+        send(bench, topic.id, 0, 1)
+    flush(bench.store)
+    retain(bench.store)
+    bench.store.wait(bench.store.trim(topic.id, 0, 5))
+    with pytest.raises(QuotaExceeded):
+        send(bench, topic.id, 0, 1)
+    retain(bench.store)
+    send(bench, topic.id, 0, 3)
+
+
+def test_a_full_queue_is_named_and_others_go_on(bench: Bench) -> None:
+    topic = bench.store.create_topic("t", 3, TopicOptions(queue_max_messages=2))
+    put(bench.store, topic.id, (0, b"x"), (1, b"x"), (1, b"x"))
+    with pytest.raises(QuotaExceeded, match="queue 1 of topic 't' holds 2 messages") as refused:
+        put(bench.store, topic.id, (0, b"x"), (1, b"x"))
+    assert refused.value.details["queue"] == 1
+    put(bench.store, topic.id, (0, b"x"), (2, b"x"))
+    with pytest.raises(QuotaExceeded, match="queue 2"):
+        put(bench.store, topic.id, (2, b"x"), (2, b"x"))
+
+
+def test_the_oldest_of_a_queue_make_room_at_once_and_every_replica_knows(bench: Bench) -> None:
+    options = TopicOptions(queue_max_messages=3, overflow="drop_oldest")
+    topic = bench.store.create_topic("t", 5, options)
+    put(bench.store, topic.id, (0, b"a"), (0, b"b"), (4, b"x"))
+    put(bench.store, topic.id, (0, b"c"), (4, b"y"))
+    assert bounds(bench, topic.id, 0, 4) == [(0, 3), (0, 2)]
+    append(bench.store, topic.id, (0, b"d"))
+    put(bench.store, topic.id, (4, b"z"), (0, b"e"), (4, b"!"))
+    assert (bodies(bench.store, topic.id, 0), bodies(bench.store, topic.id, 4)) == (
+        {2: b"c", 3: b"d", 4: b"e"},
+        {1: b"y", 2: b"z", 3: b"!"},
+    )
+    put(bench.store, topic.id, *[(1, b"%d" % number) for number in range(8)])
+    assert list(bodies(bench.store, topic.id, 1).values()) == [b"5", b"6", b"7"]
+    assert gone(bench, topic.id) == {Why.OVERFLOW: 2 + 1 + 5}
+    bench.reopen()
+    assert gone(bench, topic.id) == {Why.OVERFLOW: 8}
+    assert list(bodies(bench.store, topic.id, 1)) == [5, 6, 7]
+
+
+def test_a_queue_that_is_over_a_new_limit_is_shortened_though_nobody_writes_to_it(bench: Bench) -> None:
+    topic = bench.store.create_topic("t", 2)
+    send(bench, topic.id, 0, 5)
+    send(bench, topic.id, 1, 5)
+    retain(bench.store)
+    for revision, limit, begins in ((1, 3, 2), (2, 4, 2), (3, 1, 4)):
+        options = TopicOptions(queue_max_messages=limit, overflow="drop_oldest", revision=revision)
+        bench.store.alter_topic("t", options)
+        retain(bench.store)
+        assert bounds(bench, topic.id, 0, 1) == [(begins, 5), (begins, 5)]
+    assert gone(bench, topic.id) == {Why.OVERFLOW: 8}
+
+
+@pytest.mark.parametrize("option", ["max_messages", "max_bytes"])
+def test_the_oldest_of_a_topic_make_room_in_the_background(bench: Bench, option: str) -> None:
+    limit = 20 if option == "max_messages" else 2_000
+    topic = bench.store.create_topic("t", 3, TopicOptions.from_dict({option: limit, "overflow": "drop_oldest"}))
+    for queue in (0, 1, 2) * 10:
+        send(bench, topic.id, queue, 1)
+    assert bench.store.retention.run(None) and not bench.store.retention.is_watchful, "a follower only watches"
+    retain(bench.store)
+    assert bench.store.retention.is_watchful
+    left = [found for queue in range(3) for found in bodies(bench.store, topic.id, queue)]
+    assert (len(left), gone(bench, topic.id)) == (20, {Why.OVERFLOW: 10})
+    assert bench.store.earliest_offsets(topic.id).tolist() == [4, 3, 3], "whichever queue they lie in"
+    retain(bench.store)
+    assert gone(bench, topic.id) == {Why.OVERFLOW: 10}
+
+
+def test_what_expires_in_a_round_is_not_dropped_for_the_limit_as_well(bench: Bench) -> None:
+    options = TopicOptions(max_messages=20, overflow="drop_oldest", retention_ms=HOUR_MS)
+    topic = bench.store.create_topic("t", 1, options)
+    send(bench, topic.id, 0, 30)
+    bench.clock.time_ms += HOUR_MS
+    send(bench, topic.id, 0, 10)
+    bench.clock.time_ms += 10
+    retain(bench.store)
+    assert (bounds(bench, topic.id, 0), gone(bench, topic.id)) == ([(30, 40)], {Why.EXPIRED: 30})
+
+
+def test_shares_of_limits() -> None:
+    assert kept_share(100, 30, 60) == 100, "nothing is over"
+    assert (kept_share(100, 150, 50), kept_share(100, 50, 150)) == (75, 25)
+    assert (allowed_share(100, 30, 40, Rest(shards=1)), allowed_share(100, 40, 30, Rest(shards=1))) == (45, 55)
+    assert (allowed_share(100, 90, 40, Rest(shards=1)), allowed_share(100, 0, 0, Rest(shards=3))) == (90, 25)
+    assert allowed_share(100, 30, 40, Rest(shards=3, wants=True)) == 60, "all that is left"
+    assert allowed_share(100, 30, 39, Rest(shards=3, wants=True, wanting=1)) == 46
+    assert allowed_share(100, 30, 40, Rest(shards=3, wanting=1)) == 30, "it is another's"
+
+
+def test_a_limit_is_shared_with_other_shards(bench: Bench) -> None:
+    topic = bench.store.create_topic("t", 1, TopicOptions(max_messages=10))
+    bench.store.retention.rest = {topic.id: Rest(messages=4, shards=1)}
+    retain(bench.store)
+    assert bench.store.retention.holdings[topic.id] == Holding(0, 0)
+    put(bench.store, topic.id, *[(0, b"x")] * 3)
+    with pytest.raises(QuotaExceeded, match="for the whole topic"):
+        put(bench.store, topic.id, (0, b"x"))
+    bench.store.retention.rest = {topic.id: Rest(messages=0, shards=1)}
+    retain(bench.store)
+    put(bench.store, topic.id, *[(0, b"x")] * 3)
+
+
+# Consumed
+
+
+def commit(bench: Bench, group: str, topic_id: int, *offsets: int) -> None:
+    queues = np.arange(len(offsets), dtype=np.uint32)
+    bench.store.wait(bench.store.commit_offsets(group, topic_id, queues, np.array(offsets)))
+
+
+def test_what_all_groups_have_committed_goes(bench: Bench) -> None:
+    topic = bench.store.create_topic("t", 3, TopicOptions(delete_consumed=True))
+    for queue in range(3):
+        send(bench, topic.id, queue, 5)
+    retain(bench.store)
+    assert bounds(bench, topic.id, 0, 1, 2) == [(0, 5)] * 3, "nobody consumes it"
+    commit(bench, "a", topic.id, 3, 5)
+    retain(bench.store)
+    assert bounds(bench, topic.id, 0, 1, 2) == [(3, 5), (5, 5), (0, 5)]
+    commit(bench, "b", topic.id, 4, 1)
+    commit(bench, "a", topic.id, 5, 5, 5)
+    retain(bench.store)
+    assert bounds(bench, topic.id, 0, 1, 2) == [(4, 5), (5, 5), (0, 5)], "b has not come to the third"
+    bench.reopen()
+    bench.store.wait(bench.store.forget_group("b"))
+    retain(bench.store)
+    assert bounds(bench, topic.id, 2) == [(0, 5)], "whether there are other shards is not known by now"
+    bench.store.retention.rest = None
+    retain(bench.store)
+    assert bounds(bench, topic.id, 0, 1, 2) == [(5, 5)] * 3
+    assert gone(bench, topic.id) == {Why.CONSUMED: 15}
+
+
+def test_a_group_of_another_shard_is_waited_for(bench: Bench) -> None:
+    topic = bench.store.create_topic("t", 1, TopicOptions(delete_consumed=True))
+    send(bench, topic.id, 0, 5)
+    commit(bench, "a", topic.id, 5)
+    for rest in ({}, {topic.id: Rest(shards=1, groups=None)}, {topic.id: Rest(shards=1, groups=frozenset("b"))}):
+        bench.store.retention.rest = rest
+        retain(bench.store)
+        assert bounds(bench, topic.id, 0) == [(0, 5)]
+    bench.store.retention.rest = {topic.id: Rest(shards=1, groups=frozenset("a"))}
+    retain(bench.store)
+    assert bounds(bench, topic.id, 0) == [(5, 5)]
+
+
+# A full disk
+
+
+def test_on_a_disk_nearly_full_the_oldest_of_yielding_topics_go_but_for_what_a_group_waits_for(bench: Bench) -> None:
+    yields = TopicOptions(on_disk_full="drop_oldest")
+    kept = bench.store.create_topic("kept", 1)
+    old = bench.store.create_topic("old", 1, yields)
+    new = bench.store.create_topic("new", 1, yields)
+    read = bench.store.create_topic("read", 1, yields)
+    for topic, count in ((kept, 10), (read, 10), (old, 10), (new, 10)):
+        send(bench, topic.id, 0, count)
+    commit(bench, "g", read.id, 4)
+    flush(bench.store)
+    retain(bench.store)
+    assert bounds(bench, old.id, 0) == [(0, 10)], "there is room"
+    bench.store.retention.disk_shortage = lambda: 1_500
+    retain(bench.store)
+    assert bounds(bench, kept.id, 0) == bounds(bench, new.id, 0) == [(0, 10)]
+    assert bounds(bench, read.id, 0) == [(4, 10)], "its group has not read the rest"
+    (start, _), *_ = bounds(bench, old.id, 0)
+    assert 2 <= start <= 8
+    assert gone(bench, read.id) == {Why.DISK: 4} and gone(bench, kept.id) == {}
+
+
+def test_what_a_transaction_has_decided_is_stored_though_there_is_no_room(bench: Bench) -> None:
+    topic = bench.store.create_topic("t", 1, TopicOptions(max_messages=1))
+    put(bench.store, topic.id, (0, b"x"))
+    builder = BatchBuilder()
+    builder.add(0, b"decided")
+    batch = RecordBatch(builder.build(producer_id=BROKER_PRODUCERS | 5))
+    bench.store.wait(bench.store.append(topic.id, batch))
+    assert list(bodies(bench.store, topic.id, 0).values()) == [b"x", b"decided"]
+    with pytest.raises(QuotaExceeded):
+        put(bench.store, topic.id, (0, b"x"))
+
+
+def test_what_comes_later_takes_no_room_before_it_is_due(bench: Bench) -> None:
+    topic = bench.store.create_topic("t", 2, TopicOptions(max_messages=2, max_bytes=1000))
+    later = BatchBuilder()
+    for _ in range(2):
+        later.add(0, body(1, 400), due_ms=HOUR_MS)
+    for _ in range(3):
+        bench.store.wait(bench.store.append(topic.id, RecordBatch(later.build())))
+    send(bench, topic.id, 0, 2)
+    with pytest.raises(QuotaExceeded):
+        send(bench, topic.id, 0, 1)
+
+
+def test_a_delayed_message_is_put_at_another_time_though_its_topic_is_full(bench: Bench) -> None:
+    topic = bench.store.create_topic("t", 1, TopicOptions(max_messages=1))
+    later = BatchBuilder()
+    later.add(0, b"later", due_ms=HOUR_MS)
+    bench.store.wait(bench.store.append(topic.id, RecordBatch(later.build())))
+    send(bench, topic.id, 0, 1)
+    found = bench.store.delayed.read(BEGIN, LAST_DUE_MS, 10, KIB).records
+    assert found is not None
+    old_ms, old_offset = int(found.keys[0] & ~DUE), int(found.offsets[0])
+    bench.store.wait(bench.store.append(topic.id, moved(found, 2 * HOUR_MS, old_ms, old_offset)))
+    again = bench.store.delayed.read(BEGIN, LAST_DUE_MS, 10, KIB).records
+    assert again is not None and len(again) == 1 and int(again.keys[0] & ~DUE) > old_ms
+
+
+# Dropping what is new
+
+
+def offsets_of(bench: Bench, topic_id: int, *messages: tuple[int, bytes], producer: int = 0) -> list[int]:
+    builder = BatchBuilder()
+    for queue, content in messages:
+        builder.add(queue, content)
+    appended = bench.store.append(topic_id, RecordBatch(builder.build(producer_id=producer)))
+    bench.store.commit()
+    found: list[int] = appended.offsets.tolist()
+    return found
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_what_finds_no_room_in_its_queue_is_dropped_counted_and_remembered(bench: Bench, flushed: bool) -> None:
+    options = TopicOptions(queue_max_messages=2, overflow="drop_newest")
+    topic = bench.store.create_topic("t", 2, options)
+    batch = [(0, b"a"), (0, b"b"), (1, b"x"), (0, b"c"), (1, b"y"), (1, b"z")]
+    for _ in range(2):  # the second time the answer is remembered
+        assert offsets_of(bench, topic.id, *batch, producer=5) == [0, 1, 0, -1, 1, -1]
+        if flushed:
+            flush(bench.store)
+        bench.reopen()
+    assert offsets_of(bench, topic.id, (0, b"d"), (1, b"d")) == [-1, -1], "nothing of the batch is stored"
+    bench.store.wait(bench.store.trim(topic.id, 0, 1))
+    assert offsets_of(bench, topic.id, (0, b"e"), (0, b"f"), (1, b"g")) == [2, -1, -1]
+    bench.reopen()
+    assert [bodies(bench.store, topic.id, queue) for queue in (0, 1)] == [{1: b"b", 2: b"e"}, {0: b"x", 1: b"y"}]
+    assert gone(bench, topic.id) == {Why.OVERFLOW: 6}
+    assert bench.store.retention.usage(topic.id).refused == 0
+
+
+def test_of_a_topic_that_is_full_of_messages_or_bytes_the_newest_are_dropped(bench: Bench) -> None:
+    few = bench.store.create_topic("few", 2, TopicOptions(max_messages=3, overflow="drop_newest"))
+    assert offsets_of(bench, few.id, (0, b"a"), (1, b"b"), (0, b"c"), (1, b"d")) == [0, 0, 1, -1]
+    bench.store.wait(bench.store.trim(few.id, 0, 1))
+    assert offsets_of(bench, few.id, (1, b"e"), (1, b"f")) == [1, -1]
+    small = bench.store.create_topic("small", 1, TopicOptions(max_bytes=250, overflow="drop_newest"))
+    assert offsets_of(bench, small.id, *[(0, b"x" * 100)] * 4) == [0, 1, -1, -1]
+    assert offsets_of(bench, small.id, (0, b"x" * 30), (0, b"x" * 30)) == [2, -1]
+
+
+def test_nothing_is_dropped_while_other_shards_have_room(bench: Bench) -> None:
+    topic = bench.store.create_topic("t", 1, TopicOptions(max_messages=12, overflow="drop_newest"))
+    bench.store.retention.rest = {topic.id: Rest(messages=4, size_bytes=100, shards=3)}
+    retain(bench.store)
+    assert offsets_of(bench, topic.id, *[(0, b"x")] * 10) == [*range(8), -1, -1]
+
+
+def test_a_repeat_by_its_id_needs_no_room_and_what_was_dropped_is_not_remembered(bench: Bench) -> None:
+    options = TopicOptions(queue_max_messages=2, overflow="drop_newest", dedupe_window_ms="forever")
+    topic = bench.store.create_topic("t", 1, options)
+
+    def send_ids(*ids: str) -> list[int]:
+        builder = BatchBuilder()
+        for each in ids:
+            builder.add(0, b"x", dedupe_hash=dedupe_hash(each))
+        appended = bench.store.append(topic.id, RecordBatch(builder.build()))
+        bench.store.commit()
+        assert appended.repeats is None or not (appended.repeats & (appended.offsets < 0)).any()
+        found: list[int] = appended.offsets.tolist()
+        return found
+
+    assert send_ids("a", "a", "b", "c", "c", "b") == [0, 0, 1, -1, -1, 1]
+    bench.reopen()
+    bench.store.wait(bench.store.trim(topic.id, 0, 1))
+    assert send_ids("c", "d", "a") == [2, -1, 0]
+    assert gone(bench, topic.id) == {Why.OVERFLOW: 3}
+
+
+# Dropping by rank
+
+
+def ranked(bench: Bench, topic_id: int, queue: int, *ranks: int, deadlines: bool = False) -> None:
+    """Messages of these priorities, or times to live in minutes, which are their bodies too."""
+    builder = BatchBuilder()
+    for rank in ranks:
+        kind = {"ttl_ms": rank * 60_000} if deadlines else {"priority": rank}
+        builder.add(queue, b"%d" % rank, **kind)  # type: ignore[arg-type]
+    bench.store.append(topic_id, RecordBatch(builder.build()))
+    bench.store.commit()
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+@pytest.mark.parametrize("deadlines", [False, True])
+def test_of_a_full_queue_the_lowest_in_rank_go(bench: Bench, flushed: bool, deadlines: bool) -> None:
+    policy = "drop_nearest_deadline" if deadlines else "drop_lowest_priority"
+    options = {"queue_max_messages": 4, "overflow": policy}
+    topic = bench.store.create_topic("t", 3, TopicOptions.from_dict(options))
+    none = 0 if deadlines else 9  # what does not expire goes last, as what has the highest priority does
+    ranked(bench, topic.id, 0, 3, none, 1, 5, 1, 2, deadlines=deadlines)
+    ranked(bench, topic.id, 1, 1, 1, 1, 1, deadlines=deadlines)
+    ranked(bench, topic.id, 2, 7, 7, 7, 7, 7, deadlines=deadlines)
+    if flushed:
+        flush(bench.store)
+    retain(bench.store)
+    assert bench.store.retention.is_watchful
+    kept = [3, none, 5, 2]
+    assert list(bodies(bench.store, topic.id, 0).values()) == [b"%d" % rank for rank in kept]
+    assert [sorted(bodies(bench.store, topic.id, queue)) for queue in (1, 2)] == [[0, 1, 2, 3], [1, 2, 3, 4]]
+    assert gone(bench, topic.id) == {Why.OVERFLOW: 3}
+    retain(bench.store)
+    ranked(bench, topic.id, 0, 4, 8, deadlines=deadlines)
+    bench.reopen()
+    retain(bench.store)
+    retain(bench.store)
+    assert list(bodies(bench.store, topic.id, 0).values()) == [b"%d" % rank for rank in (none, 5, 4, 8)]
+    if flushed:
+        flush(bench.store)
+        merge(bench.store)
+        bench.reopen()
+    assert gone(bench, topic.id) == {Why.OVERFLOW: 5}
+
+
+def test_a_long_queue_comes_down_to_a_new_limit_and_keeps_the_highest(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lsmq_node.storage.evictions._AT_ONCE", 12)
+    monkeypatch.setattr("lsmq_node.storage.evictions._READ_RECORDS", 5)
+    topic = bench.store.create_topic("t", 1)
+    ranked(bench, topic.id, 0, *range(50, 0, -1), *range(60, 100))
+    options = TopicOptions(queue_max_messages=5, overflow="drop_lowest_priority", revision=1)
+    bench.store.alter_topic("t", options)
+    for _ in range(60):
+        retain(bench.store)
+    assert sorted(bodies(bench.store, topic.id, 0).values()) == [b"95", b"96", b"97", b"98", b"99"]
+    assert gone(bench, topic.id) == {Why.OVERFLOW: 85}
+
+
+def test_dropping_by_rank_has_its_limits() -> None:
+    for other in ({"max_messages": 5}, {"max_bytes": 5}):
+        with pytest.raises(InvalidRequest, match="queue_max_messages alone"):
+            TopicOptions.from_dict({"overflow": "drop_lowest_priority", **other})
+    with pytest.raises(InvalidRequest, match="100000 at most"):
+        TopicOptions.from_dict({"overflow": "drop_nearest_deadline", "queue_max_messages": 100_001})
+
+
+def test_batches_that_come_together_count_together_and_none_is_stored(bench: Bench) -> None:
+    topic = bench.store.create_topic("t", 2, TopicOptions(max_messages=3))
+    other = bench.store.create_topic("other", 1)
+    items = [(topic.id, _batch(0, 2)), (other.id, _batch(0, 1)), (topic.id, _batch(1, 2))]
+    with pytest.raises(TooManyMessages):
+        bench.store.append_many(items)
+    bench.store.commit()
+    assert bounds(bench, topic.id, 0, 1) + bounds(bench, other.id, 0) == [(0, 0)] * 3
+    bench.store.append_many(items[:2])
+    bench.store.commit()
+    assert bounds(bench, topic.id, 0) == [(0, 2)]
+
+
+def _batch(queue: int, count: int) -> RecordBatch:
+    builder = BatchBuilder()
+    for _ in range(count):
+        builder.add(queue, b"x")
+    return RecordBatch(builder.build())
+
+
+def test_what_came_while_others_led_counts(bench: Bench) -> None:
+    topic = bench.store.create_topic("t", 1, TopicOptions(max_messages=5))
+    put(bench.store, topic.id, (0, b"x"))
+    state = bench.store._state.topics[topic.id]
+    assert state.quota is not None
+    quota, state.quota = state.quota, None  # as a follower has it, which asks nobody
+    put(bench.store, topic.id, *[(0, b"x")] * 4)
+    state.quota = quota
+    line = bench.store._line
+    with line.lock:
+        line.restart(bench.store.committed_lsn, (), bench.store.committed_lsn, QuotaExceeded("for the test"))
+    with pytest.raises(QuotaExceeded):
+        append(bench.store, topic.id, (0, b"x"))
+
+
+def test_a_disk_below_twice_what_is_kept_free_gets_room_and_no_more_goes_than_gives_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    abandon(bench.store)
+    bench.store = bench.open(min_free_bytes=64 * KIB)
+    bench.store.retention.rest = None
+    topic = bench.store.create_topic("t", 1, TopicOptions(on_disk_full="drop_oldest"))
+    for _ in range(10):
+        send(bench, topic.id, 0, 40, 400)
+        flush(bench.store)
+    merge(bench.store)
+    retain(bench.store)
+    assert bounds(bench, topic.id, 0) == [(0, 400)], "there is room"
+    bench.disk.capacity_bytes = bench.disk.used_bytes + 96 * KIB
+    retain(bench.store)
+    (start, _), *_ = bounds(bench, topic.id, 0)
+    assert 24 * KIB <= start * 410 <= 48 * KIB, "about what is missing"
+    retain(bench.store)
+    assert bounds(bench, topic.id, 0) == [(start, 400)], "while it is not known what that gives"
+    merge(bench.store)
+    retain(bench.store)
+    assert bounds(bench, topic.id, 0) == [(start, 400)], "and then it is enough"
+    assert bench.store.stats().disk_dropped_messages_total == start
+    abandon(bench.store)
+
+
+def test_a_topic_in_which_nothing_has_changed_is_not_gone_through(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = TopicOptions(retention_messages=2, max_messages=100, delete_consumed=True, retention_ms=HOUR_MS)
+    topic = bench.store.create_topic("t", 1_000, options)
+    send(bench, topic.id, 0, 5)
+    commit(bench, "g", topic.id, 4)
+    retain(bench.store)
+    retain(bench.store)
+    looked: list[str] = []
+    for kind, name in ((TopicState, "count_messages"), (Retention, "_move"), (TopicState, "live_from")):
+        real = getattr(kind, name)
+        monkeypatch.setattr(kind, name, lambda *given, real=real, name=name: (looked.append(name), real(*given))[1])
+    for _ in range(20):
+        bench.clock.time_ms += 1_000
+        retain(bench.store)
+    assert looked == []
+    send(bench, topic.id, 0, 1)
+    retain(bench.store)
+    assert {"count_messages", "_move"} <= set(looked)
+    assert bounds(bench, topic.id, 0) == [(4, 6)]

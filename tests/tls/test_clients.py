@@ -1,0 +1,285 @@
+"""The port for clients under TLS: who is believed, who is let in, and certificates that change while it serves."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+from lsmq import ConnectionFailed, Consumer, InvalidRequest, Producer, sync
+from lsmq.cli._root import root
+from lsmq.client import Client
+from lsmq_coordinator.authority import Authority
+from lsmq_coordinator.errors import TlsUnusable
+from lsmq_coordinator.tls import Certificates, ClientAuth, TlsFiles
+from lsmq_node.config import NodeConfig
+from lsmq_node.settings import InvalidConfig
+from support.node_process import NodeProcess, StartFailed
+from support.waiting import eventually
+
+HOSTS = ("127.0.0.1", "localhost")
+#: Large enough that files of tables are read.
+MESSAGES, BODY = 2_000, b"x" * 1_000
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority.create(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture(scope="module")
+def secure(authority: Authority, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeProcess]:
+    """A node that lets in who has a certificate, and who shows none: two nodes would show the same of most things."""
+    cert, key = authority.issue("node", HOSTS)
+    node = NodeProcess(
+        tmp_path_factory.mktemp("secure") / "data",
+        tls_cert=cert,
+        tls_key=key,
+        tls_client_ca=authority.cert,
+        tls_client_auth="optional",
+        memtable_bytes=2 * 1024 * 1024,
+        max_message_bytes=64 * 1024,
+    )
+    yield node.start()
+    node.stop()
+
+
+def ask(url: str, authority: Authority, *, name: str | None = None) -> Any:
+    context = ssl.create_default_context(cafile=authority.cert)
+    if name is not None:
+        context.load_cert_chain(authority.directory / f"{name}.crt", authority.directory / f"{name}.key")
+    with urllib.request.urlopen(url, timeout=10, context=context) as answer:
+        return answer.read()
+
+
+async def test_what_is_sent_is_read_again_from_memory_and_from_files(
+    secure: NodeProcess, authority: Authority, topic_name: str
+) -> None:
+    assert secure.url.startswith("https://")
+    async with Client(secure.url, ca=authority.cert) as client:
+        await client.create_topic(topic_name, queues=4)
+        async with Producer(client, topic_name) as producer:
+            for number in range(MESSAGES):
+                await producer.send(BODY + str(number).encode(), queue=number % 4)
+        routes = (await client.topic(topic_name)).routes
+        assert all(route.leader is not None and route.leader.startswith("https://") for route in routes)
+        found = 0
+        async with Consumer(client, topic_name, start="earliest") as consumer:
+            while found < MESSAGES:
+                for message in await consumer.poll():
+                    assert message.body.startswith(BODY)
+                    found += 1
+    text = ask(f"{secure.url}/metrics", authority).decode()
+    assert 'lsmq_certificate_expires_seconds{port="clients"}' in text
+    assert "lsmq_sendfile_bytes_total 0.0" in text, "what is encrypted cannot be sent from files"
+
+
+def test_the_blocking_client_and_the_command_line_speak_it(
+    secure: NodeProcess, authority: Authority, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LSMQ_CA", str(authority.cert))
+    with sync.Client(secure.url) as client:
+        client.create_topic(topic_name)
+    command = [sys.executable, "-m", "lsmq", "topic", "list", "--json", "--url", secure.url]
+    environment = {**os.environ, "LSMQ_CA": ""}
+    run = subprocess.run(
+        [*command, "--ca", str(authority.cert)], capture_output=True, text=True, timeout=60, env=environment
+    )
+    assert run.returncode == 0 and topic_name in run.stdout, run.stderr
+    refused = subprocess.run(
+        [*command, "--timeout", "200ms"], capture_output=True, text=True, timeout=60, env=environment
+    )
+    assert refused.returncode == 1 and "its certificate is not believed" in refused.stderr, refused.stderr
+
+
+async def test_a_node_of_another_name_or_authority_is_not_believed(
+    secure: NodeProcess, authority: Authority, tmp_path: Path
+) -> None:
+    other = Authority.create(tmp_path / "other")
+    for url, ca in (
+        (secure.url, other.cert),
+        (secure.url.replace("127.0.0.1", "0.0.0.0"), authority.cert),
+    ):
+        async with Client(url, ca=ca, deadline_ms=100) as client:
+            with pytest.raises(ConnectionFailed, match="not believed") as caught:
+                await client.topics()
+            assert caught.value.details["sent"] is False
+
+
+async def test_http_to_the_port_and_https_to_a_plain_one_are_refused_in_words(
+    secure: NodeProcess, shared_node: NodeProcess, authority: Authority
+) -> None:
+    async with Client(secure.url.replace("https", "http"), deadline_ms=100) as client:
+        with pytest.raises(ConnectionFailed):
+            await client.topics()
+    eventually(lambda: "it speaks plain HTTP" in secure.log(), "the node says what came")
+    async with Client(shared_node.url.replace("http", "https"), ca=authority.cert, deadline_ms=100) as client:
+        with pytest.raises(ConnectionFailed, match="does not speak TLS"):
+            await client.topics()
+
+
+def test_a_container_finds_its_node_ready_under_tls(secure: NodeProcess) -> None:
+    script = Path(__file__).parents[2] / "compose" / "image" / "ready.sh"
+    files = {f"LSMQ_{name.upper()}": str(secure.settings[name]) for name in ("tls_cert", "tls_key")}
+    environment = {**os.environ, **files, "LSMQ_PORT": str(secure.port)}
+    asked = subprocess.run(["bash", script], env=environment, capture_output=True, text=True, timeout=60)
+    assert (asked.returncode, asked.stdout) == (0, "/readyz: 200\n"), asked.stderr
+
+
+def test_tls_before_1_3_is_refused(secure: NodeProcess, authority: Authority) -> None:
+    context = ssl.create_default_context(cafile=authority.cert)
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with (
+        socket.create_connection(("127.0.0.1", secure.port), timeout=10) as plain,
+        pytest.raises(ssl.SSLError, match=r"(?i)version"),
+    ):
+        context.wrap_socket(plain, server_hostname="localhost")
+
+
+def test_who_begins_no_handshake_holds_up_nobody_and_a_stop_least(
+    make_node: Callable[..., NodeProcess], authority: Authority
+) -> None:
+    cert, key = authority.issue("slow", HOSTS)
+    node = make_node(tls_cert=cert, tls_key=key).start()
+    silent = [socket.create_connection(("127.0.0.1", node.port), timeout=10) for _ in range(8)]
+    silent[0].sendall(b"\x16\x03\x01")  # The beginning of one, and no more.
+    assert json.loads(ask(f"{node.url}/v1/topics", authority))["topics"] == []
+    assert node.stop() == 0
+    for connection in silent:
+        connection.close()
+
+
+async def test_where_a_certificate_is_asked_for_nobody_else_is_let_in(
+    make_node: Callable[..., NodeProcess], authority: Authority
+) -> None:
+    cert, key = authority.issue("strict", HOSTS)
+    mine = authority.issue("alice")
+    node = make_node(tls_cert=cert, tls_key=key, tls_client_ca=authority.cert).start()
+    async with Client(node.url, ca=authority.cert, deadline_ms=100) as client:
+        with pytest.raises(ConnectionFailed, match="wants to see a certificate") as caught:
+            await client.topics()
+        assert caught.value.details["sent"] is False
+    async with Client(node.url, ca=authority.cert, cert=mine[0], cert_key=mine[1]) as client:
+        assert await client.topics() == []
+    # Certificates change while it serves: first an unusable pair, which changes nothing, then another one.
+    before = serial(cert)
+    kept = key.read_bytes()
+    authority.issue("strict", HOSTS)
+    shown, written = cert.read_bytes(), key.read_bytes()
+    key.write_bytes(kept)
+    eventually(lambda: "is not the key of the certificate" in node.log(), "what is wrong is told")
+    assert peer_of(node, authority, "alice") == before
+    key.write_bytes(written)
+    assert shown == cert.read_bytes()
+    eventually(lambda: peer_of(node, authority, "alice") == serial(cert) != before, "the new one is shown")
+    assert b'lsmq_certificate_reloads_total{port="clients"} 1.0' in ask(f"{node.url}/metrics", authority, name="alice")
+
+
+def serial(cert: Path) -> int:
+    return x509.load_pem_x509_certificate(cert.read_bytes()).serial_number
+
+
+def peer_of(node: NodeProcess, authority: Authority, name: str) -> int:
+    context = ssl.create_default_context(cafile=authority.cert)
+    context.load_cert_chain(authority.directory / f"{name}.crt", authority.directory / f"{name}.key")
+    with (
+        socket.create_connection(("127.0.0.1", node.port), timeout=10) as plain,
+        context.wrap_socket(plain, server_hostname="localhost") as connection,
+    ):
+        found = connection.getpeercert()
+        assert found is not None
+        return int(str(found["serialNumber"]), 16)
+
+
+def test_a_certificate_that_expires_soon_is_a_warning_and_the_node_stays_ready(
+    make_node: Callable[..., NodeProcess], authority: Authority
+) -> None:
+    cert, key = authority.issue("short", HOSTS, days=1)
+    assert Certificates(TlsFiles(cert, key)).problem() is None, "a short life alone is nothing to warn of"
+    late = Certificates(TlsFiles(cert, key))
+    assert "expires soon" in (late.problem(late.expires_s - 3_600) or "")
+    assert "has expired" in (late.problem(late.expires_s + 1) or "")
+
+
+def test_files_that_cannot_be_used_are_refused_by_name(
+    make_node: Callable[..., NodeProcess], authority: Authority, tmp_path: Path
+) -> None:
+    cert, key = authority.issue("wrong", HOSTS)
+    _, foreign = authority.issue("foreign", HOSTS)
+    open_key = tmp_path / "open.key"
+    shutil.copy(key, open_key)
+    open_key.chmod(0o640)
+    empty = tmp_path / "empty.pem"
+    empty.touch(mode=0o600)
+    for files, words in (
+        (TlsFiles(cert, open_key), "chmod 600"),
+        (TlsFiles(cert, foreign), "is not the key of"),
+        (TlsFiles(cert, tmp_path / "none"), "cannot be read"),
+        (TlsFiles(empty, key), "no certificate in PEM"),
+        (TlsFiles(cert, empty), "no certificate and key in PEM"),
+        (TlsFiles(cert, key, empty, ClientAuth.REQUIRED), "no certificate of an authority"),
+        (TlsFiles(cert, key, tmp_path / "none"), "cannot be read"),
+    ):
+        with pytest.raises(TlsUnusable, match=words):
+            Certificates(files)
+    with pytest.raises(StartFailed) as caught:
+        make_node(tls_cert=cert, tls_key=open_key).start()
+    assert "error: tls_unusable" in str(caught.value)
+    for client in ({"ca": empty}, {"ca": tmp_path / "none"}, {"cert_key": key}, {"ca": authority.cert, "cert": empty}):
+        with pytest.raises(InvalidRequest):
+            Client("https://127.0.0.1:1", **client)
+
+
+def test_an_encrypted_key_is_refused_and_nobody_is_asked_for_its_password(authority: Authority, tmp_path: Path) -> None:
+    cert, key = authority.issue("locked", HOSTS)
+    found = serialization.load_pem_private_key(key.read_bytes(), None)
+    locked = serialization.BestAvailableEncryption(b"secret")
+    key.write_bytes(found.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, locked))
+    with pytest.raises(TlsUnusable, match="encrypted"):
+        Certificates(TlsFiles(cert, key))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"tls_cert": "a"}, "tls_key is not"),
+        ({"tls_key": "a"}, "tls_cert is not"),
+        ({"tls_client_ca": "a"}, "set tls_cert"),
+        ({"tls_cert": "a", "tls_key": "b", "tls_client_auth": "required"}, "set tls_client_ca"),
+        ({"tls_cert": "a", "tls_key": "b", "advertised_url": "http://n1:7600"}, "begin with https://"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidConfig, match=words):
+        NodeConfig.load(data="/nowhere", **settings)
+
+
+def test_the_command_makes_an_authority_once_and_certificates_again_and_again(tmp_path: Path) -> None:
+    def lsmq(*arguments: str, fails: str = "") -> None:
+        run = CliRunner().invoke(root, ["tls", *arguments])
+        assert (fails in str(run.exception)) if fails else run.exit_code == 0, (run.output, run.exception)
+
+    directory = str(tmp_path / "tls")
+    lsmq("issue", directory, "n1", fails="lsmq tls init")
+    lsmq("init", directory)
+    lsmq("init", directory, fails="already")
+    lsmq("issue", directory, "n1", "--host", "localhost", "--host", "::1")
+    assert (tmp_path / "tls" / "n1.key").stat().st_mode & 0o777 == 0o600
+    before = serial(tmp_path / "tls" / "n1.crt")
+    lsmq("issue", directory, "n1", "--host", "localhost")
+    assert serial(tmp_path / "tls" / "n1.crt") != before
+    lsmq("issue", directory, "ca", fails="is no name for a certificate")

@@ -1,0 +1,317 @@
+"""Whose turn it is, as a model on virtual time: shares follow weights, and a backlog is nobody else's wait."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, deque
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lsmq_node.workqueue import waiting_queues
+from lsmq_node.workqueue.chunks import Chunk
+from lsmq_node.workqueue.ledger import Ledger
+from lsmq_node.workqueue.pace import Pace
+from lsmq_node.workqueue.receipts import Receipt
+from lsmq_node.workqueue.settings import FairBy, Order, Settings
+from lsmq_node.workqueue.turns import Turns
+from lsmq_node.workqueue.waiting_queues import WaitingQueues, quotas
+
+TENANTS = st.integers(0, 5)
+MESSAGES = st.lists(st.tuples(TENANTS, st.integers(0, 3)), max_size=60)
+POPS = st.lists(st.integers(1, 9), min_size=1, max_size=30)
+
+
+def taken(turns: Turns, limit: int) -> list[tuple[int, int, int]]:
+    """Level, tenant and number of messages that are places."""
+    found = []
+    for lane, item, _ in turns.take(limit):
+        assert isinstance(item, tuple)
+        found.append((lane.level, lane.tenant, item[1]))
+    return found
+
+
+@given(st.dictionaries(TENANTS, st.integers(1, 7)), st.lists(st.integers(1, 60), min_size=6, max_size=6), POPS)
+def test_shares_follow_weights_however_large_requests_are(
+    weights: dict[int, int], backlogs: list[int], pops: list[int]
+) -> None:
+    """In any stretch in which all have messages, nobody is further from its share than one turn."""
+    turns = Turns(weights)
+    for tenant, backlog in enumerate(backlogs):
+        for number in range(backlog):
+            turns.lane(0, tenant).add(0, number)
+    left, got = Counter(dict(enumerate(backlogs))), Counter[int]()
+    for limit in pops:
+        for _, tenant, number in taken(turns, limit):
+            assert number == got[tenant], "first in, first out"
+            got[tenant] += 1
+            left[tenant] -= 1
+            if min(left.values()) > 0:
+                rounds = [got[each] / weights.get(each, 1) for each in range(6)]
+                assert max(rounds) - min(rounds) <= 1
+
+
+@given(MESSAGES, POPS)
+def test_the_highest_comes_first_and_of_one_level_whoever_waits(
+    messages: list[tuple[int, int]], pops: list[int]
+) -> None:
+    turns = Turns({})
+    model: dict[tuple[int, int], deque[int]] = {}
+    for number, (tenant, level) in enumerate(messages):
+        turns.lane(level, tenant).add(0, number)
+        model.setdefault((level, tenant), deque()).append(number)
+    count = 0
+    for limit in pops:
+        for level, tenant, number in taken(turns, limit):
+            assert level == max(level for (level, _), waiting in model.items() if waiting)
+            assert number == model[level, tenant].popleft()
+            count += 1
+    assert count == min(sum(pops), len(messages))
+    assert bool(turns) or count == len(messages)
+
+
+@given(
+    st.lists(st.integers(1, 20), min_size=1, max_size=8),
+    st.lists(st.integers(1, 5), min_size=8, max_size=8),
+    st.integers(1, 60),
+)
+def test_quotas_are_the_turns_one_by_one(backlogs: list[int], weights: list[int], room: int) -> None:
+    weights = weights[: len(backlogs)]
+    given_, at, owed = quotas(backlogs, weights, weights, room)
+    expected, left, place, credit = [0] * len(backlogs), room, 0, 0
+    while left and expected != backlogs:
+        credit = credit or weights[place]
+        if expected[place] < backlogs[place]:
+            expected[place], left, credit = expected[place] + 1, left - 1, credit - 1
+        else:
+            credit = 0
+        if not credit:
+            place = (place + 1) % len(backlogs)
+    assert given_ == expected
+    if owed:
+        assert 0 < owed <= weights[at] and given_[at] < backlogs[at]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(1, 50)), min_size=1, max_size=30), POPS)
+def test_a_newcomer_waits_for_one_turn_of_each_not_for_their_backlogs(
+    sends: list[tuple[int, int]], pops: list[int]
+) -> None:
+    """Virtual time: a message of a tenant that had none is delivered after at most one turn of every other."""
+    waiting, backlog = WaitingQueues(), Counter[int]()
+    since: dict[int, int] = {}
+    served = 0
+    for (tenant, count), limit in zip(sends * len(pops), pops * len(sends), strict=False):
+        if not backlog[tenant]:
+            since[tenant] = served
+        backlog[tenant] += count
+        waiting.add(tenant)
+        picked: list[int] = []
+        while len(picked) < limit and (queue := waiting.next()) is not None:
+            if queue not in picked:
+                picked.append(queue)
+        counts, last, owed = quotas([backlog[each] for each in picked], [1] * len(picked), [1] * len(picked), limit)
+        for each, given_ in zip(picked, counts, strict=True):
+            if given_ and each in since:
+                assert served - since.pop(each) <= 2 * 5 + limit
+            backlog[each] -= given_
+            served += given_
+        if owed and backlog[picked[last]]:
+            waiting.put_back([picked[last]], owed)
+        for each in [*picked[last:], *picked[:last]]:
+            if backlog[each]:
+                waiting.add(each)
+
+
+def test_a_million_waiting_queues_take_eight_bytes_each() -> None:
+    waiting = WaitingQueues()
+    waiting.found(np.arange(1_000_000))
+    for queue in range(1_000_000):
+        waiting.add(queue)
+    assert len(waiting._known) == len(waiting._ring) == 65_536
+    assert sys.getsizeof(waiting._found) <= 8 * 1_000_000 + 200
+    assert [waiting.next() for _ in range(1_000_001)] == [*range(1_000_000), None]
+    assert waiting.needs_look and waiting, "more came one by one than are remembered"
+
+
+def test_however_few_are_remembered_all_have_their_turns_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting_queues, "MAX_KNOWN", 4)
+    waiting, served = WaitingQueues(), Counter[int]()
+    for queue in range(10):
+        waiting.add(queue)
+    while served.total() < 1_000:
+        if waiting.needs_look:
+            waiting.found(np.arange(10))
+        queue = waiting.next()
+        if queue is not None:
+            served[queue] += 1
+            waiting.add(queue)
+    assert max(served.values()) - min(served.values()) <= 2
+
+
+def a_ledger(keys: list[int], levels: list[int] | None = None, **given_: object) -> Ledger:
+    ledger = Ledger(Settings(**given_), 1, lambda queue: 0, lambda queue: len(keys))  # type: ignore[arg-type]
+    ledger.look_at(0, range(len(keys)), keys, levels or [0] * len(keys), len(keys), 0)
+    return ledger
+
+
+def pop(ledger: Ledger, limit: int) -> list[Receipt]:
+    found = [ledger.deliver(task, 0, 60_000) for task in ledger.take_ready(limit)]
+    return [receipt for receipt in found if receipt is not None]
+
+
+def test_tenants_of_one_queue_take_turns_and_a_backlog_delays_nobody() -> None:
+    ledger = a_ledger([7] * 10_000 + [8, 9, 8], fair_by=FairBy.KEY)
+    assert [receipt.offset for receipt in pop(ledger, 6)] == [0, 10_000, 10_001, 1, 10_002, 2]
+    assert (ledger.open_count, ledger.lined) == (6, 9_997)
+
+
+def test_a_flood_of_tenants_is_bounded_and_goes_on_when_some_are_done() -> None:
+    keys = list(range(1, 300_000))
+    ledger = a_ledger(keys, fair_by=FairBy.KEY)
+    assert ledger.is_stalled(0) and ledger.lined == ledger._turns.lane_count < 62_500
+    for receipt in pop(ledger, 1_000):
+        assert ledger.ack(receipt, 0) is None
+    assert ledger.take_resumed() == [0]
+    first = ledger.next_of(0)
+    ledger.look_at(0, range(first, len(keys)), keys[first:], [0] * len(keys), len(keys), 0)
+    assert first < ledger.next_of(0) <= first + 1_000
+    while pop(ledger, 10_000):
+        pass
+    assert ledger.lined == ledger._turns.lane_count == 0
+
+
+def test_who_has_as_many_in_flight_as_it_may_waits_and_others_go_on() -> None:
+    ledger = a_ledger([1] * 100 + [2] * 3, fair_by=FairBy.KEY, max_in_flight_per=2)
+    first = pop(ledger, 50)
+    assert sorted(receipt.offset for receipt in first) == [0, 1, 100, 101]
+    assert not ledger.has_ready
+    assert ledger.ack(first[0], 0) is None
+    assert ledger.has_ready
+    assert [receipt.offset for receipt in pop(ledger, 50)] == [2]
+    assert ledger.nack(first[1], 0, delay_ms=0) is None  # of the other: it is in flight no more
+    assert [receipt.offset for receipt in pop(ledger, 50)] in ([101], [102], [100])
+    assert ledger._turns.lane_count == 2
+
+
+@given(st.sampled_from([0.1, 1, 2.5, 30]), st.lists(st.tuples(st.integers(0, 3_000), st.integers(1, 60)), min_size=2))
+def test_nobody_goes_faster_than_it_may_and_nobody_waits_for_longer(rate: float, pops: list[tuple[int, int]]) -> None:
+    ledger = a_ledger([1] * 3_000, fair_by=FairBy.KEY, max_rate_per=rate)
+    burst, now, times = max(1, int(rate)), 0, list[int]()
+    for passed_ms, limit in pops:
+        now += passed_ms
+        ledger.advance(now)
+        times += [now] * len(pop(ledger, limit))
+    for first in range(len(times)):
+        for count in (1, 5, 20):
+            if first + count < len(times):
+                took_s = (times[first + count] - times[first]) / 1_000
+                assert count + 1 <= took_s * rate + burst + 1e-6
+    while not pop(ledger, 1):  # it is told when it may go on, and may then
+        at_ms = ledger.next_at_ms
+        assert at_ms is not None and now < at_ms <= now + 1_000 / rate + 1
+        now = at_ms
+        ledger.advance(now)
+
+
+@pytest.mark.parametrize("in_ring", [False, True])
+def test_each_delivery_of_a_key_counts_once_for_the_rate(in_ring: bool) -> None:
+    """What is released by the one before it is taken twice: when its turn comes, and when it is asked for."""
+    ledger = Ledger(Settings(order=Order.KEY, max_rate_per=10), 1, lambda queue: 0, lambda queue: 1_000)
+    key = 7 if in_ring else 0
+    delivered = 0
+    for now in range(1_000_000, 1_020_000, 20):
+        ledger.advance(now)
+        tasks = ledger.take_ready(1)
+        if not tasks and ledger.room_of(0) > 0:
+            first = ledger.next_of(0)
+            keys = [key] * (1_000 - first)
+            tasks = [task for task in ledger.line_up(0, range(first, 1_000), keys, 1_000, 1, now) if task]
+        for task in tasks:
+            receipt = ledger.deliver(task, now, 30_000)
+            assert receipt is not None and ledger.ack(receipt, now) is None
+            ledger.stored(ledger.take_changes(), now)
+            delivered += 1
+    assert delivered == pytest.approx(210, abs=1), "ten a second, and a second's worth at once"
+
+
+def test_messages_that_are_gone_count_for_no_rate() -> None:
+    ledger = a_ledger([1] * 100, fair_by=FairBy.KEY, max_rate_per=1)
+    for _ in range(50):  # each is looked for and not there
+        tasks = ledger.take_ready(1)
+        assert len(tasks) == 1
+        ledger.gone(tasks, 0)
+    assert len(pop(ledger, 5)) == 1
+
+
+def test_pace_is_kept_of_those_only_that_went_lately() -> None:
+    pace = Pace(10)
+    for tenant in range(100_000):
+        pace.spend(tenant, tenant)
+    assert len(pace._full_at) < 2_100
+
+
+def test_a_million_of_low_priority_cost_a_high_one_nothing() -> None:
+    """Counted in lines of the interpreter."""
+    costs = []
+    for count in (1_000, 200_000):
+        keys = [0] * count
+        ledger = a_ledger(keys, [1] * count, order=Order.PRIORITY)
+        pop(ledger, 10)
+        keys += [0, 0]
+        lines = 0
+
+        def trace(frame: object, event: str, argument: object) -> object:
+            nonlocal lines
+            lines += event == "line"
+            return trace
+
+        sys.settrace(trace)  # type: ignore[arg-type]
+        try:
+            ledger.look_at(0, [count, count + 1], [0, 0], [9, 200], count + 2, 0)
+            offsets = [receipt.offset for receipt in pop(ledger, 3)]
+        finally:
+            sys.settrace(None)
+        assert offsets == [count + 1, count, 10]
+        costs.append(lines)
+    assert costs[1] <= costs[0] + 20
+
+
+@given(
+    st.lists(st.tuples(TENANTS, st.integers(0, 3), st.integers(0, 400)), max_size=60),
+    st.sampled_from([1, 50, 1_000]),
+    POPS,
+)
+def test_what_waits_long_passes_what_is_higher(
+    sent: list[tuple[int, int, int]], ageing_ms: int, pops: list[int]
+) -> None:
+    """Of one tenant, exactly by when it was stored, less its level times the ageing."""
+    keys, levels = [1] * len(sent), [level for _, level, _ in sent]
+    times, now = list[int](), 0
+    for _, _, passed_ms in sent:
+        now += passed_ms
+        times.append(now)
+    ledger = Ledger(
+        Settings(order=Order.PRIORITY, priority_ageing_ms=ageing_ms), 1, lambda queue: 0, lambda queue: len(keys)
+    )
+    ledger.look_at(0, range(len(keys)), keys, levels, len(keys), 0, times)
+    found = [receipt.offset for limit in pops for receipt in pop(ledger, limit)]
+    expected = sorted(range(len(keys)), key=lambda at: (times[at] - levels[at] * ageing_ms, -levels[at], at))
+    assert found == expected[: len(found)] and len(found) == min(sum(pops), len(keys))
+
+
+def test_after_a_change_of_leaders_priorities_are_known_again_and_receipts_count() -> None:
+    keys, levels = [5] * 6, [0, 3, 0, 2, 0, 1]
+    first = a_ledger(keys, levels, order=Order.PRIORITY)
+    one, two = pop(first, 2)
+    assert [one.offset, two.offset] == [1, 3]
+    assert first.nack(one, 0, delay_ms=0) is None
+    changes = first.take_changes()
+    chunks = {number: Chunk.decode(body, number, "c") for (_, number), body in changes.documents.items() if body}
+    second = Ledger(Settings(order=Order.PRIORITY), 2, lambda queue: 0, lambda queue: len(keys))
+    second.load(0, 0, chunks, 0)
+    assert second.ack(two, 0) is None
+    second.look_at(0, range(6), keys, levels, 6, 0)
+    assert [receipt.offset for receipt in pop(second, 10)] == [1, 5, 0, 2, 4]
