@@ -50,7 +50,8 @@ def test_what_is_over_is_refused_with_words_and_seen(api: Api, topic_name: str) 
     api.send(topic_name, {"queue": 1, "body": "c"})
     usage = api.get(f"/v1/topics/{topic_name}/usage").json()
     assert (usage["messages"], usage["refused"], usage["groups"]) == (3, 2, [])
-    assert usage["bytes"] >= 3 and usage["dropped"] == {"expired": 0, "overflow": 0, "consumed": 0, "disk": 0}
+    assert usage["bytes"] >= 3, "what came after a measurement counts"
+    assert usage["dropped"] == {"expired": 0, "overflow": 0, "consumed": 0, "disk": 0}
     path = f"/v1/topics/{topic_name}"
     api.call("PATCH", path, {"overflow": "drop_oldest"})
     api.send(topic_name, {"queue": 0, "body": "c"})
@@ -117,6 +118,20 @@ def test_a_limit_is_the_topics_over_all_shards(tmp_path: Path) -> None:
         async with running_node(config(tmp_path)) as node:
             with pytest.raises(TooManyMessages):
                 await send(node, "t", 2, 31)
+
+    asyncio.run(run())
+
+
+def test_what_came_after_the_last_measurement_counts_in_what_is_seen(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with running_node(NodeConfig(data=tmp_path, shards=1, retention_interval_ms=600_000)) as node:
+            topic, _ = await node.broker.create_topic("t", 1, TopicOptions(max_messages=30))
+            retention = node.broker.topology.ports()[0].store.retention
+            await asyncio.to_thread(retention._measure, retention._queries.topic_state(topic.id))
+            assert (await node.limits.usage(topic)).size_bytes == 0
+            await send(node, "t", 0, 3)
+            usage = await node.limits.usage(topic)
+            assert (usage.messages, usage.size_bytes) == (3, 300)
 
     asyncio.run(run())
 

@@ -163,7 +163,7 @@ def test_a_killed_backup_is_gone_on_with_also_after_a_restart_of_the_node(
         flush(api)
     words, environment = command(node.url, "backup", "create", "--to", backups)
     process = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    eventually(lambda: (backups / "incoming" / "JOURNAL").exists(), "a file is complete")
+    eventually(lambda: has_content(backups / "incoming" / "JOURNAL"), "a file is complete")
     process.kill()
     process.wait()
     assert not list((backups / "backups").iterdir())
@@ -180,6 +180,10 @@ def test_a_killed_backup_is_gone_on_with_also_after_a_restart_of_the_node(
     made = json.loads(printed)
     assert 0 < made["fetched_bytes"] < made["size_bytes"]
     lsmq(node.url, "verify", backups)
+
+
+def has_content(path: Path) -> bool:
+    return path.exists() and path.stat().st_size > 0
 
 
 def flush(api: Api) -> None:
@@ -206,7 +210,7 @@ def test_a_full_disk_is_said_and_what_was_fetched_is_kept(
         words, environment = command(node.url, "backup", "create", "--to", backups)
         process = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True)
         try:
-            eventually(lambda: (backups / "incoming" / "JOURNAL").exists(), "a file is complete")
+            eventually(lambda: has_content(backups / "incoming" / "JOURNAL"), "a file is complete")
             with filler.open("wb") as file, contextlib.suppress(OSError):
                 while True:
                     file.write(bytes(64 * KIB))

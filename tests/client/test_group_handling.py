@@ -139,8 +139,15 @@ async def test_a_queue_changes_hands_after_its_handler_and_its_commit(
 ) -> None:
     """Two members come and go during traffic: each message is handled once, each queue in order."""
     async with filled(shared_node, topic_name, count=0) as client:
-        handler = Handler(0.002)
-        sending = asyncio.create_task(fill(client, topic_name, range(2_000), 8))
+        handler, all_came, sent = Handler(0.002), asyncio.Event(), 0
+
+        async def send() -> None:
+            nonlocal sent
+            while not all_came.is_set():
+                await fill(client, topic_name, range(sent, sent + 80), 8)
+                sent += 80
+
+        sending = asyncio.create_task(send())
         async with Consumer(client, topic_name, group=topic_name) as first:
             tasks = [asyncio.create_task(first.run(handler, concurrency=3))]
             for _ in range(3):
@@ -154,13 +161,14 @@ async def test_a_queue_changes_hands_after_its_handler_and_its_commit(
                     )
                     handled = len(handler.handled)
                     await comes_true(lambda handled=handled: len(handler.handled) > handled, "work goes on")
+            all_came.set()
             await sending
-            await comes_true(lambda: len(handler.handled) >= 2_000, "all is handled")
+            await comes_true(lambda: len(handler.handled) >= sent, "all is handled")
         await asyncio.gather(*tasks)
-        assert numbers(handler.handled) == list(range(2_000)) and not handler.together
+        assert numbers(handler.handled) == list(range(sent)) and not handler.together
         for queue in range(8):
-            assert [m.offset for m in handler.handled if m.queue == queue] == list(range(250))
-        assert await client.committed_offsets(topic_name, topic_name) == dict.fromkeys(range(8), 250)
+            assert [m.offset for m in handler.handled if m.queue == queue] == list(range(sent // 8))
+        assert await client.committed_offsets(topic_name, topic_name) == dict.fromkeys(range(8), sent // 8)
 
 
 async def test_callbacks_come_before_reading_and_before_giving_up(shared_node: NodeProcess, topic_name: str) -> None:

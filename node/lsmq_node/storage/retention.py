@@ -189,13 +189,16 @@ class Retention:
 
     def usage(self, topic_id: int) -> Usage:
         """What the shard holds of a topic, what has gone of it by itself, and who consumes it; bytes where they are
-        measured as they were last.
+        measured as they were last, and what was appended since.
 
         In any thread; may read the disk. Raises ``UnknownTopic``.
         """
         item = self._queries.topic_state(topic_id)
         known = self.holdings.get(topic_id)
-        size = Extents(self._tables, self._log_starts).of(item).size_bytes if known is None else known.size_bytes
+        if known is None:
+            size = Extents(self._tables, self._log_starts).of(item).size_bytes
+        else:
+            size = known.size_bytes if item.quota is None else item.quota.size_bytes
         held = Holding(item.count_messages(), size)
         return self._usage(item, held)
 
