@@ -264,8 +264,8 @@ def test_a_library_that_needs_care_is_imported_in_one_module_a_package(library: 
 
 
 def test_http_is_an_adapter_of_the_node() -> None:
-    """What a node does knows no HTTP: that is the clients' adapter, and how nodes of a cluster talk to each other, and ask
-    an issuer for its keys."""
+    """What a node does knows no HTTP: that is the clients' adapter, how nodes of a cluster talk to each other, and how
+    an issuer is asked for its keys."""
     speakers = ("lsmq_node.api", "lsmq_node.cluster", "lsmq_node.rights.issuer")
     node = [(name, imports(name, path)) for name, path in modules() if within(name, ("lsmq_node",))]
     assert [name for name, found in node if "aiohttp" in found and not within(name, speakers)] == []
