@@ -82,7 +82,7 @@ def test_a_schedule_that_cannot_be_is_refused_by_what_is_wrong(
 
 @pytest.mark.parametrize("name", [".", ".."])
 def test_names_that_mean_a_place_in_a_path_are_refused(api: Api, topic_name: str, name: str) -> None:
-    """Most clients leave such parts out of a path before they send it: what is made so could not be looked at or deleted."""
+    """Most clients leave such parts out of a path: what is made so could not be looked at or deleted."""
     api.create(topic_name, 1)
     encoded = name.replace(".", "%2E")
     calls = [

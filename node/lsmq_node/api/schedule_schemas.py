@@ -20,7 +20,9 @@ PUT: Schema = object_of(
         "tz": _TZ,
         "message": {
             **MESSAGE_TO_SEND,
-            "properties": {name: each for name, each in MESSAGE_TO_SEND["properties"].items() if name not in _NOT_SCHEDULED},
+            "properties": {
+                name: each for name, each in MESSAGE_TO_SEND["properties"].items() if name not in _NOT_SCHEDULED
+            },
         },
     },
     required=("cron", "message"),
