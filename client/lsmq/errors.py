@@ -71,6 +71,7 @@ __all__ = [
     "TimedOut",
     "TooManyConnections",
     "TooManyDelayed",
+    "TooManyFilters",
     "TooManyGroups",
     "TooManyItems",
     "TooManyMembers",
@@ -350,6 +351,12 @@ class TooManyGroups(LsmqError):
     """There are as many groups as may be; delete some that nobody uses."""
 
     code = "too_many_groups"
+
+
+class TooManyFilters(LsmqError):
+    """Consumers of a work queue pick by more different filters than may be; use fewer, or more groups."""
+
+    code = "too_many_filters"
 
 
 class TooManyQueues(LsmqError):
