@@ -125,7 +125,7 @@ def test_a_limit_is_the_topics_over_all_shards(tmp_path: Path) -> None:
 def test_what_came_after_the_last_measurement_counts_in_what_is_seen(tmp_path: Path) -> None:
     async def run() -> None:
         async with running_node(NodeConfig(data=tmp_path, shards=1, retention_interval_ms=600_000)) as node:
-            topic = await node.broker.create_topic("t", 1, TopicOptions(max_messages=30))
+            topic, _ = await node.broker.create_topic("t", 1, TopicOptions(max_messages=30))
             retention = node.broker.topology.ports()[0].store.retention
             await asyncio.to_thread(retention._measure, retention._queries.topic_state(topic.id))
             assert (await node.limits.usage(topic)).size_bytes == 0
