@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from lsmq._error import LsmqError
-from lsmq._node_errors import SnapshotGone, TooManyRequests
+from lsmq._node_errors import SnapshotGone, TooManyFilters, TooManyRequests
 from lsmq._rights_errors import (
     AuthenticationOff,
     Forbidden,
@@ -351,12 +351,6 @@ class TooManyGroups(LsmqError):
     """There are as many groups as may be; delete some that nobody uses."""
 
     code = "too_many_groups"
-
-
-class TooManyFilters(LsmqError):
-    """Consumers of a work queue pick by more different filters than may be; use fewer, or more groups."""
-
-    code = "too_many_filters"
 
 
 class TooManyQueues(LsmqError):
