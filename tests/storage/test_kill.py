@@ -55,8 +55,7 @@ def run_and_kill(program: str, path: Path, writes: int) -> int:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(writes)]
         process.send_signal(signal.SIGKILL)
-        # communicate() would pass over what readline() has read ahead.
-        lines += process.stdout.readlines()
+        lines += process.stdout.readlines()  # of what was read ahead too
     assert process.returncode == -signal.SIGKILL
     return int([line for line in lines if line.endswith(b"\n")][-1])
 
