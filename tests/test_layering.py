@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from support.waiting import PATIENCE_S
+
 ROOT = Path(__file__).parents[1]
 CLIENT = ROOT / "client"
 NODE = ROOT / "node"
@@ -226,7 +228,7 @@ def run_without(absent: tuple[str, ...], program: str) -> subprocess.CompletedPr
         [sys.executable, "-W", "error::ImportWarning", "-c", source],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
 
 

@@ -14,6 +14,8 @@ from zipfile import ZipFile
 
 import pytest
 
+from support.waiting import PATIENCE_S
+
 ROOT = Path(__file__).parents[1]
 PACKAGES = {"lsmq", "lsmq_command", "lsmq_node", "lsmq_coordinator", "lsmq_lab", "lsmq_pipeline", "pyspark_lsmq"}
 LARGEST_BYTES = 2 << 20
@@ -70,7 +72,7 @@ def test_the_wheel_is_a_client_as_it_is(wheel: Path) -> None:
         " assert lsmq.__file__.startswith(sys.argv[1]); print(lsmq.__version__)"
     )
     ran = subprocess.run(
-        [sys.executable, "-c", program, wheel], capture_output=True, text=True, timeout=60, cwd=wheel.parent
+        [sys.executable, "-c", program, wheel], capture_output=True, text=True, timeout=PATIENCE_S, cwd=wheel.parent
     )
     with opened(wheel) as (_, metadata):
         assert ran.stdout.strip() == metadata["Version"], ran.stderr

@@ -15,6 +15,7 @@ from lsmq.record_batch import BatchBuilder, message_id
 from lsmq_node.broker import Broker, name_keeper
 from lsmq_node.storage import topic_names
 from support.node_process import NodeProcess
+from support.waiting import comes_true
 
 from .calls import Api
 from .in_process import Session, with_node
@@ -106,9 +107,10 @@ def test_empty_queues_are_forgotten_and_others_are_not(tmp_path: Path, monkeypat
             found = await (await client.get("/v1/topics/f/queues")).json()
             return [row["name"] for row in found["queues"]]
 
-        async with asyncio.timeout(20):
-            while await names() != ["kept"]:  # noqa: ASYNC110  # nothing tells when a name is forgotten
-                await asyncio.sleep(0.02)
+        async def only_kept() -> bool:
+            return await names() == ["kept"]
+
+        await comes_true(only_kept, "the names of empty queues are forgotten")
         answer = await client.post("/v1/topics/f/messages", json={"messages": [{"queue": "trimmed", "body": "again"}]})
         assert answer.status == 200
         assert await names() == ["kept", "trimmed"]
@@ -131,9 +133,11 @@ def test_a_queue_is_not_forgotten_before_the_ids_of_its_messages(
             one = {"queue": "q", "body": "x", **({"dedupe_id": "id"} if topic == "window" else {})}
             await client.post(f"/v1/topics/{topic}/messages", json={"messages": [one]})
             await client.post(f"/v1/topics/{topic}/queues/q/trim", json={"before": 1})
-        async with asyncio.timeout(20):
-            while (await client.get("/v1/topics/short/queues/q")).status != 404:  # noqa: ASYNC110  # as above
-                await asyncio.sleep(0.02)
+
+        async def forgotten() -> bool:
+            return (await client.get("/v1/topics/short/queues/q")).status == 404
+
+        await comes_true(forgotten, "the queue is forgotten")
         again = {"queue": "q", "body": "x", "dedupe_id": "id"}
         answer = await (await client.post("/v1/topics/window/messages", json={"messages": [again]})).json()
         assert answer["results"][0]["duplicate"]
@@ -156,9 +160,11 @@ def test_a_new_queue_is_not_forgotten_for_the_time_of_one_that_had_its_number(
         began = time.monotonic()
         second = await (await client.put("/v1/topics/f/queues/second")).json()
         assert second["number"] == first["number"]
-        async with asyncio.timeout(20):
-            while (await client.get("/v1/topics/f/queues/second")).status != 404:  # noqa: ASYNC110  # as above
-                await asyncio.sleep(0.02)
+
+        async def forgotten() -> bool:
+            return (await client.get("/v1/topics/f/queues/second")).status == 404
+
+        await comes_true(forgotten, "the queue is forgotten")
         assert time.monotonic() - began >= 1.5
 
     with_node(tmp_path, test)
@@ -179,9 +185,7 @@ def test_the_log_of_names_is_written_anew_once_most_of_it_is_dead(
             await client.post("/v1/topics/n/messages", json={"messages": messages})
             for at in range(20):
                 assert (await client.delete(f"/v1/topics/n/queues/temp.{at}")).status == 204
-        async with asyncio.timeout(20):
-            while store.bounds(names_id, 0)[0] == 0:  # noqa: ASYNC110  # as above
-                await asyncio.sleep(0.02)
+        await comes_true(lambda: store.bounds(names_id, 0)[0] > 0, "the log begins later")
         first, end = store.bounds(names_id, 0)
         assert end - first < 100
         found = await (await client.get("/v1/topics/n/queues")).json()

@@ -23,7 +23,7 @@ from lsmq_node.api.schema import check
 from lsmq_node.config import NodeConfig
 from lsmq_node.rights import Kind
 from support.node_process import NodeProcess
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 from .calls import Answer, Api
 
@@ -311,7 +311,7 @@ def test_a_right_that_is_taken_back_ends_the_stream_that_rests_on_it(realm: Real
         async with aiohttp.ClientSession(headers=reader.own) as session:
             url = f"{realm.node.url}/v1/groups/streamed/push?topic=t"
             async with session.ws_connect(url, protocols=("lsmq.json",)) as socket:
-                assert (await socket.receive_json(timeout=20))["stream"]
+                assert (await socket.receive_json(timeout=PATIENCE_S))["stream"]
                 took = {"roles": [{"role": "consumer"}]}
                 await asyncio.to_thread(realm.admin.call, "POST", f"/v1/acl/{name}/revoke", took, status=204)
                 began = time.monotonic()

@@ -25,7 +25,7 @@ from lsmq.producer_groups import ProducerGroup
 from support.fault_proxy import FaultProxy
 from support.node_process import NodeProcess
 from support.python_process import run_python
-from support.waiting import clock_passes
+from support.waiting import PATIENCE_S, clock_passes
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
 LSMQ = [sys.executable, "-m", "lsmq"]
@@ -214,7 +214,7 @@ def test_following_prints_what_comes_and_ends_well_on_ctrl_c(shared_node: NodePr
         lsmq("produce", topic, stdin=line)
         assert follower.stdout.readline() == line
     follower.send_signal(signal.SIGINT)
-    _, complaints = follower.communicate(timeout=30)
+    _, complaints = follower.communicate(timeout=PATIENCE_S)
     assert (follower.returncode, complaints) == (0, b"")
     assert lsmq("consume", topic, "--group", topic).stdout == b""
 
@@ -232,7 +232,7 @@ def test_produce_ends_well_on_ctrl_c_while_it_waits_for_input(shared_node: NodeP
     producer.stdin.flush()
     assert b'"offset": 0' in producer.stdout.readline()  # A line is sent when it comes, not at the end.
     producer.send_signal(signal.SIGINT)
-    _, complaints = producer.communicate(timeout=30)
+    _, complaints = producer.communicate(timeout=PATIENCE_S)
     assert (producer.returncode, complaints.strip()) == (1, b"interrupted")
 
 
@@ -247,7 +247,7 @@ def test_a_reader_that_has_had_enough_is_no_error(shared_node: NodeProcess, lsmq
     assert reader.stdout is not None and reader.stderr is not None
     reader.stdout.readline()
     reader.stdout.close()
-    assert (reader.stderr.read(), reader.wait(30)) == (b"", 0)
+    assert (reader.stderr.read(), reader.wait(PATIENCE_S)) == (b"", 0)
     reader.stderr.close()
 
 
@@ -430,7 +430,7 @@ def test_without_the_node_installed_a_command_of_it_says_what_to_install(command
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     arguments = ["--data", str(tmp_path / "data")] if command == "serve" else []
     environ = {**os.environ, "PYTHONPATH": path}
-    failed = subprocess.run([*LSMQ, command, *arguments], capture_output=True, env=environ, timeout=60)
+    failed = subprocess.run([*LSMQ, command, *arguments], capture_output=True, env=environ, timeout=PATIENCE_S)
     assert failed.returncode == 1
     assert failed.stderr.startswith(b"error: node_not_installed: ") and b'pip install "lsmq[node]"' in failed.stderr
 

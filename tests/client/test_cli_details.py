@@ -18,6 +18,7 @@ from lsmq.cli.options import SIZE
 from lsmq.cli.render import counted, print_table, progress
 from support.node_process import NodeProcess
 from support.python_process import run_python
+from support.waiting import PATIENCE_S
 
 
 def run(node: NodeProcess, *arguments: str, stdin: str = "") -> Result:
@@ -187,7 +188,7 @@ def test_who_reads_the_output_may_have_seen_enough(shared_node: NodeProcess, top
         assert reading.stdout.readline() == b"x\n"
         reading.stdout.close()
         assert reading.stderr.read() == b""
-        assert reading.wait(30) == 0
+        assert reading.wait(PATIENCE_S) == 0
 
 
 def test_status_has_a_line_for_each_shard(shared_node: NodeProcess) -> None:
@@ -204,11 +205,11 @@ def test_help_needs_no_spark(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-m", "lsmq", "pipeline"]
     shown = subprocess.run(
-        [*command, "--help"], env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=60
+        [*command, "--help"], env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert shown.returncode == 0 and 'pip install "lsmq[spark]"' in " ".join(shown.stdout.split())
     refused = subprocess.run(
-        [*command, "audit", "x"], env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=60
+        [*command, "audit", "x"], env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert refused.returncode == 1 and 'pip install "lsmq[spark]"' in refused.stderr
 
@@ -239,7 +240,7 @@ sys.meta_path.insert(0, Interrupt())
 from lsmq_command import main
 main()
 """
-    ran = subprocess.run([sys.executable, "-c", interrupted], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", interrupted], capture_output=True, text=True, timeout=PATIENCE_S)
     assert (ran.returncode, ran.stdout, ran.stderr) == (1, "", "interrupted\n")
 
 

@@ -13,7 +13,7 @@ import pytest
 from lsmq import Client, Consumer, Message, Producer
 from lsmq.groups import Group
 from lsmq_lab.local_cluster import LocalCluster
-from support.waiting import comes_true
+from support.waiting import PATIENCE_S, comes_true
 
 pytestmark = pytest.mark.slow
 
@@ -104,7 +104,7 @@ async def test_a_stream_from_one_node_has_the_queues_of_all(cluster: LocalCluste
             await producer.flush()
             got: list[dict[str, Any]] = []
             while len(got) < len(NAMES):
-                got += (await socket.receive_json(timeout=30)).get("messages", ())
+                got += (await socket.receive_json(timeout=PATIENCE_S)).get("messages", ())
             assert sorted(one["queue"] for one in got) == sorted(one["body"] for one in got) == sorted(NAMES)
             await socket.send_json({"ack": [[one["number"], one["offset"]] for one in got]})
 

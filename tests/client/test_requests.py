@@ -13,6 +13,7 @@ from lsmq import Client, ClientClosed, Consumer, InvalidRequest, LsmqError, Mess
 from lsmq._requests import CORRELATION, MAX_IN_FLIGHT, REPLY_QUEUE, REPLY_TOPIC
 from support.node_process import NodeProcess
 from support.python_process import PythonProcess, run_python
+from support.waiting import PATIENCE_S
 
 
 @asynccontextmanager
@@ -144,7 +145,7 @@ def test_the_blocking_face_and_the_command_ask_and_answer(shared_node: NodeProce
         with sync.Consumer(other, topic_name, start="earliest") as consumer:
             (message,) = consumer.poll(1)
             other.reply(message, b"7 euros", properties={"kind": "price"})
-            assert asked.communicate(timeout=60)[0] == b"7 euros\n" and asked.returncode == 0
+            assert asked.communicate(timeout=PATIENCE_S)[0] == b"7 euros\n" and asked.returncode == 0
         with pytest.raises(TimedOut):
             client.request(topic_name, b"x", timeout_ms=100)
     command = ("-m", "lsmq", "request", topic_name, "x", "--timeout", "100ms", "--url", shared_node.url)

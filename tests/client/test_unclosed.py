@@ -12,6 +12,7 @@ import pytest
 
 from lsmq import sync
 from support.node_process import NodeProcess
+from support.waiting import PATIENCE_S
 
 BEGIN = """
 import asyncio, gc, os, sys, threading
@@ -28,7 +29,7 @@ def run(program: str, node: NodeProcess, topic: str, *options: str) -> subproces
         env={name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 0, done.stderr
     return done

@@ -22,6 +22,7 @@ from lsmq_coordinator.death import DeathNotice
 from lsmq_coordinator.errors import NotAuthenticated
 from lsmq_coordinator.parts import Parts
 from support.raft_group import until
+from support.waiting import PATIENCE_S
 
 SECRET = ClusterSecret(b"a secret of sufficient length")
 NOTICE = DeathNotice("n1", "a life")
@@ -135,7 +136,7 @@ def test_a_sentinel_ends_when_its_time_is_over_though_nobody_listens() -> None:
         os.close(writing)
         # It is not the child of process 1, so its node has ended before it looked.
         command = [sys.executable, "-I", "-S", str(Path(death.sentinel.__file__))]
-        ended = await asyncio.to_thread(subprocess.run, command, stdin=reading, timeout=30, check=False)
+        ended = await asyncio.to_thread(subprocess.run, command, stdin=reading, timeout=PATIENCE_S, check=False)
         os.close(reading)
         assert ended.returncode == 0
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from lsmq_lab.drills import DRILLS, print_report, run_drill
+from support.waiting import PATIENCE_S
 
 DRILLS_BY_NAME = (
     "kill-leader",
@@ -42,7 +43,9 @@ def test_every_drill_is_tested() -> None:
 
 
 def lsmq(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "lsmq", *arguments], capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-m", "lsmq", *arguments], capture_output=True, text=True, timeout=PATIENCE_S
+    )
 
 
 def test_the_command_lists_the_drills() -> None:

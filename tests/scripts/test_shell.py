@@ -6,6 +6,8 @@ import os
 import subprocess
 from pathlib import Path
 
+from support.waiting import PATIENCE_S
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -14,7 +16,7 @@ def find_python(path: str, **environment: str) -> subprocess.CompletedProcess[st
     program = f'set -euo pipefail; source "{ROOT}/scripts/_venv.sh"; PATH="{path}"; find_python'
     inherited = {name: value for name, value in os.environ.items() if name != "PYTHON"}
     return subprocess.run(
-        ["bash", "-c", program], capture_output=True, text=True, timeout=30, env=inherited | environment
+        ["bash", "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, env=inherited | environment
     )
 
 

@@ -20,7 +20,7 @@ from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import QueueStore, ShardStore
 from lsmq_node.storage.retainer import Retainer
 from support.clock import SimClock
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 from .harness import (
     TINY,
@@ -183,7 +183,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 def test_a_forked_child_is_refused_and_its_parent_goes_on(tmp_path: Path, mode: str) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
     command = [sys.executable, "-c", FORKING, str(tmp_path / "q"), mode]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr
 
 

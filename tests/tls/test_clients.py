@@ -29,7 +29,7 @@ from lsmq_coordinator.tls import Certificates, ClientAuth, TlsFiles
 from lsmq_node.config import NodeConfig
 from lsmq_node.settings import InvalidConfig
 from support.node_process import NodeProcess, StartFailed
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 HOSTS = ("127.0.0.1", "localhost")
 #: Large enough that files of tables are read.
@@ -97,11 +97,11 @@ def test_the_blocking_client_and_the_command_line_speak_it(
     command = [sys.executable, "-m", "lsmq", "topic", "list", "--json", "--url", secure.url]
     environment = {**os.environ, "LSMQ_CA": ""}
     run = subprocess.run(
-        [*command, "--ca", str(authority.cert)], capture_output=True, text=True, timeout=60, env=environment
+        [*command, "--ca", str(authority.cert)], capture_output=True, text=True, timeout=PATIENCE_S, env=environment
     )
     assert run.returncode == 0 and topic_name in run.stdout, run.stderr
     refused = subprocess.run(
-        [*command, "--timeout", "200ms"], capture_output=True, text=True, timeout=60, env=environment
+        [*command, "--timeout", "200ms"], capture_output=True, text=True, timeout=PATIENCE_S, env=environment
     )
     assert refused.returncode == 1 and "its certificate is not believed" in refused.stderr, refused.stderr
 
@@ -136,7 +136,7 @@ def test_a_container_finds_its_node_ready_under_tls(secure: NodeProcess) -> None
     script = Path(__file__).parents[2] / "compose" / "image" / "ready.sh"
     files = {f"LSMQ_{name.upper()}": str(secure.settings[name]) for name in ("tls_cert", "tls_key")}
     environment = {**os.environ, **files, "LSMQ_PORT": str(secure.port)}
-    asked = subprocess.run(["bash", script], env=environment, capture_output=True, text=True, timeout=60)
+    asked = subprocess.run(["bash", script], env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (asked.returncode, asked.stdout) == (0, "/readyz: 200\n"), asked.stderr
 
 
