@@ -37,6 +37,7 @@ from lsmq._transport import BATCHES, MSGPACK
 from lsmq.client import Client
 from lsmq.errors import LsmqError, OffsetOutOfRange, Unavailable, UnknownFetchSession
 from lsmq.filters import MessageFilter
+from lsmq.message_columns import MessageBatch, batch_of
 from lsmq.record_batch import Column, Flag, Message, RecordBatch, split_batches
 from lsmq.topics import FETCH_SESSION_HEADER, Topic
 
@@ -94,6 +95,15 @@ class FetchedBatches:
         for batch in self._batches:
             found = batch.messages(self.topic.name, self.topic.id, self.spans)
             yield from found if self._filter is None else filter(self._filter.passes, found)
+
+    def columns(self) -> MessageBatch:
+        """The same as columns. Where words are picked by, and only there, each message's header is looked into."""
+        return batch_of(self._batches, self.topic, self.spans, picked=self._filter)
+
+    def go_on_from(self, positions: QueuePositions) -> None:
+        """What was handed out counts no more."""
+        for queue, (start, end) in self.spans.items():
+            self.spans[queue] = max(start, positions.get(queue, start)), end
 
     def is_foreign(self) -> bool:
         """Whether no record is of the topic that was asked for, as when it was made anew under its name."""

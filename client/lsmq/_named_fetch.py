@@ -23,6 +23,7 @@ from lsmq._wire_values import little_endian
 from lsmq.client import Client
 from lsmq.filters import MessageFilter
 from lsmq.group_values import Ranges, to_pairs
+from lsmq.message_columns import MessageBatch, batch_of
 from lsmq.queue_names import SLOTS, compile_pattern, queue_slot
 from lsmq.record_batch import Column, Flag, Message, RecordBatch, split_batches
 from lsmq.topics import Topic
@@ -86,6 +87,9 @@ class NamedBatches(FetchedBatches):
         for batch in self._batches:
             found = batch.messages(self.topic.name, self.topic.id, self.spans, self.names)
             yield from found if self._filter is None else filter(self._filter.passes, found)
+
+    def columns(self) -> MessageBatch:
+        return batch_of(self._batches, self.topic, self.spans, names=self.names, picked=self._filter)
 
 
 class NamedFetcher(Fetcher):

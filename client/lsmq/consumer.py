@@ -26,6 +26,7 @@ from lsmq.client import Client
 from lsmq.errors import ClientClosed, InvalidRequest, LsmqError
 from lsmq.filters import MessageFilter
 from lsmq.group_values import DEFAULT_MAX_HANDLER_MS, DEFAULT_SESSION_MS, Ranges
+from lsmq.message_columns import MAX_POLL_BATCH, MessageBatch, check_columns
 from lsmq.record_batch import Message
 
 DEFAULT_MAX_MESSAGES = 5_000
@@ -234,6 +235,24 @@ class Consumer(MessageConsumer):
         if messages:
             self._read_in_progress.take()
         return messages
+
+    async def poll_batch(
+        self, max_messages: int = MAX_POLL_BATCH, timeout_ms: float | None = None
+    ) -> MessageBatch | None:
+        """What is there of one answer of a node, as columns, up to ``max_messages``; waits for the first message.
+
+        For those to whom a message each is too dear: see :class:`lsmq.message_columns.MessageBatch`. Order, positions,
+        commits and filters are those of :meth:`poll`, and the two may take turns. A batch is of one topic. Returns None
+        after ``timeout_ms`` (0: at once; ``None``: never). Raises ``InvalidRequest`` where numpy is not installed.
+        """
+        check_columns()
+        return await self._first(self._take_batch, max_messages, timeout_ms)
+
+    def _take_batch(self, max_messages: int) -> MessageBatch | None:
+        batch = self._reader.take_batch(max_messages)
+        if batch is not None:
+            self._read_in_progress.take()
+        return batch
 
     async def _run_through(self, handling: HandlerRun) -> None:
         self._runs = True

@@ -15,6 +15,7 @@ from lsmq._membership import Callback
 from lsmq._queue_ranges import contains
 from lsmq._wire_values import check_max_messages
 from lsmq.group_values import Ranges
+from lsmq.message_columns import MAX_POLL_BATCH, MessageBatch
 from lsmq.record_batch import Message
 from lsmq.sync._client import Client
 from lsmq.sync._crossing import blocking, blocking_call, in_a_thread, with_options_of
@@ -82,6 +83,12 @@ class Consumer(BlockingIterable[Message]):
                 # Empty when they were another member's before they got here.
                 return taken or (self.poll(max_messages) if timeout_ms is None else [])
         return taken
+
+    def poll_batch(self, max_messages: int = MAX_POLL_BATCH, timeout_ms: float | None = None) -> MessageBatch | None:
+        """See :meth:`lsmq.Consumer.poll_batch`. What :meth:`poll` has read ahead is fetched again."""
+        if self._ahead:
+            self._give_back()
+        return self._thread.call(self._async.poll_batch(max_messages, timeout_ms))
 
     async def _read_ahead(self, max_messages: int, timeout_ms: float | None) -> bool:
         messages = await self._async.poll(max_messages, timeout_ms)
