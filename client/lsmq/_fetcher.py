@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lsmq import runtime
 from lsmq._follower_reads import (
@@ -37,9 +37,11 @@ from lsmq._transport import BATCHES, MSGPACK
 from lsmq.client import Client
 from lsmq.errors import LsmqError, OffsetOutOfRange, Unavailable, UnknownFetchSession
 from lsmq.filters import MessageFilter
-from lsmq.message_columns import MessageBatch, batch_of
 from lsmq.record_batch import Column, Flag, Message, RecordBatch, split_batches
 from lsmq.topics import FETCH_SESSION_HEADER, Topic
+
+if TYPE_CHECKING:
+    from lsmq.message_columns import MessageBatch
 
 OutOfRange = Literal["earliest", "latest", "error"]
 
@@ -98,6 +100,8 @@ class FetchedBatches:
 
     def columns(self) -> MessageBatch:
         """The same as columns. Where words are picked by, and only there, each message's header is looked into."""
+        from lsmq.message_columns import batch_of  # With numpy, which nobody else needs.
+
         return batch_of(self._batches, self.topic, self.spans, picked=self._filter)
 
     def go_on_from(self, positions: QueuePositions) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from lsmq._fetch_loop import FetchLoop
 from lsmq._fetcher import FetchOptions, OutOfRange, Prefetch
@@ -13,9 +13,11 @@ from lsmq._retries import NEVER_MS, Backoff
 from lsmq.background_tasks import BackgroundTasks, as_lsmq_error
 from lsmq.client import Client
 from lsmq.errors import InvalidRequest, LsmqError
-from lsmq.message_columns import MessageBatch
 from lsmq.record_batch import Message
 from lsmq.topics import Topic
+
+if TYPE_CHECKING:
+    from lsmq.message_columns import MessageBatch
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from lsmq._commits import Commits, Held
 from lsmq._fetch_loop import FetchLoop
@@ -26,13 +26,18 @@ from lsmq.client import Client
 from lsmq.errors import ClientClosed, InvalidRequest, LsmqError
 from lsmq.filters import MessageFilter
 from lsmq.group_values import DEFAULT_MAX_HANDLER_MS, DEFAULT_SESSION_MS, Ranges
-from lsmq.message_columns import MAX_POLL_BATCH, MessageBatch, check_columns
 from lsmq.record_batch import Message
+
+if TYPE_CHECKING:
+    from lsmq.message_columns import MessageBatch
 
 DEFAULT_MAX_MESSAGES = 5_000
 DEFAULT_MAX_BYTES = 1 << 20
 DEFAULT_PREFETCH_BYTES = 8 << 20
 DEFAULT_WAIT_MS = 5_000
+
+#: Of ``poll_batch``, unless told otherwise: as many as come.
+MAX_POLL_BATCH = 1_000_000
 
 _COMMIT_EVERY_S = 0.05
 _log = logging.getLogger("lsmq")
@@ -245,6 +250,8 @@ class Consumer(MessageConsumer):
         commits and filters are those of :meth:`poll`, and the two may take turns. A batch is of one topic. Returns None
         after ``timeout_ms`` (0: at once; ``None``: never). Raises ``InvalidRequest`` where numpy is not installed.
         """
+        from lsmq.message_columns import check_columns  # With numpy, which nobody else needs.
+
         check_columns()
         return await self._first(self._take_batch, max_messages, timeout_ms)
 

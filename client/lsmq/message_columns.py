@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from lsmq.errors import InvalidBatch, InvalidRequest
 from lsmq.filters import MessageFilter
@@ -24,8 +24,6 @@ except ImportError:  # Nobody needs it who reads messages.
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-#: Of ``poll_batch``, unless told otherwise: as many as come.
-MAX_POLL_BATCH: Final = 1_000_000
 _NOT_A_MESSAGE = int(Flag.TOMBSTONE | Flag.POSITION | Flag.ELSEWHERE | Flag.NAMES)
 _MOST_RUNS = 1_024
 

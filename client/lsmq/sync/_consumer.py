@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lsmq import consumer as asynchronous
 from lsmq import runtime
@@ -15,11 +15,13 @@ from lsmq._membership import Callback
 from lsmq._queue_ranges import contains
 from lsmq._wire_values import check_max_messages
 from lsmq.group_values import Ranges
-from lsmq.message_columns import MAX_POLL_BATCH, MessageBatch
 from lsmq.record_batch import Message
 from lsmq.sync._client import Client
 from lsmq.sync._crossing import blocking, blocking_call, in_a_thread, with_options_of
 from lsmq.sync._lifecycle import BlockingIterable, HandlerThreads
+
+if TYPE_CHECKING:
+    from lsmq.message_columns import MessageBatch
 
 _READ_AHEAD_MESSAGES = 1_000
 
@@ -84,7 +86,9 @@ class Consumer(BlockingIterable[Message]):
                 return taken or (self.poll(max_messages) if timeout_ms is None else [])
         return taken
 
-    def poll_batch(self, max_messages: int = MAX_POLL_BATCH, timeout_ms: float | None = None) -> MessageBatch | None:
+    def poll_batch(
+        self, max_messages: int = asynchronous.MAX_POLL_BATCH, timeout_ms: float | None = None
+    ) -> MessageBatch | None:
         """See :meth:`lsmq.Consumer.poll_batch`. What :meth:`poll` has read ahead is fetched again."""
         if self._ahead:
             self._give_back()
