@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from lsmq import runtime
 from lsmq._follower_reads import (
@@ -39,6 +39,9 @@ from lsmq.errors import LsmqError, OffsetOutOfRange, Unavailable, UnknownFetchSe
 from lsmq.filters import MessageFilter
 from lsmq.record_batch import Column, Flag, Message, RecordBatch, split_batches
 from lsmq.topics import FETCH_SESSION_HEADER, Topic
+
+if TYPE_CHECKING:
+    from lsmq.message_columns import MessageBatch
 
 OutOfRange = Literal["earliest", "latest", "error"]
 
@@ -94,6 +97,17 @@ class FetchedBatches:
         for batch in self._batches:
             found = batch.messages(self.topic.name, self.topic.id, self.spans)
             yield from found if self._filter is None else filter(self._filter.passes, found)
+
+    def columns(self) -> MessageBatch:
+        """The same as columns. Where words are picked by, and only there, each message's header is looked into."""
+        from lsmq.message_columns import batch_of  # With numpy, which nobody else needs.
+
+        return batch_of(self._batches, self.topic, self.spans, picked=self._filter)
+
+    def go_on_from(self, positions: QueuePositions) -> None:
+        """What was handed out counts no more."""
+        for queue, (start, end) in self.spans.items():
+            self.spans[queue] = max(start, positions.get(queue, start)), end
 
     def is_foreign(self) -> bool:
         """Whether no record is of the topic that was asked for, as when it was made anew under its name."""

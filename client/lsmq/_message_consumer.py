@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sized
+from typing import TypeVar
 
 from lsmq._handler_lanes import Handler, HandlerRun, MessageSource, Order
 from lsmq._lifecycle import Iterated, Starting
@@ -13,6 +14,8 @@ from lsmq._wire_values import check_max_messages
 from lsmq._work_in_progress import WorkInProgress
 from lsmq.errors import ClientClosed, InvalidRequest
 from lsmq.record_batch import Message
+
+Taken = TypeVar("Taken", bound=Sized)
 
 
 class MessageConsumer(Starting, Iterated[Message]):
@@ -42,6 +45,12 @@ class MessageConsumer(Starting, Iterated[Message]):
 
         Returns an empty list after ``timeout_ms`` (0: at once; ``None``: never).
         """
+        return await self._first(self._take, max_messages, timeout_ms) or []
+
+    async def _first(
+        self, take: Callable[[int], Taken | None], max_messages: int, timeout_ms: float | None
+    ) -> Taken | None:
+        """What ``take`` gives once that is something; None after ``timeout_ms``."""
         check_max_messages(max_messages)
         self._read_on()
         if not self._started:
@@ -49,14 +58,14 @@ class MessageConsumer(Starting, Iterated[Message]):
         deadline = None if timeout_ms is None else Deadline(timeout_ms)
         while True:
             self._check_open()
-            messages = self._take(max_messages)
-            if messages:
-                return messages
+            taken = take(max_messages)
+            if taken:
+                return taken
             try:
                 async with asyncio.timeout(None if deadline is None else deadline.remaining_s()):
                     await self._source.ready()
             except TimeoutError:
-                return []
+                return None
 
     def _read_on(self) -> None:
         """The application has done with what it was handed."""

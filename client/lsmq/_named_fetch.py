@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lsmq._fetch_loop import FetchLoop
 from lsmq._fetcher import MAX_QUEUES_PER_FETCH, FetchedBatches, Fetcher, FetchOptions, OutOfRange, Prefetch
@@ -26,6 +26,9 @@ from lsmq.group_values import Ranges, to_pairs
 from lsmq.queue_names import SLOTS, compile_pattern, queue_slot
 from lsmq.record_batch import Column, Flag, Message, RecordBatch, split_batches
 from lsmq.topics import Topic
+
+if TYPE_CHECKING:
+    from lsmq.message_columns import MessageBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,11 @@ class NamedBatches(FetchedBatches):
         for batch in self._batches:
             found = batch.messages(self.topic.name, self.topic.id, self.spans, self.names)
             yield from found if self._filter is None else filter(self._filter.passes, found)
+
+    def columns(self) -> MessageBatch:
+        from lsmq.message_columns import batch_of  # With numpy, which nobody else needs.
+
+        return batch_of(self._batches, self.topic, self.spans, names=self.names, picked=self._filter)
 
 
 class NamedFetcher(Fetcher):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Container, Iterable, Iterator
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from lsmq._fetch_loop import FetchLoop
 from lsmq._fetcher import FetchOptions, OutOfRange, Prefetch
@@ -15,6 +15,9 @@ from lsmq.client import Client
 from lsmq.errors import InvalidRequest, LsmqError
 from lsmq.record_batch import Message
 from lsmq.topics import Topic
+
+if TYPE_CHECKING:
+    from lsmq.message_columns import MessageBatch
 
 T = TypeVar("T")
 
@@ -34,6 +37,8 @@ class Reader:
         self._begun: set[str] = set()
         self._background = BackgroundTasks(self._broke)
         self._messages: Iterator[Message] = iter(())
+        self._rest: MessageBatch | None = None  # of the chunk that is being handed out, where it is as columns
+        self._rest_queues = 0
 
     # Outages
 
@@ -114,7 +119,7 @@ class Reader:
             self.client._router.unfollow(topic)
         await self._background.end()
         self.buffer.chunks.clear()
-        self.buffer.current = None
+        self.buffer.current = self._rest = None
         self._messages = iter(())
         self.buffer.wake()
 
@@ -152,6 +157,10 @@ class Reader:
             chunk = self.buffer.current
             if chunk is not None:
                 positions = self.loops[chunk.topic.name].positions
+                if self._rest is not None:
+                    self._rest = None
+                    chunk.go_on_from(positions)
+                    self._messages = chunk.messages()
                 last: Message | None = None
                 try:
                     try:
@@ -176,9 +185,37 @@ class Reader:
             self.buffer.current = self.buffer.chunks.popleft()
             self._messages = self.buffer.current.messages()
 
+    def take_batch(self, max_messages: int) -> MessageBatch | None:
+        """Up to ``max_messages`` that came in one answer, handed out as of now; None where there are none."""
+        while True:
+            chunk = self.buffer.current
+            if chunk is None:
+                if not self.buffer.chunks:
+                    return None
+                chunk = self.buffer.current = self.buffer.chunks.popleft()
+                self._messages, self._rest = iter(()), None
+            positions = self.loops[chunk.topic.name].positions
+            rest = self._rest
+            if rest is None or self._rest_queues != len(chunk.spans):  # Queues were dropped of it.
+                try:
+                    chunk.go_on_from(positions)
+                    rest = chunk.columns()
+                except LsmqError:
+                    self.rewind()
+                    raise
+            part = rest[:max_messages]
+            if len(part) < len(rest):
+                for queue, offset in part.next_offsets():
+                    positions.hand_out(queue, offset)
+                self._rest, self._rest_queues = rest[max_messages:], len(chunk.spans)
+                return part
+            self._finish(positions)
+            if len(part):
+                return part
+
     def _finish(self, positions: QueuePositions) -> None:
         """All messages of the chunk are handed out: its queues stand at its ends."""
-        chunk, self.buffer.current = self.buffer.current, None
+        chunk, self.buffer.current, self._rest = self.buffer.current, None, None
         assert chunk is not None
         for queue, (_, next_offset) in chunk.spans.items():
             if positions.get(queue, next_offset) < next_offset:
@@ -191,5 +228,5 @@ class Reader:
             self.loops[chunk.topic.name].fetch_again(chunk)
             self.buffer.release(chunk)
         self.buffer.chunks.clear()
-        self.buffer.current = None
+        self.buffer.current = self._rest = None
         self._messages = iter(())

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from lsmq._commits import Commits, Held
 from lsmq._fetch_loop import FetchLoop
@@ -28,10 +28,16 @@ from lsmq.filters import MessageFilter
 from lsmq.group_values import DEFAULT_MAX_HANDLER_MS, DEFAULT_SESSION_MS, Ranges
 from lsmq.record_batch import Message
 
+if TYPE_CHECKING:
+    from lsmq.message_columns import MessageBatch
+
 DEFAULT_MAX_MESSAGES = 5_000
 DEFAULT_MAX_BYTES = 1 << 20
 DEFAULT_PREFETCH_BYTES = 8 << 20
 DEFAULT_WAIT_MS = 5_000
+
+#: Of ``poll_batch``, unless told otherwise: as many as come.
+MAX_POLL_BATCH = 1_000_000
 
 _COMMIT_EVERY_S = 0.05
 _log = logging.getLogger("lsmq")
@@ -234,6 +240,26 @@ class Consumer(MessageConsumer):
         if messages:
             self._read_in_progress.take()
         return messages
+
+    async def poll_batch(
+        self, max_messages: int = MAX_POLL_BATCH, timeout_ms: float | None = None
+    ) -> MessageBatch | None:
+        """What is there of one answer of a node, as columns, up to ``max_messages``; waits for the first message.
+
+        For those to whom a message each is too dear: see :class:`lsmq.message_columns.MessageBatch`. Order, positions,
+        commits and filters are those of :meth:`poll`, and the two may take turns. A batch is of one topic. Returns None
+        after ``timeout_ms`` (0: at once; ``None``: never). Raises ``InvalidRequest`` where numpy is not installed.
+        """
+        from lsmq.message_columns import check_columns  # With numpy, which nobody else needs.
+
+        check_columns()
+        return await self._first(self._take_batch, max_messages, timeout_ms)
+
+    def _take_batch(self, max_messages: int) -> MessageBatch | None:
+        batch = self._reader.take_batch(max_messages)
+        if batch is not None:
+            self._read_in_progress.take()
+        return batch
 
     async def _run_through(self, handling: HandlerRun) -> None:
         self._runs = True

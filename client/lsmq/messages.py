@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
 from types import NoneType
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict, cast
 
 import msgpack
 import xxhash
@@ -181,6 +181,49 @@ class Message:
     def text(self) -> str:
         """The body decoded as UTF-8."""
         return self.body.decode()
+
+
+class _Filling:
+    """A message while it is made: setting fields of a frozen class costs three times what all the rest of it does."""
+
+    __slots__ = Message.__slots__  # One layout, so that one can become the other.
+
+    def __init__(
+        self,
+        topic: str,
+        queue: int,
+        offset: int,
+        topic_id: int,
+        body: bytes,
+        key: Key | None,
+        tag: str | None,
+        priority: int,
+        properties: Mapping[str, str],
+        stored_ms: int,
+        headers: Headers,
+        delete: bool,
+        kind: str | None,
+        expires_ms: int | None,
+    ) -> None:
+        self.topic = topic
+        self.queue = queue
+        self.offset = offset
+        self.topic_id = topic_id
+        self.body = body
+        self.key = key
+        self.tag = tag
+        self.priority = priority
+        self.properties = properties
+        self.stored_ms = stored_ms
+        self.headers = headers
+        self.delete = delete
+        self.type = kind
+        self.expires_ms = expires_ms
+        self.__class__ = Message  # type: ignore[assignment]
+
+
+#: :class:`Message` of all its fields in order, at a quarter of the cost.
+make_message = cast(Callable[..., Message], _Filling)
 
 
 @dataclass(frozen=True, slots=True)

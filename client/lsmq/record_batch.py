@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, compress, repeat
 from operator import add, gt
@@ -42,6 +42,7 @@ from lsmq.messages import (
     delayed_id,
     encode_header,
     key_hash,
+    make_message,
     message_id,
     parse_message_id,
     tag_hash,
@@ -238,10 +239,10 @@ class RecordBatch:
 
         ``names`` are those of the queues, where they have some.
         """
-        make: Callable[..., Message] = Message
+        make = make_message
         if names is not None:
             make = partial(_named, names)
-        payload = self.payload
+        payload = self.payload.tobytes()  # A message has bytes of its own: one that is kept keeps no batch alive.
         deletes = int(Flag.DELETE)
         for owner, queue, offset, start, body_at, end, stored_ms, priority, flags, expires_ms in self.rows(topic_id):
             if spans is not None:
@@ -249,7 +250,7 @@ class RecordBatch:
                 if span is None or not span[0] <= offset < span[1] or owner != topic_id:
                     continue
             delete = flags & deletes != 0
-            body = payload[body_at:end].tobytes()
+            body = payload[body_at:end]
             if body_at > start:
                 try:
                     key, tag, properties, headers, kind = decode_header(payload[start:body_at])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lsmq import consumer as asynchronous
 from lsmq import runtime
@@ -19,6 +19,9 @@ from lsmq.record_batch import Message
 from lsmq.sync._client import Client
 from lsmq.sync._crossing import blocking, blocking_call, in_a_thread, with_options_of
 from lsmq.sync._lifecycle import BlockingIterable, HandlerThreads
+
+if TYPE_CHECKING:
+    from lsmq.message_columns import MessageBatch
 
 _READ_AHEAD_MESSAGES = 1_000
 
@@ -82,6 +85,14 @@ class Consumer(BlockingIterable[Message]):
                 # Empty when they were another member's before they got here.
                 return taken or (self.poll(max_messages) if timeout_ms is None else [])
         return taken
+
+    def poll_batch(
+        self, max_messages: int = asynchronous.MAX_POLL_BATCH, timeout_ms: float | None = None
+    ) -> MessageBatch | None:
+        """See :meth:`lsmq.Consumer.poll_batch`. What :meth:`poll` has read ahead is fetched again."""
+        if self._ahead:
+            self._give_back()
+        return self._thread.call(self._async.poll_batch(max_messages, timeout_ms))
 
     async def _read_ahead(self, max_messages: int, timeout_ms: float | None) -> bool:
         messages = await self._async.poll(max_messages, timeout_ms)
