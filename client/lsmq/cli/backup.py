@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from lsmq import Client
-from lsmq.cli._node import need_node
+from lsmq.cli._node import need_node, private_files
 from lsmq.cli.options import TIME, asks_a_node, json_option
 from lsmq.cli.render import counted, print_json, print_table, progress, size_text, time_text
 
@@ -57,7 +57,7 @@ async def create(client: Client, directory: Path, keep: int | None, full: bool, 
       lsmq backup create --to /backups/lsmq --keep 7
     """
     repository = _module("repository").Repository(directory)
-    with repository.changing(), ExitStack() as shown:
+    with private_files(), repository.changing(), ExitStack() as shown:
         made = await _module("create").create_backup(
             client, repository, keep=keep, full=full, begin=_shown(shown, "backing up")
         )
@@ -116,7 +116,7 @@ def list_backups(directory: Path, as_json: bool) -> None:
 def prune(directory: Path, keep: int) -> None:
     """Remove old backups in DIR, and the files that none of the others has."""
     repository = _module("repository").Repository(directory)
-    with repository.changing():
+    with private_files(), repository.changing():
         gone = repository.prune(keep)
     click.echo(f"{counted(len(gone), 'backup')} removed", err=True)
 
@@ -135,7 +135,7 @@ def restore(directory: Path, data: Path, id: str | None) -> None:
       lsmq serve --data ./restored
     """
     repository = _module("repository").Repository(directory)
-    with ExitStack() as shown:
+    with private_files(), ExitStack() as shown:
         found = _module("restore").restore_backup(repository, data, id, begin=_shown(shown, "restoring"))
     count = len(found.shards)
     also = f" LSMQ_SHARDS={count}" if count > 1 else ""
@@ -174,7 +174,7 @@ async def extract(
     module = _module("extract")
     numbers = frozenset(int(queue) if queue.isdecimal() else queue for queue in queues)
     wanted = module.Wanted(topic, (numbers | frozenset(queues)) or None, _ms(begin) or 0, _ms(end))
-    with ExitStack() as shown:
+    with private_files(), ExitStack() as shown:
         done = await module.extract_topic(
             client,
             _module("repository").Repository(directory),

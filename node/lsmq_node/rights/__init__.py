@@ -3,7 +3,7 @@
 
 from .audit import Audit
 from .book import Book, Holder
-from .model import Action, Binding, Kind, Right
+from .model import EVERYTHING, Action, Binding, Kind, Right
 from .service import RightsService
 
-__all__ = ["Action", "Audit", "Binding", "Book", "Holder", "Kind", "Right", "RightsService"]
+__all__ = ["EVERYTHING", "Action", "Audit", "Binding", "Book", "Holder", "Kind", "Right", "RightsService"]
