@@ -89,7 +89,7 @@ class Authority:
         """
         if not 0 < len(name) <= _MAX_NAME or name in ("ca", ".", "..") or "/" in name or not name.isprintable():
             raise InvalidRequest(
-                f"{name!r} is no name for a certificate: use 1 to {_MAX_NAME} letters, digits and signs, no '/', not 'ca'"
+                f"{name!r} is no name for a certificate: use 1 to {_MAX_NAME} letters or digits, no '/', not 'ca'"
             )
         if not 0 < days <= AUTHORITY_DAYS:
             raise InvalidRequest(f"a certificate lives 1 to {AUTHORITY_DAYS} days, not {days}")
@@ -146,8 +146,8 @@ def _host(text: str) -> x509.GeneralName:
         pass
     if len(text) > _MAX_HOST or _HOST.fullmatch(text) is None:
         raise InvalidRequest(
-            f"{text[:80]!r} is no name of a host: give one such as n1.example or *.example, without scheme and port and in "
-            "ASCII, or an address such as 10.0.0.1"
+            f"{text[:80]!r} is no name of a host: give one such as n1.example or *.example, in ASCII, without scheme "
+            "and port, or an address such as 10.0.0.1"
         )
     return x509.DNSName(text)
 

@@ -15,6 +15,7 @@ from lsmq import Client
 from lsmq.cli._node import need_node, private_files
 from lsmq.cli.options import TIME, asks_a_node, json_option
 from lsmq.cli.render import counted, print_json, print_table, progress, size_text, time_text
+from lsmq.errors import CorruptFile, UnsupportedFormat
 
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 _there = click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
@@ -89,13 +90,29 @@ def _fields(found: Any) -> dict[str, Any]:
 @backup.command("list")
 @_there
 @json_option
-def list_backups(directory: Path, as_json: bool) -> None:
-    """List the backups in DIR, oldest first."""
+@click.pass_context
+def list_backups(context: click.Context, directory: Path, as_json: bool) -> None:
+    """List the backups in DIR, oldest first.
+
+    Exits with 1 when there are some that cannot be read, and names them.
+    """
     repository = _module("repository").Repository(directory)
-    backups = [repository.load(id) for id in repository.ids()]
+    backups, unread = [], []
+    for id in repository.ids():
+        try:
+            backups.append(repository.load(id))
+        except (CorruptFile, UnsupportedFormat) as error:
+            unread.append(error)
     if as_json:
         print_json([_fields(found) for found in backups])
-        return
+    else:
+        _print_backups(backups)
+    for damage in unread:
+        click.echo(f"error: {damage.code}: {damage.message}", err=True)
+    context.exit(1 if unread else 0)
+
+
+def _print_backups(backups: list[Any]) -> None:
     rows = [
         [
             found.id,

@@ -16,8 +16,8 @@ from lsmq_node.rights import Action, Kind
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """``action`` on the resource of this kind that the request names, see :meth:`.routing.Call.name_of`; or on every one
-    there may ever be, whatever its name."""
+    """``action`` on the resource of this kind that the request names, see :meth:`.routing.Call.name_of`; or on every
+    one there may ever be, whatever its name."""
 
     kind: Kind
     action: Action

@@ -273,7 +273,8 @@ def _granted(book: Book, name: str, bindings: Sequence[Binding], rights: Sequenc
             raise InvalidRequest(f"the role {TENANT} is for names that begin alike: give the prefix", field="prefix")
         if EVERYTHING in binding.prefix:
             raise InvalidRequest(
-                f"the prefix {binding.prefix!r} begins no name: give what names begin with, without a '*'", field="prefix"
+                f"the prefix {binding.prefix!r} begins no name: give what names begin with, without a '*'",
+                field="prefix",
             )
     has = book.grants.get(name, Grants())
     grants = Grants(tuple(dict.fromkeys((*has.roles, *bindings))), tuple(dict.fromkeys((*has.rights, *rights))))
