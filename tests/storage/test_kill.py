@@ -51,13 +51,12 @@ def run_and_kill(program: str, path: Path, writes: int) -> int:
     """Kill the writer with -9 after so many writes; returns the last number it acknowledged."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])}
     command = [sys.executable, "-c", program, str(path)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
-    assert process.stdout is not None
-    lines = [process.stdout.readline() for _ in range(writes)]
-    process.send_signal(signal.SIGKILL)
-    rest, _ = process.communicate(timeout=60)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline() for _ in range(writes)]
+        process.send_signal(signal.SIGKILL)
+        lines += process.stdout.readlines()  # of what was read ahead too
     assert process.returncode == -signal.SIGKILL
-    lines += rest.splitlines(keepends=True)
     return int([line for line in lines if line.endswith(b"\n")][-1])
 
 

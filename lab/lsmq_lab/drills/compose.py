@@ -29,7 +29,7 @@ _CLIENT_PORT = "7600/tcp"
 _DATA = "/var/lib/lsmq"
 _COPY = f"{_DATA}/.drill-copy"
 _TOP = (_DATA, "-mindepth", "1", "-maxdepth", "1")
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 120.0
 _READY_TIMEOUT_S = 180.0
 _POLL_S = 0.2
 

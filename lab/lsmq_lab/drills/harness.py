@@ -31,7 +31,7 @@ from .workload import Workload
 
 #: Who was hurt again and again joins the in-sync set late, and is given its leaderships back later still.
 SETTLE_TIMEOUT_S = LivenessTiming().longest_steady_s + LONGEST_PAUSE_S + 30.0
-RECOVER_TIMEOUT_S = 60.0
+RECOVER_TIMEOUT_S = 180.0
 #: Small files, so that flushing, merging and snapshots happen in a short drill.
 SETTINGS: Mapping[str, Any] = {
     "segment_bytes": 4 * 1024 * 1024,

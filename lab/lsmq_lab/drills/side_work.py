@@ -21,11 +21,11 @@ from lsmq.errors import TimedOut
 from lsmq_lab.history import History, Verdict
 
 DEADLINE_MS = 120_000
-SETTLE_TIMEOUT_S = 60.0
-DRAIN_TIMEOUT_S = 120.0
+SETTLE_TIMEOUT_S = 180.0
+DRAIN_TIMEOUT_S = 180.0
 POLL_S = 0.1
 
-_END_TIMEOUT_S = 60.0
+_END_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

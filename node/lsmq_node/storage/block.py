@@ -33,7 +33,6 @@ class Block(SortedPart):
         "_directory",
         "_ends",
         "_keys",
-        "_queue_base",
         "_queues",
         "_topic",
         "count",
@@ -52,12 +51,9 @@ class Block(SortedPart):
         if not self._parse(raw):
             batch = stored_batch(raw, source, position, "block")  # raises, or unpacks
             self.count, self._directory, self.payload = batch.record_count, batch.directory, batch.payload
-        self._topic = -1
         _, width, topic = self._directory[Column.TOPIC]
-        if width == 0:
-            self._topic = topic
-            queue_at, width, self._queue_base = self._directory[Column.QUEUE]
-            self._queues = _deltas(raw, queue_at, width, self.count) if width else None
+        self._topic = -1 if width else topic
+        self._queues: memoryview | None = None  # as deltas, once one was looked for
         # What is made when it is asked for counts too: ends and keys, 8 bytes a record each.
         self.memory_bytes = len(raw) + 16 * self.count + 1000
         if len(self.payload) > len(raw):
@@ -126,9 +122,12 @@ class Block(SortedPart):
         topic, queue = key >> 32, key & 0xFFFFFFFF
         if topic != self._topic:
             return (0, 0) if topic < self._topic else (self.count, self.count)
-        delta, queues = queue - self._queue_base, self._queues
-        if queues is None:
+        position, width, base = self._directory[Column.QUEUE]
+        delta, queues = queue - base, self._queues
+        if width == 0:
             return (0, 0) if delta < 0 else (0, self.count) if delta == 0 else (self.count, self.count)
+        if queues is None:
+            queues = self._queues = _deltas(self.raw, position, width, self.count)
         first = bisect_left(queues, delta)
         return first, bisect_right(queues, delta, first)
 

@@ -18,6 +18,8 @@ BITS_PER_KEY = 12
 PROBES = 5
 _MASK64 = (1 << 64) - 1
 _HALF = np.uint64(32)
+_BIT = np.uint64(1)
+_POSITIONS = np.uint64(63)
 #: So many keys are looked at at a time: what is computed of them stays in the CPU's cache.
 _CHUNK_KEYS = 1 << 14
 
@@ -48,7 +50,11 @@ def bloom_probe(key: int) -> Probe:
 def bloom_probes(keys: U64) -> Probes:
     """:func:`bloom_probe` of many keys."""
     mixed = mix(keys)
-    marks = np.zeros(len(keys), np.uint64)
-    for probe in range(PROBES):
-        marks |= np.uint64(1) << ((mixed >> np.uint64(6 * probe)) & np.uint64(63))
+    marks = _BIT << (mixed & _POSITIONS)
+    position, mark = np.empty_like(mixed), np.empty_like(mixed)
+    for probe in range(1, PROBES):
+        np.right_shift(mixed, np.uint64(6 * probe), out=position)
+        np.bitwise_and(position, _POSITIONS, out=position)
+        np.left_shift(_BIT, position, out=mark)
+        np.bitwise_or(marks, mark, out=marks)
     return mixed >> _HALF, marks

@@ -162,13 +162,8 @@ class QueueOwner:
     def _receive(self, request: Request | None) -> None:
         match request:
             case Put():
-                try:
-                    request.pack(self._options.max_waiting_bytes)
-                except Exception as error:
-                    request.answer(error)
-                else:
-                    request.deadline = self._clock.monotonic() + _WAIT_SECONDS
-                    self._puts.append(request)
+                request.deadline = self._clock.monotonic() + _WAIT_SECONDS
+                self._puts.append(request)
             case FlushRequest():
                 try:
                     self._flushes.append((self.store.begin_flush(), request))

@@ -73,7 +73,7 @@ class QueueStore:
         Raises ``MessageTooLarge``, ``DiskFull``, ``ShardStopped``, or ``StoreBusy`` when flushing and merging
         have not caught up after a minute: then the message is not stored.
         """
-        put = Put(((queue, message),))
+        put = Put([queue], [message], self._settings.max_waiting_bytes)
         self._owner.hand_over(put)
         return put.offsets[0]
 
@@ -85,10 +85,10 @@ class QueueStore:
         dies meanwhile, the first of them may be.) Cost per message falls with the number of them: a thousand or more at
         a time is best.
         """
-        own = tuple(pairs)  # whoever is interrupted may change a list while the owner still has it
-        if not own:
+        pairs = pairs if isinstance(pairs, list | tuple) else list(pairs)
+        if not pairs:
             return []
-        put = Put(own)
+        put = Put([name for name, _ in pairs], [message for _, message in pairs], self._settings.max_waiting_bytes)
         self._owner.hand_over(put)
         return put.offsets
 

@@ -45,10 +45,11 @@ class Request:
 
 
 class Put(Request):
-    """Messages to store, which the owner packs: so one thread alone goes through them, and finds them in its cache.
+    """Messages to store, packed by whoever puts them: so the owner touches none of the caller's objects, which lie in
+    another core's cache.
 
     Attributes:
-        names: of the queue of each message, or one where all are for one queue. Once packed, like all that follows.
+        names: of the queue of each message, or one where all are for one queue.
         joined: those as :func:`.queue_names.join_names` joins them.
         lengths: of each message.
         payload: the messages' bytes one after another.
@@ -56,20 +57,13 @@ class Put(Request):
         offsets: the answer.
     """
 
-    __slots__ = ("_pairs", "deadline", "joined", "lengths", "names", "offsets", "payload")
+    __slots__ = ("deadline", "joined", "lengths", "names", "offsets", "payload")
 
-    def __init__(self, pairs: tuple[tuple[str, bytes], ...]) -> None:
-        """One pair or more of a queue's name and a message; they are looked at when the owner comes to it."""
+    def __init__(self, names: list[str], messages: list[bytes], limit_bytes: int) -> None:
+        """One message or more; copied. Raises ``InvalidRequest``, ``MessageTooLarge``, ``RequestTooLarge``."""
         super().__init__()
-        self._pairs = pairs
         self.deadline = 0.0
         self.offsets: list[int] = []
-
-    def pack(self, limit_bytes: int) -> None:
-        """Copy the messages. Raises ``InvalidRequest``, ``MessageTooLarge``, ``RequestTooLarge``."""
-        pairs, self._pairs = self._pairs, ()
-        names = [name for name, _ in pairs]
-        messages = [message for _, message in pairs]
         self.names = names[:1] if _are_one(names) else names
         try:
             self.joined = join_names(self.names)

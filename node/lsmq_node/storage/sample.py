@@ -7,6 +7,7 @@ read. The sample lies in the table's properties as a record batch without payloa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,8 +85,8 @@ class Sampler:
         self._count = 0
         self._parts: list[Sample] = []
 
-    def add(self, records: Sample, weights: I64) -> None:
-        """Records that follow those added before, and the bytes that each stands for."""
+    def add(self, keys: U64, columns: Mapping[int, NDArray[Any]], weights: I64) -> None:
+        """Records that follow those added before, with the columns they have, and the bytes that each stands for."""
         ends = np.cumsum(weights) + self._bytes
         marks = np.arange(self._next, int(ends[-1]), self._spacing)
         self._bytes = int(ends[-1])
@@ -93,7 +94,16 @@ class Sampler:
             return
         self._next = int(marks[-1]) + self._spacing
         chosen = ends.searchsorted(marks, "right")
-        self._parts.append(records.at(chosen))
+        targets, expires = columns.get(Column.TARGET), columns.get(Column.EXPIRES_MS)
+        self._parts.append(
+            Sample(
+                keys[chosen],
+                columns[Column.OFFSET][chosen],
+                columns[Column.STORED_MS][chosen],
+                np.zeros(len(chosen), np.uint64) if targets is None else targets[chosen],
+                None if expires is None else expires[chosen],
+            )
+        )
         self._count += len(chosen)
         while self._count > 8 * MAX_POINTS:
             whole = self._joined()

@@ -60,6 +60,7 @@ FOOTER = struct.Struct("<QIIIIQII8s")
 FOOTER_BYTES = FOOTER.size  # 8 + 4 + 4 + 4 + 4 + 8 + 4 + 4 + 8 = 48
 #: What a record counts for beside its bytes, where a block's bytes are shared out.
 RECORD_BYTES = 12
+_ONE_GROUP = np.zeros(1, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,15 +155,14 @@ class TableWriter:
         self._keys.append(distinct)
         self.record_count += len(keys)
         shares = lengths.astype(np.int64) + RECORD_BYTES
-        targets = columns.get(Column.TARGET, np.zeros(len(keys), np.uint64))
-        self._sampler.add(Sample(keys, offsets, stored, targets, columns.get(Column.EXPIRES_MS)), shares)
+        self._sampler.add(keys, columns, shares)
         self._bill(columns[Column.TOPIC], shares, int(sizes.sum()))
         if Column.FLAGS in columns:
             self._tombstones += int(np.count_nonzero(columns[Column.FLAGS] & 1))
 
     def _bill(self, topics: NDArray[np.uint32], shares: I64, size_bytes: int) -> None:
         """Charge each topic with its part of the blocks."""
-        starts = group_starts(topics)
+        starts = _ONE_GROUP if topics[0] == topics[-1] else group_starts(topics)
         parts = np.add.reduceat(shares, starts)
         counts = np.diff(starts, append=len(topics))
         charges = np.diff(np.cumsum(parts) * size_bytes // int(parts.sum()), prepend=0)
