@@ -16,6 +16,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,6 +34,9 @@ CERTIFICATE_DAYS = 365
 #: Clocks of other machines may be behind so much.
 _EARLIER = datetime.timedelta(hours=1)
 _MAX_NAME = 64
+_MAX_HOST = 253
+_LABEL = r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_HOST = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*")
 _SERVER_AND_CLIENT = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 
 
@@ -80,23 +84,27 @@ class Authority:
     def issue(self, name: str, hosts: Sequence[str] = (), *, days: int = CERTIFICATE_DAYS) -> tuple[Path, Path]:
         """A certificate and its key for ``name``, in place of those it had; the files.
 
-        ``hosts``: names and addresses that the bearer is reached by. None, and it is good for a client alone.
+        ``hosts``: names and addresses that the bearer is reached by; none: those of its former certificate. Where there
+        are none either, it is good for a client alone. Raises ``InvalidRequest``, ``TlsUnusable``.
         """
         if not 0 < len(name) <= _MAX_NAME or name in ("ca", ".", "..") or "/" in name or not name.isprintable():
-            raise InvalidRequest(f"{name!r} is no name for a certificate: use 1 to {_MAX_NAME} letters, not 'ca'")
+            raise InvalidRequest(
+                f"{name!r} is no name for a certificate: use 1 to {_MAX_NAME} letters or digits, no '/', not 'ca'"
+            )
         if not 0 < days <= AUTHORITY_DAYS:
             raise InvalidRequest(f"a certificate lives 1 to {AUTHORITY_DAYS} days, not {days}")
+        cert_file, key_file = self.directory / f"{name}.crt", self.directory / f"{name}.key"
+        names = [_host(host) for host in hosts] or _former_names(cert_file)
         key = ec.generate_private_key(ec.SECP256R1())
         builder = _builder(_name(name), self._cert.subject, key, days)
         builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         builder = builder.add_extension(_usage(authority=False), critical=True)
-        uses = _SERVER_AND_CLIENT if hosts else (ExtendedKeyUsageOID.CLIENT_AUTH,)
+        uses = _SERVER_AND_CLIENT if names else (ExtendedKeyUsageOID.CLIENT_AUTH,)
         builder = builder.add_extension(x509.ExtendedKeyUsage(uses), critical=False)
         issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
         builder = builder.add_extension(issuer, critical=False)
-        if hosts:
-            builder = builder.add_extension(x509.SubjectAlternativeName([_host(h) for h in hosts]), critical=False)
-        cert_file, key_file = self.directory / f"{name}.crt", self.directory / f"{name}.key"
+        if names:
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         _write(key_file, _pem(key), private=True)
         signed = builder.sign(self._key, hashes.SHA256())
         _write(cert_file, signed.public_bytes(serialization.Encoding.PEM))
@@ -136,10 +144,25 @@ def _host(text: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(text.strip("[]")))
     except ValueError:
         pass
+    if len(text) > _MAX_HOST or _HOST.fullmatch(text) is None:
+        raise InvalidRequest(
+            f"{text[:80]!r} is no name of a host: give one such as n1.example or *.example, in ASCII, without scheme "
+            "and port, or an address such as 10.0.0.1"
+        )
+    return x509.DNSName(text)
+
+
+def _former_names(cert: Path) -> list[x509.GeneralName]:
+    """What its bearer was reached by until now; nothing where there is none."""
     try:
-        return x509.DNSName(text)
+        found = x509.load_pem_x509_certificate(cert.read_bytes())
+        return list(found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value)
+    except (FileNotFoundError, x509.ExtensionNotFound):
+        return []
+    except OSError as error:
+        raise TlsUnusable(f"{cert}: cannot be read: {error.strerror}", file=str(cert)) from error
     except ValueError as error:
-        raise InvalidRequest(f"{text!r} is no name of a host: {error}") from error
+        raise TlsUnusable(f"{cert}: holds no certificate in PEM; move it away", file=str(cert)) from error
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
@@ -155,7 +156,10 @@ class Certificates:
                 return False
             if found != self._state:
                 self._tried = found
-                self._loaded = _load(self.files)
+                loaded = _load(self.files)
+                if loaded.expires_s <= runtime.wall_time() < self._loaded.expires_s:
+                    raise TlsUnusable(f"{self.files.cert} has expired already", file=str(self.files.cert))
+                self._loaded = loaded
         except TlsUnusable as error:
             self._failure = error.message
             return False
@@ -269,8 +273,12 @@ def _check_private(key: Path) -> None:
 
 
 def _validity(cert: Path) -> tuple[float, float]:
-    """From when until when the first certificate in the file is good, in Unix time."""
+    """From when until when the first certificate in the file is good, in Unix time.
+
+    Raises ``TlsUnusable``, also for one that is good for clients alone: nobody would believe whoever shows it.
+    """
     from cryptography import x509  # Only where there is TLS: it takes memory, and a moment.
+    from cryptography.x509.oid import ExtendedKeyUsageOID
 
     try:
         found = x509.load_pem_x509_certificates(cert.read_bytes())[0]
@@ -278,4 +286,12 @@ def _validity(cert: Path) -> tuple[float, float]:
         raise TlsUnusable(f"{cert}: the certificate cannot be read: {error.strerror}", file=str(cert)) from error
     except ValueError as error:
         raise TlsUnusable(f"{cert}: holds no certificate in PEM", file=str(cert)) from error
+    with suppress(x509.ExtensionNotFound):
+        uses = found.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+        if not {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE} & set(uses):
+            raise TlsUnusable(
+                f"{cert} is good for clients alone; give a certificate for servers, with the names that the node is "
+                "reached by (lsmq tls issue DIR NAME --host HOST)",
+                file=str(cert),
+            )
     return found.not_valid_before_utc.timestamp(), found.not_valid_after_utc.timestamp()

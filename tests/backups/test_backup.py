@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import subprocess
 import threading
 import time
@@ -277,3 +278,39 @@ def test_snapshots_are_asked_for_by_whoever_has_them(node: NodeProcess) -> None:
     assert api.call("POST", "/v1/shards/2/snapshots", {"holder": "a"}, status=400).code == "invalid_request"
     api.call("POST", "/v1/shards/1/snapshots", {"holder": "a"}, status=201)  # in place of the first one
     assert api.get(path, 410).code == "snapshot_gone"
+
+
+def test_what_is_no_file_or_no_place_for_data_is_said_and_the_rest_goes_on(node: NodeProcess, tmp_path: Path) -> None:
+    backups = tmp_path / "backups"
+    Api(node.url).create("t", 1)
+    first, second = (lsmq(node.url, "backup", "create", "--to", backups, "--json")["id"] for _ in range(2))
+    # A link, or the directory that one stands in: what it leads to is replaced.
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    with contextlib.chdir(tmp_path / "empty"):
+        lsmq(node.url, "backup", "restore", backups, "--data", ".")
+    shutil.rmtree(tmp_path / "empty")
+    lsmq(node.url, "backup", "restore", backups, "--data", tmp_path / "link")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "empty" / "node.json").exists()
+    # A manifest that cannot be read hides no other.
+    (backups / "backups" / second).unlink()
+    (backups / "backups" / second).mkdir()
+    listed = lsmq(node.url, "backup", "list", backups, code=1)
+    assert first in listed and f"error: corrupt_file: {backups}/backups/{second}: " in listed
+    assert second in lsmq(node.url, "verify", backups, code=1)
+    assert "cannot be read" in lsmq(node.url, "backup", "restore", backups, "--data", tmp_path / "no", code=1)
+    lsmq(node.url, "backup", "restore", backups, "--data", tmp_path / "yes", "--id", first)
+    file = next((backups / "files").iterdir())
+    file.unlink()
+    file.mkdir()
+    assert "1 place damaged" in lsmq(node.url, "verify", backups, "--id", first, code=1)
+
+
+def test_data_are_not_restored_onto_a_mount_point_but_below_it(node: NodeProcess, tmp_path: Path) -> None:
+    backups, volume = tmp_path / "backups", tmp_path / "volume"
+    lsmq(node.url, "backup", "create", "--to", backups)
+    with mounted(volume, "size=512m"):
+        said = lsmq(node.url, "backup", "restore", backups, "--data", volume, code=1)
+        assert "where a file system begins" in said and not any(volume.iterdir())
+        lsmq(node.url, "backup", "restore", backups, "--data", volume / "data")
+        assert (volume / "data" / "node.json").exists()

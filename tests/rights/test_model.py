@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lsmq.errors import InvalidRequest
-from lsmq_node.rights import Action, Binding, Book, Kind, Right
+from lsmq_node.rights import EVERYTHING, Action, Binding, Book, Kind, Right
 from lsmq_node.rights.book import PRINCIPAL, Grants, Token, digest_of
 from lsmq_node.rights.model import BUILT_IN, NAMED_KINDS
 
@@ -77,3 +77,13 @@ def test_a_token_is_known_by_what_only_its_holder_knows() -> None:
 def test_what_is_no_right_is_refused(kind: str, pattern: str, action: str) -> None:
     with pytest.raises(InvalidRequest):
         Right.parsed(kind, pattern, action)
+
+
+def test_every_name_there_may_be_is_allowed_by_what_says_every_name() -> None:
+    everything = Right(Kind.TOPIC, EVERYTHING, Action.READ)
+    assert everything.covers(EVERYTHING)
+    for pattern in ("t", "t*", "**"):
+        assert not Right(Kind.TOPIC, pattern, Action.READ).covers(EVERYTHING)
+    for prefix in ("*", "t", "t."):
+        narrowed = everything.within(prefix)
+        assert narrowed is not None and not narrowed.covers(EVERYTHING)

@@ -9,6 +9,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -283,3 +284,33 @@ def test_the_command_makes_an_authority_once_and_certificates_again_and_again(tm
     lsmq("issue", directory, "n1", "--host", "localhost")
     assert serial(tmp_path / "tls" / "n1.crt") != before
     lsmq("issue", directory, "ca", fails="is no name for a certificate")
+    # Renewed without its names it keeps them: else a node that runs would show what nobody believes.
+    lsmq("issue", directory, "n1", "--host", "n1.example", "--host", "10.0.0.1")
+    named = names(tmp_path / "tls" / "n1.crt")
+    lsmq("issue", directory, "n1")
+    assert names(tmp_path / "tls" / "n1.crt") == named == ["n1.example", "10.0.0.1"]
+    for host in ("", "n 1", "http://n1", "n1:7600", "münchen.example", "a" * 64, "n1..example", "-n1"):
+        lsmq("issue", directory, "n2", "--host", host, fails="is no name of a host")
+    lsmq("issue", directory, "n2", "--host", "*.example", "--host", "[::1]")
+
+
+def names(cert: Path) -> list[str]:
+    found = x509.load_pem_x509_certificate(cert.read_bytes()).extensions
+    return [str(name.value) for name in found.get_extension_for_class(x509.SubjectAlternativeName).value]
+
+
+def test_a_certificate_that_nobody_would_believe_does_not_take_the_place_of_one_in_use(authority: Authority) -> None:
+    cert, key = authority.issue("used", HOSTS)
+    used = Certificates(TlsFiles(cert, key))
+    for name, words, expired in (("client", "is good for clients alone", False), ("over", "has expired already", True)):
+        other, other_key = authority.issue(name, HOSTS if expired else (), days=1)
+        shutil.copy(other_key, key)
+        shutil.copy(other, cert)
+        with pytest.MonkeyPatch.context() as patch:
+            if expired:
+                patch.setattr("lsmq.runtime.wall_time", lambda: time.time() + 2 * 86_400)
+            assert not used.look()
+            assert words in (used.problem() or "")
+    assert used.reloads == 0
+    authority.issue("used", HOSTS)
+    assert used.look() and used.problem() is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,6 +13,16 @@ class NodeNotInstalled(LsmqError):
     """The command needs ``lsmq[node]``."""
 
     code = "node_not_installed"
+
+
+@contextmanager
+def private_files() -> Iterator[None]:
+    """What is made inside is for the user alone, as a node's own files are: messages of all who use it are in them."""
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)
 
 
 @contextmanager

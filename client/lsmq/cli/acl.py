@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from lsmq import Client, GrantedRole, Right, Rights
-from lsmq.cli.options import asks_a_node, asks_first, json_option
+from lsmq.cli.options import asks_a_node, asks_first, json_option, prefix_option
 from lsmq.cli.render import print_json, print_table, yes_or_no
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
@@ -26,7 +26,7 @@ _allow_option = click.option(
 
 
 def _grant_options(command: Decorated) -> Decorated:
-    command = click.option("--prefix", default="", help="With --role: only for names that begin with it.")(command)
+    command = prefix_option(command)
     command = click.option("--role", help="A role, see 'lsmq role list'.")(command)
     return _allow_option(command)
 
@@ -35,10 +35,10 @@ def _rights(allow: Allowed) -> list[Right]:
     return [Right(kind, pattern, action) for action, kind, pattern in allow]
 
 
-def _given(role: str | None, prefix: str, allow: Allowed) -> dict[str, Any]:
-    if role is None and (prefix or not allow):
+def _given(role: str | None, prefix: str | None, allow: Allowed) -> dict[str, Any]:
+    if role is None and (prefix is not None or not allow):
         raise click.UsageError("say what with --role (and --prefix), or with --allow")
-    return {"roles": [] if role is None else [GrantedRole(role, prefix)], "rights": _rights(allow)}
+    return {"roles": [] if role is None else [GrantedRole(role, prefix or "")], "rights": _rights(allow)}
 
 
 @click.group()
@@ -91,7 +91,7 @@ def acl() -> None:
 @click.argument("name")
 @_grant_options
 @asks_a_node
-async def grant(client: Client, name: str, role: str | None, prefix: str, allow: Allowed) -> None:
+async def grant(client: Client, name: str, role: str | None, prefix: str | None, allow: Allowed) -> None:
     """Let NAME do something, beside what it may already.
 
     \b
@@ -105,7 +105,7 @@ async def grant(client: Client, name: str, role: str | None, prefix: str, allow:
 @click.argument("name")
 @_grant_options
 @asks_a_node
-async def revoke(client: Client, name: str, role: str | None, prefix: str, allow: Allowed) -> None:
+async def revoke(client: Client, name: str, role: str | None, prefix: str | None, allow: Allowed) -> None:
     """Take back from NAME what was granted like this. On all nodes within a second."""
     await Rights(client).revoke(name, **_given(role, prefix, allow))
 

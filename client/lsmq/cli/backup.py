@@ -12,9 +12,10 @@ from typing import Any
 import click
 
 from lsmq import Client
-from lsmq.cli._node import need_node
+from lsmq.cli._node import need_node, private_files
 from lsmq.cli.options import TIME, asks_a_node, json_option
 from lsmq.cli.render import counted, print_json, print_table, progress, size_text, time_text
+from lsmq.errors import CorruptFile, UnsupportedFormat
 
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
 _there = click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
@@ -57,7 +58,7 @@ async def create(client: Client, directory: Path, keep: int | None, full: bool, 
       lsmq backup create --to /backups/lsmq --keep 7
     """
     repository = _module("repository").Repository(directory)
-    with repository.changing(), ExitStack() as shown:
+    with private_files(), repository.changing(), ExitStack() as shown:
         made = await _module("create").create_backup(
             client, repository, keep=keep, full=full, begin=_shown(shown, "backing up")
         )
@@ -89,13 +90,29 @@ def _fields(found: Any) -> dict[str, Any]:
 @backup.command("list")
 @_there
 @json_option
-def list_backups(directory: Path, as_json: bool) -> None:
-    """List the backups in DIR, oldest first."""
+@click.pass_context
+def list_backups(context: click.Context, directory: Path, as_json: bool) -> None:
+    """List the backups in DIR, oldest first.
+
+    Exits with 1 when there are some that cannot be read, and names them.
+    """
     repository = _module("repository").Repository(directory)
-    backups = [repository.load(id) for id in repository.ids()]
+    backups, unread = [], []
+    for id in repository.ids():
+        try:
+            backups.append(repository.load(id))
+        except (CorruptFile, UnsupportedFormat) as error:
+            unread.append(error)
     if as_json:
         print_json([_fields(found) for found in backups])
-        return
+    else:
+        _print_backups(backups)
+    for damage in unread:
+        click.echo(f"error: {damage.code}: {damage.message}", err=True)
+    context.exit(1 if unread else 0)
+
+
+def _print_backups(backups: list[Any]) -> None:
     rows = [
         [
             found.id,
@@ -116,7 +133,7 @@ def list_backups(directory: Path, as_json: bool) -> None:
 def prune(directory: Path, keep: int) -> None:
     """Remove old backups in DIR, and the files that none of the others has."""
     repository = _module("repository").Repository(directory)
-    with repository.changing():
+    with private_files(), repository.changing():
         gone = repository.prune(keep)
     click.echo(f"{counted(len(gone), 'backup')} removed", err=True)
 
@@ -135,7 +152,7 @@ def restore(directory: Path, data: Path, id: str | None) -> None:
       lsmq serve --data ./restored
     """
     repository = _module("repository").Repository(directory)
-    with ExitStack() as shown:
+    with private_files(), ExitStack() as shown:
         found = _module("restore").restore_backup(repository, data, id, begin=_shown(shown, "restoring"))
     count = len(found.shards)
     also = f" LSMQ_SHARDS={count}" if count > 1 else ""
@@ -174,7 +191,7 @@ async def extract(
     module = _module("extract")
     numbers = frozenset(int(queue) if queue.isdecimal() else queue for queue in queues)
     wanted = module.Wanted(topic, (numbers | frozenset(queues)) or None, _ms(begin) or 0, _ms(end))
-    with ExitStack() as shown:
+    with private_files(), ExitStack() as shown:
         done = await module.extract_topic(
             client,
             _module("repository").Repository(directory),

@@ -39,6 +39,17 @@ _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 
 
+def _some_prefix(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value is not None and (not value or "*" in value):
+        raise click.BadParameter(f"{value!r} begins no name: give what names begin with, or leave it out for all names")
+    return value
+
+
+prefix_option = click.option(
+    "--prefix", callback=_some_prefix, help="With --role: only for names that begin with it.  [default: all names]"
+)
+
+
 def url_option(command: Decorated) -> Decorated:
     """``--url``, ``--zookeeper``, ``--cluster``, ``--token-file``, ``--timeout``, and the files of TLS: for commands
     that talk to a node.

@@ -49,7 +49,8 @@ def init(directory: Path) -> None:
     "hosts",
     multiple=True,
     metavar="HOST",
-    help="Name or address that a node is reached by; repeat it. Left out: a certificate for a client.",
+    help="Name or address that a node is reached by; repeat it. Left out: those of its certificate that is there, or "
+    "a certificate for a client.",
 )
 @click.option("--days", type=int, default=365, show_default=True, help="How long it is good.")
 def issue(directory: Path, name: str, hosts: tuple[str, ...], days: int) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import TextIO
 
 import click
 
 from lsmq import Client, GrantedRole, NewToken, Rights
-from lsmq.cli.options import DURATION, DurationType, asks_a_node, asks_first, json_option
+from lsmq.cli.options import DURATION, DurationType, asks_a_node, asks_first, json_option, prefix_option
 from lsmq.cli.render import print_fields, print_json, print_table, time_text, yes_or_no
 
 _out_option = click.option(
@@ -33,23 +36,23 @@ def token() -> None:
 @click.argument("name")
 @_expires_option
 @click.option("--role", help="What it may, such as producer, consumer, monitor, tenant, admin.")
-@click.option("--prefix", default="", help="With --role: only for names that begin with it.")
+@prefix_option
 @_out_option
 @json_option
 @asks_a_node
 async def create(
-    client: Client, name: str, ttl_ms: int | None, role: str | None, prefix: str, out: Path | None, as_json: bool
+    client: Client, name: str, ttl_ms: int | None, role: str | None, prefix: str | None, out: Path | None, as_json: bool
 ) -> None:
     """Make a token for NAME, who has none. It is shown this once.
 
     \b
       lsmq token create shop --expires 90d --role producer --prefix shop. --out shop.token
     """
-    if prefix and role is None:
+    if prefix is not None and role is None:
         raise click.UsageError("--prefix goes with --role")
-    roles = [] if role is None else [GrantedRole(role, prefix)]
-    _check_new(out)
-    _give(await Rights(client).create_token(name, ttl_ms=ttl_ms, roles=roles), out, as_json)
+    roles = [] if role is None else [GrantedRole(role, prefix or "")]
+    with _kept(out) as file:
+        _give(await Rights(client).create_token(name, ttl_ms=ttl_ms, roles=roles), file, as_json)
 
 
 @token.command()
@@ -71,9 +74,9 @@ async def rotate(
     client: Client, name: str, ttl_ms: int | None, overlap_ms: int, now: bool, out: Path | None, as_json: bool
 ) -> None:
     """Make another token for NAME. The one before goes on for a while, so that it can be exchanged."""
-    _check_new(out)
-    made = await Rights(client).rotate_token(name, ttl_ms=ttl_ms, overlap_ms=0 if now else overlap_ms)
-    _give(made, out, as_json)
+    with _kept(out) as file:
+        made = await Rights(client).rotate_token(name, ttl_ms=ttl_ms, overlap_ms=0 if now else overlap_ms)
+        _give(made, file, as_json)
 
 
 @token.command("list")
@@ -135,19 +138,34 @@ async def whoami(client: Client, as_json: bool) -> None:
     )
 
 
-def _check_new(out: Path | None) -> None:
-    """Before a token is made that could not be written."""
-    if out is not None and out.exists():
-        raise click.UsageError(f"{out} is there already; choose another --out, or move it away")
+@contextmanager
+def _kept(out: Path | None) -> Iterator[TextIO | None]:
+    """The file for a token, which is there before the token is made: one that could not be kept would be lost."""
+    if out is None:
+        yield None
+        return
+    try:
+        fd = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError as error:
+        raise click.UsageError(f"{out} is there already; choose another --out, or move it away") from error
+    except OSError as error:
+        raise click.UsageError(f"--out {out} cannot be written: {error.strerror}; nothing was done") from error
+    with os.fdopen(fd, "w") as file:
+        try:
+            yield file
+        except BaseException:
+            if file.tell() == 0:
+                out.unlink(missing_ok=True)
+            raise
 
 
-def _give(made: NewToken, out: Path | None, as_json: bool) -> None:
-    if out is not None:
-        fd = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(fd, "w") as file:
-            file.write(f"{made.token}\n")
+def _give(made: NewToken, file: TextIO | None, as_json: bool) -> None:
+    if file is not None:
+        file.write(f"{made.token}\n")
+        file.flush()
+        os.fsync(file.fileno())
     if as_json:
         shown = {"name": made.name, "id": made.id, "created_ms": made.created_ms, "expires_ms": made.expires_ms}
-        print_json(shown if out is not None else {**shown, "token": made.token})
-    elif out is None:
+        print_json(shown if file is not None else {**shown, "token": made.token})
+    elif file is None:
         click.echo(made.token)

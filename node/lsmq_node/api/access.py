@@ -16,10 +16,12 @@ from lsmq_node.rights import Action, Kind
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """``action`` on the resource of this kind that the request names, see :meth:`.routing.Call.name_of`."""
+    """``action`` on the resource of this kind that the request names, see :meth:`.routing.Call.name_of`; or on every
+    one there may ever be, whatever its name."""
 
     kind: Kind
     action: Action
+    every: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,16 @@ def _needs(**actions: Action) -> Access:
     return Access(tuple(Need(Kind(kind.replace("_", "-")), action) for kind, action in actions.items()))
 
 
+#: Whoever holds a snapshot reads all that is in a shard, whosever it is, tokens' hashes and grants included.
+_WHOLE: Final = Access(
+    (
+        Need(Kind.CLUSTER, Action.DESCRIBE),
+        Need(Kind.RIGHTS, Action.DESCRIBE),
+        Need(Kind.TOPIC, Action.READ, every=True),
+        Need(Kind.GROUP, Action.READ, every=True),
+        Need(Kind.PRODUCER_GROUP, Action.DESCRIBE, every=True),
+    )
+)
 _OPEN: Final = Access(open=True)
 _ANYBODY: Final = Access()  # who is known
 _D, _R, _W = Action.DESCRIBE, Action.READ, Action.WRITE
@@ -128,12 +140,12 @@ ACCESS: Final[Mapping[str, Access]] = MappingProxyType(
         "transferLeader": _needs(cluster=_A),
         "reviveShard": _needs(cluster=_A),
         # what is in shards, whole: a backup of all topics
-        "beginSnapshot": _needs(cluster=_A),
-        "getSnapshot": _needs(cluster=_A),
-        "readSnapshotFile": _needs(cluster=_A),
-        "checksumSnapshotFile": _needs(cluster=_A),
-        "verifySnapshotFile": _needs(cluster=_A),
-        "endSnapshot": _needs(cluster=_A),
+        "beginSnapshot": _WHOLE,
+        "getSnapshot": _WHOLE,
+        "readSnapshotFile": _WHOLE,
+        "checksumSnapshotFile": _WHOLE,
+        "verifySnapshotFile": _WHOLE,
+        "endSnapshot": _WHOLE,
         "status": _needs(cluster=_D),
         "metrics": _needs(cluster=_D),
         "healthz": _OPEN,
@@ -160,5 +172,5 @@ AUDITED: Final = frozenset(
     operation
     for operation, access in ACCESS.items()
     if {need.action for need in access.needs} & {_C, _A}
-    or operation in ("deleteTopic", "purgeTopic", "deleteGroup", "deleteOffsets")
+    or operation in ("deleteTopic", "purgeTopic", "deleteGroup", "deleteOffsets", "beginSnapshot")
 )

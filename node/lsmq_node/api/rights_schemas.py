@@ -16,8 +16,8 @@ NAME: Schema = text(
     pattern="[A-Za-z0-9][A-Za-z0-9._@-]{0,127}",
 )
 TOKEN_ID: Schema = text("Id of a token, 8 hex digits.", pattern="[0-9a-f]{8}")
-_KIND: Schema = {"enum": list(Kind)}
-_ACTION: Schema = {"enum": list(Action)}
+_KIND: Schema = {"enum": [each.value for each in Kind]}
+_ACTION: Schema = {"enum": [each.value for each in Action]}
 _PREFIX: Schema = text("Only for names that begin with it.", maxLength=MAX_PATTERN_BYTES - 1, default="")
 _BINDING: Schema = object_of({"role": NAME, "prefix": _PREFIX}, required=("role",))
 _PATTERN: Schema = text("A name, the beginning of names and `*`, or `*`.", minLength=1, maxLength=MAX_PATTERN_BYTES)

@@ -24,7 +24,7 @@ from lsmq_coordinator.auth import VERIFIED, Verified
 from lsmq_node.broker import Ack, Hold, ReadFrom
 from lsmq_node.config import Forward, NodeConfig
 from lsmq_node.node import Node
-from lsmq_node.rights import Kind
+from lsmq_node.rights import EVERYTHING, Kind
 from lsmq_node.storage import Topic
 from lsmq_node.workers import LARGE_BYTES
 
@@ -227,7 +227,7 @@ class Call:
     def check_needs(self, access: Access) -> None:
         """Whether the asker may do this to what path and query name. Raises ``Forbidden``."""
         for need in access.needs:
-            if (name := self.name_of(need.kind)) is not None:
+            if (name := EVERYTHING if need.every else self.name_of(need.kind)) is not None:
                 self.asker.check(need.kind, name, need.action)
 
     def name_of(self, kind: Kind) -> str | None:

@@ -68,7 +68,11 @@ class Repository:
             there = f"; there are {', '.join(ids[-5:])}" if ids else ""
             raise InvalidRequest(f"{self.path} does not hold {wanted}{there}")
         path = self.path / _BACKUPS / (id or ids[-1])
-        found = BackupManifest.decode(path.read_bytes(), str(path))
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise damaged(path, f"cannot be read: {error.strerror}") from error
+        found = BackupManifest.decode(content, str(path))
         if found.id != path.name:
             raise damaged(path, f"it is the manifest of the backup {found.id}")
         return found
@@ -86,6 +90,8 @@ class Repository:
                     digest.update(piece)
         except FileNotFoundError:
             raise damaged(path, f"missing; it is {file.name} of a shard") from None
+        except OSError as error:
+            raise damaged(path, f"cannot be read ({error.strerror}); it is {file.name} of a shard") from error
         if size != file.size_bytes or digest.hexdigest() != file.sha256:
             raise damaged(path, f"its content ({size} bytes) is not what its name says; it is {file.name} of a shard")
 

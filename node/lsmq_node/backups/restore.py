@@ -52,8 +52,11 @@ def restore_backup(
     ``DiskFull``, ``DataDirectoryUnusable``.
     """
     backup = repository.load(id)
+    data = data.resolve()  # It is put in the place of what a link leads to.
     if data.exists() and (not data.is_dir() or any(data.iterdir())):
         raise InvalidRequest(f"{data} is not empty; a backup is restored to a new directory, never over what is there")
+    if data.is_mount():
+        raise InvalidRequest(f"{data} is where a file system begins, and cannot be replaced; give a directory below it")
     building = data.with_name(f".{data.name}.restoring")
     try:
         shutil.rmtree(building, ignore_errors=True)  # of one that was cut short

@@ -86,6 +86,9 @@ class Right:
         return Right(self.kind, prefix + EVERYTHING, self.action) if star and prefix.startswith(name) else None
 
     def covers(self, name: str) -> bool:
+        """Whether the pattern says this name; ``*``, which is none, stands for every name there may be."""
+        if name == EVERYTHING:
+            return self.pattern == EVERYTHING
         if self.pattern.endswith(EVERYTHING):
             return name.startswith(self.pattern[:-1])
         return name == self.pattern
@@ -120,6 +123,12 @@ BUILT_IN: Final[Mapping[str, tuple[Right, ...]]] = MappingProxyType(
         "monitor": _rights(*((kind, Action.DESCRIBE) for kind in Kind if kind is not Kind.RIGHTS)),
         # All that is a tenant's own, who is told by the prefix of its names.
         TENANT: _rights(*((kind, Action.ALL) for kind in sorted(NAMED_KINDS))),
+        # All that is in shards, to read it: see lsmq_node.api.access.
+        "backup": _rights(
+            (Kind.TOPIC, Action.READ),
+            (Kind.GROUP, Action.READ),
+            *((kind, Action.DESCRIBE) for kind in (Kind.PRODUCER_GROUP, Kind.CLUSTER, Kind.RIGHTS)),
+        ),
     }
 )
 

@@ -43,7 +43,7 @@ from .evidence import (
 )
 from .first_token import keep_first_token
 from .issuer import Issuer
-from .model import ADMIN, BUILT_IN, TENANT, Action, Binding, Kind, Right, check_count, check_name, needed
+from .model import ADMIN, BUILT_IN, EVERYTHING, TENANT, Action, Binding, Kind, Right, check_count, check_name, needed
 
 _log = structlog.get_logger("lsmq.rights")
 
@@ -305,6 +305,11 @@ def _granted(book: Book, name: str, bindings: Sequence[Binding], rights: Sequenc
             raise UnknownRole(f"there is no role {binding.role}; 'lsmq role list' shows all", role=binding.role)
         if binding.role == TENANT and not binding.prefix:
             raise InvalidRequest(f"the role {TENANT} is for names that begin alike: give the prefix", field="prefix")
+        if EVERYTHING in binding.prefix:
+            raise InvalidRequest(
+                f"the prefix {binding.prefix!r} begins no name: give what names begin with, without a '*'",
+                field="prefix",
+            )
     has = book.grants.get(name, Grants())
     grants = Grants(tuple(dict.fromkeys((*has.roles, *bindings))), tuple(dict.fromkeys((*has.rights, *rights))))
     check_count(len(grants.roles), f"roles of {name}")
