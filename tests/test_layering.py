@@ -60,6 +60,8 @@ NODE_ROOMS = (
     "backups",
     "connections",
     "metrics",
+    "history",
+    "console",
     "rights",
     "machines",
     "delayed",
