@@ -19,7 +19,7 @@ LAB = ROOT / "lab"
 PIPELINE = ROOT / "pipeline"
 OURS = ("lsmq_node", "lsmq_coordinator", "lsmq_lab", "lsmq_pipeline")
 # What only the node installs: the light client must work without.
-NODE_ONLY = ("cryptography", "kazoo", "numpy", "prometheus_client", "pysyncobj", "sortedcontainers", "structlog")
+NODE_ONLY = ("cryptography", "jwt", "kazoo", "numpy", "prometheus_client", "pysyncobj", "sortedcontainers", "structlog")
 
 # For each package, what of ours it may import besides itself. Lower rooms know nothing of upper ones.
 ALLOWED = {
@@ -51,6 +51,7 @@ NODE_ROOMS = (
     "storage",
     "replication",
     "choices",
+    "client_port_config",
     "cluster_config",
     "tls_settings",
     "config",
@@ -265,7 +266,8 @@ def test_a_library_that_needs_care_is_imported_in_one_module_a_package(library: 
 
 
 def test_http_is_an_adapter_of_the_node() -> None:
-    """What a node does knows no HTTP: that is the clients' adapter, and how nodes of a cluster talk to each other."""
-    speakers = ("lsmq_node.api", "lsmq_node.cluster")
+    """What a node does knows no HTTP: that is the clients' adapter, how nodes of a cluster talk to each other, and how
+    an issuer is asked for its keys."""
+    speakers = ("lsmq_node.api", "lsmq_node.cluster", "lsmq_node.rights.issuer")
     node = [(name, imports(name, path)) for name, path in modules() if within(name, ("lsmq_node",))]
     assert [name for name, found in node if "aiohttp" in found and not within(name, speakers)] == []

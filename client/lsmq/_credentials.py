@@ -1,8 +1,9 @@
-"""What a client shows to nodes: a bearer token, given, from a file, or from the environment."""
+"""What a client shows to nodes: a bearer token, given, from a function or a file, or from the environment."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypedDict
 
@@ -13,23 +14,28 @@ TOKEN_FILE_VARIABLE = "LSMQ_TOKEN_FILE"
 _MOST_BYTES = 64 * 1024
 
 
+#: A token, or what gives the one that is good now, without waiting for anything: it is called for each request.
+TokenSource = str | Callable[[], str]
+
+
 class CredentialOptions(TypedDict, total=False):
-    token: str | None
+    token: TokenSource | None
     token_file: str | Path | None
 
 
 class Credentials:
     """A token that is in a file is read again when a node takes it no longer: it may have been rotated."""
 
-    def __init__(self, token: str | None = None, token_file: str | Path | None = None) -> None:
+    def __init__(self, token: TokenSource | None = None, token_file: str | Path | None = None) -> None:
         """Raises ``InvalidRequest``."""
         self._file = None if token_file is None else Path(token_file)
-        self._token = None if token is None else _checked(token.strip(), "token")
+        self._source = token if callable(token) else None
+        self._token = _checked(token.strip(), "token") if isinstance(token, str) else None
         if self._file is not None:
             self._token = _read(self._file)
 
     @classmethod
-    def given(cls, token: str | None, token_file: str | Path | None) -> Credentials:
+    def given(cls, token: TokenSource | None, token_file: str | Path | None) -> Credentials:
         """With neither, what the environment says. Raises ``InvalidRequest``."""
         if token is not None and token_file is not None:
             raise InvalidRequest("give token or token_file, not both", field="token")
@@ -40,13 +46,19 @@ class Credentials:
 
     def given_as(self) -> CredentialOptions:
         """What gives another client the same."""
-        return {"token": None, "token_file": self._file} if self._file is not None else {"token": self._token}
+        if self._file is not None:
+            return {"token": None, "token_file": self._file}
+        return {"token": self._source or self._token}
 
     def headers(self) -> dict[str, str]:
+        if self._source is not None:
+            self._token = _checked(self._source().strip(), "token")
         return {} if self._token is None else {"Authorization": f"Bearer {self._token}"}
 
     def renewed(self) -> bool:
-        """Whether the file has another token by now, which counts from here on. Raises ``InvalidRequest``."""
+        """Whether the file has another token by now, which counts from here on. Raises ``InvalidRequest``.
+
+        What a function gave was the newest."""
         if self._file is None:
             return False
         former, self._token = self._token, _read(self._file)

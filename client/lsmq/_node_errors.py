@@ -16,3 +16,9 @@ class TooManyRequests(LsmqError):
 
     code = "too_many_requests"
     retriable = True
+
+
+class TooManyFilters(LsmqError):
+    """Consumers of a work queue pick by more different filters than may be; use fewer, or more groups."""
+
+    code = "too_many_filters"

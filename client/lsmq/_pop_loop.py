@@ -12,6 +12,7 @@ from lsmq._paths import group_path
 from lsmq._retries import Backoff, Deadline, give_up
 from lsmq._router import POLL_SILENCE_S
 from lsmq.errors import LsmqError, Unavailable
+from lsmq.filters import MessageFilter
 from lsmq.topics import Topic
 
 if TYPE_CHECKING:
@@ -37,8 +38,10 @@ class PopLoop:
         wait_ms: int,
         deadline_ms: float,
         order: str | None = None,
+        picked: MessageFilter | None = None,
     ) -> None:
-        """``wanted``: how many more there may be now. ``found`` gets topic, message and when it was asked for."""
+        """``wanted``: how many more there may be now. ``picked``: only such messages.
+        ``found`` gets topic, message and when it was asked for."""
         self._client = client
         self._topic = topic
         self._path = f"{group_path(group)}/pop"
@@ -48,6 +51,7 @@ class PopLoop:
         self._wait_ms = wait_ms
         self._deadline_ms = deadline_ms
         self._order = order
+        self._picked = {} if picked is None else picked.to_dict()
         self._room = asyncio.Event()
         self._attempts = Attempts(client._router.outages, f"taking work of topic {topic!r}")
         self._failing: Deadline | None = None
@@ -99,6 +103,7 @@ class PopLoop:
                 "shards": list(shards),
                 "max": max(1, self._wanted()),
                 "wait_ms": self._wait_ms,
+                **self._picked,
             }
             if self._visibility_ms is not None:
                 value["visibility_ms"] = self._visibility_ms

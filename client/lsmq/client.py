@@ -102,7 +102,7 @@ class Client(DeleteRequests, NamedQueueRequests, Asking, AsyncCloseable):
         request_timeout_ms: int = DEFAULT_REQUEST_TIMEOUT_MS,
         connect_timeout_ms: int = DEFAULT_CONNECT_TIMEOUT_MS,
         on_outage: OnOutage | None = None,
-        token: str | None = None,
+        token: str | Callable[[], str] | None = None,
         token_file: str | Path | None = None,
         ca: str | Path | None = None,
         cert: str | Path | None = None,

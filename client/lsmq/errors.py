@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from lsmq._error import LsmqError
-from lsmq._node_errors import SnapshotGone, TooManyRequests
+from lsmq._node_errors import SnapshotGone, TooManyFilters, TooManyRequests
 from lsmq._rights_errors import (
     AuthenticationOff,
     Forbidden,
@@ -71,6 +71,7 @@ __all__ = [
     "TimedOut",
     "TooManyConnections",
     "TooManyDelayed",
+    "TooManyFilters",
     "TooManyGroups",
     "TooManyItems",
     "TooManyMembers",

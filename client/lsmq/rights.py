@@ -80,13 +80,15 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class WhoAmI:
-    """Whom a node takes the client for. ``auth``: how it knows; where that is ``none``, ``name`` is None."""
+    """Whom a node takes the client for. ``auth``: how it knows; where that is ``none``, ``name`` is None. ``by``: what
+    the client showed, ``token``, ``certificate`` or ``oidc``."""
 
     auth: str
     name: str | None
     expires_ms: int | None
     roles: tuple[GrantedRole, ...]
     rights: tuple[Right, ...]
+    by: str | None = None
 
 
 class Rights:
@@ -98,7 +100,7 @@ class Rights:
     async def whoami(self) -> WhoAmI:
         """Whom the node takes this client for."""
         fields = await self.client.ask("GET", "/v1/whoami")
-        return WhoAmI(fields["auth"], fields["name"], fields["expires_ms"], *_grants(fields))
+        return WhoAmI(fields["auth"], fields["name"], fields["expires_ms"], *_grants(fields), by=fields.get("by"))
 
     # Tokens
 

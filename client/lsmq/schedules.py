@@ -94,7 +94,8 @@ class Schedules:
     ) -> ScheduleInfo:
         """Send a message at each time of ``cron`` by the clocks of ``tz``; in place of a schedule of that name.
 
-        ``options`` as with :meth:`lsmq.Producer.send`, but for delays. All messages go to one queue. Durable on return.
+        ``options`` as with :meth:`lsmq.Producer.send`, but for delays and ``dedupe_id``. All messages go to one queue.
+        Durable on return.
         Raises ``InvalidRequest`` for what is no cron expression or time zone, ``TooManySchedules``.
         """
         if options.get("delay_ms") is not None or options.get("deliver_at_ms") is not None:

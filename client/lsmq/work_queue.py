@@ -19,6 +19,7 @@ from lsmq._wire_values import check_max_messages, message_from_dict
 from lsmq.background_tasks import BackgroundTasks, as_lsmq_error
 from lsmq.client import Client, _together
 from lsmq.errors import ClientClosed, InvalidRequest, LsmqError, ReceiptExpired
+from lsmq.filters import MessageFilter
 from lsmq.record_batch import Message
 from lsmq.topics import Topic
 from lsmq.work_queue_values import WorkQueueState, describe_work_queue
@@ -126,6 +127,9 @@ class WorkQueue(Iterated[Task]):
     for so long, and then raises. A call that settles a task has the client's deadline, or this one. ``wait_ms`` is how
     long a pop is held when there is nothing. With ``order`` nodes refuse to hand out messages in another order:
     the work queue is to be configured so.
+
+    ``tag`` and ``type``, a word or several, and ``filter``, a condition such as ``"region = 'eu' AND priority > 3"``
+    (see :mod:`lsmq.filter_expressions`), say which messages it takes; all others stay for others of the group.
     """
 
     def __init__(
@@ -140,6 +144,9 @@ class WorkQueue(Iterated[Task]):
         max_handler_ms: int | None = DEFAULT_MAX_HANDLER_MS,
         deadline_ms: int | None = None,
         order: Literal["none", "key", "priority"] | None = None,
+        tag: str | Iterable[str] | None = None,
+        type: str | Iterable[str] | None = None,
+        filter: str | None = None,
     ) -> None:
         """``max_handler_ms``: a handler of :meth:`run` that takes longer is not covered any more: its message comes
         to somebody else. So does one that was fetched ahead so long ago. None: no limit."""
@@ -162,6 +169,7 @@ class WorkQueue(Iterated[Task]):
             wait_ms=wait_ms,
             deadline_ms=self._deadline_ms,
             order=order,
+            picked=MessageFilter.of(tag, type, filter),
         )
         self._ahead: deque[Task] = deque()
         self._kept: dict[Task, None] = {}  # tasks whose visibility is extended here

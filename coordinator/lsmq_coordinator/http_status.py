@@ -63,6 +63,7 @@ _CODES: Final[dict[int, tuple[str, ...]]] = {
     429: (
         "too_many_producers",
         "too_many_transactions",
+        "too_many_filters",
         "too_many_groups",
         "too_many_topics",
         "too_many_delayed",

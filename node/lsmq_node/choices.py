@@ -16,7 +16,17 @@ class Auth(Enum):
     """How a node knows who its clients are."""
 
     NONE = "none"  # it does not ask: whoever reaches it may do everything
-    TOKEN = "token"  # by a token of the cluster's own
+    TOKEN = "token"  # by a token of the cluster's own, and by what else is configured
+
+
+class CertificateName(Enum):
+    """What of a client's certificate names the principal."""
+
+    NONE = "none"  # nothing: a certificate lets in, and names nobody
+    COMMON_NAME = "common-name"  # of the subject
+    DNS = "dns"
+    URI = "uri"
+    EMAIL = "email"
 
 
 class Compression(Enum):

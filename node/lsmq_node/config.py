@@ -9,7 +9,6 @@ A node of a cluster has a table ``[cluster]`` as well, or ``LSMQ_CLUSTER_<FIELD>
 
 from __future__ import annotations
 
-import ipaddress
 import tomllib
 import typing
 from collections.abc import Mapping
@@ -17,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lsmq_coordinator.tls import ClientAuth
-from lsmq_node.choices import Auth, Compression, Forward, LogFormat
+from lsmq_node.choices import Auth, CertificateName, Compression, Forward, LogFormat
+from lsmq_node.client_port_config import ClientPortConfig, check_naming, is_loopback
 from lsmq_node.cluster_config import ENVIRONMENT_PREFIX as CLUSTER_PREFIX
 from lsmq_node.cluster_config import ClusterConfig
 from lsmq_node.settings import (
@@ -35,7 +34,7 @@ from lsmq_node.settings import (
 from lsmq_node.storage import FlushMode
 from lsmq_node.tls_settings import check_tls, peer_files
 
-__all__ = ["Auth", "Compression", "Forward", "InvalidConfig", "LogFormat", "NodeConfig"]
+__all__ = ["Auth", "CertificateName", "Compression", "Forward", "InvalidConfig", "LogFormat", "NodeConfig"]
 
 ENVIRONMENT_PREFIX = "LSMQ_"
 #: Variables with our prefix that are not the node's: where clients connect to, and which file to read.
@@ -55,51 +54,12 @@ FOREIGN_VARIABLES = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeConfig:
-    """Everything a node can be told. Field names end in their unit.
+class NodeConfig(ClientPortConfig):
+    """Everything a node can be told, after what :class:`ClientPortConfig` has. Field names end in their unit.
 
     :meth:`validate` checks ranges and what must hold between fields; :meth:`load` calls it.
     """
 
-    data: Path = setting(
-        ...,
-        "Directory of the node's files. Created when missing.",
-        hazard="A local disk: on a network file system fsync may not mean what it says.",
-    )
-    host: str = setting(
-        "127.0.0.1",
-        "Address to listen on for clients. `0.0.0.0` is every IPv4 interface.",
-        hazard="Beyond the loopback a node starts only with `auth`, or with `insecure`.",
-    )
-    port: int = setting(7600, "Port to listen on; 0 takes any free one.", range=(0, 65_535))
-    advertised_url: str | None = setting(
-        None,
-        "URL that clients reach this node by, when it is not `http://host:port` (`https://` with `tls_cert`).",
-        hazard="Routes hold it: an address that clients cannot reach sends them nowhere.",
-    )
-    tls_cert: Path | None = setting(
-        None,
-        "PEM file with the certificate that clients are shown, and what leads to its authority. With it the port for "
-        "clients speaks TLS 1.3, and nothing else. Read again when it changes.",
-        hazard="Left out, all that clients say and hear can be read on the way.",
-    )
-    tls_key: Path | None = setting(None, "PEM file with its private key, readable by its owner alone.")
-    tls_client_ca: Path | None = setting(
-        None,
-        "PEM file with the authorities whose certificates clients may show.",
-        hazard="Whoever has a certificate of theirs is let in.",
-    )
-    tls_client_auth: ClientAuth | None = setting(
-        None,
-        "Whether clients show a certificate: `none` (not asked), `optional` (one that is shown must be right), "
-        "`required`. Left out: `required` with `tls_client_ca`, else `none`.",
-        hazard="With `required`, probes and metrics need a certificate as well.",
-    )
-    tls_ca: Path | None = setting(
-        None,
-        "PEM file with the authorities by which this node trusts the ports for clients of the other nodes, where it "
-        "relays streams. Left out: the system's.",
-    )
     shards: int = setting(
         1,
         "Shards of a node that is in no cluster. Fixed once the data directory exists.",
@@ -301,37 +261,6 @@ class NodeConfig:
         range=(0, 1024 * 1024 * MIB),
         hazard="Clients behind one proxy are one address.",
     )
-    auth: Auth = setting(
-        Auth.NONE,
-        "How clients are known: `none` asks nobody, `token` wants a bearer token of the cluster's own, and lets each "
-        "do what it was granted ([security](security.md)). The same on all nodes.",
-        hazard="`none`: whoever reaches the port may read, send and delete everything.",
-    )
-    insecure: bool = setting(
-        False,
-        "Start although others than this machine reach `host` and `auth` is `none`: they may do everything.",
-        hazard="True: bind a network that you trust.",
-    )
-    audit_bytes: int = setting(
-        64 * MIB,
-        "With `auth`: refusals and administration are noted in `audit.jsonl` of the data directory, up to so much, the "
-        "oldest half of which goes when it is full. 0: nowhere.",
-        range=(0, 1024 * 1024 * MIB),
-        hazard="Too small, and strangers who knock again and again push out what was noted before.",
-    )
-    allowed_hosts: str = setting(
-        "",
-        "Names that clients reach this node by, beside `advertised_url`, IP addresses, and names that nobody can own "
-        "on the Internet (without a dot, `.local`, `.internal`); separated by commas, `.example.com` is all below it, "
-        "`*` is any.",
-        hazard="`*`: a web page can have a browser use this node by a name of its own.",
-    )
-    browser_origins: str = setting(
-        "",
-        "Origins of web pages that may use this node from a browser, separated by commas, such as "
-        "`https://shop.example`; `*` is any. Pages that this node's own address serves may always.",
-        hazard="A page of an allowed origin can read and acknowledge whatever the browser's machine can reach here.",
-    )
     max_inflight_bytes: int = setting(
         256 * MIB,
         "Memory for request bodies and answers in flight.",
@@ -481,6 +410,7 @@ class NodeConfig:
             )
 
         check_tls(self)
+        check_naming(self)
         if self.cluster is not None:
             self._validate_cluster(self.cluster)
 
@@ -502,7 +432,7 @@ class NodeConfig:
     @property
     def is_exposed(self) -> bool:
         """Whether others than this machine reach it, and are asked nothing."""
-        return self.auth is Auth.NONE and not _is_loopback(self.host)
+        return self.auth is Auth.NONE and not is_loopback(self.host)
 
     def check_exposure(self) -> None:
         """Raises :class:`InvalidConfig` for a node that would be open to a network without anybody having said so."""
@@ -545,13 +475,6 @@ class NodeConfig:
         values = {name: plain(getattr(self, name)) for name in known_fields(type(self))}
         values["cluster"] = self.cluster.to_dict() if self.cluster is not None else None
         return values
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 _TYPES: dict[str, Any] = typing.get_type_hints(NodeConfig)

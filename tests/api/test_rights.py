@@ -421,5 +421,6 @@ def test_what_a_header_may_look_like(realm: Realm) -> None:
 
 
 def test_a_node_that_asks_nobody_has_no_tokens(api: Api) -> None:
-    assert api.get("/v1/whoami").json() == {"auth": "none", "name": None, "expires_ms": None, "roles": [], "rights": []}
+    nobody = {"auth": "none", "name": None, "by": None, "expires_ms": None, "roles": [], "rights": []}
+    assert api.get("/v1/whoami").json() == nobody
     assert api.call("POST", "/v1/tokens", {"name": "x"}, status=409).code == "authentication_off"

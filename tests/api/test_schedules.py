@@ -65,6 +65,7 @@ def test_schedules_are_listed_by_name_in_pages(api: Api, topic_name: str) -> Non
         ({"cron": "0 0 30 2 *"}, "cron"),
         ({"tz": "Nowhere"}, "tz"),
         ({"message": {"body": "x", "delay_ms": 5}}, "message.delay_ms"),
+        ({"message": {"body": "x", "dedupe_id": "a"}}, "message.dedupe_id"),
         ({"message": {"key": "k"}}, "messages[0].body"),
         ({"more": 1}, "more"),
     ],
@@ -77,6 +78,25 @@ def test_a_schedule_that_cannot_be_is_refused_by_what_is_wrong(
     assert refused.error["field"] == field
     assert api.call("PUT", path(topic_name, "s" * 201), DAILY, status=400).code == "invalid_request"
     assert api.get(path(topic_name)).json()["schedules"] == []
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+def test_names_that_mean_a_place_in_a_path_are_refused(api: Api, topic_name: str, name: str) -> None:
+    """Most clients leave such parts out of a path: what is made so could not be looked at or deleted."""
+    api.create(topic_name, 1)
+    encoded = name.replace(".", "%2E")
+    calls = [
+        ("PUT", path(topic_name, encoded), DAILY),
+        ("PUT", f"/v1/groups/{encoded}", {"mode": "clustered"}),
+        ("POST", f"/v1/groups/{encoded}/offsets", {"topic": topic_name, "queues": [0], "offsets": [0]}),
+        ("POST", f"/v1/groups/{encoded}/pop", {"topic": topic_name}),
+        ("POST", f"/v1/producer-groups/{encoded}/heartbeat", {"member": "m", "join": True, "session_ms": 60_000}),
+    ]
+    for method, where, document in calls:
+        refused = api.call(method, where, document, status=400)
+        assert (refused.code, "neither '.' nor '..'" in refused.error["message"]) == ("invalid_request", True), where
+    assert api.get(path(topic_name)).json()["schedules"] == []
+    api.call("PUT", path(topic_name, "..."), DAILY, status=201)
 
 
 def prepared(data: Path, next_ms: int, *, stored: bool = False, deleted: bool = False) -> Schedule:

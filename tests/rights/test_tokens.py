@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,7 +11,8 @@ import pytest
 
 from lsmq.errors import Unauthenticated
 from lsmq_node.broker import Broker
-from lsmq_node.config import Auth
+from lsmq_node.config import Auth, NodeConfig
+from lsmq_node.rights import Shown
 from lsmq_node.rights.service import RightsService
 
 
@@ -19,6 +21,7 @@ class Documents:
 
     def __init__(self) -> None:
         self.asked = 0
+        self.voucher_keys: tuple[bytes, ...] = ()
 
     def known(self) -> tuple[int, Mapping[str, bytes]]:
         return 1, {}
@@ -31,12 +34,13 @@ class Documents:
 
 async def test_others_are_asked_about_what_may_be_a_token_and_nothing_else() -> None:
     documents = Documents()
-    broker: Any = SimpleNamespace(topology=SimpleNamespace(rights=documents), config=SimpleNamespace(auth=Auth.TOKEN))
+    config = NodeConfig(data=Path("unused"), auth=Auth.TOKEN)
+    broker: Any = SimpleNamespace(topology=SimpleNamespace(rights=documents), config=config)
     rights = RightsService(cast("Broker", broker))
     for secret in ("", "guess", "lsmq_" + "0" * 63, "lsmq_" + "g" * 64, "0" * 64):
         with pytest.raises(Unauthenticated):
-            await rights.authenticated(f"Bearer {secret}")
+            await rights.authenticated(Shown(f"Bearer {secret}"))
     assert documents.asked == 0
     with pytest.raises(Unauthenticated):
-        await rights.authenticated("Bearer lsmq_" + "0" * 64)
+        await rights.authenticated(Shown("Bearer lsmq_" + "0" * 64))
     assert documents.asked == 1

@@ -96,8 +96,23 @@ class WorkQueueMachine(RuleBasedStateMachine):
                 receipts += self.ledger.deliver_fresh(queue, range(first, end), end, self.now, visibility_ms)
                 limit -= end - first
         for receipt in receipts:
+            if receipt is not None:  # else somebody picked it before
+                self.deliver(receipt)
+
+    @rule(queue=st.integers(0, QUEUES - 1), every=st.sampled_from([1, 2, 5]), limit=st.sampled_from([1, 4, 100]))
+    def pick(self, queue: int, every: int, limit: int) -> None:
+        """Of those that nobody has, only each so many-th is wanted."""
+        self.ledger.advance(self.now)
+        again = [task for task in self.ledger.ready() if task.offset % every == 0][:limit]
+        for receipt in [self.ledger.deliver(task, self.now, 1_000) for task in again if self.ledger.take(task)]:
             assert receipt is not None
             self.deliver(receipt)
+        first = self.ledger.next_of(queue)
+        wanted = [offset for offset in range(first, self.ends[queue]) if offset % every == 0][: limit - len(again)]
+        for offset, receipt in zip(wanted, self.ledger.deliver_picked(queue, wanted, self.now, 1_000), strict=True):
+            if receipt is not None:
+                assert receipt.offset == offset
+                self.deliver(receipt)
 
     def deliver(self, receipt: Receipt) -> None:
         place = receipt.queue, receipt.offset

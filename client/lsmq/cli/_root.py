@@ -21,6 +21,7 @@ _COMMANDS = {
     "queue": "lsmq.cli.queue:queue",
     "produce": "lsmq.cli.produce:produce",
     "consume": "lsmq.cli.consume:consume",
+    "work": "lsmq.cli.work:work",
     "request": "lsmq.cli.request:request",
     "message": "lsmq.cli.message:message",
     "delayed": "lsmq.cli.delayed:delayed",

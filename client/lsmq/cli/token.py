@@ -127,6 +127,7 @@ async def whoami(client: Client, as_json: bool) -> None:
     print_fields(
         [
             ("name", found.name),
+            ("known by", found.by or "token"),
             ("expires", "never" if found.expires_ms is None else time_text(found.expires_ms)),
             ("roles", ", ".join(map(str, found.roles)) or "none"),
             ("rights", ", ".join(map(str, found.rights)) or "none"),

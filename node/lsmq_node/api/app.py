@@ -14,7 +14,7 @@ from lsmq_node.broker import client_of
 from lsmq_node.config import NodeConfig
 from lsmq_node.metrics import HttpMetrics
 from lsmq_node.node import Node
-from lsmq_node.rights import Audit
+from lsmq_node.rights import Audit, Shown
 
 from . import (
     batches,
@@ -71,6 +71,7 @@ _PARTS = (
 )
 
 NODE = web.AppKey("node", Node)
+_NOTHING = Shown()
 
 
 def route_table(config: NodeConfig) -> tuple[Route, ...]:
@@ -113,7 +114,7 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
                 if client is not None and route.tag != SYSTEM_TAG:
                     await broker.request_pace.wait(client, 1)
                     await broker.byte_pace.wait(client)
-                asker = Asker(rights, access, request.headers.get("Authorization") if rights.on else None)
+                asker = Asker(rights, access, _shown(request) if rights.on else _NOTHING)
                 await asker.identify()
                 call = Call(request, node, route, hold, asker)
                 call.check_needs(access)
@@ -143,6 +144,14 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
     return handle
 
 
+def _shown(request: web.Request) -> Shown:
+    """What the client shows of who it is. What another node passed on came over a connection of that node's own."""
+    authorization = request.headers.get("Authorization")
+    if authorization is not None or VERIFIED in request or request.transport is None:
+        return Shown(authorization)
+    return Shown(None, request.transport.get_extra_info("peercert") or None)
+
+
 def _note(
     audit: Audit, route: Route, request: web.Request, asker: Asker | None, status: int, error: LsmqError | None
 ) -> None:
@@ -151,6 +160,7 @@ def _note(
     audit.note(
         "refused" if refused else "failed" if status >= 400 else "done",
         principal=None if asker is None else asker.name,
+        by=None if asker is None or asker.proven is None else asker.proven.by,
         operation=route.operation,
         method=request.method,
         path=request.path,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from lsmq import runtime
-from lsmq_node.rights import Action, Holder, Kind, RightsService
+from lsmq_node.rights import Action, Holder, Kind, Proven, RightsService, Shown
 
 from .access import Access
 
@@ -13,17 +13,17 @@ from .access import Access
 class Asker:
     """Of one request. Where the node asks nobody who he is, everything is allowed."""
 
-    __slots__ = ("_access", "_authorization", "_checked", "_expires_ms", "_rights", "_version", "holder")
+    __slots__ = ("_access", "_checked", "_rights", "_shown", "_version", "holder", "proven")
 
-    def __init__(self, rights: RightsService, access: Access, authorization: str | None) -> None:
+    def __init__(self, rights: RightsService, access: Access, shown: Shown) -> None:
         self._rights = rights
         self._access = access
-        self._authorization = authorization
-        self._expires_ms: int | None = None
+        self._shown = shown
         self._version = 0
         self._checked: set[tuple[Kind, str, Action]] = set()
         #: None: nobody in particular.
         self.holder: Holder | None = None
+        self.proven: Proven | None = None
 
     @property
     def name(self) -> str | None:
@@ -33,12 +33,13 @@ class Asker:
     @property
     def expires_ms(self) -> int | None:
         """When what he showed ends."""
-        return self._expires_ms
+        return None if self.proven is None else self.proven.expires_ms
 
     async def identify(self) -> None:
         """Raises ``Unauthenticated``, ``Unavailable``."""
         if self._rights.on and not self._access.open:
-            self.holder, self._expires_ms = await self._rights.authenticated(self._authorization)
+            self.proven = await self._rights.authenticated(self._shown)
+            self.holder = self._rights.holder(self.proven)
             self._version = self._rights.version
 
     def check_named(self, kind: Kind, name: str) -> None:
@@ -60,22 +61,22 @@ class Asker:
 
     def check_again(self) -> None:
         """Whether all that was checked would be allowed now. Raises ``Unauthenticated``, ``Forbidden``."""
-        if self.holder is None or (self._version == self._rights.version and not self._is_over()):
+        if self.proven is None or (self._version == self._rights.version and not self._is_over()):
             return
-        self.holder = self._rights.again(self._authorization)
+        self.holder = self._rights.holder(self.proven)
         self._version = self._rights.version
         for asked in self._checked:
             self._rights.check(self.holder, *asked)
 
     def _is_over(self) -> bool:
-        return self._expires_ms is not None and runtime.wall_ms() >= self._expires_ms
+        return self.expires_ms is not None and runtime.wall_ms() >= self.expires_ms
 
     async def barred(self) -> None:
         """Until he may not any more. Then raises ``Unauthenticated`` or ``Forbidden``; never returns."""
         while True:
             left_s = None
-            if self._expires_ms is not None:
-                left_s = max(0.0, (self._expires_ms - runtime.wall_ms()) / 1000)
+            if self.expires_ms is not None:
+                left_s = max(0.0, (self.expires_ms - runtime.wall_ms()) / 1000)
             try:
                 async with asyncio.timeout(left_s):
                     await self._rights.changed()
@@ -83,7 +84,8 @@ class Asker:
                 pass
             self.check_again()
 
-    @property
-    def authorization(self) -> str | None:
-        """What a request that is made for him elsewhere must say; None where nobody asks."""
-        return self._authorization if self.holder is not None else None
+    def token(self) -> str | None:
+        """The bearer token of a request that is made for him elsewhere, now; None where nobody asks."""
+        if self.proven is None:
+            return None
+        return self._shown.secret if self._shown.authorization is not None else self._rights.voucher(self.proven)

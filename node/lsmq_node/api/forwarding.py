@@ -45,7 +45,7 @@ async def answered_elsewhere(call: Call, refusal: NotLeader) -> web.StreamRespon
     body = await call.body() if request.body_exists else b""
     # What HEAD leaves out is left out by this node: the answer's signature is that of its body.
     method = "GET" if request.method == "HEAD" else request.method
-    passed = PassedOn(method, request.rel_url.raw_path_qs, _passed_headers(request), body)
+    passed = PassedOn(method, request.rel_url.raw_path_qs, _passed_headers(call), body)
     found = await broker.forwarder.at_leader(
         shard, lambda: call.route.handler(call), passed, _refusal_in, repeatable=method == "GET"
     )
@@ -65,12 +65,15 @@ def _redirection(call: Call, refusal: NotLeader) -> web.Response:
     return response
 
 
-def _passed_headers(request: web.Request) -> dict[str, str]:
-    return {
+def _passed_headers(call: Call) -> dict[str, str]:
+    found = {
         name: value
-        for name, value in request.headers.items()
+        for name, value in call.request.headers.items()
         if (low := name.lower()) in _HEADERS or (low.startswith(_OWN) and not low.startswith(_NOT_PASSED))
     }
+    if "Authorization" not in call.request.headers and (token := call.asker.token()) is not None:
+        found["Authorization"] = f"Bearer {token}"  # He showed a certificate, which this node cannot show.
+    return found
 
 
 def _refusal_in(answer: PassedBack) -> LsmqError | None:
@@ -116,7 +119,7 @@ async def _at_leader(call: Call, part: ShardPart) -> dict[str, Any]:
         except NotLeader as refusal:
             if shard_to_ask(refusal) is None:
                 raise
-    headers = {**_passed_headers(call.request), "Content-Type": MSGPACK_TYPE, "Accept": MSGPACK_TYPE}
+    headers = {**_passed_headers(call), "Content-Type": MSGPACK_TYPE, "Accept": MSGPACK_TYPE}
     passed = PassedOn(call.request.method, call.request.rel_url.raw_path_qs, headers, part.body())
     return _document(await call.broker.forwarder.at_leader(part.shard, part.here, passed, _refusal_in))
 
@@ -131,7 +134,7 @@ async def asked_at_leader(
     if call.proof is not None:
         return await here()
     form = answer_format(call.request)
-    passed = PassedOn("GET", path, {**_passed_headers(call.request), "Accept": form.value}, b"")
+    passed = PassedOn("GET", path, {**_passed_headers(call), "Accept": form.value}, b"")
     return _document(await call.broker.forwarder.at_leader(shard, here, passed, _refusal_in, repeatable=True))
 
 

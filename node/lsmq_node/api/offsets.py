@@ -33,8 +33,8 @@ _MAX_RANGES = 1_000
 _GROUP = Parameter(
     "group",
     text(
-        "A group's name has 1 to 249 letters, digits, dots, underscores and hyphens",
-        pattern="[A-Za-z0-9._-]{1,249}(/[A-Za-z0-9._:-]{1,100})?",
+        "A group's name has 1 to 249 letters, digits, dots, underscores and hyphens, and is neither '.' nor '..'",
+        pattern=r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}(/[A-Za-z0-9._:-]{1,100})?",
     ),
     "Name of the consumer group; of a broadcast group with `/` (as `%2F`) and the member's static id.",
 )

@@ -161,7 +161,7 @@ async def _open(call: Call, sink: AnySink) -> Held:
         query["scope"] == "topic",
         filter_of_query(query),
     )
-    stream = await call.node.push.open(call.path("group"), topic, sink, options, call.asker.authorization)
+    stream = await call.node.push.open(call.path("group"), topic, sink, options, call.asker.token)
     _log.info("stream_opened", stream=stream.id, group=call.path("group"), topic=topic.name, remote=call.request.remote)
     return stream
 

@@ -57,7 +57,15 @@ async def whoami(call: Call) -> web.StreamResponse:
     """Who the caller is, and what he was granted."""
     asker, book = call.asker, call.node.rights.book
     grants = Grants() if asker.name is None else book.grants.get(asker.name, Grants())
-    found = {"auth": call.broker.config.auth.value, "name": asker.name, "expires_ms": asker.expires_ms}
+    proven = asker.proven
+    if proven is not None:
+        grants = Grants(tuple(dict.fromkeys((*grants.roles, *proven.roles))), grants.rights)
+    found = {
+        "auth": call.broker.config.auth.value,
+        "name": asker.name,
+        "by": None if proven is None else proven.by,
+        "expires_ms": asker.expires_ms,
+    }
     return answer(call.request, {**found, **_shown_grants(grants)})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lsmq_node.rights import Action, Kind
+from lsmq_node.rights import Action, By, Kind
 from lsmq_node.rights.model import MAX_PATTERN_BYTES, MAX_RIGHTS
 
 from .schema import Schema, flag, integer, list_of, object_of, text
@@ -51,6 +51,7 @@ WHOAMI: Schema = object_of(
     {
         "auth": text("How this node knows its clients: `none`, `token`."),
         "name": text("Of the principal; null where nobody is asked.", null=True),
+        "by": {"enum": [*By, None], "description": "What the caller showed; null where nobody is asked."},
         "expires_ms": _EXPIRES,
         "roles": ROLES,
         "rights": RIGHTS,

@@ -383,8 +383,8 @@ _PATH = {
     "group": Parameter(
         "group",
         text(
-            "A group's name has 1 to 249 letters, digits, dots, underscores and hyphens",
-            pattern="[A-Za-z0-9._-]{1,249}",
+            "A group's name has 1 to 249 letters, digits, dots, underscores and hyphens, and is neither '.' nor '..'",
+            pattern=r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}",
         ),
         "Name of the consumer group.",
     ),

@@ -6,10 +6,12 @@ from .schema import Limit, Schema, integer, list_of, object_of, text
 from .schemas import COUNT, MESSAGE, MESSAGE_TO_SEND, QUEUE, TIME_MS
 
 NAME: Schema = text(
-    "A schedule's name has 1 to 200 letters, digits, dots, underscores and hyphens", pattern="[A-Za-z0-9._-]{1,200}"
+    "A schedule's name has 1 to 200 letters, digits, dots, underscores and hyphens, and is neither '.' nor '..'",
+    pattern=r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,200}",
 )
 MAX: Schema = integer(1, Limit("max_messages_per_request"), default=Limit("max_messages_per_request", 100))
-_LATER = ("delay_ms", "deliver_at_ms")
+#: A schedule says itself when its messages come, and ids are not for messages that come later.
+_NOT_SCHEDULED = ("delay_ms", "deliver_at_ms", "dedupe_id")
 _CRON = text("`minute hour day-of-month month day-of-week`, or such as `@daily`.", maxLength=200)
 _TZ = text("The time zone whose clocks count, such as `Europe/Berlin`.", maxLength=100, default="UTC")
 PUT: Schema = object_of(
@@ -18,7 +20,9 @@ PUT: Schema = object_of(
         "tz": _TZ,
         "message": {
             **MESSAGE_TO_SEND,
-            "properties": {name: each for name, each in MESSAGE_TO_SEND["properties"].items() if name not in _LATER},
+            "properties": {
+                name: each for name, each in MESSAGE_TO_SEND["properties"].items() if name not in _NOT_SCHEDULED
+            },
         },
     },
     required=("cron", "message"),

@@ -14,7 +14,8 @@ MIN_CHECK_MS, MAX_CHECK_MS = 100, 24 * 3_600_000
 MAX_CHECKS = 1_000
 
 NAME: Schema = text(
-    "A name has 1 to 200 letters, digits, dots, underscores and hyphens", pattern="[A-Za-z0-9._-]{1,200}"
+    "A name has 1 to 200 letters, digits, dots, underscores and hyphens, and is neither '.' nor '..'",
+    pattern=r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,200}",
 )
 TRANSACTION_ID: Schema = text("As the answer to its first messages said it", pattern="[A-Za-z0-9._:-]{1,120}")
 STATE: Schema = {"enum": [state.value for state in State]}

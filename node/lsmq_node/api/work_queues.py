@@ -12,9 +12,11 @@ from aiohttp import web
 from lsmq.errors import (
     DocumentsFull,
     GroupModeMismatch,
+    InvalidFilter,
     InvalidRequest,
     NotEnoughReplicas,
     NotLeader,
+    TooManyFilters,
     TopicReplaced,
     UnknownGroup,
     UnknownTopic,
@@ -28,6 +30,7 @@ from lsmq_node.workqueue.shard_work import Delivery, ShardWork
 
 from . import work_schemas as schemas
 from .codec import Format, answer, answer_format, encode
+from .filters import filter_of
 from .rendering import RENDERED_TIMES, render_message
 from .routing import TOPIC, Call, Content, Routes
 
@@ -52,13 +55,14 @@ _DESCRIBED = Content("Of the shards meant.", schemas.WORK_QUEUE)
     "/v1/groups/{group}/pop",
     Content("Hidden from others until they are settled, or their visibility ends.", schemas.POPPED),
     request=Content("How many, and how long to wait for them.", schemas.POP),
-    errors=_ERRORS,
+    errors=(*_ERRORS, InvalidFilter, TooManyFilters),
 )
 async def pop_messages(call: Call) -> web.StreamResponse:
     """Take messages to work on.
 
     At the leaders of the topic's shards. Costs what it returns, not the queues there are. The first pop makes the
-    group, with the mode `work_queue`.
+    group, with the mode `work_queue`. With `tag`, `type` or `filter` it takes only what that picks, and looks at about
+    160,000 messages at most; what it does not pick stays for others.
     """
     group, document = call.path("group"), await call.checked_document()
     topic = await call.topic(document["topic"])
@@ -72,6 +76,7 @@ async def pop_messages(call: Call) -> web.StreamResponse:
         visibility_ms=document.get("visibility_ms"),
         wait_ms=document["wait_ms"],
         order=Order(document["order"]) if "order" in document else None,
+        wanted=filter_of(document),
         gone=lambda: request.transport is None or request.transport.is_closing(),
         hold=call.hold,
     )

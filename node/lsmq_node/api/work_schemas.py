@@ -17,6 +17,7 @@ from lsmq_node.workqueue.settings import (
     Settings,
 )
 
+from .filters import FILTER_FIELDS
 from .schema import Limit, Schema, flag, integer, list_of, object_of, text
 from .schemas import COUNT, QUEUE_OR_NAME, TEXT, TIME_MS
 
@@ -112,6 +113,7 @@ POP: Schema = object_of(
             "enum": [order.value for order in Order],
             "description": "What the caller relies on: refused where the work queue has another order.",
         },
+        **FILTER_FIELDS,
     },
     required=("topic",),
 )

@@ -119,6 +119,10 @@ class Topics(Protocol):
 class RightsDocuments(Protocol):
     """Who may do what, as documents that all nodes agree on (:mod:`lsmq_node.rights`). Loop thread only."""
 
+    #: Nodes sign with the first what they say of clients to each other, and believe what is signed by any. Empty for a
+    #: node of its own, which says nothing to others.
+    voucher_keys: Sequence[bytes]
+
     def known(self) -> tuple[int, Mapping[str, bytes]]:
         """As they are known here, and their version, which grows with each change."""
 

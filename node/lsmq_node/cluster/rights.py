@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from lsmq.errors import DocumentsFull, InvalidRequest, TooManyRights
 from lsmq_coordinator.control import ControlClient
@@ -16,6 +16,8 @@ _TIMEOUT_S = 5.0
 
 class LocalRights:
     """Documents of a shard. Loop thread only."""
+
+    voucher_keys: Sequence[bytes] = ()
 
     def __init__(self, store: ShardStore) -> None:
         self._store = store
@@ -65,6 +67,7 @@ class ClusterRights:
 
     def __init__(self, control: ControlClient) -> None:
         self._control = control
+        self.voucher_keys: Sequence[bytes] = ()  # set by whoever has the secret, before anything is asked
 
     def known(self) -> tuple[int, Mapping[str, bytes]]:
         state = self._control.state

@@ -107,6 +107,7 @@ async def running_member(config: NodeConfig, waiters: WaiterTable, parts: Parts)
             tls=tls,
         )
         member = ClusterMember(config, control, waiters, parts)
+        member.rights.voucher_keys = (secret.key("vouchers"),)
 
         def received(sender: str, shard: int, message: Message, payload: memoryview) -> None:
             replica = member.replicas.get(shard)

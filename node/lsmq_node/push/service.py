@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import structlog
 
@@ -83,11 +84,11 @@ class PushService(MachineService[LedPart]):
     # Streams
 
     async def open(
-        self, group: str, topic: Topic, sink: Sink, options: StreamOptions, authorization: str | None = None
+        self, group: str, topic: Topic, sink: Sink, options: StreamOptions, token: Callable[[], str | None]
     ) -> Held:
         """A stream that sends once it is run; :meth:`close` it in any case.
 
-        ``authorization`` is what other nodes are to be shown that some of its queues are led by.
+        ``token`` gives what other nodes, by whom some of its queues are led, are to be shown now: None for nothing.
 
         Raises ``GroupModeMismatch``, ``ShuttingDown``, ``Unavailable`` when there are too many, and ``InvalidRequest``
         for what cannot be said of queues that come later.
@@ -105,7 +106,7 @@ class PushService(MachineService[LedPart]):
         here = all(self.broker.topology.leadership(part.shard).here for part in self.broker.ranges(topic))
         stream: Held
         if options.whole and not here:
-            client = self._client_for(authorization)
+            client = self._client_for(token)
             stream = Relay(client, self.budget, group, topic, sink, options, self.counts, client is not self._client)
             self.streams[stream.id] = stream
         else:
@@ -126,17 +127,17 @@ class PushService(MachineService[LedPart]):
         feed.attach(stream)
         return stream
 
-    def _client_for(self, authorization: str | None) -> Client:
+    def _client_for(self, token: Callable[[], str | None]) -> Client:
         """Finds leaders from this node on: one for all, or for whoever shows this to other nodes."""
         config = self.broker.config
 
-        def made(token: str | None) -> Client:
+        def made(token: Callable[[], str] | None) -> Client:
             return Client(
                 config.public_url, ca=config.tls_ca, cert=config.tls_cert, cert_key=config.tls_key, token=token
             )
 
-        if authorization is not None:
-            return made(authorization.removeprefix("Bearer ").strip())
+        if token() is not None:
+            return made(lambda: token() or "")
         if self._client is None:
             self._client = made(None)
         return self._client

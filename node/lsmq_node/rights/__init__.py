@@ -3,7 +3,8 @@
 
 from .audit import Audit
 from .book import Book, Holder
+from .evidence import By, Proven, Shown
 from .model import Action, Binding, Kind, Right
 from .service import RightsService
 
-__all__ = ["Action", "Audit", "Binding", "Book", "Holder", "Kind", "Right", "RightsService"]
+__all__ = ["Action", "Audit", "Binding", "Book", "By", "Holder", "Kind", "Proven", "Right", "RightsService", "Shown"]

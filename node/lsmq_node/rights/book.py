@@ -12,20 +12,21 @@ Of a token its hash alone is known: it has 256 random bits, so that a slow hash 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
 import msgpack
 
-from .model import BUILT_IN, Action, Binding, Kind, Right, allowing
+from .model import BUILT_IN, TENANT, Action, Binding, Kind, Right, allowing
 
 PRINCIPAL: Final = "principal/"
 ROLE: Final = "role/"
 TOKEN: Final = "token/"
 _VERSION: Final = 1
 _REMEMBERED: Final = 1_000
+_HOLDERS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,7 @@ class Book:
         self.grants: dict[str, Grants] = {}
         self.own_roles: dict[str, tuple[Right, ...]] = {}
         self.unread: list[str] = []
-        self._holders: dict[str, Holder] = {}
+        self._holders: dict[tuple[str, tuple[Binding, ...]], Holder] = {}
         self._read: dict[str, tuple[bytes, Token | Grants | tuple[Right, ...]]] = {}
         known = {} if former is None else former._read
         for key, body in documents.items():
@@ -129,13 +130,16 @@ class Book:
     def knows(self, principal: str) -> bool:
         return principal in self.grants or any(token.principal == principal for token in self.tokens.values())
 
-    def holder(self, principal: str) -> Holder:
-        """Of one that nobody knows: one that may nothing."""
-        found = self._holders.get(principal)
+    def holder(self, principal: str, roles: tuple[Binding, ...] = ()) -> Holder:
+        """With ``roles`` beside those that were granted. Of one that nobody knows: one that may nothing more."""
+        found = self._holders.get((principal, roles))
         if found is None:
-            found = Holder(principal, tuple(dict.fromkeys(right for right, _ in self._of(principal))))
-            if self.knows(principal):
-                self._holders[principal] = found
+            rights = (right for right, _ in (*self._of(principal), *self._bound(roles)))
+            found = Holder(principal, tuple(dict.fromkeys(rights)))
+            if roles or self.knows(principal):
+                if len(self._holders) >= _HOLDERS:
+                    self._holders.clear()
+                self._holders[principal, roles] = found
         return found
 
     def why(self, principal: str, kind: Kind, name: str, action: Action) -> str | None:
@@ -149,8 +153,12 @@ class Book:
         grants = self.grants.get(principal, Grants())
         for right in grants.rights:
             yield right, str(right)
-        for binding in grants.roles:
-            for right in self.roles.get(binding.role, ()):
+        yield from self._bound(grants.roles)
+
+    def _bound(self, bindings: Iterable[Binding]) -> Iterator[tuple[Right, str]]:
+        """What roles give. One that nobody knows gives nothing, nor does a tenant's for all names."""
+        for binding in bindings:
+            for right in self.roles.get(binding.role, ()) if binding.prefix or binding.role != TENANT else ():
                 if (left := right.within(binding.prefix)) is not None:
                     yield left, str(binding)
 

@@ -124,9 +124,14 @@ BUILT_IN: Final[Mapping[str, tuple[Right, ...]]] = MappingProxyType(
 )
 
 
+def is_name(name: str) -> bool:
+    """Of a principal or a role."""
+    return _NAME.fullmatch(name) is not None
+
+
 def check_name(name: str, what: str) -> str:
-    """A name of a principal or a role. Raises ``InvalidRequest``."""
-    if _NAME.fullmatch(name) is None:
+    """Raises ``InvalidRequest`` where it is no name of a principal or a role."""
+    if not is_name(name):
         raise InvalidRequest(
             f"{name[:80]!r} is no name of a {what}: use 1 to 128 letters, digits, '.', '_', '@' and '-', beginning "
             "with a letter or digit",

@@ -26,21 +26,29 @@ from lsmq.errors import (
 )
 from lsmq_coordinator.parts import kept
 from lsmq_node.broker import Background, Broker
-from lsmq_node.config import Auth
+from lsmq_node.config import Auth, CertificateName
 
 from .book import PRINCIPAL, ROLE, Book, Grants, Holder, Token, digest_of, role_document
+from .evidence import (
+    SECRET_BYTES,
+    TOKEN_PREFIX,
+    By,
+    Proven,
+    Shown,
+    is_signed_token,
+    is_token,
+    named_in,
+    proven_by_voucher,
+    vouched,
+)
 from .first_token import keep_first_token
+from .issuer import Issuer
 from .model import ADMIN, BUILT_IN, TENANT, Action, Binding, Kind, Right, check_count, check_name, needed
 
 _log = structlog.get_logger("lsmq.rights")
 
 Changes = Mapping[str, bytes | None]
 
-#: What a token begins with, so that people and scanners know one when they see it.
-TOKEN_PREFIX: Final = "lsmq_"
-_SECRET_BYTES: Final = 32
-_TOKEN: Final = re.compile(f"{TOKEN_PREFIX}[0-9a-f]{{{2 * _SECRET_BYTES}}}")
-SCHEME: Final = "Bearer "
 #: Of a principal so many are good at a time: the one in use, and the one that comes in its place.
 TOKENS_EACH: Final = 2
 _TRIES: Final = 10
@@ -55,7 +63,11 @@ class RightsService:
         self._background = Background("rights")
         self._book = Book()
         self._changed = asyncio.Event()
-        self.on = broker.config.auth is not Auth.NONE
+        config = broker.config
+        self.on = config.auth is not Auth.NONE
+        pattern = config.tls_principal_pattern
+        self._name_pattern = re.compile(pattern) if pattern else None
+        self._issuer = Issuer(config) if self.on and config.oidc_issuer is not None else None
         #: Grows with each change of what anybody may.
         self.version = 0
 
@@ -65,6 +77,9 @@ class RightsService:
             self._look()
             part = self._broker.parts.part("first-token", essential=False)
             self._background.start(kept(part, self._keep_first_token))
+            if self._issuer is not None:
+                keys, issuer = self._broker.parts.part("issuer", essential=False), self._issuer
+                self._background.start(kept(keys, lambda: issuer.keep_keys(keys)))
 
     def begin_stop(self) -> None:
         """Nobody waits for it."""
@@ -107,27 +122,51 @@ class RightsService:
         """As it is known here."""
         return self._book
 
-    async def authenticated(self, authorization: str | None) -> tuple[Holder, int | None]:
-        """Who sent the header ``Authorization``, and until when he is taken for that.
+    async def authenticated(self, shown: Shown) -> Proven:
+        """Who shows this, and until when he is taken for that.
 
         Raises ``Unauthenticated``, without a word of why a token is not good; ``Unavailable`` where nobody can tell.
         """
-        secret = _secret_in(authorization)
+        kind = self._broker.config.tls_principal
+        if shown.authorization is None and shown.certificate is not None and kind is not CertificateName.NONE:
+            proven = named_in(shown.certificate, kind, self._name_pattern)
+        else:
+            proven = await self._proven_by_header(shown.secret)
+        self._check_good(proven)
+        return proven
+
+    async def _proven_by_header(self, secret: str) -> Proven:
+        found = proven_by_voucher(secret, self._documents.voucher_keys, runtime.wall_ms())
+        if found is not None:
+            return found
+        if self._issuer is not None and is_signed_token(secret):
+            return await self._issuer.proven(secret)
         token = self._book.token(secret)
-        if token is None and _TOKEN.fullmatch(secret):  # What is no token at all costs the control plane nothing.
+        if token is None and is_token(secret):  # What is no token at all costs the control plane nothing.
             await self.newest()  # It may be new, or this node, which was away.
             token = self._book.token(secret)
-        return self._holder_of(token)
+        if token is None:
+            raise _not_good()
+        return Proven(token.principal, token.expires_ms, By.TOKEN, token.digest)
 
-    def _holder_of(self, token: Token | None) -> tuple[Holder, int | None]:
+    def _check_good(self, proven: Proven) -> None:
         """Raises ``Unauthenticated``."""
-        if token is None or not token.is_good(runtime.wall_ms()):
-            raise Unauthenticated("the token is not known here, has expired, or was revoked")
-        return self._book.holder(token.principal), token.expires_ms
+        now_ms = runtime.wall_ms()
+        if proven.expires_ms is not None and now_ms >= proven.expires_ms:
+            raise _not_good()
+        if proven.digest is not None:
+            token = self._book.tokens.get(proven.digest)
+            if token is None or not token.is_good(now_ms):
+                raise _not_good()
 
-    def again(self, authorization: str | None) -> Holder:
-        """Who that is by now. Raises ``Unauthenticated``."""
-        return self._holder_of(self._book.token(_secret_in(authorization)))[0]
+    def holder(self, proven: Proven) -> Holder:
+        """What he may by now. Raises ``Unauthenticated`` where he is not known any more."""
+        self._check_good(proven)
+        return self._book.holder(proven.principal, proven.roles)
+
+    def voucher(self, proven: Proven) -> str:
+        """What other nodes of the cluster are shown for somebody who showed a certificate."""
+        return vouched(proven, self._documents.voucher_keys[0], runtime.wall_ms())
 
     async def newest(self) -> None:
         """Know all that was agreed on before. Raises ``Unavailable``."""
@@ -256,13 +295,8 @@ class RightsService:
         raise Unavailable("others changed rights at the same time, again and again; try again")
 
 
-def _secret_in(authorization: str | None) -> str:
-    """Raises ``Unauthenticated``."""
-    if authorization is None:
-        raise Unauthenticated("this node wants to know who asks: send 'Authorization: Bearer TOKEN'")
-    if not authorization.startswith(SCHEME):
-        raise Unauthenticated("the header Authorization must be 'Bearer TOKEN'")
-    return authorization[len(SCHEME) :].strip()
+def _not_good() -> Unauthenticated:
+    return Unauthenticated("the token is not known here, has expired, or was revoked")
 
 
 def _granted(book: Book, name: str, bindings: Sequence[Binding], rights: Sequence[Right]) -> Changes:
@@ -289,4 +323,4 @@ def _token(name: str, secret: str, now_ms: int, ttl_ms: int | None, by: str) -> 
 
 
 def _new_secret() -> str:
-    return TOKEN_PREFIX + runtime.token_hex(_SECRET_BYTES)
+    return TOKEN_PREFIX + runtime.token_hex(SECRET_BYTES)

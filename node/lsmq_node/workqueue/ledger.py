@@ -4,6 +4,8 @@ A queue's *window* is ``[cursor, next)``. Below the cursor all is settled: ackno
 nothing was delivered. In between, what is not *open* is settled. So memory follows the open messages, and a window
 costs next to the same whether ten or ten million others were settled above a stubborn one.
 
+Who picks gets messages from ``next`` on as well, *early*: those between stay for others, and cost nothing.
+
 With order by key, a message is open only while none before it in its queue has its key: until the one before is settled
 and that is stored, it waits in a line (:mod:`.window`). So whoever leads next finds an earlier one of a key open before
 any later one was handed out. What was stored is not opened by :meth:`Ledger.load` then, whose keys nobody knows: it is
@@ -32,8 +34,6 @@ from .settings import MAX_DELAY_MS, Settings
 from .tasks import Counts, Refusal, State, Task
 from .window import Window
 
-#: A receipt of an earlier leader may name a message so far beyond what is known here.
-ADOPTED_OFFSETS = 10_000
 #: As a due time: it is not to be delivered again.
 NEVER = -1
 #: Open messages of a group on a topic in a shard. At the limit nothing new is delivered until some are settled.
@@ -67,24 +67,13 @@ class Ledger(OpenMessages):
         """Take over a queue's documents, by number of the chunk."""
         window = self._windows[queue] = Window(queue, cursor, looks=self._looks)
         window.stored.update(chunks)
-        if self._looks:
-            window.take_over(chunks.values())
-        else:
-            self._open_all(window, chunks, now)
+        window.take_over(chunks.values())
+        if not self._looks:
+            for offset, fail in sorted(window.failed.items()):
+                window.early.add(offset)
+                self._open_again(self._new_task(window, offset), fail, now)
+            window.failed.clear()
         self._note(window)  # documents below the cursor are left over from a crash
-
-    def _open_all(self, window: Window, chunks: Mapping[int, Chunk], now: int) -> None:
-        cursor = window.next
-        settled = sorted(pair for chunk in chunks.values() for pair in chunk.settled)
-        failed = {offset: fail for chunk in chunks.values() for offset, fail in chunk.failed.items()}
-        end = max([cursor, *(pair[1] for pair in settled), *(offset + 1 for offset in failed)])
-        first = cursor
-        for low, high in [*settled, (end, end)]:
-            for offset in range(first, low):
-                window.mark(offset)
-                self._open_again(self._new_task(window, offset), failed.get(offset), now)
-            first = max(first, high)
-        window.next = end
 
     def _open_again(self, task: Task, fail: Failed | None, now: int) -> None:
         if fail is None:
@@ -115,8 +104,7 @@ class Ledger(OpenMessages):
     def take_ready(self, limit: int) -> list[Task]:
         """Messages whose turn it is, ``TAKEN`` until :meth:`deliver`, :meth:`give_back` or :meth:`gone`."""
         if self.looks_ahead and self.open_count >= MAX_OPEN:  # only what is open already
-            ready = (task for window in self._windows.values() for task in window.open.values())
-            taken = list(itertools.islice((task for task in ready if task.state is State.READY), limit))
+            taken = list(itertools.islice(self.ready(), limit))
             for task in taken:
                 self._set(task, State.TAKEN)
             return taken
@@ -135,6 +123,18 @@ class Ledger(OpenMessages):
             taken.append(task)
             self._resume(queue)
         return taken
+
+    def take(self, task: Task) -> bool:
+        """One that is to be delivered again, out of its turn; whether it still is."""
+        if task.state is not State.READY:
+            return False
+        self._set(task, State.TAKEN)
+        return True
+
+    def ready(self) -> Iterator[Task]:
+        """All that are to be delivered again."""
+        tasks = (task for window in self._windows.values() for task in window.open.values())
+        return (task for task in tasks if task.state is State.READY)
 
     def give_back(self, tasks: Iterable[Task]) -> None:
         """They could not be read now."""
@@ -183,6 +183,8 @@ class Ledger(OpenMessages):
         One receipt for each of ``offsets``; None for one that is known by now.
         """
         window = self._window(queue)
+        if window.knows_ahead:
+            return self._deliver_between(window, offsets, end, now, visibility_ms)
         receipts: list[Receipt | None] = []
         for offset in offsets:
             if offset < window.next:
@@ -195,6 +197,42 @@ class Ledger(OpenMessages):
             window.next = end
             if not window.open:
                 self._note(window)
+        return receipts
+
+    def _deliver_between(
+        self, window: Window, offsets: Sequence[int], end: int, now: int, visibility_ms: int
+    ) -> list[Receipt | None]:
+        """Hand out those of which nothing is known yet."""
+        receipts: list[Receipt | None] = [None] * len(offsets)
+        for offset, _, place in self._unknown(window, offsets, offsets, end):
+            if not window.take_place(offset, 0):
+                window.mark(offset)
+                receipts[place] = self.deliver(self._new_task(window, offset), now, visibility_ms)
+            window.pass_by(offset)
+        window.advance(end)
+        self._note(window)
+        return receipts
+
+    def deliver_picked(self, queue: int, offsets: Sequence[int], now: int, visibility_ms: int) -> list[Receipt | None]:
+        """Hand out messages from ``next_of(queue)`` on whose turn has not come: those between stay for others.
+
+        One receipt for each of ``offsets``, ascending; None for one that is known by now.
+        """
+        if not offsets:
+            return []  # a window that knows nothing would stay
+        window = self._window(queue)
+        window.know_ahead()
+        receipts: list[Receipt | None] = []
+        for offset in offsets:
+            if offset < window.next or window.is_known_ahead(offset):
+                receipts.append(None)
+                continue
+            if offset == window.next:
+                window.mark(offset)
+                window.pass_by(offset)
+            else:
+                window.early.add(offset)
+            receipts.append(self.deliver(self._new_task(window, offset), now, visibility_ms))
         return receipts
 
     def line_up(
@@ -364,7 +402,7 @@ class Ledger(OpenMessages):
         if receipt.offset >= self.next_of(receipt.queue) and not self._is_known_ahead(receipt):
             if ours or receipt.offset >= self._end_of(receipt.queue):
                 return Refusal.UNKNOWN
-            if receipt.expires_ms <= now or not self._open_up_to(receipt):
+            if receipt.expires_ms <= now or not self._open_for(receipt):
                 return Refusal.EXPIRED
         task = self._open(receipt)
         if task is None:
@@ -380,30 +418,20 @@ class Ledger(OpenMessages):
 
     def _is_known_ahead(self, receipt: Receipt) -> bool:
         window = self._windows.get(receipt.queue)
-        if window is None:
-            return False
-        offset = receipt.offset
-        return offset in window.early or offset in window.settling or window.is_settled_ahead(offset)
+        return window is not None and window.is_known_ahead(receipt.offset)
 
-    def _open_up_to(self, receipt: Receipt) -> bool:
+    def _open_for(self, receipt: Receipt) -> bool:
         """An earlier leader has delivered further than is known here."""
         window = self._window(receipt.queue)
-        if self._looks:
-            fail = window.failed.get(receipt.offset)
-            if fail is not None and fail.count >= receipt.count:
-                return False
-            self._open_early(window, receipt.offset)
-            return True
-        if receipt.offset - window.next > ADOPTED_OFFSETS:
+        fail = window.failed.get(receipt.offset)
+        if fail is not None and fail.count >= receipt.count:
             return False
-        for offset in range(window.next, receipt.offset + 1):
-            window.mark(offset)
-            self._set(self._new_task(window, offset), State.READY)
-        window.next = receipt.offset + 1
+        self._open_early(window, receipt.offset)
         return True
 
     def _open_early(self, window: Window, offset: int) -> Task:
         """Before anybody looked at it in its turn, and so without its key."""
+        window.know_ahead()
         window.early.add(offset)
         task = self._new_task(window, offset)
         fail = window.failed.pop(offset, None)

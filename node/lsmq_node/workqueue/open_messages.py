@@ -47,9 +47,10 @@ class OpenMessages(ABC):
         self._dirty: set[int] = set()  # queues
         self._dead: deque[Task] = deque()
         self._recent: OrderedDict[tuple[int, int], int] = OrderedDict()  # tokens of what was settled
+        self.on_ready: Callable[[Task], None] | None = None  # told of each that is to be delivered again
         self._settled: list[Task] = []  # since changes were taken last
         self._storing: dict[int, Changes] = {}  # by identity: taken, and not stored yet
-        self._freed: list[Task] = []  # settled since changes were taken last, for those that wait for their keys
+        self._freed: list[Task] = []  # settled since changes were taken last, which their windows are to be told of
         self._stalled: OrderedDict[int, None] = OrderedDict()  # queues that may not look further ahead
         self._resumed: list[int] = []
 
@@ -92,7 +93,7 @@ class OpenMessages(ABC):
         return self._looks and not self._by_key
 
     def windows(self) -> list[tuple[int, int]]:
-        """Queues that something is known of, and their ``next_of``; so much further as is settled beyond that."""
+        """Queues that something is known of, and their ``next_of``; so much further as is known beyond that."""
         return [(queue, window.next + window.ahead_count) for queue, window in self._windows.items()]
 
     @property
@@ -132,6 +133,8 @@ class OpenMessages(ABC):
         self.states[state] += 1
         if state is State.READY:
             self._turns.lane(task.level, task.tenant).add_again(task)
+            if self.on_ready is not None:
+                self.on_ready(task)
         elif state is State.DEAD and listed:
             self._dead.append(task)
         if self._is_metered and (before in _FLYING) is not (state in _FLYING):
@@ -187,7 +190,7 @@ class OpenMessages(ABC):
         window = self._windows[task.queue]
         window.unmark(task.offset)
         del window.open[task.offset]
-        if self._looks:
+        if self._looks or task.offset in window.settling:
             self._freed.append(task)
         self.states[task.state] -= 1
         if self._is_metered and task.state in _FLYING:

@@ -14,6 +14,7 @@ import numpy as np
 from lsmq.errors import CorruptFile, OffsetOutOfRange
 from lsmq.record_batch import Column
 from lsmq_node.storage import ShardStore, Slice
+from lsmq_node.storage.sieve import Picked
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +98,17 @@ Wanted = tuple[int, int, int]
 
 
 def read_fresh(
-    store: ShardStore, topic_id: int, wanted: Sequence[Wanted], limit: int, max_bytes: int, found: Found
+    store: ShardStore,
+    topic_id: int,
+    wanted: Sequence[Wanted],
+    limit: int,
+    max_bytes: int,
+    found: Found,
+    picked: Picked | None = None,
 ) -> None:
-    """Up to ``limit`` messages of what is wanted, in that order."""
+    """Up to ``limit`` messages of what is wanted, in that order; those that are ``picked``."""
     try:
-        _read_queues(store, topic_id, wanted, limit, max_bytes, found)
+        _read_queues(store, topic_id, wanted, limit, max_bytes, found, picked)
     except CorruptFile:
         if len(wanted) == 1:
             found.damaged_queues.add(wanted[0][0])
@@ -110,13 +117,19 @@ def read_fresh(
         for each in wanted:
             room = limit - (found.count - before)
             if room > 0:
-                read_fresh(store, topic_id, (each,), room, max_bytes, found)
+                read_fresh(store, topic_id, (each,), room, max_bytes, found, picked)
 
 
 def _read_queues(
-    store: ShardStore, topic_id: int, wanted: Sequence[Wanted], limit: int, max_bytes: int, found: Found
+    store: ShardStore,
+    topic_id: int,
+    wanted: Sequence[Wanted],
+    limit: int,
+    max_bytes: int,
+    found: Found,
+    picked: Picked | None,
 ) -> None:
-    part = _read_part(store, topic_id, wanted, limit, max_bytes)
+    part = _read_part(store, topic_id, wanted, limit, max_bytes, picked)
     records = list(_records(part))  # before anything is noted: what is damaged shows here
     first = {queue: start for queue, start, _ in wanted}
     for queue, end in zip(*part.positions, strict=True):
@@ -134,7 +147,14 @@ def _read_queues(
         found.count += 1
 
 
-def _read_part(store: ShardStore, topic_id: int, wanted: Sequence[Wanted], limit: int, max_bytes: int) -> Slice:
+def _read_part(
+    store: ShardStore,
+    topic_id: int,
+    wanted: Sequence[Wanted],
+    limit: int,
+    max_bytes: int,
+    picked: Picked | None = None,
+) -> Slice:
     queues, starts, ends = zip(*wanted, strict=True)
     return store.read_many(
         topic_id,
@@ -143,6 +163,7 @@ def _read_part(store: ShardStore, topic_id: int, wanted: Sequence[Wanted], limit
         ends=np.array(ends, np.int64),
         max_records=limit,
         max_bytes=max_bytes,
+        picked=picked,
     )
 
 

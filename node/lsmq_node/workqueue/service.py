@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from lsmq.errors import InvalidRequest, LsmqError, NotLeader, TooManyGroups
+from lsmq.filters import MessageFilter
 from lsmq_node.broker import Broker, Hold
 from lsmq_node.broker.placement import number_end
 from lsmq_node.groups import GroupService
@@ -108,13 +109,15 @@ class WorkService(MachineService[ShardWork]):
         visibility_ms: int | None,
         wait_ms: int,
         order: Order | None,
+        wanted: MessageFilter | None,
         gone: Callable[[], bool],
         hold: Hold,
     ) -> list[Delivery]:
-        """Up to ``limit`` messages of these shards, waiting up to ``wait_ms`` for the first.
+        """Up to ``limit`` messages of these shards that are ``wanted``, waiting up to ``wait_ms`` for the first.
 
         Nothing is delivered to whom is ``gone``. ``hold`` reserves memory for what is read. ``order``: what the caller
-        relies on. Raises as :meth:`work`, ``UnknownTopic``, ``Unavailable``, and ``InvalidRequest`` for another order.
+        relies on. Raises as :meth:`work`, ``UnknownTopic``, ``Unavailable``, ``InvalidRequest`` for another order, and
+        with ``wanted`` as :meth:`.Picks.of`.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_ms / 1000
@@ -124,14 +127,14 @@ class WorkService(MachineService[ShardWork]):
                 if order is not None and work.settings.order is not order:
                     raise _other_order(work, order)
             try:
-                found = await self._take(works, limit, max_bytes, visibility_ms, gone, hold)
+                found = await self._take(works, limit, max_bytes, visibility_ms, wanted, gone, hold)
                 if found or wait_ms == 0 or loop.time() >= deadline or self.held.closed or gone():
                     return found
-                await self._wait(works, deadline)
+                await self._wait(works, wanted, deadline)
             finally:
                 for work in works:
-                    if work.available:
-                        work.wake_one()
+                    if work.is_held(wanted) and work.available(wanted):
+                        work.wake_one(wanted)
             topic = await self.broker.topic_by_id(topic.id)
 
     async def _take(
@@ -140,6 +143,7 @@ class WorkService(MachineService[ShardWork]):
         limit: int,
         max_bytes: int,
         visibility_ms: int | None,
+        wanted: MessageFilter | None,
         gone: Callable[[], bool],
         hold: Hold,
     ) -> list[Delivery]:
@@ -149,12 +153,12 @@ class WorkService(MachineService[ShardWork]):
         turn = self._turn % len(works) if works else 0
         for work in [*works[turn:], *works[:turn]]:
             work.check()
-            if not work.available:
+            if not work.available(wanted):
                 continue
             hold.resize(max_bytes)
             visible_ms = work.settings.visibility_ms if visibility_ms is None else visibility_ms
             try:
-                taken = await work.take(limit - len(found), max_bytes - size_bytes, visible_ms, gone)
+                taken = await work.take(limit - len(found), max_bytes - size_bytes, visible_ms, gone, wanted)
             except LsmqError:
                 if not found:
                     raise
@@ -168,12 +172,12 @@ class WorkService(MachineService[ShardWork]):
                 break
         return found
 
-    async def _wait(self, works: Sequence[ShardWork], deadline: float) -> None:
+    async def _wait(self, works: Sequence[ShardWork], wanted: MessageFilter | None, deadline: float) -> None:
         """Until one of them has something, or ``deadline``. Raises ``Unavailable`` at the limit of held polls."""
-        if any(work.available for work in works):
+        if any(work.available(wanted) for work in works):
             return
         with self.broker.waiters.held():
-            await self.held.wait([(work.key,) for work in works], deadline)
+            await self.held.wait([key for work in works for key in ((work.key,), (work.key, wanted))], deadline)
 
     async def settle(
         self,

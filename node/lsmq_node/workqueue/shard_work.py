@@ -7,9 +7,9 @@ from then on commits say which queues they touched.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 import structlog
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from lsmq import runtime
 from lsmq.errors import LsmqError, Unavailable
+from lsmq.filters import MessageFilter
 from lsmq.record_batch import Column
 from lsmq_node.broker import Ack, ShardPort
 from lsmq_node.broker.placement import split_by_shard
@@ -27,16 +28,18 @@ from lsmq_node.storage import Topic
 from .burial import Burial, Undertaker
 from .chunks import BURIAL, SETTINGS, Chunk, prefix
 from .ledger import MAX_OPEN, Ledger
+from .picks import Picks
+from .queue_turns import QueueTurns, Turn
 from .reading import Found, Fresh, Record, Seen, Wanted, look, read_again, read_fresh
 from .receipts import Receipt
 from .settings import FairBy, Order, Settings, decode_settings, encode_settings
 from .tasks import Changes, Refusal, State, Task
-from .waiting_queues import WaitingQueues, quotas
 
 if TYPE_CHECKING:
     from .service import WorkService
 
 _log = structlog.get_logger("lsmq.workqueue")
+Read = TypeVar("Read")
 
 _FEWEST_TIMER_S = 0.001
 _MAX_DELETES = 10_000
@@ -49,23 +52,6 @@ _LEAST_LOOK_BYTES = 256 << 10
 _COLUMNS = {FairBy.QUEUE: Column.QUEUE, FairBy.KEY: Column.KEY_HASH, FairBy.TAG: Column.TAG_HASH}
 #: What cannot be read for damage is left alone for so long, and holds up nothing else.
 _DAMAGED_S = 60.0
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """Queues in turn, where they begin, and how many messages of each are wanted. ``last`` of them was served last, and
-    is ``owed`` some."""
-
-    queues: list[int] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    last: int = 0
-    owed: int = 0
-
-    def wanted(self, factor: int) -> list[Wanted]:
-        """What is to be read, ``factor`` times as much."""
-        rows = zip(self.queues, self.starts, self.counts, strict=True)
-        return [(queue, start, start + factor * count) for queue, start, count in rows if count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +80,8 @@ class ShardWork(ShardMachine):
         self._clock_ms = runtime.wall_time() * 1000 - self._loop.time() * 1000
         self._prefix = prefix(group, topic.id)
         self._counts = service.counts
-        self._waiting = WaitingQueues()  # those that have messages beyond what was delivered, or looked at
+        self._turns = QueueTurns(self, lambda queue: self.ledger.next_of(queue))
+        self._picks = Picks(self)
         self._popping = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._flush: asyncio.Task[None] | None = None  # not begun yet: takes what changes until it begins
@@ -103,7 +90,9 @@ class ShardWork(ShardMachine):
         self.ledger = self._new_ledger()
 
     def _new_ledger(self) -> Ledger:
-        return Ledger(self.settings, runtime.random.getrandbits(32), self._start_of, self._end_of, self._counts)
+        ledger = Ledger(self.settings, runtime.random.getrandbits(32), self._start_of, self._end_of, self._counts)
+        ledger.on_ready = self._picks.ready
+        return ledger
 
     @property
     def settings(self) -> Settings:
@@ -141,8 +130,8 @@ class ShardWork(ShardMachine):
         for queue, own in chunks.items():
             self.ledger.load(queue, self._start_of(queue), own, now)
         self.ledger.carry_over(left or (), now)
-        self._waiting.found(await self._broker.in_readers(self._find_waiting))
-        self._after()
+        await self.find_waiting(self._turns)
+        self.after()
         self._undertaker.begin(burial)
         self.check()
         if is_new:
@@ -163,6 +152,10 @@ class ShardWork(ShardMachine):
     def leaves(self) -> Sequence[Receipt]:
         """Deliveries in flight, and those that have settled what may not be stored."""
         return self.ledger.deliveries()
+
+    async def find_waiting(self, turns: QueueTurns) -> None:
+        """Have turns for all queues with new messages. Costs a look at all of the topic's here."""
+        turns.waiting.found(await self.in_readers(self._find_waiting))
 
     def _find_waiting(self) -> NDArray[np.int64]:
         """Queues with messages that were not delivered: a look at all of them. In a thread."""
@@ -199,10 +192,18 @@ class ShardWork(ShardMachine):
 
     def _start_of(self, queue: int) -> int:
         committed = self.store.committed_offsets(self.group, self.topic.id, np.array((queue,)))
-        return max(int(committed[0]), self.store.bounds(self.topic.id, queue)[0])
+        return max(int(committed[0]), self.bounds(queue)[0])
 
     def _end_of(self, queue: int) -> int:
-        return self.store.bounds(self.topic.id, queue)[1]
+        return self.bounds(queue)[1]
+
+    def bounds(self, queue: int) -> tuple[int, int]:
+        """The queue's first offset that is kept, and its end."""
+        return self.store.bounds(self.topic.id, queue)
+
+    async def in_readers(self, read: Callable[[], Read]) -> Read:
+        """Run it in the read pool."""
+        return await self._broker.in_readers(read)
 
     def now_ms(self) -> int:
         """A clock that does not jump, near the wall's."""
@@ -224,12 +225,16 @@ class ShardWork(ShardMachine):
 
     # Delivering
 
-    @property
-    def available(self) -> bool:
-        """Whether a pop would find something, as far as is known."""
+    def available(self, wanted: MessageFilter | None) -> bool:
+        """Whether a pop would find something, as far as is known; one that picks: whether it would look at something.
+
+        Raises as :meth:`take`.
+        """
+        if wanted is not None:
+            return self._picks.of(wanted).available
         if self.ledger.has_ready:
             return True
-        return bool(self._waiting) and self.ledger.open_count < MAX_OPEN
+        return bool(self._turns.waiting) and self.ledger.open_count < MAX_OPEN
 
     def touch(self, touched: NDArray[Any]) -> None:
         """Queues of the topic got messages, here or in another shard of this node."""
@@ -240,73 +245,46 @@ class ShardWork(ShardMachine):
             if shard == self.port.number:
                 for queue in touched[places].tolist():
                     self._activate(queue)
-                for _ in range(len(places)):
-                    if not self.wake_one():
-                        break
+                for wanted in (None, *(pick.wanted for pick in self._picks)):
+                    for _ in range(len(places)):
+                        if not self.wake_one(wanted):
+                            break
 
     def set(self) -> None:
         """What may be read here has changed, or the node stops."""
         self.wake()
 
     def _activate(self, queue: int) -> None:
-        if not self.ledger.is_stalled(queue):
-            self._waiting.add(queue)
+        self._turns.add(queue)
+        for pick in self._picks:
+            pick.turns.add(queue)
 
-    def _next_queues(self, room: int) -> Turn:
-        """Queues with messages to deliver, in turn, and how many of each, up to ``room`` together."""
-        ledger = self.ledger
-        picked: dict[int, tuple[int, int, int, int]] = {}
-        count = 0
-        while count < room and (queue := self._waiting.next()) is not None:
-            start = max(ledger.next_of(queue), self.store.bounds(self.topic.id, queue)[0])
-            backlog = self._end_of(queue) - start
-            if backlog <= 0 or queue in picked:  # it may be known from two places
-                continue
-            if not ledger.looks_ahead:
-                backlog = min(backlog, ledger.room_of(queue))
-                if backlog <= 0:
-                    ledger.park(queue)
-                    continue
-            weight = ledger.weight_of(queue)
-            turn = self._waiting.credits_of(queue, weight)
-            picked[queue] = start, backlog, turn, weight
-            count += min(turn, backlog)
-        if not picked:
-            return Turn()
-        starts, backlogs, turns, weights = zip(*picked.values(), strict=True)
-        given, last, owed = quotas(backlogs, turns, weights, room)
-        return Turn(list(picked), list(starts), given, last, owed)
+    def activate_later(self, queue: int) -> None:
+        """It cannot be read for damage."""
+        self._loop.call_later(_DAMAGED_S, self._activate, queue)
 
-    def _after_turn(self, turn: Turn, served: Collection[int], damaged: Collection[int]) -> None:
-        """Queues that still have messages wait for their next turn; those that were not served, for this one."""
-        left: dict[int, None] = {}
-        for queue in turn.queues:
-            if queue in damaged:
-                self._loop.call_later(_DAMAGED_S, self._activate, queue)
-            elif self.ledger.next_of(queue) < self._end_of(queue) and not self.ledger.is_stalled(queue):
-                left[queue] = None
-        last = turn.queues[turn.last] if turn.owed else None
-        if unserved := [queue for queue in left if queue not in served]:
-            self._waiting.put_back(unserved)
-        elif last is not None and last in left:
-            self._waiting.put_back([last], turn.owed)
-        for queue in [*turn.queues[turn.last :], *turn.queues[: turn.last]]:
-            if queue in left:
-                self._waiting.add(queue)
-
-    async def take(self, limit: int, max_bytes: int, visibility_ms: int, gone: Callable[[], bool]) -> list[Delivery]:
-        """Deliver up to ``limit`` messages and about ``max_bytes``; none where there are none.
+    async def take(
+        self,
+        limit: int,
+        max_bytes: int,
+        visibility_ms: int,
+        gone: Callable[[], bool],
+        wanted: MessageFilter | None = None,
+    ) -> list[Delivery]:
+        """Deliver up to ``limit`` messages and about ``max_bytes``; none where there are none. Only those ``wanted``.
 
         Half are those that were delivered before, where there are enough of both. Nothing is delivered to whom is
-        ``gone``. Raises as :meth:`check`.
+        ``gone``. Raises as :meth:`check`, and with ``wanted`` as :meth:`.Picks.of`.
         """
         async with self._popping:
+            if wanted is not None:
+                return await self._picks.take(wanted, limit, max_bytes, visibility_ms, gone)
             ahead = limit
             while True:
                 self.check()
                 self.ledger.advance(self.now_ms())
                 delivered, moved = await self._take_once(limit, ahead, max_bytes, visibility_ms, gone)
-                if delivered or gone() or not (moved and (self.ledger.is_by_key or self.ledger.looks_ahead)):
+                if delivered or gone() or not moved:
                     return delivered
                 ahead = min(
                     2 * ahead, max(_MAX_LOOK, limit)
@@ -316,8 +294,8 @@ class ShardWork(ShardMachine):
         self, limit: int, ahead: int, max_bytes: int, visibility_ms: int, gone: Callable[[], bool]
     ) -> tuple[list[Delivery], bool]:
         """And whether something new was looked at. ``ahead``: how much, where keys decide what is delivered."""
-        if self._waiting.needs_look:
-            self._waiting.found(await self._broker.in_readers(self._find_waiting))
+        if self._turns.waiting.needs_look:
+            await self.find_waiting(self._turns)
             self.check()
         moved = False
         for _ in range(_LOOKS if self.ledger.looks_ahead else 0):
@@ -326,7 +304,7 @@ class ShardWork(ShardMachine):
             moved = True
         again, turn = self._choose(limit)
         if not again and not turn.queues:
-            self._after()
+            self.after()
             return [], moved
         found = Found()
         wanted = turn.wanted(ahead // limit)  # more are looked at than are to be delivered
@@ -347,8 +325,8 @@ class ShardWork(ShardMachine):
         finally:
             self.ledger.give_back(again)
             if self.is_current:
-                self._after_turn(turn, found.fresh, found.damaged_queues)
-                self._after()
+                self._turns.after(turn, found.fresh, found.damaged_queues)
+                self.after()
         return delivered, moved or bool(found.gone) or self._have_moved(wanted)
 
     def _have_moved(self, wanted: Sequence[Wanted]) -> bool:
@@ -356,7 +334,7 @@ class ShardWork(ShardMachine):
 
     async def _look_ahead(self, max_bytes: int) -> bool:
         """Look at messages, so that it is known whose turn it is; whether there were any."""
-        turn = self._next_queues(_LOOK)
+        turn = self._turns.next(_LOOK)
         if not turn.queues:
             return False
         wanted, seen, damaged = turn.wanted(1), dict[int, Seen](), set[int]()
@@ -375,7 +353,7 @@ class ShardWork(ShardMachine):
                 self.ledger.look_at(queue, each.offsets, each.tenants, levels, each.end, now, times)
         finally:
             if self.is_current:
-                self._after_turn(turn, seen, damaged)
+                self._turns.after(turn, seen, damaged)
         return self._have_moved(wanted)
 
     def _choose(self, limit: int) -> tuple[list[Task], Turn]:
@@ -383,8 +361,8 @@ class ShardWork(ShardMachine):
         ledger = self.ledger
         if ledger.looks_ahead:
             return ledger.take_ready(limit), Turn()
-        again = ledger.take_ready(max(1, limit // 2) if self._waiting else limit)
-        turn = self._next_queues(max(0, min(limit - len(again), MAX_OPEN - ledger.open_count)))
+        again = ledger.take_ready(max(1, limit // 2) if self._turns.waiting else limit)
+        turn = self._turns.next(max(0, min(limit - len(again), MAX_OPEN - ledger.open_count)))
         return again + ledger.take_ready(limit - len(again) - sum(turn.counts)), turn
 
     def _deliver(
@@ -393,23 +371,33 @@ class ShardWork(ShardMachine):
         delivered: list[Delivery] = []
         self.ledger.gone([task for task in again if (task.queue, task.offset) in found.gone], now)
         damaged = [task for task in again if (task.queue, task.offset) in found.damaged]
-        self.ledger.postpone(damaged, now + round(1000 * _DAMAGED_S))
         if damaged or found.damaged_queues:
-            _log.error("work_damaged", group=self.group, topic=self.topic.name, shard=self.port.number)
+            self.damaged(damaged)
         for task in again:
             record = found.again.get((task.queue, task.offset))
-            if record is not None and (receipt := self.ledger.deliver(task, now, visibility_ms)) is not None:
-                delivered.append(Delivery(record, receipt, visibility_ms, self.port.number))
+            if record is not None:
+                delivered += self.hand_over([record], [self.ledger.deliver(task, now, visibility_ms)], visibility_ms)
         counts = dict(zip(turn.queues, turn.counts, strict=True))
         for queue, fresh in found.fresh.items():
             room = min(counts[queue], limit - len(delivered))
             receipts = self._hand_out(queue, fresh, room, now, visibility_ms)
-            delivered += [
-                Delivery(record, receipt, visibility_ms, self.port.number)
-                for record, receipt in zip(fresh.records, receipts, strict=True)
-                if receipt is not None
-            ]
+            delivered += self.hand_over(fresh.records, receipts, visibility_ms)
         return delivered
+
+    def damaged(self, taken: Sequence[Task]) -> None:
+        """Something could not be read; of messages that were ``taken`` that is tried again later."""
+        self.ledger.postpone(taken, self.now_ms() + round(1000 * _DAMAGED_S))
+        _log.error("work_damaged", group=self.group, topic=self.topic.name, shard=self.port.number)
+
+    def hand_over(
+        self, records: Sequence[Record], receipts: Sequence[Receipt | None], visibility_ms: int
+    ) -> list[Delivery]:
+        """Those that have a receipt."""
+        return [
+            Delivery(record, receipt, visibility_ms, self.port.number)
+            for record, receipt in zip(records, receipts, strict=True)
+            if receipt is not None
+        ]
 
     def _hand_out(self, queue: int, fresh: Fresh, room: int, now: int, visibility_ms: int) -> Sequence[Receipt | None]:
         """A receipt for each of the queue's records that is delivered now."""
@@ -434,7 +422,7 @@ class ShardWork(ShardMachine):
         now = self.now_ms()
         self.ledger.advance(now)
         refusals = [how(receipt, now) for receipt in receipts]
-        self._after()
+        self.after()
         await self._written()
         return refusals
 
@@ -474,7 +462,7 @@ class ShardWork(ShardMachine):
         def stored() -> None:
             self.ledger.stored(changes, self.now_ms())
             if changes.freed and self.is_current:
-                self._after()
+                self.after()
             if self.settings.delete_on_ack and changes.queues:
                 self._trim(changes)
 
@@ -501,7 +489,7 @@ class ShardWork(ShardMachine):
 
     # Time and waiting
 
-    def _after(self) -> None:
+    def after(self) -> None:
         """To be called after each step: stores what is to be stored, sets the timer, wakes whom it concerns."""
         if self.ledger.is_dirty and self._flush is None:
             self._flush = self._start(self._write_changes())
@@ -517,14 +505,17 @@ class ShardWork(ShardMachine):
         for queue in self.ledger.take_resumed():
             if self.ledger.next_of(queue) < self._end_of(queue):
                 self._activate(queue)
-        if self.available:
-            self.wake_one()
+        if self.available(None):
+            self.wake_one(None)
+        for pick in self._picks:
+            if pick.available:
+                self.wake_one(pick.wanted)
 
     def _on_time(self) -> None:
         self._timer = None
         if self.is_current:
             self.ledger.advance(self.now_ms())
-            self._after()
+            self.after()
 
     @property
     def is_idle(self) -> bool:
@@ -536,9 +527,13 @@ class ShardWork(ShardMachine):
         """Whether a pop is held."""
         return self.service.held.has((self.key,))
 
-    def wake_one(self) -> bool:
-        """Have the pop that waits longest look; whether there was one."""
-        return self.service.held.wake_one((self.key,))
+    def is_held(self, wanted: MessageFilter | None) -> bool:
+        """Whether a pop is held that picks this."""
+        return self.service.held.has((self.key, wanted))
+
+    def wake_one(self, wanted: MessageFilter | None) -> bool:
+        """Have the pop look that waits longest of those that pick this; whether there was one."""
+        return self.service.held.wake_one((self.key, wanted))
 
     def figures(self) -> dict[str, int]:
         """How many messages are in which state."""

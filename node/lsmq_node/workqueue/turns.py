@@ -13,7 +13,7 @@ from __future__ import annotations
 from array import array
 from bisect import insort
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from .tasks import State, Task
 
@@ -26,13 +26,25 @@ Place = tuple[int, int]
 class Lane:
     """What a tenant has at a level: messages to be delivered again, and new ones at 12 bytes each; with ageing 20."""
 
-    __slots__ = ("_first", "_offsets", "_queues", "_times", "_turn", "again", "credit", "level", "tenant")
+    __slots__ = (
+        "_compact_at",
+        "_first",
+        "_offsets",
+        "_queues",
+        "_times",
+        "_turn",
+        "again",
+        "credit",
+        "level",
+        "tenant",
+    )
 
     def __init__(self, level: int, tenant: int) -> None:
         self.level = level
         self.tenant = tenant
         self.credit = 0
         self.again: deque[Task] | None = None
+        self._compact_at = _COMPACT_AT
         self._queues = array("I")
         self._offsets = array("Q")
         self._times: array[int] | None = None
@@ -48,6 +60,9 @@ class Lane:
         if self.again is None:
             self.again = deque()
         self.again.append(task)
+        if len(self.again) >= self._compact_at:  # who picks leaves behind what it took
+            self.again = still_ready(self.again)
+            self._compact_at = max(_COMPACT_AT, 2 * len(self.again))
 
     def add(self, queue: int, offset: int, stored_ms: int | None = None) -> None:
         """``stored_ms`` is kept where it is given, which is always or never."""
@@ -84,6 +99,11 @@ class Lane:
                 del self._times[: self._first]
             self._first = 0
         return place
+
+
+def still_ready(tasks: Iterable[Task]) -> deque[Task]:
+    """Those that are to be delivered, each once, in their order."""
+    return deque(dict.fromkeys(task for task in tasks if task.state is State.READY))
 
 
 class Turns:

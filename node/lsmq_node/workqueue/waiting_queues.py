@@ -21,14 +21,15 @@ MAX_KNOWN = 65_536
 class WaitingQueues:
     """The queues whose turn comes; :meth:`next` takes them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, unknown: bool = False) -> None:
+        """``unknown``: there may be queues with messages, which :meth:`found` is to say."""
         self._found: NDArray[np.int64] = np.empty(0, np.int64)
         self._visited = 0
         self._first: deque[int] = deque()
         self._ring: deque[int] = deque()
         self._known: set[int] = set()  # in the two above
         self._credits: dict[int, int] = {}  # of the one at the front, when its turn was cut short
-        self._overflown = False  # there are queues that are not here
+        self._overflown = unknown  # there are queues that are not here
 
     def __bool__(self) -> bool:
         return bool(self._first or self._ring or self._overflown) or self._visited < len(self._found)

@@ -4,8 +4,9 @@ Offsets of ``[cursor, next)`` were looked at; those of them that are not settled
 for each chunk of offsets. A message that waits behind another of its key is nothing but that bit and eight bytes in the
 :class:`Line` of its key, so that very many may wait.
 
-From ``next`` on nobody has looked. Where that begins anew from what is stored, something is known of it all the same:
-which messages are settled (``ahead``), which have failed (``failed``), and which somebody holds (``open``).
+From ``next`` on nobody has looked in turn. Something is known of it all the same where it begins anew from what is
+stored, and where consumers pick messages: which are settled (``ahead``), which have failed (``failed``), and which
+somebody holds (``early``).
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Window:
     )
 
     def __init__(self, queue: int, cursor: int, *, looks: bool) -> None:
-        """``looks``: whether messages are looked at before they are delivered. Else what only these need is empty."""
+        """``looks``: whether messages are looked at before they are delivered. Else nothing is known ahead at first."""
         self.queue = queue
         self.next = cursor
         self.open: dict[int, Task] = {}
@@ -85,14 +86,25 @@ class Window:
         self.unlogged = 0  # changes under way to the log
         self.held: dict[int, Line | None] = {} if looks else _NO_KEYS
         self.blocked = 0  # in all lines, and those whose turn has not come
-        self.ahead: dict[int, int] = (
-            {} if looks else _NO_MASKS
-        )  # settled offsets from ``next`` on, a mask for each chunk
-        self.early: set[int] = set() if looks else _NO_OFFSETS  # open, though they were not looked at in their turn
-        self.settling: dict[int, Task] = (
-            {} if looks else _NO_TASKS
-        )  # so were these, and are settled; that is not stored yet
-        self.failed: dict[int, Failed] = {} if looks else _NO_FAILURES  # of messages that were not opened yet
+        self.ahead: dict[int, int] = _NO_MASKS  # settled offsets from ``next`` on, a mask for each chunk
+        self.early: set[int] = _NO_OFFSETS  # open, though they were not looked at in their turn
+        self.settling: dict[int, Task] = _NO_TASKS  # so were these, and are settled; that is not stored yet
+        self.failed: dict[int, Failed] = _NO_FAILURES  # of messages that were not opened yet
+        if looks:
+            self.know_ahead()
+
+    def know_ahead(self) -> None:
+        """To be called before anything is to be known of what lies from ``next`` on."""
+        if self.early is _NO_OFFSETS:
+            self.ahead, self.early, self.settling, self.failed = {}, set(), {}, {}
+
+    @property
+    def knows_ahead(self) -> bool:
+        return bool(self.early or self.ahead or self.settling or self.failed)
+
+    def is_known_ahead(self, offset: int) -> bool:
+        """Whether somebody holds it that was not looked at in its turn, or it is settled."""
+        return offset in self.early or offset in self.settling or self.is_settled_ahead(offset)
 
     @property
     def cursor(self) -> int:
@@ -215,16 +227,18 @@ class Window:
 
     @property
     def ahead_count(self) -> int:
-        """Settled messages from ``next`` on."""
-        if not self.ahead:
+        """Messages from ``next`` on that are settled, or open."""
+        if not self.knows_ahead:
             return 0
         number, place = divmod(self.next, chunks.CHUNK_OFFSETS)
-        return sum((mask >> place if at == number else mask).bit_count() for at, mask in self.ahead.items())
+        known = len(self.early) + sum(offset >= self.next for offset in self.settling)
+        return known + sum((mask >> place if at == number else mask).bit_count() for at, mask in self.ahead.items())
 
     # What is stored
 
     def take_over(self, documents: Iterable[Chunk]) -> None:
         """What they say lies ahead: it is looked at in order, when somebody asks for messages."""
+        self.know_ahead()
         for chunk in documents:
             for first, end in chunk.settled:
                 if end > self.next:
