@@ -63,6 +63,8 @@ NODE_ROOMS = (
     "backups",
     "connections",
     "metrics",
+    "history",
+    "console",
     "rights",
     "machines",
     "delayed",

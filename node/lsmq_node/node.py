@@ -29,6 +29,7 @@ from lsmq_node.delayed import DelayedService
 from lsmq_node.delayed.metrics import DelayedCollector
 from lsmq_node.groups import GroupService
 from lsmq_node.groups.metrics import GroupCollector
+from lsmq_node.history import History
 from lsmq_node.metrics import NodeMetrics, ScrubMetrics
 from lsmq_node.parts import tell_part
 from lsmq_node.push import PushService
@@ -70,6 +71,7 @@ class Node:
         self.schedules = ScheduleService(broker)
         self.backups = BackupSource(broker)
         self.scrubber = Scrubber(broker)
+        self.history = History(broker)
         self.metrics = NodeMetrics(
             broker,
             GroupCollector(self.groups),
@@ -94,6 +96,7 @@ class Node:
             self.scrubber,
             DiskWatch(broker),
             NameKeeper(broker),
+            self.history,
         )
 
     @asynccontextmanager

@@ -36,7 +36,7 @@ def test_head_answers_as_get_does_without_a_body(api: Api, topic_name: str, rout
 
 def _path(template: str, topic: str) -> str:
     names = {"topic": topic, "queue": "0", "id": "0" * 32, "group": "g", "transaction": "t-1", "key": "k", "name": "s"}
-    names |= {"shard": "0", "file": "f"}
+    names |= {"shard": "0", "file": "f", "asset": "console.js"}
     path = template.format_map(names)
     if template.startswith("/v1/groups/"):
         return f"{path}?topic={topic}"

@@ -216,6 +216,9 @@ def test_every_answer_fits_the_document(
         ("status", "/v1/status"),
         ("openapi", "/v1/openapi.json"),
         ("metrics", "/metrics"),
+        ("getConsole", "/console"),
+        ("getConsoleFile", "/console/console.js"),
+        ("getHistory", "/v1/history"),
     ):
         fits(name, "GET", path)
     held = fits("beginSnapshot", "POST", "/v1/shards/0/snapshots", {"holder": topic_name}, 201)

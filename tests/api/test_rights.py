@@ -108,6 +108,7 @@ def path_of(route: Route) -> str:
         "principal": "p",
         "role": "r",
         "file": "f",
+        "asset": "console.js",
     }
     path = route.path.format_map(names)
     given = {parameter.name for parameter in route.queries if parameter.required}

@@ -151,6 +151,9 @@ ACCESS: Final[Mapping[str, Access]] = MappingProxyType(
         "healthz": _OPEN,
         "readyz": _OPEN,
         "openapi": _OPEN,
+        "getConsole": _OPEN,  # nothing of what the node holds: pages that ask for a token themselves
+        "getConsoleFile": _OPEN,
+        "getHistory": _needs(cluster=_D),
         # rights
         "whoami": _ANYBODY,
         "listTokens": _needs(rights=_D),

@@ -19,6 +19,7 @@ from lsmq_node.rights import Audit, Shown
 from . import (
     batches,
     cluster,
+    console,
     consume,
     delayed,
     deletes,
@@ -66,6 +67,7 @@ _PARTS = (
     snapshots,
     rights,
     system,
+    console,
 )
 
 NODE = web.AppKey("node", Node)
@@ -84,6 +86,7 @@ def make_app(node: Node) -> web.Application:
     let_pages_read(app, config)
     app[NODE] = node
     node.metrics.add(metrics)
+    node.history.watch(metrics)
     table = route_table(config)
     app[system.OPENAPI_KEY] = document(table, system.version())
     for route in table:

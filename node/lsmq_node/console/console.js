@@ -1,0 +1,89 @@
+// Which page stands at the address behind "#", and how the node is asked. A token stays in this page's memory.
+import { el } from "/console/drawing.js";
+import { pages } from "/console/pages.js";
+
+let token = null;
+let leaving = new AbortController();
+
+/** The node's answer, as JSON. Throws what the node has against it. */
+export async function ask(path, { method = "GET", body, signal = leaving.signal } = {}) {
+  const headers = { Accept: "application/json", "Lsmq-Forward": "pass" };
+  if (token) headers.Authorization = `Bearer ${token}`;
+  if (body !== undefined) headers["Content-Type"] = "application/json";
+  const answer = await fetch(path, { method, headers, signal, credentials: "omit", body: body === undefined ? undefined : JSON.stringify(body) });
+  const found = answer.status === 204 ? null : await answer.json();
+  if (answer.status === 401) throw Object.assign(new Error(found.error.message), { unauthenticated: true });
+  if (found?.error) throw new Error(`${found.error.code}: ${found.error.message}`);
+  return found;
+}
+
+/** Ask again and again while the page is shown. */
+export async function keep(every_ms, work, signal = leaving.signal) {
+  while (!signal.aborted) {
+    await work();
+    await new Promise((done) => { const timer = setTimeout(done, every_ms); signal.addEventListener("abort", () => { clearTimeout(timer); done(); }, { once: true }); });
+  }
+}
+
+/** The address of a page with these words behind its path. */
+export function address(path, query = {}) {
+  const given = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined);
+  return `#${path}${given.length ? `?${new URLSearchParams(given)}` : ""}`;
+}
+
+function signIn(page, reason) {
+  const field = el("input", { type: "password", autocomplete: "off", required: true, name: "token" });
+  const form = el("form", { submit: (event) => { event.preventDefault(); token = field.value.trim(); show(); } },
+    el("label", {}, "Token", field), el("button", {}, "Use it"));
+  page.replaceChildren(el("h1", {}, "This node asks who you are"), el("p", { class: "soft" }, reason, " The token is kept until this page is closed or loaded again."), form);
+  field.focus();
+}
+
+function decoded(part) {
+  try { return decodeURIComponent(part); } catch { return part; }
+}
+
+async function show() {
+  leaving.abort();
+  leaving = new AbortController();
+  const signal = leaving.signal, page = document.getElementById("page");
+  const [path, words] = (location.hash.slice(1) || "/").split("?");
+  const parts = path.split("/").slice(1).map(decoded);
+  for (const link of document.querySelectorAll("nav a")) {
+    const own = link.getAttribute("href").slice(2);
+    if (own === parts[0]) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
+  }
+  document.title = parts.filter(Boolean).length ? `${parts.filter(Boolean).join(" / ")} - LSMQ` : "LSMQ";
+  const into = el("div");
+  page.replaceChildren(into);
+  try {
+    await (pages[parts[0]] ?? pages[""])(into, parts.slice(1), new URLSearchParams(words), signal);
+  } catch (error) {
+    if (signal.aborted) return;
+    if (error.unauthenticated) signIn(page, error.message);
+    else page.append(el("p", { class: "bad", role: "alert" }, error.message));
+  }
+}
+
+async function health() {
+  const shown = document.getElementById("health");
+  let text, good = false;
+  try {
+    const found = await (await fetch("/readyz", { credentials: "omit" })).json();
+    const said = [...found.reasons, ...(found.warnings ?? [])];
+    good = !said.length;
+    text = good ? "all is well" : said[0] + (said.length > 1 ? ` (and ${said.length - 1} more)` : "");
+  } catch { text = "the node does not answer"; }
+  if (shown.textContent !== text) { shown.textContent = text; shown.className = good ? "good" : "bad"; }
+  setTimeout(health, 5000);
+}
+
+addEventListener("hashchange", () => { show(); document.getElementById("page").focus(); });
+addEventListener("keydown", (event) => {
+  if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select")) return;
+  const to = { o: "#/", t: "#/topics", g: "#/groups", c: "#/cluster" }[event.key];
+  if (to) location.hash = to;
+  if (event.key === "/") { const field = document.querySelector("main input"); if (field) { event.preventDefault(); field.focus(); } }
+});
+show();
+health();

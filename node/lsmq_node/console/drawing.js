@@ -1,0 +1,54 @@
+// Elements out of text: whatever a name or a body says is text, and nothing here reads HTML.
+
+/** An element with attributes, handlers (functions) and children (elements or text). */
+export function el(name, attributes = {}, ...children) {
+  const made = document.createElement(name);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (typeof value === "function") made.addEventListener(key, value);
+    else if (value !== null && value !== undefined && value !== false) made.setAttribute(key, value === true ? "" : value);
+  }
+  made.append(...children.flat().filter((child) => child !== null && child !== undefined).map((child) => (child instanceof Node ? child : String(child))));
+  return made;
+}
+
+/** A table that scrolls by itself where it is too wide. Headings that begin with "#" are of numbers. */
+export function table(label, headings, rows) {
+  const isNumber = headings.map((heading) => heading.startsWith("#"));
+  const kind = (at) => (isNumber[at] ? { class: "number" } : {});
+  const head = el("tr", {}, headings.map((heading, at) => el("th", { scope: "col", ...kind(at) }, heading.replace("#", ""))));
+  const body = rows.map((cells) => el("tr", {}, cells.map((cell, at) => el("td", kind(at), cell))));
+  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, el("table", {}, el("thead", {}, head), el("tbody", {}, body)));
+}
+
+/** A line over values, drawn from 0 to the largest. */
+export function line(values, label) {
+  const space = "http://www.w3.org/2000/svg";
+  const svg = document.createElementNS(space, "svg");
+  for (const [key, value] of Object.entries({ viewBox: "0 0 300 40", preserveAspectRatio: "none", role: "img", "aria-label": label })) svg.setAttribute(key, value);
+  const drawn = document.createElementNS(space, "polyline");
+  const most = Math.max(1e-9, ...values), step = 300 / Math.max(1, values.length - 1);
+  drawn.setAttribute("points", values.map((value, at) => `${(at * step).toFixed(1)},${(39 - (38 * value) / most).toFixed(1)}`).join(" "));
+  svg.append(drawn);
+  return svg;
+}
+
+export function bytes(count) {
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let at = 0;
+  while (count >= 1024 && at < units.length - 1) { count /= 1024; at += 1; }
+  return `${count.toFixed(at && count < 100 ? 1 : 0)} ${units[at]}`;
+}
+
+export const count = (value) => Number(value).toLocaleString("en");
+export const when = (ms) => new Date(ms).toISOString().replace("T", " ").replace("Z", "");
+
+/** Base64 as lines of hex digits with what is printable beside. */
+export function hex(base64) {
+  const raw = atob(base64), lines = [];
+  for (let at = 0; at < raw.length; at += 16) {
+    const part = [...raw.slice(at, at + 16)];
+    const digits = part.map((each) => each.charCodeAt(0).toString(16).padStart(2, "0")).join(" ");
+    lines.push(`${at.toString(16).padStart(6, "0")}  ${digits.padEnd(47)}  ${part.map((each) => (each >= " " && each <= "~" ? each : ".")).join("")}`);
+  }
+  return lines.join("\n");
+}

@@ -1,0 +1,175 @@
+// The pages. Each costs the node a bounded answer, however many queues and groups there are.
+import { address, ask, keep } from "/console/console.js";
+import { bytes, count, el, hex, line, table, when } from "/console/drawing.js";
+
+const enc = encodeURIComponent;
+const PAGE = 100;
+
+async function overview(into) {
+  const tiles = el("div", { class: "tiles" });
+  into.append(el("h1", {}, "This node"), tiles, el("p", { class: "soft" }, "The last hour, a sample every five seconds. Messages count at every replica here; times are bounds of a histogram."));
+  const shown = [
+    ["messages in a second", "in_per_s", (value) => count(Math.round(value))],
+    ["messages out a second", "out_per_s", (value) => count(Math.round(value))],
+    ["sending, half within", "send_p50_ms", (value) => (value ? `${value} ms` : "-")],
+    ["sending, 99 of 100 within", "send_p99_ms", (value) => (value ? `${value} ms` : "-")],
+    ["tables on the disk", "table_bytes", bytes],
+    ["disk free", "disk_free_bytes", bytes],
+    ["memory", "memory_bytes", bytes],
+    ["shards led without enough in sync", "shards_not_in_sync", count],
+    ["parts stopped", "parts_stopped", count],
+  ];
+  await keep(5000, async () => {
+    const found = await ask("/v1/history");
+    tiles.replaceChildren(...shown.map(([label, name, say]) => el("div", { class: "tile" }, el("p", {}, label),
+      el("strong", {}, found[name].length ? say(found[name].at(-1)) : "-"), line(found[name], `${label}, the last hour`))));
+  });
+}
+
+function fields(query, shown, go) {
+  const inputs = Object.entries(shown).map(([name, label]) => [name, label, el("input", { name, value: query.get(name) ?? "" })]);
+  return el("form", { submit: (event) => { event.preventDefault(); go(Object.fromEntries(inputs.map(([name, , input]) => [name, input.value]))); } },
+    inputs.map(([, label, input]) => el("label", {}, label, input)), el("button", {}, "Show"));
+}
+
+const further = (path, query, after) => (after === null || after === undefined ? null : el("p", {}, el("a", { href: address(path, { ...Object.fromEntries(query), after }) }, "Further")));
+
+async function topics(into, parts, query) {
+  if (parts.length >= 2) return messages(into, parts, query);
+  if (parts.length === 1) return topic(into, parts[0], query);
+  const found = await ask(`/v1/topics?limit=${PAGE}&after=${enc(query.get("after") ?? "")}`);
+  into.append(el("h1", {}, "Topics"), table("Topics", ["topic", "#queues", "options"], found.topics.map((each) => [
+    el("a", { href: address(`/topics/${enc(each.name)}`) }, each.name), each.named ? "named" : count(each.queues), JSON.stringify(each.options)])),
+    further("/topics", query, found.next) ?? "");
+}
+
+async function topic(into, name, query) {
+  const path = `/topics/${enc(name)}`, own = `/v1/topics/${enc(name)}`;
+  const [known, usage] = await Promise.all([ask(own), ask(`${own}/usage`)]);
+  into.append(el("h1", {}, name), el("p", {}, `${count(usage.messages)} messages, ${bytes(usage.bytes)}. Groups: ${usage.groups.slice(0, 20).join(", ") || "none"}${usage.groups.length > 20 ? ", ..." : ""}`));
+  into.append(fields(query, { key: "Key", tag: "Tag", filter: "Expression" }, (given) => { location.hash = address(path, given); }));
+  if (["key", "tag", "filter"].some((each) => query.get(each))) return find(into, own, path, query);
+  into.append(el("h2", {}, "Queues"));
+  const leader = (number) => known.routes.find((route) => route.first <= number && number < route.end)?.leader ?? "nobody";
+  if (known.named) {
+    into.append(fields(query, { prefix: "Beginning with" }, (given) => { location.hash = address(path, given); }));
+    const found = await ask(`${own}/queues?limit=${PAGE}&prefix=${enc(query.get("prefix") ?? "")}&after=${enc(query.get("after") ?? "")}`);
+    into.append(table("Queues", ["queue", "#earliest", "#latest", "#messages"], found.queues.map((each) => [
+      el("a", { href: address(`${path}/${enc(each.name)}`) }, each.name), count(each.earliest), count(each.latest), count(each.count)])), further(path, query, found.next) ?? "");
+  } else {
+    const first = Math.max(0, Math.min(Number(query.get("after") ?? 0) || 0, known.queues - 1)), last = Math.min(first + PAGE, known.queues) - 1;
+    into.append(fields(query, { after: "From queue" }, (given) => { location.hash = address(path, given); }));
+    const found = await ask(`${own}/offsets?queues=${first}-${last}`);
+    into.append(table("Queues", ["queue", "#earliest", "#latest", "#messages", "leader"], found.queues.map((queue, at) => [
+      el("a", { href: address(`${path}/${queue}`) }, queue), count(found.earliest[at]), count(found.latest[at]), count(found.latest[at] - found.earliest[at]), leader(queue)])),
+      further(path, query, last + 1 < known.queues ? last + 1 : null) ?? "");
+  }
+  into.append(el("p", { class: "soft" }, "In the order of queues. There is no order by depth or age: it would cost a look at all of them."));
+}
+
+function body(message) {
+  if (message.delete) return el("span", { class: "soft" }, "says that its key is gone");
+  if (message.body_b64 !== undefined) return el("pre", {}, hex(message.body_b64));
+  try { return el("pre", {}, JSON.stringify(JSON.parse(message.body), null, 2)); } catch { return el("pre", {}, message.body); }
+}
+
+function about(message) {
+  const more = { ...message.properties };
+  for (const header of message.headers ?? []) more[header.name] = header.value ?? `base64 ${header.value_b64}`;
+  return el("pre", {}, Object.entries(more).map(([name, value]) => `${name}: ${value}`).join("\n"));
+}
+
+const shown = (found) => table("Messages", ["#offset", "queue", "stored (UTC)", "key", "tag", "body", "properties"], found.map((each) => [
+  count(each.offset), each.queue, when(each.stored_ms), each.key ?? (each.key_b64 ? `base64 ${each.key_b64}` : ""), each.tag ?? "", body(each), about(each)]));
+
+async function find(into, own, path, query) {
+  const given = new URLSearchParams({ limit: "50" });
+  for (const name of ["key", "tag", "filter", "after"]) if (query.get(name)) given.set(name, query.get(name));
+  const found = await ask(`${own}/messages?${given}`);
+  into.append(el("h2", {}, "Found"), shown(found.messages), further(path, query, found.next) ?? "");
+}
+
+async function messages(into, [name, queue], query, signal) {
+  const path = `/topics/${enc(name)}/${enc(queue)}`, own = `/v1/topics/${enc(name)}/queues/${enc(queue)}`;
+  const bounds = await ask(own);
+  const most = bounds.latest, from = query.has("offset") && query.get("offset") !== "" ? Number(query.get("offset")) : Math.max(bounds.earliest, most - 20);
+  into.append(el("h1", {}, el("a", { href: address(`/topics/${enc(name)}`) }, name), ` / ${queue}`),
+    el("p", {}, `Offsets ${count(bounds.earliest)} to ${count(most)}, ${count(most - bounds.earliest)} messages.`),
+    fields(query, { offset: "From offset", tag: "Tag", filter: "Expression" }, (given) => { location.hash = address(path, given); }));
+  into.append(send(name, queue));
+  const follow = query.get("follow") === "1", kept = Object.fromEntries(query);
+  into.append(el("p", {}, el("a", { href: address(path, { ...kept, follow: follow ? "" : "1" }) }, follow ? "Stop following" : "Follow live")));
+  const place = el("div");
+  into.append(place);
+  let list = [], next = from;
+  const read = async (wait) => {
+    const given = new URLSearchParams({ offset: next, max: "50", wait_ms: wait });
+    for (const each of ["tag", "filter"]) if (query.get(each)) given.set(each, query.get(each));
+    const found = await ask(`${own}/messages?${given}`);
+    next = found.next_offset;
+    list = [...list, ...found.messages].slice(-200);
+    if (found.messages.length || !wait) place.replaceChildren(shown(list));
+  };
+  await read(0);
+  if (follow) await keep(50, () => read(5000));
+  else if (next < most) into.append(el("p", {}, el("a", { href: address(path, { ...kept, offset: next }) }, "Further")));
+}
+
+function send(name, queue) {
+  const text = el("textarea", { name: "body", required: true }), key = el("input", { name: "key" }), tag = el("input", { name: "tag" });
+  const said = el("span", { role: "status" });
+  const go = async (event) => {
+    event.preventDefault();
+    const message = { queue: /^[0-9]+$/.test(queue) ? Number(queue) : queue, body: text.value };
+    if (key.value) message.key = key.value;
+    if (tag.value) message.tag = tag.value;
+    try {
+      const sent = await post(name, message);
+      said.className = "good";
+      said.textContent = sent.offset === null ? "stored, and comes later" : `stored at offset ${count(sent.offset)}`;
+      text.value = "";
+    } catch (error) { said.className = "bad"; said.textContent = error.message; }
+  };
+  return el("details", {}, el("summary", {}, "Send a message"), el("form", { submit: go }, el("label", {}, "Body", text), el("label", {}, "Key of it", key), el("label", {}, "Tag of it", tag), el("button", {}, "Send"), said));
+}
+
+async function post(name, message) {
+  const path = `/v1/topics/${enc(name)}`;
+  const named = (await ask(path)).named;
+  const found = await ask(`${path}/messages`, { method: "POST", body: { messages: [{ ...message, queue: named ? String(message.queue) : message.queue }] } });
+  return found.results[0];
+}
+
+async function groups(into, parts, query) {
+  if (parts.length) return group(into, parts[0]);
+  const found = await ask(`/v1/groups?limit=${PAGE}&after=${enc(query.get("after") ?? "")}`);
+  const details = new Map(found.details.map((each) => [each.group, each]));
+  into.append(el("h1", {}, "Groups"), el("p", { class: "soft" }, "Of the shards at this node; members where it coordinates the group."),
+    table("Groups", ["group", "mode", "state", "#members", "#stalled"], found.groups.map((name) => {
+      const known = details.get(name);
+      return [el("a", { href: address(`/groups/${enc(name)}`) }, name), known?.mode ?? "", known?.state ?? "", known?.members ?? "", known?.stalled ?? ""];
+    })), further("/groups", query, found.next) ?? "");
+}
+
+async function group(into, name) {
+  const found = await ask(`/v1/groups/${enc(name)}`);
+  into.append(el("h1", {}, name), el("p", {}, `${found.mode}, ${found.state}, generation ${found.generation}`),
+    table("Members", ["member", "client", "#queues", "#waits for", "#heard ms ago", "stalled"], found.members.slice(0, PAGE).map((each) => [
+      each.id, each.client, count(each.queues), count(each.pending), count(each.heartbeat_age_ms), each.stalled ? "yes" : ""])));
+  const lags = await Promise.all(found.topics.slice(0, 10).map(async (each) => [each.topic, await ask(`/v1/groups/${enc(name)}/lag?topic=${enc(each.topic)}`)]));
+  if (lags.length) into.append(el("h2", {}, "Behind"), table("Lag", ["topic", "#messages", "#queues behind", "#most of one"], lags.map(([topic, lag]) => [topic, count(lag.lag), count(lag.behind), count(lag.largest)])));
+}
+
+async function cluster(into) {
+  const place = el("div");
+  into.append(el("h1", {}, "Cluster"), place);
+  await keep(3000, async () => {
+    const found = await ask("/v1/cluster");
+    place.replaceChildren(
+      table("Nodes", ["node", "url", "state", "alive", "#leads", "#replicas", "problems"], found.nodes.map((each) => [each.id, each.url, each.state, each.alive === null ? "not known" : each.alive ? "yes" : "no", each.shards_led, each.replicas, each.problems.join("; ")])),
+      el("h2", {}, "Shards"),
+      table("Shards", ["shard", "leader", "#epoch", "in sync", "replicas", "moving to", "problem"], found.shards.map((each) => [each.id, each.leader ?? "nobody", count(each.epoch), each.in_sync.join(", "), each.replicas.join(", "), each.target.join(", "), each.problem ?? ""])));
+  });
+}
+
+export const pages = { "": overview, topics, groups, cluster };

@@ -1,0 +1,147 @@
+"""The console: its files, the figures that it draws, and its pages in a real browser where the machine has one."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from api.calls import Api
+from lsmq_node.config import NodeConfig
+from lsmq_node.history import COLUMNS, SAMPLES, quantile_ms
+from lsmq_node.metrics import BUCKETS_S
+from lsmq_node.node import running_node
+from push.browser import Page, browser, find_browser
+from support.node_process import NodeProcess
+from support.waiting import comes_true
+
+EXECUTABLE = find_browser()
+HOSTILE = "<img src=x onerror=\"document.title='caught'\">"
+
+
+def test_pages_may_load_nothing_but_what_the_node_serves(api: Api) -> None:
+    page = api.get("/console")
+    policy = page.headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy and "unsafe" not in policy
+    assert page.headers["X-Content-Type-Options"] == "nosniff"
+    named = re.findall(r'(?:href|src)="(/[^"]*)"', page.body.decode())
+    assert len(named) == 2
+    for path in named:
+        assert api.get(path).headers["Content-Security-Policy"] == policy
+
+
+def test_every_file_is_served_and_asks_nobody_else(api: Api) -> None:
+    files = [
+        file for file in resources.files("lsmq_node.console").iterdir() if file.name.endswith((".js", ".css", "ml"))
+    ]
+    assert len(files) == 5
+    for file in files:
+        answer = api.get(f"/console/{file.name}")
+        assert answer.body == file.read_bytes()
+        assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", answer.body.decode())
+        assert "innerHTML" not in answer.body.decode() and "style=" not in answer.body.decode()
+
+
+@pytest.mark.parametrize("name", ["nothing.js", "__init__.py", "..%2Fnode.py", "%2Fetc%2Fpasswd"])
+def test_nothing_else_is_served(api: Api, name: str) -> None:
+    assert api.get(f"/console/{name}", 404).code == "unknown_path"
+
+
+def test_the_history_keeps_an_hour_and_no_more(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with running_node(NodeConfig(data=tmp_path)) as node:
+            assert all(values == [] for values in node.history.columns().values())
+            for _ in range(SAMPLES + 5):
+                node.history.sample()
+            found = node.history.columns()
+            assert set(found) == set(COLUMNS) and {len(values) for values in found.values()} == {SAMPLES}
+            assert list(found["time_ms"]) == sorted(found["time_ms"])
+            assert found["memory_bytes"][-1] > 0 and found["disk_free_bytes"][-1] > 0
+            assert found["parts_stopped"][-1] == 0
+
+    asyncio.run(test())
+
+
+def test_a_time_is_the_bound_of_the_bucket_that_holds_it() -> None:
+    counts = np.zeros(len(BUCKETS_S) + 1, np.int64)
+    assert quantile_ms(counts, 0.5) == 0
+    counts[0], counts[3] = 98, 2
+    assert (quantile_ms(counts, 0.5), quantile_ms(counts, 0.99)) == (1.0, 10.0)
+    counts[:] = 0
+    counts[-1] = 1
+    assert quantile_ms(counts, 0.5) == 60_000
+
+
+async def _shows(page: Page, expression: str, what: str) -> Any:
+    async def found() -> bool:
+        try:
+            return bool(await page.evaluate(f"document.readyState === 'complete' && !!({expression})"))
+        except AssertionError as error:
+            if "execution context" not in str(error):
+                raise
+            return False  # The page is not there yet.
+
+    await comes_true(found, what, 60)
+
+
+@pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium or Chrome is installed on this machine")
+async def test_somebody_finds_follows_and_sends_messages_and_what_is_hostile_stays_text(
+    make_node: Callable[..., NodeProcess], tmp_path: Path
+) -> None:
+    assert EXECUTABLE is not None
+    node = make_node().start()
+    api = Api(node.url)
+    api.create("orders", queues=300)
+    api.create("inboxes", queues="named")  # type: ignore[arg-type]
+    api.send("orders", {"queue": 0, "key": HOSTILE, "tag": HOSTILE, "properties": {HOSTILE: HOSTILE}, "body": HOSTILE})
+    api.send("orders", {"queue": 0, "body_b64": "/wD+"})
+    api.send("inboxes", {"queue": HOSTILE, "body": "x"})
+
+    async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
+        page = await tabs.open(f"{node.url}/console")
+        text = "document.querySelector('main').textContent"
+        await _shows(page, "document.querySelectorAll('.tile svg').length === 9", "the overview has its tiles")
+        await _shows(page, "document.querySelector('#health').className === 'good'", "all is well")
+        await page.evaluate("location.hash = '#/topics'")
+        await _shows(page, f"{text}.includes('orders') && {text}.includes('inboxes')", "topics are listed")
+        await page.evaluate("location.hash = '#/topics/inboxes'")
+        await _shows(page, f"{text}.includes('<img src=x')", "a hostile name of a queue is text")
+        await page.evaluate("location.hash = '#/topics/orders?after=290'")
+        await _shows(page, "document.querySelectorAll('tbody tr').length === 10", "the last queues are listed")
+        await page.evaluate("location.hash = '#/topics/orders/0?follow=1'")
+        await _shows(page, f"{text}.includes('ff 00 fe') && {text}.includes('<img src=x')", "text and hex are shown")
+        await asyncio.to_thread(api.send, "orders", {"queue": 0, "body": "sent later"})
+        await _shows(page, f"{text}.includes('sent later')", "what comes is shown")
+        fill = "document.querySelector('textarea').value = 'from the page'"
+        await page.evaluate(f"{fill}; document.querySelector('details form').requestSubmit()")
+        await _shows(page, f"{text}.includes('stored at offset 3')", "it says where it was stored")
+        assert api.bodies("orders", 0, offset=3) == ["from the page"]
+        await page.evaluate("location.hash = '#/topics/orders?filter=nonsense%20%3D%3D'")
+        await _shows(page, "document.querySelector('[role=alert]')?.textContent.includes('filter')", "an error is told")
+        await page.evaluate("location.hash = '#/cluster'")
+        await _shows(page, f"{text}.includes('Shards')", "the cluster is shown")
+        assert await page.evaluate("document.images.length") == 0
+        assert await page.evaluate("document.title") == "cluster - LSMQ"
+
+
+@pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium or Chrome is installed on this machine")
+async def test_a_node_that_asks_who_somebody_is_is_shown_to_who_has_a_token(
+    make_node: Callable[..., NodeProcess], tmp_path: Path
+) -> None:
+    assert EXECUTABLE is not None
+    node = make_node(auth="token").start()
+    await comes_true((node.data / "admin.token").exists, "the first token is written")
+    token = (node.data / "admin.token").read_text().strip()
+    async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
+        page = await tabs.open(f"{node.url}/console#/cluster")
+        await _shows(page, "document.querySelector('input[name=token]')", "a token is asked for")
+        use = f"document.querySelector('input[name=token]').value = {token!r}"
+        await page.evaluate(f"{use}; document.querySelector('main form').requestSubmit()")
+        await _shows(page, "document.querySelectorAll('table').length === 2", "the cluster is shown")
+        assert await page.evaluate("document.cookie + localStorage.length + sessionStorage.length") == "00"
