@@ -46,8 +46,8 @@ def _entry(overview: Mapping[str, Any], node: str) -> dict[str, Any]:
 
 
 def _post(url: str, document: Mapping[str, Any]) -> bool:
-    """Whether that very node took it; a redirect elsewhere is not followed."""
-    headers = {"Content-Type": "application/json"}
+    """Whether that very node took it, and passed it on to no other."""
+    headers = {"Content-Type": "application/json", "Lsmq-Forward": "refuse"}
     request = urllib.request.Request(url, json.dumps(document).encode(), headers)
     try:
         with opener().open(request, timeout=_ASK_TIMEOUT_S) as answer:
