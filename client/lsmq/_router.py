@@ -74,7 +74,6 @@ class Router:
         self.unfollow = self._refresher.unfollow
         self.close = self._refresher.close
         self._current = ""
-        self.has_been_answered = False  # by any node, to what any node can say
 
     @property
     def urls(self) -> list[str]:
@@ -133,7 +132,7 @@ class Router:
                     url = under_way.pop(task)
                     try:
                         answer = task.result()
-                        self._current, self.has_been_answered = url, True
+                        self._current = url
                         attempts.passed()
                         return answer, repeated
                     except LsmqError as error:

@@ -97,6 +97,7 @@ class Transport:
         self._tls = tls or ClientTls(None, None, None)
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
+        self.has_been_answered = False  # by any node, with what it was asked for
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._closed:
@@ -179,6 +180,7 @@ class Transport:
                     )
                 if response.status >= 300:
                     raise error_from_answer(url, response.status, response.content_type, answered)
+                self.has_been_answered = True
                 return Response(response.status, response.content_type, response.headers, answered)
         except aiohttp.InvalidURL as error:
             raise LsmqError(f"{url!r} is not a URL of a node; it looks like http://host:7600") from error

@@ -420,6 +420,23 @@ def test_what_a_header_may_look_like(realm: Realm) -> None:
         assert refused.code == "unauthenticated"
 
 
+def test_of_two_headers_none_counts(realm: Realm) -> None:
+    token = realm.admin.own["Authorization"]
+
+    async def ask(*shown: str) -> tuple[int, str]:
+        headers = [("Authorization", each) for each in shown]
+        async with (
+            aiohttp.ClientSession() as session,
+            session.get(f"{realm.node.url}/v1/whoami", headers=headers) as answer,
+        ):
+            return answer.status, await answer.text()
+
+    assert asyncio.run(ask(token))[0] == 200
+    for shown in ((token, token), ("Bearer x", token), (token, "")):
+        status, said = asyncio.run(ask(*shown))
+        assert status == 401 and "send one" in said
+
+
 def test_a_node_that_asks_nobody_has_no_tokens(api: Api) -> None:
     nobody = {"auth": "none", "name": None, "by": None, "expires_ms": None, "roles": [], "rights": []}
     assert api.get("/v1/whoami").json() == nobody

@@ -145,8 +145,14 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
 
 
 def _shown(request: web.Request) -> Shown:
-    """What the client shows of who it is. What another node passed on came over a connection of that node's own."""
-    authorization = request.headers.get("Authorization")
+    """What the client shows of who it is. What another node passed on came over a connection of that node's own.
+
+    Raises ``Unauthenticated``.
+    """
+    shown = request.headers.getall("Authorization", ())
+    if len(shown) > 1:  # Whoever stands between might look at another of them than this node.
+        raise Unauthenticated(f"the request has {len(shown)} headers Authorization; send one")
+    authorization = shown[0] if shown else None
     if authorization is not None or VERIFIED in request or request.transport is None:
         return Shown(authorization)
     return Shown(None, request.transport.get_extra_info("peercert") or None)
