@@ -40,7 +40,7 @@ def test_every_file_is_served_and_asks_nobody_else(api: Api) -> None:
     files = [
         file for file in resources.files("lsmq_node.console").iterdir() if file.name.endswith((".js", ".css", "ml"))
     ]
-    assert len(files) == 5
+    assert len(files) == 6
     for file in files:
         answer = api.get(f"/console/{file.name}")
         assert answer.body == file.read_bytes()
@@ -105,7 +105,7 @@ async def test_somebody_finds_follows_and_sends_messages_and_what_is_hostile_sta
 
     async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
         page = await tabs.open(f"{node.url}/console")
-        text = "document.querySelector('main').textContent"
+        text = "(document.querySelector('main')?.textContent ?? '')"
         await _shows(page, "document.querySelectorAll('.tile svg').length === 9", "the overview has its tiles")
         await _shows(page, "document.querySelector('#health').className === 'good'", "all is well")
         await page.evaluate("location.hash = '#/topics'")
@@ -128,6 +128,61 @@ async def test_somebody_finds_follows_and_sends_messages_and_what_is_hostile_sta
         await _shows(page, f"{text}.includes('Shards')", "the cluster is shown")
         assert await page.evaluate("document.images.length") == 0
         assert await page.evaluate("document.title") == "cluster - LSMQ"
+
+
+def _press(label: str, row: str) -> str:
+    """Press a button of the row with a text; twice, as it asks to be sure."""
+    rows = f"[...document.querySelectorAll('tbody tr')].find((row) => row.textContent.includes({row!r}))"
+    button = f"[...{rows}.querySelectorAll('button')].find((each) => each.textContent === {label!r})"
+    return f"(() => {{ const button = {button}; button.click(); button.click(); return true; }})()"
+
+
+@pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium or Chrome is installed on this machine")
+async def test_messages_are_sent_again_deleted_and_called_off_when_a_button_is_pressed_twice(
+    make_node: Callable[..., NodeProcess], tmp_path: Path
+) -> None:
+    assert EXECUTABLE is not None
+    node = make_node().start()
+    api = Api(node.url)
+    api.create("orders", queues=2)
+    api.create("inboxes", queues="named")  # type: ignore[arg-type]
+    api.send("orders", {"queue": 1, "key": "k", "tag": "dead", "properties": {"why": "x"}, "body": "first"})
+    api.send("inboxes", {"queue": "agents/7", "body": "letter"}, {"queue": "agents/7", "body": "other"})
+    for body in ("soon", "never", "hurried"):
+        api.send("orders", {"queue": 0, "body": body, "delay_ms": 3_600_000})
+    schedule = {"cron": "0 9 * * *", "tz": "Europe/Berlin", "message": {"queue": 0, "body": "wake up"}}
+    api.call("PUT", "/v1/topics/orders/schedules/morning", schedule, status=201)
+
+    async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
+        page = await tabs.open(f"{node.url}/console#/topics/orders?tag=dead")
+        text = "(document.querySelector('main')?.textContent ?? '')"
+        await _shows(page, f"{text}.includes('first')", "what has the tag is found")
+        await page.evaluate("document.querySelector('tbody button').click()")
+        await _shows(page, f"{text}.includes('Send again: sure?')", "it asks once more")
+        assert api.bodies("orders", 1, offset="earliest") == ["first"]
+        await page.evaluate("document.querySelector('tbody button').click()")
+        await _shows(page, f"{text}.includes('stored at offset 1')", "it is sent again")
+        again = api.all_messages("orders", 1)[1]
+        assert (again["key"], again["tag"], again["properties"], again["body"]) == ("k", "dead", {"why": "x"}, "first")
+
+        await page.evaluate("location.hash = '#/topics/inboxes/agents%2F7'")
+        await _shows(page, f"{text}.includes('letter') && {text}.includes('other')", "a queue by name is shown")
+        await page.evaluate(_press("Delete", "letter"))
+        await _shows(page, f"{text}.includes('deleted')", "it says that it is deleted")
+        found = api.get("/v1/topics/inboxes/queues/agents%2F7/messages?offset=0").json()["messages"]
+        assert [message["body"] for message in found] == ["other"]
+
+        await page.evaluate("location.hash = '#/later/orders'")
+        await _shows(page, f"{text}.includes('never') && {text}.includes('morning')", "what comes later is listed")
+        await page.evaluate(_press("Cancel", "never"))
+        await _shows(page, f"{text}.includes('cancelled')", "it is cancelled")
+        await page.evaluate(_press("Now", "hurried"))
+        await _shows(page, f"{text}.includes('comes now')", "it is put at another time")
+        await page.evaluate(_press("Delete", "morning"))
+        await _shows(page, f"{text}.includes('deleted')", "a schedule is deleted")
+        assert [message["body"] for message in api.get("/v1/topics/orders/delayed").json()["messages"]] == ["soon"]
+        await comes_true(lambda: api.bodies("orders", 0, offset="earliest") == ["hurried"], "it has come")
+        assert api.get("/v1/topics/orders/schedules").json()["schedules"] == []
 
 
 @pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium or Chrome is installed on this machine")

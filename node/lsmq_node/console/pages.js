@@ -1,6 +1,7 @@
 // The pages. Each costs the node a bounded answer, however many queues and groups there are.
 import { address, ask, keep } from "/console/console.js";
-import { bytes, count, el, hex, line, table, when } from "/console/drawing.js";
+import { act, bytes, count, el, hex, line, table, when } from "/console/drawing.js";
+import { later } from "/console/later.js";
 
 const enc = encodeURIComponent;
 const PAGE = 100;
@@ -34,8 +35,8 @@ function fields(query, shown, go) {
 
 const further = (path, query, after) => (after === null || after === undefined ? null : el("p", {}, el("a", { href: address(path, { ...Object.fromEntries(query), after }) }, "Further")));
 
-async function topics(into, parts, query) {
-  if (parts.length >= 2) return messages(into, parts, query);
+async function topics(into, parts, query, signal) {
+  if (parts.length >= 2) return messages(into, parts, query, signal);
   if (parts.length === 1) return topic(into, parts[0], query);
   const found = await ask(`/v1/topics?limit=${PAGE}&after=${enc(query.get("after") ?? "")}`);
   into.append(el("h1", {}, "Topics"), table("Topics", ["topic", "#queues", "options"], found.topics.map((each) => [
@@ -46,9 +47,10 @@ async function topics(into, parts, query) {
 async function topic(into, name, query) {
   const path = `/topics/${enc(name)}`, own = `/v1/topics/${enc(name)}`;
   const [known, usage] = await Promise.all([ask(own), ask(`${own}/usage`)]);
-  into.append(el("h1", {}, name), el("p", {}, `${count(usage.messages)} messages, ${bytes(usage.bytes)}. Groups: ${usage.groups.slice(0, 20).join(", ") || "none"}${usage.groups.length > 20 ? ", ..." : ""}`));
+  into.append(el("h1", {}, name), el("p", {}, `${count(usage.messages)} messages, ${bytes(usage.bytes)}. Groups: ${usage.groups.slice(0, 20).join(", ") || "none"}${usage.groups.length > 20 ? ", ..." : ""}`),
+    el("p", {}, el("a", { href: address(`/later/${enc(name)}`) }, "What comes later")));
   into.append(fields(query, { key: "Key", tag: "Tag", filter: "Expression" }, (given) => { location.hash = address(path, given); }));
-  if (["key", "tag", "filter"].some((each) => query.get(each))) return find(into, own, path, query);
+  if (["key", "tag", "filter"].some((each) => query.get(each))) return find(into, name, own, path, query);
   into.append(el("h2", {}, "Queues"));
   const leader = (number) => known.routes.find((route) => route.first <= number && number < route.end)?.leader ?? "nobody";
   if (known.named) {
@@ -70,7 +72,10 @@ async function topic(into, name, query) {
 function body(message) {
   if (message.delete) return el("span", { class: "soft" }, "says that its key is gone");
   if (message.body_b64 !== undefined) return el("pre", {}, hex(message.body_b64));
-  try { return el("pre", {}, JSON.stringify(JSON.parse(message.body), null, 2)); } catch { return el("pre", {}, message.body); }
+  let text = message.body;
+  try { text = JSON.stringify(JSON.parse(text), null, 2); } catch { /* no JSON */ }
+  if (message.body.length <= 100) return el("pre", {}, message.body);
+  return el("details", {}, el("summary", {}, el("code", {}, `${message.body.slice(0, 100)}...`)), el("pre", {}, text));
 }
 
 function about(message) {
@@ -79,14 +84,33 @@ function about(message) {
   return el("pre", {}, Object.entries(more).map(([name, value]) => `${name}: ${value}`).join("\n"));
 }
 
-const shown = (found) => table("Messages", ["#offset", "queue", "stored (UTC)", "key", "tag", "body", "properties"], found.map((each) => [
-  count(each.offset), each.queue, when(each.stored_ms), each.key ?? (each.key_b64 ? `base64 ${each.key_b64}` : ""), each.tag ?? "", body(each), about(each)]));
+/** Messages of a topic, with what can be done with each: sent again to its queue, or deleted. */
+const shown = (topic, found) => table("Messages", ["#offset", "queue", "stored (UTC)", "key", "tag", "body", "properties", ""], found.map((each) => [
+  count(each.offset), each.queue, when(each.stored_ms), each.key ?? (each.key_b64 ? `base64 ${each.key_b64}` : ""), each.tag ?? "", body(each), about(each),
+  el("span", { class: "acts" },
+    act("Send again", async () => `stored at offset ${count((await post(topic, copied(each))).offset)}`),
+    act("Delete", () => remove(topic, each)))]));
 
-async function find(into, own, path, query) {
+async function remove(topic, message) {
+  const own = `/v1/topics/${enc(topic)}`;
+  const number = typeof message.queue === "number" ? message.queue : (await ask(`${own}/queues/${enc(message.queue)}`)).number;
+  await ask(`${own}/delete`, { method: "POST", body: { queues: [number], offsets: [message.offset] } });
+  return "deleted";
+}
+
+/** What is to be sent for a message to stand there once more, with all that it says. */
+function copied(message) {
+  const again = { queue: message.queue };
+  for (const name of ["body", "body_b64", "key", "key_b64", "tag", "type", "properties", "headers", "delete"]) if (message[name] !== undefined && message[name] !== null) again[name] = message[name];
+  if (again.delete) delete again.body; else delete again.delete;
+  return again;
+}
+
+async function find(into, name, own, path, query) {
   const given = new URLSearchParams({ limit: "50" });
   for (const name of ["key", "tag", "filter", "after"]) if (query.get(name)) given.set(name, query.get(name));
   const found = await ask(`${own}/messages?${given}`);
-  into.append(el("h2", {}, "Found"), shown(found.messages), further(path, query, found.next) ?? "");
+  into.append(el("h2", {}, "Found"), shown(name, found.messages), further(path, query, found.next) ?? "");
 }
 
 async function messages(into, [name, queue], query, signal) {
@@ -108,7 +132,7 @@ async function messages(into, [name, queue], query, signal) {
     const found = await ask(`${own}/messages?${given}`);
     next = found.next_offset;
     list = [...list, ...found.messages].slice(-200);
-    if (found.messages.length || !wait) place.replaceChildren(shown(list));
+    if (found.messages.length || !wait) place.replaceChildren(shown(name, list));
   };
   await read(0);
   if (follow) await keep(50, () => read(5000));
@@ -162,7 +186,10 @@ async function group(into, name) {
 
 async function cluster(into) {
   const place = el("div");
-  into.append(el("h1", {}, "Cluster"), place);
+  const shard = el("input", { name: "shard", inputmode: "numeric" }), node = el("input", { name: "node" });
+  into.append(el("h1", {}, "Cluster"), place, el("h2", {}, "Hand a shard over"),
+    el("form", { submit: (event) => event.preventDefault() }, el("label", {}, "Shard", shard), el("label", {}, "To the node in sync", node),
+      act("Hand over", async () => { await ask(`/v1/cluster/shards/${enc(shard.value)}/leader`, { method: "PUT", body: { node: node.value } }); return `${node.value} leads`; })));
   await keep(3000, async () => {
     const found = await ask("/v1/cluster");
     place.replaceChildren(
@@ -172,4 +199,4 @@ async function cluster(into) {
   });
 }
 
-export const pages = { "": overview, topics, groups, cluster };
+export const pages = { "": overview, topics, later, groups, cluster };
