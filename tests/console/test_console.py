@@ -161,7 +161,7 @@ async def test_messages_are_sent_again_deleted_and_called_off_when_a_button_is_p
         await _shows(page, f"{text}.includes('Send again: sure?')", "it asks once more")
         assert api.bodies("orders", 1, offset="earliest") == ["first"]
         await page.evaluate("document.querySelector('tbody button').click()")
-        await _shows(page, f"{text}.includes('stored at offset 1')", "it is sent again")
+        await _shows(page, f"{text}.includes('stored in orders at offset 1')", "it is sent again")
         again = api.all_messages("orders", 1)[1]
         assert (again["key"], again["tag"], again["properties"], again["body"]) == ("k", "dead", {"why": "x"}, "first")
 
@@ -171,6 +171,20 @@ async def test_messages_are_sent_again_deleted_and_called_off_when_a_button_is_p
         await _shows(page, f"{text}.includes('deleted')", "it says that it is deleted")
         found = api.get("/v1/topics/inboxes/queues/agents%2F7/messages?offset=0").json()["messages"]
         assert [message["body"] for message in found] == ["other"]
+
+        dead = {
+            "lsmq-dlq-topic": "inboxes",
+            "lsmq-dlq-queue": "0",
+            "lsmq-dlq-queue-name": "agents/8",
+            "lsmq-dlq-reason": "x",
+        }
+        await asyncio.to_thread(api.send, "orders", {"queue": 1, "body": "refused", "properties": {**dead, "own": "1"}})
+        await page.evaluate("location.hash = '#/topics/orders/1'")
+        await _shows(page, f"{text}.includes('refused')", "a dead letter is shown")
+        await page.evaluate(_press("Send back", "refused"))
+        await _shows(page, f"{text}.includes('stored in inboxes at offset 0')", "it goes to where it was")
+        back = api.get("/v1/topics/inboxes/queues/agents%2F8/messages?offset=0").json()["messages"]
+        assert [(message["body"], message["properties"]) for message in back] == [("refused", {"own": "1"})]
 
         await page.evaluate("location.hash = '#/later/orders'")
         await _shows(page, f"{text}.includes('never') && {text}.includes('morning')", "what comes later is listed")

@@ -40,7 +40,7 @@ export function bytes(count) {
 }
 
 export const count = (value) => Number(value).toLocaleString("en");
-export const when = (ms) => new Date(ms).toISOString().replace("T", " ").replace("Z", "");
+export const when = (ms) => el("time", { datetime: new Date(ms).toISOString() }, new Date(ms).toISOString().replace("T", " ").replace("Z", ""));
 
 /** Base64 as lines of hex digits with what is printable beside. */
 export function hex(base64) {

@@ -81,15 +81,27 @@ function body(message) {
 function about(message) {
   const more = { ...message.properties };
   for (const header of message.headers ?? []) more[header.name] = header.value ?? `base64 ${header.value_b64}`;
-  return el("pre", {}, Object.entries(more).map(([name, value]) => `${name}: ${value}`).join("\n"));
+  return Object.entries(more).map(([name, value]) => el("div", {}, `${name}: ${value}`));
 }
 
-/** Messages of a topic, with what can be done with each: sent again to its queue, or deleted. */
-const shown = (topic, found) => table("Messages", ["#offset", "queue", "stored (UTC)", "key", "tag", "body", "properties", ""], found.map((each) => [
-  count(each.offset), each.queue, when(each.stored_ms), each.key ?? (each.key_b64 ? `base64 ${each.key_b64}` : ""), each.tag ?? "", body(each), about(each),
-  el("span", { class: "acts" },
-    act("Send again", async () => `stored at offset ${count((await post(topic, copied(each))).offset)}`),
-    act("Delete", () => remove(topic, each)))]));
+/** Messages of a topic, with what can be done with each: sent again, a dead letter to where it was; or deleted. */
+const shown = (topic, found) => table("Messages", ["#offset", "queue", "stored (UTC)", "key", "tag", "body", "properties", ""], found.map((each) => {
+  const origin = each.properties?.["lsmq-dlq-topic"];
+  return [count(each.offset), each.queue, when(each.stored_ms), each.key ?? (each.key_b64 ? `base64 ${each.key_b64}` : ""), each.tag ?? "", body(each), about(each),
+    el("span", { class: "acts" }, act(origin ? "Send back" : "Send again", () => sendAgain(origin ?? topic, each)), act("Delete", () => remove(topic, each)))];
+}));
+
+/** Send a message once more, with all that it says but for what made it a dead letter. */
+async function sendAgain(topic, message) {
+  const of = message.properties ?? {}, again = { queue: message.queue };
+  if (of["lsmq-dlq-cut"]) throw new Error("its body was cut, and cannot be sent back");
+  if (of["lsmq-dlq-topic"]) again.queue = of["lsmq-dlq-queue-name"] ?? Number(of["lsmq-dlq-queue"]);
+  for (const name of ["body", "body_b64", "key", "key_b64", "tag", "type", "headers"]) if (message[name] !== undefined && message[name] !== null) again[name] = message[name];
+  if (message.delete) { again.delete = true; delete again.body; delete again.body_b64; }
+  again.properties = Object.fromEntries(Object.entries(of).filter(([name]) => !name.startsWith("lsmq-dlq-")));
+  const sent = await post(topic, again);
+  return `stored in ${topic} at offset ${count(sent.offset)}`;
+}
 
 async function remove(topic, message) {
   const own = `/v1/topics/${enc(topic)}`;
