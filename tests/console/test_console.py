@@ -40,7 +40,7 @@ def test_every_file_is_served_and_asks_nobody_else(api: Api) -> None:
     files = [
         file for file in resources.files("lsmq_node.console").iterdir() if file.name.endswith((".js", ".css", "ml"))
     ]
-    assert len(files) == 6
+    assert len(files) == 7
     for file in files:
         answer = api.get(f"/console/{file.name}")
         assert answer.body == file.read_bytes()
@@ -185,6 +185,21 @@ async def test_messages_are_sent_again_deleted_and_called_off_when_a_button_is_p
         await _shows(page, f"{text}.includes('stored in inboxes at offset 0')", "it goes to where it was")
         back = api.get("/v1/topics/inboxes/queues/agents%2F8/messages?offset=0").json()["messages"]
         assert [(message["body"], message["properties"]) for message in back] == [("refused", {"own": "1"})]
+
+        own = "/v1/producer-groups/tellers"
+        await asyncio.to_thread(api.call, "POST", f"{own}/heartbeat", {"member": "m", "join": True})
+        for number, reference in ((1, "order 17"), (2, "order 18")):
+            begun = {"member": "m", "number": number, "reference": reference}
+            messages = [{"topic": "orders", "queue": 1, "body": reference}]
+            await asyncio.to_thread(api.call, "POST", f"{own}/transactions", {**begun, "messages": messages})
+        await page.evaluate("location.hash = '#/producers/tellers'")
+        await _shows(page, f"{text}.includes('order 17') && {text}.includes('order 18')", "transactions are listed")
+        await page.evaluate(_press("Commit", "order 17"))
+        await page.evaluate(_press("Roll back", "order 18"))
+        await _shows(page, f"{text}.includes('committed') && {text}.includes('rolled back')", "they are decided")
+        assert api.get(f"{own}/transactions?state=open").json()["transactions"] == []
+        await comes_true(lambda: "order 17" in api.bodies("orders", 1, offset="earliest"), "it is delivered")
+        assert "order 18" not in api.bodies("orders", 1, offset="earliest")
 
         await page.evaluate("location.hash = '#/later/orders'")
         await _shows(page, f"{text}.includes('never') && {text}.includes('morning')", "what comes later is listed")

@@ -23,6 +23,7 @@ _TYPES: Final = MappingProxyType(
         "console.js": "text/javascript",
         "pages.js": "text/javascript",
         "later.js": "text/javascript",
+        "producers.js": "text/javascript",
         "drawing.js": "text/javascript",
     }
 )

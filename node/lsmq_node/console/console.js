@@ -81,7 +81,7 @@ async function health() {
 addEventListener("hashchange", () => { show(); document.getElementById("page").focus(); });
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, textarea, select")) return;
-  const to = { o: "#/", t: "#/topics", g: "#/groups", c: "#/cluster" }[event.key];
+  const to = { o: "#/", t: "#/topics", g: "#/groups", p: "#/producers", c: "#/cluster" }[event.key];
   if (to) location.hash = to;
   if (event.key === "/") { const field = document.querySelector("main input"); if (field) { event.preventDefault(); field.focus(); } }
 });

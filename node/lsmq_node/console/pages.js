@@ -2,6 +2,7 @@
 import { address, ask, keep } from "/console/console.js";
 import { act, bytes, count, el, hex, line, table, when } from "/console/drawing.js";
 import { later } from "/console/later.js";
+import { producers } from "/console/producers.js";
 
 const enc = encodeURIComponent;
 const PAGE = 100;
@@ -211,4 +212,4 @@ async function cluster(into) {
   });
 }
 
-export const pages = { "": overview, topics, later, groups, cluster };
+export const pages = { "": overview, topics, later, groups, producers, cluster };
