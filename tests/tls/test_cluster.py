@@ -18,7 +18,7 @@ from lsmq_lab.local_cluster import LocalCluster, found_plan
 from lsmq_lab.local_cluster.plan import HOST
 from lsmq_node.cluster_config import ClusterConfig
 from lsmq_node.settings import InvalidConfig
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +44,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
 
 
 def client(cluster: LocalCluster) -> Client:
-    return Client([node.url for node in cluster.plan.nodes])
+    return Client([node.url for node in cluster.plan.nodes], deadline_ms=int(1000 * PATIENCE_S))
 
 
 async def test_what_was_acknowledged_survives_a_leader_whose_death_is_told_by_tls(cluster: LocalCluster) -> None:
