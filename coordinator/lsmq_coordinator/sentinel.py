@@ -41,7 +41,9 @@ def _await_end(pid: int) -> None:
         return
     # Asked after the opening: who has this number now is the parent, or the parent has ended.
     if os.getppid() == pid:
-        select.select([process], [], [])
+        ended = select.poll()
+        ended.register(process, select.POLLIN)
+        ended.poll()
 
 
 def _securing(files: list[str]) -> Any:

@@ -98,8 +98,9 @@ class PythonProcess:
     def wait(self, timeout: float | None = None) -> int:
         with self._waiting:
             if self.returncode is None:
-                ready, _, _ = select.select([self._status], [], [], timeout)
-                if not ready:
+                heard = select.poll()  # not select, which takes no descriptor beyond 1023
+                heard.register(self._status, select.POLLIN)
+                if not heard.poll(None if timeout is None else 1000 * timeout):
                     raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
                 self.returncode = int(self._hear())
                 self._status.close()

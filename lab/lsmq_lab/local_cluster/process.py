@@ -92,7 +92,9 @@ class OwnProcess:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return False
-                select.select([found[1]], [], [], left)
+                ended = select.poll()
+                ended.register(found[1], select.POLLIN)
+                ended.poll(1000 * left)
 
     def log_tail(self, lines: int = 15) -> str:
         """The end of its log."""
