@@ -76,9 +76,12 @@ async def test_who_shows_a_certificate_is_whom_it_names(make_node: Callable[...,
     assert (json.loads(run.stdout)["name"], json.loads(run.stdout)["by"]) == ("alice", "certificate")
     audited = node.data / "audit.jsonl"
     eventually(
-        lambda: any(
-            (line["principal"], line["by"], line["operation"]) == ("alice", "certificate", "createTopic")
-            for line in map(json.loads, audited.read_text().splitlines())
+        lambda: (
+            audited.exists()
+            and any(
+                (line["principal"], line["by"], line["operation"]) == ("alice", "certificate", "createTopic")
+                for line in map(json.loads, audited.read_text().splitlines())
+            )
         ),
         "the audit log names her",
     )
