@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from lsmq import runtime
 from lsmq_node.broker import Background, Broker
 from lsmq_node.metrics import BUCKETS_S, HttpMetrics
+from lsmq_node.storage import StoreStats
 
 EVERY_S: Final = 5.0
 SAMPLES: Final = 720
@@ -53,7 +54,7 @@ class History:
         self._http = http
 
     def start(self) -> None:
-        self._before = self._counts()
+        self._before = _counts(self._stats())
         self._background.start(self._sample_on())
 
     def begin_stop(self) -> None:
@@ -69,13 +70,13 @@ class History:
 
     def sample(self) -> None:
         """Take a sample of this moment, in place of the oldest once there are :data:`SAMPLES`."""
-        before, self._before = self._before, self._counts()
+        stats = self._stats()
+        before, self._before = self._before, _counts(stats)
         passed_s = max(self._before[0] - before[0], 1e-3)
         # A replica that was taken away takes its counts along.
         written, read = (max(0, now - then) for now, then in zip(self._before[1:], before[1:], strict=True))
         sending = self._sending()
         served, self._buckets = sending - self._buckets, sending
-        stats = [port.store.stats() for port in self._broker.topology.ports()]
         figures = [port.figures() for port in self._broker.topology.ports()]
         self._ring[self._count % SAMPLES] = (
             runtime.wall_ms(),
@@ -97,13 +98,8 @@ class History:
         kept = self._ring[np.arange(begin, self._count) % SAMPLES]
         return {name: kept[:, at].round(3).tolist() for at, name in enumerate(COLUMNS)}
 
-    def _counts(self) -> tuple[float, int, int]:
-        stats = [port.store.stats() for port in self._broker.topology.ports()]
-        written, read = (
-            sum(each.records_written_total for each in stats),
-            sum(each.records_read_total for each in stats),
-        )
-        return runtime.monotonic(), written, read
+    def _stats(self) -> list[StoreStats]:
+        return [port.store.stats() for port in self._broker.topology.ports()]
 
     def _sending(self) -> NDArray[np.int64]:
         found = np.zeros(len(BUCKETS_S) + 1, np.int64)
@@ -111,6 +107,12 @@ class History:
             assert self._http is not None
             found += np.array(self._http.series(operation).buckets, np.int64)
         return found
+
+
+def _counts(stats: Sequence[StoreStats]) -> tuple[float, int, int]:
+    """Now, and how many records were written and read by then."""
+    written, read = sum(each.records_written_total for each in stats), sum(each.records_read_total for each in stats)
+    return runtime.monotonic(), written, read
 
 
 def quantile_ms(buckets: NDArray[np.int64], part: float) -> float:
