@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from lsmq import runtime
 from lsmq_lab.benchmarks.report import BenchFailed
 
 TIMEOUT_S = 1800
@@ -55,6 +56,7 @@ def scratch(parent: str | None) -> Iterator[Path]:
 
 def child() -> None:
     """The child's whole life. Arguments of the process: module, function, arguments in JSON."""
+    runtime.share_closely()
     module, name, arguments = sys.argv[1:]
     result = getattr(importlib.import_module(module), name)(**json.loads(arguments))
     print(json.dumps(result))

@@ -22,6 +22,7 @@ from pathlib import Path
 import structlog
 from aiohttp import web
 
+from lsmq import runtime
 from lsmq.errors import LsmqError
 from lsmq_coordinator.tls import Certificates
 from lsmq_node.config import NodeConfig
@@ -51,6 +52,7 @@ def run(config: NodeConfig) -> int:
     What the process makes from here on is for its own user alone: it sets the umask 077.
     """
     os.umask(0o077)
+    runtime.share_closely()
     logs.configure(config.log_format)
     _raise_file_limit()
     code = 0

@@ -333,7 +333,7 @@ class Maintenance:
             self._tables.changed.wait_for(lambda: self._tables.closing, pause * _TICK_SECONDS)
 
     def _house_loop(self) -> None:
-        next_trim = self._clock.monotonic() + _TICK_SECONDS  # recovery has just used much that it needs no more
+        next_trim = self._clock.monotonic()  # recovery has just used much that it needs no more
         while not self._tables.closing:
             self._check_space()
             self._flush_aged()
