@@ -261,6 +261,32 @@ class NodeConfig(ClientPortConfig):
         range=(0, 1024 * 1024 * MIB),
         hazard="Clients behind one proxy are one address.",
     )
+    principal_requests_per_s: int = setting(
+        0,
+        "With `auth`: most requests a second of one principal at this node, as `address_requests_per_s`. 0: no limit. "
+        "`lsmq limit set` sets one's own ([limits](security.md#limits)); so it is with all `principal_` settings.",
+        range=(0, 10_000_000),
+        hazard="Too few, and what many processes do under one name is refused.",
+    )
+    principal_bytes_per_s: int = setting(
+        0,
+        "The same of bytes of requests and answers, as `address_bytes_per_s`.",
+        range=(0, 1024 * 1024 * MIB),
+        hazard="A large batch is paid for by the requests after it.",
+    )
+    principal_open_requests: int = setting(
+        0,
+        "Most requests of one principal that a node has not answered yet, long polls and streams among them; more are "
+        "refused with `too_many_requests`.",
+        range=(0, 1_000_000),
+        hazard="A consumer holds one for each leader, and one for its group.",
+    )
+    principal_connections: int = setting(
+        0,
+        "Most connections of one principal to a node; by another one he is refused with `too_many_connections`.",
+        range=(0, 1_000_000),
+        hazard="Clients have one for each request that is open.",
+    )
     max_inflight_bytes: int = setting(
         256 * MIB,
         "Memory for request bodies and answers in flight.",

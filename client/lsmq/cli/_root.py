@@ -32,6 +32,7 @@ _COMMANDS = {
     "token": "lsmq.cli.token:token",
     "role": "lsmq.cli.acl:role",
     "acl": "lsmq.cli.acl:acl",
+    "limit": "lsmq.cli.limit:limit",
     "whoami": "lsmq.cli.token:whoami",
     "node": "lsmq.cli.node:node",
     "shard": "lsmq.cli.shard:shard",

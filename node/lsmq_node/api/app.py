@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 
 from aiohttp import web
 
 from lsmq import runtime
-from lsmq.errors import Forbidden, LsmqError, NotLeader, Unauthenticated
+from lsmq.errors import Forbidden, LsmqError, NotLeader, TooManyConnections, TooManyRequests, Unauthenticated
 from lsmq_coordinator.auth import VERIFIED
 from lsmq_coordinator.http_status import status_of
 from lsmq_node.broker import client_of
@@ -40,7 +41,7 @@ from . import (
 )
 from .access import ACCESS, AUDITED
 from .asker import Asker
-from .failures import failures
+from .failures import HttpConnection, failures
 from .forwarding import answered_elsewhere, answering_passed_on
 from .openapi import document
 from .origins import let_pages_read, own_pages
@@ -100,6 +101,8 @@ def make_app(node: Node) -> web.Application:
 def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     """The route's handler with a memory reservation of its own, counted and timed."""
     series, broker, rights = metrics.series(route.operation), node.broker, node.rights
+    config, allowances = broker.config, broker.allowances
+    requests_per_s, bytes_per_s = config.address_requests_per_s, config.address_bytes_per_s
     access, audit, noted = ACCESS[route.operation], node.audit, route.operation in AUDITED
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -110,12 +113,19 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
         try:
             # What another node passed on counts among its client's there.
             client = None if VERIFIED in request else client_of(request.remote)
-            with broker.budget.hold(client) as hold:
-                if client is not None and route.tag != SYSTEM_TAG:
-                    await broker.request_pace.wait(client, 1)
-                    await broker.byte_pace.wait(client)
+            with broker.budget.hold(client) as hold, ExitStack() as leaving:
+                is_counted = client is not None and route.tag != SYSTEM_TAG
+                if client is not None and is_counted:
+                    await broker.request_pace.wait(client, requests_per_s, 1)
+                    await broker.byte_pace.wait(client, bytes_per_s)
                 asker = Asker(rights, access, _shown(request) if rights.on else _NOTHING)
                 await asker.identify()
+                principal = asker.name if is_counted else None
+                if principal is not None:
+                    if isinstance(request.protocol, HttpConnection):
+                        request.protocol.seat(allowances).take(principal)
+                    leaving.enter_context(allowances.open_request(principal))
+                    await allowances.pace(principal)
                 call = Call(request, node, route, hold, asker)
                 call.check_needs(access)
                 try:
@@ -127,7 +137,10 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
                 if call.proof is None:
                     response = await send_held(request, response, hold, broker)
                 if client is not None and not route.is_stream:
-                    broker.byte_pace.took(client, (request.content_length or 0) + _body_bytes(response))
+                    moved_bytes = (request.content_length or 0) + _body_bytes(response)
+                    broker.byte_pace.took(client, bytes_per_s, moved_bytes)
+                    if principal is not None:
+                        allowances.took_bytes(principal, moved_bytes)
             status = response.status
             return response
         except LsmqError as error:
@@ -140,6 +153,8 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
             series.observe(status, runtime.monotonic() - began)
             if audit.on and VERIFIED not in request and (noted or isinstance(refusal_of, Unauthenticated | Forbidden)):
                 _note(audit, route, request, asker, status, refusal_of)
+            elif audit.on and asker is not None and isinstance(refusal_of, TooManyRequests | TooManyConnections):
+                audit.note_limited(asker.name, route.operation, request.remote, refusal_of)
 
     return handle
 

@@ -34,6 +34,7 @@ from lsmq_node.storage import (
 from lsmq_node.workers import Workers
 
 from .admission import Admission, column_of
+from .allowances import Allowances
 from .budget import ByteBudget, Hold
 from .elsewhere import ReadFrom
 from .fetched import Fetched
@@ -73,8 +74,9 @@ class Broker:
         self.started_at = runtime.monotonic()
         self.waiters = waiters
         self.budget = ByteBudget(config.max_inflight_bytes, config.inflight_share_bytes)
-        self.request_pace = Pace(config.address_requests_per_s, "requests", "address_requests_per_s")
-        self.byte_pace = Pace(config.address_bytes_per_s, "bytes", "address_bytes_per_s")
+        self.request_pace = Pace("requests", "address_requests_per_s")
+        self.byte_pace = Pace("bytes", "address_bytes_per_s")
+        self.allowances = Allowances(config)
         self.writes_delayed = 0
         self.sendfile_bytes = 0  # counted by who sends
         self.admission = Admission(config, topology.shard_count)

@@ -4,6 +4,7 @@ Keys and values of the documents, msgpack maps::
 
     principal/NAME    {"version": 1, "roles": [[role, prefix], ...], "rights": [[kind, pattern, action], ...]}
     role/NAME         {"version": 1, "rights": [[kind, pattern, action], ...]}
+    limit/NAME        {"version": 1, "limits": {name: int}}
     token/NAME/ID     {"version": 1, "hash": sha256, "created_ms": int, "expires_ms": int | nil, "by": name}
 
 Of a token its hash alone is known: it has 256 random bits, so that a slow hash would protect nothing more.
@@ -19,11 +20,14 @@ from typing import Any, Final
 
 import msgpack
 
+from lsmq_node.broker import Limited
+
 from .model import BUILT_IN, TENANT, Action, Binding, Kind, Right, allowing
 
 PRINCIPAL: Final = "principal/"
 ROLE: Final = "role/"
 TOKEN: Final = "token/"
+LIMIT: Final = "limit/"
 _VERSION: Final = 1
 _REMEMBERED: Final = 1_000
 _HOLDERS: Final = 10_000
@@ -65,6 +69,25 @@ class Grants:
         return _pack(roles=[[each.role, each.prefix] for each in self.roles], rights=_listed(self.rights))
 
 
+@dataclass(frozen=True, slots=True)
+class OwnLimits:
+    """What was set for a principal, in place of what holds for everybody; 0 is no limit."""
+
+    values: Mapping[Limited, int]
+
+    def altered(self, changes: Mapping[Limited, int | None]) -> OwnLimits:
+        """None takes one away."""
+        changed = {**self.values, **changes}
+        return OwnLimits(MappingProxyType({name: value for name, value in changed.items() if value is not None}))
+
+    def pack(self) -> bytes | None:
+        """None where there is nothing to keep."""
+        return _pack(limits={name.value: value for name, value in self.values.items()}) if self.values else None
+
+
+Item = Token | Grants | OwnLimits | tuple[Right, ...]
+
+
 class Holder:
     """A principal and all it may. Answers are remembered, a bounded number of them."""
 
@@ -94,9 +117,10 @@ class Book:
         self.tokens: dict[bytes, Token] = {}
         self.grants: dict[str, Grants] = {}
         self.own_roles: dict[str, tuple[Right, ...]] = {}
+        self.limits: dict[str, OwnLimits] = {}
         self.unread: list[str] = []
         self._holders: dict[tuple[str, tuple[Binding, ...]], Holder] = {}
-        self._read: dict[str, tuple[bytes, Token | Grants | tuple[Right, ...]]] = {}
+        self._read: dict[str, tuple[bytes, Item]] = {}
         known = {} if former is None else former._read
         for key, body in documents.items():
             found = known.get(key)
@@ -111,6 +135,8 @@ class Book:
                     self.tokens[item.digest] = item
                 case Grants():
                     self.grants[key.removeprefix(PRINCIPAL)] = item
+                case OwnLimits():
+                    self.limits[key.removeprefix(LIMIT)] = item
                 case _:
                     self.own_roles[key.removeprefix(ROLE)] = item
 
@@ -163,7 +189,7 @@ class Book:
                     yield left, str(binding)
 
 
-def _read_document(key: str, fields: dict[str, Any]) -> Token | Grants | tuple[Right, ...]:
+def _read_document(key: str, fields: dict[str, Any]) -> Item:
     """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for what this release does not know."""
     if key.startswith(TOKEN):
         principal, _, id = key.removeprefix(TOKEN).rpartition("/")
@@ -172,6 +198,8 @@ def _read_document(key: str, fields: dict[str, Any]) -> Token | Grants | tuple[R
         return Grants(tuple(Binding(*each) for each in fields["roles"]), _read(fields["rights"]))
     if key.startswith(ROLE):
         return _read(fields["rights"])
+    if key.startswith(LIMIT):
+        return OwnLimits(MappingProxyType({Limited(name): int(value) for name, value in fields["limits"].items()}))
     raise ValueError(key)
 
 
