@@ -287,6 +287,41 @@ class NodeConfig(ClientPortConfig):
         range=(0, 1_000_000),
         hazard="Clients have one for each request that is open.",
     )
+    principal_topics: int = setting(
+        0,
+        "Most topics that one principal may have made, of those made while he had a limit of topics or queues; more "
+        "are refused with `too_many_topics`.",
+        range=(0, 1_000_000),
+        hazard="Deleting topics makes room.",
+    )
+    principal_queues: int = setting(
+        0,
+        "Most queues that these may have together, those with names not counted; more are refused with "
+        "`too_many_queues`.",
+        range=(0, 2**40),
+        hazard="Queues cost once they are used.",
+    )
+    principal_groups: int = setting(
+        0,
+        "Most consumer groups of one principal in a shard, of those made since its leader began to lead; more are "
+        "refused with `too_many_groups`.",
+        range=(0, 1_000_000),
+        hazard="A group commits in every shard of its topics.",
+    )
+    principal_transactions: int = setting(
+        0,
+        "Most transactions of one principal in a shard that are open or not delivered; more are refused with "
+        "`too_many_transactions`.",
+        range=(0, 1_000_000),
+        hazard="Too few, and producers wait for each other.",
+    )
+    principal_producers: int = setting(
+        0,
+        "Most idempotent producers that one principal may begin at a node within `producer_expiry_ms`, one for each "
+        "shard that a producer sends to; more are refused with `too_many_producers`.",
+        range=(0, 1_000_000_000),
+        hazard="Every start of a program begins some.",
+    )
     max_inflight_bytes: int = setting(
         256 * MIB,
         "Memory for request bodies and answers in flight.",

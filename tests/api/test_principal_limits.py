@@ -175,7 +175,8 @@ def test_what_was_set_holds_after_a_restart_and_is_more_than_what_holds_for_ever
     _, somebody = realm.somebody(("admin", ""))
     node.stop()
     node.start()
-    realm.admin.url = somebody.url = node.url
+    for each in (realm.admin, somebody):
+        each.moved(node.url)
     assert {answer.status for answer in at_once(realm.admin, 30)} == {200}
     assert {answer.status for answer in at_once(somebody, 30)} == {200, 429}
 

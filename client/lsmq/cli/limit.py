@@ -32,6 +32,11 @@ _OPTIONS: dict[str, tuple[_Value, str]] = {
     "bytes_per_s": (_Value(SIZE), "Bytes of requests and answers a second, such as 10M."),
     "open_requests": (_COUNT, "Requests that are not answered yet, long polls and streams among them."),
     "connections": (_COUNT, "Connections."),
+    "topics": (_COUNT, "Topics that it made."),
+    "queues": (_COUNT, "Queues of these."),
+    "groups": (_COUNT, "Consumer groups in a shard."),
+    "transactions": (_COUNT, "Transactions in a shard that are not finished."),
+    "producers": (_COUNT, "Idempotent producers that begin within producer_expiry_ms."),
 }
 
 

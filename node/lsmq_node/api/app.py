@@ -11,7 +11,7 @@ from lsmq import runtime
 from lsmq.errors import Forbidden, LsmqError, NotLeader, TooManyConnections, TooManyRequests, Unauthenticated
 from lsmq_coordinator.auth import VERIFIED
 from lsmq_coordinator.http_status import status_of
-from lsmq_node.broker import client_of
+from lsmq_node.broker import asking, client_of
 from lsmq_node.config import NodeConfig
 from lsmq_node.metrics import HttpMetrics
 from lsmq_node.node import Node
@@ -120,6 +120,7 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
                     await broker.byte_pace.wait(client, bytes_per_s)
                 asker = Asker(rights, access, _shown(request) if rights.on else _NOTHING)
                 await asker.identify()
+                asking.set(asker.name)
                 principal = asker.name if is_counted else None
                 if principal is not None:
                     if isinstance(request.protocol, HttpConnection):

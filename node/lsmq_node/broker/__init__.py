@@ -2,7 +2,7 @@
 
 from lsmq_node.storage.producers import BROKER_PRODUCERS
 
-from .allowances import Allowances, Limited, Own, Seat
+from .allowances import Allowances, Limited, Made, Own, Seat, asking
 from .background import Background, Start
 from .broker import Broker
 from .budget import ByteBudget, Hold, client_of
@@ -31,6 +31,7 @@ __all__ = [
     "LeaderCalls",
     "Leadership",
     "Limited",
+    "Made",
     "Own",
     "PassedBack",
     "PassedOn",
@@ -47,6 +48,7 @@ __all__ = [
     "Trims",
     "WaiterTable",
     "asked_shard",
+    "asking",
     "client_of",
     "queue_ranges",
     "shard_of",

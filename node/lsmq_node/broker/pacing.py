@@ -21,6 +21,28 @@ MOST_DELAYED_OF_ONE = 100
 _MOST_CLIENTS = 100_000
 
 
+class Debts:
+    """When all that a client has taken is paid for, of a bounded number of clients."""
+
+    def __init__(self) -> None:
+        self._newer: dict[str, float] = {}
+        self._older: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._newer) + len(self._older)
+
+    def due(self, client: str, now: float) -> float:
+        """``now``, or later."""
+        due = self._newer.get(client)
+        return max(self._older.get(client, now) if due is None else due, now)
+
+    def owe(self, client: str, due: float) -> None:
+        if client not in self._newer and len(self._newer) >= _MOST_CLIENTS // 2:
+            self._older, self._newer = self._newer, {}
+        self._older.pop(client, None)
+        self._newer[client] = due
+
+
 class Pace:
     """Of one limit. Loop thread only. A rate of 0 is no limit."""
 
@@ -28,8 +50,7 @@ class Pace:
         """``what`` is counted, in words; ``setting`` is the name that the limit goes by."""
         self.setting = setting
         self._what = what
-        self._newer: dict[str, float] = {}  # when all that a client has taken is paid for
-        self._older: dict[str, float] = {}
+        self._debts = Debts()
         self._waiting: dict[str, int] = {}  # requests that are delayed, by client
         self._waiting_count = 0
         self.delayed = 0
@@ -37,7 +58,7 @@ class Pace:
 
     def __len__(self) -> int:
         """Clients that are known."""
-        return len(self._newer) + len(self._older)
+        return len(self._debts)
 
     async def wait(self, client: str, per_s: int, count: int = 0, whose: str = "your address") -> None:
         """Take ``count``, and return when the client may go on. Raises ``TooManyRequests``; nothing is taken then.
@@ -47,7 +68,7 @@ class Pace:
         if not per_s:
             return
         now = asyncio.get_running_loop().time()
-        delay_s = self._debt(client, now) - now - BURST_S
+        delay_s = self._debts.due(client, now) - now - BURST_S
         if delay_s > 0 and (delay_s > LONGEST_DELAY_S or self._is_crowded(client)):
             self.refused += 1
             retry_after_ms = int(1000 * (delay_s if delay_s <= LONGEST_DELAY_S else delay_s - LONGEST_DELAY_S)) + 1
@@ -76,15 +97,7 @@ class Pace:
         """The client has had so much, whatever the limit."""
         if per_s and count:
             now = asyncio.get_running_loop().time()
-            due = max(self._debt(client, now), now) + count / per_s
-            if client not in self._newer and len(self._newer) >= _MOST_CLIENTS // 2:
-                self._older, self._newer = self._newer, {}
-            self._older.pop(client, None)
-            self._newer[client] = due
-
-    def _debt(self, client: str, now: float) -> float:
-        due = self._newer.get(client)
-        return self._older.get(client, now) if due is None else due
+            self._debts.owe(client, self._debts.due(client, now) + count / per_s)
 
     def _is_crowded(self, client: str) -> bool:
         return self._waiting_count >= MOST_DELAYED or self._waiting.get(client, 0) >= MOST_DELAYED_OF_ONE

@@ -15,7 +15,7 @@ import structlog
 
 from lsmq import runtime
 from lsmq.errors import DeliveriesAhead, LsmqError, Unavailable
-from lsmq_node.broker import ShardPort
+from lsmq_node.broker import Limited, Made, ShardPort
 from lsmq_node.machines import ShardMachine, Step
 
 from .book import BROKER, Book
@@ -76,7 +76,8 @@ class ShardTransactions(ShardMachine):
         config = service.broker.config
         held_bytes = self.store.options.max_documents_bytes // 2
         self.book = Book(config.max_request_bytes // 2, held_bytes, config.max_groups)
-        self.shares = Shares(held_bytes * config.address_share_percent // 100)
+        made = Made(service.broker.allowances, Limited.TRANSACTIONS)
+        self.shares = Shares(held_bytes * config.address_share_percent // 100, made)
         self.last: dict[int, int] = {}  # by coordinator, the number of the last batch put in line here
         self.counts = service.counts
         self._shard_count = service.broker.topology.shard_count
