@@ -165,7 +165,7 @@ async def fence_group(call: Call) -> web.StreamResponse:
 async def get_lag(call: Call) -> web.StreamResponse:
     """How far a group is behind.
 
-    At the leader of the queues' shards. Costs what the queues of those shards cost to look at.
+    In all queues that are asked for, whichever nodes lead them. Costs what these cost to look at.
     """
     group, topic = call.path("group"), await call.topic(call.query["topic"])
     given = call.query["ranges"]
