@@ -36,6 +36,7 @@ _COMMANDS = {
     "node": "lsmq.cli.node:node",
     "shard": "lsmq.cli.shard:shard",
     "status": "lsmq.cli.status:status",
+    "top": "lsmq.cli.top:top",
     "dump": "lsmq.cli.dump:dump",
     "backup": "lsmq.cli.backup:backup",
     "verify": "lsmq.cli.verify:verify",
