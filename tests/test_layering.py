@@ -64,6 +64,7 @@ NODE_ROOMS = (
     "connections",
     "metrics",
     "history",
+    "monitoring",
     "console",
     "rights",
     "machines",

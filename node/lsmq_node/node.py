@@ -31,6 +31,7 @@ from lsmq_node.groups import GroupService
 from lsmq_node.groups.metrics import GroupCollector
 from lsmq_node.history import History
 from lsmq_node.metrics import NodeMetrics, ScrubMetrics
+from lsmq_node.monitoring import Monitoring, MonitoringCollector
 from lsmq_node.parts import tell_part
 from lsmq_node.push import PushService
 from lsmq_node.push.metrics import PushCollector
@@ -72,6 +73,7 @@ class Node:
         self.backups = BackupSource(broker)
         self.scrubber = Scrubber(broker)
         self.history = History(broker)
+        self.monitoring = Monitoring(broker)
         self.metrics = NodeMetrics(
             broker,
             GroupCollector(self.groups),
@@ -80,6 +82,7 @@ class Node:
             TransactionCollector(self.transactions),
             DelayedCollector(self.delayed),
             ScrubMetrics(self.scrubber.counts),
+            MonitoringCollector(self.monitoring),
         )
         # In the order of their starts; they end the other way round.
         self._services: tuple[_Service, ...] = (
@@ -97,6 +100,7 @@ class Node:
             DiskWatch(broker),
             NameKeeper(broker),
             self.history,
+            self.monitoring,
         )
 
     @asynccontextmanager

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+import lsmq
 from lsmq import runtime
 from lsmq.errors import Forbidden, LsmqError, NotLeader, Unauthenticated
 from lsmq_coordinator.auth import VERIFIED
@@ -88,7 +89,7 @@ def make_app(node: Node) -> web.Application:
     node.metrics.add(metrics)
     node.history.watch(metrics)
     table = route_table(config)
-    app[system.OPENAPI_KEY] = document(table, system.version())
+    app[system.OPENAPI_KEY] = document(table, lsmq.__version__)
     for route in table:
         handler = _handler(route, node, metrics)
         for method in route.methods:

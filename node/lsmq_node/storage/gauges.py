@@ -82,7 +82,7 @@ def measure(
         disk_dropped_messages_total=state.gone.get(Why.DISK, 0),
         quota_refusals_total=line.quota_refusals,
         clock_steps_total=time.steps,
-        clock_ahead_ms=time.ahead_ms,
+        clock_ahead_seconds=time.ahead_ms / 1000,
         disk_free_bytes=maintenance.disk_free_bytes,
         disk_full=int(maintenance.disk_full),
         pressure=("ok", "slow", "refuse").index(maintenance.pressure()),

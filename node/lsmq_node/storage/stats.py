@@ -83,7 +83,7 @@ class StoreStats:
     disk_dropped_messages_total: int
     quota_refusals_total: int
     clock_steps_total: int
-    clock_ahead_ms: int
+    clock_ahead_seconds: float
     disk_free_bytes: int
     disk_full: int
     pressure: int
