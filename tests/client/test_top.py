@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import signal
 import struct
 import subprocess
@@ -24,8 +25,9 @@ from api.calls import Api
 from lsmq import Client
 from lsmq._health import Readiness, problems
 from lsmq.admin import ClusterInfo
-from lsmq.cli._top_screen import screen
-from lsmq.cli._top_watch import Look, NodeLook
+from lsmq.cli._top_screen import ORDERS, screen
+from lsmq.cli._top_watch import GroupLook, Look, NodeLook, TopicLook
+from lsmq.cli.top import top
 from lsmq_lab.local_cluster import LocalCluster
 from support.fault_proxy import FaultProxy
 from support.node_process import NodeProcess
@@ -88,60 +90,6 @@ def node_of(look: Any, node: str = "local") -> Any:
     return next(each for each in look["nodes"] if each["node"] == node)
 
 
-def test_one_look_is_printed_where_the_output_is_no_terminal(shared_node: NodeProcess) -> None:
-    for arguments in ((), ("--once",)):
-        shown = ran(shared_node.url, "top", *arguments).stdout.decode()
-        assert "a node of its own" in shown and "local" in shown and "disk free" in shown
-        assert "\x1b" not in shown
-
-
-def test_json_has_what_a_node_does_now(shared_node: NodeProcess, topic_name: str) -> None:
-    api = Api(shared_node.url)
-    api.create(topic_name, 1)
-    path = f"/v1/topics/{topic_name}/queues/0/messages"
-
-    def work() -> None:
-        api.send(topic_name, *[{"body": "x" * 1000}] * 50)
-        api.get(path)
-
-    with watching(shared_node.url) as (process, until):
-
-        def busy(look: Any) -> bool:
-            node = node_of(look)
-            return node.get("in_per_s", 0) > 0 and node["out_bytes_per_s"] > 1000 * node["out_per_s"] > 0
-
-        node = node_of(until(busy, "it sees what is sent and read", work))
-        assert node["in_bytes_per_s"] > 1000 * node["in_per_s"] and node["send_p99_ms"] >= node["send_p50_ms"] > 0
-        assert node["disk_free_bytes"] > 0 and node["memory_bytes"] > 0 and node["state"] == "ok"
-        process.send_signal(signal.SIGINT)
-        _, complaints = process.communicate(timeout=PATIENCE_S)
-        assert (process.returncode, complaints) == (0, b"")
-
-
-def test_a_node_that_goes_away_is_silent_until_it_comes_back(make_node: Callable[..., NodeProcess]) -> None:
-    node = make_node().start()
-    with watching(node.url) as (_, until):
-        until(lambda look: look["well"], "all is well")
-        node.kill9()
-        gone = until(lambda look: node_of(look)["state"] == "silent", "it is silent")
-        assert not gone["well"] and "does not answer" in gone["problems"][0]["what"]
-        later = until(lambda look: look["time_ms"] > gone["time_ms"], "another look")
-        assert node_of(later)["silent_since_ms"] == node_of(gone)["silent_since_ms"]
-        node.start()
-        back = until(lambda look: look["well"] and node_of(look)["state"] == "ok", "it is back, with figures")
-        assert node_of(back)["silent_since_ms"] is None
-
-
-def test_what_it_asks_of_a_node_is_bounded(shared_node: NodeProcess) -> None:
-    async def look() -> None:
-        async with FaultProxy(shared_node.url) as proxy:
-            for _ in range(2):
-                await asyncio.to_thread(ran, proxy.url, "top", "--once")
-            assert sum(proxy.requests.values()) <= 2 * 3, proxy.requests
-
-    asyncio.run(look())
-
-
 class Terminal:
     """``lsmq top`` on a terminal of its own."""
 
@@ -201,6 +149,117 @@ def open_terminal() -> Iterator[Callable[[str], Terminal]]:
         terminal.close()
 
 
+def test_one_look_is_printed_where_the_output_is_no_terminal(shared_node: NodeProcess) -> None:
+    for arguments in ((), ("--once",)):
+        shown = ran(shared_node.url, "top", *arguments).stdout.decode()
+        assert "a node of its own" in shown and "local" in shown and "disk free" in shown
+        assert "\x1b" not in shown
+
+
+def test_json_has_what_a_node_does_now(shared_node: NodeProcess, topic_name: str) -> None:
+    api = Api(shared_node.url)
+    api.create(topic_name, 1)
+    path = f"/v1/topics/{topic_name}/queues/0/messages"
+
+    def work() -> None:
+        api.send(topic_name, *[{"body": "x" * 1000}] * 50)
+        api.get(path)
+
+    with watching(shared_node.url) as (process, until):
+
+        def busy(look: Any) -> bool:
+            node = node_of(look)
+            return node.get("in_per_s", 0) > 0 and node["out_bytes_per_s"] > 1000 * node["out_per_s"] > 0
+
+        node = node_of(until(busy, "it sees what is sent and read", work))
+        assert node["in_bytes_per_s"] > 1000 * node["in_per_s"] and node["send_p99_ms"] >= node["send_p50_ms"] > 0
+        assert node["disk_free_bytes"] > 0 and node["memory_bytes"] > 0 and node["state"] == "ok"
+        process.send_signal(signal.SIGINT)
+        _, complaints = process.communicate(timeout=PATIENCE_S)
+        assert (process.returncode, complaints) == (0, b"")
+
+
+def test_busy_topics_and_groups_that_are_behind_are_shown(
+    make_node: Callable[..., NodeProcess], open_terminal: Callable[[str], Terminal]
+) -> None:
+    node = make_node().start()
+    api = Api(node.url)
+    for name in ("pizzas", "drinks"):
+        api.create(name, 1)
+    api.send("pizzas", *[{"body": "x"}] * 40)
+    document = {"topic": "pizzas", "queues": [0], "offsets": [5], "reset": True}
+    api.call("POST", "/v1/groups/kitchen/offsets", document, status=200)
+
+    def work() -> None:
+        api.send("drinks", *[{"body": "x"}] * 2)
+        api.send("pizzas", *[{"body": "x"}])
+
+    with watching(node.url) as (_, until):
+
+        def shown(look: Any) -> bool:
+            lags = {(group["group"], group["topic"]) for group in look["groups"] if group["lag"] >= 35}
+            topics = [topic["topic"] for topic in look["topics"] if topic["in_per_s"] > 0]
+            return topics == ["drinks", "pizzas"] and lags == {("kitchen", "pizzas")}
+
+        until(shown, "it shows both", work)
+    terminal = open_terminal(node.url)
+    terminal.shows(b"kitchen")
+
+    def draws(order: bytes) -> None:
+        terminal.press(b"s")
+        work()
+        terminal.shows(b"Topics, by " + order)
+
+    for order in (b"out", b"bytes-in", b"bytes-out", b"name", b"in"):
+        draws(order)
+    terminal.press(b"q")
+    assert terminal.ends() == 0
+
+
+def test_topics_are_sorted_as_asked() -> None:
+    look = look_of(1)
+
+    def first(order: str) -> str:
+        console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+        console.print(screen(look, width=100, height=40, order=order))
+        console.file.close()
+        return re.findall(r"^t\d\d\b", console.export_text(), re.MULTILINE)[0]
+
+    assert {order: first(order) for order in ORDERS} == {
+        "in": "t00",
+        "out": "t29",
+        "bytes-in": "t29",
+        "bytes-out": "t00",
+        "name": "t00",
+    }
+    (choices,) = (option.type for option in top.params if option.name == "order")
+    assert list(choices.choices) == list(ORDERS)  # type: ignore[attr-defined]
+
+
+def test_a_node_that_goes_away_is_silent_until_it_comes_back(make_node: Callable[..., NodeProcess]) -> None:
+    node = make_node().start()
+    with watching(node.url) as (_, until):
+        until(lambda look: look["well"], "all is well")
+        node.kill9()
+        gone = until(lambda look: node_of(look)["state"] == "silent", "it is silent")
+        assert not gone["well"] and "does not answer" in gone["problems"][0]["what"]
+        later = until(lambda look: look["time_ms"] > gone["time_ms"], "another look")
+        assert node_of(later)["silent_since_ms"] == node_of(gone)["silent_since_ms"]
+        node.start()
+        back = until(lambda look: look["well"] and node_of(look)["state"] == "ok", "it is back, with figures")
+        assert node_of(back)["silent_since_ms"] is None
+
+
+def test_what_it_asks_of_a_node_is_bounded(shared_node: NodeProcess) -> None:
+    async def look() -> None:
+        async with FaultProxy(shared_node.url) as proxy:
+            for _ in range(2):
+                await asyncio.to_thread(ran, proxy.url, "top", "--once")
+            assert sum(proxy.requests.values()) <= 2 * 4, proxy.requests
+
+    asyncio.run(look())
+
+
 def test_a_terminal_gets_a_live_screen_until_q(
     shared_node: NodeProcess, open_terminal: Callable[[str], Terminal]
 ) -> None:
@@ -245,16 +304,18 @@ def test_without_any_node_it_fails_as_other_commands_do() -> None:
 
 def look_of(count: int) -> Look:
     nodes = [NodeLook(f"n{number}", "http://h:1", "ok", None, 1, 0, FIGURES) for number in range(count)]
-    return Look(1_700_000_000_000, "c", 3, (), nodes)
+    topics = [TopicLook(f"t{number:02}", 99.0 - number, number, 2.0 * number, 0.0) for number in range(30)]
+    groups = [GroupLook(f"g{number:02}", "t00", 1000 - number) for number in range(30)]
+    return Look(1_700_000_000_000, "c", 3, (), nodes, topics, groups)
 
 
 @pytest.mark.parametrize("width", [20, 60, 80, 120, 200])
 def test_a_screen_fits_its_terminal(width: int) -> None:
     console = Console(width=width, height=40, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(screen(look_of(3), width=width))
+    console.print(screen(look_of(3), width=width, height=40))
     console.file.close()
     lines = console.export_text().splitlines()
-    assert max(map(len, lines)) <= width
+    assert max(map(len, lines)) <= width and 30 < len(lines) <= 40
     text = "\n".join(lines)
     assert all(f"n{number}" in text for number in range(3))
     assert "1,234" in text or width < 40

@@ -15,16 +15,17 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from lsmq.cli._top_screen import screen
+from lsmq.cli._top_screen import ORDERS, screen
 from lsmq.cli._top_watch import Watch, looks
 
 
 class LiveScreen:
     """One for each run of the command, in its event loop."""
 
-    def __init__(self, watch: Watch, interval_s: float) -> None:
+    def __init__(self, watch: Watch, interval_s: float, order: str) -> None:
         self._watch = watch
         self._interval_s = interval_s
+        self._order = order
         self._changed = asyncio.Event()
         self._ended = False
 
@@ -49,8 +50,9 @@ class LiveScreen:
                 loop.remove_signal_handler(signal.SIGWINCH)
 
     def _drawn(self, console: Console) -> Group:
-        keys = Text("q quits", "dim")
-        return Group(screen(self._look, width=console.width), keys)
+        keys = Text("q quits  s sorts topics", "dim")
+        width, height = console.size
+        return Group(keys, screen(self._look, width=width, height=height - 1, order=self._order))
 
     async def _look_on(self) -> None:
         async for look in looks(self._watch, self._interval_s):
@@ -60,6 +62,10 @@ class LiveScreen:
     def _pressed(self, key: str) -> None:
         if key in ("q", "Q", ""):  # Nothing: the terminal is gone.
             self._end()
+        elif key in ("s", "S"):
+            orders = list(ORDERS)
+            self._order = orders[(orders.index(self._order) + 1) % len(orders)]
+            self._changed.set()
 
     def _end(self) -> None:
         self._ended = True

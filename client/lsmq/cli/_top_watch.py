@@ -1,4 +1,7 @@
-"""What ``lsmq top`` shows: the newest figures of each node, and what is not well, asked anew at each look."""
+"""What ``lsmq top`` shows: the newest figures of each node, its busy topics and groups, and what is not well.
+
+All of it is asked anew at each look.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +43,39 @@ class NodeLook:
 
 
 @dataclass(frozen=True, slots=True)
+class TopicLook:
+    """Messages and bytes of a topic a second, of all nodes that answered."""
+
+    topic: str
+    in_per_s: float
+    out_per_s: float
+    in_bytes_per_s: float
+    out_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLook:
+    """Messages of a topic that wait for a group, of all nodes that answered."""
+
+    group: str
+    topic: str
+    lag: int
+
+
+@dataclass(frozen=True, slots=True)
 class Look:
-    """A cluster at a moment, in milliseconds since 1970. ``cluster`` is None for a node of its own."""
+    """A cluster at a moment, in milliseconds since 1970. ``cluster`` is None for a node of its own.
+
+    ``topics`` begin with the one that most messages come to, ``groups`` with the one that is furthest behind.
+    """
 
     time_ms: int
     cluster: str | None
     shards: int
     problems: Sequence[Problem]
     nodes: Sequence[NodeLook]
+    topics: Sequence[TopicLook]
+    groups: Sequence[GroupLook]
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -56,11 +84,13 @@ class Look:
             "well": not self.problems,
             "problems": [problem.to_dict() for problem in self.problems],
             "nodes": [node.to_dict() for node in self.nodes],
+            "topics": [asdict(topic) for topic in self.topics],
+            "groups": [asdict(group) for group in self.groups],
         }
 
 
 class Watch:
-    """Looks at all nodes, again and again: two requests a node each time, and one more."""
+    """Looks at all nodes, again and again: three requests a node each time, and one more."""
 
     def __init__(self, client: Client, timeout_s: float) -> None:
         """A node that has not answered within ``timeout_s`` counts as silent."""
@@ -74,16 +104,18 @@ class Watch:
         """Raises ``LsmqError`` at the first time only, when no node answers by the client's deadline."""
         cluster = await self._overview()
         nodes = self._nodes
-        said, samples = await asyncio.gather(
+        said, samples, busy = await asyncio.gather(
             asyncio.gather(*(readiness(self._client, url, self._timeout_s) for url in nodes.values())),
             asyncio.gather(*(self._sample(url) for url in nodes.values())),
+            asyncio.gather(*(self._busiest(url) for url in nodes.values())),
         )
         now_ms = runtime.wall_ms()
         ready = dict(zip(nodes, said, strict=True))
         silent = (node for node, each in ready.items() if each.silent is not None)
         self._silent = {node: self._silent.get(node, now_ms) for node in silent}
         looks = list(self._looks(cluster, ready, samples))
-        return Look(now_ms, cluster.name, len(cluster.shards), problems(cluster, ready), looks)
+        wrong = problems(cluster, ready)
+        return Look(now_ms, cluster.name, len(cluster.shards), wrong, looks, _topics(busy), _groups(busy))
 
     async def _overview(self) -> ClusterInfo:
         """The cluster, from the first node that answers; as it was where none does."""
@@ -117,6 +149,14 @@ class Watch:
         newest = {name: values[-1] for name, values in found.items() if isinstance(values, list)}
         return {"sample_ms": newest.pop("time_ms"), **newest}
 
+    async def _busiest(self, url: str) -> dict[str, Any]:
+        """Its busy topics, and groups that are behind; none where there is no answer."""
+        try:
+            found: dict[str, Any] = await ask_node(self._client, url, "/v1/busiest", self._timeout_s, {})
+            return found
+        except LsmqError:
+            return {"topics": [], "groups": []}
+
     def _looks(
         self, cluster: ClusterInfo, ready: Mapping[str, Readiness], samples: Sequence[dict[str, float]]
     ) -> Iterator[NodeLook]:
@@ -127,6 +167,28 @@ class Watch:
             state = "silent" if silent else "not ready" if said.reasons else "ok" if figures else "new"
             since = self._silent.get(node)
             yield NodeLook(node, self._nodes[node], state, since, led.count(node), missing.count(node), figures)
+
+
+def _topics(busy: Sequence[Mapping[str, Any]]) -> list[TopicLook]:
+    """What nodes say of a topic, added up: the busiest of all are among the busiest of a node."""
+    sums: dict[str, list[float]] = {}
+    for found in busy:
+        for fields in found["topics"]:
+            numbers = [fields[name] for name in TopicLook.__dataclass_fields__ if name != "topic"]
+            known = sums.get(fields["topic"], [0.0] * len(numbers))
+            sums[fields["topic"]] = [one + other for one, other in zip(known, numbers, strict=True)]
+    looks = (TopicLook(topic, *numbers) for topic, numbers in sums.items())
+    return sorted(looks, key=lambda look: (-look.in_per_s, -look.out_per_s, look.topic))
+
+
+def _groups(busy: Sequence[Mapping[str, Any]]) -> list[GroupLook]:
+    sums: dict[tuple[str, str], int] = {}
+    for found in busy:
+        for fields in found["groups"]:
+            pair = fields["group"], fields["topic"]
+            sums[pair] = sums.get(pair, 0) + fields["lag"]
+    looks = (GroupLook(*pair, lag) for pair, lag in sums.items())
+    return sorted(looks, key=lambda look: (-look.lag, look.group, look.topic))
 
 
 async def looks(watch: Watch, interval_s: float) -> AsyncIterator[Look]:

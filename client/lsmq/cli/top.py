@@ -14,6 +14,7 @@ from lsmq.cli.render import print_json
 
 _SHORTEST_MS = 1_000
 _PIPE_COLUMNS = 10_000
+_ONCE_LINES = 60
 
 
 @click.command()
@@ -25,11 +26,20 @@ _PIPE_COLUMNS = 10_000
     show_default=True,
     help="How often to look; nodes take a sample every five seconds.",
 )
+@click.option(
+    "--sort",
+    "order",
+    type=click.Choice(["in", "out", "bytes-in", "bytes-out", "name"]),
+    default="in",
+    show_default=True,
+    help="Order of the topics; s goes on to the next one.",
+)
 @click.option("--once", is_flag=True, help="Print one look and end, as it does where the output is no terminal.")
 @json_option
 @url_option
-def top(interval_ms: int, once: bool, as_json: bool, url: str, deadline_ms: int) -> None:
-    """Watch a node, or all nodes of a cluster: messages, times, disks, memory, and what is not well.
+def top(interval_ms: int, order: str, once: bool, as_json: bool, url: str, deadline_ms: int) -> None:
+    """Watch a node, or all nodes of a cluster: what is not well; messages, times, disks, memory; the busiest topics,
+    and the groups that are furthest behind.
 
     It goes on until q or Ctrl-C; a node that goes away is shown as silent, until it comes back. --json prints an object
     a line at each look.
@@ -50,11 +60,11 @@ def top(interval_ms: int, once: bool, as_json: bool, url: str, deadline_ms: int)
                 async for look in looks(watch, interval_s):
                     print_json(look.to_dict())
         elif once or not sys.stdout.isatty():
-            _print_once(await watch.look())
+            _print_once(await watch.look(), order)
         else:
             from lsmq.cli._top_live import LiveScreen
 
-            await LiveScreen(watch, interval_s).run()
+            await LiveScreen(watch, interval_s, order).run()
 
     try:
         with_client(url, deadline_ms, work)
@@ -63,10 +73,10 @@ def top(interval_ms: int, once: bool, as_json: bool, url: str, deadline_ms: int)
             raise
 
 
-def _print_once(look: Look) -> None:
+def _print_once(look: Look, order: str) -> None:
     from rich.console import Console
 
     from lsmq.cli._top_screen import screen
 
     console = Console(width=None if sys.stdout.isatty() else _PIPE_COLUMNS, highlight=False)
-    console.print(screen(look, width=console.width))
+    console.print(screen(look, width=console.width, height=_ONCE_LINES, order=order))
