@@ -113,7 +113,7 @@ class Client(DeleteRequests, NamedQueueRequests, Asking, AsyncCloseable):
             zookeeper = os.environ.get("LSMQ_ZOOKEEPER") or None
             urls = os.environ.get("LSMQ_URL") or (DEFAULT_URL if zookeeper is None else "")
         parts = urls.split(",") if isinstance(urls, str) else list(urls or ())
-        seeds = [_normal_url(part) for part in parts if part.strip()]
+        seeds = [normal_url(part) for part in parts if part.strip()]
         if not seeds and not zookeeper:
             raise InvalidRequest("a client needs the URL of a node, such as http://127.0.0.1:7600, or a ZooKeeper")
         if min(deadline_ms, request_timeout_ms, connect_timeout_ms, refresh_s) <= 0:
@@ -569,7 +569,8 @@ def _zookeeper_source(hosts: str, cluster: str, refresh_s: float, cache_dir: str
     return ZooKeeperRoutes(hosts, cluster, refresh_s=refresh_s, copy=copy)
 
 
-def _normal_url(text: str) -> str:
+def normal_url(text: str) -> str:
+    """The URL of a node as it is used, such as of ``host:7600``. Raises ``InvalidRequest``."""
     url = text.strip()
     if "://" not in url:
         url = f"http://{url}"

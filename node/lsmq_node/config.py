@@ -41,6 +41,7 @@ ENVIRONMENT_PREFIX = "LSMQ_"
 FOREIGN_VARIABLES = frozenset(
     {
         "LSMQ_URL",
+        "LSMQ_PROFILE",
         "LSMQ_CONFIG",
         "LSMQ_ZOOKEEPER",
         "LSMQ_CLUSTER",

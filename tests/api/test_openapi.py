@@ -219,6 +219,7 @@ def test_every_answer_fits_the_document(
         ("getConsole", "/console"),
         ("getConsoleFile", "/console/console.js"),
         ("getHistory", "/v1/history"),
+        ("getBusiest", "/v1/busiest"),
     ):
         fits(name, "GET", path)
     held = fits("beginSnapshot", "POST", "/v1/shards/0/snapshots", {"holder": topic_name}, 201)

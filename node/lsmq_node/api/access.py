@@ -154,6 +154,7 @@ ACCESS: Final[Mapping[str, Access]] = MappingProxyType(
         "getConsole": _OPEN,  # nothing of what the node holds: pages that ask for a token themselves
         "getConsoleFile": _OPEN,
         "getHistory": _needs(cluster=_D),
+        "getBusiest": _needs(cluster=_D),
         # rights
         "whoami": _ANYBODY,
         "listTokens": _needs(rights=_D),

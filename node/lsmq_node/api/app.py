@@ -19,6 +19,7 @@ from lsmq_node.rights import Audit, Shown
 
 from . import (
     batches,
+    busiest,
     cluster,
     console,
     consume,
@@ -69,6 +70,7 @@ _PARTS = (
     rights,
     system,
     console,
+    busiest,
 )
 
 NODE = web.AppKey("node", Node)

@@ -1,4 +1,4 @@
-"""What monitoring is told by topic and by group: a bounded number of series, whatever there is."""
+"""What monitoring and people are told by topic and by group: a bounded number, whatever there is."""
 
 from .metrics import MonitoringCollector
 from .service import Monitoring

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nlargest
 from typing import Final
 
 from lsmq_node.broker import Broker
@@ -37,6 +38,17 @@ class Traffic:
         self.read_bytes += read.size_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What a topic was written and read a second lately. Written: where this node leads its shard."""
+
+    topic: str
+    in_per_s: float
+    out_per_s: float
+    in_bytes_per_s: float
+    out_bytes_per_s: float
+
+
 class TopicTraffic:
     """Loop thread only."""
 
@@ -46,11 +58,30 @@ class TopicTraffic:
         self._by_topic: dict[str, Traffic] = {}
         self._others = Traffic()
         self._busy: dict[str, float] = {}  # messages by topic, those of earlier count less
+        #: Written and read by topic between the last two counts, and how long that was; it is replaced, never changed.
+        self._lately: tuple[Mapping[str, tuple[Flow, Flow]], float] = ({}, 1.0)
 
     def series(self) -> Sequence[tuple[str, Traffic]]:
         """By topic, and of all that have no counter once there were any."""
         others = [(OTHERS, self._others)] if self._others != Traffic() else []
         return [*self._by_topic.items(), *others]
+
+    def busiest(self, limit: int) -> list[Rates]:
+        """The topics that most messages came to or went from between the last two counts; no others than such.
+
+        In any thread: it looks at all topics that there was something of.
+        """
+        flows, passed_s = self._lately
+
+        def messages(topic: str) -> int:
+            return sum(flow.messages for flow in flows[topic])
+
+        found = []
+        for topic in nlargest(limit, flows, messages):
+            written, read = flows[topic]
+            counts = written.messages, read.messages, written.size_bytes, read.size_bytes
+            found.append(Rates(topic, *(round(count / passed_s, 3) for count in counts)))
+        return found
 
     async def gather(self, passed_s: float) -> None:
         """Count what was written and read since the last call, ``passed_s`` ago. Costs what topics had traffic."""
@@ -64,6 +95,8 @@ class TopicTraffic:
                 sums.size_bytes += flow.size_bytes
         read = self._broker.reads.flow.take()
         touched = {topic: (written.get(topic, Flow()), read.get(topic, Flow())) for topic in {*written, *read}}
+        if passed_s > 0:  # Else it is the first count.
+            self._lately = touched, passed_s
         messages = {topic: each.messages + other.messages for topic, (each, other) in touched.items()}
         busy, keep = self._busy, 0.5 ** (passed_s / _HALF_S)
         self._busy = await self._broker.in_readers(lambda: _aged(busy, keep, messages))

@@ -36,6 +36,7 @@ def measure(
         records_written_total=counters.records_written,
         bytes_written_total=counters.bytes_written,
         records_read_total=counters.records_read,
+        bytes_read_total=counters.bytes_read,
         flushes_total=counters.flushes,
         flushed_bytes_total=counters.flushed_bytes,
         flush_seconds=counters.flush_seconds,

@@ -259,14 +259,19 @@ class Queries:
                     raise _lost(state, queue, missing.offset) from missing
                 # The log start moved on, or something was deleted, while we were looking.
             else:
-                self._counters.records_read += found.record_count
+                self._count_read(found.record_count, found.size_bytes)
                 return found
 
     def read_ranges(self, ranges: RangeReader) -> Part | None:
         """What :class:`RangeReader` finds. Raises ``TooMuch`` or ``CorruptFile``."""
         found = self._of_present_version(ranges.read)
-        self._counters.records_read += len(found[1]) if found else 0
+        if found:
+            self._count_read(len(found[1]), len(found[0].payload))
         return found
+
+    def _count_read(self, records: int, size_bytes: int) -> None:
+        self._counters.records_read += records
+        self._counters.bytes_read += size_bytes
 
     def _of_present_version(self, read: Callable[[Version], Found]) -> Found:
         """What is read of the tables as they are: again where some were merged away before they were opened."""
@@ -304,7 +309,7 @@ class Queries:
             found = place.record_bytes(offset, end)
         else:
             found = self._point(state, key, offset, end)
-        self._counters.records_read += len(found)
+        self._count_read(len(found), sum(map(len, found)))
         return found
 
     def _point(self, state: TopicState, key: int, offset: int, end: int) -> list[bytes]:
