@@ -19,10 +19,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lsmq.errors import TooManyItems
-from lsmq_node.api import codec, items
+from lsmq_node.api import bodies, codec, items
 from lsmq_node.api.items import MAX_ITEMS, check_json_items, unpack_msgpack
 from lsmq_node.broker import Broker
-from lsmq_node.workers import Workers
+from lsmq_node.workers import LARGE_BYTES, Workers
 from storage.harness import profile
 from support.waiting import comes_true
 
@@ -235,6 +235,39 @@ def test_a_compressed_body_is_taken_and_what_it_becomes_is_bounded(api: Api, top
     refused = api.call("POST", path, body=body, headers={"Content-Encoding": "br"}, status=415)
     assert refused.code == "unsupported_media_type"
     assert len(api.all_bodies(topic_name, 0)) == 9
+
+
+@pytest.mark.parametrize("size", [8 * MIB + 1, 64 * MIB], ids=["few bytes", "many bytes"])
+def test_nobody_waits_for_a_body_that_becomes_too_large_and_nothing_is_left_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    loop_thread, answered = threading.get_ident(), threading.Event()
+    really = bodies._decompress
+
+    def decompress(body: bytes, coding: str, limit: int) -> bytes:
+        assert threading.get_ident() != loop_thread, "it would keep the loop"
+        assert answered.wait(60), "nobody is answered meanwhile"
+        return really(body, coding, limit)
+
+    monkeypatch.setattr(bodies, "_decompress", decompress)
+    bomb = gzip.compress(bytes(size))
+    assert (len(bomb) < LARGE_BYTES) is (size < 32 * MIB)
+
+    async def test(client: Session, broker: Broker) -> None:
+        packed = {"Content-Encoding": "gzip"}
+        asked = [
+            asyncio.ensure_future(client.post("/v1/topics/t/messages", data=io.BytesIO(bomb), headers=packed))
+            for _ in range(8)
+        ]
+        await comes_true(lambda: broker.workers.large == len(asked), "a thread unpacks them")
+        assert (await client.get("/healthz")).status == 200
+        assert (await client.post("/v1/topics/t/messages", json={"messages": [{"body": "small"}]})).status == 200
+        answered.set()
+        assert [answer.status for answer in await asyncio.gather(*asked)] == [413] * len(asked)
+        await comes_true(lambda: broker.budget.used_bytes == 0, "their memory is given back")
+        assert (await client.post("/v1/topics/t/messages", json={"messages": [{"body": "small"}]})).status == 200
+
+    with_node(tmp_path, test)
 
 
 def test_an_answer_is_held_in_the_budget_until_it_is_taken(tmp_path: Path) -> None:
