@@ -110,13 +110,11 @@ async def get_committed_offsets(call: Call) -> web.StreamResponse:
                 "slots are of a topic whose queues have names, and stand in place of queues", field="slots"
             )
         queues, offsets = await call.node.groups.committed_in(group, topic, normal(_ranges(query["slots"])))
-        return await call.answer_large(
-            2 * len(queues), lambda: {"queues": queues.tolist(), "offsets": offsets.tolist()}
-        )
+        return await call.answer_columns({"queues": queues, "offsets": offsets})
     queues, offsets = await call.broker.committed_offsets(
         group, topic, parse_ranges(query["queues"] or "", topic, call.broker.admission)
     )
-    return await call.answer_large(2 * len(queues), lambda: {"queues": queues.tolist(), "offsets": offsets.tolist()})
+    return await call.answer_columns({"queues": queues, "offsets": offsets})
 
 
 @ROUTES.delete("/v1/groups/{group}/offsets", Content("Dropped, durably.", status=204), parameters=(_GROUP, _SHARD))
@@ -153,7 +151,7 @@ async def fence_group(call: Call) -> web.StreamResponse:
         return answer(
             call.request, {"queues": queues.astype("<u4").tobytes(), "offsets": offsets.astype("<i8").tobytes()}
         )
-    return await call.answer_large(2 * len(queues), lambda: {"queues": queues.tolist(), "offsets": offsets.tolist()})
+    return await call.answer_columns({"queues": queues, "offsets": offsets})
 
 
 @ROUTES.get(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -197,7 +196,7 @@ async def get_offsets(call: Call) -> web.StreamResponse:
     topic = await call.topic()
     queues = parse_ranges(query["queues"] or "", topic, call.broker.admission)
     earliest, latest = await call.broker.offsets(topic, queues)
-    at_time: Sequence[int] | None = None
+    columns = {"queues": queues, "earliest": earliest, "latest": latest}
     if query["time_ms"] is not None:
         if len(queues) > MAX_QUEUES_AT_TIME:
             raise InvalidRequest(
@@ -206,10 +205,6 @@ async def get_offsets(call: Call) -> web.StreamResponse:
                 field="queues",
                 limit=MAX_QUEUES_AT_TIME,
             )
-        at_time = await call.broker.offsets_for_time(topic, queues.tolist(), query["time_ms"])
-
-    def columns() -> dict[str, Any]:
-        found = {"queues": queues.tolist(), "earliest": earliest.tolist(), "latest": latest.tolist()}
-        return found if at_time is None else {**found, "at_time": at_time}
-
-    return await call.answer_large(3 * len(queues), columns)
+        found = await call.broker.offsets_for_time(topic, queues.tolist(), query["time_ms"])
+        columns["at_time"] = np.array(found, np.int64)
+    return await call.answer_columns(columns)

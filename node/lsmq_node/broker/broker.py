@@ -8,7 +8,7 @@ thread (creating and deleting topics). Appending only touches memory and happens
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -49,7 +49,18 @@ from .waiters import WaiterTable
 #: A smaller payload is decompressed within a millisecond.
 _LARGE_PAYLOAD_BYTES = 512 * 1024
 
+#: Queues whose offsets are looked up in a few milliseconds.
+_QUEUES_A_TURN = 50_000
+
 Result = TypeVar("Result")
+
+
+async def _in_turns(places: NDArray[np.int64]) -> AsyncIterator[NDArray[np.int64]]:
+    """In pieces: the others on the loop have a turn between two."""
+    for begin in range(0, len(places), _QUEUES_A_TURN):
+        if begin:
+            await asyncio.sleep(0)
+        yield places[begin : begin + _QUEUES_A_TURN]
 
 
 async def _all(waits: Sequence[asyncio.Future[None] | None]) -> None:
@@ -403,9 +414,10 @@ class Broker:
         parts = split_by_shard(queues, topic, self.topology.shard_count)
         ports = await self.reads.ports(topic, [shard for shard, _ in parts], source)
         for port, (_, places) in zip(ports, parts, strict=True):
-            if port.store.has_topic(topic.id, int(queues[places].max())):
-                earliest[places] = port.store.earliest_offsets(topic.id, queues[places])
-                latest[places] = port.store.latest_offsets(topic.id, queues[places])
+            async for piece in _in_turns(places):
+                if port.store.has_topic(topic.id, int(queues[piece].max())):
+                    earliest[piece] = port.store.earliest_offsets(topic.id, queues[piece])
+                    latest[piece] = port.store.latest_offsets(topic.id, queues[piece])
             port.check_readable(follower=source is not ReadFrom.LEADER)
         return earliest, latest
 
@@ -471,7 +483,8 @@ class Broker:
         parts = split_by_shard(queues, topic, self.topology.shard_count)
         ports = await self.reads.ports(topic, [shard for shard, _ in parts])
         for port, (_, places) in zip(ports, parts, strict=True):
-            offsets[places] = port.store.committed_offsets(group, topic.id, queues[places])
+            async for piece in _in_turns(places):
+                offsets[piece] = port.store.committed_offsets(group, topic.id, queues[piece])
             port.check_readable()
         present = offsets >= 0
         return queues[present], offsets[present]
