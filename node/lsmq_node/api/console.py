@@ -25,6 +25,7 @@ _TYPES: Final = MappingProxyType(
         "later.js": "text/javascript",
         "producers.js": "text/javascript",
         "drawing.js": "text/javascript",
+        "session.js": "text/javascript",
     }
 )
 _HEADERS: Final = MappingProxyType(
