@@ -16,7 +16,7 @@ export async function ask(path, { method = "GET", body, signal = leaving.signal,
     return ask(path, { method, body, signal, again: false });
   }
   if (answer.status === 401) throw Object.assign(new Error(found.error.message), { unauthenticated: true });
-  if (found?.error) throw new Error(`${found.error.code}: ${found.error.message}`);
+  if (found?.error) throw Object.assign(new Error(`${found.error.code}: ${found.error.message}`), { code: found.error.code });
   return found;
 }
 
@@ -33,6 +33,9 @@ export function address(path, query = {}) {
   const given = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined);
   return `#${path}${given.length ? `?${new URLSearchParams(given)}` : ""}`;
 }
+
+/** A link to what comes after it in a list; nothing where that is all. */
+export const further = (path, query, after) => (after === null || after === undefined ? null : el("p", {}, el("a", { href: address(path, { ...Object.fromEntries(query), after }) }, "Further")));
 
 function decoded(part) {
   try { return decodeURIComponent(part); } catch { return part; }

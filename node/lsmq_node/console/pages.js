@@ -1,6 +1,7 @@
 // The pages. Each costs the node a bounded answer, however many queues and groups there are.
-import { address, ask, keep } from "/console/console.js";
+import { address, ask, further, keep } from "/console/console.js";
 import { act, bytes, count, el, hex, line, table, when } from "/console/drawing.js";
+import { groups } from "/console/groups.js";
 import { later } from "/console/later.js";
 import { producers } from "/console/producers.js";
 
@@ -33,8 +34,6 @@ function fields(query, shown, go) {
   return el("form", { submit: (event) => { event.preventDefault(); go(Object.fromEntries(inputs.map(([name, , input]) => [name, input.value]))); } },
     inputs.map(([, label, input]) => el("label", {}, label, input)), el("button", {}, "Show"));
 }
-
-const further = (path, query, after) => (after === null || after === undefined ? null : el("p", {}, el("a", { href: address(path, { ...Object.fromEntries(query), after }) }, "Further")));
 
 async function topics(into, parts, query, signal) {
   if (parts.length >= 2) return messages(into, parts, query, signal);
@@ -175,26 +174,6 @@ async function post(name, message) {
   const named = (await ask(path)).named;
   const found = await ask(`${path}/messages`, { method: "POST", body: { messages: [{ ...message, queue: named ? String(message.queue) : message.queue }] } });
   return found.results[0];
-}
-
-async function groups(into, parts, query) {
-  if (parts.length) return group(into, parts[0]);
-  const found = await ask(`/v1/groups?limit=${PAGE}&after=${enc(query.get("after") ?? "")}`);
-  const details = new Map(found.details.map((each) => [each.group, each]));
-  into.append(el("h1", {}, "Groups"), el("p", { class: "soft" }, "Of the shards at this node; members where it coordinates the group."),
-    table("Groups", ["group", "mode", "state", "#members", "#stalled"], found.groups.map((name) => {
-      const known = details.get(name);
-      return [el("a", { href: address(`/groups/${enc(name)}`) }, name), known?.mode ?? "", known?.state ?? "", known?.members ?? "", known?.stalled ?? ""];
-    })), further("/groups", query, found.next) ?? "");
-}
-
-async function group(into, name) {
-  const found = await ask(`/v1/groups/${enc(name)}`);
-  into.append(el("h1", {}, name), el("p", {}, `${found.mode}, ${found.state}, generation ${found.generation}`),
-    table("Members", ["member", "client", "#queues", "#waits for", "#heard ms ago", "stalled"], found.members.slice(0, PAGE).map((each) => [
-      each.id, each.client, count(each.queues), count(each.pending), count(each.heartbeat_age_ms), each.stalled ? "yes" : ""])));
-  const lags = await Promise.all(found.topics.slice(0, 10).map(async (each) => [each.topic, await ask(`/v1/groups/${enc(name)}/lag?topic=${enc(each.topic)}`)]));
-  if (lags.length) into.append(el("h2", {}, "Behind"), table("Lag", ["topic", "#messages", "#queues behind", "#most of one"], lags.map(([topic, lag]) => [topic, count(lag.lag), count(lag.behind), count(lag.largest)])));
 }
 
 async function cluster(into) {
