@@ -224,17 +224,28 @@ def test_a_session_goes_on_when_it_is_renewed_and_the_cookie_before_does_not(
 
 
 def test_a_session_ends_when_it_was_to_and_with_its_token(make_node: Callable[..., NodeProcess]) -> None:
-    node = make_node(auth="token", browser_session_ms=2_000).start()
+    node = make_node(auth="token", browser_session_ms=4_000).start()
     eventually((node.data / "admin.token").exists, "the first token is written")
     realm = Realm(node)
     _, somebody = realm.somebody()
     browser = signed_in(somebody)
     assert browser.said["idle_until_ms"] == browser.said["expires_ms"]
 
+    realm.admin.create("held", 1)
+    realm.admin.call("POST", "/v1/acl/somebody-1/grant", {"roles": [{"role": "consumer"}]}, status=204)
+    answers: list[Answer] = []
+    path = "/v1/topics/held/queues/0/messages?offset=0&wait_ms=20000"
+    waiting = threading.Thread(target=lambda: answers.append(browser.get(path, None)))
+    waiting.start()
+    eventually(lambda: realm.admin.get("/v1/status").json()["waiters"] > 0, "a request is held")
+
     def is_over() -> bool:
         return browser.call("POST", "/v1/session/renew").status == 401
 
     eventually(is_over, "it ends, however it is used")
+    realm.admin.send("held", {"body": "secret", "queue": 0})
+    waiting.join(30)
+    assert [answer.code for answer in answers] == ["unauthenticated"]
     somebody.get("/v1/whoami")
     made = realm.admin.call("POST", "/v1/tokens", {"name": "short", "ttl_ms": 1_500}, status=201).json()
     short = signed_in(Asking(node.url, made["token"]))
