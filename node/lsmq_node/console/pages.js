@@ -1,6 +1,7 @@
 // The pages. Each costs the node a bounded answer, however many queues and groups there are.
 import { address, ask, further, keep } from "/console/console.js";
 import { act, bytes, count, el, hex, line, table, when } from "/console/drawing.js";
+import { cluster } from "/console/cluster.js";
 import { groups } from "/console/groups.js";
 import { later } from "/console/later.js";
 import { producers } from "/console/producers.js";
@@ -85,7 +86,7 @@ function about(message) {
 }
 
 /** Messages of a topic, with what can be done with each: sent again, a dead letter to where it was; or deleted. */
-const shown = (topic, found) => table("Messages", ["#offset", "queue", "stored (UTC)", "key", "tag", "body", "properties", ""], found.map((each) => {
+const shown = (topic, found) => table("Messages", ["#offset", "queue", "stored (UTC)", "key", "tag", "body", "properties", "to do"], found.map((each) => {
   const origin = each.properties?.["lsmq-dlq-topic"];
   return [count(each.offset), each.queue, when(each.stored_ms), each.key ?? (each.key_b64 ? `base64 ${each.key_b64}` : ""), each.tag ?? "", body(each), about(each),
     el("span", { class: "acts" }, act(origin ? "Send back" : "Send again", () => sendAgain(origin ?? topic, each)), act("Delete", () => remove(topic, each)))];
@@ -174,21 +175,6 @@ async function post(name, message) {
   const named = (await ask(path)).named;
   const found = await ask(`${path}/messages`, { method: "POST", body: { messages: [{ ...message, queue: named ? String(message.queue) : message.queue }] } });
   return found.results[0];
-}
-
-async function cluster(into) {
-  const place = el("div");
-  const shard = el("input", { name: "shard", inputmode: "numeric" }), node = el("input", { name: "node" });
-  into.append(el("h1", {}, "Cluster"), place, el("h2", {}, "Hand a shard over"),
-    el("form", { submit: (event) => event.preventDefault() }, el("label", {}, "Shard", shard), el("label", {}, "To the node in sync", node),
-      act("Hand over", async () => { await ask(`/v1/cluster/shards/${enc(shard.value)}/leader`, { method: "PUT", body: { node: node.value } }); return `${node.value} leads`; })));
-  await keep(3000, async () => {
-    const found = await ask("/v1/cluster");
-    place.replaceChildren(
-      table("Nodes", ["node", "url", "state", "alive", "#leads", "#replicas", "problems"], found.nodes.map((each) => [each.id, each.url, each.state, each.alive === null ? "not known" : each.alive ? "yes" : "no", each.shards_led, each.replicas, each.problems.join("; ")])),
-      el("h2", {}, "Shards"),
-      table("Shards", ["shard", "leader", "#epoch", "in sync", "replicas", "moving to", "problem"], found.shards.map((each) => [each.id, each.leader ?? "nobody", count(each.epoch), each.in_sync.join(", "), each.replicas.join(", "), each.target.join(", "), each.problem ?? ""])));
-  });
 }
 
 export const pages = { "": overview, topics, later, groups, producers, cluster };
