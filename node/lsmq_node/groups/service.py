@@ -133,6 +133,11 @@ class GroupService(MachineService[ShardGroups]):
         found = await self._standing(name.partition("/")[0], None)
         return bool(found.members) or found.mode in (Mode.PUSH.value, Mode.WORK_QUEUE.value)
 
+    async def check_no_members(self, name: str) -> None:
+        """Raises ``GroupHasMembers``, ``Unavailable``."""
+        if members := (await self._standing(name.partition("/")[0], None)).members:
+            raise _has_members(name, members, "they go on from where they are; stop them first, or say force")
+
     async def _standing(self, name: str, member: str | None) -> Standing:
         """What the coordinator of a group says of it, and of one of its members. Raises ``Unavailable``.
 
