@@ -67,6 +67,7 @@ NODE_ROOMS = (
     "console",
     "rights",
     "machines",
+    "letters",
     "delayed",
     "schedules",
     "groups",
