@@ -19,8 +19,8 @@ from lsmq_node.rights import Audit, Shown
 
 from . import (
     batches,
-    busiest,
     browser_sessions,
+    busiest,
     cluster,
     console,
     consume,
