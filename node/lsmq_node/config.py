@@ -206,6 +206,14 @@ class NodeConfig(ClientPortConfig):
         range=(0, 1_000_000),
         hazard="A consumer that comes back later begins anew.",
     )
+    sequence_retention_hours: int = setting(
+        8_760,
+        "A sequence of a producer group that nobody takes, and no transaction commits anything of, for so long is "
+        "forgotten with its position, unless the member that took it is heard of. Counted while its shard is served. "
+        "0: never.",
+        range=(0, 1_000_000),
+        hazard="Whoever takes it later hears of no position, and begins anew.",
+    )
     max_queues_per_topic: int = setting(
         16_000_000, "Most queues a topic may have.", range=(1, 16_000_000), hazard="Each costs 24 bytes once used."
     )

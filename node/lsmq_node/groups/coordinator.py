@@ -17,10 +17,9 @@ import structlog
 from lsmq import runtime
 from lsmq.errors import LsmqError, ShuttingDown, StaleGeneration, TooManyGroups, UnknownGroup, UnknownMember
 from lsmq_node.broker import Ack, Limited, Made, ShardPort
-from lsmq_node.machines import ShardMachine, Step
+from lsmq_node.machines import HOUR_S, IdleNames, ShardMachine, Step
 
 from .group import Answer, Beat, Group
-from .idle import HOUR_S, HOURS, USED, IdleGroups
 from .plan import KEY_PREFIX, Mode, Plan, group_key
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ class ShardGroups(ShardMachine):
         self._max_groups = service.broker.config.max_groups
         self._made = Made(service.broker.allowances, Limited.GROUPS)
         self._is_in_use = service.is_in_use
-        self._idle = IdleGroups(service.broker.config.group_retention_hours)
+        self._idle = IdleNames("group", service.broker.config.group_retention_hours)
         self._hour_began = 0.0
         self._forgetting = False
         self.fences: dict[str, int] = {}
@@ -80,8 +79,7 @@ class ShardGroups(ShardMachine):
         for key, body in self.store.documents(FENCE_PREFIX):
             self.fences[key.removeprefix(FENCE_PREFIX)] = int(body)
         self._committing.update(self.store.groups())
-        hours = self.store.document(HOURS)
-        self._idle.load([*([] if hours is None else [(HOURS, hours)]), *self.store.documents(USED)])
+        self.load_idle(self._idle)
         _log.info("groups_loaded", shard=self.port.number, groups=len(self.groups), round=self.round)
 
     # Members
