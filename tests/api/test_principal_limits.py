@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from lsmq import Client
+from lsmq import Client, Consumer, Producer
 from lsmq.errors import TooManyRequests
 from support.node_process import NodeProcess
 from support.waiting import PATIENCE_S, eventually
@@ -210,6 +210,28 @@ def test_a_client_comes_again_when_it_is_told_to(realm: Realm) -> None:
 
     asyncio.run(use())
     assert realm.admin.metric(f"lsmq_limit_refused_total{limit}") - before < 40
+
+
+def test_producers_and_consumers_go_on_however_often_they_are_told_to_come_later(realm: Realm) -> None:
+    """Also where a batch costs more than a second's worth, so that each request after it is refused."""
+    _, somebody = limited(realm, requests_per_s=5, bytes_per_s=20_000)
+    token = somebody.own["Authorization"].removeprefix("Bearer ")
+    bodies = [f"{number} {'x' * 15_000}".encode() for number in range(6)]
+    realm.admin.create("slow", 1)
+
+    async def use() -> list[bytes]:
+        async with Client(realm.node.url, token=token) as client:
+            async with Producer(client, "slow", linger_ms=0) as producer:
+                for body in bodies:
+                    await producer.send_and_wait(body)
+            found: list[bytes] = []
+            async with Consumer(client, "slow", start="earliest") as consumer:
+                while len(found) < len(bodies):
+                    found += [message.body for message in await consumer.poll(timeout_ms=1_000)]
+            return found
+
+    assert asyncio.run(use()) == bodies
+    assert realm.admin.metric('lsmq_limit_refused_total{limit="principal_bytes_per_s"}') >= 1
 
 
 def test_a_client_that_cannot_wait_so_long_is_told(realm: Realm) -> None:
