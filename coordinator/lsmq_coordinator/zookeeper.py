@@ -308,10 +308,11 @@ class ZooKeeperRegistry:
     def _take_over_shared(self) -> None:
         """Of `/lsmq` as well, which others share, the second password opens nothing any more."""
         own, *others = [acl[-1] for acl in self._acls]
-        found, stat = self._ask(self._client.get_acls_async("/lsmq"))
-        if any(entry in others for entry in found):
-            kept = [own if entry in others else entry for entry in found]
-            self._ask(self._client.set_acls_async("/lsmq", kept, stat.aversion))
+        with contextlib.suppress(NoAuthError):  # Somebody else made it, and keeps to himself who may write there.
+            found, stat = self._ask(self._client.get_acls_async("/lsmq"))
+            if any(entry in others for entry in found):
+                kept = [own if entry in others else entry for entry in found]
+                self._ask(self._client.set_acls_async("/lsmq", kept, stat.aversion))
 
     # Registration
 

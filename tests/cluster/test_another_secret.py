@@ -102,6 +102,9 @@ async def test_the_secret_is_changed_while_messages_come_and_go(cluster: LocalCl
             else:
                 await asyncio.to_thread(eventually, lambda: not writers(cluster) & before, "all is under the new one")
         await traffic.finish()
+    for node in cluster.plan.nodes:
+        log = cluster.process(node.id).log.read_text()
+        assert "cluster secret" not in log, "nodes of two steps refused each other"
 
     assert cluster.zookeeper is not None
     await asyncio.to_thread(eventually, lambda: "made-2-n3" in published(cluster), "nodes write under the new one")
