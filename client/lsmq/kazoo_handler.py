@@ -41,12 +41,15 @@ class KazooHandler(SequentialThreadingHandler):  # type: ignore[misc]
     def _secured(
         self, tls: Callable[[], ssl.SSLContext], address: tuple[str, int], name: str, timeout_s: float
     ) -> ssl.SSLSocket:
-        connection = socket.create_connection(address, timeout_s)
+        connection = None
         try:
+            context = tls()
+            connection = socket.create_connection(address, timeout_s)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            secured = tls().wrap_socket(connection, server_hostname=name)
+            secured = context.wrap_socket(connection, server_hostname=name)
         except (OSError, LsmqError) as error:
-            connection.close()
+            if connection is not None:
+                connection.close()
             # kazoo tries again after what the system refuses, and after nothing else.
             self.refused = error if isinstance(error, OSError) else OSError(error.message)
             raise self.refused from error
