@@ -56,6 +56,8 @@ async def readiness(client: Client, url: str, timeout_s: float = SILENCE_S) -> R
         return Readiness(tuple(found["reasons"]), tuple(found.get("warnings", ())))
     except LsmqError as error:
         return Readiness(silent=error.message)
+    except (KeyError, TypeError):
+        return Readiness(silent=f"what answers at {url} is no LSMQ node")
 
 
 async def examine(client: Client) -> tuple[ClusterInfo, list[Problem]]:
@@ -92,6 +94,8 @@ def _silent(node: NodeInfo, said: Readiness) -> Iterator[Problem]:
     if said.silent is not None:
         remedy = f"Start it, or see why {node.url} cannot be reached from here"
         yield Problem(where, f"does not answer ({said.silent})", remedy)
+        for told in node.problems:  # What it could not say itself it has said to the others.
+            yield Problem(where, told, _HELP)
     elif node.alive is False and not said.reasons:
         yield Problem(where, "answers here, and the control plane does not hear of it", "See whether nodes reach it")
 
