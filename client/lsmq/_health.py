@@ -14,6 +14,8 @@ from lsmq.errors import LsmqError
 #: A node that has not answered by then is told to be silent.
 SILENCE_S: Final = 3.0
 _NOT_READY: Final = 503
+#: So many shards are named of those that a node is behind in.
+_NAMED: Final = 10
 _HELP: Final = "docs/operations.md says what to do when"
 
 
@@ -84,7 +86,7 @@ def problems(cluster: ClusterInfo, said: Mapping[str, Readiness]) -> list[Proble
         found.insert(0, Problem("cluster", "nobody leads its control plane, and it cannot change", remedy))
     found += [problem for node in nodes for problem in _silent(node, said[node.id])]
     found += [Problem(f"node {node.id}", reason, _HELP) for node in nodes for reason in said[node.id].reasons]
-    found += [problem for shard in cluster.shards for problem in _behind(shard)]
+    found += _behind(cluster)
     found += [Problem(f"node {node.id}", warning, _HELP) for node in nodes for warning in said[node.id].warnings]
     return found
 
@@ -107,11 +109,15 @@ def _leaderless(shard: ShardInfo) -> Iterator[Problem]:
         yield Problem(f"shard {shard.id}", what, "See lsmq shard list" if shard.problem else remedy)
 
 
-def _behind(shard: ShardInfo) -> Iterator[Problem]:
-    missing = out_of_sync(shard)
-    if missing:
-        remedy = "It catches up by itself while its node runs: lsmq shard list"
-        yield Problem(f"shard {shard.id}", f"not in sync at {', '.join(missing)}", remedy)
+def _behind(cluster: ClusterInfo) -> Iterator[Problem]:
+    behind: dict[str, list[int]] = {}
+    for shard in cluster.shards:
+        for node in out_of_sync(shard):
+            behind.setdefault(node, []).append(shard.id)
+    for node, shards in sorted(behind.items()):
+        named = ", ".join(map(str, shards[:_NAMED])) + (", ..." if len(shards) > _NAMED else "")
+        what = f"{len(shards)} of its replicas {'is' if len(shards) == 1 else 'are'} not in sync (shard {named})"
+        yield Problem(f"node {node}", what, "They catch up by themselves while it runs: lsmq shard list")
 
 
 def out_of_sync(shard: ShardInfo) -> Sequence[str]:

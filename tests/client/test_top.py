@@ -345,7 +345,7 @@ def test_a_cluster_says_which_node_is_gone_and_what_is_behind(cluster: LocalClus
         assert all(node["state"] != "silent" for node in behind["nodes"] if node["node"] != victim)
         said = ran(urls, "status", code=1).stdout.decode().splitlines()
         assert said[0].startswith(f"not well: node {victim}: does not answer (") and "Start it" in said[0]
-        assert any(f"not in sync at {victim}" in line for line in said)
+        assert any(f"node {victim}: " in line and "not in sync (shard " in line for line in said)
         told = json.loads(ran(urls, "status", "--json", code=1).stdout)
         assert not told["well"] and f"node {victim}" in [problem["where"] for problem in told["problems"]]
         assert told["version"] and told["shards"]
@@ -393,7 +393,7 @@ def test_what_is_not_well_comes_with_the_worst_first() -> None:
     said = {**READY, "b": Readiness(silent="refused"), "c": Readiness(warnings=("clock: it is ahead",))}
     behind, leaderless = {**GOOD, "in_sync": ["a"]}, {**GOOD, "leader": None, "problem": "n9 has all of it"}
     found = problems(cluster_of(behind, leaderless, control_leader=None), said)
-    assert [problem.where for problem in found] == ["cluster", "shard 1", "node b", "shard 0", "node c"]
+    assert [problem.where for problem in found] == ["cluster", "shard 1", "node b", "node b", "node c"]
     assert all(problem.remedy for problem in found)
 
 
