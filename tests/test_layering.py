@@ -68,6 +68,7 @@ NODE_ROOMS = (
     "console",
     "rights",
     "machines",
+    "letters",
     "delayed",
     "schedules",
     "groups",

@@ -39,6 +39,7 @@ _COUNTED_SECONDS = frozenset({"flush_seconds", "merge_seconds"})
 _NODE_GAUGES = {
     "unleased_seconds": "How long the node has held no lease; 0 while it holds one.",
     "clock_ahead_seconds": "How far its wall clock is ahead of the cluster's middle one.",
+    "accepted_secrets": "Cluster secrets that the node accepts; 2 while the secret is changed.",
 }
 _REPLICA_GAUGES = (
     ("serving", "1 where this node leads the shard and takes reads and writes."),

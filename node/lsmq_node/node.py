@@ -30,6 +30,8 @@ from lsmq_node.delayed.metrics import DelayedCollector
 from lsmq_node.groups import GroupService
 from lsmq_node.groups.metrics import GroupCollector
 from lsmq_node.history import History
+from lsmq_node.letters import LetterService
+from lsmq_node.letters.metrics import LetterCollector
 from lsmq_node.metrics import NodeMetrics, ScrubMetrics
 from lsmq_node.monitoring import Monitoring, MonitoringCollector
 from lsmq_node.parts import tell_part
@@ -69,6 +71,7 @@ class Node:
         self.trims = Trims(broker)
         self.limits = LimitSharing(broker)
         self.delayed = DelayedService(broker)
+        self.letters = LetterService(broker)
         self.schedules = ScheduleService(broker)
         self.backups = BackupSource(broker)
         self.scrubber = Scrubber(broker)
@@ -81,6 +84,7 @@ class Node:
             PushCollector(self.push),
             TransactionCollector(self.transactions),
             DelayedCollector(self.delayed),
+            LetterCollector(self.letters),
             ScrubMetrics(self.scrubber.counts),
             MonitoringCollector(self.monitoring),
         )
@@ -92,6 +96,7 @@ class Node:
             self.work,
             self.transactions,
             self.delayed,
+            self.letters,
             self.schedules,
             self.push,
             self.limits,

@@ -22,9 +22,12 @@ _TYPES: Final = MappingProxyType(
         "console.css": "text/css",
         "console.js": "text/javascript",
         "pages.js": "text/javascript",
+        "cluster.js": "text/javascript",
+        "groups.js": "text/javascript",
         "later.js": "text/javascript",
         "producers.js": "text/javascript",
         "drawing.js": "text/javascript",
+        "session.js": "text/javascript",
     }
 )
 _HEADERS: Final = MappingProxyType(

@@ -166,9 +166,10 @@ class Queries:
         max_records: int = 1000,
         max_bytes: int = 1 << 20,
         picked: Picked | None = None,
+        expired: Expired | None = None,
     ) -> Slice:
         """Records of many queues that have not expired; cost follows what is returned. Queues are served in the order
-        given.
+        given. ``expired`` says it in another way than the shard's time.
 
         An offset below the earliest starts at the earliest; one at or beyond the latest finds nothing. With ``ends``
         each queue is read up to there at most; with ``picked`` those records that it picks.
@@ -180,7 +181,8 @@ class Queries:
         rows = self.rows(state, queues)
         starts = np.maximum(offsets, state.start[rows])
         active = np.flatnonzero(starts < latest)
-        answer = Answer(max_records, max_bytes, self._sieve(state.deletions is not None, picked))
+        sieve = self._sieve(state.deletions is not None, picked) if expired is None else Sieve(expired, picked)
+        answer = Answer(max_records, max_bytes, sieve)
         if state.deletions is not None:
             starts = np.maximum(starts, state.live_from(rows))
             over = active[starts[active] >= latest[active]]
