@@ -15,9 +15,9 @@ from lsmq_node.storage import Flow
 
 from .biggest import OTHERS, biggest
 
-#: What counts of the messages of earlier, ten minutes later.
+#: Messages of ten minutes ago count half when the busiest topics are chosen.
 _HALF_S: Final = 600.0
-#: Who has less than so many messages left of them is not remembered as busy.
+#: A topic of which less than so much is left is forgotten.
 _IDLE: Final = 0.1
 
 
@@ -45,7 +45,7 @@ class TopicTraffic:
         self._limit = limit
         self._by_topic: dict[str, Traffic] = {}
         self._others = Traffic()
-        self._busy: dict[str, float] = {}  # messages by topic, those of earlier count less
+        self._busy: dict[str, float] = {}  # messages by topic, older ones count less
 
     def series(self) -> Sequence[tuple[str, Traffic]]:
         """By topic, and of all that have no counter once there were any."""
