@@ -37,7 +37,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
-from itertools import repeat
+from itertools import chain, repeat
 
 import crc32c
 import zstandard
@@ -127,21 +127,38 @@ def encode_batch(
     codec: Codec = Codec.NONE,
 ) -> bytes:
     """Pack a batch. ``payload`` is the records' bytes joined; columns that are all zero may be left out."""
+    encoded = [encode_column(column, columns[column]) for column in sorted(columns)]
+    return join_batch(
+        record_count,
+        encoded,
+        payload,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        sequence=sequence,
+        codec=codec,
+    )
+
+
+def join_batch(
+    record_count: int,
+    encoded: Sequence[tuple[bytes, bytes]],
+    payload: bytes,
+    *,
+    producer_id: int = 0,
+    producer_epoch: int = 0,
+    sequence: int = 0,
+    codec: Codec = Codec.NONE,
+) -> bytes:
+    """:func:`encode_batch` of columns that are encoded, in the order of their numbers."""
     raw_bytes = len(payload)
     if codec is Codec.ZSTD:
         payload = zstandard.compress(payload, 1)
-    directory: list[bytes] = []
-    deltas: list[bytes] = []
-    for column in sorted(columns):
-        entry, delta = encode_column(column, columns[column])
-        directory.append(entry)
-        deltas.append(delta)
-    rest = b"".join((*directory, *deltas, payload))
+    columns = b"".join((*(entry for entry, _ in encoded), *(deltas for _, deltas in encoded)))
     fields = (
-        HEADER_BYTES + len(rest),
+        HEADER_BYTES + len(columns) + len(payload),
         VERSION,
         codec,
-        len(directory),
+        len(encoded),
         record_count,
         len(payload),
         raw_bytes,
@@ -149,9 +166,9 @@ def encode_batch(
         producer_epoch,
         sequence,
     )
-    head = HEADER.pack(0, *fields)[4:]
-    crc = crc32c.crc32c(rest, crc32c.crc32c(head))
-    return crc.to_bytes(4, "little") + head + rest
+    head = HEADER.pack(0, *fields)[4:] + columns
+    crc = crc32c.crc32c(payload, crc32c.crc32c(head))
+    return b"".join((crc.to_bytes(4, "little"), head, payload))
 
 
 class BatchBuilder:
@@ -260,6 +277,33 @@ class BatchBuilder:
         self._queues.append(queue)
         self._lengths.append(length)
         self.size_bytes += length + self.RECORD_OVERHEAD_BYTES
+
+    def extend(
+        self,
+        queues: Sequence[int] | int,
+        bodies: Sequence[bytes],
+        lengths: Sequence[int],
+        headers: Sequence[bytes] | bytes,
+        key_hashes: Sequence[int] | None,
+        tag_hash: int,
+    ) -> None:
+        """Append records. ``queues`` and packed ``headers`` are of each, or of all; ``lengths`` count headers."""
+        count = len(bodies)
+        if key_hashes is not None:
+            self._filled(self._key_hashes).extend(key_hashes)
+        if tag_hash:
+            self._filled(self._tag_hashes).extend(repeat(tag_hash, count))
+        if not headers:
+            self._bodies.extend(bodies)
+        elif isinstance(headers, bytes):
+            self._filled(self._header_lengths).extend(repeat(len(headers), count))
+            self._bodies.extend(chain.from_iterable(zip(repeat(headers), bodies, strict=False)))
+        else:
+            self._filled(self._header_lengths).extend(map(len, headers))
+            self._bodies.extend(chain.from_iterable(zip(headers, bodies, strict=True)))
+        self._queues.extend(repeat(queues, count) if isinstance(queues, int) else queues)
+        self._lengths.extend(lengths)
+        self.size_bytes += sum(lengths) + count * self.RECORD_OVERHEAD_BYTES
 
     def _filled(self, column: list[int]) -> list[int]:
         """With nothing for the records that have nothing in it: the next value is the next record's."""
