@@ -15,6 +15,7 @@ All errors are in :mod:`lsmq.errors`, and here.
 """
 
 from lsmq import errors, partitioners
+from lsmq._batch_receipts import BatchReceipt, SentBatch
 from lsmq._outages import Outage
 from lsmq._receipts import Receipt, Receipts, Sent
 from lsmq._shard_sender import ProducerStats
@@ -41,6 +42,7 @@ from lsmq.work_queue_values import WorkQueueSettings, WorkQueueState
 __version__ = "0.1.0"
 
 __all__ = [
+    "BatchReceipt",
     "Client",
     "ClusterAdmin",
     "Codec",
@@ -72,6 +74,7 @@ __all__ = [
     "ScheduleInfo",
     "Schedules",
     "Sent",
+    "SentBatch",
     "Task",
     "TokenInfo",
     "Topic",

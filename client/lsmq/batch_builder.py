@@ -127,21 +127,38 @@ def encode_batch(
     codec: Codec = Codec.NONE,
 ) -> bytes:
     """Pack a batch. ``payload`` is the records' bytes joined; columns that are all zero may be left out."""
+    encoded = [encode_column(column, columns[column]) for column in sorted(columns)]
+    return join_batch(
+        record_count,
+        encoded,
+        payload,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        sequence=sequence,
+        codec=codec,
+    )
+
+
+def join_batch(
+    record_count: int,
+    encoded: Sequence[tuple[bytes, bytes]],
+    payload: bytes,
+    *,
+    producer_id: int = 0,
+    producer_epoch: int = 0,
+    sequence: int = 0,
+    codec: Codec = Codec.NONE,
+) -> bytes:
+    """:func:`encode_batch` of columns that are encoded, in the order of their numbers."""
     raw_bytes = len(payload)
     if codec is Codec.ZSTD:
         payload = zstandard.compress(payload, 1)
-    directory: list[bytes] = []
-    deltas: list[bytes] = []
-    for column in sorted(columns):
-        entry, delta = encode_column(column, columns[column])
-        directory.append(entry)
-        deltas.append(delta)
-    rest = b"".join((*directory, *deltas, payload))
+    columns = b"".join((*(entry for entry, _ in encoded), *(deltas for _, deltas in encoded)))
     fields = (
-        HEADER_BYTES + len(rest),
+        HEADER_BYTES + len(columns) + len(payload),
         VERSION,
         codec,
-        len(directory),
+        len(encoded),
         record_count,
         len(payload),
         raw_bytes,
@@ -149,9 +166,9 @@ def encode_batch(
         producer_epoch,
         sequence,
     )
-    head = HEADER.pack(0, *fields)[4:]
-    crc = crc32c.crc32c(rest, crc32c.crc32c(head))
-    return crc.to_bytes(4, "little") + head + rest
+    head = HEADER.pack(0, *fields)[4:] + columns
+    crc = crc32c.crc32c(payload, crc32c.crc32c(head))
+    return b"".join((crc.to_bytes(4, "little"), head, payload))
 
 
 class BatchBuilder:

@@ -6,11 +6,12 @@ import asyncio
 import logging
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, Self, Unpack
 
 from lsmq import runtime
+from lsmq._batch_receipts import BatchReceipt
 from lsmq._message_parts import NO_EXTRAS, Body, Extras, parts_of
 from lsmq._receipts import NamedPendingBatch, PendingBatch, Receipt, Receipts, Sent, stored_before
 from lsmq._shard_sender import Identity, ProducerStats, SenderOptions, ShardSender
@@ -267,7 +268,7 @@ class Producer:
         if self._closed:
             return 0
         batches = [batch for sender in list(self._senders.values()) for batch in sender.unsettled()]
-        return sum(len(batch.queues) for batch in [*batches, *self._failed] if not batch.error_seen)
+        return sum(batch.count for batch in [*batches, *self._failed] if not batch.error_seen)
 
     def _broke(self, error: Exception) -> None:
         """A sender is gone, and its batches have failed; messages that come for its shard get a new one."""
@@ -374,6 +375,51 @@ class Producer:
                 receipts._append_run(last, start, index)
         return receipts
 
+    async def send_batch(
+        self,
+        bodies: Any,
+        *,
+        lengths: int | Sequence[int] | Any = None,
+        queues: int | str | Sequence[int] | Sequence[str] | Any = None,
+        keys: Key | Sequence[Key | None] | Any = None,
+        tags: str | Sequence[str | None] | Any = None,
+        types: str | Sequence[str | None] | Any = None,
+        properties: Mapping[str, str] | Sequence[Mapping[str, str] | None] | Any = None,
+        priorities: int | Sequence[int] | Any = None,
+        ttl_ms: int | Sequence[int] | Any = None,
+    ) -> BatchReceipt:
+        """Accept many messages as columns, one row each; waits while the buffer is full. Makes no object of a message.
+
+        ``bodies`` are a list, an array of Arrow of binary or text, or one buffer (bytes, a numpy array) and the
+        ``lengths`` of the bodies in it, or one length for all. Or a table of Arrow with the column ``body``, and any of
+        ``queue``, ``key``, ``tag``, ``type``, ``priority``, ``properties`` and ``ttl_ms`` in place of the arguments
+        here: each is a column (list, numpy, Arrow), or one value for all rows. A ``ttl_ms`` of 0 is for ever.
+
+        Rows go where :meth:`send` would send them, in its order. All of them are checked before any is accepted:
+        raises ``InvalidRequest``, ``MessageTooLarge`` or ``UnknownQueue``, which name the row. What was given may be
+        changed once it returns. A call takes 1,000,000 rows, and holds up the event loop while it checks them. Needs
+        numpy.
+        """
+        from lsmq.message_columns import check_columns  # With numpy, which nobody else needs.
+
+        check_columns("send_batch")
+        from lsmq._row_sending import send_rows
+        from lsmq._rows import by_partitioner, check_rows
+
+        if self._topic is None:
+            await self.start()
+        topic = self._topic
+        assert topic is not None
+        limit = min(self._max_message_bytes, self._max_buffer_bytes - _OVERHEAD_BYTES)
+        columns = (lengths, queues, keys, tags, types, properties, priorities, ttl_ms)
+        rows = check_rows(topic, bodies, *columns, max_message_bytes=limit)
+        if self._partitioner is not None and rows.queues is None:
+            rows = by_partitioner(rows, self._partitioner, topic, self._key_queues)
+        receipt = BatchReceipt(topic.id, rows.count)
+        async with self._space_turn:
+            await send_rows(self, rows, receipt)
+        return receipt
+
     def _add(
         self,
         body: Body,
@@ -453,20 +499,22 @@ class Producer:
             batch.reserved_bytes + size_bytes > self._batch_bytes
             or len(batch.queues) >= self._batch_messages
             or (self._ids_apart and batch.has_ids != (dedupe != 0))  # Those with ids are refused, and no others.
+            or type(batch.builder) is not BatchBuilder
         ):
             sender.close_batch()
             if in_turn:
                 return self._add(body, key, tag, None, extras)  # It is the next queue's turn.
             batch = sender.start_batch()
-        assert batch.builder is not None
+        builder = batch.builder
+        assert type(builder) is BatchBuilder
         if name is not None:
             assert isinstance(batch, NamedPendingBatch)
             queue = batch.place(name)
             dedupe = dedupe and named_dedupe_hash(dedupe, name)
         if key is None and tag is None and extras is None:
-            batch.builder.add_body(queue, body)
+            builder.add_body(queue, body)
         else:
-            batch.builder.add(
+            builder.add(
                 queue,
                 body,
                 key=key,
@@ -487,6 +535,9 @@ class Producer:
         batch.reserved_bytes += size_bytes
         self._buffered_bytes += size_bytes
         return batch
+
+    def _sender_of(self, queue: int) -> ShardSender:
+        return self._range_senders[bisect_right(self._range_firsts, queue) - 1] or self._sender(queue)
 
     def _on_closed(self) -> None:
         self._next_queue = (self._next_queue + 1) % self._queues

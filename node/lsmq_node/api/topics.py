@@ -19,7 +19,7 @@ from lsmq.errors import (
     UnknownTopic,
 )
 from lsmq.queue_names import NAMED, SLOTS
-from lsmq_node.rights import Kind
+from lsmq_node.rights import Action, Kind
 from lsmq_node.storage import Topic, TopicOptions
 
 from . import schemas
@@ -93,8 +93,15 @@ async def create_topic(call: Call) -> web.StreamResponse:
             )
         document["key_queues"] = document.get("key_queues") or queues
     options = TopicOptions.from_dict(document)
+    _check_may_move(call, document)
     topic, created = await call.broker.create_topic(call.path("topic"), queues, options)
     return answer(call.request, topic_object(call, topic), 201 if created else 200)
+
+
+def _check_may_move(call: Call, options: dict[str, Any]) -> None:
+    """Whoever has messages moved to a topic must be one who may write to it. Raises ``Forbidden``."""
+    if options.get("expired_to") is not None:
+        call.asker.check(Kind.TOPIC, options["expired_to"], Action.WRITE)
 
 
 @ROUTES.put(
@@ -126,6 +133,7 @@ async def alter_topic(call: Call) -> web.StreamResponse:
     for field in schemas.UNALTERABLE.keys() & document.keys() if isinstance(document, dict) else ():
         raise InvalidRequest(f"{field} of a topic cannot be changed here: {schemas.UNALTERABLE[field]}", field=field)
     check(document, call.schema, "")
+    _check_may_move(call, document)
     topic = await call.broker.alter_topic(call.path("topic"), document)
     return answer(call.request, topic_object(call, topic))
 

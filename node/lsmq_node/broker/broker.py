@@ -38,6 +38,7 @@ from .budget import ByteBudget, Hold
 from .elsewhere import ReadFrom
 from .fetched import Fetched
 from .forwarding import Forwarder
+from .letter_targets import check_expired_to
 from .pacing import Pace
 from .placement import QueueRange, queue_ranges, shard_of, split_by_shard
 from .queue_lists import QueueLists
@@ -151,6 +152,7 @@ class Broker:
         Raises ``TopicExists``, ``InvalidTopicName``, and what admission raises.
         """
         self.admission.create_topic(name, queues, options, self.topology.topics.all())
+        check_expired_to(self, name, options)
         return await self.topology.topics.create(name, queues, options)
 
     async def grow_topic(self, name: str, queues: int) -> Topic:
@@ -164,6 +166,7 @@ class Broker:
 
         def check(topic: Topic, options: TopicOptions) -> None:
             self.admission.topic_options(topic.queues, options)
+            check_expired_to(self, topic.name, options)
 
         return await self.topology.topics.alter(name, changes, check)
 

@@ -162,6 +162,7 @@ class ClusterMember:
         ahead_ms = self._clock_ahead_ms()
         return {
             "unleased_seconds": self.control.unleased_s,
+            "accepted_secrets": len(self.rights.voucher_keys),  # a key of each
             **({} if ahead_ms is None else {"clock_ahead_seconds": ahead_ms / 1000}),
         }
 

@@ -21,7 +21,7 @@ async function group(into, name, after) {
   into.append(el("h1", {}, name), el("p", {}, `${count(known.open)} transactions open, ${count(known.undelivered)} committed and not delivered yet.`),
     table("Members", ["member", "client", "#heard ms ago", "#transactions"], known.members.slice(0, PAGE).map((each) => [each.id, each.client, count(each.heartbeat_age_ms), count(each.transactions)])),
     el("h2", {}, "Open transactions"),
-    table("Open transactions", ["transaction", "begun (UTC)", "by", "reference", "messages", "#size", ""], open.transactions.map((each) => [
+    table("Open transactions", ["transaction", "begun (UTC)", "by", "reference", "messages", "#size", "to do"], open.transactions.map((each) => [
       each.transaction, when(each.begun_ms), each.member, each.reference, Object.entries(each.messages).map(([topic, many]) => `${topic}: ${count(many)}`).join(", "), bytes(each.size_bytes),
       el("span", { class: "acts" }, decide(each, "Commit", "commit"), decide(each, "Roll back", "rollback"))])));
   if (open.next) into.append(el("p", {}, el("a", { href: address(`/producers/${enc(name)}`, { after: open.next }) }, "Further")));
