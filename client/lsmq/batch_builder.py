@@ -37,7 +37,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
-from itertools import repeat
+from itertools import chain, repeat
 
 import crc32c
 import zstandard
@@ -277,6 +277,33 @@ class BatchBuilder:
         self._queues.append(queue)
         self._lengths.append(length)
         self.size_bytes += length + self.RECORD_OVERHEAD_BYTES
+
+    def extend(
+        self,
+        queues: Sequence[int] | int,
+        bodies: Sequence[bytes],
+        lengths: Sequence[int],
+        headers: Sequence[bytes] | bytes,
+        key_hashes: Sequence[int] | None,
+        tag_hash: int,
+    ) -> None:
+        """Append records. ``queues`` and packed ``headers`` are of each, or of all; ``lengths`` count headers."""
+        count = len(bodies)
+        if key_hashes is not None:
+            self._filled(self._key_hashes).extend(key_hashes)
+        if tag_hash:
+            self._filled(self._tag_hashes).extend(repeat(tag_hash, count))
+        if not headers:
+            self._bodies.extend(bodies)
+        elif isinstance(headers, bytes):
+            self._filled(self._header_lengths).extend(repeat(len(headers), count))
+            self._bodies.extend(chain.from_iterable(zip(repeat(headers), bodies, strict=False)))
+        else:
+            self._filled(self._header_lengths).extend(map(len, headers))
+            self._bodies.extend(chain.from_iterable(zip(headers, bodies, strict=True)))
+        self._queues.extend(repeat(queues, count) if isinstance(queues, int) else queues)
+        self._lengths.extend(lengths)
+        self.size_bytes += sum(lengths) + count * self.RECORD_OVERHEAD_BYTES
 
     def _filled(self, column: list[int]) -> list[int]:
         """With nothing for the records that have nothing in it: the next value is the next record's."""

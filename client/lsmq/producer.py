@@ -12,6 +12,7 @@ from typing import Any, Self, Unpack
 
 from lsmq import runtime
 from lsmq._batch_receipts import BatchReceipt
+from lsmq._many_sending import send_many
 from lsmq._message_parts import NO_EXTRAS, Body, Extras, parts_of
 from lsmq._receipts import NamedPendingBatch, PendingBatch, Receipt, Receipts, Sent, stored_before
 from lsmq._shard_sender import Identity, ProducerStats, SenderOptions, ShardSender
@@ -37,7 +38,6 @@ from lsmq.messages import (
     due_value,
     encode_header,
     header_bound,
-    key_and_body,
     key_hash,
     named_dedupe_hash,
     whole_queue,
@@ -348,31 +348,8 @@ class Producer:
             await self.start()
         assert self._topic is not None
         receipts = Receipts(self._topic.id)
-        last: PendingBatch | None = None
-        start = index = 0
-        add = self._add
-        try:
-            for message in messages:
-                key, body = key_and_body(message) if isinstance(message, tuple) else (None, message)
-                try:
-                    batch = add(body, key, tag, queue, extras)
-                except BufferFull:
-                    # The receipt must not hold a run that another task adds to meanwhile.
-                    later: MessageOptions = {"delay_ms": delay_ms, "deliver_at_ms": deliver_at_ms} if due_ms else {}
-                    options: MessageOptions = {"key": key, "tag": tag, "queue": queue, **later}
-                    batch = (await self.send(body, **options))._batch
-                place = len(batch.queues) - 1
-                if batch is last and place == index:
-                    index += 1
-                    continue
-                if last is not None:
-                    receipts._append_run(last, start, index)
-                last, start, index = batch, place, place + 1
-                if place == 0:
-                    await asyncio.sleep(0)
-        finally:
-            if last is not None:
-                receipts._append_run(last, start, index)
+        later: MessageOptions = {"delay_ms": delay_ms, "deliver_at_ms": deliver_at_ms} if due_ms else {}
+        await send_many(self, messages, receipts, tag, queue, extras, later)
         return receipts
 
     async def send_batch(

@@ -16,9 +16,9 @@ from lsmq_node.storage import Flow
 
 from .biggest import OTHERS, biggest
 
-#: What counts of the messages of earlier, ten minutes later.
+#: Messages of ten minutes ago count half when the busiest topics are chosen.
 _HALF_S: Final = 600.0
-#: Who has less than so many messages left of them is not remembered as busy.
+#: A topic of which less than so much is left is forgotten.
 _IDLE: Final = 0.1
 
 
@@ -57,7 +57,7 @@ class TopicTraffic:
         self._limit = limit
         self._by_topic: dict[str, Traffic] = {}
         self._others = Traffic()
-        self._busy: dict[str, float] = {}  # messages by topic, those of earlier count less
+        self._busy: dict[str, float] = {}  # messages by topic, older ones count less
         #: Written and read by topic between the last two counts, and how long that was; it is replaced, never changed.
         self._lately: tuple[Mapping[str, tuple[Flow, Flow]], float] = ({}, 1.0)
 
