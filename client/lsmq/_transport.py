@@ -13,7 +13,7 @@ import json
 import os
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -130,10 +130,12 @@ class Transport:
         accept: str = MSGPACK,
         topic_id: int | None = None,
         stall_s: float | None = None,
+        also: Container[int] = (),
     ) -> Response:
         """Send one request. ``value`` is packed as msgpack; ``body`` goes out as it is.
 
         ``topic_id`` is that of the topic in the path or in ``value``. ``stall_s`` bounds the time without any bytes.
+        Answers with a status in ``also`` count as such, and not as errors.
 
         Raises the node's error, ``ConnectionFailed`` or ``TimedOut``.
         """
@@ -177,8 +179,9 @@ class Transport:
                         accept=accept,
                         topic_id=topic_id,
                         stall_s=stall_s,
+                        also=also,
                     )
-                if response.status >= 300:
+                if response.status >= 300 and response.status not in also:
                     raise error_from_answer(url, response.status, response.content_type, answered)
                 self.has_been_answered = True
                 return Response(response.status, response.content_type, response.headers, answered)

@@ -113,7 +113,7 @@ class Client(DeleteRequests, NamedQueueRequests, Asking, AsyncCloseable):
             zookeeper = os.environ.get("LSMQ_ZOOKEEPER") or None
             urls = os.environ.get("LSMQ_URL") or (DEFAULT_URL if zookeeper is None else "")
         parts = urls.split(",") if isinstance(urls, str) else list(urls or ())
-        seeds = [_normal_url(part) for part in parts if part.strip()]
+        seeds = [normal_url(part) for part in parts if part.strip()]
         if not seeds and not zookeeper:
             raise InvalidRequest("a client needs the URL of a node, such as http://127.0.0.1:7600, or a ZooKeeper")
         if min(deadline_ms, request_timeout_ms, connect_timeout_ms, refresh_s) <= 0:
@@ -166,6 +166,7 @@ class Client(DeleteRequests, NamedQueueRequests, Asking, AsyncCloseable):
         dedupe_window_ms: int | Literal["forever"] | None = None,
         order: Literal["ordinary", "strict"] | None = None,
         ttl_ms: int | None = None,
+        expired_to: str | None = None,
         retention_messages: int | None = None,
         max_messages: int | None = None,
         max_bytes: int | None = None,
@@ -181,9 +182,9 @@ class Client(DeleteRequests, NamedQueueRequests, Asking, AsyncCloseable):
 
         With ``queues="named"`` it has a queue for each name that is used, and those need not be made before; with
         ``forget_empty_ms`` names are forgotten that had no message to be read for so long.
-        With ``ttl_ms`` its messages are delivered for so long, or for their own time to live if that is less. With
-        ``order="strict"`` a key stays in its queue even when the topic grows. With ``cleanup="compact"`` of each key
-        the last message is kept: see :meth:`latest`.
+        With ``ttl_ms`` its messages are delivered for so long, or for their own time to live if that is less; with
+        ``expired_to`` they go to that topic then. With ``order="strict"`` a key stays in its queue even when the topic
+        grows. With ``cleanup="compact"`` of each key the last message is kept: see :meth:`latest`.
         A topic that is there with the same options is returned as well unless ``exist_ok`` is false. Raises
         ``TopicExists`` otherwise, and ``InvalidTopicName``.
         """
@@ -195,6 +196,7 @@ class Client(DeleteRequests, NamedQueueRequests, Asking, AsyncCloseable):
             "dedupe_window_ms": dedupe_window_ms or None,
             "order": order,
             "ttl_ms": ttl_ms,
+            "expired_to": expired_to,
             "retention_messages": retention_messages,
             "max_messages": max_messages,
             "max_bytes": max_bytes,
@@ -569,7 +571,8 @@ def _zookeeper_source(hosts: str, cluster: str, refresh_s: float, cache_dir: str
     return ZooKeeperRoutes(hosts, cluster, refresh_s=refresh_s, copy=copy)
 
 
-def _normal_url(text: str) -> str:
+def normal_url(text: str) -> str:
+    """The URL of a node as it is used, such as of ``host:7600``. Raises ``InvalidRequest``."""
     url = text.strip()
     if "://" not in url:
         url = f"http://{url}"

@@ -11,6 +11,7 @@ from typing import Any
 from lsmq._error import LsmqError
 from lsmq._node_errors import SnapshotGone, TooManyFilters, TooManyRequests
 from lsmq._rights_errors import (
+    AntiForgeryFailed,
     AuthenticationOff,
     Forbidden,
     TooManyRights,
@@ -22,6 +23,7 @@ from lsmq._rights_errors import (
 __all__ = [
     "AddressInUse",
     "AlreadyDelivered",
+    "AntiForgeryFailed",
     "AuthenticationOff",
     "BufferFull",
     "ClientClosed",

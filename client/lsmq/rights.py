@@ -81,7 +81,7 @@ class Principal:
 @dataclass(frozen=True, slots=True)
 class WhoAmI:
     """Whom a node takes the client for. ``auth``: how it knows; where that is ``none``, ``name`` is None. ``by``: what
-    the client showed, ``token``, ``certificate`` or ``oidc``."""
+    the client showed, ``token``, ``certificate``, ``oidc`` or ``session``."""
 
     auth: str
     name: str | None

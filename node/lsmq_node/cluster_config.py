@@ -89,7 +89,8 @@ class ClusterConfig:
     )
     secret_file: Path = setting(
         ...,
-        "File with the secret that all nodes share: at least 16 random bytes, readable by its owner alone.",
+        "File with the secret that all nodes share: at least 16 random bytes, readable by its owner alone. While it is "
+        "changed for another one, two lines: the first signs, both are accepted.",
         hazard="Whoever knows it commands the cluster. It authenticates, it does not encrypt.",
     )
     tls_ca: Path | None = setting(

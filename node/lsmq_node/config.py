@@ -41,6 +41,7 @@ ENVIRONMENT_PREFIX = "LSMQ_"
 FOREIGN_VARIABLES = frozenset(
     {
         "LSMQ_URL",
+        "LSMQ_PROFILE",
         "LSMQ_CONFIG",
         "LSMQ_ZOOKEEPER",
         "LSMQ_CLUSTER",
@@ -299,6 +300,13 @@ class NodeConfig(ClientPortConfig):
         "with `unavailable`.",
         range=(1, 512),
         hazard="Each holds a connection of the 1,024 that a node has for all others.",
+    )
+    metrics_series: int = setting(
+        100,
+        "Of metrics by topic, or by group and topic: most series of each, those of the biggest; all others are summed "
+        "as `(others)`. 0: no names.",
+        range=(0, 100_000),
+        hazard="Each is kept by Prometheus for as long as it keeps anything.",
     )
     read_threads: int = setting(4, "Threads that read from disk for consumers.", range=(1, 256))
     sendfile_min_bytes: int = setting(

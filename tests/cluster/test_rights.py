@@ -117,6 +117,54 @@ def test_who_is_revoked_is_refused_by_all_nodes_within_a_moment(urls: list[str],
     print(f"refused by all nodes after {time.monotonic() - began:.3f} s")
 
 
+def by_cookie(url: str, method: str, path: str, session: dict[str, str], body: Any = None) -> tuple[int, Any]:
+    """As the page that this node serves asks it."""
+    headers = {**session, "Origin": url, "Content-Type": "application/json"}
+    content = None if body is None else json.dumps(body).encode()
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(url + path, content, headers, method=method), timeout=30
+        ) as found:
+            return found.status, json.loads(found.read() or b"null")
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+
+
+def signed_in(url: str, token: str) -> dict[str, str]:
+    request = urllib.request.Request(f"{url}/v1/session", headers={"Authorization": f"Bearer {token}"}, method="POST")
+    with urllib.request.urlopen(request, timeout=30) as found:
+        cookie, said = found.headers["Set-Cookie"].partition(";")[0], json.loads(found.read())
+    return {"Cookie": cookie, "Lsmq-Anti-Forgery": said["anti_forgery"]}
+
+
+def test_a_session_is_good_at_every_node_at_once_and_what_is_passed_on_is_that_of_who_signed_in(
+    urls: list[str], admin: str, topic: str
+) -> None:
+    token = made(urls[0], admin, "page", ("producer", "ord"))
+    for number, first in enumerate(urls):
+        session, url = signed_in(first, token), urls[(number + 1) % 3]
+        messages = [{"queue": queue, "body": "x"} for queue in range(QUEUES)]
+        status, answer = by_cookie(url, "POST", f"/v1/topics/{topic}/messages", session, {"messages": messages})
+        assert status == 200, answer
+        for queue in range(QUEUES):
+            path = f"/v1/topics/{topic}/queues/{queue}"
+            assert by_cookie(url, "GET", path, session)[0] == 200
+            status, refused = by_cookie(url, "GET", f"{path}/messages", session)
+            assert (status, refused["error"]["right"]) == (403, f"read topic {topic}")
+
+
+def test_who_signs_out_at_one_node_is_out_at_all_within_a_moment(urls: list[str], admin: str) -> None:
+    token = made(urls[0], admin, "out", ("monitor", ""))
+    session = signed_in(urls[0], token)
+    for url in urls:
+        assert by_cookie(url, "GET", "/v1/topics", session)[0] == 200
+    assert by_cookie(urls[1], "DELETE", "/v1/session", session)[0] == 204
+    assert by_cookie(urls[1], "GET", "/v1/topics", session)[0] == 401
+    eventually(lambda: {by_cookie(url, "GET", "/v1/topics", session)[0] for url in urls} == {401}, "all refuse")
+    assert {ask(f"{url}/v1/topics", token=token)[0] for url in urls} == {200}
+
+
 async def test_clients_send_and_read_with_a_token_and_hear_what_is_missing(
     urls: list[str], admin: str, topic: str
 ) -> None:

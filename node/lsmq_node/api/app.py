@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+import lsmq
 from lsmq import runtime
-from lsmq.errors import Forbidden, LsmqError, NotLeader, Unauthenticated
+from lsmq.errors import AntiForgeryFailed, Forbidden, LsmqError, NotLeader, OriginNotAllowed, Unauthenticated
 from lsmq_coordinator.auth import VERIFIED
 from lsmq_coordinator.http_status import status_of
 from lsmq_node.broker import client_of
@@ -18,6 +19,8 @@ from lsmq_node.rights import Audit, Shown
 
 from . import (
     batches,
+    browser_sessions,
+    busiest,
     cluster,
     console,
     consume,
@@ -40,6 +43,7 @@ from . import (
 )
 from .access import ACCESS, AUDITED
 from .asker import Asker
+from .browser_sessions import check_by_cookie, shown_cookie
 from .failures import failures
 from .forwarding import answered_elsewhere, answering_passed_on
 from .openapi import document
@@ -66,12 +70,15 @@ _PARTS = (
     cluster,
     snapshots,
     rights,
+    browser_sessions,
     system,
     console,
+    busiest,
 )
 
 NODE = web.AppKey("node", Node)
 _NOTHING = Shown()
+_REFUSALS = Unauthenticated | Forbidden | AntiForgeryFailed | OriginNotAllowed
 
 
 def route_table(config: NodeConfig) -> tuple[Route, ...]:
@@ -88,7 +95,7 @@ def make_app(node: Node) -> web.Application:
     node.metrics.add(metrics)
     node.history.watch(metrics)
     table = route_table(config)
-    app[system.OPENAPI_KEY] = document(table, system.version())
+    app[system.OPENAPI_KEY] = document(table, lsmq.__version__)
     for route in table:
         handler = _handler(route, node, metrics)
         for method in route.methods:
@@ -100,6 +107,7 @@ def make_app(node: Node) -> web.Application:
 def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     """The route's handler with a memory reservation of its own, counted and timed."""
     series, broker, rights = metrics.series(route.operation), node.broker, node.rights
+    asks = rights.on and not ACCESS[route.operation].open
     access, audit, noted = ACCESS[route.operation], node.audit, route.operation in AUDITED
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -114,9 +122,11 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
                 if client is not None and route.tag != SYSTEM_TAG:
                     await broker.request_pace.wait(client, 1)
                     await broker.byte_pace.wait(client)
-                asker = Asker(rights, access, _shown(request) if rights.on else _NOTHING)
+                asker = Asker(rights, access, _shown(request, broker.config) if asks else _NOTHING)
                 await asker.identify()
                 call = Call(request, node, route, hold, asker)
+                if asker.cookie is not None:
+                    check_by_cookie(call)
                 call.check_needs(access)
                 try:
                     response = await route.handler(call)
@@ -138,14 +148,15 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
             raise
         finally:
             series.observe(status, runtime.monotonic() - began)
-            if audit.on and VERIFIED not in request and (noted or isinstance(refusal_of, Unauthenticated | Forbidden)):
+            if audit.on and VERIFIED not in request and (noted or isinstance(refusal_of, _REFUSALS)):
                 _note(audit, route, request, asker, status, refusal_of)
 
     return handle
 
 
-def _shown(request: web.Request) -> Shown:
-    """What the client shows of who it is. What another node passed on came over a connection of that node's own.
+def _shown(request: web.Request, config: NodeConfig) -> Shown:
+    """What the client shows of who it is. What another node passed on has no cookie, and came over a connection of that
+    node's own.
 
     Raises ``Unauthenticated``.
     """
@@ -155,6 +166,8 @@ def _shown(request: web.Request) -> Shown:
     authorization = shown[0] if shown else None
     if authorization is not None or VERIFIED in request or request.transport is None:
         return Shown(authorization)
+    if (cookie := shown_cookie(request, config)) is not None:
+        return Shown(f"Bearer {cookie}", by_cookie=True)
     return Shown(None, request.transport.get_extra_info("peercert") or None)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+import numpy as np
 from aiohttp import web
+from numpy.typing import NDArray
 
 from lsmq import runtime
 from lsmq.errors import (
@@ -12,14 +14,18 @@ from lsmq.errors import (
     GroupHasMembers,
     GroupModeMismatch,
     InvalidRequest,
+    NotLeader,
     StaleGeneration,
     UnknownMember,
     UnknownQueue,
     UnknownTopic,
 )
+from lsmq_node.broker.requests import Start
 from lsmq_node.groups import Mode
 from lsmq_node.groups.ranges import Ranges, normal, parse
+from lsmq_node.groups.resets import ResetTo, next_moves
 from lsmq_node.rights import Action, Kind
+from lsmq_node.storage import Topic
 
 from . import group_schemas, schemas
 from .arrays import is_number, parse_ranges
@@ -28,6 +34,8 @@ from .routing import QUEUES, TOPIC, Call, Content, Parameter, Routes
 from .schema import integer, text
 
 _MAX_RANGES = 1_000
+#: Of what a reset changes, so many queues are shown one by one.
+_SHOWN_MOVES = 100
 
 #: A member of a broadcast group has offsets of its own, under the group's name and its own.
 _GROUP = Parameter(
@@ -74,6 +82,22 @@ async def commit_offsets(call: Call) -> web.StreamResponse:
     if document["reset"]:
         call.asker.check(Kind.GROUP, group.partition("/")[0], Action.ALTER)
     queues, offsets = await call.queue_offsets(document)
+    _check_offsets(call, group, topic)
+    member = document.get("member")
+    if (member is None) != (document.get("epoch") is None):
+        raise InvalidRequest("member and epoch come together: the generation the member has heard of", field="epoch")
+    if document["reset"]:
+        await _reset(call, group, topic, queues, offsets, member, document.get("epoch", 0))
+    else:
+        call.node.push.committing(group, topic, reset=False)
+        await call.node.groups.commit(
+            group, topic, queues, offsets, reset=False, member=member, epoch=document.get("epoch", 0)
+        )
+    return answer(call.request, {"committed": len(queues)})
+
+
+def _check_offsets(call: Call, group: str, topic: Topic) -> None:
+    """Raises ``GroupModeMismatch`` for a group that has none on the topic."""
     if call.node.work.is_work_queue(group, topic):
         raise GroupModeMismatch(
             f"group {group!r} is a work queue on topic {topic.name!r}, which settles single messages: acknowledge "
@@ -81,17 +105,92 @@ async def commit_offsets(call: Call) -> web.StreamResponse:
             group=group,
             mode=Mode.WORK_QUEUE.value,
         )
-    member = document.get("member")
-    if (member is None) != (document.get("epoch") is None):
-        raise InvalidRequest("member and epoch come together: the generation the member has heard of", field="epoch")
-    reset, streams = document["reset"], call.node.push
-    streams.committing(group, topic, reset=reset)
-    await call.node.groups.commit(
-        group, topic, queues, offsets, reset=reset, member=member, epoch=document.get("epoch", 0)
+
+
+async def _reset(
+    call: Call,
+    group: str,
+    topic: Topic,
+    queues: NDArray[np.uint32],
+    offsets: NDArray[np.int64],
+    member: str | None = None,
+    epoch: int = 0,
+) -> None:
+    streams = call.node.push
+    streams.committing(group, topic, reset=True)
+    await call.node.groups.commit(group, topic, queues, offsets, reset=True, member=member, epoch=epoch)
+    streams.committing(group, topic, reset=True)  # Again: those that have begun meanwhile, at the old offsets.
+
+
+@ROUTES.post(
+    "/v1/groups/{group}/reset",
+    Content("What changes, and is done, durably, unless it was only worked out.", group_schemas.RESET_ANSWER),
+    parameters=(_GROUP,),
+    request=Content("Where to.", group_schemas.RESET),
+    errors=(UnknownTopic, UnknownQueue, GroupHasMembers, GroupModeMismatch, NotLeader),
+)
+async def reset_group(call: Call) -> web.StreamResponse:
+    """Have a group go on from somewhere else, or see what that would do.
+
+    At any node, for all shards. It takes several requests, each for some queues of one shard: until `next` is null.
+    Queues that nothing was ever sent to are left alone. Members that live go on from where they are until they are
+    started again.
+    """
+    group = call.path("group")
+    document = await call.checked_document()
+    topic = await call.topic(document["topic"])
+    given = [name for name in ("to", "offset", "time_ms") if document.get(name) is not None]
+    if len(given) != 1:
+        raise InvalidRequest("say where to: one of to, offset and time_ms", field="to")
+    end = document.get("to")
+    to = ResetTo(None if end is None else Start(end), document.get("offset"), document.get("time_ms"))
+    shard, row = (document.get("after") or "0:0").split(":")
+    _check_offsets(call, group, topic)
+    dry_run = document["dry_run"]
+    if not dry_run and not document["force"]:
+        await call.node.groups.check_no_members(group)
+    moves, following = await next_moves(
+        call.broker, group, topic, to, _only(call, topic, document.get("queues")), (int(shard), int(row))
     )
-    if reset:
-        streams.committing(group, topic, reset=True)  # Again: those that have begun meanwhile, at the old offsets.
-    return answer(call.request, {"committed": len(queues)})
+    if not dry_run and len(moves.queues):
+        await _reset(call, group, topic, moves.queues, moves.to)
+    shown = moves.queues[:_SHOWN_MOVES]
+    called = await call.broker.names.names_of(topic, shown.tolist()) if topic.named else {}
+    columns = (shown, moves.earliest, moves.latest, moves.committed, moves.to)
+    rows = zip(*(column[:_SHOWN_MOVES].tolist() for column in columns), strict=True)
+    return answer(
+        call.request,
+        {
+            "queues": len(moves.queues),
+            "read_again": moves.read_again,
+            "skipped": moves.skipped,
+            "moves": [
+                {
+                    "queue": called[queue].name if queue in called else queue,
+                    "earliest": earliest,
+                    "latest": latest,
+                    "committed": None if committed < 0 else committed,
+                    "to": target,
+                }
+                for queue, earliest, latest, committed, target in rows
+            ],
+            "next": None if following is None else "{}:{}".format(*following),
+        },
+    )
+
+
+def _only(call: Call, topic: Topic, given: str | None) -> Ranges | None:
+    if given is None:
+        return None
+    if topic.named:
+        raise InvalidRequest(
+            f"queues is given, and topic {topic.name!r} has named queues: leave it out, or set single ones with 'lsmq "
+            "group reset --queue NAME'",
+            field="queues",
+        )
+    ranges = normal(_ranges(given, "queues"))
+    call.broker.admission.queue(topic, ranges[-1][1] - 1)
+    return ranges
 
 
 @ROUTES.get(
@@ -110,13 +209,11 @@ async def get_committed_offsets(call: Call) -> web.StreamResponse:
                 "slots are of a topic whose queues have names, and stand in place of queues", field="slots"
             )
         queues, offsets = await call.node.groups.committed_in(group, topic, normal(_ranges(query["slots"])))
-        return await call.answer_large(
-            2 * len(queues), lambda: {"queues": queues.tolist(), "offsets": offsets.tolist()}
-        )
+        return await call.answer_columns({"queues": queues, "offsets": offsets})
     queues, offsets = await call.broker.committed_offsets(
         group, topic, parse_ranges(query["queues"] or "", topic, call.broker.admission)
     )
-    return await call.answer_large(2 * len(queues), lambda: {"queues": queues.tolist(), "offsets": offsets.tolist()})
+    return await call.answer_columns({"queues": queues, "offsets": offsets})
 
 
 @ROUTES.delete("/v1/groups/{group}/offsets", Content("Dropped, durably.", status=204), parameters=(_GROUP, _SHARD))
@@ -153,7 +250,7 @@ async def fence_group(call: Call) -> web.StreamResponse:
         return answer(
             call.request, {"queues": queues.astype("<u4").tobytes(), "offsets": offsets.astype("<i8").tobytes()}
         )
-    return await call.answer_large(2 * len(queues), lambda: {"queues": queues.tolist(), "offsets": offsets.tolist()})
+    return await call.answer_columns({"queues": queues, "offsets": offsets})
 
 
 @ROUTES.get(
@@ -165,7 +262,7 @@ async def fence_group(call: Call) -> web.StreamResponse:
 async def get_lag(call: Call) -> web.StreamResponse:
     """How far a group is behind.
 
-    At the leader of the queues' shards. Costs what the queues of those shards cost to look at.
+    In all queues that are asked for, whichever nodes lead them. Costs what these cost to look at.
     """
     group, topic = call.path("group"), await call.topic(call.query["topic"])
     given = call.query["ranges"]
@@ -182,17 +279,17 @@ async def get_lag(call: Call) -> web.StreamResponse:
     )
 
 
-def _ranges(given: str) -> Ranges:
+def _ranges(given: str, field: str = "ranges") -> Ranges:
     """``0-99,200``: both ends included; in order and disjoint, so that the answer's are the same."""
     pieces = []
     for piece in given.split(","):
         first, dash, last = piece.partition("-")
         if not is_number(first) or (dash and not is_number(last)):
-            raise InvalidRequest(f"ranges has {piece[:40]!r}; it must be such as 0-99,200", field="ranges")
+            raise InvalidRequest(f"{field} has {piece[:40]!r}; it must be such as 0-99,200", field=field)
         pieces.append((int(first), int(last if dash else first) + 1))
     found = normal(pieces)
     if len(pieces) > _MAX_RANGES or sum(end - first for first, end in pieces) != sum(
         end - first for first, end in found
     ):
-        raise InvalidRequest(f"ranges must be disjoint, and {_MAX_RANGES} at most", field="ranges")
+        raise InvalidRequest(f"{field} must be disjoint, and {_MAX_RANGES} at most", field=field)
     return tuple(sorted(pieces))

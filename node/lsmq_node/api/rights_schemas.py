@@ -44,6 +44,14 @@ ROLE: Schema = object_of({"rights": RIGHTS})
 ROLES_ANSWER: Schema = object_of({"roles": list_of(object_of({"name": NAME, "built_in": flag(), "rights": RIGHTS}))})
 GRANTS: Schema = object_of({"roles": ROLES, "rights": RIGHTS}, required=())
 _PRINCIPAL = object_of({"name": NAME, "roles": ROLES, "rights": RIGHTS})
+SESSION: Schema = object_of(
+    {
+        "name": NAME,
+        "expires_ms": {**TIME_MS, "description": "When it ends, however it is used."},
+        "idle_until_ms": {**TIME_MS, "description": "When it ends unless it is renewed."},
+        "anti_forgery": text("To be sent in `Lsmq-Anti-Forgery` with all that changes something."),
+    }
+)
 PRINCIPALS: Schema = object_of({"principals": list_of(_PRINCIPAL)})
 TEST: Schema = object_of({"kind": _KIND, "name": text(default=""), "action": _ACTION}, required=("kind", "action"))
 TESTED: Schema = object_of({"allowed": flag(), "by": text("What allows it; null: nothing does.", null=True)})

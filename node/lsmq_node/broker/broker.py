@@ -8,7 +8,7 @@ thread (creating and deleting topics). Appending only touches memory and happens
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -38,6 +38,7 @@ from .budget import ByteBudget, Hold
 from .elsewhere import ReadFrom
 from .fetched import Fetched
 from .forwarding import Forwarder
+from .letter_targets import check_expired_to
 from .pacing import Pace
 from .placement import QueueRange, queue_ranges, shard_of, split_by_shard
 from .queue_lists import QueueLists
@@ -49,7 +50,18 @@ from .waiters import WaiterTable
 #: A smaller payload is decompressed within a millisecond.
 _LARGE_PAYLOAD_BYTES = 512 * 1024
 
+#: Queues whose offsets are looked up in a few milliseconds.
+_QUEUES_A_TURN = 50_000
+
 Result = TypeVar("Result")
+
+
+async def _in_turns(places: NDArray[np.int64]) -> AsyncIterator[NDArray[np.int64]]:
+    """In pieces: the others on the loop have a turn between two."""
+    for begin in range(0, len(places), _QUEUES_A_TURN):
+        if begin:
+            await asyncio.sleep(0)
+        yield places[begin : begin + _QUEUES_A_TURN]
 
 
 async def _all(waits: Sequence[asyncio.Future[None] | None]) -> None:
@@ -140,6 +152,7 @@ class Broker:
         Raises ``TopicExists``, ``InvalidTopicName``, and what admission raises.
         """
         self.admission.create_topic(name, queues, options, self.topology.topics.all())
+        check_expired_to(self, name, options)
         return await self.topology.topics.create(name, queues, options)
 
     async def grow_topic(self, name: str, queues: int) -> Topic:
@@ -153,6 +166,7 @@ class Broker:
 
         def check(topic: Topic, options: TopicOptions) -> None:
             self.admission.topic_options(topic.queues, options)
+            check_expired_to(self, topic.name, options)
 
         return await self.topology.topics.alter(name, changes, check)
 
@@ -403,9 +417,10 @@ class Broker:
         parts = split_by_shard(queues, topic, self.topology.shard_count)
         ports = await self.reads.ports(topic, [shard for shard, _ in parts], source)
         for port, (_, places) in zip(ports, parts, strict=True):
-            if port.store.has_topic(topic.id, int(queues[places].max())):
-                earliest[places] = port.store.earliest_offsets(topic.id, queues[places])
-                latest[places] = port.store.latest_offsets(topic.id, queues[places])
+            async for piece in _in_turns(places):
+                if port.store.has_topic(topic.id, int(queues[piece].max())):
+                    earliest[piece] = port.store.earliest_offsets(topic.id, queues[piece])
+                    latest[piece] = port.store.latest_offsets(topic.id, queues[piece])
             port.check_readable(follower=source is not ReadFrom.LEADER)
         return earliest, latest
 
@@ -471,7 +486,8 @@ class Broker:
         parts = split_by_shard(queues, topic, self.topology.shard_count)
         ports = await self.reads.ports(topic, [shard for shard, _ in parts])
         for port, (_, places) in zip(ports, parts, strict=True):
-            offsets[places] = port.store.committed_offsets(group, topic.id, queues[places])
+            async for piece in _in_turns(places):
+                offsets[piece] = port.store.committed_offsets(group, topic.id, queues[piece])
             port.check_readable()
         present = offsets >= 0
         return queues[present], offsets[present]

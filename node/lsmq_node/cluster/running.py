@@ -107,7 +107,7 @@ async def running_member(config: NodeConfig, waiters: WaiterTable, parts: Parts)
             tls=tls,
         )
         member = ClusterMember(config, control, waiters, parts)
-        member.rights.voucher_keys = (secret.key("vouchers"),)
+        member.rights.voucher_keys = secret.keys("vouchers")
 
         def received(sender: str, shard: int, message: Message, payload: memoryview) -> None:
             replica = member.replicas.get(shard)
@@ -246,7 +246,7 @@ def _registry(
         settings.name,
         settings.node,
         config.public_url,
-        secret.key("zookeeper").hex(),
+        tuple(key.hex() for key in secret.keys("zookeeper")),
         refresh_s=settings.zookeeper_refresh_s,
     )
     loop = asyncio.get_running_loop()

@@ -3,8 +3,8 @@
 ``DATA/audit.jsonl``, and ``audit.jsonl.1`` with what is older: each up to half of ``audit_bytes``. A line is::
 
     {"time": "2026-03-01T12:00:00.000Z", "event": "refused" | "done" | "failed", "principal": name | null,
-     "by": "token" | "certificate" | "oidc" | null, "operation": .., "method": .., "path": .., "remote": address,
-     "status": int, "code": error code | null, "right": missing right | null}
+     "by": "token" | "certificate" | "oidc" | "session" | null, "operation": .., "method": .., "path": ..,
+     "remote": address, "status": int, "code": error code | null, "right": missing right | null}
 
 Lines are written within a second, by a thread; ``path`` is without its query. A stranger who knocks again and again
 fills it no faster than :data:`REFUSALS_A_TURN` lines a second: what is beyond is counted, in a line ``{"event":
