@@ -176,6 +176,9 @@ ACCESS: Final[Mapping[str, Access]] = MappingProxyType(
         "grantRights": _needs(rights=_A),
         "revokeRights": _needs(rights=_A),
         "testRights": _needs(rights=_D),
+        "listLimits": _needs(rights=_D),
+        "alterLimits": _needs(rights=_A),
+        "removeLimits": _needs(rights=_A),
     }
 )
 
