@@ -32,7 +32,7 @@ ROUTES = route_table(NodeConfig(data=Path("unused")))
 BODIES: dict[str, Any] = {
     "heartbeat": {"member": "m", "topics": ["t"]},
     "commitOffsets": {"topic": "t", "queues": [0], "offsets": [0]},
-    "resetGroup": {"topic": "t", "to": "earliest", "dry_run": True},
+    "resetGroup": {"topic": "t", "to": "earliest"},
     "fenceGroup": {"topic": "t", "member": "m", "epoch": 1, "queues": [[0, 1]]},
     "popMessages": {"topic": "t", "max": 1, "wait_ms": 0},
     "ackMessages": {"topic": "t", "receipts": ["r"]},

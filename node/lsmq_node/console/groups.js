@@ -85,7 +85,7 @@ async function preview(into, name, query, members) {
   if (query.get("queues")) body.queues = query.get("queues");
   const place = el("div"), said = el("p", { role: "status" }, "...");
   into.append(said, place);
-  const found = await steps(name, { ...body, dry_run: true }, (sum) => { said.textContent = `${sums(sum)} so far`; });
+  const found = await steps(name, body, (sum) => { said.textContent = `${sums(sum)} so far`; });
   said.textContent = `${sums(found)}. Messages are counted by their offsets, deleted ones as well.`;
   if (!found.queues) return;
   if (members) place.append(el("p", { class: "bad" }, `Members that live: ${count(members)}. They go on from where they are until they are started again: stop them first.`));
@@ -95,18 +95,19 @@ async function preview(into, name, query, members) {
   })));
   if (found.queues > found.moves.length) place.append(el("p", { class: "soft" }, `... and ${count(found.queues - found.moves.length)} more`));
   place.append(el("p", {}, act(members ? "Reset, though members live" : "Reset", async () => {
-    const done = await steps(name, { ...body, force: members > 0 }, (sum) => { said.textContent = `offsets set: ${count(sum.queues)}`; });
+    const done = await steps(name, { ...body, force: members > 0 }, (sum) => { said.textContent = `offsets set: ${count(sum.queues)}`; }, "POST");
     return `offsets set: ${count(done.queues)}`;
   })));
 }
 
 const sums = (sum) => `Queues that change: ${count(sum.queues)}; messages read again: ${count(sum.read_again)}, skipped: ${count(sum.skipped)}`;
 
-/** All steps of a reset, each for some queues of one shard, summed up. */
-async function steps(name, body, shown) {
+/** All steps of a reset (POST) or what it would change (GET), each for some queues of one shard, summed up. */
+async function steps(name, given, shown, method = "GET") {
   const sum = { queues: 0, read_again: 0, skipped: 0, moves: [] };
   for (let after = null; ;) {
-    const found = await ask(`/v1/groups/${enc(name)}/reset`, { method: "POST", body: after === null ? body : { ...body, after } });
+    const wanted = after === null ? given : { ...given, after }, path = `/v1/groups/${enc(name)}/reset`;
+    const found = await (method === "GET" ? ask(`${path}?${new URLSearchParams(wanted)}`) : ask(path, { method, body: wanted }));
     for (const each of ["queues", "read_again", "skipped"]) sum[each] += found[each];
     sum.moves = [...sum.moves, ...found.moves].slice(0, PAGE);
     if ((after = found.next) === null) return sum;
