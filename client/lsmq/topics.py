@@ -37,6 +37,7 @@ class TopicChanges(TypedDict, total=False):
     on_disk_full: OnDiskFull | None
     delete_consumed: bool | None
     ttl_ms: int | None
+    expired_to: str | None
     cleanup: Literal["delete", "compact"] | None
     delete_retention_ms: int | None
 
@@ -204,7 +205,8 @@ class TopicUsage:
     Attributes:
         messages: that can be read, or are about to be.
         size_bytes: about, as they lie in files and memory.
-        dropped: messages that went, ever, by reason: ``expired``, ``overflow``, ``consumed``, ``disk``.
+        dropped: messages that went, ever, by reason: ``expired``, ``overflow``, ``consumed``, ``disk``, and ``lapsed``,
+            which expired by their time to live and were moved to another topic.
         refused: requests that were refused at a limit, since the leaders of now lead.
         groups: those with committed offsets.
     """

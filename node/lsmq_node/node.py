@@ -30,7 +30,10 @@ from lsmq_node.delayed.metrics import DelayedCollector
 from lsmq_node.groups import GroupService
 from lsmq_node.groups.metrics import GroupCollector
 from lsmq_node.history import History
+from lsmq_node.letters import LetterService
+from lsmq_node.letters.metrics import LetterCollector
 from lsmq_node.metrics import NodeMetrics, ScrubMetrics
+from lsmq_node.monitoring import Monitoring, MonitoringCollector
 from lsmq_node.parts import tell_part
 from lsmq_node.push import PushService
 from lsmq_node.push.metrics import PushCollector
@@ -68,10 +71,12 @@ class Node:
         self.trims = Trims(broker)
         self.limits = LimitSharing(broker)
         self.delayed = DelayedService(broker)
+        self.letters = LetterService(broker)
         self.schedules = ScheduleService(broker)
         self.backups = BackupSource(broker)
         self.scrubber = Scrubber(broker)
         self.history = History(broker)
+        self.monitoring = Monitoring(broker)
         self.metrics = NodeMetrics(
             broker,
             GroupCollector(self.groups),
@@ -79,7 +84,9 @@ class Node:
             PushCollector(self.push),
             TransactionCollector(self.transactions),
             DelayedCollector(self.delayed),
+            LetterCollector(self.letters),
             ScrubMetrics(self.scrubber.counts),
+            MonitoringCollector(self.monitoring),
         )
         # In the order of their starts; they end the other way round.
         self._services: tuple[_Service, ...] = (
@@ -89,6 +96,7 @@ class Node:
             self.work,
             self.transactions,
             self.delayed,
+            self.letters,
             self.schedules,
             self.push,
             self.limits,
@@ -97,6 +105,7 @@ class Node:
             DiskWatch(broker),
             NameKeeper(broker),
             self.history,
+            self.monitoring,
         )
 
     @asynccontextmanager

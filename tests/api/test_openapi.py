@@ -101,6 +101,8 @@ RIGHTS_CHANGES = (
     ("deleteRole", "DELETE", "roles/r", None),
     ("grantRights", "POST", "acl/p/grant", {}),
     ("revokeRights", "POST", "acl/p/revoke", {}),
+    ("alterLimits", "PATCH", "limits/p", {}),
+    ("removeLimits", "DELETE", "limits/p", None),
     ("signIn", "POST", "session", None),
     ("getSession", "GET", "session", None),
     ("renewSession", "POST", "session/renew", None),
@@ -225,6 +227,7 @@ def test_every_answer_fits_the_document(
         ("getConsole", "/console"),
         ("getConsoleFile", "/console/console.js"),
         ("getHistory", "/v1/history"),
+        ("getBusiest", "/v1/busiest"),
     ):
         fits(name, "GET", path)
     held = fits("beginSnapshot", "POST", "/v1/shards/0/snapshots", {"holder": topic_name}, 201)
@@ -236,7 +239,12 @@ def test_every_answer_fits_the_document(
     fits("takeProducer", "POST", f"{topic}/producers/5/take", {"shard": 0})
     fits("deleteTopic", "DELETE", topic, None, 204)
     fits("whoami", "GET", "/v1/whoami")
-    for name, path in (("listTokens", "tokens"), ("listRoles", "roles"), ("listGrants", "acl")):
+    for name, path in (
+        ("listTokens", "tokens"),
+        ("listRoles", "roles"),
+        ("listGrants", "acl"),
+        ("listLimits", "limits"),
+    ):
         fits(name, "GET", f"/v1/{path}")
     fits("testRights", "POST", "/v1/acl/p/test", {"kind": "topic", "action": "read"})
     for name, method, path, body in RIGHTS_CHANGES:

@@ -51,7 +51,7 @@ def test_what_is_over_is_refused_with_words_and_seen(api: Api, topic_name: str) 
     usage = api.get(f"/v1/topics/{topic_name}/usage").json()
     assert (usage["messages"], usage["refused"], usage["groups"]) == (3, 2, [])
     assert usage["bytes"] >= 3, "what came after a measurement counts"
-    assert usage["dropped"] == {"expired": 0, "overflow": 0, "consumed": 0, "disk": 0}
+    assert usage["dropped"] == {"expired": 0, "overflow": 0, "consumed": 0, "disk": 0, "lapsed": 0}
     path = f"/v1/topics/{topic_name}"
     api.call("PATCH", path, {"overflow": "drop_oldest"})
     api.send(topic_name, {"queue": 0, "body": "c"})

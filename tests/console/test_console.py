@@ -65,6 +65,8 @@ def test_the_history_keeps_an_hour_and_no_more(tmp_path: Path) -> None:
             assert list(found["time_ms"]) == sorted(found["time_ms"])
             assert found["memory_bytes"][-1] > 0 and found["disk_free_bytes"][-1] > 0
             assert found["parts_stopped"][-1] == 0
+            newest = node.history.columns(last=2)
+            assert newest == {name: values[-2:] for name, values in found.items()}
 
     asyncio.run(test())
 

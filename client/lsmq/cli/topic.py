@@ -70,6 +70,7 @@ _ALTERABLE: tuple[Callable[[Command], Command], ...] = (
     click.option("--overflow", type=_OVERFLOW, help="What gives way at those limits."),
     click.option("--on-disk-full", type=_ON_DISK_FULL, help="The same on a disk that is nearly full."),
     click.option("--ttl", "ttl_ms", type=DURATION, help="Deliver messages for so long after they are stored, as 1h."),
+    click.option("--expired-to", metavar="TOPIC", help="Move what expires to this topic."),
     click.option(
         "--forget-empty", "forget_empty_ms", type=DURATION, help="Of a named topic: forget names empty for so long."
     ),
@@ -329,6 +330,7 @@ def _losses(usage: TopicUsage) -> list[tuple[str, str]]:
 
 _WENT = {
     "expired": "expired",
+    "lapsed": "expired and were moved",
     "overflow": "went at a limit",
     "consumed": "were consumed",
     "disk": "made room on a full disk",

@@ -159,6 +159,7 @@ ACCESS: Final[Mapping[str, Access]] = MappingProxyType(
         "getConsole": _OPEN,  # nothing of what the node holds: pages that ask for a token themselves
         "getConsoleFile": _OPEN,
         "getHistory": _needs(cluster=_D),
+        "getBusiest": _needs(cluster=_D),
         # rights
         "whoami": _ANYBODY,
         "signIn": _OWN,
@@ -176,6 +177,9 @@ ACCESS: Final[Mapping[str, Access]] = MappingProxyType(
         "grantRights": _needs(rights=_A),
         "revokeRights": _needs(rights=_A),
         "testRights": _needs(rights=_D),
+        "listLimits": _needs(rights=_D),
+        "alterLimits": _needs(rights=_A),
+        "removeLimits": _needs(rights=_A),
     }
 )
 

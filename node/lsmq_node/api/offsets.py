@@ -134,13 +134,11 @@ async def get_committed_offsets(call: Call) -> web.StreamResponse:
                 "slots are of a topic whose queues have names, and stand in place of queues", field="slots"
             )
         queues, offsets = await call.node.groups.committed_in(group, topic, normal(parse_runs(query["slots"])))
-        return await call.answer_large(
-            2 * len(queues), lambda: {"queues": queues.tolist(), "offsets": offsets.tolist()}
-        )
+        return await call.answer_columns({"queues": queues, "offsets": offsets})
     queues, offsets = await call.broker.committed_offsets(
         group, topic, parse_ranges(query["queues"] or "", topic, call.broker.admission)
     )
-    return await call.answer_large(2 * len(queues), lambda: {"queues": queues.tolist(), "offsets": offsets.tolist()})
+    return await call.answer_columns({"queues": queues, "offsets": offsets})
 
 
 @ROUTES.delete("/v1/groups/{group}/offsets", Content("Dropped, durably.", status=204), parameters=(GROUP, _SHARD))
@@ -177,7 +175,7 @@ async def fence_group(call: Call) -> web.StreamResponse:
         return answer(
             call.request, {"queues": queues.astype("<u4").tobytes(), "offsets": offsets.astype("<i8").tobytes()}
         )
-    return await call.answer_large(2 * len(queues), lambda: {"queues": queues.tolist(), "offsets": offsets.tolist()})
+    return await call.answer_columns({"queues": queues, "offsets": offsets})
 
 
 @ROUTES.get(
@@ -189,7 +187,7 @@ async def fence_group(call: Call) -> web.StreamResponse:
 async def get_lag(call: Call) -> web.StreamResponse:
     """How far a group is behind.
 
-    At the leader of the queues' shards. Costs what the queues of those shards cost to look at.
+    In all queues that are asked for, whichever nodes lead them. Costs what these cost to look at.
     """
     group, topic = call.path("group"), await call.topic(call.query["topic"])
     given = call.query["ranges"]

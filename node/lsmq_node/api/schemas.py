@@ -79,6 +79,11 @@ TOPIC_OPTIONS: dict[str, Any] = {
         "Messages stored from then on are delivered for so long, or for their own ttl_ms if less. null: for ever.",
         null=True,
     ),
+    "expired_to": text(
+        "What expires by its time to live is moved to this topic; it is made with the first, where there is none. "
+        "null: it goes.",
+        null=True,
+    ),
     "forget_empty_ms": integer(
         1,
         2**63 - 1,
@@ -121,6 +126,7 @@ TOPIC: Schema = object_of(
         "options": {"type": "object", "properties": TOPIC_OPTIONS},
         "revision": integer(0, description="How often its options were altered."),
         "created_ms": TIME_MS,
+        "made_by": text("The principal who made it, where he may make only so many."),
         "max_message_bytes": integer(
             None, description="The limit in force: the topic's own, else the node's. Key, tag and properties count."
         ),
@@ -493,6 +499,7 @@ USAGE: Schema = object_of(
                 "overflow": integer(0, description="The oldest made room at a limit."),
                 "consumed": integer(0, description="All groups had committed them."),
                 "disk": integer(0, description="The oldest made room on a disk that was nearly full."),
+                "lapsed": integer(0, description="Their time to live was over, and they were moved to `expired_to`."),
             },
             description="Messages that went by themselves, ever.",
         ),

@@ -37,6 +37,10 @@ def _somewhere(targets: U64) -> Mask:
     return np.zeros(len(targets), np.bool_)
 
 
+def _as_they_are(keys: U64, expires_ms: I64) -> I64:
+    return expires_ms
+
+
 @dataclass(frozen=True, slots=True)
 class Unreadable:
     """How a merge knows what nobody can read.
@@ -46,6 +50,7 @@ class Unreadable:
         others: tables that are not merged and may hold messages for the tombstones that are.
         expired: which messages have.
         nowhere: which delayed messages are for a topic that is gone.
+        lasting: when records expire, by their queues' keys, as far as that makes them go.
     """
 
     log_starts: LogStarts
@@ -53,6 +58,7 @@ class Unreadable:
     others: tuple[Table, ...]
     expired: Expired
     nowhere: Nowhere = _somewhere
+    lasting: Callable[[U64, I64], I64] = _as_they_are
 
     def needed(self, keys: U64, offsets: I64) -> Mask:
         """Which tombstones may still have their message somewhere. ``keys``, of the messages, are sorted."""
@@ -151,7 +157,7 @@ def _readable(records: SortedRecords, unreadable: Unreadable) -> SortedRecords:
         keep[:shadow_from] &= ~tombstoned(unreadable.tombstones, keys[:shadow_from], offsets[:shadow_from])
     expires = records.columns.get(Column.EXPIRES_MS)
     if expires is not None and expires.any():
-        keep &= ~unreadable.expired(records.columns[Column.STORED_MS], expires)
+        keep &= ~unreadable.expired(records.columns[Column.STORED_MS], unreadable.lasting(keys, expires))
     if keep.all():
         return records
     return select(records, np.flatnonzero(keep))

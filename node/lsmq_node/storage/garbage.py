@@ -142,8 +142,9 @@ class GarbageCounter:
         keys, offsets = sample.keys, sample.offsets
         dead = below(keys, offsets, self._log_starts) | sample.before(table.meta.first_key, table.meta.first_offset)
         if sample.expires_ms is not None:
-            dead |= self._expired(sample.stored_ms, sample.expires_ms)
-            self._expiring[table.meta.number] = _spread(sample.stored_ms, sample.expires_ms)
+            expires = self._state.lasting(keys, sample.expires_ms)
+            dead |= self._expired(sample.stored_ms, expires)
+            self._expiring[table.meta.number] = _spread(sample.stored_ms, expires)
         shadow_from = int(keys.searchsorted(SHADOW))
         if shadow_from < len(keys):
             others = tuple(other for other in look.tables if other is not table and concerns(table, other))

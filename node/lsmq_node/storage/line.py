@@ -78,6 +78,17 @@ class RoundEnd:
     following: Round
 
 
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """An entry that follows batches in the log, as :meth:`Line.append_entry` takes it."""
+
+    kind: EntryKind
+    topic_id: int
+    count: int
+    body: bytes
+    check: int = 0
+
+
 class RoundOver(Exception):
     """What a write was made of may have been dropped: make it again."""
 
@@ -167,12 +178,12 @@ class Line:
         self,
         items: Sequence[tuple[TopicState, RecordBatch]],
         *,
-        documents: bytes = b"",
+        behind: Behind | None = None,
         expected: Round | None = None,
     ) -> list[Appended]:
         """Put batches in line, to be committed or dropped together.
 
-        ``documents``, the body of a DOCUMENT entry, comes behind them; what became of it is the last item returned.
+        What became of the entry ``behind`` them is the last item returned.
         With ``expected``, the round that the batches were made in, :class:`RoundOver` is raised where it is another.
 
         Raises ``UnknownQueue``, ``InvalidBatch``, ``TooManyMessages``, ``MessageTooLarge``, what
@@ -200,16 +211,19 @@ class Line:
             now_ms = self._clock.now_ms()
             verdicts = self._sequences.check([parsed.producer for parsed in columns], now_ms)
             fresh = [batch for (_, batch), each in zip(items, verdicts, strict=True) if each is Verdict.NEXT]
-            if fresh or documents:
-                self.check_room(sum(len(batch.payload) for batch in fresh) + len(documents))
+            if fresh or behind is not None:
+                size = 0 if behind is None else len(behind.body)
+                self.check_room(sum(len(batch.payload) for batch in fresh) + size)
             self._check_quotas(items, columns, verdicts)
             plan = self._plan(items, columns, verdicts)
             appended = [
                 self._append_or_repeat(state, batch, parsed, verdict, now_ms, plan)
                 for (state, batch), parsed, verdict in zip(items, columns, verdicts, strict=True)
             ]
-            if documents:
-                appended.append(self.append_entry(EntryKind.DOCUMENT, 0, 0, documents))
+            if behind is not None:
+                appended.append(
+                    self.append_entry(behind.kind, behind.topic_id, behind.count, behind.body, behind.check)
+                )
             return appended
 
     def _check_quotas(

@@ -16,6 +16,7 @@ class Why(IntEnum):
     OVERFLOW = 2  # at the limit of a topic or queue others made room, or what was new was dropped
     CONSUMED = 3  # all groups had done with them
     DISK = 4  # the oldest made room on a full disk
+    LAPSED = 5  # their time to live was over, and they were moved to another topic
 
 
 Losses = dict[int, int]

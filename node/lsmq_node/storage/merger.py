@@ -302,7 +302,9 @@ class Merger:
                 piece_bytes=PIECE_TABLES * table_bytes if work.in_pieces else None,
             )
             runs = (Run(work.tables),) if work.tables else work.runs
-            unreadable = Unreadable(self.log_starts, graves, others, self._expired, self.is_nowhere)
+            unreadable = Unreadable(
+                self.log_starts, graves, others, self._expired, self.is_nowhere, self._state.lasting
+            )
             output.write(merge(runs, unreadable), lambda: self._tables.closing)
         finally:
             self._tables.drop(held)

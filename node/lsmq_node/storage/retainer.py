@@ -11,6 +11,7 @@ from collections.abc import Callable
 from lsmq.errors import ClientClosed, DiskFull, LsmqError, NotLeader, StoreBusy, UnknownTopic
 
 from .columns import I64, U32
+from .lapses import Lapses
 from .line import Appended, Line
 from .log_writer import LogWriter
 from .losses import Why
@@ -36,6 +37,7 @@ class Retainer:
         writer: LogWriter,
         trim: Callable[[int, U32, I64, Why], Appended],
         delete: Callable[[int, U32, I64, Why], Appended],
+        lapses: Lapses,
     ) -> None:
         """``trim`` puts in line that log starts of a topic's queues move up to offsets, ``delete`` that messages go."""
         self._retention = retention
@@ -45,6 +47,7 @@ class Retainer:
         self._writer = writer
         self._put_in_line = trim
         self._put_deletion = delete
+        self._lapses = lapses
         self._deleting: Appended | None = None
 
     def run(self) -> bool:
@@ -65,11 +68,18 @@ class Retainer:
 
     def _trim(self, topic_id: int, queues: U32, offsets: I64, why: Why) -> bool:
         try:
+            # On a full disk nothing waits for being moved: that would take more of it.
+            if why != Why.DISK and self._lapses.waits_in(topic_id):
+                queues, offsets, whole = self._lapses.first_of(topic_id, queues, offsets)
+            else:
+                whole = True
+            if not len(queues):
+                return whole
             for first in range(0, len(queues), _TRIM_QUEUES):
                 part = slice(first, first + _TRIM_QUEUES)
                 appended = self._put_in_line(topic_id, queues[part], offsets[part], why)
             self._writer.commit()
-            return self._writer.is_committed(appended)
+            return self._writer.is_committed(appended) and whole
         except NotLeader:
             return False
 

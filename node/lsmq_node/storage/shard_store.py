@@ -33,7 +33,8 @@ from .epochs import epoch_start
 from .failures import refused
 from .gauges import measure
 from .key_cleaner import KeyCleaner
-from .line import Appended, Line, Taken
+from .lapses import Lapses
+from .line import Appended, Behind, Line, Taken
 from .lock import forked
 from .log_writer import LogWriter
 from .losses import Why
@@ -101,6 +102,7 @@ class ShardStore:
         segments, line = self._segments, self._line
         writer = self._writer = LogWriter(path, options, segments, self._counters, line, commits, rule, epochs)
         self._segments.final_lsn = lambda: min(commits.lsn, writer.durable_lsn)
+        self.take_led = commits.take_led  # by topic, what was written since, where this store leads
         self._exports = Exports(path, disk, self._tables, self._writer)
         #: The store as one replica of its shard.
         self.replica = ReplicaLog(path, options, disk, writer, self._segments, self._tables, self._exports.log_from)
@@ -108,17 +110,22 @@ class ShardStore:
         self._queries = Queries(self._state, self._tables, self._counters, self._time.expired)
         self.find_key = self._queries.find_key  # messages by key, newest first
         self.search = partial(search, self._queries)  # messages that a filter picks
+        self.group_marks, self.group_lag = self._queries.group_marks, self._queries.group_lag
         self.check_open = writer.check_open  # raises what stopped the store, or ``ClientClosed``
         #: Messages that come later.
         self.delayed = DelayedRecords(self._state, self._queries, self._line, self._time)
         self._merger = Merger(
             path, options, disk, clock, self._tables, self._state, self._counters, self._time.surely_expired
         )
+        #: What has expired and is moved to other topics.
+        self.lapses = Lapses(self._state, self._queries, self._line, self._time)
         #: What goes by itself, and what there is.
         self.retention = retention = Retention(
             self._state, self._tables, self._queries, self._merger.log_starts, self._time.expired_before
         )
-        retainer = Retainer(retention, self._merger, self._time, self._line, writer, self.trim, self.delete)
+        retainer = Retainer(
+            retention, self._merger, self._time, self._line, writer, self.trim, self.delete, self.lapses
+        )
         self._maintenance = Maintenance(
             path, options, disk, clock, self._tables, self._merger, self._segments, writer, retainer.run
         )
@@ -233,10 +240,7 @@ class ShardStore:
         return self._catalog.create(name, queues, options or TopicOptions(), topic_id, first, end)
 
     def grow_topic(self, name: str, queues: int, end: int | None = None) -> Topic:
-        """Give a topic more queues at its end. Durable on return; no effect when it has that many.
-
-        Of those, this shard holds some below ``end``; by default all.
-        """
+        """Give a topic more queues, those below ``end`` (by default all) on this shard. Durable on return."""
         return self._catalog.grow(name, queues, end)
 
     def alter_topic(self, name: str, options: TopicOptions) -> Topic:
@@ -304,8 +308,8 @@ class ShardStore:
         are then not stored twice.
         """
         states = [(self._queries.topic_state(topic_id), batch) for topic_id, batch in items]
-        body = b"" if documents is None else self._documents_body(documents)
-        return self._line.append_records(states, documents=body)
+        behind = None if documents is None else self._documents_behind(documents)
+        return self._line.append_records(states, behind=behind)
 
     def put_documents(self, changes: Changes) -> Appended:
         """Put in line that documents are put, or deleted where the value is None: all of them or none; not waited for.
@@ -313,7 +317,7 @@ class ShardStore:
         Raises ``DocumentsFull`` beyond ``max_documents_bytes``, ``RequestTooLarge`` or ``InvalidRequest`` for a
         document beyond its own limits (:mod:`.documents`), and what other writes raise.
         """
-        return self._line.append_records((), documents=self._documents_body(changes))[0]
+        return self._line.append_records((), behind=self._documents_behind(changes))[0]
 
     def take_producer(self, producer_id: int, epoch: int | None = None, above: int = 0) -> Taken:
         """Put in line that somebody goes on with a producer's id: :meth:`.Line.take_producer`. May read the disk."""
@@ -335,9 +339,9 @@ class ShardStore:
                 return None
             return Appended(lsn, self._line.current, np.empty(0, np.int64), self._clock.now_ms())
 
-    def _documents_body(self, changes: Changes) -> bytes:
+    def _documents_behind(self, changes: Changes) -> Behind:
         self._state.documents.check_room(changes, self.options.max_documents_bytes)
-        return encode_changes(changes)
+        return Behind(EntryKind.DOCUMENT, 0, 0, encode_changes(changes))
 
     def delete(self, topic_id: int, queues: U32, offsets: I64, why: Why = Why.ASKED) -> Appended:
         """Delete messages: they are not read any more, and their space comes back with merges."""
@@ -373,7 +377,7 @@ class ShardStore:
         """
         batch = self._positions_batch(topic_id, queues, offsets)
         body = msgpack.packb([group, batch, reset])
-        changes = self._documents_body(documents) if documents else b""
+        changes = self._documents_behind(documents).body if documents else b""
         with self._line.lock:
             self._line.check_room(len(body) + len(changes))
             appended = self._line.append_entry(EntryKind.OFFSETS, topic_id, len(queues), body)

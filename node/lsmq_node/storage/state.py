@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from lsmq.errors import InvalidTopicName
 from lsmq.queue_names import NUMBER_BITS
 
-from .columns import I64, U32
+from .columns import I64, U32, U64
 from .dedupe import DedupeIds
 from .dedupe_layer import IdLayer
 from .deletions import Deleted, Deletions
@@ -359,6 +359,8 @@ class ShardState:
         self.letting_go: dict[int, TopicState] = {}
         #: Those for which it matters what other shards hold of them.
         self.sharing: dict[int, TopicState] = {}
+        #: Ids of topics whose expired messages are moved elsewhere, and kept until then. Replaced as a whole.
+        self.moving: U64 = np.zeros(0, np.uint64)
         self.next_topic_id = 1
         self.offsets = GroupOffsets()
         self.producers = Producers()
@@ -386,12 +388,14 @@ class ShardState:
                 special[topic.id] = state
             else:
                 special.pop(topic.id, None)
+        self._note_moving(topic.id, moves=topic.options.expired_to is not None)
         self._changed[topic.id] = state
         if topic.named:
             self.put_topic(names_topic(topic), 0, 1)
 
     def drop_topic(self, topic_id: int) -> None:
         state = self.topics.pop(topic_id, None)
+        self._note_moving(topic_id, moves=False)
         self.letting_go.pop(topic_id, None)
         self.sharing.pop(topic_id, None)
         self.space_changes += 1
@@ -403,6 +407,23 @@ class ShardState:
                 self.drop_topic(topic_id | NAMES_TOPIC)
         self._changed.pop(topic_id, None)
         self.offsets.drop(topic_id=topic_id)
+
+    def _note_moving(self, topic_id: int, *, moves: bool) -> None:
+        others = self.moving[self.moving != topic_id]
+        if moves:
+            self.moving = np.append(others, np.uint64(topic_id))
+        elif len(others) < len(self.moving):
+            self.moving = others
+            self.space_changes += 1
+            if topic_id in self.topics:
+                self.topics[topic_id].losses += 1  # What has expired is garbage now.
+
+    def lasting(self, keys: U64, expires_ms: I64) -> I64:
+        """When records expire, by their queues' keys; 0, never, for those that are kept until they are moved."""
+        if not len(self.moving):
+            return expires_ms
+        kept: I64 = np.where(np.isin(keys >> np.uint64(32), self.moving), 0, expires_ms)
+        return kept
 
     def land(self, state: TopicState, index: NDArray[Any], ends: I64) -> None:
         """Records are readable: these are the ends of their queues. No effect where the topic is gone."""

@@ -39,11 +39,14 @@ class TopicOptions:
             ``"forever"``, or None where ids are not taken.
         ttl_ms: messages that are stored from then on expire after so long, or after their own time to live if that is
             less; None lets those live that have none.
+        expired_to: the name of a topic that what expires by its time to live is moved to (:mod:`lsmq_node.letters`);
+            None lets it go.
         named: queues have names, and there are as many as names were used (:mod:`.topic_names`).
         forget_empty_ms: of a named topic, forget the name of a queue that had no message to be read for so long.
         cleanup: ``delete``: what expires goes; ``compact``: so does what a later message of its key supersedes.
         delete_retention_ms: of a compacted topic: how long a message is kept that says that its key is gone; None: a
             day.
+        made_by: the principal who made it, where he may make only so many.
         revision: raised by each change of the others; of two, the higher one is the newer.
     """
 
@@ -60,11 +63,13 @@ class TopicOptions:
     on_disk_full: str = "refuse"
     delete_consumed: bool = False
     ttl_ms: int | None = None
+    expired_to: str | None = None
     named: bool = False
     forget_empty_ms: int | None = None
     dedupe_window_ms: int | str | None = None
     cleanup: str = "delete"
     delete_retention_ms: int | None = None
+    made_by: str | None = None
     revision: int = 0
 
     @classmethod
@@ -83,6 +88,8 @@ class TopicOptions:
             if value not in choices:
                 allowed = " or ".join(map(repr, choices))
                 raise InvalidRequest(f"topic option {name} must be {allowed}, not {value!r}", option=name)
+        if values.get("expired_to") is not None and not isinstance(values["expired_to"], str):
+            raise InvalidRequest("topic option expired_to must be the name of a topic", option="expired_to")
         if not isinstance(values.get("delete_consumed", False), bool):
             raise InvalidRequest("topic option delete_consumed must be true or false", option="delete_consumed")
         if values.get("delete_retention_ms") is not None and values.get("cleanup") != "compact":
@@ -165,7 +172,7 @@ class TopicOptions:
 
     def set(self) -> dict[str, Any]:
         """:meth:`to_dict` of what a user sets."""
-        return {name: value for name, value in self.to_dict().items() if name != "revision"}
+        return {name: value for name, value in self.to_dict().items() if name not in ("made_by", "revision")}
 
     def altered(self, changes: Mapping[str, Any]) -> TopicOptions:
         """With some changed; None takes one away. Raises ``InvalidRequest`` as :meth:`from_dict`.

@@ -15,15 +15,16 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from lsmq import runtime
-from lsmq.errors import InvalidRequest, LsmqError, UnknownTopic
-from lsmq.messages import RecordHeader
-from lsmq.record_batch import BatchBuilder, Flag, RecordBatch, decode_header, message_id
+from lsmq.errors import LsmqError
+from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_node.broker import Broker, Start
+from lsmq_node.broker.letter_targets import letter_limit, letter_queue, letter_topic
+from lsmq_node.letters import Record, add_letter, origin
 from lsmq_node.machines import Step, documents
-from lsmq_node.storage import Topic, TopicOptions
+from lsmq_node.storage import Topic
 
 from .chunks import BURIAL
-from .reading import Found, Record, read_again
+from .reading import Found, read_again
 from .settings import VERSION
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ _BATCH_MESSAGES = 100
 _BATCH_BYTES = 4 << 20
 _RETRY_S = 1.0
 _MAX_REASON = 500
-PROPERTY_PREFIX = "lsmq-dlq-"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +132,8 @@ class Undertaker:
 
     async def _bury(self, burial: Burial, tasks: Sequence[Task]) -> None:
         work, found = self._work, Found()
-        topic = await self._topic()
-        queue = self._queue(topic)
+        topic = await letter_topic(self._broker, work.settings.dead_letter_topic(work.topic.name))
+        queue = letter_queue(self._broker, topic, work.port.number, "dead_letter")
         await work.port.prepare(topic)
         places = burial.places
         await self._broker.in_readers(lambda: read_again(work.store, work.topic.id, places, _BATCH_BYTES, found))
@@ -156,24 +156,6 @@ class Undertaker:
             self._wake.set()
         _log.info("dead_letters", group=work.group, topic=work.topic.name, to=topic.name, messages=len(rows))
 
-    async def _topic(self) -> Topic:
-        """The topic of dead letters, made where there is none: a queue for each shard."""
-        name = self._work.settings.dead_letter_topic(self._work.topic.name)
-        try:
-            return await self._broker.topic(name)
-        except UnknownTopic:
-            topic, _ = await self._broker.create_topic(name, self._broker.topology.shard_count, TopicOptions())
-            return topic
-
-    def _queue(self, topic: Topic) -> int:
-        if topic.named:
-            raise named_for_dead_letters(topic)
-        number = self._work.port.number
-        for part in self._broker.ranges(topic):
-            if part.shard == number:
-                return part.first
-        raise too_few_queues(topic, self._broker.topology.shard_count)
-
     def _pack(
         self,
         topic: Topic,
@@ -182,94 +164,10 @@ class Undertaker:
         letters: Sequence[tuple[Record, tuple[int, int, int, str]]],
         names: Mapping[int, str],
     ) -> RecordBatch:
-        builder = BatchBuilder()
-        limit = self._broker.config.max_message_bytes
-        if topic.options.max_message_bytes is not None:
-            limit = min(limit, topic.options.max_message_bytes)
+        builder, work = BatchBuilder(), self._work
+        limit = letter_limit(self._broker, topic)
         for record, (_, _, count, reason) in letters:
-            self._add(builder, queue, record, count, reason, limit, names.get(record.queue))
+            says = origin(work.topic.name, work.topic.id, record, names.get(record.queue))
+            says |= {"group": work.group, "deliveries": count, "reason": reason[:_MAX_REASON]}
+            add_letter(builder, queue, record, says, limit)
         return RecordBatch(builder.build(producer_id=burial.producer_id, sequence=0), verify=False)
-
-    def _add(
-        self,
-        builder: BatchBuilder,
-        queue: int,
-        record: Record,
-        count: int,
-        reason: str,
-        limit: int,
-        queue_name: str | None,
-    ) -> None:
-        """The message with its key, tag and properties, and where it comes from.
-
-        One that is too large with that goes without its own properties and headers; and then cut, which
-        ``lsmq-dlq-cut`` says.
-        """
-        work = self._work
-        try:
-            header = decode_header(record.header)
-        except LsmqError:
-            header = RecordHeader()
-        own = {
-            f"{PROPERTY_PREFIX}{name}": str(value)
-            for name, value in (
-                ("topic", work.topic.name),
-                ("queue", record.queue),
-                ("queue-name", queue_name),
-                ("offset", record.offset),
-                ("id", message_id(work.topic.id, record.queue, record.offset)),
-                ("group", work.group),
-                ("deliveries", count),
-                ("reason", reason[:_MAX_REASON]),
-            )
-            if value is not None
-        }
-        body = record.body
-        for kept in (header, header._replace(properties={}, headers=())):
-            packed = BatchBuilder()
-            packed.add(
-                queue,
-                body,
-                key=kept.key,
-                tag=kept.tag,
-                properties={**kept.properties, **own},
-                headers=kept.headers,
-                kind=kept.type,
-            )
-            over = packed.size_bytes - limit
-            if over <= 0:
-                break
-        else:
-            own[f"{PROPERTY_PREFIX}cut"] = str(len(body))
-            body = body[: max(1, len(body) - over - len(f"{PROPERTY_PREFIX}cut") - 24)]
-        builder.add(
-            queue,
-            body,
-            key=kept.key,
-            tag=kept.tag,
-            priority=record.priority,
-            properties={**kept.properties, **own},
-            headers=kept.headers,
-            delete=bool(record.flags & Flag.DELETE),
-            kind=kept.type,
-        )
-
-
-def named_for_dead_letters(topic: Topic) -> InvalidRequest:
-    """A topic that dead letters would have to choose names in."""
-    return InvalidRequest(
-        f"topic {topic.name!r} has queues with names, and dead letters have none: delete it, so that it is made anew, "
-        "or choose another (dead_letter)",
-        topic=topic.name,
-    )
-
-
-def too_few_queues(topic: Topic, shards: int) -> InvalidRequest:
-    """A topic that cannot take dead letters of every shard."""
-    return InvalidRequest(
-        f"topic {topic.name!r} has {topic.queues} queues; one for dead letters needs at least {shards}, one for each "
-        "shard. Delete it, so that it is made anew, or choose another (dead_letter)",
-        topic=topic.name,
-        queues=topic.queues,
-        limit=shards,
-    )

@@ -19,11 +19,12 @@ from lsmq.errors import InvalidRequest, LsmqError, TooManyFilters
 from lsmq.filters import MessageFilter
 from lsmq.messages import RecordHeader
 from lsmq.record_batch import decode_header
+from lsmq_node.letters import Record
 from lsmq_node.storage.sieve import Picked
 
 from .ledger import MAX_OPEN
 from .queue_turns import QueueTurns, Turn
-from .reading import Found, Record, read_again, read_fresh
+from .reading import Found, read_again, read_fresh
 from .settings import Order, Settings
 from .tasks import State, Task
 from .turns import still_ready

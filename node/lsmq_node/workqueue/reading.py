@@ -13,27 +13,9 @@ import numpy as np
 
 from lsmq.errors import CorruptFile, OffsetOutOfRange
 from lsmq.record_batch import Column
+from lsmq_node.letters import Record, records_of
 from lsmq_node.storage import ShardStore, Slice
 from lsmq_node.storage.sieve import Picked
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A message as it lies in the store. ``key``: its hash; 0 for none."""
-
-    queue: int
-    offset: int
-    header: bytes
-    body: bytes
-    priority: int
-    stored_ms: int
-    flags: int
-    key: int
-    expires_ms: int = 0
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self.header) + len(self.body)
 
 
 @dataclass(slots=True)
@@ -228,8 +210,4 @@ def _next_offset(part: Slice, queue: int, start: int) -> int:
 
 def _records(part: Slice) -> Iterable[Record]:
     for batch in part.batches():
-        payload = batch.payload
-        for row, key in zip(batch.rows(), batch.of_messages(Column.KEY_HASH), strict=True):
-            _, queue, offset, start, body_at, end, stored_ms, priority, flags, expires_ms = row
-            header, body = payload[start:body_at].tobytes(), payload[body_at:end].tobytes()
-            yield Record(queue, offset, header, body, priority, stored_ms, flags, key, expires_ms)
+        yield from records_of(batch)

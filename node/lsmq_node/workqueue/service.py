@@ -10,12 +10,12 @@ from typing import Any
 from lsmq.errors import InvalidRequest, LsmqError, NotLeader, TooManyGroups
 from lsmq.filters import MessageFilter
 from lsmq_node.broker import Broker, Hold
+from lsmq_node.broker.letter_targets import check_target
 from lsmq_node.broker.placement import number_end
 from lsmq_node.groups import GroupService
 from lsmq_node.machines import MachineService
 from lsmq_node.storage import Topic
 
-from .burial import named_for_dead_letters, too_few_queues
 from .chunks import SETTINGS, prefix
 from .receipts import Receipt, decode_receipt, group_hash
 from .settings import FairBy, Order, Settings
@@ -170,6 +170,8 @@ class WorkService(MachineService[ShardWork]):
             hold.resize(size_bytes)
             if len(found) >= limit or size_bytes >= max_bytes:
                 break
+        if found:
+            self.broker.reads.flow.add(works[0].topic.name, len(found), size_bytes)
         return found
 
     async def _wait(self, works: Sequence[ShardWork], wanted: MessageFilter | None, deadline: float) -> None:
@@ -221,12 +223,9 @@ class WorkService(MachineService[ShardWork]):
                 field="weights",
             )
         name = settings.dead_letter_topic(topic.name)
-        count = self.broker.topology.shard_count
-        for known in self.broker.topology.topics.all():
-            if known.name == name and known.named:
-                raise named_for_dead_letters(known)
-            if known.name == name and len({part.shard for part in self.broker.ranges(known)}) < count:
-                raise too_few_queues(known, count)
+        known = self.broker.topology.topics.find(name)
+        if known is not None:
+            check_target(self.broker, known, "dead_letter")
         works = [await self.work(group, topic, shard) for shard in shards]
         for work in works:
             await work.put_settings(given)

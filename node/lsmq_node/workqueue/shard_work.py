@@ -22,6 +22,7 @@ from lsmq.record_batch import Column
 from lsmq_node.broker import Ack, ShardPort
 from lsmq_node.broker.placement import split_by_shard
 from lsmq_node.groups import Mode
+from lsmq_node.letters import Record
 from lsmq_node.machines import Offsets, ShardMachine, Step
 from lsmq_node.storage import Topic
 
@@ -30,7 +31,7 @@ from .chunks import BURIAL, SETTINGS, Chunk, prefix
 from .ledger import MAX_OPEN, Ledger
 from .picks import Picks
 from .queue_turns import QueueTurns, Turn
-from .reading import Found, Fresh, Record, Seen, Wanted, look, read_again, read_fresh
+from .reading import Found, Fresh, Seen, Wanted, look, read_again, read_fresh
 from .receipts import Receipt
 from .settings import FairBy, Order, Settings, decode_settings, encode_settings
 from .tasks import Changes, Refusal, State, Task

@@ -1,0 +1,133 @@
+"""Moves what has expired in the topics of one shard, while this node leads it.
+
+About once a second it asks the store what has expired (:mod:`lsmq_node.storage.lapses`), and puts two things in line in
+one piece: letters, in the target's queue in this shard, and that the messages are deleted where they were. Nothing is
+remembered but that: what is not deleted by then is found again, by whoever leads. Only a crash that tears the piece of
+the log between the two stores a letter twice.
+
+What cannot be moved waits, unseen by readers, and takes space: ``waiting`` says of which topics, and why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from lsmq.errors import LsmqError, RequestTooLarge, TooManyMessages, Unavailable, UnknownTopic
+from lsmq.record_batch import BatchBuilder, RecordBatch
+from lsmq_node.broker import Ack, ShardPort
+from lsmq_node.broker.letter_targets import letter_limit, letter_queue, letter_topic
+from lsmq_node.machines import ShardMachine, Step
+from lsmq_node.storage import Topic
+from lsmq_node.storage.lapses import Lapsed
+
+from .letter import add_letter, origin, records_of
+
+if TYPE_CHECKING:
+    from .service import LetterService
+
+_PERIOD_S = 1.0
+_AT_ONCE = 500
+_BYTES_AT_ONCE = 1 << 20
+EXPIRED = "expired"
+
+
+class Mover(ShardMachine):
+    """In one round of its store. Loop thread only."""
+
+    subject = "expired messages"
+
+    def __init__(self, service: LetterService, port: ShardPort) -> None:
+        super().__init__(service, port)
+        self._service = service
+        self._broker = service.broker
+        self._lapses = self.store.lapses.begin()
+        self._task: asyncio.Task[Any] | None = None
+        self._at_once = _AT_ONCE
+        #: By topic's id, the code of what keeps its expired messages from being moved.
+        self.waiting: dict[int, str] = {}
+
+    async def load(self, left: Any) -> None:
+        await self.barrier()
+        self._task = self._start(self._run())
+
+    def due(self) -> tuple[Step, ...]:
+        if self._task is not None and self._task.done():
+            self.break_off(Unavailable("moving what expires has ended; it begins again", sent=False))
+        return ()
+
+    def end(self) -> None:
+        super().end()
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        while self.is_current and not self._service.held.closed:
+            topics = self._lapses.topics()
+            self.waiting = {topic_id: code for topic_id, code in self.waiting.items() if topic_id in topics}
+            for topic_id in topics:
+                try:
+                    await self._move_all(topic_id)
+                    self.waiting.pop(topic_id, None)
+                except UnknownTopic:
+                    continue
+                except LsmqError as error:
+                    self._waits(topic_id, error)
+            await asyncio.sleep(_PERIOD_S)
+
+    def _waits(self, topic_id: int, error: LsmqError) -> None:
+        if isinstance(error, RequestTooLarge | TooManyMessages):  # The target may hold fewer.
+            self._at_once = 1
+        if self.waiting.get(topic_id) != error.code:
+            tell = self._log.info if error.retriable else self._log.warning
+            tell("expired_wait", shard=self.port.number, topic=topic_id, code=error.code, message=error.message)
+        self.waiting[topic_id] = error.code
+
+    async def _move_all(self, topic_id: int) -> None:
+        while self.is_current:
+            topic = self.store.topic_by_id(topic_id)
+            if topic.options.expired_to is None:
+                return
+            find = partial(self._lapses.find, topic_id, self._at_once, _BYTES_AT_ONCE)
+            lapsed = await self._broker.in_readers(find)
+            self.check()
+            if lapsed is None:
+                return
+            if len(lapsed.queues):
+                await self._move(topic, topic.options.expired_to, lapsed)
+            await self._broker.in_readers(partial(self._lapses.moved, lapsed))
+
+    async def _move(self, topic: Topic, to: str, lapsed: Lapsed) -> None:
+        target = await letter_topic(self._broker, to)
+        queue = letter_queue(self._broker, target, self.port.number, "expired_to")
+        await self.port.prepare(target)
+        names: dict[int, str] = {}
+        if topic.named:
+            # A number may be another queue's by now: then all of this is below where that begins, and has no name.
+            named = await self._broker.names.names_of(topic, set(lapsed.queues.tolist()))
+            firsts = dict(zip(lapsed.queues.tolist(), lapsed.offsets.tolist(), strict=True))
+            names = {number: each.name for number, each in named.items() if firsts[number] >= each.earliest}
+        batch = await self._broker.in_readers(
+            partial(_pack, topic, queue, lapsed, names, letter_limit(self._broker, target))
+        )
+        self.check()
+        self.port.check_writable(Ack.QUORUM)
+        await self.durable(self.port.wait(self._lapses.move(lapsed, target.id, batch), Ack.QUORUM))
+        self._service.moved += len(lapsed.queues)
+        self._log.info(
+            "expired_moved", shard=self.port.number, topic=topic.name, to=target.name, messages=len(lapsed.queues)
+        )
+
+
+def _pack(topic: Topic, queue: int, lapsed: Lapsed, names: Mapping[int, str], limit: int) -> RecordBatch:
+    builder = BatchBuilder()
+    for batch, places in lapsed.batches:
+        for record in records_of(batch):
+            if (record.queue, record.offset) not in places:
+                continue
+            says = origin(topic.name, topic.id, record, names.get(record.queue))
+            says |= {"reason": EXPIRED, "stored-ms": record.stored_ms, "expired-ms": record.expires_ms}
+            add_letter(builder, queue, record, says, limit)
+    return RecordBatch(builder.build(), verify=False)

@@ -1,0 +1,6 @@
+"""What monitoring and people are told by topic and by group: a bounded number, whatever there is."""
+
+from .metrics import MonitoringCollector
+from .service import Monitoring
+
+__all__ = ["Monitoring", "MonitoringCollector"]

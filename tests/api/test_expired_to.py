@@ -1,0 +1,125 @@
+"""What expires goes to another topic where its own says so: each message, with where it comes from, whatever breaks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from support.node_process import NodeProcess
+from support.waiting import eventually
+
+from .calls import Api
+
+KEPT_MS = 3_600_000
+
+
+def letters(api: Api, topic: str) -> list[dict[str, Any]]:
+    if api.get(f"/v1/topics/{topic}", None).status == 404:
+        return []
+    queues = api.get(f"/v1/topics/{topic}").json()["queues"]
+    return [message for queue in range(queues) for message in api.all_messages(topic, queue)]
+
+
+def comes(api: Api, topic: str, *bodies: str) -> list[dict[str, Any]]:
+    def are_there() -> bool:
+        return sorted(letter["body"] for letter in letters(api, topic)) == sorted(bodies)
+
+    eventually(are_there, f"these come to {topic}: {bodies}", 90)
+    return letters(api, topic)
+
+
+def come_at_least(api: Api, topic: str, count: int) -> None:
+    eventually(lambda: len(letters(api, topic)) >= count, f"{count} letters come", 90)
+
+
+def test_what_expires_is_moved_with_all_it_has_and_where_it_comes_from(api: Api, topic_name: str) -> None:
+    topic = topic_name
+    api.create(topic, 3, expired_to=f"{topic}.late")
+    own = {"key": "anna", "tag": "blue", "properties": {"n": "1"}, "priority": 3}
+    api.send(topic, {"queue": 2, "body": "goes", "ttl_ms": 100, **own}, {"queue": 2, "body": "stays"})
+    (letter,) = comes(api, f"{topic}.late", "goes")
+    found = letter["properties"]
+    assert (letter["key"], letter["tag"], letter["priority"], found["n"]) == ("anna", "blue", 3, "1")
+    where = [found[f"lsmq-dlq-{name}"] for name in ("topic", "queue", "offset", "reason")]
+    assert where == [topic, "2", "0", "expired"]
+    assert int(found["lsmq-dlq-expired-ms"]) == int(found["lsmq-dlq-stored-ms"]) + 100
+    assert api.all_bodies(topic, 2) == ["stays"]
+    usage = api.get(f"/v1/topics/{topic}/usage").json()
+    assert usage["dropped"]["lapsed"] == 1
+    metrics = api.get("/metrics").body.decode()
+    assert "lsmq_expired_moved_total" in metrics and "lsmq_expired_waiting_topics" in metrics
+
+
+def test_messages_of_named_queues_say_the_name(api: Api, topic_name: str) -> None:
+    topic = topic_name
+    api.call(
+        "PUT", f"/v1/topics/{topic}", {"queues": "named", "ttl_ms": 100, "expired_to": f"{topic}.late"}, status=201
+    )
+    api.send(topic, *({"queue": f"q.{number}", "body": f"{number}"} for number in range(5)))
+    found = comes(api, f"{topic}.late", *map(str, range(5)))
+    assert {each["properties"]["lsmq-dlq-queue-name"]: each["body"] for each in found} == {
+        f"q.{number}": f"{number}" for number in range(5)
+    }
+
+
+def test_an_option_that_is_set_later_holds_for_what_expires_then(api: Api, topic_name: str) -> None:
+    topic = topic_name
+    api.create(topic, 1, ttl_ms=60_000)
+    api.send(topic, {"body": "one", "ttl_ms": 1_500})
+    altered = api.call("PATCH", f"/v1/topics/{topic}", {"expired_to": f"{topic}.late"}, status=200).json()
+    assert altered["options"]["expired_to"] == f"{topic}.late"
+    comes(api, f"{topic}.late", "one")
+    back = api.call("PATCH", f"/v1/topics/{topic}", {"expired_to": None}, status=200).json()
+    assert "expired_to" not in back["options"]
+
+
+def test_a_topic_that_would_get_back_its_own_or_takes_no_letters_is_refused_by_name(api: Api, topic_name: str) -> None:
+    topic = topic_name
+
+    def refused(name: str, target: Any) -> str:
+        answer = api.call("PUT", f"/v1/topics/{name}", {"queues": 1, "expired_to": target}, status=400)
+        return str(answer.error["message"])
+
+    assert "come back" in refused(topic, topic)
+    api.create(f"{topic}.a", 1, expired_to=f"{topic}.b")
+    api.create(f"{topic}.b", 1, expired_to=f"{topic}.c")
+    circle = refused(f"{topic}.c", f"{topic}.a")
+    assert f"{topic}.c to {topic}.a to {topic}.b to {topic}.c" in circle
+    api.create(f"{topic}.c", 1)
+    answer = api.call("PATCH", f"/v1/topics/{topic}.c", {"expired_to": f"{topic}.a"}, status=400)
+    assert "come back" in answer.error["message"]
+    api.call("PUT", f"/v1/topics/{topic}.named", {"queues": "named"}, status=201)
+    assert "names" in refused(topic, f"{topic}.named")
+    assert "name" in refused(topic, "no/such name")
+
+
+def test_letters_that_the_target_has_no_room_for_wait_and_come_when_it_has(api: Api, topic_name: str) -> None:
+    topic = topic_name
+    api.create(f"{topic}.late", 1, max_messages=1)
+    api.create(topic, 1, expired_to=f"{topic}.late", ttl_ms=100)
+    api.send(f"{topic}.late", {"body": "in the way"})
+    api.send(topic, {"body": "a"}, {"body": "b"})
+    eventually(lambda: "lsmq_expired_waiting_topics 1.0" in api.get("/metrics").body.decode(), "they wait", 60)
+    assert api.all_bodies(topic, 0) == []
+    api.call("PATCH", f"/v1/topics/{topic}.late", {"max_messages": None}, status=200)
+    comes(api, f"{topic}.late", "in the way", "a", "b")
+
+
+def test_none_is_lost_when_the_node_is_killed_while_they_are_moved(make_node: Callable[..., NodeProcess]) -> None:
+    node = make_node(segment_bytes=256 * 1024, memtable_bytes=4 * 1024 * 1024).start()
+    api, count = Api(node.url), 6_000
+    api.create("t", 8, expired_to="late")
+    for first in range(0, count, 1_000):
+        numbers = range(first, first + 1_000)
+        api.send("t", *({"queue": n % 8, "body": f"{n}", "ttl_ms": 500 + n % 3_000} for n in numbers))
+    for part in (1, 2, 3):
+        come_at_least(api, "late", part * count // 5)
+        node.kill9()
+        api = Api(node.start().url)
+    eventually(lambda: len({letter["body"] for letter in letters(api, "late")}) == count, "all are moved", 90)
+    often = Counter(letter["body"] for letter in letters(api, "late"))
+    assert often.keys() == {f"{number}" for number in range(count)}
+    assert max(often.values()) <= 2, "none more often than a crash tore the log"
+    assert all(api.all_bodies("t", queue) == [] for queue in range(8))
+    assert api.get("/v1/topics/t/usage").json()["messages"] == 0
