@@ -31,20 +31,10 @@ async function group(into, name, query) {
     into.append(el("p", { class: "soft" }, "It has no members, and had none lately."));
   }
   const wanted = query.get("topic") ? [...new Set([query.get("topic"), ...found.topics.map((each) => each.topic)])] : found.topics.map((each) => each.topic);
-  const lags = await Promise.all(wanted.slice(0, 10).map(async (topic) => [topic, await lag(name, topic)]));
+  const lags = await Promise.all(wanted.slice(0, 10).map(async (topic) => [topic, await ask(`/v1/groups/${enc(name)}/lag?topic=${enc(topic)}`)]));
   if (lags.length) into.append(el("h2", {}, "Behind"), table("Lag", ["topic", "#messages", "#queues behind", "#most of one"], lags.map(([topic, each]) => [topic, count(each.lag), count(each.behind), count(each.largest)])));
   into.append(el("h2", {}, "Go on from somewhere else"), where(name, query, found.topics[0]?.topic ?? ""));
   if (query.get("to")) await preview(into, name, query, found.members.length);
-}
-
-/** Of the whole group: each shard is counted by the node that leads it. */
-async function lag(name, topic) {
-  const known = await ask(`/v1/topics/${enc(topic)}`), sum = { lag: 0, behind: 0, largest: 0 };
-  for (const route of known.routes) {
-    const own = await ask(`/v1/groups/${enc(name)}/lag?topic=${enc(topic)}&ranges=${route.first}-${route.end - 1}`);
-    sum.lag += own.lag; sum.behind += own.behind; sum.largest = Math.max(sum.largest, own.largest);
-  }
-  return sum;
 }
 
 /** The form that says where to. What it says stands in the address; a time as one that stays the same. */
