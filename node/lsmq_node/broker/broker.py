@@ -38,7 +38,7 @@ from .budget import ByteBudget, Hold
 from .elsewhere import ReadFrom
 from .fetched import Fetched
 from .forwarding import Forwarder
-from .letter_targets import check_expired_to
+from .letter_targets import check_moving
 from .pacing import Pace
 from .placement import QueueRange, queue_ranges, shard_of, split_by_shard
 from .queue_lists import QueueLists
@@ -141,7 +141,7 @@ class Broker:
         Raises ``TopicExists``, ``InvalidTopicName``, and what admission raises.
         """
         self.admission.create_topic(name, queues, options, self.topology.topics.all())
-        check_expired_to(self, name, options)
+        check_moving(self, name, options)
         return await self.topology.topics.create(name, queues, options)
 
     async def grow_topic(self, name: str, queues: int) -> Topic:
@@ -155,7 +155,7 @@ class Broker:
 
         def check(topic: Topic, options: TopicOptions) -> None:
             self.admission.topic_options(topic.queues, options)
-            check_expired_to(self, topic.name, options)
+            check_moving(self, topic.name, options)
 
         return await self.topology.topics.alter(name, changes, check)
 
