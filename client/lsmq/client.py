@@ -167,6 +167,7 @@ class Client(DeleteRequests, NamedQueueRequests, Asking, AsyncCloseable):
         order: Literal["ordinary", "strict"] | None = None,
         ttl_ms: int | None = None,
         expired_to: str | None = None,
+        dropped_to: str | None = None,
         retention_messages: int | None = None,
         max_messages: int | None = None,
         max_bytes: int | None = None,
@@ -183,8 +184,9 @@ class Client(DeleteRequests, NamedQueueRequests, Asking, AsyncCloseable):
         With ``queues="named"`` it has a queue for each name that is used, and those need not be made before; with
         ``forget_empty_ms`` names are forgotten that had no message to be read for so long.
         With ``ttl_ms`` its messages are delivered for so long, or for their own time to live if that is less; with
-        ``expired_to`` they go to that topic then. With ``order="strict"`` a key stays in its queue even when the topic
-        grows. With ``cleanup="compact"`` of each key the last message is kept: see :meth:`latest`.
+        ``expired_to`` they go to that topic then, and with ``dropped_to`` what ``overflow`` drops. With
+        ``order="strict"`` a key stays in its queue even when the topic grows. With ``cleanup="compact"`` of each key
+        the last message is kept: see :meth:`latest`.
         A topic that is there with the same options is returned as well unless ``exist_ok`` is false. Raises
         ``TopicExists`` otherwise, and ``InvalidTopicName``.
         """
@@ -197,6 +199,7 @@ class Client(DeleteRequests, NamedQueueRequests, Asking, AsyncCloseable):
             "order": order,
             "ttl_ms": ttl_ms,
             "expired_to": expired_to,
+            "dropped_to": dropped_to,
             "retention_messages": retention_messages,
             "max_messages": max_messages,
             "max_bytes": max_bytes,

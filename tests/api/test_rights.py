@@ -275,6 +275,17 @@ def test_a_tenant_has_all_that_begins_with_its_prefix_and_sees_nothing_else(real
     assert refused.error["field"] == "prefix"
 
 
+def test_whoever_has_messages_moved_to_a_topic_may_write_to_it(realm: Realm) -> None:
+    _, tenant = realm.somebody(("tenant", "mine."))
+    over = {"queue_max_messages": 1, "overflow": "drop_oldest"}
+    for moving in ({"expired_to": "t"}, {"dropped_to": "t", **over}):
+        refused = tenant.call("PUT", "/v1/topics/mine.a", {"queues": 1, **moving}, status=403)
+        assert refused.error["right"] == "write topic t"
+    tenant.create("mine.a", 1, expired_to="mine.late", **over)
+    assert tenant.call("PATCH", "/v1/topics/mine.a", {"dropped_to": "t"}, status=403).error["right"] == "write topic t"
+    tenant.call("PATCH", "/v1/topics/mine.a", {"dropped_to": "mine.over", "expired_to": None}, status=200)
+
+
 def test_each_topic_of_a_request_for_many_is_looked_at(realm: Realm) -> None:
     _, some = realm.somebody(rights=(("producer-group", "*", "write"), ("topic", "mine", "write")))
     realm.admin.create("mine", 1)
