@@ -14,6 +14,8 @@ from lsmq.errors import LsmqError
 #: A node that has not answered by then is told to be silent.
 SILENCE_S: Final = 3.0
 _NOT_READY: Final = 503
+#: So many shards are named of those that a node is behind in.
+_NAMED: Final = 10
 _HELP: Final = "docs/operations.md says what to do when"
 
 
@@ -56,6 +58,8 @@ async def readiness(client: Client, url: str, timeout_s: float = SILENCE_S) -> R
         return Readiness(tuple(found["reasons"]), tuple(found.get("warnings", ())))
     except LsmqError as error:
         return Readiness(silent=error.message)
+    except (KeyError, TypeError):
+        return Readiness(silent=f"what answers at {url} is no LSMQ node")
 
 
 async def examine(client: Client) -> tuple[ClusterInfo, list[Problem]]:
@@ -82,7 +86,7 @@ def problems(cluster: ClusterInfo, said: Mapping[str, Readiness]) -> list[Proble
         found.insert(0, Problem("cluster", "nobody leads its control plane, and it cannot change", remedy))
     found += [problem for node in nodes for problem in _silent(node, said[node.id])]
     found += [Problem(f"node {node.id}", reason, _HELP) for node in nodes for reason in said[node.id].reasons]
-    found += [problem for shard in cluster.shards for problem in _behind(shard)]
+    found += _behind(cluster)
     found += [Problem(f"node {node.id}", warning, _HELP) for node in nodes for warning in said[node.id].warnings]
     return found
 
@@ -92,6 +96,8 @@ def _silent(node: NodeInfo, said: Readiness) -> Iterator[Problem]:
     if said.silent is not None:
         remedy = f"Start it, or see why {node.url} cannot be reached from here"
         yield Problem(where, f"does not answer ({said.silent})", remedy)
+        for told in node.problems:  # What it could not say itself it has said to the others.
+            yield Problem(where, told, _HELP)
     elif node.alive is False and not said.reasons:
         yield Problem(where, "answers here, and the control plane does not hear of it", "See whether nodes reach it")
 
@@ -103,11 +109,15 @@ def _leaderless(shard: ShardInfo) -> Iterator[Problem]:
         yield Problem(f"shard {shard.id}", what, "See lsmq shard list" if shard.problem else remedy)
 
 
-def _behind(shard: ShardInfo) -> Iterator[Problem]:
-    missing = out_of_sync(shard)
-    if missing:
-        remedy = "It catches up by itself while its node runs: lsmq shard list"
-        yield Problem(f"shard {shard.id}", f"not in sync at {', '.join(missing)}", remedy)
+def _behind(cluster: ClusterInfo) -> Iterator[Problem]:
+    behind: dict[str, list[int]] = {}
+    for shard in cluster.shards:
+        for node in out_of_sync(shard):
+            behind.setdefault(node, []).append(shard.id)
+    for node, shards in sorted(behind.items()):
+        named = ", ".join(map(str, shards[:_NAMED])) + (", ..." if len(shards) > _NAMED else "")
+        what = f"{len(shards)} of its replicas {'is' if len(shards) == 1 else 'are'} not in sync (shard {named})"
+        yield Problem(f"node {node}", what, "They catch up by themselves while it runs: lsmq shard list")
 
 
 def out_of_sync(shard: ShardInfo) -> Sequence[str]:

@@ -283,9 +283,10 @@ class Receipts:
         self._count = 0
 
     def _append_run(self, batch: PendingBatch, start: int, end: int) -> None:
-        if end > start:
-            self._count += end - start
-            self._runs.append((batch, start, end))
+        self._count += end - start
+        if self._runs and self._runs[-1][0] is batch and self._runs[-1][2] == start:
+            start = self._runs.pop()[1]
+        self._runs.append((batch, start, end))
 
     def __len__(self) -> int:
         return self._count

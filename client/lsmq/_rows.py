@@ -12,7 +12,6 @@ from operator import index
 from types import NoneType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import msgpack
 import xxhash
 
 from lsmq.errors import InvalidRequest, LsmqError, MessageTooLarge, UnknownQueue
@@ -27,6 +26,7 @@ from lsmq.messages import (
     check_tag,
     check_type,
     encode_header,
+    key_headers,
     tag_hash,
 )
 from lsmq.partitioners import Partitioner
@@ -429,10 +429,9 @@ def _properties(value: Any, count: int) -> Any:
 def _headers(count: int, keys: Any, tags: Any, types: Any, properties: Any) -> list[bytes] | bytes:
     """Of each row, or of all, what :func:`.messages.encode_header` makes."""
     if isinstance(keys, list) and tags is types is properties is None:
-        pack = msgpack.Packer().pack
         if None in keys:
-            return [pack((key,)) if key is not None else b"" for key in keys]
-        return [pack((key,)) for key in keys]
+            return [encode_header(key, None, None) for key in keys]
+        return key_headers(keys, None)
     if not any(isinstance(each, list) for each in (keys, tags, types, properties)):
         return encode_header(keys, tags, properties, None, types)
     columns = [each if isinstance(each, list) else [each] * count for each in (keys, tags, properties, types)]

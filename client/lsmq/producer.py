@@ -12,7 +12,8 @@ from typing import Any, Self, Unpack
 
 from lsmq import runtime
 from lsmq._batch_receipts import BatchReceipt
-from lsmq._message_parts import NO_EXTRAS, Body, Extras, parts_of
+from lsmq._many_sending import send_many
+from lsmq._message_parts import Body, Extras, parts_of
 from lsmq._receipts import NamedPendingBatch, PendingBatch, Receipt, Receipts, Sent, stored_before
 from lsmq._shard_sender import Identity, ProducerStats, SenderOptions, ShardSender
 from lsmq._unclosed_producers import open_producers, warn_of_unclosed
@@ -36,10 +37,10 @@ from lsmq.messages import (
     dedupe_queue,
     due_value,
     encode_header,
-    header_bound,
-    key_and_body,
     key_hash,
     named_dedupe_hash,
+    tag_hash,
+    type_hash,
     whole_queue,
 )
 from lsmq.partitioners import Partitioner
@@ -348,31 +349,8 @@ class Producer:
             await self.start()
         assert self._topic is not None
         receipts = Receipts(self._topic.id)
-        last: PendingBatch | None = None
-        start = index = 0
-        add = self._add
-        try:
-            for message in messages:
-                key, body = key_and_body(message) if isinstance(message, tuple) else (None, message)
-                try:
-                    batch = add(body, key, tag, queue, extras)
-                except BufferFull:
-                    # The receipt must not hold a run that another task adds to meanwhile.
-                    later: MessageOptions = {"delay_ms": delay_ms, "deliver_at_ms": deliver_at_ms} if due_ms else {}
-                    options: MessageOptions = {"key": key, "tag": tag, "queue": queue, **later}
-                    batch = (await self.send(body, **options))._batch
-                place = len(batch.queues) - 1
-                if batch is last and place == index:
-                    index += 1
-                    continue
-                if last is not None:
-                    receipts._append_run(last, start, index)
-                last, start, index = batch, place, place + 1
-                if place == 0:
-                    await asyncio.sleep(0)
-        finally:
-            if last is not None:
-                receipts._append_run(last, start, index)
+        later: MessageOptions = {"delay_ms": delay_ms, "deliver_at_ms": deliver_at_ms} if due_ms else {}
+        await send_many(self, messages, receipts, tag, queue, extras, later)
         return receipts
 
     async def send_batch(
@@ -437,17 +415,15 @@ class Producer:
             check_key(key)
         if tag is not None and not (type(tag) is str and tag.isascii()):
             check_tag(tag)
-        size_bytes = len(body)
-        found = NO_EXTRAS if extras is None else extras
-        properties, headers, priority, delete, kind, ttl_ms, due_ms, dedupe, position = found
-        if properties or headers or kind is not None:
-            size_bytes += len(encode_header(key, tag, properties, headers, kind))
+        header, dedupe, position = b"", 0, None
+        if extras is not None:
+            dedupe, position = extras.dedupe, extras.position
+            header = encode_header(key, tag, extras.properties, extras.headers, extras.type)
         elif key is not None or tag is not None:
-            size_bytes += header_bound(key, tag)
+            header = encode_header(key, tag, None)
+        size_bytes = len(body) + len(header)
         if size_bytes > self._max_message_bytes:
-            size_bytes = len(body) + len(encode_header(key, tag, properties, headers, kind))
-            if size_bytes > self._max_message_bytes:
-                raise self._too_large(size_bytes, "max_message_bytes", self._max_message_bytes)
+            raise self._too_large(size_bytes, "max_message_bytes", self._max_message_bytes)
         size_bytes += _OVERHEAD_BYTES
         if self._buffered_bytes + size_bytes > self._max_buffer_bytes:
             if size_bytes > self._max_buffer_bytes:
@@ -457,7 +433,7 @@ class Producer:
                 " await send(), or raise max_buffer_bytes",
                 limit_bytes=self._max_buffer_bytes,
             )
-        hashed: int | None = None
+        hashed = 0
         name: str | None = None
         in_turn = False
         if queue is not None:
@@ -468,7 +444,8 @@ class Producer:
                     size_bytes += len(name)
                 else:
                     queue = whole_queue(queue)
-            self._topic.check_queue(queue)
+            if not 0 <= queue < self._queues:
+                self._topic.check_queue(queue)
         elif self._partitioner is not None:
             queue = self._partitioner(key, body, self._queues if key is None else self._key_queues)
             queue = whole_queue(queue, "what the partitioner returned")
@@ -511,22 +488,22 @@ class Producer:
             assert isinstance(batch, NamedPendingBatch)
             queue = batch.place(name)
             dedupe = dedupe and named_dedupe_hash(dedupe, name)
-        if key is None and tag is None and extras is None:
-            builder.add_body(queue, body)
+        if key is not None and not hashed:
+            hashed = key_hash(key)
+        if extras is None:
+            builder.add_packed(queue, body, header, hashed, 0 if tag is None else tag_hash(tag))
         else:
-            builder.add(
+            builder.add_packed(
                 queue,
                 body,
-                key=key,
-                tag=tag,
-                priority=priority,
-                properties=properties,
-                headers=headers,
-                delete=delete,
-                kind=kind,
-                ttl_ms=ttl_ms,
-                due_ms=due_ms,
-                key_hash_hint=hashed,
+                header,
+                hashed,
+                0 if tag is None else tag_hash(tag),
+                priority=extras.priority,
+                delete=extras.delete,
+                type_hash=0 if extras.type is None else type_hash(extras.type),
+                due_ms=extras.due_ms,
+                ttl_ms=extras.ttl_ms,
                 dedupe_hash=dedupe,
             )
         if position is not None:

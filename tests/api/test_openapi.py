@@ -162,6 +162,7 @@ def test_every_answer_fits_the_document(
     fits("getOffsets", "GET", f"{topic}/offsets?time_ms=0")
     fits("fetchBatches", "POST", f"{topic}/fetch", {"queues": [0], "offsets": [0]})
     fits("commitOffsets", "POST", "/v1/groups/g/offsets", {"topic": topic_name, "queues": [0], "offsets": [1]})
+    fits("previewReset", "GET", f"/v1/groups/g/reset?topic={topic_name}&to=earliest")
     fits("resetGroup", "POST", "/v1/groups/g/reset", {"topic": topic_name, "to": "earliest"})
     fits("getCommittedOffsets", "GET", f"/v1/groups/g/offsets?topic={topic_name}")
     group = f"/v1/groups/{topic_name}"

@@ -96,6 +96,19 @@ def test_the_token_of_a_profile_is_shown_to_its_cluster_alone(lsmq: Run, guarded
     assert b"unauthenticated" in refused.stderr
 
 
+def test_who_may_monitor_may_watch(lsmq: Run, guarded: NodeProcess, tmp_path: Path) -> None:
+    lsmq("profile", "add", "mine", "--url", guarded.url, "--token-file", guarded.data / "admin.token")
+    for name, roles in (("watcher", ("--role", "monitor")), ("nobody", ())):
+        file = tmp_path / f"{name}.token"
+        lsmq("token", "create", name, *roles, "--out", file, "--profile", "mine")
+        lsmq("profile", "add", name, "--url", guarded.url, "--token-file", file)
+    look = json.loads(lsmq("top", "--once", "--json", "--profile", "watcher").stdout)
+    assert look["well"] and [node["node"] for node in look["nodes"]] == ["local"]
+    assert lsmq("status", "--profile", "watcher").stdout.startswith(b"well: 1 node")
+    for command in ("top", "status"):
+        assert b"error: forbidden: " in lsmq(command, "--profile", "nobody", code=1).stderr
+
+
 def test_profiles_are_files_of_the_users_alone_without_tokens(lsmq: Run, guarded: NodeProcess, profiles: Path) -> None:
     token = guarded.data / "admin.token"
     relative = os.path.relpath(token)

@@ -224,6 +224,18 @@ def test_prometheus_takes_the_rules_and_the_expressions_of_the_dashboard(tmp_pat
 
 
 @needs_promtool
+def test_prometheus_takes_the_configuration_in_the_docs(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "monitoring.md").read_text()
+    found = re.search(r"```yaml\n(# prometheus.yml\n.*?)```", page, re.DOTALL)
+    assert found is not None
+    (job,) = yaml.safe_load(found[1])["scrape_configs"]
+    assert re.fullmatch("lsmq.*", job["job_name"])
+    config = tmp_path / "prometheus.yml"
+    config.write_text(found[1])
+    promtool("check", "config", "--syntax-only", config)
+
+
+@needs_promtool
 def test_alerts_fire_when_they_should_and_not_before() -> None:
     promtool("test", "rules", Path(__file__).with_name("alerts_test.yml"))
 

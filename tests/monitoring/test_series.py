@@ -86,6 +86,7 @@ def test_what_a_producer_repeats_is_not_counted_again(shared_node: NodeProcess, 
     become(api, "lsmq_topic_written_messages_total", {(topic_name,): 2}, topic=topic_name)
 
 
+@pytest.mark.slow
 def test_the_lag_of_a_group_is_what_it_has_not_committed(api: Api, topic_name: str) -> None:
     api.create(topic_name, 3)
     for queue in range(3):
@@ -104,6 +105,7 @@ def test_the_lag_of_a_group_is_what_it_has_not_committed(api: Api, topic_name: s
     become(api, "lsmq_group_lag_messages", {}, topic=topic_name)
 
 
+@pytest.mark.slow
 def test_the_lag_in_queues_by_name_is_that_of_those_that_are_there(api: Api, topic_name: str) -> None:
     api.call("PUT", f"/v1/topics/{topic_name}", {"queues": "named"})
     for name in ("a", "b", "c"):
@@ -123,6 +125,7 @@ def test_the_lag_in_queues_by_name_is_that_of_those_that_are_there(api: Api, top
     become(api, "lsmq_group_lag_messages", {("readers", topic_name): 0}, topic=topic_name)
 
 
+@pytest.mark.slow
 def test_the_busiest_topics_and_the_groups_furthest_behind_have_series_of_their_own(
     make_node: Callable[..., NodeProcess],
 ) -> None:
@@ -146,6 +149,7 @@ def test_the_busiest_topics_and_the_groups_furthest_behind_have_series_of_their_
     assert after["t0",] == 1_000 and after[OTHERS,] == before[OTHERS,], "what others were written stays theirs"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("series", [0, 3])
 def test_metrics_do_not_grow_with_queues_topics_and_groups(make_node: Callable[..., NodeProcess], series: int) -> None:
     api = Api(make_node(metrics_series=series).start().url)

@@ -37,15 +37,18 @@ class LiveScreen:
         with Live(console=console, screen=True, auto_refresh=False) as live, _keys(self._pressed):
             loop.add_signal_handler(signal.SIGTERM, self._end)
             loop.add_signal_handler(signal.SIGWINCH, self._changed.set)
+            looking = asyncio.create_task(self._look_on())
+            looking.add_done_callback(lambda task: self._changed.set())
             try:
-                async with asyncio.TaskGroup() as tasks:
-                    looking = tasks.create_task(self._look_on())
-                    while not self._ended:
-                        live.update(self._drawn(console), refresh=True)
-                        await self._changed.wait()
-                        self._changed.clear()
-                    looking.cancel()
+                while not self._ended:
+                    live.update(self._drawn(console), refresh=True)
+                    await self._changed.wait()
+                    self._changed.clear()
+                    if looking.done():
+                        await looking  # It ends with a failure alone, which is raised here.
             finally:
+                looking.cancel()
+                await asyncio.gather(looking, return_exceptions=True)
                 loop.remove_signal_handler(signal.SIGTERM)
                 loop.remove_signal_handler(signal.SIGWINCH)
 
@@ -81,7 +84,14 @@ def _keys(pressed: Callable[[str], None]) -> Iterator[None]:
     terminal, loop = sys.stdin.fileno(), asyncio.get_running_loop()
     before = termios.tcgetattr(terminal)
     tty.setcbreak(terminal)
-    loop.add_reader(terminal, lambda: pressed(os.read(terminal, 1).decode(errors="replace")))
+
+    def read() -> None:
+        try:
+            pressed(os.read(terminal, 1).decode(errors="replace"))
+        except OSError:  # The terminal is gone.
+            pressed("")
+
+    loop.add_reader(terminal, read)
     try:
         yield
     finally:

@@ -84,6 +84,7 @@ TOPIC_OPTIONS: dict[str, Any] = {
         "null: it goes.",
         null=True,
     ),
+    "dropped_to": text("The same for what `overflow` drops of what was there; not with `drop_newest`.", null=True),
     "forget_empty_ms": integer(
         1,
         2**63 - 1,

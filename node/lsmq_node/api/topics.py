@@ -22,6 +22,7 @@ from lsmq.errors import (
 from lsmq.queue_names import NAMED, SLOTS
 from lsmq_node.rights import Action, Kind
 from lsmq_node.storage import Topic, TopicOptions
+from lsmq_node.storage.topic_options import MOVING
 
 from . import schemas
 from .arrays import parse_ranges
@@ -102,8 +103,9 @@ async def create_topic(call: Call) -> web.StreamResponse:
 
 def _check_may_move(call: Call, options: dict[str, Any]) -> None:
     """Whoever has messages moved to a topic must be one who may write to it. Raises ``Forbidden``."""
-    if options.get("expired_to") is not None:
-        call.asker.check(Kind.TOPIC, options["expired_to"], Action.WRITE)
+    for option in MOVING:
+        if options.get(option) is not None:
+            call.asker.check(Kind.TOPIC, options[option], Action.WRITE)
 
 
 @ROUTES.put(

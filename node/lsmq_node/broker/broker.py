@@ -41,7 +41,7 @@ from .budget import ByteBudget, Hold
 from .elsewhere import ReadFrom
 from .fetched import Fetched
 from .forwarding import Forwarder
-from .letter_targets import check_expired_to
+from .letter_targets import check_moving
 from .pacing import Pace
 from .placement import QueueRange, queue_ranges, shard_of, split_by_shard
 from .queue_lists import QueueLists
@@ -163,7 +163,7 @@ class Broker:
                 await alone.enter_async_context(self._making)
             known = self.topology.topics.all()
             self.admission.create_topic(name, queues, options, known)
-            check_expired_to(self, name, options)
+            check_moving(self, name, options)
             there = next((topic for topic in known if topic.name == name), None)
             made_by = by if there is None else there.options.made_by
             if there is None and by is not None:
@@ -185,7 +185,7 @@ class Broker:
 
         def check(topic: Topic, options: TopicOptions) -> None:
             self.admission.topic_options(topic.queues, options)
-            check_expired_to(self, topic.name, options)
+            check_moving(self, topic.name, options)
 
         return await self.topology.topics.alter(name, changes, check)
 

@@ -12,10 +12,8 @@ from lsmq_node.broker import Background, Broker
 from .lags import GroupLags
 from .traffic import TopicTraffic
 
+#: Between two counts of the same.
 _PERIOD_S: Final = 5.0
-#: Lags are counted so often at most, and for this part of the time.
-_LAG_PERIOD_S: Final = 15.0
-_LAG_SHARE: Final = 0.05
 
 
 class Monitoring:
@@ -38,13 +36,19 @@ class Monitoring:
         await self._background.stop()
 
     async def _go_on(self) -> None:
-        gathered = due = runtime.monotonic()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._gather_on())
+            tasks.create_task(self._count_on())
+
+    async def _gather_on(self) -> None:
+        gathered = runtime.monotonic()
         while True:
             began = runtime.monotonic()
             await self.traffic.gather(began - gathered)
             gathered = began
-            if began >= due or not self.lags.is_complete:
-                await self.lags.count()
-                ended = runtime.monotonic()
-                due = began + max(_LAG_PERIOD_S, (ended - began) / _LAG_SHARE)
+            await asyncio.sleep(_PERIOD_S)
+
+    async def _count_on(self) -> None:
+        while True:
+            await self.lags.count()
             await asyncio.sleep(_PERIOD_S)

@@ -240,10 +240,7 @@ class ShardStore:
         return self._catalog.create(name, queues, options or TopicOptions(), topic_id, first, end)
 
     def grow_topic(self, name: str, queues: int, end: int | None = None) -> Topic:
-        """Give a topic more queues at its end. Durable on return; no effect when it has that many.
-
-        Of those, this shard holds some below ``end``; by default all.
-        """
+        """Give a topic more queues, those below ``end`` (by default all) on this shard. Durable on return."""
         return self._catalog.grow(name, queues, end)
 
     def alter_topic(self, name: str, options: TopicOptions) -> Topic:
