@@ -88,6 +88,17 @@ def test_bytes_of_a_principal_are_paid_for_by_his_requests_after(realm: Realm) -
     neighbour.send("t", {"body": "x", "queue": 0})
 
 
+def test_bodies_count_that_come_to_nothing_or_do_not_say_their_length(realm: Realm) -> None:
+    unknown = json.dumps({"messages": [{"body": "x" * 400_000, "unknown": 1}]}).encode()
+    good = json.dumps({"messages": [{"body": "x" * 400_000, "queue": 0}]}).encode()
+    for body, status in ((unknown, 400), (iter([good[:1_000], good[1_000:]]), 200)):
+        _, flood = limited(realm, bytes_per_s=100_000)
+        headers = {"Content-Type": "application/json"}
+        flood.call("POST", "/v1/topics/t/messages", body=body, headers=headers, status=status)
+        refused = flood.get("/v1/topics/t", None)
+        assert (refused.status, refused.error["setting"]) == (429, "principal_bytes_per_s")
+
+
 def test_a_principal_holds_so_many_requests_and_others_are_held_beside(realm: Realm) -> None:
     _, poller = limited(realm, open_requests=2)
     _, neighbour = limited(realm)
