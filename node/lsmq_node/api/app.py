@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
 
 from aiohttp import web
 
@@ -21,7 +20,7 @@ from lsmq.errors import (
 )
 from lsmq_coordinator.auth import VERIFIED
 from lsmq_coordinator.http_status import status_of
-from lsmq_node.broker import asking, client_of
+from lsmq_node.broker import Limited, asking, client_of
 from lsmq_node.config import NodeConfig
 from lsmq_node.metrics import HttpMetrics
 from lsmq_node.node import Node
@@ -129,12 +128,12 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
         status = 499  # The caller went away: what remains when nothing below says otherwise.
         asker: Asker | None = None
         refusal_of: LsmqError | None = None
-        principal: str | None = None
+        limited: str | None = None  # the principal whose request is open, where he has limits
         is_admitted, answered_bytes = False, 0
         try:
             # What another node passed on counts among its client's there.
             client = None if VERIFIED in request else client_of(request.remote)
-            with broker.budget.hold(client) as hold, ExitStack() as leaving:
+            with broker.budget.hold(client) as hold:
                 is_counted = client is not None and route.tag != SYSTEM_TAG
                 if client is not None and is_counted:
                     await broker.request_pace.wait(client, requests_per_s, 1)
@@ -142,12 +141,15 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
                 asker = Asker(rights, access, _shown(request, config) if asks else _NOTHING)
                 await asker.identify()
                 asking.set(asker.name)
-                principal = asker.name if is_counted else None
-                if principal is not None:
-                    if isinstance(request.protocol, HttpConnection):
-                        request.protocol.seat(allowances).take(principal)
-                    leaving.enter_context(allowances.open_request(principal))
-                    await allowances.pace(principal)
+                connection = request.protocol if is_counted else None
+                if is_counted and asker.name is not None and allowances.is_limited(asker.name):
+                    if isinstance(connection, HttpConnection):
+                        connection.seat(allowances).take(asker.name)
+                    allowances.add(Limited.OPEN_REQUESTS, asker.name)
+                    limited = asker.name
+                    await allowances.pace(limited)
+                elif isinstance(connection, HttpConnection):
+                    connection.leave_seat()
                 is_admitted = client is not None
                 call = Call(request, node, route, hold, asker)
                 if asker.cookie is not None:
@@ -175,8 +177,10 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
             if is_admitted and not route.is_stream:  # Also where it came to nothing: its body was read.
                 moved_bytes = request.content.total_bytes + answered_bytes
                 broker.byte_pace.took(client_of(request.remote), bytes_per_s, moved_bytes)
-                if principal is not None:
-                    allowances.took_bytes(principal, moved_bytes)
+                if limited is not None:
+                    allowances.took_bytes(limited, moved_bytes)
+            if limited is not None:
+                allowances.remove(Limited.OPEN_REQUESTS, limited)
             if audit.on and VERIFIED not in request and (noted or isinstance(refusal_of, _REFUSALS)):
                 _note(audit, route, request, asker, status, refusal_of)
             elif audit.on and asker is not None and isinstance(refusal_of, TooManyRequests | TooManyConnections):

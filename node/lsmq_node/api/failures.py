@@ -68,18 +68,24 @@ class HttpConnection(web.RequestHandler):
 
     __slots__ = ("_seat",)
 
+    def __init__(self, *given: Any, **settings: Any) -> None:
+        super().__init__(*given, **settings)
+        self._seat: Seat | None = None
+
     def seat(self, allowances: Allowances) -> Seat:
         """Its place among the connections of whoever asks by it."""
-        seat: Seat | None = getattr(self, "_seat", None)
-        if seat is None:
-            seat = self._seat = Seat(allowances)
-        return seat
+        if self._seat is None:
+            self._seat = Seat(allowances)
+        return self._seat
+
+    def leave_seat(self) -> None:
+        """Whoever asks by it now has no limits."""
+        if self._seat is not None:
+            self._seat.leave()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
-        seat: Seat | None = getattr(self, "_seat", None)
-        if seat is not None:
-            seat.leave()
+        self.leave_seat()
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None

@@ -118,7 +118,7 @@ async def _listening_http(node: Node, listener: socket.socket, tls: Certificates
         HttpConnection,
         runner.server,
         loop=asyncio.get_running_loop(),
-        access_log=None,  # type: ignore[arg-type]  # None is none, as in AppRunner.
+        access_log=None,  # None is none, as in AppRunner.
         auto_decompress=False,  # see .bodies, which knows a limit
         keepalive_timeout=KEEPALIVE_S,
     )

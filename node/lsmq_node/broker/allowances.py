@@ -8,8 +8,7 @@ nothing is not kept, so memory is for what there is.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Hashable, Mapping, Sequence
 from contextvars import ContextVar
 from enum import StrEnum
 from types import MappingProxyType
@@ -47,6 +46,8 @@ class Limited(StrEnum):
     GROUPS = "groups"  # of consumers
     TRANSACTIONS = "transactions"  # open, or not delivered
     PRODUCERS = "producers"  # idempotent ones that begin
+
+    __hash__ = str.__hash__  # That of Enum is written in Python, and asked for at each request.
 
     @property
     def setting(self) -> str:
@@ -87,6 +88,7 @@ class Allowances:
 
     def __init__(self, config: NodeConfig) -> None:
         self.defaults: Mapping[Limited, int] = {each: getattr(config, each.setting) for each in Limited}
+        self._is_anybody_limited = any(self.defaults.values())
         #: By principal, what was set for him.
         self.own: Own = MappingProxyType({})
         self.requests = Pace("requests", Limited.REQUESTS_PER_S.setting)
@@ -95,6 +97,10 @@ class Allowances:
         self._counts: dict[tuple[Limited, str], int] = {}
         self._producers = Debts()
         self._producer_expiry_s = config.producer_expiry_ms / 1000
+
+    def is_limited(self, principal: str) -> bool:
+        """Whether he has any limits: of others nothing need be counted."""
+        return self._is_anybody_limited or principal in self.own
 
     def limit(self, what: Limited, principal: str) -> int:
         own = self.own.get(principal)
@@ -116,15 +122,6 @@ class Allowances:
         left = self._counts.pop((what, principal)) - 1
         if left:
             self._counts[what, principal] = left
-
-    @contextmanager
-    def open_request(self, principal: str) -> Iterator[None]:
-        """A request is open in this block. Raises ``TooManyRequests``."""
-        self.add(Limited.OPEN_REQUESTS, principal)
-        try:
-            yield
-        finally:
-            self.remove(Limited.OPEN_REQUESTS, principal)
 
     async def pace(self, principal: str) -> None:
         """Take a request; return when the principal may go on. Raises ``TooManyRequests``."""
