@@ -26,7 +26,7 @@ def topic_document(state: ClusterState, topic: Topic) -> Document:
         "id": topic.id,
         "queues": topic.queues,
         **({"named": True} if topic.named else {}),
-        "options": {name: value for name, value in topic.options.items() if name != "named"},
+        "options": {name: value for name, value in topic.options.items() if name not in ("made_by", "named")},
         "created_ms": topic.created_ms,
         "ranges": [[run.first, run.end, run.shard] for run in topic.ranges],
         "version": state.version,

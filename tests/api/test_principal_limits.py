@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from lsmq import Client
+from lsmq import Client, Consumer, Producer
 from lsmq.errors import TooManyRequests
 from support.node_process import NodeProcess
 from support.waiting import PATIENCE_S, eventually
@@ -86,6 +86,17 @@ def test_bytes_of_a_principal_are_paid_for_by_his_requests_after(realm: Realm) -
     assert refused.error["setting"] == "principal_bytes_per_s"
     _, neighbour = limited(realm)
     neighbour.send("t", {"body": "x", "queue": 0})
+
+
+def test_bodies_count_that_come_to_nothing_or_do_not_say_their_length(realm: Realm) -> None:
+    unknown = json.dumps({"messages": [{"body": "x" * 400_000, "unknown": 1}]}).encode()
+    good = json.dumps({"messages": [{"body": "x" * 400_000, "queue": 0}]}).encode()
+    for body, status in ((unknown, 400), (iter([good[:1_000], good[1_000:]]), 200)):
+        _, flood = limited(realm, bytes_per_s=100_000)
+        headers = {"Content-Type": "application/json"}
+        flood.call("POST", "/v1/topics/t/messages", body=body, headers=headers, status=status)
+        refused = flood.get("/v1/topics/t", None)
+        assert (refused.status, refused.error["setting"]) == (429, "principal_bytes_per_s")
 
 
 def test_a_principal_holds_so_many_requests_and_others_are_held_beside(realm: Realm) -> None:
@@ -210,6 +221,28 @@ def test_a_client_comes_again_when_it_is_told_to(realm: Realm) -> None:
 
     asyncio.run(use())
     assert realm.admin.metric(f"lsmq_limit_refused_total{limit}") - before < 40
+
+
+def test_producers_and_consumers_go_on_however_often_they_are_told_to_come_later(realm: Realm) -> None:
+    """Also where a batch costs more than a second's worth, so that each request after it is refused."""
+    _, somebody = limited(realm, requests_per_s=5, bytes_per_s=20_000)
+    token = somebody.own["Authorization"].removeprefix("Bearer ")
+    bodies = [f"{number} {'x' * 15_000}".encode() for number in range(6)]
+    realm.admin.create("slow", 1)
+
+    async def use() -> list[bytes]:
+        async with Client(realm.node.url, token=token) as client:
+            async with Producer(client, "slow", linger_ms=0) as producer:
+                for body in bodies:
+                    await producer.send_and_wait(body)
+            found: list[bytes] = []
+            async with Consumer(client, "slow", start="earliest") as consumer:
+                while len(found) < len(bodies):
+                    found += [message.body for message in await consumer.poll(timeout_ms=1_000)]
+            return found
+
+    assert asyncio.run(use()) == bodies
+    assert realm.admin.metric('lsmq_limit_refused_total{limit="principal_bytes_per_s"}') >= 1
 
 
 def test_a_client_that_cannot_wait_so_long_is_told(realm: Realm) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import click
@@ -81,9 +81,10 @@ async def list_limits(client: Client, as_json: bool) -> None:
         for name, own in found.own.items():
             print_json({"name": name, "limits": own})
         return
-    rows = [["(everybody)", *(_text(found.defaults.get(limit)) for limit in _OPTIONS)]]
-    rows += [[name, *(_text(own.get(limit)) for limit in _OPTIONS)] for name, own in found.own.items()]
-    print_table(["principal", *(limit.replace("_", " ") for limit in _OPTIONS)], rows)
+    everybody = {name: value for name, value in found.defaults.items() if value}
+    rows = [["(everybody)", _text(everybody) or "no limits"]]
+    rows += [[name, _text(own)] for name, own in found.own.items()]
+    print_table(["principal", "limits"], rows)
 
 
 @limit.command()
@@ -94,6 +95,5 @@ async def remove(client: Client, principal: str) -> None:
     await Rights(client).remove_limits(principal)
 
 
-def _text(value: int | None) -> str:
-    """``-``: as everybody."""
-    return "-" if value is None else "no limit" if value == 0 else str(value)
+def _text(limits: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {value or 'no limit'}" for name, value in limits.items())

@@ -129,6 +129,8 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
         status = 499  # The caller went away: what remains when nothing below says otherwise.
         asker: Asker | None = None
         refusal_of: LsmqError | None = None
+        principal: str | None = None
+        is_admitted, answered_bytes = False, 0
         try:
             # What another node passed on counts among its client's there.
             client = None if VERIFIED in request else client_of(request.remote)
@@ -146,6 +148,7 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
                         request.protocol.seat(allowances).take(principal)
                     leaving.enter_context(allowances.open_request(principal))
                     await allowances.pace(principal)
+                is_admitted = client is not None
                 call = Call(request, node, route, hold, asker)
                 if asker.cookie is not None:
                     check_by_cookie(call)
@@ -158,11 +161,7 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
                     asker.check_again()
                 if call.proof is None:
                     response = await send_held(request, response, hold, broker)
-                if client is not None and not route.is_stream:
-                    moved_bytes = (request.content_length or 0) + _body_bytes(response)
-                    broker.byte_pace.took(client, bytes_per_s, moved_bytes)
-                    if principal is not None:
-                        allowances.took_bytes(principal, moved_bytes)
+                answered_bytes = _body_bytes(response)
             status = response.status
             return response
         except LsmqError as error:
@@ -173,6 +172,11 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
             raise
         finally:
             series.observe(status, runtime.monotonic() - began)
+            if is_admitted and not route.is_stream:  # Also where it came to nothing: its body was read.
+                moved_bytes = request.content.total_bytes + answered_bytes
+                broker.byte_pace.took(client_of(request.remote), bytes_per_s, moved_bytes)
+                if principal is not None:
+                    allowances.took_bytes(principal, moved_bytes)
             if audit.on and VERIFIED not in request and (noted or isinstance(refusal_of, _REFUSALS)):
                 _note(audit, route, request, asker, status, refusal_of)
             elif audit.on and asker is not None and isinstance(refusal_of, TooManyRequests | TooManyConnections):
