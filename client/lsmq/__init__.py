@@ -32,7 +32,7 @@ from lsmq.producer import Producer
 from lsmq.producer_groups import TransactionInfo
 from lsmq.push import PushConsumer
 from lsmq.record_batch import Codec, Message
-from lsmq.rights import GrantedRole, NewToken, Principal, Right, Rights, Role, TokenInfo, WhoAmI
+from lsmq.rights import GrantedRole, NewToken, Principal, PrincipalLimits, Right, Rights, Role, TokenInfo, WhoAmI
 from lsmq.schedules import ScheduleInfo, Schedules
 from lsmq.topics import NamedQueue, Offsets, Route, Topic, TopicChanges, TopicUsage
 from lsmq.transactions import Outcome, Transaction, TransactionalProducer
@@ -62,6 +62,7 @@ __all__ = [
     "Outcome",
     "GroupProducer",
     "Principal",
+    "PrincipalLimits",
     "Producer",
     "ProducerStats",
     "PushConsumer",

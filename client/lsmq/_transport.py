@@ -22,6 +22,8 @@ import aiohttp
 import msgpack
 
 from lsmq._credentials import Credentials
+from lsmq._rests import Rests
+from lsmq._retries import LEAST_ATTEMPT_S
 from lsmq._tls import ClientTls, refusal
 from lsmq.errors import (
     ClientClosed,
@@ -97,6 +99,7 @@ class Transport:
         self._tls = tls or ClientTls(None, None, None)
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
+        self._rests = Rests()
         self.has_been_answered = False  # by any node, with what it was asked for
 
     def _open_session(self) -> aiohttp.ClientSession:
@@ -140,6 +143,7 @@ class Transport:
         Raises the node's error, ``ConnectionFailed`` or ``TimedOut``.
         """
         session = self._open_session()
+        timeout_s = max(await self._rests.wait(_node(url), timeout_s), LEAST_ATTEMPT_S)
         # Who knows the leaders wants to hear that routes have changed, and not to have requests passed on for ever.
         headers = {"Accept": accept, FORWARD_HEADER: "refuse", **self._credentials.headers()}
         if topic_id is not None:
@@ -182,7 +186,9 @@ class Transport:
                         also=also,
                     )
                 if response.status >= 300 and response.status not in also:
-                    raise error_from_answer(url, response.status, response.content_type, answered)
+                    error = error_from_answer(url, response.status, response.content_type, answered)
+                    self._rests.heed(_node(url), error)
+                    raise error
                 self.has_been_answered = True
                 return Response(response.status, response.content_type, response.headers, answered)
         except aiohttp.InvalidURL as error:

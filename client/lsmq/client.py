@@ -64,12 +64,13 @@ class Client(DeleteRequests, NamedQueueRequests, Asking, AsyncCloseable):
 
     ``urls`` is the URL of one node or of several; any node that answers will do, since it tells the routes
     to the others. ``zookeeper`` (``"host:port,host:port/chroot"``) finds the nodes of the ``cluster`` of that
-    name without any URL, and needs ``lsmq[zookeeper]``. With neither, the environment counts: ``LSMQ_URL``
-    (several separated by commas), ``LSMQ_ZOOKEEPER`` and ``LSMQ_CLUSTER``; and then ``http://127.0.0.1:7600``.
+    name without any URL, by TLS with ``tls://`` before it, and needs ``lsmq[zookeeper]``. With neither, the
+    environment counts: ``LSMQ_URL`` (several separated by commas), ``LSMQ_ZOOKEEPER`` and ``LSMQ_CLUSTER``; and then
+    ``http://127.0.0.1:7600``.
 
-    Nodes whose URL begins with ``https://`` are believed by the authorities in the PEM file ``ca`` (left out: those of
-    the system), and shown the certificate ``cert`` with its private ``cert_key``; or ``LSMQ_CA``, ``LSMQ_CERT`` and
-    ``LSMQ_CERT_KEY`` in the environment. Files are read again when they change.
+    Nodes whose URL begins with ``https://``, and ZooKeeper at ``tls://``, are believed by the authorities in the PEM
+    file ``ca`` (left out: those of the system), and shown the certificate ``cert`` with its private ``cert_key``; or
+    ``LSMQ_CA``, ``LSMQ_CERT`` and ``LSMQ_CERT_KEY`` in the environment. Files are read again when they change.
 
     Routes are looked at again every ``refresh_s``, and at once when a leader does not answer or is none any
     more. What ZooKeeper said is kept in ``cache_dir`` (left out: in ``~/.cache/lsmq``; empty: nowhere), for a
@@ -123,13 +124,12 @@ class Client(DeleteRequests, NamedQueueRequests, Asking, AsyncCloseable):
         self._connect_timeout_ms = connect_timeout_ms
         self._credentials = Credentials.given(token, token_file)
         self._tls_files = ca, cert, cert_key
-        self._transport = Transport(
-            connect_timeout_ms=connect_timeout_ms, credentials=self._credentials, tls=ClientTls(ca, cert, cert_key)
-        )
+        tls = ClientTls(ca, cert, cert_key)
+        self._transport = Transport(connect_timeout_ms=connect_timeout_ms, credentials=self._credentials, tls=tls)
         source = None
         if zookeeper:
             cluster = cluster or os.environ.get("LSMQ_CLUSTER") or DEFAULT_CLUSTER
-            source = _zookeeper_source(zookeeper, cluster, refresh_s, cache_dir)
+            source = _zookeeper_source(zookeeper, cluster, refresh_s, cache_dir, tls)
         self._router = Router(
             self._transport,
             seeds,
@@ -167,6 +167,7 @@ class Client(DeleteRequests, NamedQueueRequests, Asking, AsyncCloseable):
         order: Literal["ordinary", "strict"] | None = None,
         ttl_ms: int | None = None,
         expired_to: str | None = None,
+        dropped_to: str | None = None,
         retention_messages: int | None = None,
         max_messages: int | None = None,
         max_bytes: int | None = None,
@@ -183,8 +184,9 @@ class Client(DeleteRequests, NamedQueueRequests, Asking, AsyncCloseable):
         With ``queues="named"`` it has a queue for each name that is used, and those need not be made before; with
         ``forget_empty_ms`` names are forgotten that had no message to be read for so long.
         With ``ttl_ms`` its messages are delivered for so long, or for their own time to live if that is less; with
-        ``expired_to`` they go to that topic then. With ``order="strict"`` a key stays in its queue even when the topic
-        grows. With ``cleanup="compact"`` of each key the last message is kept: see :meth:`latest`.
+        ``expired_to`` they go to that topic then, and with ``dropped_to`` what ``overflow`` drops. With
+        ``order="strict"`` a key stays in its queue even when the topic grows. With ``cleanup="compact"`` of each key
+        the last message is kept: see :meth:`latest`.
         A topic that is there with the same options is returned as well unless ``exist_ok`` is false. Raises
         ``TopicExists`` otherwise, and ``InvalidTopicName``.
         """
@@ -197,6 +199,7 @@ class Client(DeleteRequests, NamedQueueRequests, Asking, AsyncCloseable):
             "order": order,
             "ttl_ms": ttl_ms,
             "expired_to": expired_to,
+            "dropped_to": dropped_to,
             "retention_messages": retention_messages,
             "max_messages": max_messages,
             "max_bytes": max_bytes,
@@ -558,7 +561,9 @@ async def _together(works: Iterable[Awaitable[T]]) -> list[T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _zookeeper_source(hosts: str, cluster: str, refresh_s: float, cache_dir: str | Path | None) -> RouteSource:
+def _zookeeper_source(
+    hosts: str, cluster: str, refresh_s: float, cache_dir: str | Path | None, tls: ClientTls
+) -> RouteSource:
     try:
         from lsmq._zookeeper import ZooKeeperRoutes
     except ModuleNotFoundError as error:
@@ -568,7 +573,7 @@ def _zookeeper_source(hosts: str, cluster: str, refresh_s: float, cache_dir: str
         ) from error
     directory = default_cache_directory() if cache_dir is None else Path(cache_dir) if cache_dir else None
     copy = None if directory is None else DiskCopy(directory, hosts, cluster)
-    return ZooKeeperRoutes(hosts, cluster, refresh_s=refresh_s, copy=copy)
+    return ZooKeeperRoutes(hosts, cluster, refresh_s=refresh_s, copy=copy, tls=tls.context)
 
 
 def normal_url(text: str) -> str:

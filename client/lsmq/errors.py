@@ -350,7 +350,7 @@ class TooManyTransactions(LsmqError):
 
 
 class TooManyGroups(LsmqError):
-    """There are as many groups as may be; delete some that nobody uses."""
+    """There are as many groups as may be, of all or of the caller's; delete some that nobody uses."""
 
     code = "too_many_groups"
 
@@ -362,7 +362,7 @@ class TooManyQueues(LsmqError):
 
 
 class TooManyTopics(LsmqError):
-    """There are as many topics as may be; delete some, or use more queues a topic."""
+    """There are as many topics as may be, of all or of the caller's; delete some, or use more queues a topic."""
 
     code = "too_many_topics"
 

@@ -38,6 +38,7 @@ class TopicChanges(TypedDict, total=False):
     delete_consumed: bool | None
     ttl_ms: int | None
     expired_to: str | None
+    dropped_to: str | None
     cleanup: Literal["delete", "compact"] | None
     delete_retention_ms: int | None
 

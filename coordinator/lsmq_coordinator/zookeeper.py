@@ -33,6 +33,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -52,9 +53,12 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.security import make_acl, make_digest_acl
 
+from lsmq.kazoo_handler import TLS_SCHEME, KazooHandler
+
 from .parts import UNSEEN, Part
 from .routes import Document, cluster_document, pack, same, supersedes, topic_document, unpack
 from .state import EMPTY, ClusterState
+from .tls import reason
 
 _TRANSACTION_SIZE = 50
 #: Of `/lsmq`: any cluster may begin there.
@@ -67,6 +71,7 @@ logging.getLogger("kazoo").setLevel(logging.CRITICAL)
 class ZooKeeperConfig:
     """``hosts`` as in ``host:port,host:port/chroot``. Times in seconds.
 
+    ``tls`` makes a context for each connection; ``hosts`` may begin with ``tls://`` then.
     ``passwords``: the first protects what is written, a second one is good for what is there. With none anybody may
     write.
     """
@@ -76,6 +81,7 @@ class ZooKeeperConfig:
     node: str
     url: str
     passwords: tuple[str, ...] = field(default=(), repr=False)
+    tls: Callable[[], ssl.SSLContext] | None = field(default=None, repr=False)
     session_timeout_s: float = 6.0
     refresh_s: float = 10.0
     retry_s: float = 0.5
@@ -139,6 +145,7 @@ class ZooKeeperRegistry:
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="zookeeper", daemon=True)
         self._client: Any = None
+        self._handler: KazooHandler | None = None
         self._children: dict[str, Document] = {}
         self._cluster: tuple[Document, int] | None = None
         self._known_session: int | None = None
@@ -187,8 +194,10 @@ class ZooKeeperRegistry:
 
     def _connecting(self) -> Any:
         config = self.config
+        self._handler = KazooHandler(config.tls)
         client = KazooClient(
-            config.hosts,
+            config.hosts.removeprefix(TLS_SCHEME),
+            handler=self._handler,
             timeout=config.session_timeout_s,
             connection_retry={"max_tries": -1, "delay": 0.05, "max_delay": 0.5},
             command_retry={"max_tries": 0},
@@ -224,7 +233,7 @@ class ZooKeeperRegistry:
             return self.config.retry_s
         if not self._client.connected:
             if time.monotonic() - max(self.status.last_success, self._began) > self.config.session_timeout_s:
-                self._part.retrying(f"no connection to {self.config.hosts}")
+                self._part.retrying(f"no connection to {self.config.hosts}{self._why_refused()}")
             return self.config.retry_s
         try:
             now = time.monotonic()
@@ -255,6 +264,14 @@ class ZooKeeperRegistry:
             self._failed(error)
             return self.config.retry_s
         return max(0.01, self._refresh_at - time.monotonic())
+
+    def _why_refused(self) -> str:
+        if self.config.tls is None or self._handler is None:
+            return ""
+        refused = self._handler.refused
+        if refused is not None:
+            return f": {reason(refused)}"
+        return "; it may want to see a certificate that it believes (cluster.zookeeper_tls_cert)"
 
     def _close(self) -> None:
         with contextlib.suppress(Exception):

@@ -183,15 +183,7 @@ class _BrokerCollector(Collector):
             "Requests refused for want of memory (max_inflight_bytes).",
             budget.refused,
         )
-        paces = broker.request_pace, broker.byte_pace
-        yield CounterMetricFamily(
-            "lsmq_paced_requests",
-            "Requests delayed, since their address asks for more than it may (address_requests_per_s, _bytes_per_s).",
-            sum(pace.delayed for pace in paces),
-        )
-        yield CounterMetricFamily(
-            "lsmq_too_many_requests", "Requests refused for that.", sum(pace.refused for pace in paces)
-        )
+        yield from self._limit_metrics()
         yield CounterMetricFamily("lsmq_sendfile_bytes", "Bytes sent straight from files.", broker.sendfile_bytes)
         reads = broker.reads
         yield CounterMetricFamily(
@@ -205,6 +197,22 @@ class _BrokerCollector(Collector):
         )
         yield GaugeMetricFamily("lsmq_forwards_held", "Requests that other nodes have now.", forwarder.under_way)
         yield CounterMetricFamily("lsmq_writes_delayed", "Writes delayed by pressure.", broker.writes_delayed)
+
+    def _limit_metrics(self) -> Iterable[Metric]:
+        """Of limits of one address or principal, by the settings they have their names of."""
+        broker = self._broker
+        delayed = CounterMetricFamily(
+            "lsmq_limit_delayed", "Requests delayed, since who asks may have so much a second.", labels=["limit"]
+        )
+        refused = CounterMetricFamily(
+            "lsmq_limit_refused", "Requests refused for a limit of one address or principal.", labels=["limit"]
+        )
+        for pace in (broker.request_pace, broker.byte_pace, broker.allowances.requests, broker.allowances.bytes):
+            delayed.add_metric([pace.setting], pace.delayed)
+            refused.add_metric([pace.setting], pace.refused)
+        for what, count in broker.allowances.refused.items():
+            refused.add_metric([what.setting], count)
+        yield from (delayed, refused)
 
     def _commit_metrics(self) -> Iterable[Metric]:
         writes = CounterMetricFamily(

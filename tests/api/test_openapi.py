@@ -101,6 +101,8 @@ RIGHTS_CHANGES = (
     ("deleteRole", "DELETE", "roles/r", None),
     ("grantRights", "POST", "acl/p/grant", {}),
     ("revokeRights", "POST", "acl/p/revoke", {}),
+    ("alterLimits", "PATCH", "limits/p", {}),
+    ("removeLimits", "DELETE", "limits/p", None),
     ("signIn", "POST", "session", None),
     ("getSession", "GET", "session", None),
     ("renewSession", "POST", "session/renew", None),
@@ -160,6 +162,7 @@ def test_every_answer_fits_the_document(
     fits("getOffsets", "GET", f"{topic}/offsets?time_ms=0")
     fits("fetchBatches", "POST", f"{topic}/fetch", {"queues": [0], "offsets": [0]})
     fits("commitOffsets", "POST", "/v1/groups/g/offsets", {"topic": topic_name, "queues": [0], "offsets": [1]})
+    fits("previewReset", "GET", f"/v1/groups/g/reset?topic={topic_name}&to=earliest")
     fits("resetGroup", "POST", "/v1/groups/g/reset", {"topic": topic_name, "to": "earliest"})
     fits("getCommittedOffsets", "GET", f"/v1/groups/g/offsets?topic={topic_name}")
     group = f"/v1/groups/{topic_name}"
@@ -236,7 +239,12 @@ def test_every_answer_fits_the_document(
     fits("takeProducer", "POST", f"{topic}/producers/5/take", {"shard": 0})
     fits("deleteTopic", "DELETE", topic, None, 204)
     fits("whoami", "GET", "/v1/whoami")
-    for name, path in (("listTokens", "tokens"), ("listRoles", "roles"), ("listGrants", "acl")):
+    for name, path in (
+        ("listTokens", "tokens"),
+        ("listRoles", "roles"),
+        ("listGrants", "acl"),
+        ("listLimits", "limits"),
+    ):
         fits(name, "GET", f"/v1/{path}")
     fits("testRights", "POST", "/v1/acl/p/test", {"kind": "topic", "action": "read"})
     for name, method, path, body in RIGHTS_CHANGES:

@@ -32,7 +32,7 @@ ROUTES = route_table(NodeConfig(data=Path("unused")))
 BODIES: dict[str, Any] = {
     "heartbeat": {"member": "m", "topics": ["t"]},
     "commitOffsets": {"topic": "t", "queues": [0], "offsets": [0]},
-    "resetGroup": {"topic": "t", "to": "earliest", "dry_run": True},
+    "resetGroup": {"topic": "t", "to": "earliest"},
     "fenceGroup": {"topic": "t", "member": "m", "epoch": 1, "queues": [[0, 1]]},
     "popMessages": {"topic": "t", "max": 1, "wait_ms": 0},
     "ackMessages": {"topic": "t", "receipts": ["r"]},
@@ -230,6 +230,29 @@ def test_roles_say_what_their_names_say(realm: Realm) -> None:
         any_of_them.get("/v1/topics/t")  # Whoever does anything with it may know of it.
 
 
+def test_busy_topics_and_groups_are_shown_to_those_who_may_describe_them(realm: Realm) -> None:
+    _, partly = realm.somebody(
+        rights=(("cluster", "*", "describe"), ("topic", "o", "describe"), ("group", "s", "describe"))
+    )
+    _, monitor = realm.somebody(("monitor", ""))
+    for topic in ("o", "p"):
+        realm.admin.create(topic, 1)
+
+    def shown(asking: Asking) -> tuple[set[str], set[str]]:
+        for topic in ("o", "p"):
+            realm.admin.send(topic, {"body": "x"})
+            for group in ("s", "h"):
+                commit = {"topic": topic, "queues": [0], "offsets": [0], "reset": True}
+                realm.admin.call("POST", f"/v1/groups/{group}/offsets", commit, status=200)
+        found = asking.get("/v1/busiest").json()
+        pairs = {f"{each['group']} of {each['topic']}" for each in found["groups"]}
+        return {each["topic"] for each in found["topics"]} & {"o", "p"}, {each for each in pairs if each[-1] in "op"}
+
+    all_of_them = {"o", "p"}, {"s of o", "h of o", "s of p", "h of p"}
+    eventually(lambda: shown(monitor) == all_of_them, "who may describe everything sees all")
+    assert shown(partly) == ({"o"}, {"s of o"})
+
+
 def test_a_tenant_has_all_that_begins_with_its_prefix_and_sees_nothing_else(realm: Realm) -> None:
     _, tenant = realm.somebody(("tenant", "acme."))
     tenant.create("acme.orders", 1)
@@ -250,6 +273,17 @@ def test_a_tenant_has_all_that_begins_with_its_prefix_and_sees_nothing_else(real
     assert {"t", "acme.orders"} <= {topic["name"] for topic in realm.admin.get("/v1/topics").json()["topics"]}
     refused = realm.admin.call("POST", "/v1/acl/x/grant", {"roles": [{"role": "tenant"}]}, status=400)
     assert refused.error["field"] == "prefix"
+
+
+def test_whoever_has_messages_moved_to_a_topic_may_write_to_it(realm: Realm) -> None:
+    _, tenant = realm.somebody(("tenant", "mine."))
+    over = {"queue_max_messages": 1, "overflow": "drop_oldest"}
+    for moving in ({"expired_to": "t"}, {"dropped_to": "t", **over}):
+        refused = tenant.call("PUT", "/v1/topics/mine.a", {"queues": 1, **moving}, status=403)
+        assert refused.error["right"] == "write topic t"
+    tenant.create("mine.a", 1, expired_to="mine.late", **over)
+    assert tenant.call("PATCH", "/v1/topics/mine.a", {"dropped_to": "t"}, status=403).error["right"] == "write topic t"
+    tenant.call("PATCH", "/v1/topics/mine.a", {"dropped_to": "mine.over", "expired_to": None}, status=200)
 
 
 def test_each_topic_of_a_request_for_many_is_looked_at(realm: Realm) -> None:

@@ -13,7 +13,7 @@ import lsmq
 from lsmq import sync
 from support.node_process import NodeProcess
 from support.python_process import run_python
-from support.waiting import comes_true
+from support.waiting import comes_true, eventually
 
 Run = Callable[..., Any]
 
@@ -45,6 +45,23 @@ def test_options_are_changed_and_taken_away(run: Run, topic_name: str) -> None:
     ):
         assert says in run("topic", "alter", topic_name, *wrong, code=2).stderr.decode()
     assert "unknown_topic" in run("topic", "alter", f"{topic_name}x", "--ack", "leader", code=1).stderr.decode()
+
+
+def test_where_messages_are_moved_to_is_set_shown_and_taken_away(
+    run: Run, shared_node: NodeProcess, topic_name: str
+) -> None:
+    late, over = f"{topic_name}.late", f"{topic_name}.over"
+    run("topic", "create", topic_name, "--ttl", "1h", "--expired-to", late)
+    full = ("--queue-max-messages", "2", "--overflow", "drop_oldest")
+    shown = run("topic", "alter", topic_name, *full, "--dropped-to", over).stdout.decode()
+    assert f"expired_to={late}" in shown and f"dropped_to={over}" in shown
+    run("produce", topic_name, stdin=b"1\n2\n3\n")
+    with sync.Client(shared_node.url) as client:
+        eventually(lambda: client.topic_usage(topic_name).dropped["overflow"] == 1, "one is moved")
+    assert "1 message went at a limit" in run("topic", "describe", topic_name).stdout.decode()
+    assert json.loads(run("dlq", "list", topic_name, "--dead-letter", over, "--json").stdout)["reason"] == "overflow"
+    taken = run("topic", "alter", topic_name, "--unset", "expired-to", "--unset", "dropped-to").stdout.decode()
+    assert "_to=" not in taken
 
 
 def test_topics_are_trimmed_and_purged(run: Run, topic_name: str) -> None:

@@ -80,6 +80,27 @@ def test_the_command_line_grants_and_takes_back(run_lsmq: Run) -> None:
     assert run_lsmq("acl", "grant", "bob", "--allow", "reads", "topic", "x").returncode == 1
 
 
+def test_the_command_line_and_python_set_limits_list_them_and_take_them_away(node: NodeProcess, run_lsmq: Run) -> None:
+    assert run_lsmq("limit", "set", "eve", "--requests-per-s", "200", "--bytes-per-s", "10M").returncode == 0
+    assert run_lsmq("limit", "set", "eve", "--connections", "0", "--requests-per-s", "default").returncode == 0
+    with sync.Client(node.url, token_file=node.data / "admin.token") as client:
+        rights = sync.Rights(client)
+        assert rights.limits().own["eve"] == {"bytes_per_s": 10 << 20, "connections": 0}
+        rights.alter_limits("mallory", {"open_requests": 7})
+        everybody, eve, mallory = (json.loads(line) for line in run_lsmq("limit", "list", "--json").stdout.splitlines())
+        assert set(everybody["defaults"].values()) == {0}
+        assert (eve["name"], mallory) == ("eve", {"name": "mallory", "limits": {"open_requests": 7}})
+        shown = run_lsmq("limit", "list").stdout
+        assert "no limit" in shown and str(10 << 20) in shown and "(everybody)" in shown
+        rights.remove_limits("mallory")
+        with pytest.raises(UnknownPrincipal, match="lsmq limit list"):
+            rights.remove_limits("mallory")
+    assert run_lsmq("limit", "remove", "eve").returncode == 0
+    assert " eve " not in run_lsmq("limit", "list").stdout
+    assert run_lsmq("limit", "set", "eve").returncode == 2
+    assert run_lsmq("limit", "set", "eve", "--connections", "-1").returncode == 2
+
+
 def test_a_grant_to_a_name_that_is_seen_for_the_first_time_is_made_and_says_how_principals_are_called(
     run_lsmq: Run,
 ) -> None:

@@ -7,6 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import aiohttp
@@ -201,3 +202,33 @@ async def test_a_stream_from_all_leaders_is_held_in_the_name_of_who_holds_it(
             while "end" not in (frame := await socket.receive_json(timeout=30)):
                 pass
             assert frame["end"]["code"] == "unauthenticated"
+
+
+def test_limits_hold_on_all_nodes_each_counts_for_itself_and_topics_count_for_all(urls: list[str], admin: str) -> None:
+    name, one = "limited", made(urls[0], admin, "limited", ("admin", ""))
+    neighbour = made(urls[0], admin, "unlimited", ("admin", ""))
+    limits = {"requests_per_s": 2, "topics": 3}
+    assert ask(f"{urls[0]}/v1/limits/{name}", "PATCH", limits, admin)[0] == 204
+
+    def known(url: str) -> bool:
+        found = ask(f"{url}/v1/limits", token=admin)[1]["principals"]
+        return {"name": name, "limits": limits} in found
+
+    for url in urls:
+        eventually(lambda url=url: known(url), "it is known there")
+        with ThreadPoolExecutor(20) as pool:
+            statuses = [each[0] for each in pool.map(lambda _, url=url: ask(f"{url}/v1/whoami", token=one), range(20))]
+            assert set(statuses) == {200, 429}, "each node lets some through"
+            others = pool.map(lambda _, url=url: ask(f"{url}/v1/whoami", token=neighbour), range(20))
+            assert {each[0] for each in others} == {200}
+    assert ask(f"{urls[0]}/v1/limits/{name}", "PATCH", {"requests_per_s": None}, admin)[0] == 204
+
+    def create(url: str, topic: str) -> tuple[int, Any]:
+        return ask(f"{url}/v1/topics/{topic}", "PUT", {"queues": 3}, one)
+
+    eventually(lambda: create(urls[0], "limited-0")[0] in (200, 201), "the rate is his own no more")
+    eventually(lambda: create(urls[1], "limited-1")[0] in (200, 201), "nor there")
+    eventually(lambda: create(urls[2], "limited-2")[0] in (200, 201), "nor there")
+    for url in urls:
+        eventually(lambda url=url: create(url, "limited-3")[1]["error"]["code"] == "too_many_topics", "it is one more")
+        assert create(url, "limited-0")[0] == 200

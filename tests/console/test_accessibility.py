@@ -86,6 +86,7 @@ async def test_the_pages_break_no_rule_of_accessibility(
     api.call("POST", f"{own}/transactions", {**begun, "messages": messages})
     async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
         page = await tabs.open(f"{node.url}/console")
+        await shows(page, PAGES["#/"], "the console is there")
         found = {}
         for scheme in ("light", "dark"):
             await page.prefer(scheme)

@@ -210,6 +210,6 @@ async def test_messages_are_sent_again_deleted_and_called_off_when_a_button_is_p
         await shows(page, f"{TEXT}.includes('comes now')", "it is put at another time")
         await page.evaluate(_press("Delete", "morning"))
         await shows(page, f"{TEXT}.includes('deleted')", "a schedule is deleted")
-        assert [message["body"] for message in api.get("/v1/topics/orders/delayed").json()["messages"]] == ["soon"]
         await comes_true(lambda: api.bodies("orders", 0, offset="earliest") == ["hurried"], "it has come")
+        assert [message["body"] for message in api.get("/v1/topics/orders/delayed").json()["messages"]] == ["soon"]
         assert api.get("/v1/topics/orders/schedules").json()["schedules"] == []

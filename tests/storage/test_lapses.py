@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lsmq.errors import InvalidRequest
 from lsmq.record_batch import BatchBuilder, RecordBatch
 from lsmq_node.storage import TopicOptions
 from lsmq_node.storage.lapses import BLOCK
@@ -129,12 +130,14 @@ def test_the_oldest_make_room_in_a_queue_only_when_what_has_expired_among_them_i
 def test_log_starts_that_move_by_themselves_wait_for_it_and_go_on(shard: Moving) -> None:
     shard.put((0, b"first", 0), (0, b"expires", 1_000), (0, b"last", 0), (1, b"other", 0))
     shard.after(1_500)
-    queues, offsets, whole = shard.store.lapses.first_of(
-        shard.topic, np.array((1, 0), np.uint32), np.array((1, 3), np.int64)
+    queues, offsets, whole = shard.store.lapses.held_back(
+        shard.topic, np.array((1, 0), np.uint32), np.array((1, 3), np.int64), Why.CONSUMED
     )
     assert (queues.tolist(), offsets.tolist(), whole) == ([1, 0], [1, 1], False)
     shard.move()
-    _, offsets, whole = shard.store.lapses.first_of(shard.topic, np.array((0,), np.uint32), np.array((3,), np.int64))
+    _, offsets, whole = shard.store.lapses.held_back(
+        shard.topic, np.array((0,), np.uint32), np.array((3,), np.int64), Why.CONSUMED
+    )
     assert (offsets.tolist(), whole) == ([3], True)
     assert shard.moved() == [b"expires"]
 
@@ -171,6 +174,52 @@ def test_many_messages_of_long_queues_are_moved_in_pieces_each_once(shard: Movin
     found = [int(body) for body in shard.moved()]
     assert sorted(found) == list(range(len(found)))
     assert len(found) >= count
+
+
+@pytest.mark.parametrize("overflow", ["drop_oldest", "drop_lowest_priority", "drop_nearest_deadline"])
+def test_what_is_over_the_limit_of_a_queue_is_moved_and_nothing_else(tmp_path: Path, overflow: str) -> None:
+    shard = Moving(tmp_path, expired_to=None, dropped_to="d", queue_max_messages=2, overflow=overflow)
+    shard.put(*((0, b"%d" % number, 10_000 * number) for number in range(1, 6)), (1, b"other", 0))
+    for _ in range(2):
+        shard.store._maintenance._retain()
+        assert len(shard.bodies()) == 5, "it is there until it is moved"
+    shard.move(2)
+    shard.reopen()
+    for _ in range(3):
+        shard.store._maintenance._retain()
+        shard.move()
+    assert shard.store._maintenance._retain()
+    assert (shard.bodies(), shard.bodies(1)) == ([b"4", b"5"], [b"other"])
+    assert sorted(shard.moved()) == [b"1", b"2", b"3"]
+    assert shard.store.retention.usage(shard.topic).gone == {Why.OVERFLOW: 3}
+    flush(shard.store)
+    shard.reopen()
+    assert sorted(shard.moved()) == [b"1", b"2", b"3"]
+
+
+def test_what_is_over_the_limit_of_a_topic_is_moved_and_what_has_expired_goes_its_own_way(tmp_path: Path) -> None:
+    shard = Moving(tmp_path, dropped_to="d", max_messages=2, overflow="drop_oldest")
+    shard.store.retention.rest = None
+    for number in range(6):
+        shard.put((number % 3, b"%d" % number, 1_000 if number == 1 else 0))
+        shard.after(1)
+    shard.after(1_000)
+    for _ in range(4):
+        shard.store._maintenance._retain()
+        shard.move()
+    left = [body for queue in range(3) for body in shard.bodies(queue)]
+    assert sorted(left + shard.moved()) == [b"%d" % number for number in range(6)]
+    assert set(left) <= {b"4", b"5"} and left
+    gone = shard.store.retention.usage(shard.topic).gone
+    assert gone == {Why.LAPSED: 1, Why.OVERFLOW: 5 - len(left)}
+
+
+@pytest.mark.parametrize("overflow", ["refuse", "drop_newest"])
+def test_a_topic_that_drops_nothing_it_had_moves_nothing(overflow: str) -> None:
+    with pytest.raises(InvalidRequest, match="dropped_to"):
+        TopicOptions.from_dict({"dropped_to": "d", "overflow": overflow, "queue_max_messages": 2})
+    with pytest.raises(InvalidRequest, match="dropped_to"):
+        TopicOptions.from_dict({"dropped_to": 7, "overflow": "drop_oldest"})
 
 
 Message = tuple[int, int]  # queue and time to live

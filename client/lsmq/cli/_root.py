@@ -32,6 +32,7 @@ _COMMANDS = {
     "token": "lsmq.cli.token:token",
     "role": "lsmq.cli.acl:role",
     "acl": "lsmq.cli.acl:acl",
+    "limit": "lsmq.cli.limit:limit",
     "whoami": "lsmq.cli.token:whoami",
     "profile": "lsmq.cli.profile:profile",
     "node": "lsmq.cli.node:node",

@@ -146,7 +146,7 @@ def url_option(command: Decorated) -> Decorated:
         is_eager=True,
         expose_value=False,
         callback=_keep,
-        help="Find the nodes in ZooKeeper: host:port, several separated by commas.",
+        help="Find the nodes in ZooKeeper: host:port, several separated by commas; by TLS with tls:// before them.",
     )(command)
     command = click.option(
         "--token-file",

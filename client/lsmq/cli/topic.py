@@ -71,6 +71,7 @@ _ALTERABLE: tuple[Callable[[Command], Command], ...] = (
     click.option("--on-disk-full", type=_ON_DISK_FULL, help="The same on a disk that is nearly full."),
     click.option("--ttl", "ttl_ms", type=DURATION, help="Deliver messages for so long after they are stored, as 1h."),
     click.option("--expired-to", metavar="TOPIC", help="Move what expires to this topic."),
+    click.option("--dropped-to", metavar="TOPIC", help="Move what --overflow drops to this topic."),
     click.option(
         "--forget-empty", "forget_empty_ms", type=DURATION, help="Of a named topic: forget names empty for so long."
     ),

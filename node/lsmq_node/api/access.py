@@ -109,6 +109,7 @@ ACCESS: Final[Mapping[str, Access]] = MappingProxyType(
         "declareGroup": _needs(group=_R),
         "deleteGroup": _needs(group=_X),
         "commitOffsets": _needs(group=_R, topic=_R),
+        "previewReset": _needs(group=_D, topic=_D),
         "resetGroup": _needs(group=_A, topic=_R),
         "getCommittedOffsets": _needs(group=_D, topic=_D),
         "deleteOffsets": _needs(group=_X),
@@ -176,6 +177,9 @@ ACCESS: Final[Mapping[str, Access]] = MappingProxyType(
         "grantRights": _needs(rights=_A),
         "revokeRights": _needs(rights=_A),
         "testRights": _needs(rights=_D),
+        "listLimits": _needs(rights=_D),
+        "alterLimits": _needs(rights=_A),
+        "removeLimits": _needs(rights=_A),
     }
 )
 

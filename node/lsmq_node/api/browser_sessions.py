@@ -43,16 +43,21 @@ ROUTES = Routes("rights")
 
 
 def shown_cookie(request: web.Request, config: NodeConfig) -> str | None:
-    """What the browser holds of a session. Raises ``Unauthenticated`` for more than one, or what is none: somebody else
-    has set it."""
-    names = (_SECURE_NAME,) if config.tls_cert is not None else (_SECURE_NAME, _NAME)
-    pairs = (pair.strip().partition("=") for line in request.headers.getall("Cookie", ()) for pair in line.split(";"))
-    found = [value for name, _, value in pairs if name in names]
-    if len(found) > 1:
-        raise Unauthenticated(f"the request has {len(found)} cookies of sessions; sign in again, or delete them")
-    if found and SessionCookie.parsed(found[0]) is None:
-        raise Unauthenticated(f"the cookie {_NAME} is none of this node's; sign in again")
-    return found[0] if found else None
+    """What the browser holds of a session; the one that came by TLS counts before the other.
+
+    Raises ``Unauthenticated`` for two of one name, or what is none of a session: somebody else has set it.
+    """
+    lines = request.headers.getall("Cookie", ())
+    pairs = [pair.strip().partition("=") for line in lines for pair in line.split(";")]
+    for known in (_SECURE_NAME,) if config.tls_cert is not None else (_SECURE_NAME, _NAME):
+        found = [value for name, _, value in pairs if name == known]
+        if len(found) > 1:
+            raise Unauthenticated(f"the request has {len(found)} cookies {known}; delete them, and sign in again")
+        if found and SessionCookie.parsed(found[0]) is None:
+            raise Unauthenticated(f"the cookie {known} is none of this node's; sign in again")
+        if found:
+            return found[0]
+    return None
 
 
 def check_own_page(request: web.Request, config: NodeConfig) -> None:

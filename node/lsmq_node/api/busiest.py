@@ -8,6 +8,9 @@ from typing import Final
 
 from aiohttp import web
 
+from lsmq_node.monitoring import OTHERS
+from lsmq_node.rights import Kind
+
 from .codec import answer
 from .routing import Call, Content, Parameter, Routes
 from .schema import integer, list_of, object_of, text
@@ -30,7 +33,8 @@ _BUSIEST = object_of(
     {
         "topics": list_of(_TOPIC, "Those with the most messages in the last five seconds or so, the busiest first."),
         "groups": list_of(
-            _GROUP, "Those that are furthest behind, in the shards that this node leads, of `metrics_series`."
+            _GROUP,
+            "Furthest behind in the shards that this node leads, of `metrics_series`; `(others)` are all without one.",
         ),
         "lag_age_ms": integer(0, description="How long ago lags were counted. null: not yet.", null=True),
     }
@@ -41,14 +45,20 @@ ROUTES = Routes("system")
 
 @ROUTES.get("/v1/busiest", Content("Of this node alone.", _BUSIEST), parameters=(_LIMIT,))
 async def get_busiest(call: Call) -> web.StreamResponse:
-    """The busiest topics and the groups that are furthest behind.
+    """The busiest topics and the groups that are furthest behind, of those that one may describe.
 
     Nothing is counted for it: both are as old as in /metrics.
     """
-    monitoring, limit = call.node.monitoring, call.query["limit"]
-    behind = ((pair, lag) for pair, lag in monitoring.lags.series() if lag > 0)
+    monitoring, limit, sees = call.node.monitoring, call.query["limit"], call.asker.sees
+
+    def shown(group: str, topic: str) -> bool:
+        return group == OTHERS or (sees(Kind.GROUP, group.partition("/")[0]) and sees(Kind.TOPIC, topic))
+
+    behind = ((pair, lag) for pair, lag in monitoring.lags.series() if lag > 0 and shown(*pair))
     groups = nlargest(limit, behind, lambda each: each[1])
-    topics = await call.broker.in_readers(lambda: monitoring.traffic.busiest(limit))
+    topics = await call.broker.in_readers(
+        lambda: monitoring.traffic.busiest(limit, lambda topic: sees(Kind.TOPIC, topic))
+    )
     age_s = monitoring.lags.age_s
     return answer(
         call.request,

@@ -155,22 +155,18 @@ LAG: Schema = object_of(
 )
 
 
+RESET_WHERE: dict[str, Schema] = {
+    "to": {"enum": [Start.EARLIEST.value, Start.LATEST.value], "description": "The first message kept, or the end."},
+    "offset": {**OFFSET, "description": "Or this offset, within what is kept and what there is."},
+    "time_ms": {**TIME_MS, "description": "Or the first message stored then or later; the end where there is none."},
+    "queues": text("Only these, such as `0-99,200`, of a topic whose queues have numbers.", maxLength=10_000),
+    "after": text("`next` of the answer before.", pattern="[0-9]{1,4}:[0-9]{1,10}"),
+}
 RESET: Schema = object_of(
     {
         "topic": TEXT,
-        "to": {
-            "enum": [Start.EARLIEST.value, Start.LATEST.value],
-            "description": "The first message kept, or the end.",
-        },
-        "offset": {**OFFSET, "description": "Or this offset, within what is kept and what there is."},
-        "time_ms": {
-            **TIME_MS,
-            "description": "Or the first message stored then or later; the end where there is none.",
-        },
-        "queues": text("Only these, such as `0-99,200`, of a topic whose queues have numbers.", maxLength=10_000),
-        "dry_run": flag("Work it out, and change nothing.", default=False),
+        **RESET_WHERE,
         "force": flag("Though members live, which go on from where they are.", default=False),
-        "after": text("`next` of the answer before.", pattern="[0-9]{1,4}:[0-9]{1,10}"),
     },
     required=("topic",),
 )

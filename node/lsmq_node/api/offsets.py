@@ -14,16 +14,13 @@ from lsmq.errors import (
     GroupHasMembers,
     GroupModeMismatch,
     InvalidRequest,
-    NotLeader,
     StaleGeneration,
     UnknownMember,
     UnknownQueue,
     UnknownTopic,
 )
-from lsmq_node.broker.requests import Start
 from lsmq_node.groups import Mode
 from lsmq_node.groups.ranges import Ranges, normal, parse
-from lsmq_node.groups.resets import ResetTo, next_moves
 from lsmq_node.rights import Action, Kind
 from lsmq_node.storage import Topic
 
@@ -34,11 +31,9 @@ from .routing import QUEUES, TOPIC, Call, Content, Parameter, Routes
 from .schema import integer, text
 
 _MAX_RANGES = 1_000
-#: Of what a reset changes, so many queues are shown one by one.
-_SHOWN_MOVES = 100
 
 #: A member of a broadcast group has offsets of its own, under the group's name and its own.
-_GROUP = Parameter(
+GROUP = Parameter(
     "group",
     text(
         "A group's name has 1 to 249 letters, digits, dots, underscores and hyphens, and is neither '.' nor '..'",
@@ -58,7 +53,7 @@ _SHARD = Parameter("shard", integer(0, 1_023), "Number of the shard.", required=
 @ROUTES.post(
     "/v1/groups/{group}/offsets",
     Content("Stored, as durably as messages.", schemas.COMMIT_ANSWER),
-    parameters=(_GROUP,),
+    parameters=(GROUP,),
     request=Content("The next offset to read of each queue.", group_schemas.COMMIT),
     errors=(
         UnknownTopic,
@@ -82,12 +77,12 @@ async def commit_offsets(call: Call) -> web.StreamResponse:
     if document["reset"]:
         call.asker.check(Kind.GROUP, group.partition("/")[0], Action.ALTER)
     queues, offsets = await call.queue_offsets(document)
-    _check_offsets(call, group, topic)
+    check_offsets(call, group, topic)
     member = document.get("member")
     if (member is None) != (document.get("epoch") is None):
         raise InvalidRequest("member and epoch come together: the generation the member has heard of", field="epoch")
     if document["reset"]:
-        await _reset(call, group, topic, queues, offsets, member, document.get("epoch", 0))
+        await reset_offsets(call, group, topic, queues, offsets, member, document.get("epoch", 0))
     else:
         call.node.push.committing(group, topic, reset=False)
         await call.node.groups.commit(
@@ -96,7 +91,7 @@ async def commit_offsets(call: Call) -> web.StreamResponse:
     return answer(call.request, {"committed": len(queues)})
 
 
-def _check_offsets(call: Call, group: str, topic: Topic) -> None:
+def check_offsets(call: Call, group: str, topic: Topic) -> None:
     """Raises ``GroupModeMismatch`` for a group that has none on the topic."""
     if call.node.work.is_work_queue(group, topic):
         raise GroupModeMismatch(
@@ -107,7 +102,7 @@ def _check_offsets(call: Call, group: str, topic: Topic) -> None:
         )
 
 
-async def _reset(
+async def reset_offsets(
     call: Call,
     group: str,
     topic: Topic,
@@ -116,87 +111,17 @@ async def _reset(
     member: str | None = None,
     epoch: int = 0,
 ) -> None:
+    """Commit offsets that may lie before those there are. Streams that are held end, and begin again there."""
     streams = call.node.push
     streams.committing(group, topic, reset=True)
     await call.node.groups.commit(group, topic, queues, offsets, reset=True, member=member, epoch=epoch)
     streams.committing(group, topic, reset=True)  # Again: those that have begun meanwhile, at the old offsets.
 
 
-@ROUTES.post(
-    "/v1/groups/{group}/reset",
-    Content("What changes, and is done, durably, unless it was only worked out.", group_schemas.RESET_ANSWER),
-    parameters=(_GROUP,),
-    request=Content("Where to.", group_schemas.RESET),
-    errors=(UnknownTopic, UnknownQueue, GroupHasMembers, GroupModeMismatch, NotLeader),
-)
-async def reset_group(call: Call) -> web.StreamResponse:
-    """Have a group go on from somewhere else, or see what that would do.
-
-    At any node, for all shards. It takes several requests, each for some queues of one shard: until `next` is null.
-    Queues that nothing was ever sent to are left alone. Members that live go on from where they are until they are
-    started again.
-    """
-    group = call.path("group")
-    document = await call.checked_document()
-    topic = await call.topic(document["topic"])
-    given = [name for name in ("to", "offset", "time_ms") if document.get(name) is not None]
-    if len(given) != 1:
-        raise InvalidRequest("say where to: one of to, offset and time_ms", field="to")
-    end = document.get("to")
-    to = ResetTo(None if end is None else Start(end), document.get("offset"), document.get("time_ms"))
-    shard, row = (document.get("after") or "0:0").split(":")
-    _check_offsets(call, group, topic)
-    dry_run = document["dry_run"]
-    if not dry_run and not document["force"]:
-        await call.node.groups.check_no_members(group)
-    moves, following = await next_moves(
-        call.broker, group, topic, to, _only(call, topic, document.get("queues")), (int(shard), int(row))
-    )
-    if not dry_run and len(moves.queues):
-        await _reset(call, group, topic, moves.queues, moves.to)
-    shown = moves.queues[:_SHOWN_MOVES]
-    called = await call.broker.names.names_of(topic, shown.tolist()) if topic.named else {}
-    columns = (shown, moves.earliest, moves.latest, moves.committed, moves.to)
-    rows = zip(*(column[:_SHOWN_MOVES].tolist() for column in columns), strict=True)
-    return answer(
-        call.request,
-        {
-            "queues": len(moves.queues),
-            "read_again": moves.read_again,
-            "skipped": moves.skipped,
-            "moves": [
-                {
-                    "queue": called[queue].name if queue in called else queue,
-                    "earliest": earliest,
-                    "latest": latest,
-                    "committed": None if committed < 0 else committed,
-                    "to": target,
-                }
-                for queue, earliest, latest, committed, target in rows
-            ],
-            "next": None if following is None else "{}:{}".format(*following),
-        },
-    )
-
-
-def _only(call: Call, topic: Topic, given: str | None) -> Ranges | None:
-    if given is None:
-        return None
-    if topic.named:
-        raise InvalidRequest(
-            f"queues is given, and topic {topic.name!r} has named queues: leave it out, or set single ones with 'lsmq "
-            "group reset --queue NAME'",
-            field="queues",
-        )
-    ranges = normal(_ranges(given, "queues"))
-    call.broker.admission.queue(topic, ranges[-1][1] - 1)
-    return ranges
-
-
 @ROUTES.get(
     "/v1/groups/{group}/offsets",
     Content("Those queues that have one.", schemas.COMMITTED),
-    parameters=(_GROUP, TOPIC, QUEUES, _SLOTS),
+    parameters=(GROUP, TOPIC, QUEUES, _SLOTS),
     errors=(UnknownTopic, UnknownQueue),
 )
 async def get_committed_offsets(call: Call) -> web.StreamResponse:
@@ -208,7 +133,7 @@ async def get_committed_offsets(call: Call) -> web.StreamResponse:
             raise InvalidRequest(
                 "slots are of a topic whose queues have names, and stand in place of queues", field="slots"
             )
-        queues, offsets = await call.node.groups.committed_in(group, topic, normal(_ranges(query["slots"])))
+        queues, offsets = await call.node.groups.committed_in(group, topic, normal(parse_runs(query["slots"])))
         return await call.answer_columns({"queues": queues, "offsets": offsets})
     queues, offsets = await call.broker.committed_offsets(
         group, topic, parse_ranges(query["queues"] or "", topic, call.broker.admission)
@@ -216,7 +141,7 @@ async def get_committed_offsets(call: Call) -> web.StreamResponse:
     return await call.answer_columns({"queues": queues, "offsets": offsets})
 
 
-@ROUTES.delete("/v1/groups/{group}/offsets", Content("Dropped, durably.", status=204), parameters=(_GROUP, _SHARD))
+@ROUTES.delete("/v1/groups/{group}/offsets", Content("Dropped, durably.", status=204), parameters=(GROUP, _SHARD))
 async def delete_offsets(call: Call) -> web.StreamResponse:
     """Drop all committed offsets of a group in one shard, and its fence."""
     shard, shards = call.query["shard"], call.broker.topology.shard_count
@@ -233,7 +158,7 @@ async def delete_offsets(call: Call) -> web.StreamResponse:
 @ROUTES.post(
     "/v1/groups/{group}/fence",
     Content("Where to go on, once no earlier commit can come any more.", group_schemas.COMMITTED),
-    parameters=(_GROUP,),
+    parameters=(GROUP,),
     request=Content("The queues and the generation they were assigned in.", group_schemas.FENCE),
     errors=(UnknownTopic, UnknownQueue, StaleGeneration, UnknownMember, FencedMember),
 )
@@ -256,7 +181,7 @@ async def fence_group(call: Call) -> web.StreamResponse:
 @ROUTES.get(
     "/v1/groups/{group}/lag",
     Content("Counted at this moment.", group_schemas.LAG),
-    parameters=(_GROUP, TOPIC, _RANGES),
+    parameters=(GROUP, TOPIC, _RANGES),
     errors=(UnknownTopic, UnknownQueue),
 )
 async def get_lag(call: Call) -> web.StreamResponse:
@@ -266,7 +191,7 @@ async def get_lag(call: Call) -> web.StreamResponse:
     """
     group, topic = call.path("group"), await call.topic(call.query["topic"])
     given = call.query["ranges"]
-    ranges = ((0, topic.queues),) if given is None else _ranges(given)
+    ranges = ((0, topic.queues),) if given is None else parse_runs(given)
     lag, committed_at = await call.node.groups.lag(group, topic, ranges)
     return answer(
         call.request,
@@ -279,7 +204,7 @@ async def get_lag(call: Call) -> web.StreamResponse:
     )
 
 
-def _ranges(given: str, field: str = "ranges") -> Ranges:
+def parse_runs(given: str, field: str = "ranges") -> Ranges:
     """``0-99,200``: both ends included; in order and disjoint, so that the answer's are the same."""
     pieces = []
     for piece in given.split(","):

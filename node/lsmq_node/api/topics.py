@@ -11,6 +11,7 @@ from lsmq.errors import (
     InvalidRequest,
     InvalidTopicName,
     NotLeader,
+    TooManyQueues,
     TooManyTopics,
     TopicExists,
     TopicReplaced,
@@ -21,6 +22,7 @@ from lsmq.errors import (
 from lsmq.queue_names import NAMED, SLOTS
 from lsmq_node.rights import Action, Kind
 from lsmq_node.storage import Topic, TopicOptions
+from lsmq_node.storage.topic_options import MOVING
 
 from . import schemas
 from .arrays import parse_ranges
@@ -44,6 +46,7 @@ def topic_object(call: Call, topic: Topic) -> dict[str, Any]:
         "id": topic.id,
         "queues": NAMED if topic.named else topic.queues,
         **({"named": True} if topic.named else {}),
+        **({"made_by": topic.options.made_by} if topic.options.made_by is not None else {}),
         "options": {name: value for name, value in topic.options.set().items() if name != "named"},
         "revision": topic.options.revision,
         "created_ms": topic.created_ms,
@@ -77,7 +80,7 @@ def own_url(call: Call) -> str:
     Content("Created, durably.", schemas.TOPIC, status=201),
     Content("It was there already, with the same options.", schemas.TOPIC),
     request=Content("Number of queues and options.", schemas.CREATE_TOPIC),
-    errors=(InvalidTopicName, TopicExists, TooManyTopics),
+    errors=(InvalidTopicName, TopicExists, TooManyTopics, TooManyQueues),
 )
 async def create_topic(call: Call) -> web.StreamResponse:
     """Create a topic."""
@@ -94,14 +97,15 @@ async def create_topic(call: Call) -> web.StreamResponse:
         document["key_queues"] = document.get("key_queues") or queues
     options = TopicOptions.from_dict(document)
     _check_may_move(call, document)
-    topic, created = await call.broker.create_topic(call.path("topic"), queues, options)
+    topic, created = await call.broker.create_topic(call.path("topic"), queues, options, call.asker.name)
     return answer(call.request, topic_object(call, topic), 201 if created else 200)
 
 
 def _check_may_move(call: Call, options: dict[str, Any]) -> None:
     """Whoever has messages moved to a topic must be one who may write to it. Raises ``Forbidden``."""
-    if options.get("expired_to") is not None:
-        call.asker.check(Kind.TOPIC, options["expired_to"], Action.WRITE)
+    for option in MOVING:
+        if options.get(option) is not None:
+            call.asker.check(Kind.TOPIC, options[option], Action.WRITE)
 
 
 @ROUTES.put(

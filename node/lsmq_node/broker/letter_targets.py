@@ -8,36 +8,50 @@ from typing import TYPE_CHECKING
 from lsmq.errors import InvalidRequest, UnknownTopic
 from lsmq_node.storage import Topic, TopicOptions
 from lsmq_node.storage.state import check_topic_name
+from lsmq_node.storage.topic_options import MOVING
 
 if TYPE_CHECKING:
     from .broker import Broker
 
 
-def check_expired_to(broker: Broker, name: str, options: TopicOptions) -> None:
-    """Whether what expires in a topic of this name may be moved as its options say.
+def check_moving(broker: Broker, name: str, options: TopicOptions) -> None:
+    """Whether messages of a topic of this name may be moved as its options say.
 
-    One that is not there is made with the first letter. Raises ``InvalidTopicName``, ``InvalidRequest`` for a topic
-    that cannot take letters, or from which they would come back.
+    A topic to move to that is not there is made with the first letter. Raises ``InvalidTopicName``, ``InvalidRequest``
+    for one that cannot take letters, or from which they would come back.
     """
-    following, way = options.expired_to, [name]
-    while following is not None:
-        way.append(following)
-        if following == name:
+    for option, target in _targets(options):
+        check_topic_name(target)
+        known = broker.topology.topics.find(target)
+        if known is not None:
+            check_target(broker, known, option)
+        way = _way_back(broker, name, (name, target))
+        if way is not None:
             raise InvalidRequest(
-                f"expired_to is {options.expired_to!r}, and what expires would come back to where it was: "
-                f"{' to '.join(way)}; choose another topic",
-                field="expired_to",
+                f"{option} is {target!r}, and what is moved there would come back to where it was: {' to '.join(way)}; "
+                "choose another topic",
+                field=option,
                 topic=name,
             )
-        if following in way[:-1]:
-            return
-        check_topic_name(following)
-        target = broker.topology.topics.find(following)
-        if target is None:
-            return
-        if len(way) == 2:
-            check_target(broker, target, "expired_to")
-        following = target.options.expired_to
+
+
+def _targets(options: TopicOptions) -> list[tuple[str, str]]:
+    return [(option, target) for option in MOVING if (target := getattr(options, option)) is not None]
+
+
+def _way_back(broker: Broker, name: str, way: tuple[str, ...]) -> tuple[str, ...] | None:
+    """On from the end of ``way``, which messages are moved along, to where it began; None where they do not come."""
+    seen, ways = {way[-1]}, [way]
+    while ways:
+        way = ways.pop()
+        if way[-1] == name:
+            return way
+        known = broker.topology.topics.find(way[-1])
+        for _, target in () if known is None else _targets(known.options):
+            if target not in seen:
+                seen.add(target)
+                ways.append((*way, target))
+    return None
 
 
 async def letter_topic(broker: Broker, name: str) -> Topic:

@@ -31,20 +31,10 @@ async function group(into, name, query) {
     into.append(el("p", { class: "soft" }, "It has no members, and had none lately."));
   }
   const wanted = query.get("topic") ? [...new Set([query.get("topic"), ...found.topics.map((each) => each.topic)])] : found.topics.map((each) => each.topic);
-  const lags = await Promise.all(wanted.slice(0, 10).map(async (topic) => [topic, await lag(name, topic)]));
+  const lags = await Promise.all(wanted.slice(0, 10).map(async (topic) => [topic, await ask(`/v1/groups/${enc(name)}/lag?topic=${enc(topic)}`)]));
   if (lags.length) into.append(el("h2", {}, "Behind"), table("Lag", ["topic", "#messages", "#queues behind", "#most of one"], lags.map(([topic, each]) => [topic, count(each.lag), count(each.behind), count(each.largest)])));
   into.append(el("h2", {}, "Go on from somewhere else"), where(name, query, found.topics[0]?.topic ?? ""));
   if (query.get("to")) await preview(into, name, query, found.members.length);
-}
-
-/** Of the whole group: each shard is counted by the node that leads it. */
-async function lag(name, topic) {
-  const known = await ask(`/v1/topics/${enc(topic)}`), sum = { lag: 0, behind: 0, largest: 0 };
-  for (const route of known.routes) {
-    const own = await ask(`/v1/groups/${enc(name)}/lag?topic=${enc(topic)}&ranges=${route.first}-${route.end - 1}`);
-    sum.lag += own.lag; sum.behind += own.behind; sum.largest = Math.max(sum.largest, own.largest);
-  }
-  return sum;
 }
 
 /** The form that says where to. What it says stands in the address; a time as one that stays the same. */
@@ -85,7 +75,7 @@ async function preview(into, name, query, members) {
   if (query.get("queues")) body.queues = query.get("queues");
   const place = el("div"), said = el("p", { role: "status" }, "...");
   into.append(said, place);
-  const found = await steps(name, { ...body, dry_run: true }, (sum) => { said.textContent = `${sums(sum)} so far`; });
+  const found = await steps(name, body, (sum) => { said.textContent = `${sums(sum)} so far`; });
   said.textContent = `${sums(found)}. Messages are counted by their offsets, deleted ones as well.`;
   if (!found.queues) return;
   if (members) place.append(el("p", { class: "bad" }, `Members that live: ${count(members)}. They go on from where they are until they are started again: stop them first.`));
@@ -95,18 +85,19 @@ async function preview(into, name, query, members) {
   })));
   if (found.queues > found.moves.length) place.append(el("p", { class: "soft" }, `... and ${count(found.queues - found.moves.length)} more`));
   place.append(el("p", {}, act(members ? "Reset, though members live" : "Reset", async () => {
-    const done = await steps(name, { ...body, force: members > 0 }, (sum) => { said.textContent = `offsets set: ${count(sum.queues)}`; });
+    const done = await steps(name, { ...body, force: members > 0 }, (sum) => { said.textContent = `offsets set: ${count(sum.queues)}`; }, "POST");
     return `offsets set: ${count(done.queues)}`;
   })));
 }
 
 const sums = (sum) => `Queues that change: ${count(sum.queues)}; messages read again: ${count(sum.read_again)}, skipped: ${count(sum.skipped)}`;
 
-/** All steps of a reset, each for some queues of one shard, summed up. */
-async function steps(name, body, shown) {
+/** All steps of a reset (POST) or what it would change (GET), each for some queues of one shard, summed up. */
+async function steps(name, given, shown, method = "GET") {
   const sum = { queues: 0, read_again: 0, skipped: 0, moves: [] };
   for (let after = null; ;) {
-    const found = await ask(`/v1/groups/${enc(name)}/reset`, { method: "POST", body: after === null ? body : { ...body, after } });
+    const wanted = after === null ? given : { ...given, after }, path = `/v1/groups/${enc(name)}/reset`;
+    const found = await (method === "GET" ? ask(`${path}?${new URLSearchParams(wanted)}`) : ask(path, { method, body: wanted }));
     for (const each of ["queues", "read_again", "skipped"]) sum[each] += found[each];
     sum.moves = [...sum.moves, ...found.moves].slice(0, PAGE);
     if ((after = found.next) === null) return sum;

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from .mover import REASONS
 from .service import LetterService
 
 
@@ -17,13 +18,14 @@ class LetterCollector(Collector):
         self._service = service
 
     def collect(self) -> Iterable[Metric]:
-        yield CounterMetricFamily(
-            "lsmq_expired_moved",
-            "Expired messages that were moved to another topic (expired_to).",
-            self._service.moved,
+        moved = CounterMetricFamily(
+            "lsmq_messages_moved", "Messages that were moved to another topic, by why.", labels=["reason"]
         )
+        for reason in REASONS:
+            moved.add_metric([reason], self._service.moved.get(reason, 0))
+        yield moved
         yield GaugeMetricFamily(
-            "lsmq_expired_waiting_topics",
-            "Topics, by shard, whose expired messages cannot be moved by now: they wait and take space.",
+            "lsmq_moving_waits",
+            "Topics, by shard, of which messages cannot be moved by now: they wait and take space.",
             self._service.waiting_topics,
         )

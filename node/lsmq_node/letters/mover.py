@@ -1,6 +1,6 @@
-"""Moves what has expired in the topics of one shard, while this node leads it.
+"""Moves what has expired, or was dropped at a limit, in the topics of one shard, while this node leads it.
 
-About once a second it asks the store what has expired (:mod:`lsmq_node.storage.lapses`), and puts two things in line in
+About once a second it asks the store what that is (:mod:`lsmq_node.storage.lapses`), and puts two things in line in
 one piece: letters, in the target's queue in this shard, and that the messages are deleted where they were. Nothing is
 remembered but that: what is not deleted by then is found again, by whoever leads. Only a crash that tears the piece of
 the log between the two stores a letter twice.
@@ -22,6 +22,7 @@ from lsmq_node.broker.letter_targets import letter_limit, letter_queue, letter_t
 from lsmq_node.machines import ShardMachine, Step
 from lsmq_node.storage import Topic
 from lsmq_node.storage.lapses import Lapsed
+from lsmq_node.storage.losses import Why
 
 from .letter import add_letter, origin, records_of
 
@@ -31,13 +32,16 @@ if TYPE_CHECKING:
 _PERIOD_S = 1.0
 _AT_ONCE = 500
 _BYTES_AT_ONCE = 1 << 20
-EXPIRED = "expired"
+#: By why they go: the option that says where to, and what letters say.
+_OPTIONS = {Why.LAPSED: "expired_to", Why.OVERFLOW: "dropped_to"}
+_REASONS = {Why.LAPSED: "expired", Why.OVERFLOW: "overflow"}
+REASONS = tuple(_REASONS.values())
 
 
 class Mover(ShardMachine):
     """In one round of its store. Loop thread only."""
 
-    subject = "expired messages"
+    subject = "messages to move"
 
     def __init__(self, service: LetterService, port: ShardPort) -> None:
         super().__init__(service, port)
@@ -46,7 +50,7 @@ class Mover(ShardMachine):
         self._lapses = self.store.lapses.begin()
         self._task: asyncio.Task[Any] | None = None
         self._at_once = _AT_ONCE
-        #: By topic's id, the code of what keeps its expired messages from being moved.
+        #: By topic's id, the code of what keeps its messages from being moved.
         self.waiting: dict[int, str] = {}
 
     async def load(self, left: Any) -> None:
@@ -55,7 +59,7 @@ class Mover(ShardMachine):
 
     def due(self) -> tuple[Step, ...]:
         if self._task is not None and self._task.done():
-            self.break_off(Unavailable("moving what expires has ended; it begins again", sent=False))
+            self.break_off(Unavailable("moving messages has ended; it begins again", sent=False))
         return ()
 
     def end(self) -> None:
@@ -82,26 +86,25 @@ class Mover(ShardMachine):
             self._at_once = 1
         if self.waiting.get(topic_id) != error.code:
             tell = self._log.info if error.retriable else self._log.warning
-            tell("expired_wait", shard=self.port.number, topic=topic_id, code=error.code, message=error.message)
+            tell("letters_wait", shard=self.port.number, topic=topic_id, code=error.code, message=error.message)
         self.waiting[topic_id] = error.code
 
     async def _move_all(self, topic_id: int) -> None:
         while self.is_current:
-            topic = self.store.topic_by_id(topic_id)
-            if topic.options.expired_to is None:
-                return
             find = partial(self._lapses.find, topic_id, self._at_once, _BYTES_AT_ONCE)
             lapsed = await self._broker.in_readers(find)
             self.check()
             if lapsed is None:
                 return
-            if len(lapsed.queues):
-                await self._move(topic, topic.options.expired_to, lapsed)
+            topic = self.store.topic_by_id(topic_id)
+            to = getattr(topic.options, _OPTIONS[lapsed.why])
+            if len(lapsed.queues) and to is not None:
+                await self._move(topic, to, lapsed)
             await self._broker.in_readers(partial(self._lapses.moved, lapsed))
 
     async def _move(self, topic: Topic, to: str, lapsed: Lapsed) -> None:
         target = await letter_topic(self._broker, to)
-        queue = letter_queue(self._broker, target, self.port.number, "expired_to")
+        queue = letter_queue(self._broker, target, self.port.number, _OPTIONS[lapsed.why])
         await self.port.prepare(target)
         names: dict[int, str] = {}
         if topic.named:
@@ -115,19 +118,19 @@ class Mover(ShardMachine):
         self.check()
         self.port.check_writable(Ack.QUORUM)
         await self.durable(self.port.wait(self._lapses.move(lapsed, target.id, batch), Ack.QUORUM))
-        self._service.moved += len(lapsed.queues)
-        self._log.info(
-            "expired_moved", shard=self.port.number, topic=topic.name, to=target.name, messages=len(lapsed.queues)
-        )
+        count, reason = len(lapsed.queues), _REASONS[lapsed.why]
+        self._service.moved[reason] = self._service.moved.get(reason, 0) + count
 
 
 def _pack(topic: Topic, queue: int, lapsed: Lapsed, names: Mapping[int, str], limit: int) -> RecordBatch:
-    builder = BatchBuilder()
+    builder, reason = BatchBuilder(), _REASONS[lapsed.why]
     for batch, places in lapsed.batches:
         for record in records_of(batch):
             if (record.queue, record.offset) not in places:
                 continue
             says = origin(topic.name, topic.id, record, names.get(record.queue))
-            says |= {"reason": EXPIRED, "stored-ms": record.stored_ms, "expired-ms": record.expires_ms}
+            says |= {"reason": reason, "stored-ms": record.stored_ms}
+            if lapsed.why is Why.LAPSED:
+                says["expired-ms"] = record.expires_ms
             add_letter(builder, queue, record, says, limit)
     return RecordBatch(builder.build(), verify=False)

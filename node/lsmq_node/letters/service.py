@@ -17,10 +17,10 @@ class LetterService(MachineService[Mover]):
 
     def __init__(self, broker: Broker) -> None:
         super().__init__(broker, partial(Mover, self))
-        #: Messages that were moved since the node began.
-        self.moved = 0
+        #: Messages that were moved since the node began, by what their letters say.
+        self.moved: dict[str, int] = {}
 
     @property
     def waiting_topics(self) -> int:
-        """How many topics have expired messages that could not be moved when that was tried last, over shards."""
+        """How many topics have messages that could not be moved when that was tried last, over shards."""
         return sum(len(mover.waiting) for mover in self.shards())

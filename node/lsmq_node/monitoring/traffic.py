@@ -6,7 +6,7 @@ what comes counts for its topic while that has a counter, and for the others whi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 from typing import Final
@@ -66,10 +66,10 @@ class TopicTraffic:
         others = [(OTHERS, self._others)] if self._others != Traffic() else []
         return [*self._by_topic.items(), *others]
 
-    def busiest(self, limit: int) -> list[Rates]:
+    def busiest(self, limit: int, shows: Callable[[str], bool]) -> list[Rates]:
         """The topics that most messages came to or went from between the last two counts; no others than such.
 
-        In any thread: it looks at all topics that there was something of.
+        Of those that ``shows`` says yes to. In any thread: it looks at all topics that there was something of.
         """
         flows, passed_s = self._lately
 
@@ -77,7 +77,7 @@ class TopicTraffic:
             return sum(flow.messages for flow in flows[topic])
 
         found = []
-        for topic in nlargest(limit, flows, messages):
+        for topic in nlargest(limit, filter(shows, flows), messages):
             written, read = flows[topic]
             counts = written.messages, read.messages, written.size_bytes, read.size_bytes
             found.append(Rates(topic, *(round(count / passed_s, 3) for count in counts)))

@@ -4,6 +4,7 @@ Keys and values of the documents, msgpack maps::
 
     principal/NAME    {"version": 1, "roles": [[role, prefix], ...], "rights": [[kind, pattern, action], ...]}
     role/NAME         {"version": 1, "rights": [[kind, pattern, action], ...]}
+    limit/NAME        {"version": 1, "limits": {name: int}}
     token/NAME/ID     {"version": 1, "hash": sha256, "created_ms": int, "expires_ms": int | nil, "by": name}
     session/NAME/ID   {"version": 1, "hash": sha256, "key": bytes, "token": sha256 | nil, "created_ms": int,
                        "expires_ms": int, "roles": [[role, prefix], ...]}
@@ -22,12 +23,15 @@ from typing import Any, Final
 
 import msgpack
 
+from lsmq_node.broker import Limited
+
 from .browser_sessions import BrowserSession
 from .model import BUILT_IN, TENANT, Action, Binding, Kind, Right, allowing
 
 PRINCIPAL: Final = "principal/"
 ROLE: Final = "role/"
 TOKEN: Final = "token/"
+LIMIT: Final = "limit/"
 SESSION: Final = "session/"
 _VERSION: Final = 1
 _REMEMBERED: Final = 1_000
@@ -73,6 +77,22 @@ class Grants:
         return _pack(roles=[[each.role, each.prefix] for each in self.roles], rights=_listed(self.rights))
 
 
+@dataclass(frozen=True, slots=True)
+class OwnLimits:
+    """What was set for a principal, in place of what holds for everybody; 0 is no limit."""
+
+    values: Mapping[Limited, int]
+
+    def altered(self, changes: Mapping[Limited, int | None]) -> OwnLimits:
+        """None takes one away."""
+        changed = {**self.values, **changes}
+        return OwnLimits(MappingProxyType({name: value for name, value in changed.items() if value is not None}))
+
+    def pack(self) -> bytes | None:
+        """None where there is nothing to keep."""
+        return _pack(limits={name.value: value for name, value in self.values.items()}) if self.values else None
+
+
 class Holder:
     """A principal and all it may. Answers are remembered, a bounded number of them."""
 
@@ -102,6 +122,7 @@ class Book:
         self.tokens: dict[bytes, Token] = {}
         self.grants: dict[str, Grants] = {}
         self.own_roles: dict[str, tuple[Right, ...]] = {}
+        self.limits: dict[str, OwnLimits] = {}
         self.sessions: dict[bytes, BrowserSession] = {}
         self.unread: list[str] = []
         self._holders: dict[tuple[str, tuple[Binding, ...]], Holder] = {}
@@ -120,6 +141,8 @@ class Book:
                     self.tokens[item.digest] = item
                 case Grants():
                     self.grants[key.removeprefix(PRINCIPAL)] = item
+                case OwnLimits():
+                    self.limits[key.removeprefix(LIMIT)] = item
                 case BrowserSession():
                     self.sessions[item.digest] = item
                 case _:
@@ -185,7 +208,7 @@ class Book:
                     yield left, str(binding)
 
 
-_Item = Token | Grants | BrowserSession | tuple[Right, ...]
+_Item = Token | Grants | OwnLimits | BrowserSession | tuple[Right, ...]
 
 
 def _read_document(key: str, fields: dict[str, Any]) -> _Item:
@@ -202,6 +225,8 @@ def _read_document(key: str, fields: dict[str, Any]) -> _Item:
         return Grants(tuple(Binding(*each) for each in fields["roles"]), _read(fields["rights"]))
     if key.startswith(ROLE):
         return _read(fields["rights"])
+    if key.startswith(LIMIT):
+        return OwnLimits(MappingProxyType({Limited(name): int(value) for name, value in fields["limits"].items()}))
     raise ValueError(key)
 
 

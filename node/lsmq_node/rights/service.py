@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -25,10 +25,23 @@ from lsmq.errors import (
     UnknownRole,
 )
 from lsmq_coordinator.parts import kept
-from lsmq_node.broker import Background, Broker
+from lsmq_node.broker import Background, Broker, Limited
 from lsmq_node.config import Auth, CertificateName
 
-from .book import PRINCIPAL, ROLE, Book, Changes, Grants, Holder, Token, digest_of, over, role_document
+from .book import (
+    LIMIT,
+    PRINCIPAL,
+    ROLE,
+    Book,
+    Changes,
+    Grants,
+    Holder,
+    OwnLimits,
+    Token,
+    digest_of,
+    over,
+    role_document,
+)
 from .browser_sessions import BrowserSession, SessionCookie
 from .evidence import (
     SECRET_BYTES,
@@ -52,6 +65,7 @@ _log = structlog.get_logger("lsmq.rights")
 #: Of a principal so many are good at a time: the one in use, and the one that comes in its place.
 TOKENS_EACH: Final = 2
 _TRIES: Final = 10
+_NO_LIMITS: Final = OwnLimits({})
 
 
 class RightsService:
@@ -94,6 +108,7 @@ class RightsService:
             return
         self._book = Book(documents, self._book)
         self.version = version
+        self._broker.allowances.own = {name: each.values for name, each in self._book.limits.items()}
         if self._book.unread:
             _log.warning("rights_not_read", documents=self._book.unread[:10], count=len(self._book.unread))
         changed, self._changed = self._changed, asyncio.Event()
@@ -304,6 +319,21 @@ class RightsService:
                 tuple(each for each in has.rights if each not in rights),
             )
             return {PRINCIPAL + name: left.pack()}
+
+        await self._change(changes)
+
+    async def alter_limits(self, name: str, given: Mapping[Limited, int | None]) -> None:
+        """Set limits of a principal, beside those he has; None takes one away."""
+        check_name(name, "principal")
+        await self._change(lambda book: {LIMIT + name: book.limits.get(name, _NO_LIMITS).altered(given).pack()})
+
+    async def remove_limits(self, name: str) -> None:
+        """What holds for everybody holds for this principal again. Raises ``UnknownPrincipal`` where it did."""
+
+        def changes(book: Book) -> Changes:
+            if name not in book.limits:
+                raise UnknownPrincipal(f"{name} has no limits of its own; 'lsmq limit list' shows all", principal=name)
+            return {LIMIT + name: None}
 
         await self._change(changes)
 

@@ -1,10 +1,11 @@
-"""Messages that have expired, of topics that have them moved elsewhere (``expired_to``): kept until then, and found.
+"""Messages that go to another topic when they expire (``expired_to``), or when they are over a limit (``dropped_to``).
 
-Merges keep them, and log starts stop before them, until whoever moves them has deleted them here, in the same piece of
-the log as they are stored elsewhere. So what is left to do stands in the store, and nobody has to remember how far they
-are.
+Merges keep what has expired, and log starts stop before what is to be moved, until whoever moves it has deleted it
+here, in the same piece of the log as it is stored elsewhere. So what is left to do stands in the store, and nobody has
+to remember how far they are.
 
-To find them, the leader looks through such a topic once, and at what comes later as it comes. Of each *block*, of
+What is over a limit, retention finds (:mod:`.retention`, :mod:`.evictions`), again and again until it is gone. To find
+what has expired, the leader looks through such a topic once, and at what comes later as it comes. Of each *block*, of
 ``BLOCK`` offsets of a queue, it remembers which message expires next: a block is looked at again when that has. What is
 remembered is forgotten with the leader: some 24 bytes a block that has messages which expire, and 8 a queue.
 
@@ -13,12 +14,14 @@ What has expired by the clock at the start alone waits for an hour, as in merges
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lsmq.errors import CorruptFile
 from lsmq.record_batch import Column, Flag, RecordBatch, split_batches
 
 from .batch_checks import encode_positions
@@ -27,6 +30,7 @@ from .line import Appended, Behind, Line
 from .losses import Why
 from .queries import Queries
 from .shard_time import ShardTime
+from .sieve import Expired
 from .state import ShardState, TopicState
 from .wal import EntryKind
 
@@ -37,7 +41,11 @@ BLOCK: Final = 1 << _BLOCK_BITS
 _AT_ONCE = 1 << 16
 _READ_RECORDS = 4_096
 _READ_BYTES = 4 << 20
+#: Before log starts move, so many are looked through at a time, about.
+_MOST_AT_ONCE = 1 << 20
 _NONE: I64 = np.empty(0, np.int64)
+
+_log = logging.getLogger("lsmq.storage")
 
 Rows = NDArray[Any]
 
@@ -73,9 +81,25 @@ class _Known:
     version: int = -1  # of the topic, at which all was seen
 
 
+@dataclass(frozen=True, slots=True)
+class _Over:
+    """What is over a limit: messages of these queues below ``ends``; if there are ``places``, these alone."""
+
+    queues: U32
+    ends: I64
+    places: frozenset[tuple[int, int]] | None = None
+
+    def has(self, queues: U32, offsets: I64) -> NDArray[np.bool_]:
+        """Which messages of the queues are among them, if they are below the ends."""
+        if self.places is None:
+            return np.ones(len(queues), np.bool_)
+        places = zip(queues.tolist(), offsets.tolist(), strict=True)
+        return np.fromiter((place in self.places for place in places), np.bool_, len(queues))
+
+
 @dataclass(slots=True)
 class Lapsed:
-    """Messages that have expired: batches, and which of their messages have, by queue and offset.
+    """Messages that are to be moved: batches, and which of their messages are, by queue and offset.
 
     ``look``: what was learned with them, for :meth:`Lapses.moved`.
     """
@@ -85,6 +109,10 @@ class Lapsed:
     queues: U32
     offsets: I64
     look: _Look
+
+    @property
+    def why(self) -> Why:
+        return Why.LAPSED if self.look.over is None else Why.OVERFLOW
 
 
 @dataclass(slots=True)
@@ -96,82 +124,165 @@ class _Look:
     keys: U64
     at: I64
     ends: I64
-    again: bool
+    again: bool = False
+    over: _Over | None = None  # it is at what is over a limit, not at what expires
     found: _Next = field(default_factory=_Next)
+
+    def first_half(self) -> _Look:
+        some = slice(len(self.rows) // 2)
+        return _Look(self.rows[some], self.keys[some], self.at[some], self.ends[some], self.again, self.over)
 
 
 class Lapses:
-    """One thread at a time, but for :meth:`waits_in` and :meth:`first_of`."""
+    """One thread at a time, but for :meth:`held_back` and :meth:`drop`, which are another one's."""
 
-    def __init__(self, state: ShardState, queries: Queries, line: Line, time: ShardTime) -> None:
+    def __init__(
+        self, state: ShardState, queries: Queries, line: Line, time: ShardTime, over: dict[int, _Over] | None = None
+    ) -> None:
         self._state = state
         self._queries = queries
         self._line = line
         self._time = time
         self._known: dict[int, _Known] = {}
+        self._damaged: set[int] = set()  # topics that were told of
+        #: By topic, what is over a limit: replaced with each look of retention.
+        self.over: dict[int, _Over] = {} if over is None else over
 
     # -- what waits for being moved ------------------------------------------------------------------------------
 
-    def waits_in(self, topic_id: int) -> bool:
-        """Whether expired messages of the topic are kept until they are moved."""
-        return bool((self._state.moving == topic_id).any())
+    def held_back(self, topic_id: int, queues: U32, offsets: I64, why: Why) -> tuple[U32, I64, bool]:
+        """Queues whose log starts may move by themselves, and up to where: to ``offsets``, but not past what is to be
+        moved; and whether all may move as far as they were to.
 
-    def first_of(self, topic_id: int, queues: U32, offsets: I64) -> tuple[U32, I64, bool]:
-        """Queues whose log starts may move, and up to where: to ``offsets``, but not past what has expired; and
-        whether all may move as far as they were to. Reads what is to go, where messages expire."""
+        What is over a limit is handed over with that, to be found. Reads what is to go, where some of it may have to be
+        moved; so much of it at once that nobody waits for long. In the thread that moves log starts.
+        """
         item = self._queries.topic_state(topic_id)
+        drops = why == Why.OVERFLOW and item.topic.options.dropped_to is not None
+        expires = item.topic.options.expired_to is not None
+        if why == Why.DISK or not (drops or expires):  # On a full disk nothing is moved: that would take more of it.
+            return queues, offsets, True
         rows = queues.astype(np.int64) - item.first
         at, limits = item.live_from(rows), offsets.copy()
-        unsure = np.flatnonzero((at < offsets) & (at < item.holes_ends(rows)))
+        unsure = np.flatnonzero((at < offsets) & (drops | (at < item.holes_ends(rows))))
         order = unsure[np.argsort(queues[unsure])]
-        sorted_queues, at, ends = queues[order], at[order], offsets[order]
-        while len(active := np.flatnonzero(at < ends)):
-            read = self._queries.read_many(
-                topic_id,
-                sorted_queues[active],
-                at[active],
-                ends=ends[active],
-                max_records=_READ_RECORDS,
-                max_bytes=_READ_BYTES,
-                expired=lambda stored, expires: ~self._time.expired(stored, expires),
-            )
-            moved, next_offsets = read.positions
-            for batch in split_batches(read.load(), source="store"):
-                part = _Part(batch, topic_id, sorted_queues, at, ends)
-                gone = part.mine[self._time.expired(part.stored_ms, part.expires_ms)[part.mine]]
-                np.minimum.at(ends, part.places[gone], part.offset[gone])
-            np.maximum.at(at, sorted_queues.searchsorted(moved), next_offsets)
-            np.maximum(at, item.live_from(sorted_queues.astype(np.int64) - item.first), out=at)
-        limits[order] = ends
+
+        def stays(stored_ms: I64, expires_ms: I64) -> NDArray[np.bool_]:
+            expired = self._time.expired(stored_ms, expires_ms)
+            return np.where(expired, expires, drops)
+
+        limits[order] = self._before_first(item, queues[order], at[order], offsets[order], stays)
+        if drops:
+            over = np.flatnonzero(limits < offsets)
+            if len(over):
+                self.over[topic_id] = _Over(queues[over], offsets[over])
+            else:
+                self.over.pop(topic_id, None)
         movable = limits > item.start[rows]
         return queues[movable], limits[movable], bool((limits == offsets).all())
+
+    def drop(self, topic_id: int, queues: U32, offsets: I64) -> bool:
+        """Whether these messages, which are over a limit, are to be moved: then they are handed over, to be found."""
+        if self._queries.topic_state(topic_id).topic.options.dropped_to is None:
+            return False
+        order = np.lexsort((offsets, queues))
+        queues, offsets = queues[order], offsets[order]
+        firsts = _firsts(queues)
+        lasts = np.append(firsts[1:], len(queues)) - 1
+        places = frozenset(zip(queues.tolist(), offsets.tolist(), strict=True))
+        self.over[topic_id] = _Over(queues[firsts], offsets[lasts] + 1, places)
+        return True
+
+    def _before_first(self, item: TopicState, queues: U32, at: I64, ends: I64, stays: Expired) -> I64:
+        """Of each of the sorted queues, how far nothing ``stays``: not further than it was looked through."""
+        topic_id, ends, left = item.topic.id, ends.copy(), _MOST_AT_ONCE
+        try:
+            while len(active := np.flatnonzero(at < ends)):
+                if left <= 0:
+                    return np.minimum(at, ends)
+                read = self._queries.read_many(
+                    topic_id,
+                    queues[active],
+                    at[active],
+                    ends=ends[active],
+                    max_records=_READ_RECORDS,
+                    max_bytes=_READ_BYTES,
+                    expired=_none,
+                )
+                moved, next_offsets = read.positions
+                for batch in split_batches(read.load(), source="store"):
+                    part = _Part(batch, topic_id, queues, at, ends)
+                    kept = part.mine[stays(part.stored_ms, part.expires_ms)[part.mine]]
+                    np.minimum.at(ends, part.places[kept], part.offset[kept])
+                left -= int(np.maximum(next_offsets - at[queues.searchsorted(moved)], 0).sum())
+                np.maximum.at(at, queues.searchsorted(moved), next_offsets)
+                np.maximum(at, item.live_from(queues.astype(np.int64) - item.first), out=at)
+        except CorruptFile:  # What it holds cannot be told, so it stays; the table remembers the damage.
+            if len(queues) == 1:
+                return np.minimum(at, ends)
+            half = len(queues) // 2
+            halves = (slice(half), slice(half, None))
+            parts = [self._before_first(item, queues[some], at[some], ends[some], stays) for some in halves]
+            return np.concatenate(parts)
+        return ends
 
     # -- finding -------------------------------------------------------------------------------------------------
 
     def begin(self) -> Lapses:
         """One that knows nothing: somebody else may have led since."""
-        return Lapses(self._state, self._queries, self._line, self._time)
+        return Lapses(self._state, self._queries, self._line, self._time, self.over)
 
     def topics(self) -> list[int]:
-        """Ids of the topics whose expired messages are moved."""
-        found = [topic_id for topic_id in map(int, self._state.moving) if topic_id in self._state.topics]
-        for topic_id in self._known.keys() - set(found):
+        """Ids of the topics of which something may have to be moved."""
+        expiring = {topic_id for topic_id in map(int, self._state.moving) if topic_id in self._state.topics}
+        for topic_id in self._known.keys() - expiring:
             del self._known[topic_id]
-        return found
+        for topic_id in self.over.keys() - self._state.topics.keys():
+            self.over.pop(topic_id, None)
+        return sorted(expiring | self.over.keys())
 
     def find(self, topic_id: int, max_messages: int, max_bytes: int) -> Lapsed | None:
-        """Some messages that have expired, if any; None where there is nothing to look at by now.
+        """Some messages that are to be moved, if any; None where there is nothing to look at by now.
 
         Ends at about ``max_messages`` or ``max_bytes`` of them, and one at least. Reads. To be answered with
         :meth:`moved`, before the next one, when they are moved; else they are found again. Raises ``UnknownTopic``.
         """
         item = self._queries.topic_state(topic_id)
-        known = self._known.setdefault(topic_id, _Known())
-        count = item.end - item.first
-        if count > len(known.seen):
-            known.seen = np.append(known.seen, np.zeros(count - len(known.seen), np.int64))
-        look = self._due(item, known) or self._fresh(item, known)
-        return None if look is None else self._read(item, look, max_messages, max_bytes)
+        look = None
+        if item.topic.options.expired_to is not None:
+            known = self._known.setdefault(topic_id, _Known())
+            count = item.end - item.first
+            if count > len(known.seen):
+                known.seen = np.append(known.seen, np.zeros(count - len(known.seen), np.int64))
+            look = self._due(item, known) or self._fresh(item, known)
+        look = look or self._over_limit(item)
+        while look is not None:
+            try:
+                return self._read(item, look, max_messages, max_bytes)
+            except CorruptFile as damage:
+                if len(look.rows) == 1:  # It cannot be moved; the table remembers the damage.
+                    if topic_id not in self._damaged:
+                        _log.warning("messages of topic %r are not moved: %s", item.topic.name, damage.message)
+                    self._damaged.add(topic_id)
+                    look.at = look.ends.copy()
+                    return Lapsed(topic_id, [], np.empty(0, np.uint32), _NONE, look)
+                look = look.first_half()
+        return None
+
+    def _over_limit(self, item: TopicState) -> _Look | None:
+        """At what was handed over."""
+        over = self.over.get(item.topic.id)
+        if over is None or item.topic.options.dropped_to is None:
+            self.over.pop(item.topic.id, None)
+            return None
+        rows = over.queues.astype(np.int64) - item.first
+        at = item.live_from(rows)
+        order = np.argsort(rows)
+        order = order[at[order] < over.ends[order]]
+        if not len(order):
+            self.over.pop(item.topic.id, None)
+            return None
+        return _Look(rows[order], _keys(rows[order], at[order]), at[order], over.ends[order], over=over)
 
     def _due(self, item: TopicState, known: _Known) -> _Look | None:
         """At blocks of which a message has expired, one of each queue."""
@@ -201,46 +312,65 @@ class Lapses:
         ends = np.minimum(committed[active], (at >> _BLOCK_BITS) + 1 << _BLOCK_BITS)
         some = max(1, int(np.cumsum(ends - at).searchsorted(_AT_ONCE, "right")))
         active, at, ends = active[:some], at[:some], ends[:some]
-        return _Look(active, _keys(active, at), at, ends, again=False)
+        return _Look(active, _keys(active, at), at, ends)
 
     def _read(self, item: TopicState, look: _Look, max_messages: int, max_bytes: int) -> Lapsed:
         topic_id, size_bytes = item.topic.id, 0
         queues = (look.rows + item.first).astype(np.uint32)
         found = Lapsed(topic_id, [], np.empty(0, np.uint32), _NONE, look)
+        begin = look.at.copy()
         while len(active := np.flatnonzero(look.at < look.ends)):
             if len(found.queues) >= max_messages or size_bytes >= max_bytes:
                 break
-            read = self._queries.read_many(
-                topic_id,
-                queues[active],
-                look.at[active],
-                ends=look.ends[active],
-                max_records=min(_READ_RECORDS, max_messages),
-                max_bytes=min(_READ_BYTES, max_bytes),
-                expired=_all_live,
-            )
+            try:
+                read = self._queries.read_many(
+                    topic_id,
+                    queues[active],
+                    look.at[active],
+                    ends=look.ends[active],
+                    max_records=min(_READ_RECORDS, max_messages),
+                    max_bytes=min(_READ_BYTES, max_bytes),
+                    expired=_none,
+                )
+                batches = list(split_batches(read.load(), source="store"))
+            except CorruptFile:
+                if len(found.queues):  # These are not lost with it.
+                    break
+                look.at = begin
+                raise
+            for batch in batches:
+                size_bytes += self._add(found, _Part(batch, topic_id, queues, look.at, look.ends), batch)
             moved, next_offsets = read.positions
-            for batch in split_batches(read.load(), source="store"):
-                part = _Part(batch, topic_id, queues, look.at, look.ends)
-                expired = self._time.surely_expired(part.stored_ms, part.expires_ms)
-                gone = part.mine[expired[part.mine]]
-                if len(gone):
-                    places = zip(part.queue[gone].tolist(), part.offset[gone].tolist(), strict=True)
-                    found.batches.append((batch, frozenset(places)))
-                    found.queues = np.append(found.queues, part.queue[gone])
-                    found.offsets = np.append(found.offsets, part.offset[gone])
-                    size_bytes += int(part.lengths[gone].sum(dtype=np.int64))
-                later = part.mine[(~expired & (part.expires_ms > 0))[part.mine]]
-                if len(later):
-                    keys = look.keys[part.places[later]]
-                    look.found = look.found.with_others(keys, part.stored_ms[later], part.expires_ms[later])
             np.maximum.at(look.at, queues.searchsorted(moved), next_offsets)
             np.maximum(look.at, item.live_from(look.rows), out=look.at)
         return found
 
+    def _add(self, found: Lapsed, part: _Part, batch: RecordBatch) -> int:
+        """Those of a batch that are to be moved; how many bytes they have."""
+        look = found.look
+        if look.over is None:
+            expired = self._time.surely_expired(part.stored_ms, part.expires_ms)
+            gone = part.mine[expired[part.mine]]
+            later = part.mine[(~expired & (part.expires_ms > 0))[part.mine]]
+            if len(later):
+                keys = look.keys[part.places[later]]
+                look.found = look.found.with_others(keys, part.stored_ms[later], part.expires_ms[later])
+        else:
+            expired = self._time.expired(part.stored_ms, part.expires_ms)
+            gone = part.mine[(~expired & look.over.has(part.queue, part.offset))[part.mine]]
+        if len(gone):
+            queues, offsets = part.queue[gone], part.offset[gone]
+            found.batches.append((batch, frozenset(zip(queues.tolist(), offsets.tolist(), strict=True))))
+            found.queues, found.offsets = np.append(found.queues, queues), np.append(found.offsets, offsets)
+        return int(part.lengths[gone].sum(dtype=np.int64))
+
     def moved(self, lapsed: Lapsed) -> None:
         """They are stored elsewhere and deleted here, durably; or there were none."""
         known, look = self._known.get(lapsed.topic_id), lapsed.look
+        if look.over is not None:
+            if (look.at >= look.ends).all() and self.over.get(lapsed.topic_id) is look.over:
+                self.over.pop(lapsed.topic_id, None)
+            return
         if known is None:
             return
         if look.again:
@@ -265,7 +395,7 @@ class Lapses:
         item, target = self._queries.topic_state(lapsed.topic_id), self._queries.topic_state(target_id)
         latest = self._queries.latest_offsets(lapsed.topic_id, lapsed.queues)
         body = encode_positions(item.topic, lapsed.queues, lapsed.offsets, latest)
-        behind = Behind(EntryKind.DELETE, lapsed.topic_id, len(lapsed.queues), body, Why.LAPSED)
+        behind = Behind(EntryKind.DELETE, lapsed.topic_id, len(lapsed.queues), body, lapsed.why)
         return self._line.append_records(((target, batch),), behind=behind)[-1]
 
 
@@ -301,5 +431,5 @@ def _firsts(values: Rows) -> I64:
     return np.flatnonzero(fresh)
 
 
-def _all_live(stored_ms: I64, expires_ms: I64) -> NDArray[np.bool_]:
+def _none(stored_ms: I64, expires_ms: I64) -> NDArray[np.bool_]:
     return np.zeros(len(stored_ms), np.bool_)

@@ -167,8 +167,8 @@ class Quota:
         """Queues whose oldest messages make room for what was just put in line, and where they begin then."""
         options = item.topic.options
         most = options.queue_max_messages
-        if most is None or options.overflow != "drop_oldest" or options.expired_to is not None:
-            return None  # Where what expires is moved, nothing goes that nobody has looked at.
+        if most is None or options.overflow != "drop_oldest" or options.moves:
+            return None  # Where messages are moved, nothing goes that nobody has looked at.
         rows: Any = touched.astype(np.int64)
         over = ends - item.live_from(rows) > most
         if not over.any():

@@ -68,11 +68,7 @@ class Retainer:
 
     def _trim(self, topic_id: int, queues: U32, offsets: I64, why: Why) -> bool:
         try:
-            # On a full disk nothing waits for being moved: that would take more of it.
-            if why != Why.DISK and self._lapses.waits_in(topic_id):
-                queues, offsets, whole = self._lapses.first_of(topic_id, queues, offsets)
-            else:
-                whole = True
+            queues, offsets, whole = self._lapses.held_back(topic_id, queues, offsets, why)
             if not len(queues):
                 return whole
             for first in range(0, len(queues), _TRIM_QUEUES):
@@ -93,6 +89,8 @@ class Retainer:
         return self._deleting is None
 
     def _delete(self, topic_id: int, queues: U32, offsets: I64) -> bool:
+        if self._lapses.drop(topic_id, queues, offsets):
+            return False
         try:
             for first in range(0, len(queues), _DELETED_AT_ONCE):
                 part = slice(first, first + _DELETED_AT_ONCE)

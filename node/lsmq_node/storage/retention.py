@@ -279,7 +279,7 @@ class Retention:
         if limit is None or options.overflow != "drop_oldest":
             self._rings.pop(topic_id, None)
             return True
-        if self._rings.get(topic_id) == limit and options.expired_to is None:
+        if self._rings.get(topic_id) == limit and not options.moves:
             return True
         rows = np.arange(item.end - item.first)
         done = self._move(item, rows, item.committed[: len(rows)] - limit, trim, Why.OVERFLOW)
@@ -380,4 +380,4 @@ class Retention:
 def _is_watched(item: TopicState) -> bool:
     options = item.topic.options
     by_itself = options.max_messages is not None or options.max_bytes is not None or options.overflow in BY_RANK
-    return by_itself or (options.queue_max_messages is not None and options.expired_to is not None)
+    return by_itself or (options.queue_max_messages is not None and options.moves)

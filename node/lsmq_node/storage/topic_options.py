@@ -13,6 +13,8 @@ FOREVER: Final = "forever"
 #: Values of ``overflow`` for which a queue is looked through: so its limit has one, too.
 BY_RANK: Final = ("drop_lowest_priority", "drop_nearest_deadline")
 MAX_RANKED: Final = 100_000
+#: Options that name a topic to move messages to.
+MOVING: Final = ("expired_to", "dropped_to")
 #: Of ``dedupe_window_ms``: a hundred years.
 MAX_WINDOW_MS: Final = 36_525 * 24 * 3_600_000
 
@@ -41,11 +43,13 @@ class TopicOptions:
             less; None lets those live that have none.
         expired_to: the name of a topic that what expires by its time to live is moved to (:mod:`lsmq_node.letters`);
             None lets it go.
+        dropped_to: the same for what ``overflow`` drops.
         named: queues have names, and there are as many as names were used (:mod:`.topic_names`).
         forget_empty_ms: of a named topic, forget the name of a queue that had no message to be read for so long.
         cleanup: ``delete``: what expires goes; ``compact``: so does what a later message of its key supersedes.
         delete_retention_ms: of a compacted topic: how long a message is kept that says that its key is gone; None: a
             day.
+        made_by: the principal who made it, where he may make only so many.
         revision: raised by each change of the others; of two, the higher one is the newer.
     """
 
@@ -63,11 +67,13 @@ class TopicOptions:
     delete_consumed: bool = False
     ttl_ms: int | None = None
     expired_to: str | None = None
+    dropped_to: str | None = None
     named: bool = False
     forget_empty_ms: int | None = None
     dedupe_window_ms: int | str | None = None
     cleanup: str = "delete"
     delete_retention_ms: int | None = None
+    made_by: str | None = None
     revision: int = 0
 
     @classmethod
@@ -86,8 +92,9 @@ class TopicOptions:
             if value not in choices:
                 allowed = " or ".join(map(repr, choices))
                 raise InvalidRequest(f"topic option {name} must be {allowed}, not {value!r}", option=name)
-        if values.get("expired_to") is not None and not isinstance(values["expired_to"], str):
-            raise InvalidRequest("topic option expired_to must be the name of a topic", option="expired_to")
+        for name in MOVING:
+            if values.get(name) is not None and not isinstance(values[name], str):
+                raise InvalidRequest(f"topic option {name} must be the name of a topic", option=name)
         if not isinstance(values.get("delete_consumed", False), bool):
             raise InvalidRequest("topic option delete_consumed must be true or false", option="delete_consumed")
         if values.get("delete_retention_ms") is not None and values.get("cleanup") != "compact":
@@ -98,6 +105,12 @@ class TopicOptions:
         options = cls(**{**values, "dedupe_window_ms": _window(values.get("dedupe_window_ms"))})
         options._check_named()
         options._check_ranked()
+        if options.dropped_to is not None and options.overflow not in ("drop_oldest", *BY_RANK):
+            raise InvalidRequest(
+                f"dropped_to is for topics that drop what they had, and overflow is {options.overflow!r}: what is "
+                "refused or dropped at once the producer is told. Set overflow to 'drop_oldest' as well",
+                option="dropped_to",
+            )
         return options
 
     def _check_ranked(self) -> None:
@@ -129,6 +142,11 @@ class TopicOptions:
                 "forget_empty_ms is for topics with named queues; create the topic with queues 'named'",
                 option="forget_empty_ms",
             )
+
+    @property
+    def moves(self) -> bool:
+        """Whether messages may have to be moved before they go."""
+        return self.expired_to is not None or self.dropped_to is not None
 
     @property
     def lets_go(self) -> bool:
@@ -170,7 +188,7 @@ class TopicOptions:
 
     def set(self) -> dict[str, Any]:
         """:meth:`to_dict` of what a user sets."""
-        return {name: value for name, value in self.to_dict().items() if name != "revision"}
+        return {name: value for name, value in self.to_dict().items() if name not in ("made_by", "revision")}
 
     def altered(self, changes: Mapping[str, Any]) -> TopicOptions:
         """With some changed; None takes one away. Raises ``InvalidRequest`` as :meth:`from_dict`.

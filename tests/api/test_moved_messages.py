@@ -1,4 +1,4 @@
-"""What expires goes to another topic where its own says so: each message, with where it comes from, whatever breaks."""
+"""What expires, or is dropped at a limit, goes to another topic where its own says so, with where it comes from."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_what_expires_is_moved_with_all_it_has_and_where_it_comes_from(api: Api,
     usage = api.get(f"/v1/topics/{topic}/usage").json()
     assert usage["dropped"]["lapsed"] == 1
     metrics = api.get("/metrics").body.decode()
-    assert "lsmq_expired_moved_total" in metrics and "lsmq_expired_waiting_topics" in metrics
+    assert "lsmq_messages_moved_total" in metrics and "lsmq_moving_waits" in metrics
 
 
 def test_messages_of_named_queues_say_the_name(api: Api, topic_name: str) -> None:
@@ -100,10 +100,32 @@ def test_letters_that_the_target_has_no_room_for_wait_and_come_when_it_has(api: 
     api.create(topic, 1, expired_to=f"{topic}.late", ttl_ms=100)
     api.send(f"{topic}.late", {"body": "in the way"})
     api.send(topic, {"body": "a"}, {"body": "b"})
-    eventually(lambda: "lsmq_expired_waiting_topics 1.0" in api.get("/metrics").body.decode(), "they wait", 60)
+    eventually(lambda: "lsmq_moving_waits 1.0" in api.get("/metrics").body.decode(), "they wait", 60)
     assert api.all_bodies(topic, 0) == []
     api.call("PATCH", f"/v1/topics/{topic}.late", {"max_messages": None}, status=200)
     comes(api, f"{topic}.late", "in the way", "a", "b")
+
+
+def test_what_is_dropped_at_a_limit_is_moved_with_where_it_comes_from(api: Api, topic_name: str) -> None:
+    topic = topic_name
+    api.create(topic, 2, queue_max_messages=2, overflow="drop_oldest", dropped_to=f"{topic}.over")
+    api.send(topic, *({"queue": 1, "body": f"{number}"} for number in range(5)))
+    found = comes(api, f"{topic}.over", "0", "1", "2")
+    assert {each["properties"]["lsmq-dlq-reason"] for each in found} == {"overflow"}
+    assert sorted(each["properties"]["lsmq-dlq-offset"] for each in found) == ["0", "1", "2"]
+    assert api.all_bodies(topic, 1) == ["3", "4"]
+    assert api.get(f"/v1/topics/{topic}/usage").json()["dropped"]["overflow"] == 3
+
+
+def test_a_circle_over_both_options_is_refused_and_dropping_what_is_new_as_well(api: Api, topic_name: str) -> None:
+    topic = topic_name
+    full = {"queue_max_messages": 2, "overflow": "drop_oldest"}
+    api.create(f"{topic}.a", 1, expired_to=f"{topic}.b")
+    document = {"queues": 1, "dropped_to": f"{topic}.a", **full}
+    refused = api.call("PUT", f"/v1/topics/{topic}.b", document, status=400)
+    assert f"{topic}.b to {topic}.a to {topic}.b" in refused.error["message"]
+    document |= {"dropped_to": f"{topic}.c", "overflow": "drop_newest"}
+    assert "dropped_to" in api.call("PUT", f"/v1/topics/{topic}.b", document, status=400).error["message"]
 
 
 def test_none_is_lost_when_the_node_is_killed_while_they_are_moved(make_node: Callable[..., NodeProcess]) -> None:
@@ -123,3 +145,18 @@ def test_none_is_lost_when_the_node_is_killed_while_they_are_moved(make_node: Ca
     assert max(often.values()) <= 2, "none more often than a crash tore the log"
     assert all(api.all_bodies("t", queue) == [] for queue in range(8))
     assert api.get("/v1/topics/t/usage").json()["messages"] == 0
+
+
+def test_none_of_what_is_dropped_is_lost_when_the_node_is_killed(make_node: Callable[..., NodeProcess]) -> None:
+    node = make_node(segment_bytes=256 * 1024, memtable_bytes=4 * 1024 * 1024).start()
+    api, count = Api(node.url), 6_000
+    api.create("t", 3, dropped_to="over", queue_max_messages=10, overflow="drop_oldest")
+    for first in range(0, count, 1_000):
+        api.send("t", *({"queue": n % 3, "body": f"{n}"} for n in range(first, first + 1_000)))
+    for part in (1, 2):
+        come_at_least(api, "over", part * count // 4)
+        node.kill9()
+        api = Api(node.start().url)
+    wanted = {f"{number}" for number in range(count - 30)}
+    eventually(lambda: {letter["body"] for letter in letters(api, "over")} == wanted, "all are moved", 90)
+    assert [len(api.all_bodies("t", queue)) for queue in range(3)] == [10, 10, 10]
