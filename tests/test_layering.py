@@ -64,6 +64,7 @@ NODE_ROOMS = (
     "connections",
     "metrics",
     "history",
+    "monitoring",
     "console",
     "rights",
     "machines",
@@ -81,7 +82,7 @@ NODE_ROOMS = (
 # Libraries that one module of a package alone may import, so that what they promise is read in one place.
 ONLY_IN = {
     "pysyncobj": {"lsmq_coordinator.raft_transport"},
-    "kazoo": {"lsmq_coordinator.zookeeper", "lsmq._zookeeper"},
+    "kazoo": {"lsmq_coordinator.zookeeper", "lsmq._zookeeper", "lsmq.kazoo_handler"},
 }
 # What a simulation replaces comes from `lsmq.runtime`, and so from none of these.
 REPLACED = ("queue", "random", "secrets", "threading", "time", "uuid", "concurrent.futures.ThreadPoolExecutor")

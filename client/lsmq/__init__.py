@@ -15,6 +15,7 @@ All errors are in :mod:`lsmq.errors`, and here.
 """
 
 from lsmq import errors, partitioners
+from lsmq._batch_receipts import BatchReceipt, SentBatch
 from lsmq._outages import Outage
 from lsmq._receipts import Receipt, Receipts, Sent
 from lsmq._shard_sender import ProducerStats
@@ -31,7 +32,7 @@ from lsmq.producer import Producer
 from lsmq.producer_groups import TransactionInfo
 from lsmq.push import PushConsumer
 from lsmq.record_batch import Codec, Message
-from lsmq.rights import GrantedRole, NewToken, Principal, Right, Rights, Role, TokenInfo, WhoAmI
+from lsmq.rights import GrantedRole, NewToken, Principal, PrincipalLimits, Right, Rights, Role, TokenInfo, WhoAmI
 from lsmq.schedules import ScheduleInfo, Schedules
 from lsmq.topics import NamedQueue, Offsets, Route, Topic, TopicChanges, TopicUsage
 from lsmq.transactions import Outcome, Transaction, TransactionalProducer
@@ -41,6 +42,7 @@ from lsmq.work_queue_values import WorkQueueSettings, WorkQueueState
 __version__ = "0.1.0"
 
 __all__ = [
+    "BatchReceipt",
     "Client",
     "ClusterAdmin",
     "Codec",
@@ -60,6 +62,7 @@ __all__ = [
     "Outcome",
     "GroupProducer",
     "Principal",
+    "PrincipalLimits",
     "Producer",
     "ProducerStats",
     "PushConsumer",
@@ -72,6 +75,7 @@ __all__ = [
     "ScheduleInfo",
     "Schedules",
     "Sent",
+    "SentBatch",
     "Task",
     "TokenInfo",
     "Topic",

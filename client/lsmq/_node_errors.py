@@ -12,7 +12,7 @@ class SnapshotGone(LsmqError):
 
 
 class TooManyRequests(LsmqError):
-    """The caller's address asks for more than it may; nothing was done. ``retry_after_ms`` says when to come again."""
+    """The caller, or its address, asks for more than it may. Nothing was done; come again in ``retry_after_ms``."""
 
     code = "too_many_requests"
     retriable = True

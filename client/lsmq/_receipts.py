@@ -11,12 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from lsmq.errors import LsmqError
 from lsmq.messages import due_of_id
 from lsmq.queue_names import SEPARATOR
-from lsmq.record_batch import BatchBuilder, Flag, delayed_id, message_id
+from lsmq.record_batch import BatchBuilder, Column, Flag, RecordBatch, delayed_id, message_id
+
+if TYPE_CHECKING:
+    from lsmq._column_builder import ColumnBuilder
 
 _log = logging.getLogger("lsmq")
 
@@ -47,34 +50,41 @@ class Sent(NamedTuple):
 class PendingBatch:
     """Messages for one shard, first collected, then sent, then settled.
 
-    ``created_s`` is the monotonic time of its first message.
+    ``created_s`` is the monotonic time of its first message. Its ``builder`` takes single messages, or rows of
+    columns; ``queues`` are those of single messages.
     """
 
     __slots__ = (
+        "_flags",
+        "_offsets",
         "_waiters",
         "builder",
         "created_s",
         "error",
         "error_seen",
-        "flags",
         "has_ids",
         "later",
-        "offsets",
         "position",
         "queues",
         "reserved_bytes",
+        "rows",
+        "settled",
         "shard",
+        "stored",
     )
 
-    def __init__(self, created_s: float) -> None:
-        self.builder: BatchBuilder | None = BatchBuilder()
-        self.queues: Sequence[int] = self.builder.queues
+    def __init__(self, created_s: float, builder: BatchBuilder | ColumnBuilder) -> None:
+        self.builder: BatchBuilder | ColumnBuilder | None = builder
+        self.queues: Sequence[int] = builder.queues if isinstance(builder, BatchBuilder) else ()
+        self.rows = 0
         self.created_s = created_s
         self.reserved_bytes = 0
         self.has_ids = False  # some message has a deduplication id
-        self.offsets: Sequence[int] | None = None
-        #: Once stored, of each message: ``Flag.REPEAT`` and ``Flag.DROPPED``; None where none has any.
-        self.flags: Sequence[int] | None = None
+        self.settled = False
+        self.stored: RecordBatch | None = None  # what the node answered
+        self._offsets: Sequence[int] | None = None  # of that, once looked at
+        #: Of each message: ``Flag.REPEAT`` and ``Flag.DROPPED``; None where none has any.
+        self._flags: Sequence[int] | None = None
         self.position: int | None = None  # of its last message, where they have any
         self.later: Mapping[int, int] = {}  # which messages come later, and when
         self.shard = 0
@@ -83,15 +93,29 @@ class PendingBatch:
         self._waiters: list[Callable[[], None]] = []
 
     @property
-    def settled(self) -> bool:
-        return self.offsets is not None or self.error is not None
+    def count(self) -> int:
+        """How many messages it has."""
+        return self.rows or len(self.queues)
 
-    def settle(self, offsets: Sequence[int], stored_ms: int, shard: int) -> None:
-        """The batch is stored; ``offsets`` are those of its messages in order."""
+    def settle(self, stored: RecordBatch, shard: int) -> None:
+        """The batch is stored; ``stored`` has a record for each of its messages, in order."""
         assert self.builder is not None, "a batch is settled once"
-        self.later, self.shard = self.builder.due_times(stored_ms), shard
-        self.offsets = offsets
+        self.later, self.shard = self.builder.due_times(stored.column(Column.STORED_MS)[0]), shard
+        self.stored = stored
         self._finish()
+
+    @property
+    def offsets(self) -> Sequence[int]:
+        """Of each message, where it is stored; unpacked when first asked for, as many never are."""
+        if self._offsets is None:
+            assert self.stored is not None
+            self._look(self.stored)
+            self._offsets = list(self.stored.column(Column.OFFSET))
+        return self._offsets
+
+    def _look(self, stored: RecordBatch) -> None:
+        if Column.FLAGS in stored.directory:
+            self._flags = list(stored.column(Column.FLAGS))
 
     def fail(self, error: LsmqError) -> None:
         """The batch is given up."""
@@ -100,14 +124,14 @@ class PendingBatch:
 
     def _finish(self) -> None:
         self.builder = None  # frees the bodies; receipts may live long
+        self.settled = True
         waiters, self._waiters = self._waiters, []
         for waiter in waiters:
             waiter()
 
     def sent(self, index: int, topic_id: int) -> Sent:
         """Where a message of the batch is stored, which it is."""
-        assert self.offsets is not None
-        queue, offset = self.queues[index], self.offsets[index]
+        offset, queue = self.offsets[index], self.queues[index]
         if index in self.later:
             return Sent(queue, -1, delayed_id(self.shard, self.later[index], offset))
         if offset < 0 or self._is(index, Flag.DROPPED):
@@ -115,7 +139,7 @@ class PendingBatch:
         return Sent(queue, offset, message_id(topic_id, queue, offset), duplicate=self._is(index, Flag.REPEAT))
 
     def _is(self, index: int, flag: Flag) -> bool:
-        return self.flags is not None and self.flags[index] & flag != 0
+        return self._flags is not None and self._flags[index] & flag != 0
 
     def _nowhere(self, index: int, queue: int, name: str | None = None) -> Sent:
         """Of a message that was dropped, or that the one before in a group has stored."""
@@ -149,9 +173,9 @@ class PendingBatch:
 
 def stored_before(queue: int) -> PendingBatch:
     """In place of a message of a group that its predecessor has stored."""
-    batch = PendingBatch(0.0)
-    batch.queues = (queue,)
-    batch.settle((-1,), 0, 0)
+    batch = PendingBatch(0.0, BatchBuilder())
+    batch.queues, batch._offsets = (queue,), (-1,)
+    batch._finish()
     return batch
 
 
@@ -160,8 +184,8 @@ class NamedPendingBatch(PendingBatch):
 
     __slots__ = ("_names", "_numbers", "_places")
 
-    def __init__(self, created_s: float) -> None:
-        super().__init__(created_s)
+    def __init__(self, created_s: float, builder: BatchBuilder | ColumnBuilder) -> None:
+        super().__init__(created_s, builder)
         self._names: list[str] = []
         self._places: dict[str, int] = {}
         self._numbers: Sequence[int] = ()
@@ -178,15 +202,16 @@ class NamedPendingBatch(PendingBatch):
         names = SEPARATOR.join(self._names).encode()
         return len(names).to_bytes(4, "little") + names
 
-    def settle_at(self, numbers: Sequence[int], offsets: Sequence[int], stored_ms: int, shard: int) -> None:
-        """The batch is stored, each message in the queue of its number."""
-        self._numbers = numbers
+    def _finish(self) -> None:
         self._places = {}
-        self.settle(offsets, stored_ms, shard)
+        super()._finish()
+
+    def _look(self, stored: RecordBatch) -> None:
+        super()._look(stored)
+        self._numbers = list(stored.column(Column.QUEUE))
 
     def sent(self, index: int, topic_id: int) -> Sent:
-        assert self.offsets is not None
-        queue, offset = self._numbers[index], self.offsets[index]
+        offset, queue = self.offsets[index], self._numbers[index]
         name = self._names[self.queues[index]]
         if index in self.later:
             return Sent(queue, -1, delayed_id(self.shard, self.later[index], offset), name)
@@ -221,7 +246,7 @@ class Receipt:
         """
         batch, index = self._batch, self._index
         batch.raise_error()
-        if batch.offsets is None:
+        if not batch.settled:
             raise asyncio.InvalidStateError("the message is still on its way; await the receipt")
         return batch.sent(index, self._topic_id)
 
@@ -258,9 +283,10 @@ class Receipts:
         self._count = 0
 
     def _append_run(self, batch: PendingBatch, start: int, end: int) -> None:
-        if end > start:
-            self._count += end - start
-            self._runs.append((batch, start, end))
+        self._count += end - start
+        if self._runs and self._runs[-1][0] is batch and self._runs[-1][2] == start:
+            start = self._runs.pop()[1]
+        self._runs.append((batch, start, end))
 
     def __len__(self) -> int:
         return self._count

@@ -17,6 +17,12 @@ class Forbidden(LsmqError):
     code = "forbidden"
 
 
+class AntiForgeryFailed(LsmqError):
+    """A request by a browser's session does not show that it comes from the node's own page."""
+
+    code = "anti_forgery_failed"
+
+
 class AuthenticationOff(LsmqError):
     """The node does not ask who its clients are, so there are no tokens and rights to speak of."""
 
@@ -36,6 +42,6 @@ class UnknownRole(LsmqError):
 
 
 class TooManyRights(LsmqError):
-    """Tokens, roles and grants take all the room there is for them."""
+    """Tokens, roles and grants, or sessions of browsers, take all the room there is for them."""
 
     code = "too_many_rights"

@@ -80,6 +80,11 @@ class Router:
         """All nodes known: those given, then those that routes named."""
         return self._refresher.urls
 
+    @property
+    def answered_last(self) -> str:
+        """The URL of the node that answered what any node could; empty before one did."""
+        return self._current
+
     # Routes
 
     async def topic(self, name: str, deadline: Deadline) -> Topic:

@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import astuple, dataclass
 from operator import add
+from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from lsmq import runtime
@@ -40,8 +41,11 @@ from lsmq.errors import (
     TimedOut,
     UnknownProducer,
 )
-from lsmq.record_batch import Codec, Column, RecordBatch
+from lsmq.record_batch import BatchBuilder, Codec, RecordBatch
 from lsmq.topics import Topic
+
+if TYPE_CHECKING:
+    from lsmq._column_builder import ColumnBuilder
 
 _MAX_SEQUENCE = (1 << 32) - 1
 _log = logging.getLogger("lsmq")
@@ -139,12 +143,12 @@ class ShardSender:
 
     # Filling
 
-    def start_batch(self) -> PendingBatch:
-        """Open the batch that the next messages go into; it is due when the linger time is over."""
+    def start_batch(self, builder: BatchBuilder | ColumnBuilder | None = None) -> PendingBatch:
+        """Open the batch that the next messages go into, or rows; it is due when the linger time is over."""
         if self.broken:
             raise ClientClosed("this producer is closed; make a new one")
-        now_s = runtime.monotonic()
-        batch = self.open = NamedPendingBatch(now_s) if self._topic.named else PendingBatch(now_s)
+        kind = NamedPendingBatch if self._topic.named else PendingBatch
+        batch = self.open = kind(runtime.monotonic(), builder or BatchBuilder())
         if self._options.linger_s > 0:
             self._timer = asyncio.get_running_loop().call_later(self._options.linger_s, self._wake.set)
         else:
@@ -254,7 +258,7 @@ class ShardSender:
             leader: str | None = None
             try:
                 leader = self._router.leader(await self._router.current(self._topic, deadline), self.shard)
-                stored = await self._attempt(leader, packed, len(batch.queues), deadline)
+                stored = await self._attempt(leader, packed, batch.count, deadline)
             except (UnknownProducer, OutOfOrderSequence) as error:
                 # The node has lost batches of this producer (asynchronous flush or ack=leader allow that), or
                 # all memory of it. An order gap proves that this batch is not stored. A producer forgotten
@@ -285,13 +289,7 @@ class ShardSender:
             if self._sequence > _MAX_SEQUENCE:
                 self._new_identity()
             self.acknowledged = batch.position
-            offsets, stored_ms = list(stored.column(Column.OFFSET)), stored.column(Column.STORED_MS)[0]
-            if Column.FLAGS in stored.directory:
-                batch.flags = list(stored.column(Column.FLAGS))
-            if isinstance(batch, NamedPendingBatch):
-                batch.settle_at(list(stored.column(Column.QUEUE)), offsets, stored_ms, self.shard)
-            else:
-                batch.settle(offsets, stored_ms, self.shard)
+            batch.settle(stored, self.shard)
             self._on_settled(batch)
             return
         self._new_identity()

@@ -13,7 +13,7 @@ import json
 import os
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,6 +22,8 @@ import aiohttp
 import msgpack
 
 from lsmq._credentials import Credentials
+from lsmq._rests import Rests
+from lsmq._retries import LEAST_ATTEMPT_S
 from lsmq._tls import ClientTls, refusal
 from lsmq.errors import (
     ClientClosed,
@@ -97,6 +99,7 @@ class Transport:
         self._tls = tls or ClientTls(None, None, None)
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
+        self._rests = Rests()
         self.has_been_answered = False  # by any node, with what it was asked for
 
     def _open_session(self) -> aiohttp.ClientSession:
@@ -130,14 +133,17 @@ class Transport:
         accept: str = MSGPACK,
         topic_id: int | None = None,
         stall_s: float | None = None,
+        also: Container[int] = (),
     ) -> Response:
         """Send one request. ``value`` is packed as msgpack; ``body`` goes out as it is.
 
         ``topic_id`` is that of the topic in the path or in ``value``. ``stall_s`` bounds the time without any bytes.
+        Answers with a status in ``also`` count as such, and not as errors.
 
         Raises the node's error, ``ConnectionFailed`` or ``TimedOut``.
         """
         session = self._open_session()
+        timeout_s = max(await self._rests.wait(_node(url), timeout_s), LEAST_ATTEMPT_S)
         # Who knows the leaders wants to hear that routes have changed, and not to have requests passed on for ever.
         headers = {"Accept": accept, FORWARD_HEADER: "refuse", **self._credentials.headers()}
         if topic_id is not None:
@@ -177,9 +183,12 @@ class Transport:
                         accept=accept,
                         topic_id=topic_id,
                         stall_s=stall_s,
+                        also=also,
                     )
-                if response.status >= 300:
-                    raise error_from_answer(url, response.status, response.content_type, answered)
+                if response.status >= 300 and response.status not in also:
+                    error = error_from_answer(url, response.status, response.content_type, answered)
+                    self._rests.heed(_node(url), error)
+                    raise error
                 self.has_been_answered = True
                 return Response(response.status, response.content_type, response.headers, answered)
         except aiohttp.InvalidURL as error:

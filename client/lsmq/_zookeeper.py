@@ -1,4 +1,5 @@
-"""Routes from ZooKeeper: reads the documents that the cluster publishes. The only module here that imports kazoo.
+"""Routes from ZooKeeper: reads the documents that the cluster publishes. With :mod:`.kazoo_handler` the only module
+here that imports kazoo.
 
 All of it happens in one thread, which crosses into the event loop by ``call_soon_threadsafe`` and is never waited
 for but at the end. It reads at each connection, every ``refresh_s`` and when told to; kazoo's own threads are never
@@ -13,7 +14,7 @@ import asyncio
 import contextlib
 import json
 import logging
-import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -21,10 +22,12 @@ from typing import Any
 
 from kazoo.client import KazooClient, KazooState
 from kazoo.exceptions import KazooException, NoNodeError
-from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
+from kazoo.handlers.threading import KazooTimeoutError
 
 from lsmq._route_documents import ClusterDocument, DiskCopy, RouteDocuments, TopicDocument
+from lsmq._tls import refusal
 from lsmq.errors import InvalidRequest
+from lsmq.kazoo_handler import TLS_SCHEME, KazooHandler
 
 PATIENCE_S = 1.0
 _SESSION_TIMEOUT_S = 10.0
@@ -39,28 +42,13 @@ _kazoo_log = logging.getLogger("lsmq.kazoo")  # It reports each failed attempt t
 _kazoo_log.setLevel(logging.CRITICAL)
 
 
-class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """kazoo's threads; knows the connection, so that it can be cut."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._connection: socket.socket | None = None
-
-    def create_connection(self, *arguments: Any, **options: Any) -> Any:
-        self._connection = super().create_connection(*arguments, **options)
-        return self._connection
-
-    def cut(self) -> None:
-        """Wake whoever waits for an answer that will not come."""
-        if self._connection is not None:
-            with contextlib.suppress(OSError):
-                self._connection.shutdown(socket.SHUT_RDWR)
-
-
 class ZooKeeperRoutes:
-    """A :class:`~lsmq._route_table.RouteSource`. ``hosts`` as in ``host:port,host:port/chroot``."""
+    """A :class:`~lsmq._route_table.RouteSource`. ``hosts`` as in ``host:port,host:port/chroot``, with ``tls://`` before
+    it where ZooKeeper is to be reached by TLS, by a context of ``tls``."""
 
-    def __init__(self, hosts: str, cluster: str, *, refresh_s: float, copy: DiskCopy | None) -> None:
+    def __init__(
+        self, hosts: str, cluster: str, *, refresh_s: float, copy: DiskCopy | None, tls: Callable[[], ssl.SSLContext]
+    ) -> None:
         self._hosts = hosts
         self._root = f"/lsmq/{cluster}"
         self._refresh_s = refresh_s
@@ -72,11 +60,11 @@ class ZooKeeperRoutes:
         self._told = False
         self._last_error = ""
         self._copy_failed = False
-        self._handler = _Handler()
+        self._handler = KazooHandler(tls if hosts.startswith(TLS_SCHEME) else None)
         try:
             # Reads its hosts, and connects to nothing yet.
             self._client: Any = KazooClient(
-                hosts,
+                hosts.removeprefix(TLS_SCHEME),
                 timeout=_SESSION_TIMEOUT_S,
                 handler=self._handler,
                 connection_retry={"max_tries": -1, "delay": 0.05, "max_delay": 0.5},
@@ -110,7 +98,10 @@ class ZooKeeperRoutes:
         kept = f", and there is no copy of its routes at {self._copy.path}" if self._copy is not None else ""
         if self._last_error:
             return f"ZooKeeper at {self._hosts} was read without success ({self._last_error}){kept}"
-        return f"ZooKeeper at {self._hosts} has not answered{kept}"
+        hint = (
+            "; it may want to see a certificate that it believes (cert)" if self._hosts.startswith(TLS_SCHEME) else ""
+        )
+        return f"ZooKeeper at {self._hosts} has not answered{hint}{kept}"
 
     async def stop(self) -> None:
         self._stopping = True
@@ -158,6 +149,8 @@ class ZooKeeperRoutes:
     def _read_if_connected(self) -> float:
         """Read what there is; return seconds until the next time, unless something wakes the thread."""
         if not self._client.connected:
+            if (refused := self._handler.refused) is not None:
+                self._last_error = refusal(refused) or str(refused)
             return _RETRY_S if self._told else _RETRY_S / 5
         asked, self._asked = self._asked, False
         try:

@@ -15,7 +15,7 @@ from lsmq.client import Client
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """A node. ``alive`` is None where the node that was asked does not know."""
+    """A node. ``alive`` is None where the node that was asked does not know. ``problems`` are in its own words."""
 
     id: str
     url: str
@@ -24,6 +24,7 @@ class NodeInfo:
     alive: bool | None
     shards_led: int
     replicas: int
+    problems: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,11 @@ class ClusterInfo:
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> ClusterInfo:
         nodes = tuple(
-            NodeInfo(**{name: node[name] for name in NodeInfo.__dataclass_fields__}) for node in fields["nodes"]
+            NodeInfo(
+                **{name: node[name] for name in NodeInfo.__dataclass_fields__ if name != "problems"},
+                problems=tuple(node["problems"]),
+            )
+            for node in fields["nodes"]
         )
         shards = tuple(
             ShardInfo(

@@ -37,7 +37,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from enum import IntEnum
-from itertools import repeat
+from itertools import chain, repeat
 
 import crc32c
 import zstandard
@@ -127,21 +127,38 @@ def encode_batch(
     codec: Codec = Codec.NONE,
 ) -> bytes:
     """Pack a batch. ``payload`` is the records' bytes joined; columns that are all zero may be left out."""
+    encoded = [encode_column(column, columns[column]) for column in sorted(columns)]
+    return join_batch(
+        record_count,
+        encoded,
+        payload,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        sequence=sequence,
+        codec=codec,
+    )
+
+
+def join_batch(
+    record_count: int,
+    encoded: Sequence[tuple[bytes, bytes]],
+    payload: bytes,
+    *,
+    producer_id: int = 0,
+    producer_epoch: int = 0,
+    sequence: int = 0,
+    codec: Codec = Codec.NONE,
+) -> bytes:
+    """:func:`encode_batch` of columns that are encoded, in the order of their numbers."""
     raw_bytes = len(payload)
     if codec is Codec.ZSTD:
         payload = zstandard.compress(payload, 1)
-    directory: list[bytes] = []
-    deltas: list[bytes] = []
-    for column in sorted(columns):
-        entry, delta = encode_column(column, columns[column])
-        directory.append(entry)
-        deltas.append(delta)
-    rest = b"".join((*directory, *deltas, payload))
+    columns = b"".join((*(entry for entry, _ in encoded), *(deltas for _, deltas in encoded)))
     fields = (
-        HEADER_BYTES + len(rest),
+        HEADER_BYTES + len(columns) + len(payload),
         VERSION,
         codec,
-        len(directory),
+        len(encoded),
         record_count,
         len(payload),
         raw_bytes,
@@ -149,16 +166,13 @@ def encode_batch(
         producer_epoch,
         sequence,
     )
-    head = HEADER.pack(0, *fields)[4:]
-    crc = crc32c.crc32c(rest, crc32c.crc32c(head))
-    return crc.to_bytes(4, "little") + head + rest
+    head = HEADER.pack(0, *fields)[4:] + columns
+    crc = crc32c.crc32c(payload, crc32c.crc32c(head))
+    return b"".join((crc.to_bytes(4, "little"), head, payload))
 
 
 class BatchBuilder:
-    """Collects records of one topic and packs them. Not thread-safe.
-
-    ``size_bytes`` is what the packed batch will need at most, give or take its header.
-    """
+    """Collects records of one topic and packs them. Not thread-safe."""
 
     __slots__ = (
         "_bodies",
@@ -173,7 +187,6 @@ class BatchBuilder:
         "_tag_hashes",
         "_ttls",
         "_type_hashes",
-        "size_bytes",
     )
 
     RECORD_OVERHEAD_BYTES = 48
@@ -192,10 +205,14 @@ class BatchBuilder:
         self._flags: list[int] = []
         self._dedupe_ids: list[int] = []  # of 128 bits
         self._bodies: list[bytes] = []
-        self.size_bytes = HEADER_BYTES
 
     def __len__(self) -> int:
         return len(self._queues)
+
+    @property
+    def size_bytes(self) -> int:
+        """What the packed batch will need at most, give or take its header."""
+        return HEADER_BYTES + sum(self._lengths) + len(self._lengths) * self.RECORD_OVERHEAD_BYTES
 
     @property
     def queues(self) -> Sequence[int]:
@@ -223,20 +240,51 @@ class BatchBuilder:
         ``kind`` is the message's type; a ``ttl_ms`` of 0 says that it does not expire.
         ``dedupe_hash`` is :func:`.messages.dedupe_hash` of its deduplication id; 0: it has none.
         """
-        header = encode_header(key, tag, properties, headers, kind)
-        length = len(header) + len(body)
-        hashed = 0 if key is None else key_hash(key) if key_hash_hint is None else key_hash_hint
-        tag_hashed = 0 if tag is None else tag_hash(tag)
-        type_hashed = 0 if kind is None else type_hash(kind)
-        # From here on nothing fails: all columns get a value, or none.
-        if key is not None:
-            self._filled(self._key_hashes).append(hashed)
-        if tag is not None:
-            self._filled(self._tag_hashes).append(tag_hashed)
+        self.add_packed(
+            queue,
+            body,
+            encode_header(key, tag, properties, headers, kind),
+            0 if key is None else key_hash(key) if key_hash_hint is None else key_hash_hint,
+            0 if tag is None else tag_hash(tag),
+            priority=priority,
+            delete=delete,
+            type_hash=0 if kind is None else type_hash(kind),
+            due_ms=due_ms,
+            ttl_ms=ttl_ms,
+            dedupe_hash=dedupe_hash,
+        )
+
+    def add_packed(
+        self,
+        queue: int,
+        body: bytes,
+        header: bytes = b"",
+        key_hash: int = 0,
+        tag_hash: int = 0,
+        *,
+        priority: int = 0,
+        delete: bool = False,
+        type_hash: int = 0,
+        due_ms: int = 0,
+        ttl_ms: int = 0,
+        dedupe_hash: int = 0,
+    ) -> None:
+        """:meth:`add` of a record whose header is packed, and its hashes known. Nothing in it fails."""
+        length = len(body)
+        if header:
+            if key_hash:
+                hashes = self._key_hashes
+                (hashes if len(hashes) == len(self._queues) else self._filled(hashes)).append(key_hash)
+            if tag_hash:
+                self._filled(self._tag_hashes).append(tag_hash)
+            if type_hash:
+                self._filled(self._type_hashes).append(type_hash)
+            lengths = self._header_lengths
+            (lengths if len(lengths) == len(self._queues) else self._filled(lengths)).append(len(header))
+            self._bodies.append(header)
+            length += len(header)
         if priority:
             self._filled(self._priorities).append(priority)
-        if type_hashed:
-            self._filled(self._type_hashes).append(type_hashed)
         if due_ms:
             self._filled(self._due).append(due_ms)
         if ttl_ms:
@@ -245,21 +293,35 @@ class BatchBuilder:
             self._filled(self._flags).append(Flag.DELETE)
         if dedupe_hash:
             self._filled(self._dedupe_ids).append(dedupe_hash)
-        if header:
-            self._filled(self._header_lengths).append(len(header))
-            self._bodies.append(header)
         self._bodies.append(body)
         self._queues.append(queue)
         self._lengths.append(length)
-        self.size_bytes += length + self.RECORD_OVERHEAD_BYTES
 
-    def add_body(self, queue: int, body: bytes) -> None:
-        """:meth:`add` of a record that is nothing but its body, as most are."""
-        length = len(body)
-        self._bodies.append(body)
-        self._queues.append(queue)
-        self._lengths.append(length)
-        self.size_bytes += length + self.RECORD_OVERHEAD_BYTES
+    def extend(
+        self,
+        queues: Sequence[int] | int,
+        bodies: Sequence[bytes],
+        lengths: Sequence[int],
+        headers: Sequence[bytes] | bytes,
+        key_hashes: Sequence[int] | None,
+        tag_hash: int,
+    ) -> None:
+        """Append records. ``queues`` and packed ``headers`` are of each, or of all; ``lengths`` count headers."""
+        count = len(bodies)
+        if key_hashes is not None:
+            self._filled(self._key_hashes).extend(key_hashes)
+        if tag_hash:
+            self._filled(self._tag_hashes).extend(repeat(tag_hash, count))
+        if not headers:
+            self._bodies.extend(bodies)
+        elif isinstance(headers, bytes):
+            self._filled(self._header_lengths).extend(repeat(len(headers), count))
+            self._bodies.extend(chain.from_iterable(zip(repeat(headers), bodies, strict=False)))
+        else:
+            self._filled(self._header_lengths).extend(map(len, headers))
+            self._bodies.extend(chain.from_iterable(zip(headers, bodies, strict=True)))
+        self._queues.extend(repeat(queues, count) if isinstance(queues, int) else queues)
+        self._lengths.extend(lengths)
 
     def _filled(self, column: list[int]) -> list[int]:
         """With nothing for the records that have nothing in it: the next value is the next record's."""

@@ -64,12 +64,13 @@ class Client(DeleteRequests, NamedQueueRequests, Asking, AsyncCloseable):
 
     ``urls`` is the URL of one node or of several; any node that answers will do, since it tells the routes
     to the others. ``zookeeper`` (``"host:port,host:port/chroot"``) finds the nodes of the ``cluster`` of that
-    name without any URL, and needs ``lsmq[zookeeper]``. With neither, the environment counts: ``LSMQ_URL``
-    (several separated by commas), ``LSMQ_ZOOKEEPER`` and ``LSMQ_CLUSTER``; and then ``http://127.0.0.1:7600``.
+    name without any URL, by TLS with ``tls://`` before it, and needs ``lsmq[zookeeper]``. With neither, the
+    environment counts: ``LSMQ_URL`` (several separated by commas), ``LSMQ_ZOOKEEPER`` and ``LSMQ_CLUSTER``; and then
+    ``http://127.0.0.1:7600``.
 
-    Nodes whose URL begins with ``https://`` are believed by the authorities in the PEM file ``ca`` (left out: those of
-    the system), and shown the certificate ``cert`` with its private ``cert_key``; or ``LSMQ_CA``, ``LSMQ_CERT`` and
-    ``LSMQ_CERT_KEY`` in the environment. Files are read again when they change.
+    Nodes whose URL begins with ``https://``, and ZooKeeper at ``tls://``, are believed by the authorities in the PEM
+    file ``ca`` (left out: those of the system), and shown the certificate ``cert`` with its private ``cert_key``; or
+    ``LSMQ_CA``, ``LSMQ_CERT`` and ``LSMQ_CERT_KEY`` in the environment. Files are read again when they change.
 
     Routes are looked at again every ``refresh_s``, and at once when a leader does not answer or is none any
     more. What ZooKeeper said is kept in ``cache_dir`` (left out: in ``~/.cache/lsmq``; empty: nowhere), for a
@@ -113,7 +114,7 @@ class Client(DeleteRequests, NamedQueueRequests, Asking, AsyncCloseable):
             zookeeper = os.environ.get("LSMQ_ZOOKEEPER") or None
             urls = os.environ.get("LSMQ_URL") or (DEFAULT_URL if zookeeper is None else "")
         parts = urls.split(",") if isinstance(urls, str) else list(urls or ())
-        seeds = [_normal_url(part) for part in parts if part.strip()]
+        seeds = [normal_url(part) for part in parts if part.strip()]
         if not seeds and not zookeeper:
             raise InvalidRequest("a client needs the URL of a node, such as http://127.0.0.1:7600, or a ZooKeeper")
         if min(deadline_ms, request_timeout_ms, connect_timeout_ms, refresh_s) <= 0:
@@ -123,13 +124,12 @@ class Client(DeleteRequests, NamedQueueRequests, Asking, AsyncCloseable):
         self._connect_timeout_ms = connect_timeout_ms
         self._credentials = Credentials.given(token, token_file)
         self._tls_files = ca, cert, cert_key
-        self._transport = Transport(
-            connect_timeout_ms=connect_timeout_ms, credentials=self._credentials, tls=ClientTls(ca, cert, cert_key)
-        )
+        tls = ClientTls(ca, cert, cert_key)
+        self._transport = Transport(connect_timeout_ms=connect_timeout_ms, credentials=self._credentials, tls=tls)
         source = None
         if zookeeper:
             cluster = cluster or os.environ.get("LSMQ_CLUSTER") or DEFAULT_CLUSTER
-            source = _zookeeper_source(zookeeper, cluster, refresh_s, cache_dir)
+            source = _zookeeper_source(zookeeper, cluster, refresh_s, cache_dir, tls)
         self._router = Router(
             self._transport,
             seeds,
@@ -561,7 +561,9 @@ async def _together(works: Iterable[Awaitable[T]]) -> list[T]:
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _zookeeper_source(hosts: str, cluster: str, refresh_s: float, cache_dir: str | Path | None) -> RouteSource:
+def _zookeeper_source(
+    hosts: str, cluster: str, refresh_s: float, cache_dir: str | Path | None, tls: ClientTls
+) -> RouteSource:
     try:
         from lsmq._zookeeper import ZooKeeperRoutes
     except ModuleNotFoundError as error:
@@ -571,10 +573,11 @@ def _zookeeper_source(hosts: str, cluster: str, refresh_s: float, cache_dir: str
         ) from error
     directory = default_cache_directory() if cache_dir is None else Path(cache_dir) if cache_dir else None
     copy = None if directory is None else DiskCopy(directory, hosts, cluster)
-    return ZooKeeperRoutes(hosts, cluster, refresh_s=refresh_s, copy=copy)
+    return ZooKeeperRoutes(hosts, cluster, refresh_s=refresh_s, copy=copy, tls=tls.context)
 
 
-def _normal_url(text: str) -> str:
+def normal_url(text: str) -> str:
+    """The URL of a node as it is used, such as of ``host:7600``. Raises ``InvalidRequest``."""
     url = text.strip()
     if "://" not in url:
         url = f"http://{url}"

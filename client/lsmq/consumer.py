@@ -252,7 +252,7 @@ class Consumer(MessageConsumer):
         """
         from lsmq.message_columns import check_columns  # With numpy, which nobody else needs.
 
-        check_columns()
+        check_columns("poll_batch")
         return await self._first(self._take_batch, max_messages, timeout_ms)
 
     def _take_batch(self, max_messages: int) -> MessageBatch | None:

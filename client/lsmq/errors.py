@@ -11,6 +11,7 @@ from typing import Any
 from lsmq._error import LsmqError
 from lsmq._node_errors import SnapshotGone, TooManyFilters, TooManyRequests
 from lsmq._rights_errors import (
+    AntiForgeryFailed,
     AuthenticationOff,
     Forbidden,
     TooManyRights,
@@ -22,6 +23,7 @@ from lsmq._rights_errors import (
 __all__ = [
     "AddressInUse",
     "AlreadyDelivered",
+    "AntiForgeryFailed",
     "AuthenticationOff",
     "BufferFull",
     "ClientClosed",
@@ -348,7 +350,7 @@ class TooManyTransactions(LsmqError):
 
 
 class TooManyGroups(LsmqError):
-    """There are as many groups as may be; delete some that nobody uses."""
+    """There are as many groups as may be, of all or of the caller's; delete some that nobody uses."""
 
     code = "too_many_groups"
 
@@ -360,7 +362,7 @@ class TooManyQueues(LsmqError):
 
 
 class TooManyTopics(LsmqError):
-    """There are as many topics as may be; delete some, or use more queues a topic."""
+    """There are as many topics as may be, of all or of the caller's; delete some, or use more queues a topic."""
 
     code = "too_many_topics"
 

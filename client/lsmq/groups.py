@@ -148,8 +148,8 @@ class Group:
 
     async def streams(self) -> list[GroupStream]:
         """Streams that messages are pushed to, a row for each node that sends to one. No error when there are none."""
-        answers = await _ask_leaders(self.client, f"{self._path}/streams")
-        return [GroupStream(node=url, **fields) for url, answer in answers for fields in answer.value()["streams"]]
+        pages = await list_at_leaders(self.client, f"{self._path}/streams")
+        return [GroupStream(node=url, **fields) for url, page in pages for fields in page["streams"]]
 
     async def declare(self, mode: str) -> None:
         """Make the group with this mode, or see that it has it. Raises ``GroupModeMismatch``."""
@@ -409,7 +409,7 @@ async def list_groups(client: Client) -> list[GroupSummary]:
 
 async def _list_groups(client: Client) -> list[GroupSummary]:
     found: dict[str, GroupSummary] = {}
-    for fields in await list_at_leaders(client, "/v1/groups"):
+    for _, fields in await list_at_leaders(client, "/v1/groups"):
         for name in fields["groups"]:
             found.setdefault(name, GroupSummary(name))
         for details in fields["details"]:
@@ -419,8 +419,8 @@ async def _list_groups(client: Client) -> list[GroupSummary]:
     return [summary for _, summary in sorted(found.items())]
 
 
-async def list_at_leaders(client: Client, path: str) -> list[Mapping[str, Any]]:
-    """All pages of a list, of each node that leads a shard."""
+async def list_at_leaders(client: Client, path: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """All pages of a list, of each node that leads a shard, with its URL."""
     transport, timeout_s = client._router._transport, client.request_timeout_ms / 1000
 
     async def pages_of(url: str) -> list[Mapping[str, Any]]:
@@ -428,8 +428,9 @@ async def list_at_leaders(client: Client, path: str) -> list[Mapping[str, Any]]:
             lambda params: transport.request("GET", f"{url}{path}", params=params, timeout_s=timeout_s)
         )
 
-    found = await _together(pages_of(url) for url in await _leaders(client))
-    return [page for pages in found for page in pages]
+    leaders = await _leaders(client)
+    found = await _together(pages_of(url) for url in leaders)
+    return [(url, page) for url, pages in zip(leaders, found, strict=True) for page in pages]
 
 
 async def _leaders(client: Client) -> list[str]:
@@ -437,11 +438,3 @@ async def _leaders(client: Client) -> list[str]:
     cluster = await client.ask("GET", "/v1/cluster")
     urls = {node["id"]: str(node["url"]).rstrip("/") for node in cluster["nodes"]}
     return sorted({urls[shard["leader"]] for shard in cluster["shards"] if shard["leader"] in urls})
-
-
-async def _ask_leaders(client: Client, path: str) -> list[tuple[str, Response]]:
-    """What each node that leads a shard answers to a GET, with its URL."""
-    leaders = await _leaders(client)
-    transport, timeout_s = client._router._transport, client.request_timeout_ms / 1000
-    answers = await _together(transport.request("GET", f"{url}{path}", timeout_s=timeout_s) for url in leaders)
-    return list(zip(leaders, answers, strict=True))

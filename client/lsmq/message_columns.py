@@ -1,6 +1,7 @@
 """Messages as columns: one object for all that came in an answer, and nothing made of a message until it is looked at.
 
-The columns are numpy arrays, which is what ``poll_batch`` needs and nothing else here: ``pip install "lsmq[columns]"``.
+The columns are numpy arrays, which is what ``poll_batch`` and ``send_batch`` need, and nothing else here:
+``pip install "lsmq[columns]"``.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ _NOT_A_MESSAGE = int(Flag.TOMBSTONE | Flag.POSITION | Flag.ELSEWHERE | Flag.NAME
 _MOST_RUNS = 1_024
 
 
-def check_columns() -> None:
-    """Raises ``InvalidRequest`` where numpy is not installed."""
+def check_columns(method: str) -> None:
+    """Raises ``InvalidRequest``, for the method that is named, where numpy is not installed."""
     if np is None:
-        raise InvalidRequest('poll_batch needs numpy, which is not installed: pip install "lsmq[columns]"')
+        raise InvalidRequest(f'{method} needs numpy, which is not installed: pip install "lsmq[columns]"')
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,20 +261,20 @@ def _payload_of(batches: Sequence[RecordBatch]) -> tuple[memoryview, list[int]]:
 
 def _rows_of(batch: RecordBatch, base: int, topic_id: int) -> dict[str, NDArray[Any]]:
     """The columns of a batch's messages of this topic; places are counted from ``base`` on."""
-    lengths, header_lengths = _column(batch, Column.LENGTH), _column(batch, Column.HEADER_LENGTH)
+    lengths, header_lengths = column_array(batch, Column.LENGTH), column_array(batch, Column.HEADER_LENGTH)
     if lengths.sum() != len(batch.payload) or (lengths < 0).any():
         raise InvalidBatch(f"the records' lengths do not add up to the payload of {len(batch.payload)} bytes")
     if Column.HEADER_LENGTH in batch.directory and ((header_lengths > lengths) | (header_lengths < 0)).any():
         raise InvalidBatch("a record's header is longer than the record")
     ends = np.cumsum(lengths) + base
     heads = ends - lengths
-    flags = _column(batch, Column.FLAGS)
+    flags = column_array(batch, Column.FLAGS)
     columns = {
-        "queues": _column(batch, Column.QUEUE),
-        "offsets": _column(batch, Column.OFFSET),
-        "stored_ms": _column(batch, Column.STORED_MS),
-        "priorities": _column(batch, Column.PRIORITY),
-        "expires_ms": _column(batch, Column.EXPIRES_MS),
+        "queues": column_array(batch, Column.QUEUE),
+        "offsets": column_array(batch, Column.OFFSET),
+        "stored_ms": column_array(batch, Column.STORED_MS),
+        "priorities": column_array(batch, Column.PRIORITY),
+        "expires_ms": column_array(batch, Column.EXPIRES_MS),
         "deletes": flags & int(Flag.DELETE),
         "heads": heads,
         "starts": heads + header_lengths,
@@ -283,15 +284,15 @@ def _rows_of(batch: RecordBatch, base: int, topic_id: int) -> dict[str, NDArray[
     if Column.FLAGS in batch.directory:
         keep = (flags & _NOT_A_MESSAGE) == 0
     if Column.TOPIC in batch.directory:
-        owned = _column(batch, Column.TOPIC) == topic_id
+        owned = column_array(batch, Column.TOPIC) == topic_id
         keep = owned if keep is None else keep & owned
     if keep is None or keep.all():
         return columns
     return {name: column[keep] for name, column in columns.items()}
 
 
-def _column(batch: RecordBatch, column: int) -> NDArray[Any]:
-    """All values of a column; zeros when it is absent."""
+def column_array(batch: RecordBatch, column: int) -> NDArray[Any]:
+    """All values of a column as int64; zeros when it is absent."""
     position, width, base = batch.directory.get(column, (0, 0, 0))
     signed = base - (1 << 64) if base >> 63 else base
     if width == 0:

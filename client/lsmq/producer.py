@@ -6,12 +6,14 @@ import asyncio
 import logging
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
-from typing import Self, Unpack
+from typing import Any, Self, Unpack
 
 from lsmq import runtime
-from lsmq._message_parts import NO_EXTRAS, Body, Extras, parts_of
+from lsmq._batch_receipts import BatchReceipt
+from lsmq._many_sending import send_many
+from lsmq._message_parts import Body, Extras, parts_of
 from lsmq._receipts import NamedPendingBatch, PendingBatch, Receipt, Receipts, Sent, stored_before
 from lsmq._shard_sender import Identity, ProducerStats, SenderOptions, ShardSender
 from lsmq._unclosed_producers import open_producers, warn_of_unclosed
@@ -35,10 +37,10 @@ from lsmq.messages import (
     dedupe_queue,
     due_value,
     encode_header,
-    header_bound,
-    key_and_body,
     key_hash,
     named_dedupe_hash,
+    tag_hash,
+    type_hash,
     whole_queue,
 )
 from lsmq.partitioners import Partitioner
@@ -267,7 +269,7 @@ class Producer:
         if self._closed:
             return 0
         batches = [batch for sender in list(self._senders.values()) for batch in sender.unsettled()]
-        return sum(len(batch.queues) for batch in [*batches, *self._failed] if not batch.error_seen)
+        return sum(batch.count for batch in [*batches, *self._failed] if not batch.error_seen)
 
     def _broke(self, error: Exception) -> None:
         """A sender is gone, and its batches have failed; messages that come for its shard get a new one."""
@@ -347,32 +349,54 @@ class Producer:
             await self.start()
         assert self._topic is not None
         receipts = Receipts(self._topic.id)
-        last: PendingBatch | None = None
-        start = index = 0
-        add = self._add
-        try:
-            for message in messages:
-                key, body = key_and_body(message) if isinstance(message, tuple) else (None, message)
-                try:
-                    batch = add(body, key, tag, queue, extras)
-                except BufferFull:
-                    # The receipt must not hold a run that another task adds to meanwhile.
-                    later: MessageOptions = {"delay_ms": delay_ms, "deliver_at_ms": deliver_at_ms} if due_ms else {}
-                    options: MessageOptions = {"key": key, "tag": tag, "queue": queue, **later}
-                    batch = (await self.send(body, **options))._batch
-                place = len(batch.queues) - 1
-                if batch is last and place == index:
-                    index += 1
-                    continue
-                if last is not None:
-                    receipts._append_run(last, start, index)
-                last, start, index = batch, place, place + 1
-                if place == 0:
-                    await asyncio.sleep(0)
-        finally:
-            if last is not None:
-                receipts._append_run(last, start, index)
+        later: MessageOptions = {"delay_ms": delay_ms, "deliver_at_ms": deliver_at_ms} if due_ms else {}
+        await send_many(self, messages, receipts, tag, queue, extras, later)
         return receipts
+
+    async def send_batch(
+        self,
+        bodies: Any,
+        *,
+        lengths: int | Sequence[int] | Any = None,
+        queues: int | str | Sequence[int] | Sequence[str] | Any = None,
+        keys: Key | Sequence[Key | None] | Any = None,
+        tags: str | Sequence[str | None] | Any = None,
+        types: str | Sequence[str | None] | Any = None,
+        properties: Mapping[str, str] | Sequence[Mapping[str, str] | None] | Any = None,
+        priorities: int | Sequence[int] | Any = None,
+        ttl_ms: int | Sequence[int] | Any = None,
+    ) -> BatchReceipt:
+        """Accept many messages as columns, one row each; waits while the buffer is full. Makes no object of a message.
+
+        ``bodies`` are a list, an array of Arrow of binary or text, or one buffer (bytes, a numpy array) and the
+        ``lengths`` of the bodies in it, or one length for all. Or a table of Arrow with the column ``body``, and any of
+        ``queue``, ``key``, ``tag``, ``type``, ``priority``, ``properties`` and ``ttl_ms`` in place of the arguments
+        here: each is a column (list, numpy, Arrow), or one value for all rows. A ``ttl_ms`` of 0 is for ever.
+
+        Rows go where :meth:`send` would send them, in its order. All of them are checked before any is accepted:
+        raises ``InvalidRequest``, ``MessageTooLarge`` or ``UnknownQueue``, which name the row. What was given may be
+        changed once it returns. A call takes 1,000,000 rows, and holds up the event loop while it checks them. Needs
+        numpy.
+        """
+        from lsmq.message_columns import check_columns  # With numpy, which nobody else needs.
+
+        check_columns("send_batch")
+        from lsmq._row_sending import send_rows
+        from lsmq._rows import by_partitioner, check_rows
+
+        if self._topic is None:
+            await self.start()
+        topic = self._topic
+        assert topic is not None
+        limit = min(self._max_message_bytes, self._max_buffer_bytes - _OVERHEAD_BYTES)
+        columns = (lengths, queues, keys, tags, types, properties, priorities, ttl_ms)
+        rows = check_rows(topic, bodies, *columns, max_message_bytes=limit)
+        if self._partitioner is not None and rows.queues is None:
+            rows = by_partitioner(rows, self._partitioner, topic, self._key_queues)
+        receipt = BatchReceipt(topic.id, rows.count)
+        async with self._space_turn:
+            await send_rows(self, rows, receipt)
+        return receipt
 
     def _add(
         self,
@@ -391,17 +415,15 @@ class Producer:
             check_key(key)
         if tag is not None and not (type(tag) is str and tag.isascii()):
             check_tag(tag)
-        size_bytes = len(body)
-        found = NO_EXTRAS if extras is None else extras
-        properties, headers, priority, delete, kind, ttl_ms, due_ms, dedupe, position = found
-        if properties or headers or kind is not None:
-            size_bytes += len(encode_header(key, tag, properties, headers, kind))
+        header, dedupe, position = b"", 0, None
+        if extras is not None:
+            dedupe, position = extras.dedupe, extras.position
+            header = encode_header(key, tag, extras.properties, extras.headers, extras.type)
         elif key is not None or tag is not None:
-            size_bytes += header_bound(key, tag)
+            header = encode_header(key, tag, None)
+        size_bytes = len(body) + len(header)
         if size_bytes > self._max_message_bytes:
-            size_bytes = len(body) + len(encode_header(key, tag, properties, headers, kind))
-            if size_bytes > self._max_message_bytes:
-                raise self._too_large(size_bytes, "max_message_bytes", self._max_message_bytes)
+            raise self._too_large(size_bytes, "max_message_bytes", self._max_message_bytes)
         size_bytes += _OVERHEAD_BYTES
         if self._buffered_bytes + size_bytes > self._max_buffer_bytes:
             if size_bytes > self._max_buffer_bytes:
@@ -411,7 +433,7 @@ class Producer:
                 " await send(), or raise max_buffer_bytes",
                 limit_bytes=self._max_buffer_bytes,
             )
-        hashed: int | None = None
+        hashed = 0
         name: str | None = None
         in_turn = False
         if queue is not None:
@@ -422,7 +444,8 @@ class Producer:
                     size_bytes += len(name)
                 else:
                     queue = whole_queue(queue)
-            self._topic.check_queue(queue)
+            if not 0 <= queue < self._queues:
+                self._topic.check_queue(queue)
         elif self._partitioner is not None:
             queue = self._partitioner(key, body, self._queues if key is None else self._key_queues)
             queue = whole_queue(queue, "what the partitioner returned")
@@ -453,32 +476,34 @@ class Producer:
             batch.reserved_bytes + size_bytes > self._batch_bytes
             or len(batch.queues) >= self._batch_messages
             or (self._ids_apart and batch.has_ids != (dedupe != 0))  # Those with ids are refused, and no others.
+            or type(batch.builder) is not BatchBuilder
         ):
             sender.close_batch()
             if in_turn:
                 return self._add(body, key, tag, None, extras)  # It is the next queue's turn.
             batch = sender.start_batch()
-        assert batch.builder is not None
+        builder = batch.builder
+        assert type(builder) is BatchBuilder
         if name is not None:
             assert isinstance(batch, NamedPendingBatch)
             queue = batch.place(name)
             dedupe = dedupe and named_dedupe_hash(dedupe, name)
-        if key is None and tag is None and extras is None:
-            batch.builder.add_body(queue, body)
+        if key is not None and not hashed:
+            hashed = key_hash(key)
+        if extras is None:
+            builder.add_packed(queue, body, header, hashed, 0 if tag is None else tag_hash(tag))
         else:
-            batch.builder.add(
+            builder.add_packed(
                 queue,
                 body,
-                key=key,
-                tag=tag,
-                priority=priority,
-                properties=properties,
-                headers=headers,
-                delete=delete,
-                kind=kind,
-                ttl_ms=ttl_ms,
-                due_ms=due_ms,
-                key_hash_hint=hashed,
+                header,
+                hashed,
+                0 if tag is None else tag_hash(tag),
+                priority=extras.priority,
+                delete=extras.delete,
+                type_hash=0 if extras.type is None else type_hash(extras.type),
+                due_ms=extras.due_ms,
+                ttl_ms=extras.ttl_ms,
                 dedupe_hash=dedupe,
             )
         if position is not None:
@@ -487,6 +512,9 @@ class Producer:
         batch.reserved_bytes += size_bytes
         self._buffered_bytes += size_bytes
         return batch
+
+    def _sender_of(self, queue: int) -> ShardSender:
+        return self._range_senders[bisect_right(self._range_firsts, queue) - 1] or self._sender(queue)
 
     def _on_closed(self) -> None:
         self._next_queue = (self._next_queue + 1) % self._queues

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from lsmq._paths import quoted
+from lsmq._wire_values import all_pages
 from lsmq.client import Client
 from lsmq.errors import UnknownProducerMember
 from lsmq.groups import Group, list_at_leaders
@@ -199,9 +200,11 @@ class ProducerGroup:
 
     async def transactions(self, state: str | None = None) -> list[TransactionInfo]:
         """Oldest first; ``state`` also takes ``undelivered``."""
-        params = None if state is None else {"state": state}
-        answer = await self._group._ask("GET", f"{self._path}/transactions", params=params)
-        return [TransactionInfo.from_dict(found) for found in answer.value()["transactions"]]
+        asked = {} if state is None else {"state": state}
+        pages = await all_pages(
+            lambda params: self._group._ask("GET", f"{self._path}/transactions", params={**asked, **params})
+        )
+        return [TransactionInfo.from_dict(found) for page in pages for found in page["transactions"]]
 
     async def take(self, sequence: str, member: str, *, deadline_ms: int | None = None) -> SequencePosition:
         """Go on with a sequence: what is open of it is rolled back, and whoever had it can begin no more of it."""
@@ -226,5 +229,5 @@ class ProducerGroup:
 async def list_producer_groups(client: Client) -> list[ProducerGroupInfo]:
     """All producer groups with members, or with transactions that are open or remembered, by name."""
     pages = await list_at_leaders(client, "/v1/producer-groups")
-    found = {each["group"]: ProducerGroupInfo(**each) for page in pages for each in page["groups"]}
+    found = {each["group"]: ProducerGroupInfo(**each) for _, page in pages for each in page["groups"]}
     return [found[name] for name in sorted(found)]

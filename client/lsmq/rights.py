@@ -81,7 +81,7 @@ class Principal:
 @dataclass(frozen=True, slots=True)
 class WhoAmI:
     """Whom a node takes the client for. ``auth``: how it knows; where that is ``none``, ``name`` is None. ``by``: what
-    the client showed, ``token``, ``certificate`` or ``oidc``."""
+    the client showed, ``token``, ``certificate``, ``oidc`` or ``session``."""
 
     auth: str
     name: str | None
@@ -89,6 +89,15 @@ class WhoAmI:
     roles: tuple[GrantedRole, ...]
     rights: tuple[Right, ...]
     by: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PrincipalLimits:
+    """How much of each node principals may take, by names of limits; 0 is no limit. ``defaults``: at the node that
+    answered, for whom nothing else was set. ``own``: by name, what was set for somebody."""
+
+    defaults: Mapping[str, int]
+    own: Mapping[str, Mapping[str, int]]
 
 
 class Rights:
@@ -169,6 +178,29 @@ class Rights:
         found = await self.client.ask("POST", f"/v1/acl/{quoted(name)}/test", asked)
         by: str | None = found["by"]
         return by
+
+    # Limits
+
+    async def limits(self) -> PrincipalLimits:
+        """What holds for everybody, and for somebody alone."""
+        own: dict[str, Mapping[str, int]] = {}
+        after: str | None = ""
+        while after is not None:
+            found = await self.client.ask("GET", f"/v1/limits?after={quoted(after)}")
+            own.update({fields["name"]: fields["limits"] for fields in found["principals"]})
+            after = found["next"]
+        return PrincipalLimits(found["defaults"], own)
+
+    async def alter_limits(self, name: str, limits: Mapping[str, int | None]) -> None:
+        """Give somebody limits of his own, beside those he has, such as ``{"requests_per_s": 100}``.
+
+        None takes one away. On all nodes within a second; each counts for itself.
+        """
+        await self.client.ask("PATCH", f"/v1/limits/{quoted(name)}", dict(limits))
+
+    async def remove_limits(self, name: str) -> None:
+        """What holds for everybody holds for him again. Raises ``UnknownPrincipal`` where he has none of his own."""
+        await self.client.ask("DELETE", f"/v1/limits/{quoted(name)}")
 
 
 def _ttl(ttl_ms: int | None) -> dict[str, int]:

@@ -17,6 +17,9 @@ Since the header speaks for the body, a stranger is refused before one byte of h
 The answer carries ``Lsmq-Auth-Answer``, the HMAC over the request's mac, the status and the SHA-256 of the body, so
 that nobody can answer in a node's place. An answer that is streamed carries none; its contents must be protected by
 their own protocol. Nothing is encrypted.
+
+While a cluster changes its secret a node may know two (:class:`ClusterSecret`). A request is signed under the first and
+taken under either; its answer is signed under the secret that the request proved, which the asker is known to have.
 """
 
 from __future__ import annotations
@@ -50,6 +53,7 @@ START_HEADER = "Lsmq-Auth-Start"
 WINDOW_MS = 30_000
 MAX_NONCES = 200_000
 MIN_SECRET_BYTES = 16
+MAX_SECRETS = 2
 #: So long the body of a signed request may take to arrive.
 BODY_TIMEOUT_S = 10.0
 _VERSION = "v2"
@@ -60,19 +64,31 @@ _MAX_STARTS = 10_000  # far more than a cluster has addresses
 
 @dataclass(frozen=True, slots=True)
 class ClusterSecret:
-    """What all nodes of a cluster share. Each use has a key of its own; the secret itself is never sent."""
+    """What all nodes of a cluster share. Each use has a key of its own; the secret itself is never sent.
+
+    While a cluster changes it there are two: ``value`` signs, and ``second`` is accepted as well.
+    """
 
     value: bytes = field(repr=False)
+    second: bytes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if len(self.value) < MIN_SECRET_BYTES:
+        lines = self._values
+        for number, value in enumerate(lines, 1):
+            if len(value) < MIN_SECRET_BYTES:
+                line = f"line {number} of the cluster secret" if len(lines) > 1 else "the cluster secret"
+                raise SecretUnusable(f"{line} has {len(value)} bytes; it needs at least {MIN_SECRET_BYTES} random ones")
+        if self.value == self.second:
             raise SecretUnusable(
-                f"the cluster secret has {len(self.value)} bytes; it needs at least {MIN_SECRET_BYTES} random ones"
+                "both lines of the cluster secret are the same; leave one, or put another one beside it"
             )
 
     @classmethod
     def load(cls, path: Path) -> ClusterSecret:
-        """Read it from a file; white space around it is dropped. Raises ``SecretUnusable``."""
+        """Read it from a file of one or two lines, a secret each; white space around them is dropped.
+
+        What is no text is one secret as a whole, line breaks and all. Raises ``SecretUnusable``.
+        """
         try:
             mode = too_open(path)
             if mode is not None:
@@ -80,9 +96,19 @@ class ClusterSecret:
                     f"{path}: others may read or write the cluster secret (its mode is {mode}); chmod 600 it",
                     file=str(path),
                 )
-            return cls(path.read_bytes().strip())
+            lines = _lines(path.read_bytes().strip())
         except OSError as error:
             raise SecretUnusable(f"{path}: the cluster secret cannot be read: {error.strerror}") from error
+        if len(lines) > MAX_SECRETS:
+            raise SecretUnusable(
+                f"{path}: the cluster secret has {len(lines)} lines; write one secret, or {MAX_SECRETS} while it is "
+                "changed, each on a line of its own",
+                file=str(path),
+            )
+        try:
+            return cls(*lines)
+        except SecretUnusable as error:
+            raise SecretUnusable(f"{path}: {error.message}", file=str(path)) from None
 
     @classmethod
     def create(cls, path: Path) -> ClusterSecret:
@@ -93,8 +119,25 @@ class ClusterSecret:
         return cls.load(path)
 
     def key(self, purpose: str) -> bytes:
-        """The key for one purpose; one tells nothing about another."""
-        return hmac.digest(self.value, f"lsmq {purpose} v1".encode(), hashlib.sha256)
+        """The key that signs for one purpose; one tells nothing about another."""
+        return self.keys(purpose)[0]
+
+    def keys(self, purpose: str) -> tuple[bytes, ...]:
+        """The keys that are accepted for it: one of each secret, in their order."""
+        return tuple(hmac.digest(value, f"lsmq {purpose} v1".encode(), hashlib.sha256) for value in self._values)
+
+    @property
+    def _values(self) -> tuple[bytes, ...]:
+        return (self.value,) if self.second is None else (self.value, self.second)
+
+
+def _lines(content: bytes) -> list[bytes]:
+    lines = [line.strip() for line in content.split(b"\n")]
+    try:
+        is_text = all(line.decode().isprintable() for line in lines)
+    except UnicodeDecodeError:
+        is_text = False
+    return lines if is_text else [content]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +208,7 @@ class Verifier:
 
     def __init__(self, secret: ClusterSecret, *, now_ms: Callable[[], int] | None = None) -> None:
         self.start = runtime.token_hex(8)
-        self._key = secret.key("http")
+        self._keys = secret.keys("http")
         self._now_ms = now_ms or _monotonic_ms
         self._nonces: set[str] = set()
         self._expiry: deque[tuple[int, str]] = deque()
@@ -190,12 +233,12 @@ class Verifier:
         self._take(proof.nonce, now_ms)
         return verified
 
-    def mac_of(self, header: str | None, method: str, path: str, host: str) -> str:
-        """The mac of a request that :meth:`verify` has passed, for an answer that is a stream.
+    def verified(self, header: str | None, method: str, path: str, host: str) -> Verified:
+        """A request that :meth:`verify` has passed, for an answer that is a stream.
 
         Whether it is sent for the first time is not checked again. Raises ``NotAuthenticated``.
         """
-        return self._proven(header, method, path, host)[0].mac
+        return self._proven(header, method, path, host)[0]
 
     def _proven(self, header: str | None, method: str, path: str, host: str) -> tuple[Verified, _Proof]:
         parts = (header or "").split(" ")
@@ -203,10 +246,11 @@ class Verifier:
             raise NotAuthenticated(f"a request inside the cluster needs the header {REQUEST_HEADER}")
         *said, mac = parts[1:]
         proof = _Proof(*said)
-        expected = proof.mac(self._key, method, path, host)
-        if not hmac.compare_digest(mac.encode(errors="surrogateescape"), expected.encode()):
-            raise NotAuthenticated("the request does not prove the cluster secret; do all nodes have the same?")
-        return Verified(mac, proof.digest), proof
+        shown = mac.encode(errors="surrogateescape")
+        for which, key in enumerate(self._keys):
+            if hmac.compare_digest(shown, proof.mac(key, method, path, host).encode()):
+                return Verified(mac, proof.digest, which, key), proof
+        raise NotAuthenticated("the request does not prove the cluster secret; do all nodes have the same?")
 
     def _take(self, nonce: str, now_ms: int) -> None:
         # A request may be taken until its time is a window old, and its time may be a window ahead.
@@ -219,21 +263,26 @@ class Verifier:
         self._nonces.add(nonce)
         self._expiry.append((now_ms, nonce))
 
-    def answer_header(self, mac: str, status: int, body: bytes) -> str:
-        return _answer_mac(self._key, mac, status, body)
-
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """A request whose header has proved the secret; its body must still be the one that the header speaks for."""
+    """A request whose header has proved the secret; its body must still be the one that the header speaks for.
+
+    ``which``: the index of the secret that it proved among those of this node.
+    """
 
     mac: str
     digest: str
+    which: int
+    key: bytes = field(repr=False)
 
     def check_body(self, body: bytes) -> None:
         """Raises ``NotAuthenticated``."""
         if not hmac.compare_digest(hashlib.sha256(body).hexdigest(), self.digest):
             raise NotAuthenticated("the body is not the one that was signed")
+
+    def answer_header(self, status: int, body: bytes) -> str:
+        return _answer_mac(self.key, self.mac, status, body)
 
 
 #: Under this key a request has its :class:`Verified`, where the handler reads the body and must check it.
@@ -269,14 +318,14 @@ def auth_middleware(verifier: Verifier, prefix: str = "/internal/", unread: str 
         try:
             response = await handler(request)
         except web.HTTPException as failure:
-            failure.headers[ANSWER_HEADER] = verifier.answer_header(verified.mac, failure.status, _body(failure))
+            failure.headers[ANSWER_HEADER] = verified.answer_header(failure.status, _body(failure))
             raise
         except Exception as error:
             logging.getLogger(__name__).exception("%s %s failed", request.method, request.path)
             internal = LsmqError(f"{request.path} failed: {type(error).__name__}")
             response = web.json_response({"error": internal.to_dict()}, status=status_of(internal))
         if isinstance(response, web.Response) and not response.prepared:
-            response.headers[ANSWER_HEADER] = verifier.answer_header(verified.mac, response.status, _body(response))
+            response.headers[ANSWER_HEADER] = verified.answer_header(response.status, _body(response))
         return response
 
     return authenticate

@@ -58,7 +58,10 @@ class DeathNotice:
         return json.dumps({"node": self.node, "life": self.life}).encode()
 
     def signature(self, secret: ClusterSecret) -> str:
-        return hmac.new(secret.key("death"), f"{self.node}\n{self.life}".encode(), hashlib.sha256).hexdigest()
+        return self._signature(secret.key("death"))
+
+    def _signature(self, key: bytes) -> str:
+        return hmac.new(key, f"{self.node}\n{self.life}".encode(), hashlib.sha256).hexdigest()
 
     @classmethod
     def verified(cls, content: bytes, signature: str | None, secret: ClusterSecret) -> DeathNotice:
@@ -66,10 +69,10 @@ class DeathNotice:
         try:
             fields = json.loads(content)
             notice = cls(str(fields["node"]), str(fields["life"]))
-            expected = notice.signature(secret)
+            expected = [notice._signature(key) for key in secret.keys("death")]
         except (ValueError, KeyError, TypeError):
             raise NotAuthenticated("a death notice names a node and a life, in JSON") from None
-        if not hmac.compare_digest((signature or "").encode(), expected.encode()):
+        if not any(hmac.compare_digest((signature or "").encode(), each.encode()) for each in expected):
             raise NotAuthenticated("the death notice does not prove the cluster secret")
         return notice
 

@@ -9,17 +9,25 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from enum import IntFlag
 from typing import NamedTuple
 
 from .state import UNCLAIMED, ClusterState, Shard
+
+
+class Flaw(IntFlag):
+    """What is wrong with a replica that works. On the wire: numbers stay."""
+
+    DAMAGED = 1  # Files of it are: not all of its messages can be read.
+    FULL = 2  # Its disk is: it takes no writes.
 
 
 class Progress(NamedTuple):
     """What a node reports of a replica: the last epoch in its log, where the log is durable to, which life of it acts,
     and up to where it knows the log to be committed.
 
-    A replica that cannot work is not reported, and not elected. One that is ``flawed``, since files of it are damaged,
-    is elected when nobody else is left.
+    A replica that cannot work is not reported, and not elected. One that is ``flawed``, by its :class:`Flaw`, is
+    elected when nobody else is left.
     """
 
     epoch: int
@@ -49,17 +57,18 @@ def choose_candidate(
     """The node to elect for a shard whose leader is gone, or None when nobody may lead.
 
     Only members of the in-sync set that are alive and report the life that is registered: each of them holds every
-    write acknowledged at quorum. ``preferred`` wins when it is one of them; else who is not flawed, then whose log
-    reaches furthest (nothing to fetch before it serves), then who leads least, then the order of the replicas.
+    write acknowledged at quorum. ``preferred`` wins when it is one of them; else who is least flawed, then whose
+    log reaches furthest (nothing to fetch before it serves), then who leads least, then the order of the replicas.
     """
     reports, load = progress or {}, loads or {}
     eligible = [node for node in shard.replicas if node in alive and may_lead(shard, node, reports.get(node))]
     if preferred in eligible:
         return preferred
 
-    def rank(node: str) -> tuple[int, int, int, int, int]:
+    def rank(node: str) -> tuple[bool, bool, int, int, int, int]:
         report = reports[node]
-        return -report.flawed, report.epoch, report.end_lsn, -load.get(node, 0), -shard.replicas.index(node)
+        whole, roomy = not report.flawed & Flaw.DAMAGED, not report.flawed & Flaw.FULL
+        return whole, roomy, report.epoch, report.end_lsn, -load.get(node, 0), -shard.replicas.index(node)
 
     return max(eligible, key=rank, default=None)
 
@@ -69,18 +78,20 @@ def choose_successor(
     alive: Set[str],
     progress: Mapping[str, Progress],
     min_in_sync: int,
+    resting: Set[str] = frozenset(),
 ) -> str | None:
-    """The node to elect in place of a leader that hears too few, or None when that would win nothing.
+    """The node to elect in place of a leader that takes no writes, or None when that would win nothing.
 
-    ``alive`` without the leader, and without others that heard too few. Who reports no replica does not work and does
+    ``alive`` without the leader, and without others that are no better. Who reports no replica, or a flawed one, does
     not count; and unless as many count as a write needs, nobody could acknowledge more than the leader there is.
+    ``resting`` count, and are not to lead.
     """
     working = {
         node
         for node in shard.replicas
         if node in alive and node in progress and not progress[node].flawed and node not in shard.adding
     }
-    return choose_candidate(shard, working, progress) if len(working) >= min_in_sync else None
+    return choose_candidate(shard, working - resting, progress) if len(working) >= min_in_sync else None
 
 
 def may_lead(shard: Shard, node: str, report: Progress | None) -> bool:

@@ -19,6 +19,7 @@ from .deaf_leaders import DeafLeaders, DeafTiming
 from .election import Progress, choose_candidate, leader_counts, may_lead, spread_leaders
 from .election_pace import ElectionPace
 from .errors import NoControlLeader, NodeRuns, NotControlLeader
+from .full_disks import FullDisks, FullTiming
 from .heartbeats import Heartbeat, HeartbeatAnswer, Told
 from .leaderless import LeaderlessShards
 from .liveness import FailureDetector, LivenessTiming
@@ -28,6 +29,8 @@ from .resigning import Resigning, ResignTiming
 from .shard_commands import MAX_EPOCH
 from .state import ClusterState, NodeState
 from .witness import Witness
+
+_log = logging.getLogger(__name__)
 
 #: What each node reported last of its replicas, by shard.
 Reports = Mapping[str, Mapping[int, Progress]]
@@ -44,6 +47,7 @@ class OverseerTiming:
     #: When the control plane's leader resigns that too few nodes can call.
     resign: ResignTiming = ResignTiming()  # noqa: RUF009
     deaf: DeafTiming = DeafTiming()  # noqa: RUF009
+    full: FullTiming = FullTiming()  # noqa: RUF009
     #: The shards of a node that lives and has held no lease for so long are led by others.
     unleased_s: float = 1.0
     #: Commands that changed nothing are not repeated sooner: each costs an entry of the log.
@@ -75,6 +79,7 @@ class Overseer:
         self._witness = Witness()
         raft.testify = self._testify
         self._deaf = DeafLeaders(timing.deaf)
+        self._full = FullDisks(timing.full)
         self._told = Told()
         self._unleased_since: dict[str, float] = {}
         self._resigning = Resigning(timing.resign, clock())
@@ -232,7 +237,7 @@ class Overseer:
         if term != self._term:
             self._term = term
             self._reports, self._asked, self._told = {}, {}, Told()
-            self._deaf = DeafLeaders(self._timing.deaf)
+            self._deaf, self._full = DeafLeaders(self._timing.deaf), FullDisks(self._timing.full)
             self._pace, self._leaderless, self._witness = ElectionPace(), LeaderlessShards(), Witness()
             self._unleased_since = {}
             self._resigning.reached(self._clock())
@@ -266,7 +271,9 @@ class Overseer:
         if not self._is_reached(state, alive, now):
             return
         self._leaderless.look(state, alive, self._reports, now)
-        successors = self._deaf.successors(state, alive, self._reports, now)
+        self._full.look(alive, self._reports, now)
+        relieved = self._full.successors(state, alive, self._reports, now)
+        successors = {**relieved, **self._deaf.successors(state, alive, self._reports, now)}
         commands = failovers(state, alive, self._reports, self._due(state, now), successors)
         commands += departures(state, alive, ended)
         commands += restored_trust(state, self.heard, self._raft.config.voters.keys())
@@ -275,12 +282,15 @@ class Overseer:
         if not commands:
             commands = next_steps(state, alive)
         if not commands and self._spread and now - self._changed_at >= self._timing.settle_s:
-            commands = transfers(state, alive, self._reports, self._detector.restless(now))
+            commands = transfers(state, alive, self._reports, self._detector.restless(now), self._full.unfit)
         version, former, at = self._submitted
         if not commands or ((version, former) == (state.version, commands) and now - at < self._timing.repeat_s):
             return
         self._submitted = (state.version, commands, now)
         self._changed_at = now
+        for id, successor in relieved.items():
+            leader = state.shards[id].leader
+            _log.warning("the disk of %s is full: shard %d is to be led by %s, which has room", leader, id, successor)
         await self._submit(commands)
 
     def _is_reached(self, state: ClusterState, alive: Set[str], now: float) -> bool:
@@ -298,7 +308,7 @@ class Overseer:
         if self._resigning.is_due(now):
             self._resigning.resigned(self._term, now)
             self._resigning.reached(now)  # It leads on for a moment.
-            logging.getLogger(__name__).warning(
+            _log.warning(
                 "the control plane's leader resigns: it does not hear %s; the next one holds out for %.1f s",
                 sorted(unheard),
                 self._resigning.patience_s(now),
@@ -378,7 +388,7 @@ def failovers(
 
     The dead are suspects: they leave the in-sync set with it, see :func:`~.shard_commands.elect`. ``asked`` are shards
     whose epochs up to the one given cannot be led, whoever leads them; the same node may be elected again.
-    ``successors`` are to lead the shards whose leader lives and hears too few.
+    ``successors`` are to lead the shards whose leader lives and takes no writes.
     """
     loads = leader_counts(state, alive)
     commands = []
@@ -407,17 +417,21 @@ def _without_one(loads: Mapping[str, int], leader: str | None) -> dict[str, int]
 
 
 def transfers(
-    state: ClusterState, alive: frozenset[str], reports: Reports | None = None, restless: Set[str] = frozenset()
+    state: ClusterState,
+    alive: frozenset[str],
+    reports: Reports | None = None,
+    restless: Set[str] = frozenset(),
+    unfit: Set[tuple[int, str]] = frozenset(),
 ) -> list[dict[str, Any]]:
     """The next step towards leaders where they should be, as an ``elect``; empty when there is none to take.
 
     Nobody is given a shard that it does not report: its replica does not work. Nor one of whose epoch it has nothing
-    yet: perhaps nobody can call it, and then it could not lead. Nor one that comes and goes.
+    yet: perhaps nobody can call it, and then it could not lead. Nor one that comes and goes, nor who is ``unfit``.
     """
-    unfit = {(shard.id, node) for node in restless for shard in state.replicas_on(node)}
+    passed_over = {*unfit, *((shard.id, node) for node in restless for shard in state.replicas_on(node))}
     for node, shards in (reports or {}).items():
         for shard in state.replicas_on(node):
             report = shards.get(shard.id)
             if report is None or report.epoch < shard.epoch or not may_lead(shard, node, report):
-                unfit.add((shard.id, node))
-    return [handover(state.shards[step.shard], step.target) for step in spread_leaders(state, alive, unfit)]
+                passed_over.add((shard.id, node))
+    return [handover(state.shards[step.shard], step.target) for step in spread_leaders(state, alive, passed_over)]

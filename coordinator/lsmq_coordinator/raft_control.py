@@ -108,7 +108,7 @@ class RaftControl:
             config.voters[config.node],
             list(config.voters.values()),
             Journal(config.directory / "raft", config.disk),
-            config.secret.key("raft"),
+            config.secret.keys("raft"),
             _Crossing(self),
             config.timing,
             bind=config.bind,

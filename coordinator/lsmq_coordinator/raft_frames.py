@@ -11,7 +11,9 @@ Nothing is ever unpickled. Little-endian:
 
 The first frame of each side is its nonce (32 random bytes); the client's comes first, with zeros for the nonce
 of the server. Numbers count the frames of a direction from 0. So a frame cannot be made, changed, repeated, left
-out, sent back to who made it, or moved to another connection without the key. Where there is TLS
+out, sent back to who made it, or moved to another connection without the key. While the cluster changes its secret
+there may be two keys: the client speaks under its first, the server under the one that the client's hello is under.
+Where there is TLS
 (:mod:`.raft_tls`) all of it is encrypted; else nothing is.
 """
 
@@ -20,6 +22,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import msgpack
@@ -41,10 +44,12 @@ class BadFrame(Exception):
 
 
 class FrameSession:
-    """Frames of one connection. ``client`` is the side that connected."""
+    """Frames of one connection. ``client`` is the side that connected. Of ``keys`` the first signs."""
 
-    def __init__(self, key: bytes, *, client: bool) -> None:
-        self._key = key
+    def __init__(self, keys: Sequence[bytes], *, client: bool) -> None:
+        self._key = keys[0]
+        #: Under any of these the first frame may come; those after it under its.
+        self._accepted = keys[:1] if client else keys
         self._side, self._peer_side = (b"c", b"s") if client else (b"s", b"c")
         self._nonce = runtime.token_bytes(NONCE_BYTES)
         self._peer_nonce: bytes | None = None
@@ -62,7 +67,7 @@ class FrameSession:
         return self._frame(msgpack.packb(message))
 
     def _frame(self, payload: bytes) -> bytes:
-        mac = self._mac(self._side, self._peer_nonce or bytes(NONCE_BYTES), self._sent, payload)
+        mac = self._mac(self._key, self._side, self._peer_nonce or bytes(NONCE_BYTES), self._sent, payload)
         self._sent += 1
         return LENGTH.pack(MAC_BYTES + len(payload)) + mac + payload
 
@@ -81,13 +86,17 @@ class FrameSession:
         first = self._peer_nonce is None
         # The client's hello is made before it knows a nonce of the server.
         nonce = bytes(NONCE_BYTES) if first and self._peer_side == b"c" else self._nonce
-        if not hmac.compare_digest(mac, self._mac(self._peer_side, nonce, self._received, payload)):
+        for key in self._accepted:
+            if hmac.compare_digest(mac, self._mac(key, self._peer_side, nonce, self._received, payload)):
+                break
+        else:
             raise BadFrame("the authentication code does not match: another cluster secret?")
         self._received += 1
         if first:
             if len(payload) != NONCE_BYTES:
                 raise BadFrame("the first frame is no hello")
             self._peer_nonce = payload
+            self._key, self._accepted = key, (key,)
             return HELLO
         try:
             message = msgpack.unpackb(payload, use_list=False, strict_map_key=True)
@@ -97,5 +106,6 @@ class FrameSession:
             raise BadFrame("the payload is nothing")
         return message
 
-    def _mac(self, side: bytes, nonce: bytes, number: int, payload: bytes) -> bytes:
-        return hmac.digest(self._key, side + nonce + number.to_bytes(8, "little") + payload, hashlib.sha256)
+    @staticmethod
+    def _mac(key: bytes, side: bytes, nonce: bytes, number: int, payload: bytes) -> bytes:
+        return hmac.digest(key, side + nonce + number.to_bytes(8, "little") + payload, hashlib.sha256)

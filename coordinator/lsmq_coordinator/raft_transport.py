@@ -24,7 +24,7 @@ import functools
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -214,16 +214,19 @@ class RaftTransport(TCPTransport):  # type: ignore[misc]
         address: str,
         voters: list[str],
         bind: str,
-        key: bytes,
+        keys: Sequence[bytes],
         reconnect_s: float,
         peers: Peers,
         tls: Certificates | None = None,
     ) -> None:
-        """Listens at ``bind``. Raises ``TransportNotReadyError`` when it cannot."""
+        """Listens at ``bind``. Of ``keys`` the first signs, all are accepted.
+
+        Raises ``TransportNotReadyError`` when it cannot listen.
+        """
         install()
         self._tls = tls
         self._refusals: dict[str, float] = {}  # why handshakes failed, and when that was logged
-        self._key, self._peers = key, peers
+        self._keys, self._peers = keys, peers
         self._voters = sorted(voters)
         owner = _Owner(_Settings(bind, reconnect_s))
         self._poller = owner._poller
@@ -301,7 +304,7 @@ class RaftTransport(TCPTransport):  # type: ignore[misc]
         tls = self._tls
         if tls is not None:
             conn.secure(lambda opened: TlsSocket(opened, tls.server, None, self._tell_refused))
-        conn.session = FrameSession(self._key, client=False)
+        conn.session = FrameSession(self._keys, client=False)
         if len(self._unknownConnections) > _MAX_UNKNOWN_CONNECTIONS:
             # Who belongs here is known within milliseconds; who is not goes, the oldest first.
             min(self._unknownConnections, key=lambda unknown: unknown.since).disconnect()
@@ -329,7 +332,7 @@ class RaftTransport(TCPTransport):  # type: ignore[misc]
         conn.setOnMessageReceivedCallback(functools.partial(self._received, node))
 
     def _onOutgoingConnected(self, conn: _Connection) -> None:
-        conn.session = FrameSession(self._key, client=True)
+        conn.session = FrameSession(self._keys, client=True)
         conn.setOnMessageReceivedCallback(functools.partial(self._onOutgoingMessageReceived, conn))
         conn.send_frame(conn.session.hello())
 

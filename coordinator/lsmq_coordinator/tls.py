@@ -195,6 +195,21 @@ class Certificates:
                 changed()
 
 
+def dialling_context(ca: Path | None, cert: Path | None, key: Path | None) -> ssl.SSLContext:
+    """For connections to others than nodes: by which authorities (None: the system's) they are believed, and what they
+    are shown, if anything. Reads the files. Raises ``TlsUnusable``."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    if ca is None:
+        context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+    else:
+        _load_authorities(context, ca)
+    if cert is not None and key is not None:
+        _check_private(key)
+        _load_chain(context, TlsFiles(cert, key))
+    return context
+
+
 def reason(error: BaseException) -> str:
     """Why a handshake failed, for people, without what OpenSSL says of its own sources."""
     if isinstance(error, ssl.SSLCertVerificationError):

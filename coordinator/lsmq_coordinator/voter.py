@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -85,7 +85,7 @@ class Voter:
         address: str,
         voters: list[str],
         journal: Journal,
-        key: bytes,
+        keys: Sequence[bytes],
         listener: Listener,
         timing: RaftTiming,
         *,
@@ -118,7 +118,7 @@ class Voter:
             raise
         self._core.written(number, runtime.monotonic() - began, runtime.monotonic())
         try:
-            self._transport = RaftTransport(address, voters, bind or address, key, timing.reconnect_s, self, tls)
+            self._transport = RaftTransport(address, voters, bind or address, keys, timing.reconnect_s, self, tls)
         except Exception as error:
             journal.close()
             raise AddressInUse(

@@ -20,7 +20,10 @@ one this state was compared with, so that a node that fell behind can neither br
 delete a new one. Any node may publish; the one that is ``eager`` does so at once, others only at the refresh.
 
 **Who may write.** With a password everybody may read what is here, and only those who have it may change it (ACLs of
-the scheme ``digest``); nodes found without that protection are given it. A cluster document that no state can be, since
+the scheme ``digest``); nodes found without that protection are given it. With two, while a cluster changes its secret,
+a session shows both, makes nodes under the first, and changes what is under either; the node that is ``eager`` brings
+what is under the second under the first, at each refresh. (Were it everybody, nodes of before and after the exchange of
+both would take it from each other.) A cluster document that no state can be, since
 it is newer than the newest or differs from it, was not written by the cluster: the node that is ``eager`` replaces it
 at once, after it has had the control plane confirm that its own state is the newest.
 """
@@ -30,6 +33,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -49,9 +53,12 @@ from kazoo.exceptions import (
 from kazoo.handlers.threading import KazooTimeoutError
 from kazoo.security import make_acl, make_digest_acl
 
+from lsmq.kazoo_handler import TLS_SCHEME, KazooHandler
+
 from .parts import UNSEEN, Part
 from .routes import Document, cluster_document, pack, same, supersedes, topic_document, unpack
 from .state import EMPTY, ClusterState
+from .tls import reason
 
 _TRANSACTION_SIZE = 50
 #: Of `/lsmq`: any cluster may begin there.
@@ -62,13 +69,19 @@ logging.getLogger("kazoo").setLevel(logging.CRITICAL)
 
 @dataclass(frozen=True, slots=True)
 class ZooKeeperConfig:
-    """``hosts`` as in ``host:port,host:port/chroot``. Times in seconds. Without ``password`` anybody may write."""
+    """``hosts`` as in ``host:port,host:port/chroot``. Times in seconds.
+
+    ``tls`` makes a context for each connection; ``hosts`` may begin with ``tls://`` then.
+    ``passwords``: the first protects what is written, a second one is good for what is there. With none anybody may
+    write.
+    """
 
     hosts: str
     cluster: str
     node: str
     url: str
-    password: str | None = field(default=None, repr=False)
+    passwords: tuple[str, ...] = field(default=(), repr=False)
+    tls: Callable[[], ssl.SSLContext] | None = field(default=None, repr=False)
     session_timeout_s: float = 6.0
     refresh_s: float = 10.0
     retry_s: float = 0.5
@@ -95,6 +108,10 @@ class _Stale(Exception):
     """ZooKeeper holds something newer than what was to be published, or it changed meanwhile."""
 
 
+class _NotOurs(_Stale):
+    """It cannot be protected: it is under a password that this node does not have."""
+
+
 class ZooKeeperRegistry:
     """Keeps this node registered and the routes published. Start it after any fork."""
 
@@ -119,7 +136,7 @@ class ZooKeeperRegistry:
         self.status = ZooKeeperStatus()
         self._eager = eager
         self._newest = newest
-        self._acl = None if config.password is None else _acl(config.cluster, config.password)
+        self._acls = [_acl(config.cluster, password) for password in config.passwords]
         self._cluster_changed = False
         self._root = f"/lsmq/{config.cluster}"
         self._started_ms = time.time_ns() // 1_000_000
@@ -128,6 +145,7 @@ class ZooKeeperRegistry:
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="zookeeper", daemon=True)
         self._client: Any = None
+        self._handler: KazooHandler | None = None
         self._children: dict[str, Document] = {}
         self._cluster: tuple[Document, int] | None = None
         self._known_session: int | None = None
@@ -176,13 +194,15 @@ class ZooKeeperRegistry:
 
     def _connecting(self) -> Any:
         config = self.config
+        self._handler = KazooHandler(config.tls)
         client = KazooClient(
-            config.hosts,
+            config.hosts.removeprefix(TLS_SCHEME),
+            handler=self._handler,
             timeout=config.session_timeout_s,
             connection_retry={"max_tries": -1, "delay": 0.05, "max_delay": 0.5},
             command_retry={"max_tries": 0},
-            auth_data=None if config.password is None else [("digest", f"{config.cluster}:{config.password}")],
-            default_acl=self._acl,
+            auth_data=[("digest", f"{config.cluster}:{password}") for password in config.passwords],
+            default_acl=self._acls[0] if self._acls else None,
             logger=logging.getLogger("kazoo"),
         )
         client.add_listener(self._listen)
@@ -213,7 +233,7 @@ class ZooKeeperRegistry:
             return self.config.retry_s
         if not self._client.connected:
             if time.monotonic() - max(self.status.last_success, self._began) > self.config.session_timeout_s:
-                self._part.retrying(f"no connection to {self.config.hosts}")
+                self._part.retrying(f"no connection to {self.config.hosts}{self._why_refused()}")
             return self.config.retry_s
         try:
             now = time.monotonic()
@@ -237,11 +257,21 @@ class ZooKeeperRegistry:
             self._cluster = None
             self._children.clear()
             self._note(last_error=str(stale))
+            if isinstance(stale, _NotOurs):
+                self._part.retrying(str(stale))
             return self.config.retry_s
         except (KazooException, KazooTimeoutError, OSError, RuntimeError) as error:
             self._failed(error)
             return self.config.retry_s
         return max(0.01, self._refresh_at - time.monotonic())
+
+    def _why_refused(self) -> str:
+        if self.config.tls is None or self._handler is None:
+            return ""
+        refused = self._handler.refused
+        if refused is not None:
+            return f": {reason(refused)}"
+        return "; it may want to see a certificate that it believes (cluster.zookeeper_tls_cert)"
 
     def _close(self) -> None:
         with contextlib.suppress(Exception):
@@ -257,24 +287,49 @@ class ZooKeeperRegistry:
 
     def _protect(self) -> None:
         """Have only those write here who know the password. What was open before is closed."""
-        if self._acl is None:
+        if not self._acls:
             return
         with contextlib.suppress(NodeExistsError):  # Other clusters, with passwords of their own, lie beside.
-            self._ask(self._client.create_async("/lsmq", acl=[_SHARED, *self._acl]))
-        for path in (self._root, f"{self._root}/nodes", f"{self._root}/topics", f"{self._root}/cluster"):
+            self._ask(self._client.create_async("/lsmq", acl=[_SHARED, *self._acls[0]]))
+        topics, eager = f"{self._root}/topics", self._eager()
+        if eager and len(self._acls) > 1:
+            self._take_over_shared()
+        changed = self._own([self._root, f"{self._root}/nodes", topics, f"{self._root}/cluster"], eager)
+        if topics in changed or (eager and len(self._acls) > 1):
             try:
-                found, stat = self._ask(self._client.get_acls_async(path))
+                names = self._ask(self._client.get_children_async(topics))
             except NoNodeError:
-                continue  # It is made with it.
-            if set(found) == set(self._acl):
-                continue
+                return
+            self._own([f"{topics}/{name}" for name in names], eager)
+
+    def _own(self, paths: list[str], eager: bool) -> set[str]:
+        """Put these under the first password, where there are such nodes. Which of them were not. Raises ``_NotOurs``.
+
+        What is under another one of this node's is left to who is ``eager``.
+        """
+        own, *others = [set(acl) for acl in self._acls]
+        changed = set()
+        for path, answer in [(path, self._client.get_acls_async(path)) for path in paths]:
             try:
-                self._ask(self._client.set_acls_async(path, self._acl, stat.aversion))
+                found, stat = self._ask(answer)
+                if set(found) == own or (set(found) in others and not eager):
+                    continue
+                self._ask(self._client.set_acls_async(path, self._acls[0], stat.aversion))
+            except NoNodeError:
+                continue  # It is made with it, or is gone.
             except NoAuthError as error:
-                raise _Stale(f"{path} belongs to somebody who has another secret") from error
-            for child in self._ask(self._client.get_children_async(path)) if path.endswith("/topics") else ():
-                with contextlib.suppress(NoNodeError):
-                    self._ask(self._client.set_acls_async(f"{path}/{child}", self._acl))
+                raise _NotOurs(f"{path} belongs to somebody who has another secret") from error
+            changed.add(path)
+        return changed
+
+    def _take_over_shared(self) -> None:
+        """Of `/lsmq` as well, which others share, the second password opens nothing any more."""
+        own, *others = [acl[-1] for acl in self._acls]
+        with contextlib.suppress(NoAuthError):  # Somebody else made it, and keeps to himself who may write there.
+            found, stat = self._ask(self._client.get_acls_async("/lsmq"))
+            if any(entry in others for entry in found):
+                kept = [own if entry in others else entry for entry in found]
+                self._ask(self._client.set_acls_async("/lsmq", kept, stat.aversion))
 
     # Registration
 

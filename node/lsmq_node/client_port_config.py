@@ -74,6 +74,19 @@ class ClientPortConfig:
         range=(0, 1024 * 1024 * MIB),
         hazard="Too small, and strangers who knock again and again push out what was noted before.",
     )
+    browser_session_ms: int = setting(
+        43_200_000,
+        "With `auth`: after so long somebody who signed in with a browser must do so again, 12 hours "
+        "([console](console.md#signing-in)).",
+        range=(1_000, 2_592_000_000),
+        hazard="Whoever has the browser's files is that somebody for so long.",
+    )
+    browser_session_idle_ms: int = setting(
+        1_800_000,
+        "And so if nobody used the page for so long, half an hour.",
+        range=(1_000, 2_592_000_000),
+        hazard="Whoever comes to a browser that was left alone is that somebody.",
+    )
     allowed_hosts: str = setting(
         "",
         "Names that clients reach this node by, beside `advertised_url`, IP addresses, and names that nobody can own "

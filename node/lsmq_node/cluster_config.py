@@ -30,6 +30,8 @@ CLOCK_RATE_MARGIN = 1.2
 ENVIRONMENT_PREFIX = "LSMQ_CLUSTER_"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+#: Before the hosts of a ZooKeeper that is reached by TLS.
+_TLS_SCHEME = "tls://"
 _ADDRESS = re.compile(r"[^\s:/]+:(\d{1,5})")
 _VOTER_COUNTS = (1, 3, 5)
 #: The first must not be above the second; why.
@@ -89,7 +91,8 @@ class ClusterConfig:
     )
     secret_file: Path = setting(
         ...,
-        "File with the secret that all nodes share: at least 16 random bytes, readable by its owner alone.",
+        "File with the secret that all nodes share: at least 16 random bytes, readable by its owner alone. While it is "
+        "changed for another one, two lines: the first signs, both are accepted.",
         hazard="Whoever knows it commands the cluster. It authenticates, it does not encrypt.",
     )
     tls_ca: Path | None = setting(
@@ -152,9 +155,20 @@ class ClusterConfig:
     )
     zookeeper: str = setting(
         "",
-        "ZooKeeper for clients to find routes in: `host:port,host:port`, optionally with `/path`. Empty: none; "
-        "clients then ask nodes.",
+        "ZooKeeper for clients to find routes in: `host:port,host:port`, optionally with `/path`; by TLS with `tls://` "
+        "before it. Empty: none; clients then ask nodes.",
     )
+    zookeeper_tls_ca: Path | None = setting(
+        None,
+        "PEM file with the authorities of ZooKeeper's certificates, for `tls://`. Left out: the system's. Read for "
+        "each connection.",
+    )
+    zookeeper_tls_cert: Path | None = setting(
+        None,
+        "PEM file with the certificate that ZooKeeper is shown, which wants one unless it is told otherwise "
+        "(`ssl.clientAuth`).",
+    )
+    zookeeper_tls_key: Path | None = setting(None, "PEM file with its private key.")
     zookeeper_refresh_s: int = setting(
         10,
         "Time between two comparisons of what ZooKeeper holds with what it should.",
@@ -257,13 +271,7 @@ class ClusterConfig:
                     setting=f"{PREFIX}{setting_name}",
                 )
         self._validate_voters()
-        for address in self.zookeeper.partition("/")[0].split(",") if self.zookeeper else ():
-            match = _ADDRESS.fullmatch(address.strip())
-            if match is None or not 0 < int(match[1]) <= 65_535:
-                raise InvalidConfig(
-                    f"cluster.zookeeper is {self.zookeeper!r}, and {address!r} in it is no host:port",
-                    setting=f"{PREFIX}zookeeper",
-                )
+        self._validate_zookeeper()
         for smaller, larger, reason in _ORDER:
             if getattr(self, smaller) > getattr(self, larger):
                 raise InvalidConfig(
@@ -325,6 +333,29 @@ class ClusterConfig:
                 setting=f"{PREFIX}first_leaders",
             )
 
+    def _validate_zookeeper(self) -> None:
+        hosts = self.zookeeper.removeprefix(_TLS_SCHEME)
+        for address in hosts.partition("/")[0].split(",") if self.zookeeper else ():
+            match = _ADDRESS.fullmatch(address.strip())
+            if match is None or not 0 < int(match[1]) <= 65_535:
+                raise InvalidConfig(
+                    f"cluster.zookeeper is {self.zookeeper!r}, and {address!r} in it is no host:port",
+                    setting=f"{PREFIX}zookeeper",
+                )
+        for name in ("zookeeper_tls_ca", "zookeeper_tls_cert", "zookeeper_tls_key"):
+            if getattr(self, name) is not None and not self.zookeeper_by_tls:
+                raise InvalidConfig(
+                    f"cluster.{name} is set, and cluster.zookeeper is {self.zookeeper!r}: let it begin with "
+                    f"{_TLS_SCHEME}",
+                    setting=f"{PREFIX}{name}",
+                )
+        if (self.zookeeper_tls_cert is None) != (self.zookeeper_tls_key is None):
+            missing = "zookeeper_tls_key" if self.zookeeper_tls_key is None else "zookeeper_tls_cert"
+            raise InvalidConfig(
+                f"of cluster.zookeeper_tls_cert and cluster.zookeeper_tls_key one is set; set cluster.{missing} too",
+                setting=f"{PREFIX}{missing}",
+            )
+
     def _validate_tls(self) -> None:
         if (self.tls_cert is None) != (self.tls_key is None):
             missing = "tls_key" if self.tls_key is None else "tls_cert"
@@ -345,6 +376,10 @@ class ClusterConfig:
                     f"one is at {url}: let all internal_url begin with {scheme}",
                     setting=f"{PREFIX}tls_ca",
                 )
+
+    @property
+    def zookeeper_by_tls(self) -> bool:
+        return self.zookeeper.startswith(_TLS_SCHEME)
 
     @property
     def is_voter(self) -> bool:

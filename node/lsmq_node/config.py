@@ -41,6 +41,7 @@ ENVIRONMENT_PREFIX = "LSMQ_"
 FOREIGN_VARIABLES = frozenset(
     {
         "LSMQ_URL",
+        "LSMQ_PROFILE",
         "LSMQ_CONFIG",
         "LSMQ_ZOOKEEPER",
         "LSMQ_CLUSTER",
@@ -205,6 +206,14 @@ class NodeConfig(ClientPortConfig):
         range=(0, 1_000_000),
         hazard="A consumer that comes back later begins anew.",
     )
+    sequence_retention_hours: int = setting(
+        8_760,
+        "A sequence of a producer group that nobody takes, and no transaction commits anything of, for so long is "
+        "forgotten with its position, unless the member that took it is heard of. Counted while its shard is served. "
+        "0: never.",
+        range=(0, 1_000_000),
+        hazard="Whoever takes it later hears of no position, and begins anew.",
+    )
     max_queues_per_topic: int = setting(
         16_000_000, "Most queues a topic may have.", range=(1, 16_000_000), hazard="Each costs 24 bytes once used."
     )
@@ -261,6 +270,67 @@ class NodeConfig(ClientPortConfig):
         range=(0, 1024 * 1024 * MIB),
         hazard="Clients behind one proxy are one address.",
     )
+    principal_requests_per_s: int = setting(
+        0,
+        "With `auth`: most requests a second of one principal at this node, as `address_requests_per_s`. 0: no limit. "
+        "`lsmq limit set` sets one's own ([limits](security.md#limits)); so it is with all `principal_` settings.",
+        range=(0, 10_000_000),
+        hazard="Too few, and what many processes do under one name is refused.",
+    )
+    principal_bytes_per_s: int = setting(
+        0,
+        "The same of bytes of requests and answers, as `address_bytes_per_s`.",
+        range=(0, 1024 * 1024 * MIB),
+        hazard="A large batch is paid for by the requests after it.",
+    )
+    principal_open_requests: int = setting(
+        0,
+        "Most requests of one principal that a node has not answered yet, long polls and streams among them; more are "
+        "refused with `too_many_requests`.",
+        range=(0, 1_000_000),
+        hazard="A consumer holds one for each leader, and one for its group.",
+    )
+    principal_connections: int = setting(
+        0,
+        "Most connections of one principal to a node; by another one he is refused with `too_many_connections`.",
+        range=(0, 1_000_000),
+        hazard="Clients have one for each request that is open.",
+    )
+    principal_topics: int = setting(
+        0,
+        "Most topics that one principal may have made, of those made while he had a limit of topics or queues; more "
+        "are refused with `too_many_topics`.",
+        range=(0, 1_000_000),
+        hazard="Deleting topics makes room.",
+    )
+    principal_queues: int = setting(
+        0,
+        "Most queues that these may have together, those with names not counted; more are refused with "
+        "`too_many_queues`.",
+        range=(0, 2**40),
+        hazard="Queues cost once they are used.",
+    )
+    principal_groups: int = setting(
+        0,
+        "Most consumer groups of one principal in a shard, of those made since its leader began to lead; more are "
+        "refused with `too_many_groups`.",
+        range=(0, 1_000_000),
+        hazard="A group commits in every shard of its topics.",
+    )
+    principal_transactions: int = setting(
+        0,
+        "Most transactions of one principal in a shard that are open or not delivered; more are refused with "
+        "`too_many_transactions`.",
+        range=(0, 1_000_000),
+        hazard="Too few, and producers wait for each other.",
+    )
+    principal_producers: int = setting(
+        0,
+        "Most idempotent producers that one principal may begin at a node within `producer_expiry_ms`, one for each "
+        "shard that a producer sends to; more are refused with `too_many_producers`.",
+        range=(0, 1_000_000_000),
+        hazard="Every start of a program begins some.",
+    )
     max_inflight_bytes: int = setting(
         256 * MIB,
         "Memory for request bodies and answers in flight.",
@@ -299,6 +369,13 @@ class NodeConfig(ClientPortConfig):
         "with `unavailable`.",
         range=(1, 512),
         hazard="Each holds a connection of the 1,024 that a node has for all others.",
+    )
+    metrics_series: int = setting(
+        100,
+        "Of metrics by topic, or by group and topic: most series of each, those of the biggest; all others are summed "
+        "as `(others)`. 0: no names.",
+        range=(0, 100_000),
+        hazard="Each is kept by Prometheus for as long as it keeps anything.",
     )
     read_threads: int = setting(4, "Threads that read from disk for consumers.", range=(1, 256))
     sendfile_min_bytes: int = setting(

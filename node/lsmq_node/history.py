@@ -26,6 +26,8 @@ COLUMNS: Final = (
     "time_ms",
     "in_per_s",
     "out_per_s",
+    "in_bytes_per_s",
+    "out_bytes_per_s",
     "send_p50_ms",
     "send_p99_ms",
     "table_bytes",
@@ -46,7 +48,7 @@ class History:
         self._ring: NDArray[np.float64] = np.zeros((SAMPLES, len(COLUMNS)))
         self._count = 0
         self._http: HttpMetrics | None = None
-        self._before = (0.0, 0, 0)
+        self._before = (0.0, 0, 0, 0, 0)
         self._buckets: NDArray[np.int64] = np.zeros(len(BUCKETS_S) + 1, np.int64)
 
     def watch(self, http: HttpMetrics) -> None:
@@ -74,14 +76,13 @@ class History:
         before, self._before = self._before, _counts(stats)
         passed_s = max(self._before[0] - before[0], 1e-3)
         # A replica that was taken away takes its counts along.
-        written, read = (max(0, now - then) for now, then in zip(self._before[1:], before[1:], strict=True))
+        rates = [max(0, now - then) for now, then in zip(self._before[1:], before[1:], strict=True)]
         sending = self._sending()
         served, self._buckets = sending - self._buckets, sending
         figures = [port.figures() for port in self._broker.topology.ports()]
         self._ring[self._count % SAMPLES] = (
             runtime.wall_ms(),
-            written / passed_s,
-            read / passed_s,
+            *(count / passed_s for count in rates),
             quantile_ms(served, 0.5),
             quantile_ms(served, 0.99),
             sum(each.table_bytes for each in stats),
@@ -92,9 +93,9 @@ class History:
         )
         self._count += 1
 
-    def columns(self) -> Mapping[str, Sequence[float]]:
-        """The samples kept, oldest first, a list for each of :data:`COLUMNS`."""
-        begin = max(0, self._count - SAMPLES)
+    def columns(self, last: int = SAMPLES) -> Mapping[str, Sequence[float]]:
+        """The ``last`` samples kept, oldest first, a list for each of :data:`COLUMNS`."""
+        begin = max(0, self._count - min(last, SAMPLES))
         kept = self._ring[np.arange(begin, self._count) % SAMPLES]
         return {name: kept[:, at].round(3).tolist() for at, name in enumerate(COLUMNS)}
 
@@ -109,10 +110,15 @@ class History:
         return found
 
 
-def _counts(stats: Sequence[StoreStats]) -> tuple[float, int, int]:
-    """Now, and how many records were written and read by then."""
-    written, read = sum(each.records_written_total for each in stats), sum(each.records_read_total for each in stats)
-    return runtime.monotonic(), written, read
+def _counts(stats: Sequence[StoreStats]) -> tuple[float, int, int, int, int]:
+    """Now, and how many records were written and read by then, and their bytes."""
+    return (
+        runtime.monotonic(),
+        sum(each.records_written_total for each in stats),
+        sum(each.records_read_total for each in stats),
+        sum(each.bytes_written_total for each in stats),
+        sum(each.bytes_read_total for each in stats),
+    )
 
 
 def quantile_ms(buckets: NDArray[np.int64], part: float) -> float:

@@ -1,11 +1,13 @@
 """Metrics for Prometheus: read from the stores, the broker and the HTTP layer when they are scraped.
 
-Nothing is kept per queue or per topic: a million queues make as many lines as one.
+Nothing here is by queue, topic or group: a million queues make as many lines as one. See :mod:`.monitoring` for the few
+that have lines of their own.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import platform
 from bisect import bisect_left
 from collections.abc import Iterable
 
@@ -20,8 +22,10 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+import lsmq
 from lsmq_coordinator.parts import PartState
 from lsmq_node.broker import Broker
+from lsmq_node.broker.layout import FORMAT
 from lsmq_node.broker.scrubber import ScrubCounts
 from lsmq_node.connections import Doorkeeper
 
@@ -35,6 +39,7 @@ _COUNTED_SECONDS = frozenset({"flush_seconds", "merge_seconds"})
 _NODE_GAUGES = {
     "unleased_seconds": "How long the node has held no lease; 0 while it holds one.",
     "clock_ahead_seconds": "How far its wall clock is ahead of the cluster's middle one.",
+    "accepted_secrets": "Cluster secrets that the node accepts; 2 while the secret is changed.",
 }
 _REPLICA_GAUGES = (
     ("serving", "1 where this node leads the shard and takes reads and writes."),
@@ -117,7 +122,9 @@ class DoorMetrics(Collector):
             "lsmq_handshake_failures", "Connections that ended in the handshake of TLS.", door.handshake_failures
         )
         expires = GaugeMetricFamily(
-            "lsmq_certificate_expires_seconds", "When the certificate in use expires, in Unix time.", labels=["port"]
+            "lsmq_certificate_expiry_timestamp_seconds",
+            "When the certificate in use expires, in Unix time.",
+            labels=["port"],
         )
         reloads = CounterMetricFamily(
             "lsmq_certificate_reloads", "Times another certificate was read.", labels=["port"]
@@ -149,6 +156,13 @@ class _BrokerCollector(Collector):
         self._broker = broker
 
     def collect(self) -> Iterable[Metric]:
+        build = GaugeMetricFamily(
+            "lsmq_build_info",
+            "1; the labels say what runs, and the format of its data directory.",
+            labels=["version", "python", "format"],
+        )
+        build.add_metric([lsmq.__version__, platform.python_version(), str(FORMAT)], 1)
+        yield build
         yield from self._broker_metrics()
         yield from self._commit_metrics()
         yield from self._replica_metrics()
@@ -169,15 +183,7 @@ class _BrokerCollector(Collector):
             "Requests refused for want of memory (max_inflight_bytes).",
             budget.refused,
         )
-        paces = broker.request_pace, broker.byte_pace
-        yield CounterMetricFamily(
-            "lsmq_paced_requests",
-            "Requests delayed, since their address asks for more than it may (address_requests_per_s, _bytes_per_s).",
-            sum(pace.delayed for pace in paces),
-        )
-        yield CounterMetricFamily(
-            "lsmq_too_many_requests", "Requests refused for that.", sum(pace.refused for pace in paces)
-        )
+        yield from self._limit_metrics()
         yield CounterMetricFamily("lsmq_sendfile_bytes", "Bytes sent straight from files.", broker.sendfile_bytes)
         reads = broker.reads
         yield CounterMetricFamily(
@@ -191,6 +197,22 @@ class _BrokerCollector(Collector):
         )
         yield GaugeMetricFamily("lsmq_forwards_held", "Requests that other nodes have now.", forwarder.under_way)
         yield CounterMetricFamily("lsmq_writes_delayed", "Writes delayed by pressure.", broker.writes_delayed)
+
+    def _limit_metrics(self) -> Iterable[Metric]:
+        """Of limits of one address or principal, by the settings they have their names of."""
+        broker = self._broker
+        delayed = CounterMetricFamily(
+            "lsmq_limit_delayed", "Requests delayed, since who asks may have so much a second.", labels=["limit"]
+        )
+        refused = CounterMetricFamily(
+            "lsmq_limit_refused", "Requests refused for a limit of one address or principal.", labels=["limit"]
+        )
+        for pace in (broker.request_pace, broker.byte_pace, broker.allowances.requests, broker.allowances.bytes):
+            delayed.add_metric([pace.setting], pace.delayed)
+            refused.add_metric([pace.setting], pace.refused)
+        for what, count in broker.allowances.refused.items():
+            refused.add_metric([what.setting], count)
+        yield from (delayed, refused)
 
     def _commit_metrics(self) -> Iterable[Metric]:
         writes = CounterMetricFamily(

@@ -33,6 +33,7 @@ from lsmq_node.history import History
 from lsmq_node.letters import LetterService
 from lsmq_node.letters.metrics import LetterCollector
 from lsmq_node.metrics import NodeMetrics, ScrubMetrics
+from lsmq_node.monitoring import Monitoring, MonitoringCollector
 from lsmq_node.parts import tell_part
 from lsmq_node.push import PushService
 from lsmq_node.push.metrics import PushCollector
@@ -75,6 +76,7 @@ class Node:
         self.backups = BackupSource(broker)
         self.scrubber = Scrubber(broker)
         self.history = History(broker)
+        self.monitoring = Monitoring(broker)
         self.metrics = NodeMetrics(
             broker,
             GroupCollector(self.groups),
@@ -84,6 +86,7 @@ class Node:
             DelayedCollector(self.delayed),
             LetterCollector(self.letters),
             ScrubMetrics(self.scrubber.counts),
+            MonitoringCollector(self.monitoring),
         )
         # In the order of their starts; they end the other way round.
         self._services: tuple[_Service, ...] = (
@@ -102,6 +105,7 @@ class Node:
             DiskWatch(broker),
             NameKeeper(broker),
             self.history,
+            self.monitoring,
         )
 
     @asynccontextmanager

@@ -45,6 +45,10 @@ class Api:
     """The HTTP API of one node."""
 
     def __init__(self, url: str) -> None:
+        self.moved(url)
+
+    def moved(self, url: str) -> None:
+        """The node was started anew, and is there now."""
         parts = urlsplit(url)
         assert parts.hostname is not None and parts.port is not None
         self.host, self.port = parts.hostname, parts.port

@@ -27,9 +27,12 @@ Session = TestClient[aiohttp.web.Request, aiohttp.web.Application]
 @asynccontextmanager
 async def serving(node: Node) -> AsyncIterator[Session]:
     """A client of the node, which runs and is stopped as the daemon does it."""
-    async with node.running(), TestClient(TestServer(make_app(node))) as client:
-        yield client
-        await node.begin_stop()
+    async with node.running():
+        server = TestServer(make_app(node))
+        await server.start_server(auto_decompress=False)
+        async with TestClient(server) as client:
+            yield client
+            await node.begin_stop()
 
 
 def node_of(client: Session) -> Node:

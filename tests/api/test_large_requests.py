@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from lsmq.errors import TooManyItems
-from lsmq_node.api import items
+from lsmq_node.api import bodies, codec, items
 from lsmq_node.api.items import MAX_ITEMS, check_json_items, unpack_msgpack
 from lsmq_node.broker import Broker
-from lsmq_node.workers import Workers
+from lsmq_node.workers import LARGE_BYTES, Workers
 from storage.harness import profile
 from support.waiting import comes_true
 
@@ -145,6 +146,76 @@ def test_many_queues_are_asked_for_in_parts(tmp_path: Path) -> None:
     with_node(tmp_path, test)
 
 
+def test_others_are_answered_while_offsets_of_many_queues_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The longest piece that is made without a turn for others has some thousand numbers, and requests come between."""
+    queues, committed, longest, healths = 1_000_000, 100_000, 0, 0
+    answered = threading.Event()
+    really = codec._encode_json
+
+    def piece(value: Any) -> str:
+        nonlocal longest
+        if isinstance(value, list):
+            longest = max(longest, len(value))
+            assert threading.get_ident() != loop_thread, "it would keep the loop"
+            assert answered.wait(60), "nobody is answered between two pieces"
+        return really(value)
+
+    loop_thread = threading.get_ident()
+    monkeypatch.setattr(codec, "_encode_json", piece)
+
+    async def test(client: Session, broker: Broker) -> None:
+        nonlocal healths
+        await client.put("/v1/topics/huge", json={"queues": queues})
+        commit = {"topic": "huge", "queues": list(range(committed)), "offsets": [0] * committed}
+        assert (await client.post("/v1/groups/g/offsets", json=commit)).status == 200
+        for path, count in (("/v1/topics/huge/offsets", queues), ("/v1/groups/g/offsets?topic=huge", committed)):
+            answered.clear()
+            former = broker.workers.large
+            asked = asyncio.ensure_future(client.get(path))
+            await comes_true(lambda before=former: broker.workers.large > before, "a thread makes it")
+            assert (await client.get("/healthz")).status == 200
+            healths += not asked.done()
+            answered.set()
+            found = await (await asked).json(content_type=None)
+            assert found["queues"] == list(range(count)) and {len(column) for column in found.values()} == {count}
+
+    with_node(tmp_path, test)
+    assert healths == 2 and longest <= 10_000
+
+
+def test_offsets_of_many_queues_are_looked_up_in_turns(tmp_path: Path) -> None:
+    """Also before anything is encoded: what else the loop has to do comes in between."""
+
+    async def test(client: Session, broker: Broker) -> None:
+        await client.put("/v1/topics/huge", json={"queues": 500_000})
+        topic = await broker.topic("huge")
+        queues = np.arange(500_000)
+        for work in (broker.offsets(topic, queues), broker.committed_offsets("g", topic, queues)):
+            asked, turns = asyncio.create_task(work), 0
+            while not asked.done():
+                await asyncio.sleep(0)
+                turns += 1
+            assert turns >= 10
+            await asked
+
+    with_node(tmp_path, test)
+
+
+@given(
+    st.dictionaries(st.sampled_from(["queues", "offsets", "at"]), st.lists(st.integers(0, 2**62), max_size=40)),
+    st.integers(1, 9),
+)
+@profile(100)
+def test_columns_in_pieces_are_as_in_one(columns: dict[str, list[int]], turn: int) -> None:
+    arrays = {name: np.array(column, np.int64) for name, column in columns.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(codec, "_NUMBERS_A_TURN", turn)
+        for form in codec.Format:
+            assert codec.encode_columns(arrays, form) == codec.encode(columns, form)
+
+
 def compressed(body: bytes, coding: str) -> bytes:
     return gzip.compress(body) if coding == "gzip" else zlib.compress(body)
 
@@ -164,6 +235,39 @@ def test_a_compressed_body_is_taken_and_what_it_becomes_is_bounded(api: Api, top
     refused = api.call("POST", path, body=body, headers={"Content-Encoding": "br"}, status=415)
     assert refused.code == "unsupported_media_type"
     assert len(api.all_bodies(topic_name, 0)) == 9
+
+
+@pytest.mark.parametrize("size", [8 * MIB + 1, 64 * MIB], ids=["few bytes", "many bytes"])
+def test_nobody_waits_for_a_body_that_becomes_too_large_and_nothing_is_left_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    loop_thread, answered = threading.get_ident(), threading.Event()
+    really = bodies._decompress
+
+    def decompress(body: bytes, coding: str, limit: int) -> bytes:
+        assert threading.get_ident() != loop_thread, "it would keep the loop"
+        assert answered.wait(60), "nobody is answered meanwhile"
+        return really(body, coding, limit)
+
+    monkeypatch.setattr(bodies, "_decompress", decompress)
+    bomb = gzip.compress(bytes(size))
+    assert (len(bomb) < LARGE_BYTES) is (size < 32 * MIB)
+
+    async def test(client: Session, broker: Broker) -> None:
+        packed = {"Content-Encoding": "gzip"}
+        asked = [
+            asyncio.ensure_future(client.post("/v1/topics/t/messages", data=io.BytesIO(bomb), headers=packed))
+            for _ in range(8)
+        ]
+        await comes_true(lambda: broker.workers.large == len(asked), "a thread unpacks them")
+        assert (await client.get("/healthz")).status == 200
+        assert (await client.post("/v1/topics/t/messages", json={"messages": [{"body": "small"}]})).status == 200
+        answered.set()
+        assert [answer.status for answer in await asyncio.gather(*asked)] == [413] * len(asked)
+        await comes_true(lambda: broker.budget.used_bytes == 0, "their memory is given back")
+        assert (await client.post("/v1/topics/t/messages", json={"messages": [{"body": "small"}]})).status == 200
+
+    with_node(tmp_path, test)
 
 
 def test_an_answer_is_held_in_the_budget_until_it_is_taken(tmp_path: Path) -> None:

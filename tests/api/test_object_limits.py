@@ -10,7 +10,7 @@ import pytest
 from lsmq.errors import DocumentsFull, TooManyTransactions
 from lsmq_node.broker import Broker
 from lsmq_node.groups.group import Group
-from lsmq_node.groups.idle import HOUR_S
+from lsmq_node.machines import HOUR_S
 from lsmq_node.transactions import shares
 from lsmq_node.transactions.records import Plan, State, Transaction
 from lsmq_node.transactions.shares import Shares
@@ -149,6 +149,55 @@ def test_a_group_that_nobody_uses_is_forgotten_and_others_are_kept(tmp_path: Pat
         kept = ["group-used/committing", "group-used/living"]
         await comes_true(lambda: [key for key, _ in groups.store.documents("group-used/")] == kept, "it is stored")
         assert groups.store.document("group-hours") == b"10"
+
+    with_node(tmp_path, test)
+
+
+def test_a_sequence_that_nobody_uses_is_forgotten_and_others_are_kept(tmp_path: Path) -> None:
+    """Hours are counted by the loop's time while the shard is served; here they are told to have passed."""
+
+    async def test(client: Session, broker: Broker) -> None:
+        shard = await node_of(client).transactions.coordinator("g")
+        base = "/v1/producer-groups/g"
+
+        async def member(name: str, **more: Any) -> None:
+            assert (await code(client, "POST", f"{base}/heartbeat", json={"member": name, **more}))[0] == 200
+
+        async def take(name: str, by: str) -> int:
+            async with client.post(f"{base}/sequences/{name}", json={"member": by}) as answer:
+                epoch: int = (await answer.json())["epoch"]
+                return epoch
+
+        async def commit(name: str, number: int) -> None:
+            messages = [{"topic": "t", "body": "x"}]
+            options = {"sequence": name, "sequence_epoch": 1, "position": str(number)}
+            begun = {"member": "gone", "number": number, "messages": messages, **options}
+            assert (await code(client, "POST", f"{base}/transactions", json=begun))[0] == 200
+            assert (await code(client, "POST", f"{base}/transactions/gone-{number}/commit", json={}))[0] == 200
+
+        def hours(count: int) -> None:
+            for _ in range(count):
+                shard._hour_began = shard.now - HOUR_S
+                shard.tick()
+
+        for name in ("gone", "living"):
+            await member(name, join=True, session_ms=300_000)
+        assert [await take("held", "living"), await take("idle", "gone"), await take("used", "gone")] == [1, 1, 1]
+        hours(8_000)
+        await commit("used", 1)
+        await member("gone", leave=True)
+        assert {name for _, name in shard.book.sequences} == {"held", "idle", "used"}
+        hours(759)
+        assert {name for _, name in shard.book.sequences} == {"held", "idle", "used"}
+        hours(1)
+        assert {name for _, name in shard.book.sequences} == {"held", "used"}
+        await shard.barrier()
+        kept = ["sequence-used/g/held", "sequence-used/g/used"]
+        assert sorted(key for key, _ in shard.store.documents("sequence-used/")) == kept
+        assert sorted(key for key, _ in shard.store.documents("sequence/")) == ["sequence/g/held", "sequence/g/used"]
+        assert shard.store.document("sequence-hours") == b"8760"
+        assert shard.book._sequences_of == {"g": 2}
+        assert await take("idle", "living") == 1
 
     with_node(tmp_path, test)
 

@@ -64,7 +64,7 @@ def test_every_operation_is_described(document: dict[str, Any]) -> None:
         assert "default" in operation["responses"]
         declared = {item["name"] for item in operation.get("parameters", []) if item["in"] == "path"}
         assert declared == set(re.findall(r"{(\w+)}", path))
-        bodiless = ("drainNode", "declareQueue", "verifySnapshotFile")
+        bodiless = ("drainNode", "declareQueue", "verifySnapshotFile", "signIn", "renewSession")
         takes_a_body = method in ("put", "post", "patch") and operation["operationId"] not in bodiless
         assert ("requestBody" in operation) == takes_a_body
     assert len(names) == len(set(names))
@@ -92,7 +92,7 @@ CLUSTER_CHANGES = (
 )
 
 
-#: What they answer where authentication is on is looked at in test_rights.py.
+#: What they answer where authentication is on is looked at in test_rights.py and test_browser_sessions.py.
 RIGHTS_CHANGES = (
     ("createToken", "POST", "tokens", {"name": "p"}),
     ("rotateToken", "POST", "tokens/p/rotate", {}),
@@ -101,6 +101,12 @@ RIGHTS_CHANGES = (
     ("deleteRole", "DELETE", "roles/r", None),
     ("grantRights", "POST", "acl/p/grant", {}),
     ("revokeRights", "POST", "acl/p/revoke", {}),
+    ("alterLimits", "PATCH", "limits/p", {}),
+    ("removeLimits", "DELETE", "limits/p", None),
+    ("signIn", "POST", "session", None),
+    ("getSession", "GET", "session", None),
+    ("renewSession", "POST", "session/renew", None),
+    ("signOut", "DELETE", "session", None),
 )
 
 
@@ -156,6 +162,8 @@ def test_every_answer_fits_the_document(
     fits("getOffsets", "GET", f"{topic}/offsets?time_ms=0")
     fits("fetchBatches", "POST", f"{topic}/fetch", {"queues": [0], "offsets": [0]})
     fits("commitOffsets", "POST", "/v1/groups/g/offsets", {"topic": topic_name, "queues": [0], "offsets": [1]})
+    fits("previewReset", "GET", f"/v1/groups/g/reset?topic={topic_name}&to=earliest")
+    fits("resetGroup", "POST", "/v1/groups/g/reset", {"topic": topic_name, "to": "earliest"})
     fits("getCommittedOffsets", "GET", f"/v1/groups/g/offsets?topic={topic_name}")
     group = f"/v1/groups/{topic_name}"
     fits("getCoordinator", "GET", f"{group}/coordinator")
@@ -219,6 +227,7 @@ def test_every_answer_fits_the_document(
         ("getConsole", "/console"),
         ("getConsoleFile", "/console/console.js"),
         ("getHistory", "/v1/history"),
+        ("getBusiest", "/v1/busiest"),
     ):
         fits(name, "GET", path)
     held = fits("beginSnapshot", "POST", "/v1/shards/0/snapshots", {"holder": topic_name}, 201)
@@ -230,7 +239,12 @@ def test_every_answer_fits_the_document(
     fits("takeProducer", "POST", f"{topic}/producers/5/take", {"shard": 0})
     fits("deleteTopic", "DELETE", topic, None, 204)
     fits("whoami", "GET", "/v1/whoami")
-    for name, path in (("listTokens", "tokens"), ("listRoles", "roles"), ("listGrants", "acl")):
+    for name, path in (
+        ("listTokens", "tokens"),
+        ("listRoles", "roles"),
+        ("listGrants", "acl"),
+        ("listLimits", "limits"),
+    ):
         fits(name, "GET", f"/v1/{path}")
     fits("testRights", "POST", "/v1/acl/p/test", {"kind": "topic", "action": "read"})
     for name, method, path, body in RIGHTS_CHANGES:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import pytest
 
@@ -40,11 +40,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_what_is_more_than_a_burst_is_delayed_then_refused_and_paid_by_time(clock: Clock) -> None:
-    pace = Pace(RATE, "requests", "address_requests_per_s")
+    pace = Pace("requests", "address_requests_per_s")
 
     async def ask(client: str, times: int) -> None:
         for _ in range(times):
-            await pace.wait(client, 1)
+            await pace.wait(client, RATE, 1)
 
     def run(client: str, times: int) -> None:
         ask_all = ask(client, times)
@@ -68,20 +68,56 @@ def test_what_is_more_than_a_burst_is_delayed_then_refused_and_paid_by_time(cloc
     run("a", burst + 1)
     assert clock.slept == [], "what was not used is not saved up beyond a burst, nor is a debt kept"
     with pytest.raises(StopIteration):
-        Pace(0, "requests", "none").wait("a", 1_000_000).send(None)
+        Pace("requests", "none").wait("a", 0, 1_000_000).send(None)
 
 
-def test_clients_that_owe_nothing_are_forgotten(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_million_addresses_take_bounded_memory_and_who_goes_on_asking_is_not_forgotten(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(pacing, "_MOST_CLIENTS", 10)
-    pace = Pace(10, "bytes", "none")
-    for number in range(10):
-        pace.took(f"old {number}", 10)
-    clock.now += 2
-    pace.took("new", 10)
-    assert len(pace) == 1
-    for number in range(50):
-        pace.took(f"many {number}", 1_000)
-    assert len(pace) == 10
+    pace = Pace("bytes", "none")
+    for number in range(1_000):
+        pace.took(f"many {number}", 10, 1_000)
+        pace.took("steady", 10, 1)
+        assert len(pace) <= 10
+    with pytest.raises(TooManyRequests):
+        pace.wait("steady", 10).send(None)
+
+
+def test_so_many_requests_are_delayed_at_a_time_and_others_refused(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pacing, "MOST_DELAYED", 3)
+    monkeypatch.setattr(pacing, "MOST_DELAYED_OF_ONE", 2)
+
+    class Held:
+        def __await__(self) -> Generator[None]:
+            yield
+
+    async def sleep(seconds: float) -> None:
+        await Held()
+
+    monkeypatch.setattr(pacing.asyncio, "sleep", sleep)
+    pace = Pace("requests", "address_requests_per_s")
+    for client in ("a", "b"):
+        pace.took(client, 100, 101)
+    waiting = [pace.wait("a", 100, 1) for _ in range(2)]
+    for each in waiting:
+        each.send(None)
+    with pytest.raises(TooManyRequests) as refused:
+        pace.wait("a", 100, 1).send(None)
+    assert refused.value.details["retry_after_ms"] > 0
+    waiting.append(pace.wait("b", 100, 1))
+    waiting[-1].send(None)
+    with pytest.raises(TooManyRequests):
+        pace.wait("b", 100, 1).send(None)
+    for each in waiting:
+        with pytest.raises(StopIteration):
+            each.send(None)
+    again = pace.wait("a", 100, 1)
+    again.send(None)
+    again.close()
+    assert not pace._waiting and not pace._waiting_count
 
 
 def test_requests_and_bytes_of_an_address_are_limited(make_node: Callable[..., NodeProcess]) -> None:
@@ -98,7 +134,8 @@ def test_requests_and_bytes_of_an_address_are_limited(make_node: Callable[..., N
     assert refused.code == "too_many_requests" and refused.error["retriable"]
     assert 1 <= int(refused.headers["Retry-After"]) <= 5 and refused.error["retry_after_ms"] > 0
     assert api.get("/healthz").status == 200
-    assert api.metric("lsmq_too_many_requests_total") >= 1 and api.metric("lsmq_paced_requests_total") >= 1
+    limit = '{limit="address_requests_per_s"}'
+    assert api.metric(f"lsmq_limit_refused_total{limit}") >= 1 and api.metric(f"lsmq_limit_delayed_total{limit}") >= 1
 
 
 def test_bytes_of_bodies_are_paid_for_by_the_requests_after(make_node: Callable[..., NodeProcess]) -> None:

@@ -32,6 +32,7 @@ ROUTES = route_table(NodeConfig(data=Path("unused")))
 BODIES: dict[str, Any] = {
     "heartbeat": {"member": "m", "topics": ["t"]},
     "commitOffsets": {"topic": "t", "queues": [0], "offsets": [0]},
+    "resetGroup": {"topic": "t", "to": "earliest"},
     "fenceGroup": {"topic": "t", "member": "m", "epoch": 1, "queues": [[0, 1]]},
     "popMessages": {"topic": "t", "max": 1, "wait_ms": 0},
     "ackMessages": {"topic": "t", "receipts": ["r"]},
@@ -227,6 +228,29 @@ def test_roles_say_what_their_names_say(realm: Realm) -> None:
     monitor.get("/v1/tokens", 403)
     for any_of_them in (producer, consumer, monitor):
         any_of_them.get("/v1/topics/t")  # Whoever does anything with it may know of it.
+
+
+def test_busy_topics_and_groups_are_shown_to_those_who_may_describe_them(realm: Realm) -> None:
+    _, partly = realm.somebody(
+        rights=(("cluster", "*", "describe"), ("topic", "o", "describe"), ("group", "s", "describe"))
+    )
+    _, monitor = realm.somebody(("monitor", ""))
+    for topic in ("o", "p"):
+        realm.admin.create(topic, 1)
+
+    def shown(asking: Asking) -> tuple[set[str], set[str]]:
+        for topic in ("o", "p"):
+            realm.admin.send(topic, {"body": "x"})
+            for group in ("s", "h"):
+                commit = {"topic": topic, "queues": [0], "offsets": [0], "reset": True}
+                realm.admin.call("POST", f"/v1/groups/{group}/offsets", commit, status=200)
+        found = asking.get("/v1/busiest").json()
+        pairs = {f"{each['group']} of {each['topic']}" for each in found["groups"]}
+        return {each["topic"] for each in found["topics"]} & {"o", "p"}, {each for each in pairs if each[-1] in "op"}
+
+    all_of_them = {"o", "p"}, {"s of o", "h of o", "s of p", "h of p"}
+    eventually(lambda: shown(monitor) == all_of_them, "who may describe everything sees all")
+    assert shown(partly) == ({"o"}, {"s of o"})
 
 
 def test_a_tenant_has_all_that_begins_with_its_prefix_and_sees_nothing_else(realm: Realm) -> None:

@@ -10,6 +10,7 @@ import pty
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
@@ -307,21 +308,39 @@ def test_a_terminal_gets_a_progress_bar_and_a_pipe_does_not(
     shared_node: NodeProcess, topic: str, tmp_path: Path
 ) -> None:
     (tmp_path / "lines").write_bytes(b"a line\n" * 100_000)
-    terminal, end = pty.openpty()
-    sender = subprocess.Popen(
-        [*LSMQ, "produce", topic, str(tmp_path / "lines")],
-        stderr=end,
-        stdout=subprocess.DEVNULL,
-        env={**environment(shared_node.url), "TERM": "xterm"},
-    )
-    os.close(end)
-    shown = b""
-    with contextlib.suppress(OSError):  # A terminal ends with EIO.
-        while block := os.read(terminal, 4096):
-            shown += block
-    os.close(terminal)
-    assert sender.wait(60) == 0
+    shown, _ = at_a_terminal(shared_node.url, "produce", topic, tmp_path / "lines")
     assert b"sending" in shown and b"100000 messages" in shown
+
+
+def test_consuming_shows_how_far_it_is_on_a_terminal_and_prints_messages_elsewhere(
+    shared_node: NodeProcess, topic: str, tmp_path: Path
+) -> None:
+    lines = b"".join(b"line %d\n" % number for number in range(30_000))
+    (tmp_path / "lines").write_bytes(lines)
+    at_a_terminal(shared_node.url, "produce", topic, tmp_path / "lines", "--queue", "0")
+    shown, printed = at_a_terminal(shared_node.url, "consume", topic)
+    assert b"reading" in shown and b"/30000" in shown and b"line 7" not in shown
+    assert printed == lines
+    shown, printed = at_a_terminal(shared_node.url, "consume", topic, "--max", "20000")
+    assert b"/20000" in shown and printed.count(b"\n") == 20_000
+
+
+def at_a_terminal(url: str, *arguments: str | Path) -> tuple[bytes, bytes]:
+    """What ``lsmq`` shows on a terminal, which is its standard error alone, and what it prints."""
+    terminal, end = pty.openpty()
+    with tempfile.TemporaryFile() as printed:
+        command = subprocess.Popen(
+            [*LSMQ, *map(str, arguments)], stderr=end, stdout=printed, env={**environment(url), "TERM": "xterm"}
+        )
+        os.close(end)
+        shown = b""
+        with contextlib.suppress(OSError):  # A terminal ends with EIO.
+            while block := os.read(terminal, 4096):
+                shown += block
+        os.close(terminal)
+        assert command.wait(60) == 0, shown
+        printed.seek(0)
+        return shown, printed.read()
 
 
 DUMPED: dict[str, list[dict[str, Any]]] = {

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lsmq import Client, Producer
-from lsmq.cli._reset import Target, moves
+from lsmq.cli._reset import Target, moves, summed
 from lsmq.errors import FencedMember, GroupHasMembers, StaleGeneration, UnknownGroup, UnknownMember, UnknownQueue
 from lsmq.group_values import portions
 from lsmq.groups import Assignment, Group, Heartbeat, Ranges, list_groups, new_member_id
@@ -154,6 +154,9 @@ async def test_groups_are_described_reset_and_deleted(shared_node: NodeProcess, 
             (2, 0, 4),
         ]
         assert await client.committed_offsets(topic_name, topic_name) == {0: 0, 1: 0, 2: 0}, "it was a plan"
+        plan = ("group", *reset, "--to-latest", "--dry-run", "--url", shared_node.url)
+        said = (await asyncio.to_thread(run_python, "-m", "lsmq", *plan, text=True)).stderr
+        assert "3 queues change: 0 messages to be read again, 12 to be skipped" in said
         await run(*reset, "--to-latest")
         assert await client.committed_offsets(topic_name, topic_name) == {0: 4, 1: 4, 2: 4}
         await run(*reset, "--to-time=-1h")
@@ -172,6 +175,8 @@ def test_a_reset_stays_within_what_is_kept_and_leaves_alone_what_is_right() -> N
 
     assert to(Target(offset=2)) == {0: 5, 1: 2}
     assert to(Target(end="earliest")) == {0: 5, 1: 0, 3: 0}
+    assert summed(moves(Target(end="earliest"), bounds, committed)) == (2 + 2, 0)
+    assert summed(moves(Target(offset=6), bounds, committed)) == (1, 4 + 4)
     assert to(Target(end="latest")) == {0: 9, 1: 4, 3: 7}
     assert to(Target(shift=-10)) == {0: 5, 3: 0}
     assert to(Target(shift=3)) == {0: 9, 3: 5}

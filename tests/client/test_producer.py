@@ -30,6 +30,7 @@ from lsmq._router import Router
 from lsmq._transport import Response
 from lsmq.partitioners import round_robin
 from lsmq.record_batch import Column, RecordBatch, encode_batch, key_hash
+from support.waiting import comes_true
 
 
 class PlayedNode(Client):
@@ -69,8 +70,9 @@ class PlayedNode(Client):
         if self.faults and (fault := self.faults.pop(0)) is not None:
             raise fault
         batch = RecordBatch(body)
+        first = 100 + sum(before.record_count for before in self.stored)
         self.stored.append(batch)
-        offsets = list(range(100, 100 + batch.record_count))
+        offsets = list(range(first, first + batch.record_count))
         return Response(200, "", {}, encode_batch(batch.record_count, {Column.OFFSET: offsets}, b""))
 
     def bodies(self) -> list[bytes]:
@@ -193,6 +195,84 @@ async def test_send_many_tells_of_every_message_in_order(shards: int) -> None:
         assert len(receipts) == len(sent) == 1000 and receipts.done()
     assert [place.queue for place in sent] == [key_hash(key) % 8 for key, _ in messages]
     assert sorted(node.bodies()) == sorted(body.encode() for _, body in messages)
+
+
+@pytest.mark.parametrize("shards", [1, 4])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda row: (f"key {row % 17}", b"%d" % row),
+        lambda row: (b"key %d" % (row % 17), f"{row}"),
+        lambda row: (None if row % 5 else f"key {row}", f"{row}"),
+        lambda row: (f"key {row % 3}".encode() if row % 2 else f"key {row % 3}", bytearray(b"%d" % row)),
+        lambda row: b"%d" % row if row % 900 < 850 else (f"key {row}", f"{row}"),
+    ],
+    ids=["text", "bytes", "some", "mixed", "parts"],
+)
+async def test_many_go_where_they_go_one_by_one(shards: int, make: Callable[[int], Any]) -> None:
+    many, single = PlayedNode(shards=shards), PlayedNode(shards=shards)
+    messages = [make(row) for row in range(3_000)]
+    # No two batches are alike where nothing decides the queue of a message but the turn.
+    async with Producer(many, "t", batch_bytes=40_000) as producer:
+        receipts = await producer.send_many(messages, tag="t")
+        places = await receipts
+        assert producer.buffered_bytes == 0
+    async with Producer(single, "t", batch_bytes=40_000) as producer:
+        for message in messages:
+            key, body = message if isinstance(message, tuple) else (None, message)
+            await producer.send(body, key=key, tag="t")
+
+    def stored(node: PlayedNode, *, keyed: bool) -> dict[int, list[Any]]:
+        found: dict[int, list[Any]] = {}
+        for batch in node.stored:
+            hashes = zip(batch.messages("t"), batch.column(Column.KEY_HASH), batch.column(Column.TAG_HASH), strict=True)
+            for message, *rest in hashes:
+                if (message.key is not None) == keyed:
+                    place = message.queue if keyed else 0
+                    found.setdefault(place, []).append((message.key, message.tag, message.body, *rest))
+        return found
+
+    assert stored(many, keyed=True) == stored(single, keyed=True)
+    assert {body for _, _, body, *_ in stored(many, keyed=False).get(0, [])} == {
+        body for _, _, body, *_ in stored(single, keyed=False).get(0, [])
+    }
+    assert len(places) == len(receipts) == 3_000
+    messages_of = [message for batch in many.stored for message in batch.messages("t")]
+    assert [int(messages_of[place.offset - 100].body) for place in places] == list(range(3_000))
+    assert [messages_of[place.offset - 100].queue for place in places] == [place.queue for place in places]
+
+
+async def test_many_that_fill_the_buffer_wait_and_keep_their_order() -> None:
+    node = PlayedNode()
+    async with Producer(node, "t", batch_bytes=1_000, max_buffer_bytes=2_000) as producer:
+        node.gate.clear()
+        sending = asyncio.create_task(producer.send_many([b"%d" % row for row in range(2_000)], queue=3))
+        await comes_true(lambda: producer.buffered_bytes > 1_900, "the buffer is full")
+        assert not sending.done() and producer.buffered_bytes <= 2_000
+        node.gate.set()
+        await (await sending)
+    assert [int(body) for body in node.bodies()] == list(range(2_000))
+
+
+async def test_of_many_those_before_a_bad_one_are_sent() -> None:
+    node = PlayedNode()
+
+    def some() -> Any:
+        yield from ("a", "b")
+        raise RuntimeError("no more")
+
+    async with Producer(node, "t") as producer:
+        with pytest.raises(RuntimeError, match="no more"):
+            await producer.send_many(some())
+        with pytest.raises(InvalidRequest, match="body is 7"):
+            await producer.send_many(["c", "d", 7, "e"])  # type: ignore[list-item]
+        with pytest.raises(UnknownQueue):
+            await producer.send_many(["f"], queue=8)
+        with pytest.raises(InvalidRequest, match="tag is 3"):
+            await producer.send_many(["f"], tag=3)  # type: ignore[arg-type]
+        with pytest.raises(MessageTooLarge):
+            await producer.send_many([b"g", b"x" * (2 << 20)])
+    assert node.bodies() == [b"a", b"b", b"c", b"d", b"g"]
 
 
 async def test_a_full_buffer_makes_send_wait_and_send_nowait_refuse() -> None:

@@ -67,7 +67,9 @@ def test_the_command_line_grants_and_takes_back(run_lsmq: Run) -> None:
     asked = ("acl", "test", "bob", "write", "topic")
     allowed, not_allowed = run_lsmq(*asked, "bills.eu"), run_lsmq(*asked, "prices")
     assert (allowed.returncode, allowed.stdout) == (0, "yes: role clerk\n")
-    assert (not_allowed.returncode, not_allowed.stdout) == (1, "no\n")
+    assert (not_allowed.returncode, not_allowed.stdout, not_allowed.stderr) == (3, "no\n", "")
+    assert run_lsmq("acl", "test", "bob", "writes", "topic", "prices").returncode == 1, "an error is not a no"
+    assert run_lsmq("acl", "test", "bob").returncode == 2
     assert "read topic prices" in run_lsmq("acl", "list").stdout
     assert "write topic bills.*" in run_lsmq("role", "list").stdout
     assert run_lsmq("acl", "revoke", "bob", "--allow", "read", "topic", "prices").returncode == 0
@@ -76,6 +78,46 @@ def test_the_command_line_grants_and_takes_back(run_lsmq: Run) -> None:
     assert "bob" not in run_lsmq("acl", "list").stdout
     assert run_lsmq("acl", "grant", "bob").returncode == 2
     assert run_lsmq("acl", "grant", "bob", "--allow", "reads", "topic", "x").returncode == 1
+
+
+def test_the_command_line_and_python_set_limits_list_them_and_take_them_away(node: NodeProcess, run_lsmq: Run) -> None:
+    assert run_lsmq("limit", "set", "eve", "--requests-per-s", "200", "--bytes-per-s", "10M").returncode == 0
+    assert run_lsmq("limit", "set", "eve", "--connections", "0", "--requests-per-s", "default").returncode == 0
+    with sync.Client(node.url, token_file=node.data / "admin.token") as client:
+        rights = sync.Rights(client)
+        assert rights.limits().own["eve"] == {"bytes_per_s": 10 << 20, "connections": 0}
+        rights.alter_limits("mallory", {"open_requests": 7})
+        everybody, eve, mallory = (json.loads(line) for line in run_lsmq("limit", "list", "--json").stdout.splitlines())
+        assert set(everybody["defaults"].values()) == {0}
+        assert (eve["name"], mallory) == ("eve", {"name": "mallory", "limits": {"open_requests": 7}})
+        shown = run_lsmq("limit", "list").stdout
+        assert "no limit" in shown and str(10 << 20) in shown and "(everybody)" in shown
+        rights.remove_limits("mallory")
+        with pytest.raises(UnknownPrincipal, match="lsmq limit list"):
+            rights.remove_limits("mallory")
+    assert run_lsmq("limit", "remove", "eve").returncode == 0
+    assert " eve " not in run_lsmq("limit", "list").stdout
+    assert run_lsmq("limit", "set", "eve").returncode == 2
+    assert run_lsmq("limit", "set", "eve", "--connections", "-1").returncode == 2
+
+
+def test_a_grant_to_a_name_that_is_seen_for_the_first_time_is_made_and_says_how_principals_are_called(
+    run_lsmq: Run,
+) -> None:
+    right = ("--allow", "read", "topic", "prices")
+    unseen = run_lsmq("acl", "grant", "CN=carol", *right)
+    assert unseen.returncode == 1, "this can be nobody's name"
+    unseen = run_lsmq("acl", "grant", "carol", *right)
+    assert (unseen.returncode, unseen.stdout) == (0, "")
+    assert unseen.stderr.startswith("warning: 'carol' ") and unseen.stderr.count("\n") == 1
+    for told in ("no token", "tls_principal", "oidc_principal_claim", "lsmq whoami"):
+        assert told in unseen.stderr
+    assert "carol" in run_lsmq("acl", "list").stdout
+    assert run_lsmq("acl", "grant", "carol", "--role", "monitor").stderr == "", "it was said"
+    assert run_lsmq("token", "create", "dave").returncode == 0
+    assert run_lsmq("acl", "grant", "dave", *right).stderr == ""
+    assert run_lsmq("acl", "revoke", "dave", *right).returncode == 0
+    assert run_lsmq("acl", "grant", "dave", *right).stderr == "", "it has a token"
 
 
 def test_a_token_that_was_exchanged_in_its_file_is_found(node: NodeProcess, tmp_path: Path) -> None:

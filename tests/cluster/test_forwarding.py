@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import urlencode
 
 import aiohttp
 import pytest
@@ -116,6 +117,36 @@ def test_messages_of_one_request_for_many_leaders_are_stored_by_each_and_answere
         for place in (0, 1, 2, 3, 31, 44, 49):
             found = ask(f"{urls[(at + 1) % 3]}/v1/messages/{results[place]['id']}")[1]
             assert (found["body"], found["key"]) == (messages[place]["body"], messages[place]["key"])
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_group_is_reset_in_all_shards_whichever_node_is_asked(urls: list[str], named: bool) -> None:
+    name = next(TOPICS)
+    assert ask(f"{urls[0]}/v1/topics/{name}", "PUT", {"queues": "named" if named else QUEUES})[0] == 201
+    queues = [f"q{number}" for number in range(20)] if named else list(range(QUEUES))
+    messages = [{"queue": queue, "body": "x"} for queue in queues for _ in range(2)]
+    assert ask(f"{urls[0]}/v1/topics/{name}/messages", "POST", {"messages": messages})[0] == 200
+
+    def reset(url: str, to: str, method: str = "POST") -> tuple[dict[Any, tuple[int, int]], int, int]:
+        moves, again, skipped, steps, after = {}, 0, 0, 0, "0:0"
+        while after is not None:
+            given, path = {"topic": name, "to": to, "after": after}, f"{url}/v1/groups/{name}/reset"
+            query = "?" + urlencode(given) if method == "GET" else ""
+            status, found = ask(path + query, method, None if query else given)
+            assert status == 200, found
+            moves.update({move["queue"]: (move["committed"], move["to"]) for move in found["moves"]})
+            again, skipped, after = again + found["read_again"], skipped + found["skipped"], found["next"]
+            steps += 1
+        assert steps == SHARDS
+        return moves, again, skipped
+
+    count = len(queues)
+    for number, url in enumerate(urls):
+        expected = dict.fromkeys(queues, ((None, 0, 0)[number], 2)), 0, 2 * count
+        assert reset(url, "latest", "GET") == reset(url, "latest") == expected
+        assert reset(url, "latest") == ({}, 0, 0)
+        back = dict.fromkeys(queues, (2, 0)), 2 * count, 0
+        assert reset(urls[number - 1], "earliest") == back
 
 
 def test_what_is_wrong_with_a_request_is_said_by_whoever_is_asked(urls: list[str], topic: str) -> None:

@@ -244,6 +244,27 @@ def test_every_node_shows_the_cluster_and_is_ready(cluster: LocalCluster) -> Non
     assert {(row["alive"], row["voter"]) for row in json.loads(listed.stdout)} == {(True, True)}
 
 
+def test_any_node_says_how_far_a_group_is_behind_in_all_shards(cluster: LocalCluster) -> None:
+    settled(cluster)
+    ask(f"{cluster.plan.nodes[0].url}/v1/topics/behind", "PUT", {"queues": 6})
+    for queue in range(6):
+        for _ in range(queue + 1):
+            send(cluster, "behind", queue, "x")
+    commit = {"topic": "behind", "queues": [5], "offsets": [4], "reset": True}
+    leader = url_of(cluster, shard(cluster, SHARDS - 1)["leader"])
+    assert ask(f"{leader}/v1/groups/g/offsets", "POST", commit)[0] == 200
+    for node in cluster.plan.nodes:
+        status, lag = ask(f"{node.url}/v1/groups/g/lag?topic=behind")
+        assert status == 200, lag
+        counted = {name: lag[name] for name in ("queues", "lag", "behind", "uncommitted", "largest")}
+        assert counted == {"queues": 6, "lag": 17, "behind": 6, "uncommitted": 5, "largest": 5}
+        assert lag["last_commit_age_ms"] >= 0
+        _, lag = ask(f"{node.url}/v1/groups/g/lag?topic=behind&ranges=1-4,5")
+        assert lag["by_range"] == [2, 3 + 4, 5, 2], "cut where shards begin"
+    status, answer = ask(f"{cluster.plan.nodes[0].url}/v1/groups/g/lag?topic=behind&ranges=0-6")
+    assert (status, answer["error"]["code"]) == (404, "unknown_queue")
+
+
 def test_a_node_that_does_not_know_the_cluster_shows_none(tmp_path: Path) -> None:
     """One without shards would have clients delete the offsets of no shard, and find the groups of none."""
     cluster = LocalCluster.found(tmp_path / "cluster", found_plan(nodes=3, shards=SHARDS, replicas=3))

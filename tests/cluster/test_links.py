@@ -21,6 +21,8 @@ from .replica_group import run, until
 
 SECRET = ClusterSecret(b"a secret of sixteen bytes or more")
 OTHER = ClusterSecret(b"quite another secret, as long as that")
+BOTH = ClusterSecret(SECRET.value, OTHER.value)
+SWAPPED = ClusterSecret(OTHER.value, SECRET.value)
 
 
 def asking(epoch: int) -> PromiseRequest:
@@ -128,6 +130,22 @@ def test_a_peer_that_dials_again_breaks_its_former_link() -> None:
             await until(lambda: a.broken == ["b"], "the former link is closed")
             await twin.links.close()
             await until(lambda: b.broken == ["a", "a"], "and the latter")
+
+    run(test)
+
+
+@pytest.mark.parametrize(("of_a", "of_b"), [(SECRET, BOTH), (BOTH, SWAPPED), (SWAPPED, OTHER)])
+def test_while_the_secret_changes_nodes_of_either_step_hear_each_other(
+    of_a: ClusterSecret, of_b: ClusterSecret
+) -> None:
+    async def test() -> None:
+        async with ends("a", "b", secrets={"a": of_a, "b": of_b}) as (a, b):
+            for number in range(3):
+                a.links.send("b", 1, frame(1_000, number), b"a" * 1_000)
+                b.links.send("a", 1, frame(1_000, number), b"b" * 1_000)
+            await until(lambda: len(a.heard) == len(b.heard) == 3, "all arrived")
+            assert {item[3] for item in a.heard} == {b"b" * 1_000} and {item[3] for item in b.heard} == {b"a" * 1_000}
+            assert a.broken == b.broken == []
 
     run(test)
 

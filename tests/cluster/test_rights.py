@@ -7,6 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import aiohttp
@@ -117,6 +118,54 @@ def test_who_is_revoked_is_refused_by_all_nodes_within_a_moment(urls: list[str],
     print(f"refused by all nodes after {time.monotonic() - began:.3f} s")
 
 
+def by_cookie(url: str, method: str, path: str, session: dict[str, str], body: Any = None) -> tuple[int, Any]:
+    """As the page that this node serves asks it."""
+    headers = {**session, "Origin": url, "Content-Type": "application/json"}
+    content = None if body is None else json.dumps(body).encode()
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(url + path, content, headers, method=method), timeout=30
+        ) as found:
+            return found.status, json.loads(found.read() or b"null")
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
+
+
+def signed_in(url: str, token: str) -> dict[str, str]:
+    request = urllib.request.Request(f"{url}/v1/session", headers={"Authorization": f"Bearer {token}"}, method="POST")
+    with urllib.request.urlopen(request, timeout=30) as found:
+        cookie, said = found.headers["Set-Cookie"].partition(";")[0], json.loads(found.read())
+    return {"Cookie": cookie, "Lsmq-Anti-Forgery": said["anti_forgery"]}
+
+
+def test_a_session_is_good_at_every_node_at_once_and_what_is_passed_on_is_that_of_who_signed_in(
+    urls: list[str], admin: str, topic: str
+) -> None:
+    token = made(urls[0], admin, "page", ("producer", "ord"))
+    for number, first in enumerate(urls):
+        session, url = signed_in(first, token), urls[(number + 1) % 3]
+        messages = [{"queue": queue, "body": "x"} for queue in range(QUEUES)]
+        status, answer = by_cookie(url, "POST", f"/v1/topics/{topic}/messages", session, {"messages": messages})
+        assert status == 200, answer
+        for queue in range(QUEUES):
+            path = f"/v1/topics/{topic}/queues/{queue}"
+            assert by_cookie(url, "GET", path, session)[0] == 200
+            status, refused = by_cookie(url, "GET", f"{path}/messages", session)
+            assert (status, refused["error"]["right"]) == (403, f"read topic {topic}")
+
+
+def test_who_signs_out_at_one_node_is_out_at_all_within_a_moment(urls: list[str], admin: str) -> None:
+    token = made(urls[0], admin, "out", ("monitor", ""))
+    session = signed_in(urls[0], token)
+    for url in urls:
+        assert by_cookie(url, "GET", "/v1/topics", session)[0] == 200
+    assert by_cookie(urls[1], "DELETE", "/v1/session", session)[0] == 204
+    assert by_cookie(urls[1], "GET", "/v1/topics", session)[0] == 401
+    eventually(lambda: {by_cookie(url, "GET", "/v1/topics", session)[0] for url in urls} == {401}, "all refuse")
+    assert {ask(f"{url}/v1/topics", token=token)[0] for url in urls} == {200}
+
+
 async def test_clients_send_and_read_with_a_token_and_hear_what_is_missing(
     urls: list[str], admin: str, topic: str
 ) -> None:
@@ -153,3 +202,33 @@ async def test_a_stream_from_all_leaders_is_held_in_the_name_of_who_holds_it(
             while "end" not in (frame := await socket.receive_json(timeout=30)):
                 pass
             assert frame["end"]["code"] == "unauthenticated"
+
+
+def test_limits_hold_on_all_nodes_each_counts_for_itself_and_topics_count_for_all(urls: list[str], admin: str) -> None:
+    name, one = "limited", made(urls[0], admin, "limited", ("admin", ""))
+    neighbour = made(urls[0], admin, "unlimited", ("admin", ""))
+    limits = {"requests_per_s": 2, "topics": 3}
+    assert ask(f"{urls[0]}/v1/limits/{name}", "PATCH", limits, admin)[0] == 204
+
+    def known(url: str) -> bool:
+        found = ask(f"{url}/v1/limits", token=admin)[1]["principals"]
+        return {"name": name, "limits": limits} in found
+
+    for url in urls:
+        eventually(lambda url=url: known(url), "it is known there")
+        with ThreadPoolExecutor(20) as pool:
+            statuses = [each[0] for each in pool.map(lambda _, url=url: ask(f"{url}/v1/whoami", token=one), range(20))]
+            assert set(statuses) == {200, 429}, "each node lets some through"
+            others = pool.map(lambda _, url=url: ask(f"{url}/v1/whoami", token=neighbour), range(20))
+            assert {each[0] for each in others} == {200}
+    assert ask(f"{urls[0]}/v1/limits/{name}", "PATCH", {"requests_per_s": None}, admin)[0] == 204
+
+    def create(url: str, topic: str) -> tuple[int, Any]:
+        return ask(f"{url}/v1/topics/{topic}", "PUT", {"queues": 3}, one)
+
+    eventually(lambda: create(urls[0], "limited-0")[0] in (200, 201), "the rate is his own no more")
+    eventually(lambda: create(urls[1], "limited-1")[0] in (200, 201), "nor there")
+    eventually(lambda: create(urls[2], "limited-2")[0] in (200, 201), "nor there")
+    for url in urls:
+        eventually(lambda url=url: create(url, "limited-3")[1]["error"]["code"] == "too_many_topics", "it is one more")
+        assert create(url, "limited-0")[0] == 200

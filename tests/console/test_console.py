@@ -22,6 +22,7 @@ from support.node_process import NodeProcess
 from support.waiting import comes_true
 
 EXECUTABLE = find_browser()
+TEXT = "(document.querySelector('main')?.textContent ?? '')"
 HOSTILE = "<img src=x onerror=\"document.title='caught'\">"
 
 
@@ -40,7 +41,7 @@ def test_every_file_is_served_and_asks_nobody_else(api: Api) -> None:
     files = [
         file for file in resources.files("lsmq_node.console").iterdir() if file.name.endswith((".js", ".css", "ml"))
     ]
-    assert len(files) == 7
+    assert len(files) == 10
     for file in files:
         answer = api.get(f"/console/{file.name}")
         assert answer.body == file.read_bytes()
@@ -64,6 +65,8 @@ def test_the_history_keeps_an_hour_and_no_more(tmp_path: Path) -> None:
             assert list(found["time_ms"]) == sorted(found["time_ms"])
             assert found["memory_bytes"][-1] > 0 and found["disk_free_bytes"][-1] > 0
             assert found["parts_stopped"][-1] == 0
+            newest = node.history.columns(last=2)
+            assert newest == {name: values[-2:] for name, values in found.items()}
 
     asyncio.run(test())
 
@@ -78,7 +81,7 @@ def test_a_time_is_the_bound_of_the_bucket_that_holds_it() -> None:
     assert quantile_ms(counts, 0.5) == 60_000
 
 
-async def _shows(page: Page, expression: str, what: str) -> Any:
+async def shows(page: Page, expression: str, what: str) -> Any:
     async def found() -> bool:
         try:
             return bool(await page.evaluate(f"document.readyState === 'complete' && !!({expression})"))
@@ -105,27 +108,26 @@ async def test_somebody_finds_follows_and_sends_messages_and_what_is_hostile_sta
 
     async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
         page = await tabs.open(f"{node.url}/console")
-        text = "(document.querySelector('main')?.textContent ?? '')"
-        await _shows(page, "document.querySelectorAll('.tile svg').length === 9", "the overview has its tiles")
-        await _shows(page, "document.querySelector('#health').className === 'good'", "all is well")
+        await shows(page, "document.querySelectorAll('.tile svg').length === 9", "the overview has its tiles")
+        await shows(page, "document.querySelector('#health').className === 'good'", "all is well")
         await page.evaluate("location.hash = '#/topics'")
-        await _shows(page, f"{text}.includes('orders') && {text}.includes('inboxes')", "topics are listed")
+        await shows(page, f"{TEXT}.includes('orders') && {TEXT}.includes('inboxes')", "topics are listed")
         await page.evaluate("location.hash = '#/topics/inboxes'")
-        await _shows(page, f"{text}.includes('<img src=x')", "a hostile name of a queue is text")
+        await shows(page, f"{TEXT}.includes('<img src=x')", "a hostile name of a queue is text")
         await page.evaluate("location.hash = '#/topics/orders?after=290'")
-        await _shows(page, "document.querySelectorAll('tbody tr').length === 10", "the last queues are listed")
+        await shows(page, "document.querySelectorAll('tbody tr').length === 10", "the last queues are listed")
         await page.evaluate("location.hash = '#/topics/orders/0?follow=1'")
-        await _shows(page, f"{text}.includes('ff 00 fe') && {text}.includes('<img src=x')", "text and hex are shown")
+        await shows(page, f"{TEXT}.includes('ff 00 fe') && {TEXT}.includes('<img src=x')", "text and hex are shown")
         await asyncio.to_thread(api.send, "orders", {"queue": 0, "body": "sent later"})
-        await _shows(page, f"{text}.includes('sent later')", "what comes is shown")
+        await shows(page, f"{TEXT}.includes('sent later')", "what comes is shown")
         fill = "document.querySelector('textarea').value = 'from the page'"
         await page.evaluate(f"{fill}; document.querySelector('details form').requestSubmit()")
-        await _shows(page, f"{text}.includes('stored at offset 3')", "it says where it was stored")
+        await shows(page, f"{TEXT}.includes('stored at offset 3')", "it says where it was stored")
         assert api.bodies("orders", 0, offset=3) == ["from the page"]
         await page.evaluate("location.hash = '#/topics/orders?filter=nonsense%20%3D%3D'")
-        await _shows(page, "document.querySelector('[role=alert]')?.textContent.includes('filter')", "an error is told")
+        await shows(page, "document.querySelector('[role=alert]')?.textContent.includes('filter')", "an error is told")
         await page.evaluate("location.hash = '#/cluster'")
-        await _shows(page, f"{text}.includes('Shards')", "the cluster is shown")
+        await shows(page, f"{TEXT}.includes('Shards')", "the cluster is shown")
         assert await page.evaluate("document.images.length") == 0
         assert await page.evaluate("document.title") == "cluster - LSMQ"
 
@@ -155,20 +157,19 @@ async def test_messages_are_sent_again_deleted_and_called_off_when_a_button_is_p
 
     async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
         page = await tabs.open(f"{node.url}/console#/topics/orders?tag=dead")
-        text = "(document.querySelector('main')?.textContent ?? '')"
-        await _shows(page, f"{text}.includes('first')", "what has the tag is found")
+        await shows(page, f"{TEXT}.includes('first')", "what has the tag is found")
         await page.evaluate("document.querySelector('tbody button').click()")
-        await _shows(page, f"{text}.includes('Send again: sure?')", "it asks once more")
+        await shows(page, f"{TEXT}.includes('Send again: sure?')", "it asks once more")
         assert api.bodies("orders", 1, offset="earliest") == ["first"]
         await page.evaluate("document.querySelector('tbody button').click()")
-        await _shows(page, f"{text}.includes('stored in orders at offset 1')", "it is sent again")
+        await shows(page, f"{TEXT}.includes('stored in orders at offset 1')", "it is sent again")
         again = api.all_messages("orders", 1)[1]
         assert (again["key"], again["tag"], again["properties"], again["body"]) == ("k", "dead", {"why": "x"}, "first")
 
         await page.evaluate("location.hash = '#/topics/inboxes/agents%2F7'")
-        await _shows(page, f"{text}.includes('letter') && {text}.includes('other')", "a queue by name is shown")
+        await shows(page, f"{TEXT}.includes('letter') && {TEXT}.includes('other')", "a queue by name is shown")
         await page.evaluate(_press("Delete", "letter"))
-        await _shows(page, f"{text}.includes('deleted')", "it says that it is deleted")
+        await shows(page, f"{TEXT}.includes('deleted')", "it says that it is deleted")
         found = api.get("/v1/topics/inboxes/queues/agents%2F7/messages?offset=0").json()["messages"]
         assert [message["body"] for message in found] == ["other"]
 
@@ -180,9 +181,9 @@ async def test_messages_are_sent_again_deleted_and_called_off_when_a_button_is_p
         }
         await asyncio.to_thread(api.send, "orders", {"queue": 1, "body": "refused", "properties": {**dead, "own": "1"}})
         await page.evaluate("location.hash = '#/topics/orders/1'")
-        await _shows(page, f"{text}.includes('refused')", "a dead letter is shown")
+        await shows(page, f"{TEXT}.includes('refused')", "a dead letter is shown")
         await page.evaluate(_press("Send back", "refused"))
-        await _shows(page, f"{text}.includes('stored in inboxes at offset 0')", "it goes to where it was")
+        await shows(page, f"{TEXT}.includes('stored in inboxes at offset 0')", "it goes to where it was")
         back = api.get("/v1/topics/inboxes/queues/agents%2F8/messages?offset=0").json()["messages"]
         assert [(message["body"], message["properties"]) for message in back] == [("refused", {"own": "1"})]
 
@@ -193,39 +194,22 @@ async def test_messages_are_sent_again_deleted_and_called_off_when_a_button_is_p
             messages = [{"topic": "orders", "queue": 1, "body": reference}]
             await asyncio.to_thread(api.call, "POST", f"{own}/transactions", {**begun, "messages": messages})
         await page.evaluate("location.hash = '#/producers/tellers'")
-        await _shows(page, f"{text}.includes('order 17') && {text}.includes('order 18')", "transactions are listed")
+        await shows(page, f"{TEXT}.includes('order 17') && {TEXT}.includes('order 18')", "transactions are listed")
         await page.evaluate(_press("Commit", "order 17"))
         await page.evaluate(_press("Roll back", "order 18"))
-        await _shows(page, f"{text}.includes('committed') && {text}.includes('rolled back')", "they are decided")
+        await shows(page, f"{TEXT}.includes('committed') && {TEXT}.includes('rolled back')", "they are decided")
         assert api.get(f"{own}/transactions?state=open").json()["transactions"] == []
         await comes_true(lambda: "order 17" in api.bodies("orders", 1, offset="earliest"), "it is delivered")
         assert "order 18" not in api.bodies("orders", 1, offset="earliest")
 
         await page.evaluate("location.hash = '#/later/orders'")
-        await _shows(page, f"{text}.includes('never') && {text}.includes('morning')", "what comes later is listed")
+        await shows(page, f"{TEXT}.includes('never') && {TEXT}.includes('morning')", "what comes later is listed")
         await page.evaluate(_press("Cancel", "never"))
-        await _shows(page, f"{text}.includes('cancelled')", "it is cancelled")
+        await shows(page, f"{TEXT}.includes('cancelled')", "it is cancelled")
         await page.evaluate(_press("Now", "hurried"))
-        await _shows(page, f"{text}.includes('comes now')", "it is put at another time")
+        await shows(page, f"{TEXT}.includes('comes now')", "it is put at another time")
         await page.evaluate(_press("Delete", "morning"))
-        await _shows(page, f"{text}.includes('deleted')", "a schedule is deleted")
-        assert [message["body"] for message in api.get("/v1/topics/orders/delayed").json()["messages"]] == ["soon"]
+        await shows(page, f"{TEXT}.includes('deleted')", "a schedule is deleted")
         await comes_true(lambda: api.bodies("orders", 0, offset="earliest") == ["hurried"], "it has come")
+        assert [message["body"] for message in api.get("/v1/topics/orders/delayed").json()["messages"]] == ["soon"]
         assert api.get("/v1/topics/orders/schedules").json()["schedules"] == []
-
-
-@pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium or Chrome is installed on this machine")
-async def test_a_node_that_asks_who_somebody_is_is_shown_to_who_has_a_token(
-    make_node: Callable[..., NodeProcess], tmp_path: Path
-) -> None:
-    assert EXECUTABLE is not None
-    node = make_node(auth="token").start()
-    await comes_true((node.data / "admin.token").exists, "the first token is written")
-    token = (node.data / "admin.token").read_text().strip()
-    async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
-        page = await tabs.open(f"{node.url}/console#/cluster")
-        await _shows(page, "document.querySelector('input[name=token]')", "a token is asked for")
-        use = f"document.querySelector('input[name=token]').value = {token!r}"
-        await page.evaluate(f"{use}; document.querySelector('main form').requestSubmit()")
-        await _shows(page, "document.querySelectorAll('table').length === 2", "the cluster is shown")
-        assert await page.evaluate("document.cookie + localStorage.length + sessionStorage.length") == "00"

@@ -24,6 +24,7 @@ from lsmq_coordinator.auth import (
     WINDOW_MS,
     ClusterSecret,
     Signer,
+    Verified,
     Verifier,
     auth_middleware,
 )
@@ -33,6 +34,9 @@ from lsmq_coordinator.http_status import status_of
 
 SECRET = ClusterSecret(b"a secret of sufficient length")
 OTHER = ClusterSecret(b"another one, as long as that")
+#: What two nodes have that are in adjacent steps of a change of the cluster's secret, or in the same.
+STEPS = [SECRET, ClusterSecret(SECRET.value, OTHER.value), ClusterSecret(OTHER.value, SECRET.value), OTHER]
+ADJACENT = [(a, b) for at, a in enumerate(STEPS) for b in STEPS[max(0, at - 1) : at + 2]]
 REQUEST = ("POST", "/internal/x?a=1", "127.0.0.1:80", b"body")
 
 
@@ -170,8 +174,83 @@ def test_secrets_come_from_files_that_nobody_else_reads_or_writes(tmp_path: Path
         ClusterSecret.load(tmp_path / "none")
 
 
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "secret"
+    path.touch(mode=0o600)
+    return path
+
+
+def test_of_two_lines_the_first_signs_and_both_are_accepted(file: Path) -> None:
+    file.write_bytes(b" the first of two secrets \r\nand the second of them\n\n")
+    loaded = ClusterSecret.load(file)
+    first, second = ClusterSecret(b"the first of two secrets"), ClusterSecret(b"and the second of them")
+    assert loaded == ClusterSecret(first.value, second.value)
+    assert loaded.key("raft") == first.key("raft")
+    assert loaded.keys("raft") == (first.key("raft"), second.key("raft"))
+    assert "secrets" not in repr(loaded) and "second of" not in repr(loaded)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"one secret, long enough\nanother one, long enough\nand a third, long enough\n", "has 3 lines"),
+        (b"one secret, long enough\n\nanother one, long enough", "has 3 lines"),
+        (b"one secret, long enough\nshort", "line 2 of the cluster secret has 5 bytes.*at least 16"),
+        (b"short\none secret, long enough", "line 1 of the cluster secret has 5 bytes.*at least 16"),
+        (b"one secret, long enough\n one secret, long enough\n", "both lines .* are the same"),
+        (b"", "the cluster secret has 0 bytes"),
+    ],
+)
+def test_a_file_of_lines_that_are_no_secrets_is_refused_by_name(file: Path, content: bytes, why: str) -> None:
+    file.write_bytes(content)
+    with pytest.raises(SecretUnusable, match=why) as refused:
+        ClusterSecret.load(file)
+    assert refused.value.message.startswith(f"{file}: ")
+
+
+@pytest.mark.parametrize(
+    "content", [bytes(range(256)), b"\x80" * 20 + b"\n" + b"\x81" * 20, b"sixteen bytes..\x00\n1" * 2]
+)
+def test_what_is_no_text_is_one_secret_line_breaks_and_all(file: Path, content: bytes) -> None:
+    file.write_bytes(content)
+    assert ClusterSecret.load(file) == ClusterSecret(content.strip())
+
+
 def test_keys_for_different_purposes_differ() -> None:
     assert len({SECRET.key("raft"), SECRET.key("http"), OTHER.key("raft"), SECRET.value}) == 4
+
+
+@pytest.mark.parametrize(("asking", "asked"), ADJACENT)
+def test_while_the_secret_changes_requests_are_taken_and_answers_believed(
+    asking: ClusterSecret, asked: ClusterSecret
+) -> None:
+    async def run(url: str) -> None:
+        assert await call(url, {"a": 1}, asking) == {"echo": {"a": 1}}
+        with pytest.raises(NotControlLeader):
+            await call(url, "fail", asking)
+
+    serving(run, asked)
+
+
+@pytest.mark.parametrize(("asking", "asked"), [(SECRET, OTHER), (OTHER, SECRET), (STEPS[1], OTHER), (STEPS[2], SECRET)])
+def test_a_secret_that_was_removed_opens_nothing(asking: ClusterSecret, asked: ClusterSecret) -> None:
+    async def run(url: str) -> None:
+        with pytest.raises(NotAuthenticated, match="same"):
+            await call(url, {"a": 1}, asking)
+
+    serving(run, asked)
+
+
+def test_an_answer_is_believed_only_under_the_secret_of_its_request() -> None:
+    signer, verifier = Signer(STEPS[1]), Verifier(OTHER)
+    request = signer.sign(*REQUEST)
+    assert signer.learn(request, verifier.challenge)
+    with pytest.raises(NotAuthenticated):
+        verify(verifier, signer.sign(*REQUEST).headers[REQUEST_HEADER])
+    forged = Verified(request.mac, "", 0, OTHER.key("http")).answer_header(200, b"")
+    with pytest.raises(NotAuthenticated, match="another server"):
+        signer.check_answer(request, 200, forged, b"")
 
 
 def serving(run: Callable[[str], Awaitable[None]], secret: ClusterSecret = SECRET, *, sign: bool = True) -> None:

@@ -25,6 +25,9 @@ from support.raft_group import until
 from support.waiting import PATIENCE_S
 
 SECRET = ClusterSecret(b"a secret of sufficient length")
+OTHER = ClusterSecret(b"another secret, long enough")
+BOTH = ClusterSecret(SECRET.value, OTHER.value)
+SWAPPED = ClusterSecret(OTHER.value, SECRET.value)
 NOTICE = DeathNotice("n1", "a life")
 
 _NODE = """
@@ -174,10 +177,24 @@ def test_where_the_system_has_no_pidfds_there_is_no_sentinel_and_the_part_says_s
         (DeathNotice("n1", "another life").to_bytes(), NOTICE.signature(SECRET)),
         (b"[]", NOTICE.signature(SECRET)),
         (b"\xff{", NOTICE.signature(SECRET)),
-        (NOTICE.to_bytes(), NOTICE.signature(ClusterSecret(b"another secret, long enough"))),
+        (NOTICE.to_bytes(), NOTICE.signature(OTHER)),
     ],
 )
 def test_a_notice_that_proves_nothing_is_refused(content: bytes, signature: str | None) -> None:
     with pytest.raises(NotAuthenticated):
         DeathNotice.verified(content, signature, SECRET)
     assert DeathNotice.verified(NOTICE.to_bytes(), NOTICE.signature(SECRET), SECRET) == NOTICE
+
+
+@pytest.mark.parametrize(
+    ("dying", "voting"),
+    [(SECRET, BOTH), (BOTH, SECRET), (BOTH, SWAPPED), (SWAPPED, BOTH), (SWAPPED, OTHER), (OTHER, SWAPPED)],
+)
+def test_while_the_secret_changes_notices_are_understood(dying: ClusterSecret, voting: ClusterSecret) -> None:
+    assert DeathNotice.verified(NOTICE.to_bytes(), NOTICE.signature(dying), voting) == NOTICE
+
+
+@pytest.mark.parametrize(("dying", "voting"), [(BOTH, OTHER), (SWAPPED, SECRET)])
+def test_a_notice_under_a_secret_that_was_removed_is_refused(dying: ClusterSecret, voting: ClusterSecret) -> None:
+    with pytest.raises(NotAuthenticated):
+        DeathNotice.verified(NOTICE.to_bytes(), NOTICE.signature(dying), voting)

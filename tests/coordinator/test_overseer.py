@@ -98,12 +98,13 @@ def running(
     *,
     beating: tuple[str, ...] = tuple(NODES),
     reporting: bool = True,
+    min_in_sync: int = 2,
     **timing: Any,
 ) -> None:
     """``reporting``: the first heartbeat of each node says that its replicas work."""
 
     async def main() -> None:
-        raft, time = FakeRaft(registered(founded())), VirtualTime()
+        raft, time = FakeRaft(registered(founded(min_in_sync=min_in_sync))), VirtualTime()
         given = {"liveness": LivenessTiming(node_timeout_s=0.3), "settle_s": 3600.0, **timing}
         overseer = Overseer(raft, timing=OverseerTiming(**given), clock=lambda: time.now)  # type: ignore[arg-type]
         works = {id: Progress(0, 0, 1, 1) for id in raft.state.shards} if reporting else None

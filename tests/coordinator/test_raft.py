@@ -321,7 +321,7 @@ def test_a_hundred_thousand_commands_leave_a_small_journal_that_is_opened_quickl
     (address,) = config(tmp_path).voters.values()
 
     def voter(listener: Flapping) -> Voter:
-        made = Voter(address, [address], Journal(tmp_path), b"k" * 32, listener, RaftTiming())
+        made = Voter(address, [address], Journal(tmp_path), [b"k" * 32], listener, RaftTiming())
         made.start()
         return made
 
@@ -440,7 +440,7 @@ def test_nobody_can_have_anything_unpickled_with_or_without_the_secret(tmp_path:
             with socket.create_connection((host, port)) as connection:
                 connection.sendall(payload)
                 assert closed(connection)
-        wrong = FrameSession(b"another key of another cluster..", client=True)
+        wrong = FrameSession([b"another key of another cluster.."], client=True)
         with socket.create_connection((host, port)) as connection:
             connection.sendall(wrong.hello())
             assert closed(connection)
@@ -450,7 +450,7 @@ def test_nobody_can_have_anything_unpickled_with_or_without_the_secret(tmp_path:
             for message in ("readonly", {"from": "n9"}, {"from": {"n": 1}}, {"from": [1], "to": 2}, None)
         ]
         for payload in raw:
-            session = FrameSession(SECRET.key("raft"), client=True)
+            session = FrameSession(SECRET.keys("raft"), client=True)
             with socket.create_connection((host, port)) as connection:
                 connection.sendall(session.hello())
                 session.open(receive(connection))

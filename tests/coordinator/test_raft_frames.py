@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgpack
 import pytest
 from hypothesis import given
@@ -12,13 +14,50 @@ from lsmq_coordinator.raft_frames import HELLO, LENGTH, MAX_FRAME_BYTES, BadFram
 KEY = b"k" * 32
 
 
-def sessions(client_key: bytes = KEY, server_key: bytes = KEY) -> tuple[FrameSession, FrameSession]:
+OLD, NEW = b"o" * 32, b"n" * 32
+
+
+def sessions(
+    client_keys: Sequence[bytes] = (KEY,), server_keys: Sequence[bytes] = (KEY,)
+) -> tuple[FrameSession, FrameSession]:
     """Two sides that have said hello."""
-    client, server = FrameSession(client_key, client=True), FrameSession(server_key, client=False)
+    client, server = FrameSession(client_keys, client=True), FrameSession(server_keys, client=False)
     assert server.open(client.hello()) is HELLO
     assert client.open(server.hello()) is HELLO
     client.known = server.known = True
     return client, server
+
+
+#: What two nodes have that are in adjacent steps of a change of the cluster's secret, or in the same.
+STEPS = [(OLD,), (OLD, NEW), (NEW, OLD), (NEW,)]
+ADJACENT = [(a, b) for at, a in enumerate(STEPS) for b in STEPS[max(0, at - 1) : at + 2]]
+
+
+@pytest.mark.parametrize(("client_keys", "server_keys"), ADJACENT)
+def test_voters_understand_each_other_while_the_secret_changes(
+    client_keys: Sequence[bytes], server_keys: Sequence[bytes]
+) -> None:
+    client, server = sessions(client_keys, server_keys)
+    assert server.open(client.seal("asked")) == "asked"
+    assert client.open(server.seal("answered")) == "answered"
+
+
+def test_a_connection_has_one_key_from_its_first_frame_on() -> None:
+    client, server = sessions((OLD, NEW), (NEW, OLD))
+    stranger = FrameSession((NEW,), client=True)
+    stranger.hello()
+    stranger._peer_nonce = client._peer_nonce
+    with pytest.raises(BadFrame):
+        server.open(stranger.seal("under the other key"))
+    assert server.open(client.seal("under its own")) == "under its own"
+
+
+@pytest.mark.parametrize(("client_keys", "server_keys"), [((OLD,), (NEW,)), ((NEW,), (OLD,)), ((OLD, NEW), (NEW,))])
+def test_a_key_that_the_server_does_not_have_any_more_is_refused(
+    client_keys: Sequence[bytes], server_keys: Sequence[bytes]
+) -> None:
+    with pytest.raises(BadFrame, match="another cluster secret"):
+        sessions(client_keys, server_keys)
 
 
 def test_messages_arrive_in_both_directions() -> None:
@@ -31,7 +70,7 @@ def test_messages_arrive_in_both_directions() -> None:
 def test_another_key_is_refused_before_anything_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(msgpack, "unpackb", lambda *a, **k: pytest.fail("decoded before it was verified"))
     with pytest.raises(BadFrame, match="another cluster secret"):
-        sessions(client_key=b"x" * 32)
+        sessions(client_keys=[b"x" * 32])
     client, server = sessions()
     frame = bytearray(client.seal({"a": 1}))
     frame[-1] ^= 1
@@ -70,13 +109,13 @@ def test_a_frame_of_another_connection_is_refused() -> None:
 
 
 def test_a_recorded_hello_leads_nowhere() -> None:
-    recorded = FrameSession(KEY, client=True)
+    recorded = FrameSession([KEY], client=True)
     hello, later = recorded.hello(), None
-    server = FrameSession(KEY, client=False)
+    server = FrameSession([KEY], client=False)
     server.open(hello)
     recorded.open(server.hello())
     later = recorded.seal({"from": "n1"})
-    again = FrameSession(KEY, client=False)
+    again = FrameSession([KEY], client=False)
     again.open(hello)
     again.hello()
     with pytest.raises(BadFrame):
@@ -84,7 +123,7 @@ def test_a_recorded_hello_leads_nowhere() -> None:
 
 
 def test_lengths_are_limited_more_strictly_before_the_peer_is_known() -> None:
-    server = FrameSession(KEY, client=False)
+    server = FrameSession([KEY], client=False)
     assert server.split(LENGTH.pack(32)[:3]) == 0
     assert server.split(LENGTH.pack(64)) == 0
     for length in (0, 31, 100_000, 2**31, 2**32 - 1):

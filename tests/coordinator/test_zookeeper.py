@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 from kazoo.exceptions import NoAuthError, NoNodeError
+from kazoo.security import READ_ACL_UNSAFE, make_digest_acl
 
 from lsmq_coordinator.commands import apply
+from lsmq_coordinator.parts import UNSEEN, Part, Parts
 from lsmq_coordinator.routes import cluster_document, resolve, routes, unpack
 from lsmq_coordinator.state import ClusterState
 from lsmq_coordinator.zookeeper import ZooKeeperConfig, ZooKeeperRegistry
@@ -53,12 +55,13 @@ def make(zookeeper: ZooKeeperEnsemble, client: Any) -> Iterator[Callable[..., Zo
         hosts: str | None = None,
         newest: Callable[[], int | None] = lambda: None,
         cluster: str = "test",
-        password: str | None = None,
+        passwords: tuple[str, ...] = (),
+        part: Part = UNSEEN,
         **times: float,
     ) -> ZooKeeperRegistry:
         settings = {"session_timeout_s": 1.0, "refresh_s": 0.5, "retry_s": 0.1, "call_timeout_s": 1.0, **times}
-        config = ZooKeeperConfig(hosts or zookeeper.hosts, cluster, node, f"http://{node}", password, **settings)
-        made.append(ZooKeeperRegistry(config, eager=lambda: eager, newest=newest))
+        config = ZooKeeperConfig(hosts or zookeeper.hosts, cluster, node, f"http://{node}", passwords, **settings)
+        made.append(ZooKeeperRegistry(config, eager=lambda: eager, newest=newest, part=part))
         made[-1].start()
         return made[-1]
 
@@ -177,7 +180,7 @@ def test_with_a_password_everybody_reads_and_only_those_who_have_it_write(zookee
     root = "/lsmq/secured"
     # Somebody has been there before, and has left it open.
     stranger.create(f"{root}/topics/nobodys", b"{}", makepath=True)
-    registry = make("n1", cluster="secured", password="pw")
+    registry = make("n1", cluster="secured", passwords=("pw",))
     registry.publish(state)
     until(lambda: registry.status.published_version == state.version and registry.status.registered)
     until(lambda: not stranger.exists(f"{root}/topics/nobodys"))
@@ -200,13 +203,88 @@ def test_with_a_password_everybody_reads_and_only_those_who_have_it_write(zookee
 
 
 def test_what_belongs_to_somebody_else_is_left_and_told_of(zookeeper: Any, make: Any) -> None:
-    first = make("n1", cluster="taken", password="one")
+    first = make("n1", cluster="taken", passwords=("one",))
     first.publish(founded())
     until(lambda: first.status.published_version and first.status.registered)
-    rival = make("n2", cluster="taken", password="another")
+    parts = Parts()
+    rival = make("n2", cluster="taken", passwords=("another",), part=parts.part("zookeeper", essential=False))
     rival.publish(elected(founded()))
     until(lambda: "another secret" in (rival.status.last_error or ""))
+    until(lambda: any("another secret" in problem for problem in parts.problems(essential=False)))
     assert rival.status.published_version == 0 and not rival.status.registered
+
+
+def owners(client: Any, *paths: str) -> set[str]:
+    """The digests of who may write here. They are shown only to those who may."""
+    return {acl.id.id for path in paths for acl in client.get_acls(path)[0] if acl.id.scheme == "digest"}
+
+
+@pytest.fixture
+def fresh_zookeeper(tmp_path: Path) -> Iterator[ZooKeeperEnsemble]:
+    """In which no other cluster was."""
+    ensemble = ZooKeeperEnsemble(tmp_path).start()
+    yield ensemble
+    ensemble.stop()
+
+
+def test_with_two_passwords_the_leader_brings_all_under_the_first_and_the_others_leave_it(
+    fresh_zookeeper: ZooKeeperEnsemble, make: Any
+) -> None:
+    old, new = (make_digest_acl("test", password, all=True).id.id for password in ("old", "new"))
+    client, robbed, state = fresh_zookeeper.client(), fresh_zookeeper.client(), with_topic(founded())
+    for password in ("old", "new"):
+        client.add_auth("digest", f"test:{password}")
+    robbed.add_auth("digest", "test:old")
+    paths = ("/lsmq", ROOT, f"{ROOT}/cluster", f"{ROOT}/topics", f"{ROOT}/topics/t", f"{ROOT}/nodes")
+
+    running: dict[str, ZooKeeperRegistry] = {}
+
+    def restarted(node: str, *passwords: str, eager: bool = False) -> None:
+        if node in running:
+            running[node].stop()
+        registry = running[node] = make(node, hosts=fresh_zookeeper.hosts, passwords=passwords, eager=eager)
+        registry.publish(state)
+        until(lambda: registry.status.published_version == state.version and registry.status.registered)
+
+    restarted("n1", "old", eager=True)
+    assert owners(client, *paths) == {old}
+    state = elected(state)
+    restarted("n2", "new", "old")
+    assert owners(client, *paths) == {old}, "nodes of before still need it"
+    state = elected(state)
+    restarted("n1", "new", "old", eager=True)
+    assert owners(client, *paths) == {new}
+    state = elected(state)
+    restarted("n3", "old", "new")
+    assert owners(client, *paths) == {new}
+
+    for node in ("n1", "n2"):
+        state = elected(state)
+        restarted(node, "new", eager=node == "n1")
+    state = without_topic(state)
+    restarted("n1", "new", eager=True)
+    assert not client.exists(f"{ROOT}/topics/t")
+    for path in ("/lsmq", f"{ROOT}/cluster", f"{ROOT}/nodes/n1"):
+        with pytest.raises(NoAuthError):
+            robbed.set(path, b"forged")
+    for each in (client, robbed):
+        each.stop()
+        each.close()
+
+
+def test_a_topic_that_was_made_under_the_second_password_is_brought_under_the_first(client: Any, make: Any) -> None:
+    """By a node that was not restarted yet, after the leader had taken the rest over."""
+    new = make_digest_acl("late", "new", all=True).id.id
+    state = founded()
+    leading = make("n1", cluster="late", passwords=("new", "old"))
+    leading.publish(state)
+    until(lambda: leading.status.published_version == state.version)
+    client.add_auth("digest", "late:new")
+    state = with_topic(state)
+    client.create("/lsmq/late/topics/t", b"{}", acl=[make_digest_acl("late", "old", all=True), *READ_ACL_UNSAFE])
+    leading.publish(state)
+    until(lambda: owners(client, "/lsmq/late/topics/t") == {new})
+    until(lambda: leading.status.published_version == state.version)
 
 
 def test_a_node_that_fell_behind_publishes_nothing(client: Any, make: Any) -> None:

@@ -12,8 +12,8 @@ import lsmq_node
 NODE = Path(lsmq_node.__file__).parent
 IMPURE = {"aiohttp", "asyncio", "os", "random", "secrets", "socket", "structlog", "threading", "time", "lsmq.runtime"}
 PURE = {
-    "machines": ("clock", "documents", "step"),
-    "groups": ("assignment", "group", "holdings", "idle", "lag", "plan", "ranges"),
+    "machines": ("clock", "documents", "idle", "step"),
+    "groups": ("assignment", "group", "holdings", "lag", "plan", "ranges"),
     "workqueue": (
         "chunks",
         "ledger",

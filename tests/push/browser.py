@@ -35,6 +35,11 @@ class Page:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
+    async def prefer(self, scheme: str) -> None:
+        """Have pages look as to somebody who prefers ``light`` or ``dark`` ones."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        await ask(self._socket, "Emulation.setEmulatedMedia", self._session, features=features)
+
     async def close(self) -> None:
         await ask(self._socket, "Page.close", self._session)
 

@@ -154,6 +154,24 @@ async def test_streams_are_described_with_what_they_have_not_acknowledged(
         assert await Group(client, "nobody").streams() == []
 
 
+async def test_streams_are_listed_in_pages(api: Api, shared_node: NodeProcess, topic_name: str) -> None:
+    url, group = shared_node.url, f"{topic_name}-pages"
+    async with (
+        held(url, topic_name, group, subscriber="a", mode="broadcast"),
+        held(url, topic_name, group, subscriber="b", mode="broadcast"),
+        held(url, topic_name, group, subscriber="c", mode="broadcast"),
+    ):
+        path, pages, after = f"/v1/groups/{group}/streams", [], ""
+        while after is not None:
+            page = (await asyncio.to_thread(api.get, f"{path}?limit=2&after={after}")).json()
+            pages.append([stream["id"] for stream in page["streams"]])
+            after = page["next"]
+        assert [len(ids) for ids in pages] == [2, 1]
+        assert [id for ids in pages for id in ids] == sorted({id for ids in pages for id in ids})
+        whole = (await asyncio.to_thread(api.get, path)).json()
+        assert len(whole["streams"]) == 3 and whole["next"] is None
+
+
 async def test_more_subscribers_than_queues_stand_by(api: Api, shared_node: NodeProcess, topic_name: str) -> None:
     async with asyncio.TaskGroup() as tasks:
         stop = asyncio.Event()

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from lsmq.errors import Unauthenticated
-from lsmq_node.broker import Broker
+from lsmq_node.broker import Allowances, Broker
 from lsmq_node.config import Auth, NodeConfig
 from lsmq_node.rights import Shown
 from lsmq_node.rights.service import RightsService
@@ -35,7 +35,9 @@ class Documents:
 async def test_others_are_asked_about_what_may_be_a_token_and_nothing_else() -> None:
     documents = Documents()
     config = NodeConfig(data=Path("unused"), auth=Auth.TOKEN)
-    broker: Any = SimpleNamespace(topology=SimpleNamespace(rights=documents), config=config)
+    broker: Any = SimpleNamespace(
+        topology=SimpleNamespace(rights=documents), config=config, allowances=Allowances(config)
+    )
     rights = RightsService(cast("Broker", broker))
     for secret in ("", "guess", "lsmq_" + "0" * 63, "lsmq_" + "g" * 64, "0" * 64):
         with pytest.raises(Unauthenticated):

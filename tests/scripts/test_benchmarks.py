@@ -14,6 +14,7 @@ import pytest
 from lsmq_lab.benchmarks import BENCHES, BenchFailed, engines, latency, node_servers, work
 from lsmq_lab.benchmarks.command import show
 from lsmq_lab.benchmarks.isolate import run_case
+from lsmq_lab.benchmarks.node_ways import WAYS
 from lsmq_lab.benchmarks.report import Report, rate_text, ratio, ratio_text, spread
 from lsmq_lab.benchmarks.store_cases import reopen
 from lsmq_lab.benchmarks.workload import Contents, Workload, number_of, queue_of
@@ -139,6 +140,10 @@ def test_bench_node_runs_and_says_how_to_get_what_is_missing() -> None:
     servers = {(each["server"], each["durability"]) for each in report.result["servers"]}
     assert {("lsmq", "sync"), ("lsmq", "async")} <= servers
     assert all(each[name]["median"] > 0 for each in report.result["servers"] for name in ("write_1", "read_n"))
+    ours = [each for each in report.result["servers"] if each["server"] == "lsmq"]
+    figures = [f"{way}_{what}" for way in WAYS for what in ("per_s", "client_ns")]
+    assert all(each[name]["median"] > 0 for each in ours for name in figures)
+    assert [row[:2] for row in report.tables[1].rows][:5] == [("lsmq sync", way) for way in WAYS]
     if shutil.which("redis-server") is None:
         assert any("apt-get install redis-server" in line for line in said)
     else:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -123,6 +125,41 @@ def test_a_node_and_its_client_over_http_and_again_the_same(capsys: pytest.Captu
     assert count == 50
     assert _used(5) == (50, fingerprint)
     assert _used(6)[1] != fingerprint
+
+
+def test_a_node_that_idles_takes_no_more_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whatever it does by itself, a thousand times over, leaves nothing."""
+    with world(3) as made:
+        data: Path = made.files.disk("10.0.0.1").root / "data"
+
+        async def run_node() -> None:
+            await serve._serve(NodeConfig.load(data=data, host="10.0.0.1", port=7600))
+
+        made.scheduler.spawn(lambda: made.loop_run(run_node), "main", made.process("node", "10.0.0.1"))
+
+        async def use() -> None:
+            async with Client("http://10.0.0.1:7600") as client:
+                await client.create_topic("orders", queues=8)
+                async with Producer(client, "orders") as producer, Consumer(client, "orders", group="g") as consumer:
+                    await producer.send_and_wait("m")
+                    assert [message.body for message in await consumer.poll()] == [b"m"]
+                    await consumer.commit()
+
+        made.run_async(use, process=made.process("client", "10.0.0.2"))
+
+        def idle(seconds: float) -> int:
+            made.run_async(lambda: asyncio.sleep(seconds), process=made.process("waiting", "10.0.0.3"))
+            gc.collect()
+            return tracemalloc.get_traced_memory()[0]
+
+        idle(600.0)
+        tracemalloc.start()
+        try:
+            before = idle(300.0)
+            grown = idle(600.0) - before
+        finally:
+            tracemalloc.stop()
+    assert grown < 32 << 10, f"{grown} bytes in ten minutes: one object a second would be more"
 
 
 def test_a_blocking_client_in_a_world(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from lsmq.record_batch import Column
 from lsmq_node.storage import ShardStore, StoreOptions
-from lsmq_node.storage.columns import block_cuts, encode_one, queue_keys
+from lsmq_node.storage.columns import block_cuts, encode_one, group_starts, queue_keys
 from lsmq_node.storage.disk import OsDisk
 from lsmq_node.storage.index import MAX_PAGES, PAGE_HEAD_BYTES, ROW_COLUMNS, encode_page
 from lsmq_node.storage.manifest import TABLE_DIRECTORY, load_manifest, store_manifest
@@ -47,7 +47,7 @@ def block(topic: int, generation: int, first_queue: int) -> bytes:
     offsets = np.tile(np.arange(RUN_RECORDS) + generation * RUN_RECORDS, BLOCK_QUEUES)
     bodies = b"".join(message(queue, offset) for queue, offset in zip(queues.tolist(), offsets.tolist(), strict=True))
     lengths = np.full(len(queues), BODY_BYTES, np.uint32)
-    assert len(block_cuts(lengths, queue_keys(topic, queues), 1 << 20)) == 2
+    assert len(block_cuts(np.cumsum(lengths + np.int64(12)), group_starts(queue_keys(topic, queues)), 1 << 20)) == 2
     return encode_one(
         {
             Column.TOPIC: np.full(len(queues), topic, np.uint32),

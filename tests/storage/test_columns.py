@@ -180,7 +180,8 @@ def test_block_cuts_cover_all_records_and_give_a_large_queue_its_own(items: list
     items.sort(key=lambda item: item[0])
     keys = np.array([key for key, _ in items], np.uint64)
     sizes = np.array([size for _, size in items], np.uint32)
-    cuts = block_cuts(sizes, keys, 2_048).tolist()
+    weights = np.cumsum(sizes + np.int64(12))
+    cuts = block_cuts(weights, group_starts(keys), 2_048).tolist()
     assert cuts[0] == 0
     assert cuts[-1] == len(items)
     assert cuts == sorted(set(cuts))

@@ -8,9 +8,42 @@ from typing import Any
 
 from kazoo.client import KazooClient
 
+from lsmq_coordinator.authority import Authority
 from lsmq_lab.local_cluster.zookeeper_server import Peer, ZooKeeperServer
 
 from .ports import free_ports
+
+
+class SecureZooKeeper(ZooKeeperServer):
+    """A server that also has a port for TLS, and believes certificates of its authority. As ZooKeeper does by itself,
+    it wants to see one."""
+
+    def __init__(self, directory: Path, authority: Authority, tick_ms: int = 200) -> None:
+        *ports, self.secure_port = free_ports(4)
+        super().__init__(directory, Peer(1, *ports), tick_ms=tick_ms)
+        self._authority = authority
+        authority.issue("zookeeper", ["localhost"])
+        self._pem = authority.directory / "zookeeper.pem"
+        self._pem.touch(mode=0o600)
+        self._pem.write_text(
+            "".join((authority.directory / f"zookeeper.{kind}").read_text() for kind in ("key", "crt"))
+        )
+
+    @property
+    def secure_hosts(self) -> str:
+        return f"tls://localhost:{self.secure_port}"
+
+    def _configuration(self) -> str:
+        lines = [
+            f"secureClientPort={self.secure_port}",
+            "secureClientPortAddress=127.0.0.1",
+            "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",
+            f"ssl.keyStore.location={self._pem}",
+            "ssl.keyStore.type=PEM",
+            f"ssl.trustStore.location={self._authority.cert}",
+            "ssl.trustStore.type=PEM",
+        ]
+        return super()._configuration() + "\n".join(lines) + "\n"
 
 
 class ZooKeeperEnsemble:

@@ -85,7 +85,7 @@ async def test_what_is_sent_is_read_again_from_memory_and_from_files(
                     assert message.body.startswith(BODY)
                     found += 1
     text = ask(f"{secure.url}/metrics", authority).decode()
-    assert 'lsmq_certificate_expires_seconds{port="clients"}' in text
+    assert 'lsmq_certificate_expiry_timestamp_seconds{port="clients"}' in text
     assert "lsmq_sendfile_bytes_total 0.0" in text, "what is encrypted cannot be sent from files"
 
 

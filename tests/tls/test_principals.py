@@ -30,6 +30,37 @@ HOSTS = ("127.0.0.1", "localhost")
 QUEUES, MESSAGES = 6, 60
 
 
+async def test_over_tls_a_sessions_cookie_is_secure_and_counts_before_a_certificate(
+    make_node: Callable[..., NodeProcess], tmp_path: Path
+) -> None:
+    authority = Authority.create(tmp_path / "authority")
+    cert, key = authority.issue("node", HOSTS)
+    node = make_node(
+        auth="token",
+        tls_cert=cert,
+        tls_key=key,
+        tls_client_ca=authority.cert,
+        tls_client_auth="optional",
+        tls_principal="common-name",
+    ).start()
+    file = node.data / "admin.token"
+    await comes_true(file.exists, "the first token is written")
+    context = ssl.create_default_context(cafile=authority.cert)
+    context.load_cert_chain(*authority.issue("alice"))
+    url, token = f"{node.url}/v1/session", {"Authorization": f"Bearer {file.read_text().strip()}"}
+    connector = aiohttp.TCPConnector(ssl=context)
+    async with aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as browser:
+        async with browser.post(url, headers=token) as signed_in:
+            assert signed_in.status == 201
+            cookie = signed_in.cookies["__Host-lsmq-session"]
+            assert cookie["secure"] and cookie["httponly"] and cookie["samesite"] == "Strict"
+        async with browser.post(url) as refused:
+            assert refused.status == 400, "a certificate shows itself, and needs no session"
+        for name, principal in (("__Host-lsmq-session", "admin@local"), ("lsmq-session", "alice")):
+            async with browser.get(f"{node.url}/v1/whoami", headers={"Cookie": f"{name}={cookie.value}"}) as found:
+                assert (await found.json())["name"] == principal
+
+
 async def test_who_shows_a_certificate_is_whom_it_names(make_node: Callable[..., NodeProcess], tmp_path: Path) -> None:
     authority = Authority.create(tmp_path / "authority")
     cert, key = authority.issue("node", HOSTS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +12,8 @@ from typing import Any
 import pytest
 
 from api.calls import Api, pack
+from lsmq import Client
+from lsmq.producer_groups import ProducerGroup
 from lsmq_node.transactions.book import MAX_BYTES, MAX_PARTS
 from support.node_process import NodeProcess
 
@@ -188,7 +191,7 @@ def test_bad_input_is_refused_before_anything_is_stored(
     member = Member(api, topic_name)
     refused = member.ask("/transactions", {"member": "m", "number": 1, **document}, status)["error"]
     assert refused["code"] == code and text in refused["message"]
-    assert api.get(f"{member.path}/transactions").json() == {"transactions": []}
+    assert api.get(f"{member.path}/transactions").json() == {"transactions": [], "next": None}
 
 
 def test_a_transaction_has_limits(api: Api, topic_name: str) -> None:
@@ -253,6 +256,48 @@ def test_a_session_that_ends_hands_transactions_over(api: Api, topic_name: str) 
     asked = until(lambda: other.heartbeat(wait_ms=3_000)["checks"], "the other is asked at once")
     assert asked[0]["transaction"] == id
     assert [each["id"] for each in api.get(other.path).json()["members"]] == ["other"]
+
+
+def test_transactions_are_listed_in_pages_oldest_first(api: Api, topic_name: str) -> None:
+    api.create(topic_name, 1)
+    member = Member(api, topic_name)
+    begun = [member.begin(message(topic_name)) for _ in range(5)]
+    order = [each["transaction"] for each in sorted(begun, key=lambda each: (each["begun_ms"], each["transaction"]))]
+    path, pages, after = f"{member.path}/transactions", [], ""
+    while after is not None:
+        page = api.get(f"{path}?state=open&limit=2&after={after}").json()
+        pages.append([each["transaction"] for each in page["transactions"]])
+        after = page["next"]
+        member.roll_back(pages[-1][-1])  # Where a page ended need not be there any more.
+    assert pages == [order[:2], order[2:4], order[4:]]
+    for wrong in ("limit=0", "limit=1001", "after=17", "after=m-1"):
+        refused = api.call("GET", f"{path}?{wrong}", status=400)
+        assert refused.code == "invalid_request" and wrong.partition("=")[0] in refused.error["message"]
+
+
+@pytest.mark.slow
+def test_the_client_lists_more_transactions_than_a_page_has(
+    api: Api, shared_node: NodeProcess, topic_name: str
+) -> None:
+    api.create(topic_name, 1)
+    members, each = [f"m{number}" for number in range(17)], 59
+
+    async def use() -> tuple[list[str], list[str]]:
+        async with Client(shared_node.url) as client:
+            group = ProducerGroup(client, topic_name)
+
+            async def begin(member: str) -> None:
+                await group.heartbeat(member, join=True)
+                for number in range(1, each + 1):
+                    await group.begin(member, number, [message(topic_name)])
+
+            await asyncio.gather(*map(begin, members))
+            open_ones, committed = await group.transactions("open"), await group.transactions("committed")
+            return [found.id for found in open_ones], [found.id for found in committed]
+
+    open_ones, committed = asyncio.run(use())
+    assert len(open_ones) == len(members) * each > 1_000 and not committed
+    assert set(open_ones) == {f"{member}-{number}" for member in members for number in range(1, each + 1)}
 
 
 def test_an_operator_sees_and_decides(api: Api, topic_name: str) -> None:

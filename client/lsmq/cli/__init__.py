@@ -1,7 +1,8 @@
 """The command ``lsmq``.
 
-:func:`main` maps outcomes to exit codes: 0 success, 1 a failure of the job, 2 wrong usage. Errors go to
-standard error as ``error: code: message``. Subcommands are imported when they are called for.
+:func:`main` maps outcomes to exit codes: 0 success, 1 a failure of the job, 2 wrong usage; ``lsmq acl test`` exits
+with 3 where the answer is no. Errors go to standard error as ``error: code: message``. Subcommands are imported when
+they are called for.
 """
 
 from __future__ import annotations

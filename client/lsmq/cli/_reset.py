@@ -55,7 +55,7 @@ class Move:
 
     @property
     def lag_change(self) -> int:
-        """How many messages more (or fewer) the group has before it."""
+        """How many messages more the group has before it, which it reads again; or fewer, which it skips."""
         return max(self.committed or 0, self.earliest) - self.to
 
     def to_dict(self) -> dict[str, Any]:
@@ -66,6 +66,12 @@ class Move:
             "committed": self.committed,
             "to": self.to,
         }
+
+
+def summed(moves: Sequence[Move]) -> tuple[int, int]:
+    """How many messages are read again, and how many skipped; deleted ones count."""
+    changes = [move.lag_change for move in moves]
+    return sum(max(change, 0) for change in changes), sum(max(-change, 0) for change in changes)
 
 
 def moves(target: Target, bounds: Offsets, committed: dict[int, int]) -> list[Move]:

@@ -32,10 +32,13 @@ _COMMANDS = {
     "token": "lsmq.cli.token:token",
     "role": "lsmq.cli.acl:role",
     "acl": "lsmq.cli.acl:acl",
+    "limit": "lsmq.cli.limit:limit",
     "whoami": "lsmq.cli.token:whoami",
+    "profile": "lsmq.cli.profile:profile",
     "node": "lsmq.cli.node:node",
     "shard": "lsmq.cli.shard:shard",
     "status": "lsmq.cli.status:status",
+    "top": "lsmq.cli.top:top",
     "dump": "lsmq.cli.dump:dump",
     "backup": "lsmq.cli.backup:backup",
     "verify": "lsmq.cli.verify:verify",
@@ -86,7 +89,8 @@ def root() -> None:
       lsmq consume orders
 
     Commands that talk to a node take --url, or LSMQ_URL from the environment; several URLs are separated by
-    commas. Or --zookeeper (LSMQ_ZOOKEEPER), which finds the nodes. Nodes that ask who you are want a token, in a
+    commas. Or --zookeeper (LSMQ_ZOOKEEPER), which finds the nodes; or --profile (LSMQ_PROFILE), which has been given
+    a name by lsmq profile. Nodes that ask who you are want a token, in a
     file: --token-file, or LSMQ_TOKEN_FILE (docs/security.md). They exit with 0 on success, 1 when the job
     failed, and 2 on wrong usage.
     """

@@ -13,6 +13,7 @@ from lsmq.cli.options import asks_a_node, asks_first, json_option, prefix_option
 from lsmq.cli.render import print_json, print_table, yes_or_no
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+DENIED = 3  # The exit code of a question that was answered: no. 1 is an error, and 2 wrong usage.
 Allowed = tuple[tuple[str, str, str], ...]
 
 _allow_option = click.option(
@@ -92,13 +93,25 @@ def acl() -> None:
 @_grant_options
 @asks_a_node
 async def grant(client: Client, name: str, role: str | None, prefix: str | None, allow: Allowed) -> None:
-    """Let NAME do something, beside what it may already.
+    """Let NAME do something, beside what it may already. Who was never heard of is granted it as well, with a warning.
 
     \b
       lsmq acl grant shop --role producer --prefix shop.
       lsmq acl grant shop --allow read topic prices --allow read group 'shop.*'
     """
-    await Rights(client).grant(name, **_given(role, prefix, allow))
+    rights, given = Rights(client), _given(role, prefix, allow)
+    is_known = name in {
+        *(token.name for token in await rights.tokens()),
+        *(each.name for each in await rights.grants()),
+    }
+    await rights.grant(name, **given)
+    if not is_known:
+        click.echo(
+            f"warning: {name!r} has no token here, and nothing was granted to it before. Principals are called as "
+            "their tokens are ('lsmq token create NAME'), or as nodes read their certificates (tls_principal) or "
+            "signed tokens (oidc_principal_prefix and oidc_principal_claim): 'lsmq whoami' says how, asked by them",
+            err=True,
+        )
 
 
 @acl.command()
@@ -131,7 +144,7 @@ async def list_command(client: Client, as_json: bool) -> None:
 @click.argument("resource", default="")
 @asks_a_node
 async def test(client: Client, name: str, action: str, kind: str, resource: str) -> None:
-    """Whether NAME may do ACTION to the RESOURCE of a KIND. Exits with 1 when not.
+    """Whether NAME may do ACTION to the RESOURCE of a KIND. Exits with 3 when not.
 
     \b
       lsmq acl test shop write topic shop.orders
@@ -139,4 +152,4 @@ async def test(client: Client, name: str, action: str, kind: str, resource: str)
     by = await Rights(client).test(name, kind, resource, action)
     click.echo(f"yes: {by}" if by is not None else "no")
     if by is None:
-        raise click.exceptions.Exit(1)
+        raise click.exceptions.Exit(DENIED)

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from lsmq import Client
-from lsmq.cli._reset import Move, Target, plan
+from lsmq.cli._reset import Move, Target, plan, summed
 from lsmq.cli.options import QUEUES, TIME, TOPIC, asks_a_node, asks_first, json_option, url_option, with_client
 from lsmq.cli.render import counted, print_fields, print_json, print_table
 from lsmq.cli.work_queue import configure
@@ -339,7 +339,8 @@ def _show_moves(moves: Sequence[Move]) -> None:
     if len(moves) > _SHOWN_ROWS:
         click.echo(f"... and {len(moves) - _SHOWN_ROWS} more queues; --json prints all")
     changes = "1 queue changes" if len(moves) == 1 else f"{len(moves)} queues change"
-    click.echo(f"{changes}, lag {sum(move.lag_change for move in moves):+d} messages", err=True)
+    again, skipped = summed(moves)
+    click.echo(f"{changes}: {counted(again, 'message')} to be read again, {skipped} to be skipped", err=True)
 
 
 @group.command()

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import wraps
 from typing import Any, Literal, TypeVar
@@ -17,6 +18,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from lsmq import Client, InvalidRequest, LsmqError
+from lsmq.cli._profiles import PROFILE_VARIABLE, Profiles
 from lsmq.client import DEFAULT_CLUSTER, DEFAULT_URL
 from lsmq.queue_names import NAMED
 from lsmq.topics import parse_ranges
@@ -36,6 +38,17 @@ _TLS_OPTIONS = {
 _PATIENCE_S = 1.5
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
+
+class ProfileType(click.ParamType):
+    """A profile's name; the shell completes it."""
+
+    name = "profile"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(name) for name in Profiles().names() if name.startswith(incomplete)]
+
+
+PROFILE = ProfileType()
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")
 
 
@@ -50,9 +63,47 @@ prefix_option = click.option(
 )
 
 
+class _ProfileOption(click.Option):
+    """What the profile has stands in place of the environment until the command ends; options win over both.
+
+    A URL or ZooKeeper among the options says where as well. With it ``--profile`` is refused, and ``LSMQ_PROFILE`` does
+    not count: the token of one cluster is not shown to another.
+    """
+
+    def handle_parse_result(
+        self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
+    ) -> tuple[Any, list[str]]:
+        where = [name for name in ("url", "zookeeper") if isinstance(opts.get(name), str)]
+        given = opts.get("profile")
+        if isinstance(given, str) and where and not ctx.resilient_parsing:
+            raise click.UsageError(f"--profile and --{where[0]} both say where: give one", ctx)
+        name = given if isinstance(given, str) else None if where else os.environ.get(PROFILE_VARIABLE)
+        if name:
+            _use(ctx, name)
+        return super().handle_parse_result(ctx, opts, args)
+
+
+def _use(ctx: click.Context, profile: str) -> None:
+    before = dict(os.environ)
+    try:
+        after = Profiles().load(profile).environment(before)
+    except click.UsageError:
+        if ctx.resilient_parsing:
+            return
+        raise
+    _replace_environment(after)
+    ctx.call_on_close(lambda: _replace_environment(before))
+
+
+def _replace_environment(wanted: Mapping[str, str]) -> None:
+    for name in os.environ.keys() - wanted.keys():
+        del os.environ[name]
+    os.environ.update(wanted)
+
+
 def url_option(command: Decorated) -> Decorated:
-    """``--url``, ``--zookeeper``, ``--cluster``, ``--token-file``, ``--timeout``, and the files of TLS: for commands
-    that talk to a node.
+    """``--profile``, ``--url``, ``--zookeeper``, ``--cluster``, ``--token-file``, ``--timeout``, and the files of TLS:
+    for commands that talk to a node.
 
     A command gets ``url``, which is empty when only a ZooKeeper is given, and ``deadline_ms``; :func:`with_client`
     knows the rest.
@@ -95,7 +146,7 @@ def url_option(command: Decorated) -> Decorated:
         is_eager=True,
         expose_value=False,
         callback=_keep,
-        help="Find the nodes in ZooKeeper: host:port, several separated by commas.",
+        help="Find the nodes in ZooKeeper: host:port, several separated by commas; by TLS with tls:// before them.",
     )(command)
     command = click.option(
         "--token-file",
@@ -104,6 +155,16 @@ def url_option(command: Decorated) -> Decorated:
         expose_value=False,
         callback=_keep,
         help="Token for nodes that ask who you are, in a file of yours alone.  [env var: LSMQ_TOKEN_FILE]",
+    )(command)
+    # Before all others that the environment counts for.
+    command = click.option(
+        "--profile",
+        cls=_ProfileOption,
+        type=PROFILE,
+        metavar="NAME",
+        is_eager=True,
+        expose_value=False,
+        help=f"How to reach the cluster, as `lsmq profile add` kept it.  [env var: {PROFILE_VARIABLE}]",
     )(command)
     return click.option(
         "--url",

@@ -74,6 +74,11 @@ def time_text(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000).astimezone().isoformat(sep=" ", timespec="milliseconds")
 
 
+def clock_text(time_ms: int) -> str:
+    """Milliseconds since 1970 as local time of day."""
+    return datetime.fromtimestamp(time_ms / 1000).astimezone().strftime("%H:%M:%S")
+
+
 def size_text(size_bytes: float) -> str:
     """A size for people: ``4.0 MiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):

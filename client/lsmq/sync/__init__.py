@@ -23,7 +23,7 @@ from lsmq.sync._dead_letters import DeadLetters
 from lsmq.sync._delayed import DelayedMessages
 from lsmq.sync._group_producer import GroupProducer
 from lsmq.sync._groups import Group, list_groups
-from lsmq.sync._producer import Producer, Receipt, Receipts
+from lsmq.sync._producer import BatchReceipt, Producer, Receipt, Receipts
 from lsmq.sync._push import PushConsumer
 from lsmq.sync._rights import Rights
 from lsmq.sync._schedules import Schedules
@@ -31,6 +31,7 @@ from lsmq.sync._transactions import Transaction, TransactionalProducer
 from lsmq.sync._work_queue import Task, WorkQueue
 
 __all__ = [
+    "BatchReceipt",
     "Client",
     "ClusterAdmin",
     "Consumer",

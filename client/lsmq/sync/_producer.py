@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from lsmq import _receipts
+from lsmq import _batch_receipts, _receipts
 from lsmq import producer as asynchronous
+from lsmq._batch_receipts import SentBatch
 from lsmq._message_parts import Body
 from lsmq._receipts import Sent
 from lsmq._shard_sender import ProducerStats
@@ -19,6 +20,9 @@ from lsmq.loop_thread import LoopThread, wait_for
 from lsmq.messages import Key, MessageOptions, check_many
 from lsmq.sync._client import Client
 from lsmq.sync._crossing import blocking, with_options_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _SEND_PORTION_MESSAGES = 10_000
 
@@ -87,6 +91,36 @@ class Receipts:
         """Where each message was stored. Raises what :meth:`wait` raises."""
         self.wait(timeout_ms)
         return [receipt.result() for part in self._parts for receipt in part]
+
+
+class BatchReceipt:
+    """The messages of one ``send_batch``."""
+
+    __slots__ = ("_async", "_thread")
+
+    def __init__(self, thread: LoopThread, receipt: _batch_receipts.BatchReceipt) -> None:
+        self._thread = thread
+        self._async = receipt
+
+    def __len__(self) -> int:
+        return len(self._async)
+
+    def done(self) -> bool:
+        """Whether each is stored or given up."""
+        return self._async.done()
+
+    def wait(self, timeout_ms: float | None = None) -> None:
+        """Return once all are stored. Raises the first error among them, or ``TimedOut``."""
+        wait_for(self._thread, self._async.wait(), timeout_ms)
+
+    def result(self, timeout_ms: float | None = None) -> SentBatch:
+        """Where the messages were stored. Raises what :meth:`wait` raises."""
+        self.wait(timeout_ms)
+        return self._async.result()
+
+    def failed_rows(self) -> NDArray[Any]:
+        """See :meth:`lsmq.BatchReceipt.failed_rows`."""
+        return self._async.failed_rows()
 
 
 class BlockingSender:
@@ -176,3 +210,30 @@ class Producer(BlockingSender):
             )
             parts.append(self._thread.call(sending))
         return Receipts(self._thread, parts)
+
+    def send_batch(
+        self,
+        bodies: Any,
+        *,
+        lengths: int | Sequence[int] | Any = None,
+        queues: int | str | Sequence[int] | Sequence[str] | Any = None,
+        keys: Key | Sequence[Key | None] | Any = None,
+        tags: str | Sequence[str | None] | Any = None,
+        types: str | Sequence[str | None] | Any = None,
+        properties: Mapping[str, str] | Sequence[Mapping[str, str] | None] | Any = None,
+        priorities: int | Sequence[int] | Any = None,
+        ttl_ms: int | Sequence[int] | Any = None,
+    ) -> BatchReceipt:
+        """Accept many messages as columns. See :meth:`lsmq.Producer.send_batch`."""
+        sending = self._async.send_batch(
+            bodies,
+            lengths=lengths,
+            queues=queues,
+            keys=keys,
+            tags=tags,
+            types=types,
+            properties=properties,
+            priorities=priorities,
+            ttl_ms=ttl_ms,
+        )
+        return BatchReceipt(self._thread, self._thread.call(sending))

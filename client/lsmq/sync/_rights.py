@@ -27,3 +27,6 @@ class Rights:
     grant = blocking(asynchronous.Rights.grant)
     revoke = blocking(asynchronous.Rights.revoke)
     test = blocking(asynchronous.Rights.test)
+    limits = blocking(asynchronous.Rights.limits)
+    alter_limits = blocking(asynchronous.Rights.alter_limits)
+    remove_limits = blocking(asynchronous.Rights.remove_limits)

@@ -79,7 +79,7 @@ def packed(names: Sequence[str], each: int) -> bytes:
     """A batch with a message for each of the names, which may repeat, as it is sent."""
     builder, places, body = BatchBuilder(), {name: at for at, name in enumerate(dict.fromkeys(names))}, b"x" * each
     for name in names:
-        builder.add_body(places[name], body)
+        builder.add_packed(places[name], body)
     joined = SEPARATOR.join(places).encode()
     return len(joined).to_bytes(4, "little") + joined + builder.build()
 

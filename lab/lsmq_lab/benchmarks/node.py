@@ -25,6 +25,7 @@ from lsmq_lab.benchmarks.node_servers import (
     redis_native,
     running,
 )
+from lsmq_lab.benchmarks.node_ways import WAYS_TOPIC, measure_ways, ways_table
 from lsmq_lab.benchmarks.report import (
     QUICK,
     Option,
@@ -93,10 +94,12 @@ def _measure(values: Mapping[str, Any], setup: Setup, directory: Path) -> dict[s
         written = sum(each.messages for each in (*one, *several))
         readable = written // len(queues) - values["writers"] - 1
         read = run_shares([_share(values, setup, server, False, (queue,), readable) for queue in queues])
-        native = None
+        more = None
         if setup.server == REDIS:
-            native = redis_native(server.address, values["message_bytes"], values["messages"])
-        return (native or {}) | {
+            more = redis_native(server.address, values["message_bytes"], values["messages"])
+        else:
+            more = measure_ways(values, server, queues)
+        return (more or {}) | {
             "write_1": rate_of(one),
             "write_n": rate_of(several),
             "read_n": rate_of(read),
@@ -122,7 +125,8 @@ def _split(total: int, parts: int) -> list[int]:
 
 async def _create_topic(url: str, queues: int) -> None:
     async with Client(url) as client:
-        await client.create_topic(TOPIC, queues=queues)
+        for topic in (TOPIC, WAYS_TOPIC):
+            await client.create_topic(topic, queues=queues)
 
 
 def _ratios(servers: list[dict[str, Any]], pairs: Pairs) -> dict[str, float | None]:
@@ -177,12 +181,13 @@ def _tables(result: dict[str, Any], pairs: Pairs) -> list[Table]:
             if "native_write" in each
         ],
     )
-    return [table, native] if native.rows else [table]
+    return [table, ways_table(result["servers"]), *([native] if native.rows else [])]
 
 
 _NOTES = [
     "Clients are Python processes on the same machine; the servers take turns; medians (least-greatest).",
-    "lsmq: one Producer a client, a message a send; readers commit their offsets after each poll.",
+    "lsmq: one Producer a client, a message a send; readers commit their offsets after each poll. Way by way: "
+    "send_many and send_batch are given half of the messages in flight at a time.",
     "redis: a list a queue, pipelines of LPUSH as long as the messages in flight, and of 1,000 RPOP to read; "
     "redis-py with hiredis. The Python client is what holds Redis back here: see what redis-benchmark gets.",
     "lsmq sync and redis always acknowledge after fdatasync; lsmq async after write(2), with fdatasync "

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import IO, Any
 
-from lsmq import Client, Consumer, Producer, Receipt
+from lsmq import BatchReceipt, Client, Consumer, Producer, Receipt, Receipts
 from lsmq_lab.benchmarks.node_servers import REDIS
 from lsmq_lab.benchmarks.report import BenchFailed
 
@@ -32,7 +32,7 @@ POP_PIPELINE = 1_000
 class Share:
     """What one client does: ``messages`` of ``message_bytes`` to or from ``queues``, in turn.
 
-    ``in_flight``: how many may wait for their acknowledgement when writing.
+    ``in_flight``: how many may wait for their acknowledgement when writing. ``way``: by which method of the client.
     """
 
     server: str
@@ -42,15 +42,18 @@ class Share:
     messages: int
     message_bytes: int
     in_flight: int
+    way: str = ""
+    topic: str = TOPIC
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """When a client began and ended, and how many messages it read or had acknowledged."""
+    """When a client began and ended, how many messages it read or had acknowledged, and its processor time."""
 
     began_ns: int
     ended_ns: int
     messages: int
+    processor_ns: int = 0
 
 
 def run_shares(shares: Sequence[Share]) -> list[Outcome]:
@@ -94,7 +97,7 @@ def child() -> None:
     if share.server == REDIS:
         outcome = _redis_write(share) if share.writes else _redis_read(share)
     else:
-        outcome = asyncio.run(_lsmq_write(share) if share.writes else _lsmq_read(share))
+        outcome = asyncio.run(_LSMQ_WAYS.get(share.way, _lsmq_write if share.writes else _lsmq_read)(share))
     print(json.dumps(asdict(outcome)), flush=True)
 
 
@@ -112,8 +115,8 @@ def _bodies(share: Share) -> list[bytes]:
 async def _lsmq_write(share: Share) -> Outcome:
     bodies, queues = _bodies(share), share.queues
     waiting: deque[Receipt] = deque()
-    async with Client(share.address) as client, Producer(client, TOPIC) as producer:
-        began_ns = _start()
+    async with Client(share.address) as client, Producer(client, share.topic) as producer:
+        began_ns, processor_ns = _start(), time.process_time_ns()
         for number in range(share.messages):
             if len(waiting) == share.in_flight:
                 await waiting.popleft()
@@ -122,21 +125,63 @@ async def _lsmq_write(share: Share) -> Outcome:
         await producer.flush()
         while waiting:
             await waiting.popleft()
-        return Outcome(began_ns, time.monotonic_ns(), share.messages)
+        return Outcome(began_ns, time.monotonic_ns(), share.messages, time.process_time_ns() - processor_ns)
 
 
 async def _lsmq_read(share: Share) -> Outcome:
     count = 0
     # The consumer is made after the start: it fetches ahead from its first moment.
-    began_ns = _start()
+    began_ns, processor_ns = _start(), time.process_time_ns()
     async with (
         Client(share.address) as client,
-        Consumer(client, TOPIC, queues=share.queues, group=GROUP) as consumer,
+        Consumer(client, share.topic, queues=share.queues, group=GROUP) as consumer,
     ):
         while count < share.messages:
             count += len(await consumer.poll(5_000))
             await consumer.commit()
-        return Outcome(began_ns, time.monotonic_ns(), count)
+        return Outcome(began_ns, time.monotonic_ns(), count, time.process_time_ns() - processor_ns)
+
+
+async def _lsmq_write_portions(share: Share) -> Outcome:
+    """``send_many`` or ``send_batch``: half of what may be in flight at a time, each to the next queue."""
+    portion = max(1, share.in_flight // 2)
+    bodies = (_bodies(share) * (portion // 64 + 1))[:portion]
+    payload = b"".join(bodies)
+    waiting: deque[Receipts | BatchReceipt] = deque()
+    async with Client(share.address) as client, Producer(client, share.topic) as producer:
+        began_ns, processor_ns = _start(), time.process_time_ns()
+        for first in range(0, share.messages, portion):
+            if len(waiting) == 2:
+                await waiting.popleft().wait()
+            count, queue = min(portion, share.messages - first), share.queues[first // portion % len(share.queues)]
+            if share.way == "send_many":
+                waiting.append(await producer.send_many(bodies[:count], queue=queue))
+            else:
+                rows = memoryview(payload)[: count * share.message_bytes]
+                waiting.append(await producer.send_batch(rows, lengths=share.message_bytes, queues=queue))
+        while waiting:
+            await waiting.popleft().wait()
+        return Outcome(began_ns, time.monotonic_ns(), share.messages, time.process_time_ns() - processor_ns)
+
+
+async def _lsmq_read_batches(share: Share) -> Outcome:
+    count = 0
+    began_ns, processor_ns = _start(), time.process_time_ns()
+    async with (
+        Client(share.address) as client,
+        Consumer(client, share.topic, queues=share.queues, group=f"{GROUP}-batches") as consumer,
+    ):
+        while count < share.messages:
+            count += len(await consumer.poll_batch() or ())
+            await consumer.commit()
+        return Outcome(began_ns, time.monotonic_ns(), count, time.process_time_ns() - processor_ns)
+
+
+_LSMQ_WAYS = {
+    "send_many": _lsmq_write_portions,
+    "send_batch": _lsmq_write_portions,
+    "poll_batch": _lsmq_read_batches,
+}
 
 
 def _redis_write(share: Share) -> Outcome:

@@ -26,11 +26,13 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """``open``: to everybody, whoever it is. ``lists``: the answer shows only what the caller may know of."""
+    """``open``: to everybody, whoever it is. ``lists``: the answer shows only what the caller may know of. ``changes``:
+    it is done to be done, though it needs no right."""
 
     needs: tuple[Need, ...] = ()
     open: bool = False
     lists: Kind | None = None
+    changes: bool = False
 
     def action(self, kind: Kind) -> Action | None:
         """What it needs of resources of the kind."""
@@ -39,7 +41,7 @@ class Access:
     @property
     def shows(self) -> bool:
         """Whether its answer is what it is for: then whoever may not any more is not given it, though he waited."""
-        return all(need.action in (Action.READ, Action.DESCRIBE) for need in self.needs)
+        return not self.changes and all(need.action in (Action.READ, Action.DESCRIBE) for need in self.needs)
 
 
 def _needs(**actions: Action) -> Access:
@@ -58,6 +60,7 @@ _WHOLE: Final = Access(
 )
 _OPEN: Final = Access(open=True)
 _ANYBODY: Final = Access()  # who is known
+_OWN: Final = Access(changes=True)  # likewise
 _D, _R, _W = Action.DESCRIBE, Action.READ, Action.WRITE
 _C, _A, _X = Action.CREATE, Action.ALTER, Action.DELETE
 
@@ -106,6 +109,8 @@ ACCESS: Final[Mapping[str, Access]] = MappingProxyType(
         "declareGroup": _needs(group=_R),
         "deleteGroup": _needs(group=_X),
         "commitOffsets": _needs(group=_R, topic=_R),
+        "previewReset": _needs(group=_D, topic=_D),
+        "resetGroup": _needs(group=_A, topic=_R),
         "getCommittedOffsets": _needs(group=_D, topic=_D),
         "deleteOffsets": _needs(group=_X),
         "fenceGroup": _needs(group=_R, topic=_R),
@@ -154,8 +159,13 @@ ACCESS: Final[Mapping[str, Access]] = MappingProxyType(
         "getConsole": _OPEN,  # nothing of what the node holds: pages that ask for a token themselves
         "getConsoleFile": _OPEN,
         "getHistory": _needs(cluster=_D),
+        "getBusiest": _needs(cluster=_D),
         # rights
         "whoami": _ANYBODY,
+        "signIn": _OWN,
+        "getSession": _ANYBODY,
+        "renewSession": _OWN,
+        "signOut": _OWN,
         "listTokens": _needs(rights=_D),
         "createToken": _needs(rights=_A),
         "rotateToken": _needs(rights=_A),
@@ -167,6 +177,9 @@ ACCESS: Final[Mapping[str, Access]] = MappingProxyType(
         "grantRights": _needs(rights=_A),
         "revokeRights": _needs(rights=_A),
         "testRights": _needs(rights=_D),
+        "listLimits": _needs(rights=_D),
+        "alterLimits": _needs(rights=_A),
+        "removeLimits": _needs(rights=_A),
     }
 )
 
@@ -175,5 +188,5 @@ AUDITED: Final = frozenset(
     operation
     for operation, access in ACCESS.items()
     if {need.action for need in access.needs} & {_C, _A}
-    or operation in ("deleteTopic", "purgeTopic", "deleteGroup", "deleteOffsets", "beginSnapshot")
+    or operation in ("deleteTopic", "purgeTopic", "deleteGroup", "deleteOffsets", "beginSnapshot", "signIn", "signOut")
 )

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 
 from aiohttp import web
 
+import lsmq
 from lsmq import runtime
-from lsmq.errors import Forbidden, LsmqError, NotLeader, Unauthenticated
+from lsmq.errors import (
+    AntiForgeryFailed,
+    Forbidden,
+    LsmqError,
+    NotLeader,
+    OriginNotAllowed,
+    TooManyConnections,
+    TooManyRequests,
+    Unauthenticated,
+)
 from lsmq_coordinator.auth import VERIFIED
 from lsmq_coordinator.http_status import status_of
-from lsmq_node.broker import client_of
+from lsmq_node.broker import asking, client_of
 from lsmq_node.config import NodeConfig
 from lsmq_node.metrics import HttpMetrics
 from lsmq_node.node import Node
@@ -18,6 +29,8 @@ from lsmq_node.rights import Audit, Shown
 
 from . import (
     batches,
+    browser_sessions,
+    busiest,
     cluster,
     console,
     consume,
@@ -30,6 +43,7 @@ from . import (
     producers,
     push,
     queues,
+    resets,
     rights,
     schedules,
     snapshots,
@@ -40,7 +54,8 @@ from . import (
 )
 from .access import ACCESS, AUDITED
 from .asker import Asker
-from .failures import failures
+from .browser_sessions import check_by_cookie, shown_cookie
+from .failures import HttpConnection, failures
 from .forwarding import answered_elsewhere, answering_passed_on
 from .openapi import document
 from .origins import let_pages_read, own_pages
@@ -60,18 +75,22 @@ _PARTS = (
     schedules,
     groups,
     offsets,
+    resets,
     push,
     work_queues,
     transactions,
     cluster,
     snapshots,
     rights,
+    browser_sessions,
     system,
     console,
+    busiest,
 )
 
 NODE = web.AppKey("node", Node)
 _NOTHING = Shown()
+_REFUSALS = Unauthenticated | Forbidden | AntiForgeryFailed | OriginNotAllowed
 
 
 def route_table(config: NodeConfig) -> tuple[Route, ...]:
@@ -88,7 +107,7 @@ def make_app(node: Node) -> web.Application:
     node.metrics.add(metrics)
     node.history.watch(metrics)
     table = route_table(config)
-    app[system.OPENAPI_KEY] = document(table, system.version())
+    app[system.OPENAPI_KEY] = document(table, lsmq.__version__)
     for route in table:
         handler = _handler(route, node, metrics)
         for method in route.methods:
@@ -100,6 +119,9 @@ def make_app(node: Node) -> web.Application:
 def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
     """The route's handler with a memory reservation of its own, counted and timed."""
     series, broker, rights = metrics.series(route.operation), node.broker, node.rights
+    config, allowances = broker.config, broker.allowances
+    requests_per_s, bytes_per_s = config.address_requests_per_s, config.address_bytes_per_s
+    asks = rights.on and not ACCESS[route.operation].open
     access, audit, noted = ACCESS[route.operation], node.audit, route.operation in AUDITED
 
     async def handle(request: web.Request) -> web.StreamResponse:
@@ -110,13 +132,23 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
         try:
             # What another node passed on counts among its client's there.
             client = None if VERIFIED in request else client_of(request.remote)
-            with broker.budget.hold(client) as hold:
-                if client is not None and route.tag != SYSTEM_TAG:
-                    await broker.request_pace.wait(client, 1)
-                    await broker.byte_pace.wait(client)
-                asker = Asker(rights, access, _shown(request) if rights.on else _NOTHING)
+            with broker.budget.hold(client) as hold, ExitStack() as leaving:
+                is_counted = client is not None and route.tag != SYSTEM_TAG
+                if client is not None and is_counted:
+                    await broker.request_pace.wait(client, requests_per_s, 1)
+                    await broker.byte_pace.wait(client, bytes_per_s)
+                asker = Asker(rights, access, _shown(request, config) if asks else _NOTHING)
                 await asker.identify()
+                asking.set(asker.name)
+                principal = asker.name if is_counted else None
+                if principal is not None:
+                    if isinstance(request.protocol, HttpConnection):
+                        request.protocol.seat(allowances).take(principal)
+                    leaving.enter_context(allowances.open_request(principal))
+                    await allowances.pace(principal)
                 call = Call(request, node, route, hold, asker)
+                if asker.cookie is not None:
+                    check_by_cookie(call)
                 call.check_needs(access)
                 try:
                     response = await route.handler(call)
@@ -127,7 +159,10 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
                 if call.proof is None:
                     response = await send_held(request, response, hold, broker)
                 if client is not None and not route.is_stream:
-                    broker.byte_pace.took(client, (request.content_length or 0) + _body_bytes(response))
+                    moved_bytes = (request.content_length or 0) + _body_bytes(response)
+                    broker.byte_pace.took(client, bytes_per_s, moved_bytes)
+                    if principal is not None:
+                        allowances.took_bytes(principal, moved_bytes)
             status = response.status
             return response
         except LsmqError as error:
@@ -138,14 +173,17 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
             raise
         finally:
             series.observe(status, runtime.monotonic() - began)
-            if audit.on and VERIFIED not in request and (noted or isinstance(refusal_of, Unauthenticated | Forbidden)):
+            if audit.on and VERIFIED not in request and (noted or isinstance(refusal_of, _REFUSALS)):
                 _note(audit, route, request, asker, status, refusal_of)
+            elif audit.on and asker is not None and isinstance(refusal_of, TooManyRequests | TooManyConnections):
+                audit.note_limited(asker.name, route.operation, request.remote, refusal_of)
 
     return handle
 
 
-def _shown(request: web.Request) -> Shown:
-    """What the client shows of who it is. What another node passed on came over a connection of that node's own.
+def _shown(request: web.Request, config: NodeConfig) -> Shown:
+    """What the client shows of who it is. What another node passed on has no cookie, and came over a connection of that
+    node's own.
 
     Raises ``Unauthenticated``.
     """
@@ -155,6 +193,8 @@ def _shown(request: web.Request) -> Shown:
     authorization = shown[0] if shown else None
     if authorization is not None or VERIFIED in request or request.transport is None:
         return Shown(authorization)
+    if (cookie := shown_cookie(request, config)) is not None:
+        return Shown(f"Bearer {cookie}", by_cookie=True)
     return Shown(None, request.transport.get_extra_info("peercert") or None)
 
 

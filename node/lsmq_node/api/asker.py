@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from lsmq import runtime
-from lsmq_node.rights import Action, Holder, Kind, Proven, RightsService, Shown
+from lsmq_node.rights import Action, Holder, Kind, Proven, RightsService, SessionCookie, Shown
 
 from .access import Access
 
@@ -34,6 +34,11 @@ class Asker:
     def expires_ms(self) -> int | None:
         """When what he showed ends."""
         return None if self.proven is None else self.proven.expires_ms
+
+    @property
+    def cookie(self) -> SessionCookie | None:
+        """Of the browser's session that he is known by; None where he is not."""
+        return SessionCookie.parsed(self._shown.secret) if self._shown.by_cookie else None
 
     async def identify(self) -> None:
         """Raises ``Unauthenticated``, ``Unavailable``."""

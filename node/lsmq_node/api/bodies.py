@@ -34,7 +34,8 @@ async def read_body(request: web.Request, hold: Hold, config: NodeConfig, worker
     if coding == "identity":
         return body
     # What it becomes is not known before: it is bounded by what a request may have.
-    unpacked = await workers.run(lambda: _decompress(body, coding, limit), large=len(body) >= LARGE_BYTES)
+    large = len(body) >= LARGE_BYTES or _becomes_large(body, coding)
+    unpacked = await workers.run(lambda: _decompress(body, coding, limit), large=large)
     hold.resize(len(unpacked))
     return unpacked
 
@@ -62,6 +63,14 @@ async def _arrived(request: web.Request, hold: Hold, limit: int, timeout_ms: int
     except web.RequestPayloadError as error:
         raise InvalidRequest(f"the request's body cannot be read: {error}") from error
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _becomes_large(body: bytes, coding: str) -> bool:
+    """A few bytes may become a thousand times as many."""
+    try:
+        return len(zlib.decompressobj(_CODINGS[coding]).decompress(body, LARGE_BYTES)) == LARGE_BYTES
+    except zlib.error:
+        return False
 
 
 def _decompress(body: bytes, coding: str, limit: int) -> bytes:

@@ -9,11 +9,11 @@ from typing import Final
 from aiohttp import web
 
 from lsmq.errors import UnknownPath
-from lsmq_node.history import COLUMNS, EVERY_S
+from lsmq_node.history import COLUMNS, EVERY_S, SAMPLES
 
 from .codec import answer
 from .routing import Call, Content, Parameter, Routes
-from .schema import list_of, object_of, text
+from .schema import integer, list_of, object_of, text
 
 #: Files that are served, and as what: no other name leads anywhere.
 _TYPES: Final = MappingProxyType(
@@ -22,9 +22,12 @@ _TYPES: Final = MappingProxyType(
         "console.css": "text/css",
         "console.js": "text/javascript",
         "pages.js": "text/javascript",
+        "cluster.js": "text/javascript",
+        "groups.js": "text/javascript",
         "later.js": "text/javascript",
         "producers.js": "text/javascript",
         "drawing.js": "text/javascript",
+        "session.js": "text/javascript",
     }
 )
 _HEADERS: Final = MappingProxyType(
@@ -40,6 +43,7 @@ _HEADERS: Final = MappingProxyType(
     }
 )
 _FILE = Parameter("asset", text(), "Name of the file.")
+_LAST = Parameter("last", integer(1, SAMPLES, default=SAMPLES), "The newest so many alone.")
 _NUMBERS = list_of({"type": "number"})
 _HISTORY = object_of({"every_ms": {"type": "integer"}, **dict.fromkeys(COLUMNS, _NUMBERS)})
 
@@ -71,10 +75,10 @@ async def get_console_file(call: Call) -> web.StreamResponse:
     return _file(name)
 
 
-@ROUTES.get("/v1/history", Content("A sample every `every_ms`, the oldest first.", _HISTORY))
+@ROUTES.get("/v1/history", Content("A sample every `every_ms`, the oldest first.", _HISTORY), parameters=(_LAST,))
 async def get_history(call: Call) -> web.StreamResponse:
     """The last hour of this node: rates, times, disk, memory.
 
     Of this node alone, and gone when it stops. Monitoring reads /metrics.
     """
-    return answer(call.request, {"every_ms": round(EVERY_S * 1_000), **call.node.history.columns()})
+    return answer(call.request, {"every_ms": round(EVERY_S * 1_000), **call.node.history.columns(call.query["last"])})

@@ -14,11 +14,13 @@ from lsmq.errors import (
     LsmqError,
     MethodNotAllowed,
     ReadElsewhere,
+    TooManyConnections,
     TooManyRequests,
     Unauthenticated,
     UnknownPath,
 )
 from lsmq_coordinator.http_status import status_of
+from lsmq_node.broker import Allowances, Seat
 
 from .codec import answer
 
@@ -39,6 +41,8 @@ def error_answer(request: web.BaseRequest, error: LsmqError, status: int | None 
     if isinstance(error, ReadElsewhere):
         headers["Location"] = f"{error.details['url']}{request.path_qs}"
     response = answer(request, {"error": _as_text(error.to_dict())}, status, headers)
+    if isinstance(error, TooManyConnections):
+        response.force_close()
     if status == 413:
         response.force_close()  # Rather than read and throw away the rest of what is too large.
     return response
@@ -62,7 +66,20 @@ def _as_text(value: Any) -> Any:
 class HttpConnection(web.RequestHandler):
     """A connection that answers what is no request, and so reaches no handler, with an error like any other."""
 
-    __slots__ = ()
+    __slots__ = ("_seat",)
+
+    def seat(self, allowances: Allowances) -> Seat:
+        """Its place among the connections of whoever asks by it."""
+        seat: Seat | None = getattr(self, "_seat", None)
+        if seat is None:
+            seat = self._seat = Seat(allowances)
+        return seat
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        seat: Seat | None = getattr(self, "_seat", None)
+        if seat is not None:
+            seat.leave()
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None

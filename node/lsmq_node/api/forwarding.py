@@ -31,7 +31,7 @@ from .routing import Call
 #: Headers of a request that mean something to whoever answers it; those of our own beside.
 _HEADERS = frozenset({"accept", "authorization", "content-type"})
 _OWN = "lsmq-"
-_NOT_PASSED = (FORWARD_HEADER.lower(), "lsmq-auth")
+_NOT_PASSED = (FORWARD_HEADER.lower(), "lsmq-auth", "lsmq-anti-forgery")
 
 
 async def answered_elsewhere(call: Call, refusal: NotLeader) -> web.StreamResponse:
@@ -72,7 +72,7 @@ def _passed_headers(call: Call) -> dict[str, str]:
         if (low := name.lower()) in _HEADERS or (low.startswith(_OWN) and not low.startswith(_NOT_PASSED))
     }
     if "Authorization" not in call.request.headers and (token := call.asker.token()) is not None:
-        found["Authorization"] = f"Bearer {token}"  # He showed a certificate, which this node cannot show.
+        found["Authorization"] = f"Bearer {token}"  # He showed a cookie, or a certificate, which this node cannot show.
     return found
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from lsmq_node.broker.requests import Start
 from lsmq_node.groups import Mode
 from lsmq_node.groups.group import MAX_TOPICS
 
 from .schema import Schema, flag, integer, list_of, object_of, text
-from .schemas import COUNT, NEXT, OFFSET, QUEUE, TEXT, packed_list, queues_and_offsets
+from .schemas import COUNT, NEXT, OFFSET, QUEUE, QUEUE_OR_NAME, TEXT, TIME_MS, packed_list, queues_and_offsets
 
 MIN_SESSION_MS = 1_000
 MAX_SESSION_MS = 300_000
@@ -154,6 +155,39 @@ LAG: Schema = object_of(
 )
 
 
+RESET_WHERE: dict[str, Schema] = {
+    "to": {"enum": [Start.EARLIEST.value, Start.LATEST.value], "description": "The first message kept, or the end."},
+    "offset": {**OFFSET, "description": "Or this offset, within what is kept and what there is."},
+    "time_ms": {**TIME_MS, "description": "Or the first message stored then or later; the end where there is none."},
+    "queues": text("Only these, such as `0-99,200`, of a topic whose queues have numbers.", maxLength=10_000),
+    "after": text("`next` of the answer before.", pattern="[0-9]{1,4}:[0-9]{1,10}"),
+}
+RESET: Schema = object_of(
+    {
+        "topic": TEXT,
+        **RESET_WHERE,
+        "force": flag("Though members live, which go on from where they are.", default=False),
+    },
+    required=("topic",),
+)
+RESET_MOVE: Schema = object_of(
+    {
+        "queue": QUEUE_OR_NAME,
+        "earliest": OFFSET,
+        "latest": OFFSET,
+        "committed": {**OFFSET, "type": ["integer", "null"]},
+        "to": OFFSET,
+    }
+)
+RESET_ANSWER: Schema = object_of(
+    {
+        "queues": {**COUNT, "description": "Whose offset changes."},
+        "read_again": {**COUNT, "description": "Messages that the group has passed and reads again, by their offsets."},
+        "skipped": {**COUNT, "description": "Messages that the group has not read and does not, by their offsets."},
+        "moves": list_of(RESET_MOVE, description="The first hundred of these queues."),
+        "next": text("There are more queues: ask again with this as `after`. null: these were the last.", null=True),
+    }
+)
 COMMIT: Schema = object_of(
     {
         "topic": TEXT,

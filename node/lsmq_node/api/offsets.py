@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
+import numpy as np
 from aiohttp import web
+from numpy.typing import NDArray
 
 from lsmq import runtime
 from lsmq.errors import (
@@ -20,6 +22,7 @@ from lsmq.errors import (
 from lsmq_node.groups import Mode
 from lsmq_node.groups.ranges import Ranges, normal, parse
 from lsmq_node.rights import Action, Kind
+from lsmq_node.storage import Topic
 
 from . import group_schemas, schemas
 from .arrays import is_number, parse_ranges
@@ -30,7 +33,7 @@ from .schema import integer, text
 _MAX_RANGES = 1_000
 
 #: A member of a broadcast group has offsets of its own, under the group's name and its own.
-_GROUP = Parameter(
+GROUP = Parameter(
     "group",
     text(
         "A group's name has 1 to 249 letters, digits, dots, underscores and hyphens, and is neither '.' nor '..'",
@@ -50,7 +53,7 @@ _SHARD = Parameter("shard", integer(0, 1_023), "Number of the shard.", required=
 @ROUTES.post(
     "/v1/groups/{group}/offsets",
     Content("Stored, as durably as messages.", schemas.COMMIT_ANSWER),
-    parameters=(_GROUP,),
+    parameters=(GROUP,),
     request=Content("The next offset to read of each queue.", group_schemas.COMMIT),
     errors=(
         UnknownTopic,
@@ -74,6 +77,22 @@ async def commit_offsets(call: Call) -> web.StreamResponse:
     if document["reset"]:
         call.asker.check(Kind.GROUP, group.partition("/")[0], Action.ALTER)
     queues, offsets = await call.queue_offsets(document)
+    check_offsets(call, group, topic)
+    member = document.get("member")
+    if (member is None) != (document.get("epoch") is None):
+        raise InvalidRequest("member and epoch come together: the generation the member has heard of", field="epoch")
+    if document["reset"]:
+        await reset_offsets(call, group, topic, queues, offsets, member, document.get("epoch", 0))
+    else:
+        call.node.push.committing(group, topic, reset=False)
+        await call.node.groups.commit(
+            group, topic, queues, offsets, reset=False, member=member, epoch=document.get("epoch", 0)
+        )
+    return answer(call.request, {"committed": len(queues)})
+
+
+def check_offsets(call: Call, group: str, topic: Topic) -> None:
+    """Raises ``GroupModeMismatch`` for a group that has none on the topic."""
     if call.node.work.is_work_queue(group, topic):
         raise GroupModeMismatch(
             f"group {group!r} is a work queue on topic {topic.name!r}, which settles single messages: acknowledge "
@@ -81,23 +100,28 @@ async def commit_offsets(call: Call) -> web.StreamResponse:
             group=group,
             mode=Mode.WORK_QUEUE.value,
         )
-    member = document.get("member")
-    if (member is None) != (document.get("epoch") is None):
-        raise InvalidRequest("member and epoch come together: the generation the member has heard of", field="epoch")
-    reset, streams = document["reset"], call.node.push
-    streams.committing(group, topic, reset=reset)
-    await call.node.groups.commit(
-        group, topic, queues, offsets, reset=reset, member=member, epoch=document.get("epoch", 0)
-    )
-    if reset:
-        streams.committing(group, topic, reset=True)  # Again: those that have begun meanwhile, at the old offsets.
-    return answer(call.request, {"committed": len(queues)})
+
+
+async def reset_offsets(
+    call: Call,
+    group: str,
+    topic: Topic,
+    queues: NDArray[np.uint32],
+    offsets: NDArray[np.int64],
+    member: str | None = None,
+    epoch: int = 0,
+) -> None:
+    """Commit offsets that may lie before those there are. Streams that are held end, and begin again there."""
+    streams = call.node.push
+    streams.committing(group, topic, reset=True)
+    await call.node.groups.commit(group, topic, queues, offsets, reset=True, member=member, epoch=epoch)
+    streams.committing(group, topic, reset=True)  # Again: those that have begun meanwhile, at the old offsets.
 
 
 @ROUTES.get(
     "/v1/groups/{group}/offsets",
     Content("Those queues that have one.", schemas.COMMITTED),
-    parameters=(_GROUP, TOPIC, QUEUES, _SLOTS),
+    parameters=(GROUP, TOPIC, QUEUES, _SLOTS),
     errors=(UnknownTopic, UnknownQueue),
 )
 async def get_committed_offsets(call: Call) -> web.StreamResponse:
@@ -109,17 +133,15 @@ async def get_committed_offsets(call: Call) -> web.StreamResponse:
             raise InvalidRequest(
                 "slots are of a topic whose queues have names, and stand in place of queues", field="slots"
             )
-        queues, offsets = await call.node.groups.committed_in(group, topic, normal(_ranges(query["slots"])))
-        return await call.answer_large(
-            2 * len(queues), lambda: {"queues": queues.tolist(), "offsets": offsets.tolist()}
-        )
+        queues, offsets = await call.node.groups.committed_in(group, topic, normal(parse_runs(query["slots"])))
+        return await call.answer_columns({"queues": queues, "offsets": offsets})
     queues, offsets = await call.broker.committed_offsets(
         group, topic, parse_ranges(query["queues"] or "", topic, call.broker.admission)
     )
-    return await call.answer_large(2 * len(queues), lambda: {"queues": queues.tolist(), "offsets": offsets.tolist()})
+    return await call.answer_columns({"queues": queues, "offsets": offsets})
 
 
-@ROUTES.delete("/v1/groups/{group}/offsets", Content("Dropped, durably.", status=204), parameters=(_GROUP, _SHARD))
+@ROUTES.delete("/v1/groups/{group}/offsets", Content("Dropped, durably.", status=204), parameters=(GROUP, _SHARD))
 async def delete_offsets(call: Call) -> web.StreamResponse:
     """Drop all committed offsets of a group in one shard, and its fence."""
     shard, shards = call.query["shard"], call.broker.topology.shard_count
@@ -136,7 +158,7 @@ async def delete_offsets(call: Call) -> web.StreamResponse:
 @ROUTES.post(
     "/v1/groups/{group}/fence",
     Content("Where to go on, once no earlier commit can come any more.", group_schemas.COMMITTED),
-    parameters=(_GROUP,),
+    parameters=(GROUP,),
     request=Content("The queues and the generation they were assigned in.", group_schemas.FENCE),
     errors=(UnknownTopic, UnknownQueue, StaleGeneration, UnknownMember, FencedMember),
 )
@@ -153,23 +175,23 @@ async def fence_group(call: Call) -> web.StreamResponse:
         return answer(
             call.request, {"queues": queues.astype("<u4").tobytes(), "offsets": offsets.astype("<i8").tobytes()}
         )
-    return await call.answer_large(2 * len(queues), lambda: {"queues": queues.tolist(), "offsets": offsets.tolist()})
+    return await call.answer_columns({"queues": queues, "offsets": offsets})
 
 
 @ROUTES.get(
     "/v1/groups/{group}/lag",
     Content("Counted at this moment.", group_schemas.LAG),
-    parameters=(_GROUP, TOPIC, _RANGES),
+    parameters=(GROUP, TOPIC, _RANGES),
     errors=(UnknownTopic, UnknownQueue),
 )
 async def get_lag(call: Call) -> web.StreamResponse:
     """How far a group is behind.
 
-    At the leader of the queues' shards. Costs what the queues of those shards cost to look at.
+    In all queues that are asked for, whichever nodes lead them. Costs what these cost to look at.
     """
     group, topic = call.path("group"), await call.topic(call.query["topic"])
     given = call.query["ranges"]
-    ranges = ((0, topic.queues),) if given is None else _ranges(given)
+    ranges = ((0, topic.queues),) if given is None else parse_runs(given)
     lag, committed_at = await call.node.groups.lag(group, topic, ranges)
     return answer(
         call.request,
@@ -182,17 +204,17 @@ async def get_lag(call: Call) -> web.StreamResponse:
     )
 
 
-def _ranges(given: str) -> Ranges:
+def parse_runs(given: str, field: str = "ranges") -> Ranges:
     """``0-99,200``: both ends included; in order and disjoint, so that the answer's are the same."""
     pieces = []
     for piece in given.split(","):
         first, dash, last = piece.partition("-")
         if not is_number(first) or (dash and not is_number(last)):
-            raise InvalidRequest(f"ranges has {piece[:40]!r}; it must be such as 0-99,200", field="ranges")
+            raise InvalidRequest(f"{field} has {piece[:40]!r}; it must be such as 0-99,200", field=field)
         pieces.append((int(first), int(last if dash else first) + 1))
     found = normal(pieces)
     if len(pieces) > _MAX_RANGES or sum(end - first for first, end in pieces) != sum(
         end - first for first, end in found
     ):
-        raise InvalidRequest(f"ranges must be disjoint, and {_MAX_RANGES} at most", field="ranges")
+        raise InvalidRequest(f"{field} must be disjoint, and {_MAX_RANGES} at most", field=field)
     return tuple(sorted(pieces))

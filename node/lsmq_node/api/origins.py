@@ -11,7 +11,7 @@ rebinding"). So, for every path and method:
 - a body that comes from a page is of a type that pages of other origins cannot send without asking first.
 
 Pages of ``browser_origins`` may read the answers as well, and are answered what their browsers ask before they send
-(CORS). Nothing is said of cookies: a page that has a token sends it itself.
+(CORS). They have no part in cookies, see :mod:`.browser_sessions`: a page that has a token sends it itself.
 
 Clients that are no browsers send no ``Origin``, and reach the node by a name that is its own.
 """
@@ -107,6 +107,16 @@ def _check_type(request: web.Request) -> None:
             "application/msgpack",
             field="Content-Type",
         )
+
+
+def is_own_page(request: web.Request, origin: str, config: NodeConfig) -> bool:
+    """Whether a page of this origin is one that this node serves, or the host that the request was sent to, which
+    :class:`Hosts` has passed."""
+    own, given = urlsplit(config.public_url), origin.lower()
+    scheme, _, host = given.partition("://")
+    if not host or (config.tls_cert is not None and scheme != "https"):
+        return False  # Whoever stands between says what a page without TLS does.
+    return given == f"{own.scheme}://{own.netloc}".lower() or host == request.headers.get("Host", "").lower()
 
 
 class Origins:

@@ -9,8 +9,9 @@ from .routing import Call, Parameter
 from .schema import integer, text
 from .schemas import MAX_LISTED
 
+LIMIT = Parameter("limit", integer(1, MAX_LISTED, default=MAX_LISTED), "At most so many.")
 PAGE = (
-    Parameter("limit", integer(1, MAX_LISTED, default=MAX_LISTED), "At most so many."),
+    LIMIT,
     Parameter("after", text(default=""), "Those after this name: `next` of the page before."),
 )
 

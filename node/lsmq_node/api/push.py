@@ -20,6 +20,7 @@ from .asker import Asker
 from .codec import Format, answer
 from .filters import FILTER_PARAMETERS, filter_of_query
 from .group_schemas import MEMBER_ID
+from .pages import PAGE, page
 from .push_sinks import END_S, PING_S, AnySink, EventSink, WebSocketSink, heed
 from .routing import TOPIC, Call, Content, Parameter, Routes
 from .schema import integer, text
@@ -238,10 +239,15 @@ async def acknowledge_push(call: Call) -> web.StreamResponse:
     return answer(call.request, {"unacknowledged": stream.ledger.open_count})
 
 
-@ROUTES.get("/v1/groups/{group}/streams", Content("Each with its share of the queues led here.", schemas.STREAMS))
+@ROUTES.get(
+    "/v1/groups/{group}/streams",
+    Content("Each with its share of the queues led here, by id.", schemas.STREAMS),
+    parameters=PAGE,
+)
 async def list_push_streams(call: Call) -> web.StreamResponse:
     """Streams of a group that this node sends to."""
     now = asyncio.get_running_loop().time()
+    found, following = page(call, call.node.push.streams_of(call.path("group")), lambda stream: stream.id)
     streams = [
         {
             "id": stream.id,
@@ -253,6 +259,6 @@ async def list_push_streams(call: Call) -> web.StreamResponse:
             "credit": stream.ledger.credit,
             "silent_ms": round(1000 * (now - stream.progress_at)) if stream.ledger.open_count else 0,
         }
-        for stream in call.node.push.streams_of(call.path("group"))
+        for stream in found
     ]
-    return answer(call.request, {"streams": streams})
+    return answer(call.request, {"streams": streams, "next": following})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lsmq_node.push.options import MAX_CREDIT, MAX_CREDIT_BYTES
 
 from .schema import Schema, integer, list_of, object_of, text
-from .schemas import COUNT, OFFSET, QUEUE
+from .schemas import COUNT, NEXT, OFFSET, QUEUE
 
 #: Queues that one frame or request acknowledges.
 MAX_ACKS = 10_000
@@ -36,6 +36,7 @@ STREAMS: Schema = object_of(
                     "silent_ms": {**COUNT, "description": "Since when none was acknowledged, while there are any."},
                 }
             )
-        )
+        ),
+        "next": NEXT,
     }
 )

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from aiohttp import web
 
 from lsmq import runtime
 from lsmq.errors import AuthenticationOff, TooManyRights, UnknownPrincipal, UnknownRole
+from lsmq_node.broker import Limited
 from lsmq_node.rights import Action, Binding, Kind, Right
 from lsmq_node.rights.book import Grants, Token
 from lsmq_node.rights.model import BUILT_IN
 
 from . import rights_schemas as schemas
 from .codec import answer
+from .pages import PAGE, page
 from .routing import Call, Content, Parameter, Routes
 
 ROUTES = Routes("rights")
@@ -40,6 +42,10 @@ def _shown_rights(rights: Iterable[Right]) -> list[dict[str, Any]]:
 def _shown_grants(grants: Grants) -> dict[str, Any]:
     roles = [{"role": each.role, "prefix": each.prefix} for each in grants.roles]
     return {"roles": roles, "rights": _shown_rights(grants.rights)}
+
+
+def _shown_limits(limits: Mapping[Limited, int]) -> dict[str, int]:
+    return {name.value: value for name, value in limits.items()}
 
 
 def _shown_token(token: Token) -> dict[str, Any]:
@@ -199,3 +205,37 @@ async def test_rights(call: Call) -> web.StreamResponse:
     kind, action = Kind(document["kind"]), Action(document["action"])
     by = call.node.rights.book.why(name, kind, document["name"], action)
     return answer(call.request, {"allowed": by is not None, "by": by})
+
+
+@ROUTES.get("/v1/limits", Content("By name.", schemas.LIMITS), parameters=PAGE)
+async def list_limits(call: Call) -> web.StreamResponse:
+    """Limits of principals: what holds for everybody, and who has his own."""
+    found, following = page(call, call.node.rights.book.limits)
+    own = call.node.rights.book.limits
+    listed = [{"name": name, "limits": _shown_limits(own[name].values)} for name in found]
+    defaults = _shown_limits(call.broker.allowances.defaults)
+    return answer(call.request, {"defaults": defaults, "principals": listed, "next": following})
+
+
+@ROUTES.patch(
+    "/v1/limits/{principal}",
+    _NONE,
+    parameters=(_PRINCIPAL,),
+    request=Content("The limits to change.", schemas.ALTER_LIMITS),
+    errors=_CHANGES,
+)
+async def alter_limits(call: Call) -> web.StreamResponse:
+    """Give somebody limits of his own.
+
+    What is left out stays; null has what holds for everybody hold for him again. Each node counts for itself.
+    """
+    name, document = call.path("principal"), await call.checked_document()
+    await call.node.rights.alter_limits(name, {Limited(each): value for each, value in document.items()})
+    return web.Response(status=204)
+
+
+@ROUTES.delete("/v1/limits/{principal}", _NONE, parameters=(_PRINCIPAL,), errors=(*_CHANGES, UnknownPrincipal))
+async def remove_limits(call: Call) -> web.StreamResponse:
+    """Take somebody's own limits away."""
+    await call.node.rights.remove_limits(call.path("principal"))
+    return web.Response(status=204)

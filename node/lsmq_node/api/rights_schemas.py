@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+from lsmq_node.broker import Limited
 from lsmq_node.rights import Action, By, Kind
 from lsmq_node.rights.model import MAX_PATTERN_BYTES, MAX_RIGHTS
 
 from .schema import Schema, flag, integer, list_of, object_of, text
-from .schemas import TIME_MS
+from .schemas import NEXT, TIME_MS
 
 MAX_TTL_MS = 100 * 365 * 86_400_000
 MAX_OVERLAP_MS = 30 * 86_400_000
@@ -44,9 +47,31 @@ ROLE: Schema = object_of({"rights": RIGHTS})
 ROLES_ANSWER: Schema = object_of({"roles": list_of(object_of({"name": NAME, "built_in": flag(), "rights": RIGHTS}))})
 GRANTS: Schema = object_of({"roles": ROLES, "rights": RIGHTS}, required=())
 _PRINCIPAL = object_of({"name": NAME, "roles": ROLES, "rights": RIGHTS})
+SESSION: Schema = object_of(
+    {
+        "name": NAME,
+        "expires_ms": {**TIME_MS, "description": "When it ends, however it is used."},
+        "idle_until_ms": {**TIME_MS, "description": "When it ends unless it is renewed."},
+        "anti_forgery": text("To be sent in `Lsmq-Anti-Forgery` with all that changes something."),
+    }
+)
 PRINCIPALS: Schema = object_of({"principals": list_of(_PRINCIPAL)})
 TEST: Schema = object_of({"kind": _KIND, "name": text(default=""), "action": _ACTION}, required=("kind", "action"))
 TESTED: Schema = object_of({"allowed": flag(), "by": text("What allows it; null: nothing does.", null=True)})
+_OF_EVERYBODY: Schema = object_of({each.value: integer(0) for each in Limited})
+_MOST: Final = 2**53
+ALTER_LIMITS: Schema = object_of(
+    {each.value: integer(0, _MOST, "0: none; null: as for everybody.", null=True) for each in Limited}, required=()
+)
+LIMITS: Schema = object_of(
+    {
+        "defaults": {**_OF_EVERYBODY, "description": "For whom nothing else was set, at this node; 0 is no limit."},
+        "principals": list_of(
+            object_of({"name": NAME, "limits": object_of({each.value: integer(0) for each in Limited}, required=())})
+        ),
+        "next": NEXT,
+    }
+)
 WHOAMI: Schema = object_of(
     {
         "auth": text("How this node knows its clients: `none`, `token`."),

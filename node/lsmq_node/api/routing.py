@@ -32,7 +32,7 @@ from .access import Access
 from .arrays import queue_offsets
 from .asker import Asker
 from .bodies import read_body
-from .codec import JSON_TYPE, MSGPACK_TYPE, answer_format, decode, encode, request_format
+from .codec import JSON_TYPE, MSGPACK_TYPE, answer_format, decode, encode_columns, request_format
 from .schema import Schema, bound, check, integer, text
 
 _NAMED = re.compile(r"{(\w+)}")
@@ -356,10 +356,11 @@ class Call:
         large = len(document["queues"]) >= _MANY_QUEUES
         return await self.workers.run(lambda: queue_offsets(document, self.broker.admission), large=large)
 
-    async def answer_large(self, count: int, make: Callable[[], Any]) -> web.Response:
-        """The answer that ``make`` makes, of so many values: in a thread, where they are many."""
+    async def answer_columns(self, columns: Mapping[str, NDArray[np.integer[Any]]]) -> web.Response:
+        """An answer of lists of numbers: made in a thread, where they are many."""
         form = answer_format(self.request)
-        body = await self.workers.run(lambda: encode(make(), form), large=count >= _MANY_VALUES)
+        count = sum(map(len, columns.values()))
+        body = await self.workers.run(lambda: encode_columns(columns, form), large=count >= _MANY_VALUES)
         return web.Response(body=body, headers={"Content-Type": form.value})
 
 

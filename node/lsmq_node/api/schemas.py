@@ -127,6 +127,7 @@ TOPIC: Schema = object_of(
         "options": {"type": "object", "properties": TOPIC_OPTIONS},
         "revision": integer(0, description="How often its options were altered."),
         "created_ms": TIME_MS,
+        "made_by": text("The principal who made it, where he may make only so many."),
         "max_message_bytes": integer(
             None, description="The limit in force: the topic's own, else the node's. Key, tag and properties count."
         ),

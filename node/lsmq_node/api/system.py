@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
-from importlib import metadata
 from typing import Any
 
 from aiohttp import web
 
+import lsmq
 from lsmq import runtime
 
 from . import schemas
@@ -20,14 +20,6 @@ from .schema import text
 OPENAPI_KEY = web.AppKey("openapi", dict[str, Any])
 
 ROUTES = Routes("system")
-
-
-def version() -> str:
-    """The installed release, or ``0`` when running from a tree that is not installed."""
-    try:
-        return metadata.version("lsmq")
-    except metadata.PackageNotFoundError:
-        return "0"
 
 
 @ROUTES.get(
@@ -72,7 +64,7 @@ async def status(call: Call) -> web.StreamResponse:
     return answer(
         call.request,
         {
-            "version": version(),
+            "version": lsmq.__version__,
             "uptime_s": round(runtime.monotonic() - broker.started_at, 3),
             "data_dir": str(broker.config.data.absolute()),
             "pid": os.getpid(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from lsmq.errors import (
     InvalidRequest,
     InvalidTopicName,
     NotLeader,
+    TooManyQueues,
     TooManyTopics,
     TopicExists,
     TopicReplaced,
@@ -46,6 +46,7 @@ def topic_object(call: Call, topic: Topic) -> dict[str, Any]:
         "id": topic.id,
         "queues": NAMED if topic.named else topic.queues,
         **({"named": True} if topic.named else {}),
+        **({"made_by": topic.options.made_by} if topic.options.made_by is not None else {}),
         "options": {name: value for name, value in topic.options.set().items() if name != "named"},
         "revision": topic.options.revision,
         "created_ms": topic.created_ms,
@@ -79,7 +80,7 @@ def own_url(call: Call) -> str:
     Content("Created, durably.", schemas.TOPIC, status=201),
     Content("It was there already, with the same options.", schemas.TOPIC),
     request=Content("Number of queues and options.", schemas.CREATE_TOPIC),
-    errors=(InvalidTopicName, TopicExists, TooManyTopics),
+    errors=(InvalidTopicName, TopicExists, TooManyTopics, TooManyQueues),
 )
 async def create_topic(call: Call) -> web.StreamResponse:
     """Create a topic."""
@@ -96,7 +97,7 @@ async def create_topic(call: Call) -> web.StreamResponse:
         document["key_queues"] = document.get("key_queues") or queues
     options = TopicOptions.from_dict(document)
     _check_may_move(call, document)
-    topic, created = await call.broker.create_topic(call.path("topic"), queues, options)
+    topic, created = await call.broker.create_topic(call.path("topic"), queues, options, call.asker.name)
     return answer(call.request, topic_object(call, topic), 201 if created else 200)
 
 
@@ -207,7 +208,7 @@ async def get_offsets(call: Call) -> web.StreamResponse:
     topic = await call.topic()
     queues = parse_ranges(query["queues"] or "", topic, call.broker.admission)
     earliest, latest = await call.broker.offsets(topic, queues)
-    at_time: Sequence[int] | None = None
+    columns = {"queues": queues, "earliest": earliest, "latest": latest}
     if query["time_ms"] is not None:
         if len(queues) > MAX_QUEUES_AT_TIME:
             raise InvalidRequest(
@@ -216,10 +217,6 @@ async def get_offsets(call: Call) -> web.StreamResponse:
                 field="queues",
                 limit=MAX_QUEUES_AT_TIME,
             )
-        at_time = await call.broker.offsets_for_time(topic, queues.tolist(), query["time_ms"])
-
-    def columns() -> dict[str, Any]:
-        found = {"queues": queues.tolist(), "earliest": earliest.tolist(), "latest": latest.tolist()}
-        return found if at_time is None else {**found, "at_time": at_time}
-
-    return await call.answer_large(3 * len(queues), columns)
+        found = await call.broker.offsets_for_time(topic, queues.tolist(), query["time_ms"])
+        columns["at_time"] = np.array(found, np.int64)
+    return await call.answer_columns(columns)

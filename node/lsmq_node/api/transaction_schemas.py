@@ -44,7 +44,7 @@ TRANSACTION: Schema = object_of(
         "waiting_shards": list_of(COUNT, description="Shards that have not got their part yet."),
     }
 )
-TRANSACTIONS: Schema = object_of({"transactions": list_of(TRANSACTION)})
+TRANSACTIONS: Schema = object_of({"transactions": list_of(TRANSACTION), "next": NEXT})
 
 HEARTBEAT: Schema = object_of(
     {

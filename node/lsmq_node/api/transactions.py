@@ -32,13 +32,12 @@ from lsmq_node.workers import Turns
 
 from . import transaction_schemas as schemas
 from .codec import answer
-from .pages import PAGE, page
+from .pages import LIMIT, PAGE, page
 from .produce import Packer, messages_of, values_of
 from .routing import Call, Content, Parameter, Routes
+from .schema import text
 
 HEARTBEATS_PER_SESSION = 3
-MAX_LISTED = 1_000
-
 ROUTES = Routes("transactions")
 _TRANSACTION = Parameter("transaction", schemas.TRANSACTION_ID, "Id of the transaction.")
 _SEQUENCE = Parameter("sequence", schemas.NAME, "Name of the sequence.")
@@ -46,6 +45,15 @@ _STATE = Parameter(
     "state",
     {"enum": [*(state.value for state in State), "undelivered"]},
     "Only these; `undelivered`: committed, and not in all their shards.",
+)
+#: By when they were begun, then by id: names that sort like that.
+_PAGE = (
+    LIMIT,
+    Parameter(
+        "after",
+        text(pattern="([0-9]{16}[.][A-Za-z0-9._:-]{1,120})?", default=""),
+        "Those begun after this one: `next` of the page before.",
+    ),
 )
 _DECIDED = Content("Decided, durably; `delivered` says whether consumers see all of it.", schemas.TRANSACTION)
 _STORED = Content("Stored, durably, and not to be seen.", schemas.TRANSACTION)
@@ -283,22 +291,22 @@ async def get_transaction(call: Call) -> web.StreamResponse:
 @ROUTES.get(
     "/v1/producer-groups/{group}/transactions",
     Content("Finished ones are remembered for a while.", schemas.TRANSACTIONS),
-    parameters=(_STATE,),
+    parameters=(_STATE, *_PAGE),
 )
 async def list_transactions(call: Call) -> web.StreamResponse:
-    """Transactions of a producer group, oldest first, up to 1000.
+    """Transactions of a producer group, oldest first.
 
     Only at the group's coordinator (`GET /v1/groups/{group}/coordinator`).
     """
     shard, group = await _coordinator(call)
     wanted = call.query["state"]
-    found = [
+    known = (
         each
         for each in shard.book.transactions.values()
         if each.group == group and wanted in (None, each.state if each.is_finished or each.is_open else "undelivered")
-    ]
-    found.sort(key=lambda each: (each.begun_ms, each.id))
-    return answer(call.request, {"transactions": [describe(each) for each in found[:MAX_LISTED]]})
+    )
+    found, following = page(call, known, lambda each: f"{each.begun_ms:016d}.{each.id}")
+    return answer(call.request, {"transactions": [describe(each) for each in found], "next": following})
 
 
 @ROUTES.get(

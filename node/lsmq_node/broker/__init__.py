@@ -2,6 +2,7 @@
 
 from lsmq_node.storage.producers import BROKER_PRODUCERS
 
+from .allowances import Allowances, Limited, Made, Own, Seat, asking
 from .background import Background, Start
 from .broker import Broker
 from .budget import ByteBudget, Hold, client_of
@@ -18,6 +19,7 @@ from .waiters import WaiterTable
 __all__ = [
     "BROKER_PRODUCERS",
     "Ack",
+    "Allowances",
     "Background",
     "Broker",
     "ByteBudget",
@@ -28,6 +30,9 @@ __all__ = [
     "Hold",
     "LeaderCalls",
     "Leadership",
+    "Limited",
+    "Made",
+    "Own",
     "PassedBack",
     "PassedOn",
     "Peers",
@@ -35,6 +40,7 @@ __all__ = [
     "QueueRange",
     "ReadRequest",
     "ReadFrom",
+    "Seat",
     "ShardPort",
     "Start",
     "Topology",
@@ -42,6 +48,7 @@ __all__ = [
     "Trims",
     "WaiterTable",
     "asked_shard",
+    "asking",
     "client_of",
     "queue_ranges",
     "shard_of",

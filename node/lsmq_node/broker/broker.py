@@ -8,7 +8,9 @@ thread (creating and deleting topics). Appending only touches memory and happens
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -34,6 +36,7 @@ from lsmq_node.storage import (
 from lsmq_node.workers import Workers
 
 from .admission import Admission, column_of
+from .allowances import Allowances
 from .budget import ByteBudget, Hold
 from .elsewhere import ReadFrom
 from .fetched import Fetched
@@ -50,7 +53,18 @@ from .waiters import WaiterTable
 #: A smaller payload is decompressed within a millisecond.
 _LARGE_PAYLOAD_BYTES = 512 * 1024
 
+#: Queues whose offsets are looked up in a few milliseconds.
+_QUEUES_A_TURN = 50_000
+
 Result = TypeVar("Result")
+
+
+async def _in_turns(places: NDArray[np.int64]) -> AsyncIterator[NDArray[np.int64]]:
+    """In pieces: the others on the loop have a turn between two."""
+    for begin in range(0, len(places), _QUEUES_A_TURN):
+        if begin:
+            await asyncio.sleep(0)
+        yield places[begin : begin + _QUEUES_A_TURN]
 
 
 async def _all(waits: Sequence[asyncio.Future[None] | None]) -> None:
@@ -74,8 +88,9 @@ class Broker:
         self.started_at = runtime.monotonic()
         self.waiters = waiters
         self.budget = ByteBudget(config.max_inflight_bytes, config.inflight_share_bytes)
-        self.request_pace = Pace(config.address_requests_per_s, "requests", "address_requests_per_s")
-        self.byte_pace = Pace(config.address_bytes_per_s, "bytes", "address_bytes_per_s")
+        self.request_pace = Pace("requests", "address_requests_per_s")
+        self.byte_pace = Pace("bytes", "address_bytes_per_s")
+        self.allowances = Allowances(config)
         self.writes_delayed = 0
         self.sendfile_bytes = 0  # counted by who sends
         self.admission = Admission(config, topology.shard_count)
@@ -86,6 +101,7 @@ class Broker:
         self.names = self.reads.names
         self.queue_lists = QueueLists(topology, self.names, self.admission)
         self._next_queue: dict[int, int] = {}
+        self._making = asyncio.Lock()
 
     async def retire(self) -> None:
         """The node is about to stop: others take over what they can, while requests are still served.
@@ -135,18 +151,32 @@ class Broker:
         """Raises ``UnknownTopic``."""
         return await self.topology.topics.by_id(topic_id)
 
-    async def create_topic(self, name: str, queues: int, options: TopicOptions) -> tuple[Topic, bool]:
-        """The topic, durable, and whether this call made it.
+    async def create_topic(
+        self, name: str, queues: int, options: TopicOptions, by: str | None = None
+    ) -> tuple[Topic, bool]:
+        """The topic, durable, and whether this call made it; ``by`` a principal, who may have limits.
 
         Raises ``TopicExists``, ``InvalidTopicName``, and what admission raises.
         """
-        self.admission.create_topic(name, queues, options, self.topology.topics.all())
-        check_moving(self, name, options)
-        return await self.topology.topics.create(name, queues, options)
+        async with AsyncExitStack() as alone:
+            if by is not None and self.allowances.limits_topics(by):
+                await alone.enter_async_context(self._making)
+            known = self.topology.topics.all()
+            self.admission.create_topic(name, queues, options, known)
+            check_moving(self, name, options)
+            there = next((topic for topic in known if topic.name == name), None)
+            made_by = by if there is None else there.options.made_by
+            if there is None and by is not None:
+                made_by = self.allowances.make_topic(by, 0 if options.named else queues, known)
+            return await self.topology.topics.create(name, queues, replace(options, made_by=made_by))
 
     async def grow_topic(self, name: str, queues: int) -> Topic:
         """Give the topic more queues, durably. Raises ``UnknownTopic``, ``InvalidRequest`` where it has more."""
         self.admission.write()
+        topic = self.topology.topics.find(name)
+        if topic is not None and topic.options.made_by is not None:
+            others = [each for each in self.topology.topics.all() if each.id != topic.id]
+            self.allowances.grow_topic(topic.options.made_by, queues, others)
         return await self.topology.topics.grow(name, queues)
 
     async def alter_topic(self, name: str, changes: Mapping[str, Any]) -> Topic:
@@ -228,6 +258,7 @@ class Broker:
         topic, batches = request.topic, request.batches
         ack = Ack(topic.options.ack) if request.ack is None else request.ack
         ports = await self.writable(topic, [shard for shard, _ in batches], ack)
+        self._begin_producers(zip(ports, (batch for _, batch in batches), strict=True))
         if len(batches) == 1:
             appended = ports[0].store.append(topic.id, batches[0][1])
             future = ports[0].wait(appended, ack)
@@ -247,6 +278,12 @@ class Broker:
         await _all(waits)
         return results
 
+    def _begin_producers(self, parts: Iterable[tuple[ShardPort, RecordBatch]]) -> None:
+        """Raises ``TooManyProducers`` where a principal who may begin so many begins one more."""
+        if self.allowances.counts_producers():
+            first = ((port, batch.producer_id) for port, batch in parts if batch.producer_id and not batch.sequence)
+            self.allowances.begin_producers(sum(port.store.producer_epoch(id) is None for port, id in first))
+
     async def take_producer(
         self, topic: Topic, shard: int, producer_id: int, epoch: int | None, above: int
     ) -> tuple[int, int]:
@@ -255,6 +292,8 @@ class Broker:
         Durable on return. Raises ``ProducerFenced``, ``TooManyProducers``, ``NotLeader``, and what writes raise.
         """
         (port,) = await self.writable(topic, [shard], Ack.QUORUM)
+        if self.allowances.counts_producers() and port.store.producer_epoch(producer_id) is None:
+            self.allowances.begin_producers(1)
         appended, begun, position = port.store.take_producer(producer_id, epoch, above=above)
         appended = appended or port.store.barrier()
         if appended is not None and (future := port.wait(appended, Ack.QUORUM)) is not None:
@@ -299,6 +338,7 @@ class Broker:
         """Put in line; nothing is awaited between that and the return."""
         while True:
             (port,) = await self.writable(topic, [shard], ack)
+            self._begin_producers([(port, batch)])
             try:
                 return port, *port.store.names(topic.id).append(joined, batch, self.names.slots(topic, shard))
             except NamesBehind:
@@ -406,9 +446,10 @@ class Broker:
         parts = split_by_shard(queues, topic, self.topology.shard_count)
         ports = await self.reads.ports(topic, [shard for shard, _ in parts], source)
         for port, (_, places) in zip(ports, parts, strict=True):
-            if port.store.has_topic(topic.id, int(queues[places].max())):
-                earliest[places] = port.store.earliest_offsets(topic.id, queues[places])
-                latest[places] = port.store.latest_offsets(topic.id, queues[places])
+            async for piece in _in_turns(places):
+                if port.store.has_topic(topic.id, int(queues[piece].max())):
+                    earliest[piece] = port.store.earliest_offsets(topic.id, queues[piece])
+                    latest[piece] = port.store.latest_offsets(topic.id, queues[piece])
             port.check_readable(follower=source is not ReadFrom.LEADER)
         return earliest, latest
 
@@ -474,7 +515,8 @@ class Broker:
         parts = split_by_shard(queues, topic, self.topology.shard_count)
         ports = await self.reads.ports(topic, [shard for shard, _ in parts])
         for port, (_, places) in zip(ports, parts, strict=True):
-            offsets[places] = port.store.committed_offsets(group, topic.id, queues[places])
+            async for piece in _in_turns(places):
+                offsets[piece] = port.store.committed_offsets(group, topic.id, queues[piece])
             port.check_readable()
         present = offsets >= 0
         return queues[present], offsets[present]

@@ -1,7 +1,7 @@
 """How fast one client may ask: so many requests and bytes a second, delayed first, refused when that is not enough.
 
-What was taken is a debt, which is paid by time. A client that owes nothing is forgotten, so memory is for those alone
-who asked lately.
+What was taken is a debt, which is paid by time. Debts are kept in two halves: when the newer is full the older goes,
+and with it those who asked for nothing since it was the newer. So memory is bounded, and nothing is searched.
 """
 
 from __future__ import annotations
@@ -14,54 +14,90 @@ from lsmq.errors import TooManyRequests
 BURST_S = 1.0
 #: A request waits for so long at most; one that would have to wait longer is refused.
 LONGEST_DELAY_S = 1.0
-#: So many clients are known, then those that owe nothing are looked for, and if there are none, one is forgotten.
+#: So many requests wait at a time, and of one client; one more is refused.
+MOST_DELAYED = 1_000
+MOST_DELAYED_OF_ONE = 100
+#: So many clients are known.
 _MOST_CLIENTS = 100_000
 
 
-class Pace:
-    """Loop thread only. ``per_s`` is how much of something one client may have in a second; 0: as much as it likes."""
+class Debts:
+    """When all that a client has taken is paid for, of a bounded number of clients."""
 
-    def __init__(self, per_s: int, what: str, setting: str) -> None:
-        self._per_s = per_s
+    def __init__(self) -> None:
+        self._newer: dict[str, float] = {}
+        self._older: dict[str, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._newer) + len(self._older)
+
+    def due(self, client: str, now: float) -> float:
+        """``now``, or later."""
+        due = self._newer.get(client)
+        return max(self._older.get(client, now) if due is None else due, now)
+
+    def owe(self, client: str, due: float) -> None:
+        if client not in self._newer and len(self._newer) >= _MOST_CLIENTS // 2:
+            self._older, self._newer = self._newer, {}
+        self._older.pop(client, None)
+        self._newer[client] = due
+
+
+class Pace:
+    """Of one limit. Loop thread only. A rate of 0 is no limit."""
+
+    def __init__(self, what: str, setting: str) -> None:
+        """``what`` is counted, in words; ``setting`` is the name that the limit goes by."""
+        self.setting = setting
         self._what = what
-        self._setting = setting
-        self._due: dict[str, float] = {}  # when all that a client has taken is paid for
+        self._debts = Debts()
+        self._waiting: dict[str, int] = {}  # requests that are delayed, by client
+        self._waiting_count = 0
         self.delayed = 0
         self.refused = 0
 
     def __len__(self) -> int:
         """Clients that are known."""
-        return len(self._due)
+        return len(self._debts)
 
-    async def wait(self, client: str, count: int = 0) -> None:
-        """Take ``count``, and return when the client may go on. Raises ``TooManyRequests``; nothing is taken then."""
-        if not self._per_s:
+    async def wait(self, client: str, per_s: int, count: int = 0, whose: str = "your address") -> None:
+        """Take ``count``, and return when the client may go on. Raises ``TooManyRequests``; nothing is taken then.
+
+        ``per_s`` is how much he may have in a second, and ``whose`` names him.
+        """
+        if not per_s:
             return
         now = asyncio.get_running_loop().time()
-        delay_s = self._due.get(client, now) - now - BURST_S
-        if delay_s > LONGEST_DELAY_S:
+        delay_s = self._debts.due(client, now) - now - BURST_S
+        if delay_s > 0 and (delay_s > LONGEST_DELAY_S or self._is_crowded(client)):
             self.refused += 1
-            retry_after_ms = int(1000 * (delay_s - LONGEST_DELAY_S)) + 1
+            retry_after_ms = int(1000 * (delay_s if delay_s <= LONGEST_DELAY_S else delay_s - LONGEST_DELAY_S)) + 1
             raise TooManyRequests(
-                f"your address takes more than {self._per_s} {self._what} a second, the limit ({self._setting}); come "
-                f"again in {retry_after_ms} ms, and more slowly",
-                limit=self._per_s,
+                f"{whose} takes more than {per_s} {self._what} a second, the limit ({self.setting}); come again in "
+                f"{retry_after_ms} ms, and more slowly",
+                setting=self.setting,
+                limit=per_s,
                 retry_after_ms=retry_after_ms,
+                sent=False,
             )
-        self.took(client, count)
+        self.took(client, per_s, count)
         if delay_s > 0:
             self.delayed += 1
-            await asyncio.sleep(delay_s)
+            self._waiting[client] = self._waiting.get(client, 0) + 1
+            self._waiting_count += 1
+            try:
+                await asyncio.sleep(delay_s)
+            finally:
+                self._waiting_count -= 1
+                self._waiting[client] -= 1
+                if not self._waiting[client]:
+                    del self._waiting[client]
 
-    def took(self, client: str, count: int) -> None:
+    def took(self, client: str, per_s: int, count: int) -> None:
         """The client has had so much, whatever the limit."""
-        if self._per_s and count:
+        if per_s and count:
             now = asyncio.get_running_loop().time()
-            if client not in self._due and len(self._due) >= _MOST_CLIENTS:
-                self._forget(now)
-            self._due[client] = max(self._due.get(client, now), now) + count / self._per_s
+            self._debts.owe(client, self._debts.due(client, now) + count / per_s)
 
-    def _forget(self, now: float) -> None:
-        self._due = {client: due for client, due in self._due.items() if due > now}
-        if len(self._due) >= _MOST_CLIENTS:
-            del self._due[next(iter(self._due))]
+    def _is_crowded(self, client: str) -> bool:
+        return self._waiting_count >= MOST_DELAYED or self._waiting.get(client, 0) >= MOST_DELAYED_OF_ONE

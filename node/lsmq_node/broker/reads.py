@@ -16,7 +16,7 @@ from lsmq import runtime
 from lsmq.errors import ReadElsewhere, Unavailable, UnknownFetchSession
 from lsmq.filters import MessageFilter
 from lsmq_node.config import NodeConfig
-from lsmq_node.storage import Topic
+from lsmq_node.storage import Topic, TopicFlow
 from lsmq_node.storage.sieve import Picked
 
 from .budget import Hold
@@ -54,6 +54,7 @@ class Reads:
     def __init__(self, config: NodeConfig, topology: Topology, waiters: WaiterTable) -> None:
         self.queues_sent_elsewhere = 0
         self.as_follower = 0  # reads answered by a replica that does not lead
+        self.flow = TopicFlow()  # what consumers were given, by whatever way
         self._config = config
         self._topology = topology
         self._waiters = waiters
@@ -415,6 +416,8 @@ class Reads:
             if found.moved and not all(piece.leads for piece in pieces):
                 self.as_follower += 1
             hold.resize(found.size_bytes - found.file_bytes)
+            if found.record_count:
+                self.flow.add(request.topic.name, found.record_count, found.size_bytes)
         return found
 
 

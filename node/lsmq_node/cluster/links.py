@@ -69,7 +69,7 @@ class Links:
         self._tls = tls
         self._signer = Signer(secret)
         self._verifier = Verifier(secret)
-        self._seal_key = secret.key("links")
+        self._seal_keys = secret.keys("links")
         self._addresses = addresses
         self._on_message = on_message
         self._on_broken = on_broken
@@ -134,24 +134,25 @@ class Links:
             "\r\n".join(lines).encode(),
             check,
             lambda start: self._signer.learn(signed, start),
-            Seal(self._seal_key, signed.mac),
+            Seal(self._seal_keys[0], signed.mac),
             None if self._tls is None else self._tls.client,
         )
 
     async def _accept(self, request: web.Request) -> web.StreamResponse:
         header = request.headers.get(REQUEST_HEADER)
         try:
-            mac = self._verifier.mac_of(header, request.method, request.raw_path, request.host)
+            verified = self._verifier.verified(header, request.method, request.raw_path, request.host)
         except NotAuthenticated as refused:
             raise web.HTTPUnauthorized(text=refused.message) from refused
         sender, transport = request.query.get("node", ""), request.transport
         if not sender or transport is None or not self._open:
             raise web.HTTPServiceUnavailable(text="this node is stopping, or the request names no node")
-        incoming = Incoming(sender, transport, self._on_message, Seal(self._seal_key, mac))
+        seal = Seal(self._seal_keys[verified.which], verified.mac)
+        incoming = Incoming(sender, transport, self._on_message, seal)
         protocol: Any = request.protocol
         protocol.set_parser(incoming)  # As aiohttp does it for WebSockets: from here on it gets what arrives.
         set_up(transport)
-        proof = self._verifier.answer_header(mac, _SWITCHING, b"")
+        proof = verified.answer_header(_SWITCHING, b"")
         answer = web.StreamResponse(
             status=_SWITCHING, headers={"Upgrade": PROTOCOL, "Connection": "Upgrade", ANSWER_HEADER: proof}
         )

@@ -17,7 +17,7 @@ import structlog
 from lsmq import runtime
 from lsmq.errors import InvalidRequest, LsmqError, NotLeader, Unavailable
 from lsmq_coordinator.control import ControlClient
-from lsmq_coordinator.election import Progress
+from lsmq_coordinator.election import Flaw, Progress
 from lsmq_coordinator.parts import Parts
 from lsmq_coordinator.state import ClusterState, NodeState, Shard
 from lsmq_node.broker.peers import Peers
@@ -162,6 +162,7 @@ class ClusterMember:
         ahead_ms = self._clock_ahead_ms()
         return {
             "unleased_seconds": self.control.unleased_s,
+            "accepted_secrets": len(self.rights.voucher_keys),  # a key of each
             **({} if ahead_ms is None else {"clock_ahead_seconds": ahead_ms / 1000}),
         }
 
@@ -219,7 +220,8 @@ class ClusterMember:
         for shard, replica in self.replicas.all().items():
             position, life = replica.position, replica.life
             if position is not None and life is not None:
-                flawed = int(bool(replica.damage))
+                full = replica.is_open and replica.store.disk_full
+                flawed = bool(replica.damage) * Flaw.DAMAGED | full * Flaw.FULL
                 found[shard] = Progress(*position, *life, replica.high_watermark, flawed)
         return found
 

@@ -14,8 +14,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ from lsmq_coordinator.journal import OS_DISK, DelayedDisk
 from lsmq_coordinator.overseer import Overseer
 from lsmq_coordinator.parts import UNSEEN, Part, Parts, kept
 from lsmq_coordinator.raft_control import RaftConfig, RaftControl
-from lsmq_coordinator.tls import Certificates
+from lsmq_coordinator.tls import Certificates, dialling_context
 from lsmq_coordinator.zookeeper import ZooKeeperConfig, ZooKeeperRegistry
 from lsmq_node.broker import WaiterTable
 from lsmq_node.broker.layout import store_options
@@ -107,7 +109,7 @@ async def running_member(config: NodeConfig, waiters: WaiterTable, parts: Parts)
             tls=tls,
         )
         member = ClusterMember(config, control, waiters, parts)
-        member.rights.voucher_keys = (secret.key("vouchers"),)
+        member.rights.voucher_keys = secret.keys("vouchers")
 
         def received(sender: str, shard: int, message: Message, payload: memoryview) -> None:
             replica = member.replicas.get(shard)
@@ -246,7 +248,8 @@ def _registry(
         settings.name,
         settings.node,
         config.public_url,
-        secret.key("zookeeper").hex(),
+        tuple(key.hex() for key in secret.keys("zookeeper")),
+        _zookeeper_tls(settings),
         refresh_s=settings.zookeeper_refresh_s,
     )
     loop = asyncio.get_running_loop()
@@ -262,6 +265,15 @@ def _registry(
             return None
 
     return ZooKeeperRegistry(zookeeper, eager=lambda: raft is not None and raft.is_leader, newest=newest, part=part)
+
+
+def _zookeeper_tls(settings: ClusterConfig) -> Callable[[], ssl.SSLContext] | None:
+    """What makes a context for each connection to ZooKeeper; None without TLS. Raises ``TlsUnusable``."""
+    if not settings.zookeeper_by_tls:
+        return None
+    tls = partial(dialling_context, settings.zookeeper_tls_ca, settings.zookeeper_tls_cert, settings.zookeeper_tls_key)
+    tls()  # What is of no use now is told at the start.
+    return tls
 
 
 @asynccontextmanager

@@ -1,19 +1,22 @@
-// Which page stands at the address behind "#", and how the node is asked. A token stays in this page's memory.
+// Which page stands at the address behind "#", and how the node is asked.
 import { el } from "/console/drawing.js";
 import { pages } from "/console/pages.js";
+import { antiForgery, findOut, signIn, watchUse } from "/console/session.js";
 
-let token = null;
 let leaving = new AbortController();
 
 /** The node's answer, as JSON. Throws what the node has against it. */
-export async function ask(path, { method = "GET", body, signal = leaving.signal } = {}) {
-  const headers = { Accept: "application/json", "Lsmq-Forward": "pass" };
-  if (token) headers.Authorization = `Bearer ${token}`;
+export async function ask(path, { method = "GET", body, signal = leaving.signal, again = true } = {}) {
+  const headers = { Accept: "application/json", "Lsmq-Forward": "pass", ...(method === "GET" ? {} : antiForgery()) };
   if (body !== undefined) headers["Content-Type"] = "application/json";
-  const answer = await fetch(path, { method, headers, signal, credentials: "omit", body: body === undefined ? undefined : JSON.stringify(body) });
+  const answer = await fetch(path, { method, headers, signal, credentials: "same-origin", body: body === undefined ? undefined : JSON.stringify(body) });
   const found = answer.status === 204 ? null : await answer.json();
+  if (found?.error?.code === "anti_forgery_failed" && again) { // Somebody signed in anew in another tab.
+    await findOut();
+    return ask(path, { method, body, signal, again: false });
+  }
   if (answer.status === 401) throw Object.assign(new Error(found.error.message), { unauthenticated: true });
-  if (found?.error) throw new Error(`${found.error.code}: ${found.error.message}`);
+  if (found?.error) throw Object.assign(new Error(`${found.error.code}: ${found.error.message}`), { code: found.error.code });
   return found;
 }
 
@@ -31,13 +34,8 @@ export function address(path, query = {}) {
   return `#${path}${given.length ? `?${new URLSearchParams(given)}` : ""}`;
 }
 
-function signIn(page, reason) {
-  const field = el("input", { type: "password", autocomplete: "off", required: true, name: "token" });
-  const form = el("form", { submit: (event) => { event.preventDefault(); token = field.value.trim(); show(); } },
-    el("label", {}, "Token", field), el("button", {}, "Use it"));
-  page.replaceChildren(el("h1", {}, "This node asks who you are"), el("p", { class: "soft" }, reason, " The token is kept until this page is closed or loaded again."), form);
-  field.focus();
-}
+/** A link to what comes after it in a list; nothing where that is all. */
+export const further = (path, query, after) => (after === null || after === undefined ? null : el("p", {}, el("a", { href: address(path, { ...Object.fromEntries(query), after }) }, "Further")));
 
 function decoded(part) {
   try { return decodeURIComponent(part); } catch { return part; }
@@ -60,7 +58,7 @@ async function show() {
     await (pages[parts[0]] ?? pages[""])(into, parts.slice(1), new URLSearchParams(words), signal);
   } catch (error) {
     if (signal.aborted) return;
-    if (error.unauthenticated) signIn(page, error.message);
+    if (error.unauthenticated) signIn(page, error.message, show);
     else page.append(el("p", { class: "bad", role: "alert" }, error.message));
   }
 }
@@ -85,5 +83,6 @@ addEventListener("keydown", (event) => {
   if (to) location.hash = to;
   if (event.key === "/") { const field = document.querySelector("main input"); if (field) { event.preventDefault(); field.focus(); } }
 });
-show();
+watchUse(show);
+findOut().then(show);
 health();

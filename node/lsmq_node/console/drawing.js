@@ -53,8 +53,8 @@ export function hex(base64) {
   return lines.join("\n");
 }
 
-/** A button that asks to be pressed a second time, and then says what became of it. */
-export function act(label, work) {
+/** A button that asks to be pressed a second time, and then says what became of it. It works once, or `again` and again. */
+export function act(label, work, again = false) {
   const said = el("span", { role: "status" });
   const button = el("button", { type: "button" }, label);
   const back = () => { button.textContent = label; button.classList.remove("sure"); };
@@ -63,7 +63,7 @@ export function act(label, work) {
     if (!button.classList.contains("sure")) { button.classList.add("sure"); button.textContent = `${label}: sure?`; return; }
     back();
     button.disabled = true;
-    try { said.className = "good"; said.textContent = (await work()) ?? "done"; } catch (error) { said.className = "bad"; said.textContent = error.message; button.disabled = false; }
+    try { said.className = "good"; said.textContent = (await work()) ?? "done"; button.disabled = !again; } catch (error) { said.className = "bad"; said.textContent = error.message; button.disabled = false; }
   });
   return el("span", { class: "act" }, button, said);
 }

@@ -19,13 +19,13 @@ export async function later(into, [topic], query) {
     ask(`${own}/schedules?max=${PAGE}${query.get("behind") ? `&after=${after("behind")}` : ""}`),
   ]);
   into.append(el("h1", {}, el("a", { href: address(`/topics/${enc(topic)}`) }, topic), " / later"), el("h2", {}, "Delayed messages, next first"));
-  into.append(table("Delayed messages", ["due (UTC)", "queue", "key", "body", ""], waiting.messages.map((each) => [
+  into.append(table("Delayed messages", ["due (UTC)", "queue", "key", "body", "to do"], waiting.messages.map((each) => [
     when(each.due_ms), each.queue, each.key ?? "", el("pre", {}, told(each)), el("span", { class: "acts" },
       act("Now", async () => { await ask(`${own}/delayed/${enc(each.id)}`, { method: "PUT", body: { delay_ms: 0 } }); return "comes now"; }),
       act("Cancel", async () => { await ask(`${own}/delayed/${enc(each.id)}`, { method: "DELETE" }); return "cancelled"; }))])));
   await rest(into, path, "after", waiting.next);
   into.append(el("h2", {}, "Schedules"));
-  into.append(table("Schedules", ["name", "cron", "time zone", "next (UTC)", "#times", "queue", "body", ""], plans.schedules.map((each) => [
+  into.append(table("Schedules", ["name", "cron", "time zone", "next (UTC)", "#times", "queue", "body", "to do"], plans.schedules.map((each) => [
     each.name, each.cron, each.tz, when(each.next_ms), count(each.count), each.queue, el("pre", {}, told(each.message)),
     act("Delete", async () => { await ask(`${own}/schedules/${enc(each.name)}`, { method: "DELETE" }); return "deleted"; })])));
   await rest(into, path, "behind", plans.next);

@@ -1,6 +1,8 @@
 // The pages. Each costs the node a bounded answer, however many queues and groups there are.
-import { address, ask, keep } from "/console/console.js";
+import { address, ask, further, keep } from "/console/console.js";
 import { act, bytes, count, el, hex, line, table, when } from "/console/drawing.js";
+import { cluster } from "/console/cluster.js";
+import { groups } from "/console/groups.js";
 import { later } from "/console/later.js";
 import { producers } from "/console/producers.js";
 
@@ -33,8 +35,6 @@ function fields(query, shown, go) {
   return el("form", { submit: (event) => { event.preventDefault(); go(Object.fromEntries(inputs.map(([name, , input]) => [name, input.value]))); } },
     inputs.map(([, label, input]) => el("label", {}, label, input)), el("button", {}, "Show"));
 }
-
-const further = (path, query, after) => (after === null || after === undefined ? null : el("p", {}, el("a", { href: address(path, { ...Object.fromEntries(query), after }) }, "Further")));
 
 async function topics(into, parts, query, signal) {
   if (parts.length >= 2) return messages(into, parts, query, signal);
@@ -86,7 +86,7 @@ function about(message) {
 }
 
 /** Messages of a topic, with what can be done with each: sent again, a dead letter to where it was; or deleted. */
-const shown = (topic, found) => table("Messages", ["#offset", "queue", "stored (UTC)", "key", "tag", "body", "properties", ""], found.map((each) => {
+const shown = (topic, found) => table("Messages", ["#offset", "queue", "stored (UTC)", "key", "tag", "body", "properties", "to do"], found.map((each) => {
   const origin = each.properties?.["lsmq-dlq-topic"];
   return [count(each.offset), each.queue, when(each.stored_ms), each.key ?? (each.key_b64 ? `base64 ${each.key_b64}` : ""), each.tag ?? "", body(each), about(each),
     el("span", { class: "acts" }, act(origin ? "Send back" : "Send again", () => sendAgain(origin ?? topic, each)), act("Delete", () => remove(topic, each)))];
@@ -175,41 +175,6 @@ async function post(name, message) {
   const named = (await ask(path)).named;
   const found = await ask(`${path}/messages`, { method: "POST", body: { messages: [{ ...message, queue: named ? String(message.queue) : message.queue }] } });
   return found.results[0];
-}
-
-async function groups(into, parts, query) {
-  if (parts.length) return group(into, parts[0]);
-  const found = await ask(`/v1/groups?limit=${PAGE}&after=${enc(query.get("after") ?? "")}`);
-  const details = new Map(found.details.map((each) => [each.group, each]));
-  into.append(el("h1", {}, "Groups"), el("p", { class: "soft" }, "Of the shards at this node; members where it coordinates the group."),
-    table("Groups", ["group", "mode", "state", "#members", "#stalled"], found.groups.map((name) => {
-      const known = details.get(name);
-      return [el("a", { href: address(`/groups/${enc(name)}`) }, name), known?.mode ?? "", known?.state ?? "", known?.members ?? "", known?.stalled ?? ""];
-    })), further("/groups", query, found.next) ?? "");
-}
-
-async function group(into, name) {
-  const found = await ask(`/v1/groups/${enc(name)}`);
-  into.append(el("h1", {}, name), el("p", {}, `${found.mode}, ${found.state}, generation ${found.generation}`),
-    table("Members", ["member", "client", "#queues", "#waits for", "#heard ms ago", "stalled"], found.members.slice(0, PAGE).map((each) => [
-      each.id, each.client, count(each.queues), count(each.pending), count(each.heartbeat_age_ms), each.stalled ? "yes" : ""])));
-  const lags = await Promise.all(found.topics.slice(0, 10).map(async (each) => [each.topic, await ask(`/v1/groups/${enc(name)}/lag?topic=${enc(each.topic)}`)]));
-  if (lags.length) into.append(el("h2", {}, "Behind"), table("Lag", ["topic", "#messages", "#queues behind", "#most of one"], lags.map(([topic, lag]) => [topic, count(lag.lag), count(lag.behind), count(lag.largest)])));
-}
-
-async function cluster(into) {
-  const place = el("div");
-  const shard = el("input", { name: "shard", inputmode: "numeric" }), node = el("input", { name: "node" });
-  into.append(el("h1", {}, "Cluster"), place, el("h2", {}, "Hand a shard over"),
-    el("form", { submit: (event) => event.preventDefault() }, el("label", {}, "Shard", shard), el("label", {}, "To the node in sync", node),
-      act("Hand over", async () => { await ask(`/v1/cluster/shards/${enc(shard.value)}/leader`, { method: "PUT", body: { node: node.value } }); return `${node.value} leads`; })));
-  await keep(3000, async () => {
-    const found = await ask("/v1/cluster");
-    place.replaceChildren(
-      table("Nodes", ["node", "url", "state", "alive", "#leads", "#replicas", "problems"], found.nodes.map((each) => [each.id, each.url, each.state, each.alive === null ? "not known" : each.alive ? "yes" : "no", each.shards_led, each.replicas, each.problems.join("; ")])),
-      el("h2", {}, "Shards"),
-      table("Shards", ["shard", "leader", "#epoch", "in sync", "replicas", "moving to", "problem"], found.shards.map((each) => [each.id, each.leader ?? "nobody", count(each.epoch), each.in_sync.join(", "), each.replicas.join(", "), each.target.join(", "), each.problem ?? ""])));
-  });
 }
 
 export const pages = { "": overview, topics, later, groups, producers, cluster };

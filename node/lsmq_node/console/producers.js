@@ -6,7 +6,7 @@ const enc = encodeURIComponent;
 const PAGE = 100;
 
 export async function producers(into, parts, query) {
-  if (parts.length) return group(into, parts[0]);
+  if (parts.length) return group(into, parts[0], query.get("after") ?? "");
   const found = await ask(`/v1/producer-groups?limit=${PAGE}&after=${enc(query.get("after") ?? "")}`);
   into.append(el("h1", {}, "Producer groups"), el("p", { class: "soft" }, "Those that this node coordinates, with members or unfinished transactions."),
     table("Producer groups", ["group", "#shard", "#members", "#unfinished"], found.groups.map((each) => [
@@ -14,15 +14,15 @@ export async function producers(into, parts, query) {
   if (found.next) into.append(el("p", {}, el("a", { href: address("/producers", { after: found.next }) }, "Further")));
 }
 
-async function group(into, name) {
+async function group(into, name, after) {
   const own = `/v1/producer-groups/${enc(name)}`;
-  const [known, open] = await Promise.all([ask(own), ask(`${own}/transactions?state=open`)]);
+  const [known, open] = await Promise.all([ask(own), ask(`${own}/transactions?state=open&limit=${PAGE}&after=${enc(after)}`)]);
   const decide = (each, word, said) => act(word, async () => { await ask(`${own}/transactions/${enc(each.transaction)}/${said}`, { method: "POST", body: {} }); return said === "commit" ? "committed" : "rolled back"; });
   into.append(el("h1", {}, name), el("p", {}, `${count(known.open)} transactions open, ${count(known.undelivered)} committed and not delivered yet.`),
     table("Members", ["member", "client", "#heard ms ago", "#transactions"], known.members.slice(0, PAGE).map((each) => [each.id, each.client, count(each.heartbeat_age_ms), count(each.transactions)])),
     el("h2", {}, "Open transactions"),
-    table("Open transactions", ["transaction", "begun (UTC)", "by", "reference", "messages", "#size", ""], open.transactions.slice(0, PAGE).map((each) => [
+    table("Open transactions", ["transaction", "begun (UTC)", "by", "reference", "messages", "#size", "to do"], open.transactions.map((each) => [
       each.transaction, when(each.begun_ms), each.member, each.reference, Object.entries(each.messages).map(([topic, many]) => `${topic}: ${count(many)}`).join(", "), bytes(each.size_bytes),
       el("span", { class: "acts" }, decide(each, "Commit", "commit"), decide(each, "Roll back", "rollback"))])));
-  if (open.transactions.length > PAGE) into.append(el("p", { class: "soft" }, `The first ${PAGE} of ${count(open.transactions.length)}.`));
+  if (open.next) into.append(el("p", {}, el("a", { href: address(`/producers/${enc(name)}`, { after: open.next }) }, "Further")));
 }

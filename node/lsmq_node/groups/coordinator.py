@@ -16,11 +16,10 @@ import structlog
 
 from lsmq import runtime
 from lsmq.errors import LsmqError, ShuttingDown, StaleGeneration, TooManyGroups, UnknownGroup, UnknownMember
-from lsmq_node.broker import Ack, ShardPort
-from lsmq_node.machines import ShardMachine, Step
+from lsmq_node.broker import Ack, Limited, Made, ShardPort
+from lsmq_node.machines import HOUR_S, IdleNames, ShardMachine, Step
 
 from .group import Answer, Beat, Group
-from .idle import HOUR_S, HOURS, USED, IdleGroups
 from .plan import KEY_PREFIX, Mode, Plan, group_key
 
 if TYPE_CHECKING:
@@ -55,8 +54,9 @@ class ShardGroups(ShardMachine):
         self._active: set[str] = set()  # those that have members, or something to store: the others cost nothing
         self._committing: set[str] = set()  # groups with offsets here
         self._max_groups = service.broker.config.max_groups
+        self._made = Made(service.broker.allowances, Limited.GROUPS)
         self._is_in_use = service.is_in_use
-        self._idle = IdleGroups(service.broker.config.group_retention_hours)
+        self._idle = IdleNames("group", service.broker.config.group_retention_hours)
         self._hour_began = 0.0
         self._forgetting = False
         self.fences: dict[str, int] = {}
@@ -79,8 +79,7 @@ class ShardGroups(ShardMachine):
         for key, body in self.store.documents(FENCE_PREFIX):
             self.fences[key.removeprefix(FENCE_PREFIX)] = int(body)
         self._committing.update(self.store.groups())
-        hours = self.store.document(HOURS)
-        self._idle.load([*([] if hours is None else [(HOURS, hours)]), *self.store.documents(USED)])
+        self.load_idle(self._idle)
         _log.info("groups_loaded", shard=self.port.number, groups=len(self.groups), round=self.round)
 
     # Members
@@ -100,7 +99,7 @@ class ShardGroups(ShardMachine):
         finally:
             self._store(name, group)
             if group.is_nothing:
-                self.groups.pop(name, None)
+                self._drop(name)
         if freed:
             self.wake(name)
         while True:
@@ -129,6 +128,7 @@ class ShardGroups(ShardMachine):
 
     def _new_group(self, name: str) -> Group:
         self._check_count(len(self.groups), name)
+        self._make(name)
         group = self.groups[name] = Group(name, Plan(), _first_version(), self.now)
         return group
 
@@ -141,10 +141,24 @@ class ShardGroups(ShardMachine):
                 group=name,
             )
 
+    def _drop(self, name: str) -> None:
+        self.groups.pop(name, None)
+        self._drop_made(name)
+
+    def _make(self, name: str) -> None:
+        """Raises ``TooManyGroups`` where it is new, and whoever asks may not make it."""
+        if name not in self.groups and name not in self._committing:
+            self._made.make(name)
+
+    def _drop_made(self, name: str) -> None:
+        if name not in self.groups and name not in self._committing:
+            self._made.gone(name)
+
     def admit_commit(self, group: str) -> None:
         """A group commits here. Raises ``TooManyGroups`` where it is one more than there may be."""
         if group not in self._committing:
             self._check_count(len(self._committing), group)
+            self._make(group)
             self._committing.add(group)
         self._touch(group)
 
@@ -182,7 +196,7 @@ class ShardGroups(ShardMachine):
     async def forget(self, name: str) -> None:
         """The group is gone, with its members. Durable on return."""
         self.check()
-        future = self.put(Step({group_key(name): None}, appended=partial(self.groups.pop, name, None)))
+        future = self.put(Step({group_key(name): None}, appended=partial(self._drop, name)))
         self.wake(name)
         await self.durable(future)
 
@@ -313,6 +327,7 @@ class ShardGroups(ShardMachine):
         self.port.check_writable(Ack.QUORUM)
         self.store.forget_group(group)
         self._committing.discard(group)
+        self._drop_made(group)
         await self.durable(self.put(Step({FENCE_PREFIX + group: None}, appended=partial(self.fences.pop, group, None))))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,7 @@ from lsmq.errors import (
     UnknownQueue,
 )
 from lsmq.messages import key_hash
-from lsmq_node.broker import Broker, Leadership, ShardPort
+from lsmq_node.broker import Broker, LeaderCalls, Leadership, ShardPort
 from lsmq_node.broker.placement import split_by_shard
 from lsmq_node.machines import MachineService
 from lsmq_node.storage import ShardStore, Topic
@@ -35,6 +36,8 @@ from .plan import Mode
 from .ranges import Ranges, count, flat, from_flat, intersect
 
 _ASK_TIMEOUT_S = 2.0
+#: Sixteen million queues take a second.
+_COUNT_TIMEOUT_S = 10.0
 _COUNTED_AT_ONCE = 1 << 17
 _REMEMBERED_COMMITS = 100_000
 _SHOWN_STALLED = 10
@@ -49,6 +52,7 @@ class GroupService(MachineService[ShardGroups]):
         super().__init__(broker, partial(ShardGroups, self))
         self.counts = Counts()
         self._permits = Permits(self._standing, asyncio.get_running_loop().time)
+        self._lags = LeaderCalls(broker.topology, "group-lag", self._lag_here, _COUNT_TIMEOUT_S)
         broker.topology.peers.answer("declare-group", self._answer_declare)
         broker.topology.peers.answer("group-members", self._answer_members)
 
@@ -128,6 +132,11 @@ class GroupService(MachineService[ShardGroups]):
         """
         found = await self._standing(name.partition("/")[0], None)
         return bool(found.members) or found.mode in (Mode.PUSH.value, Mode.WORK_QUEUE.value)
+
+    async def check_no_members(self, name: str) -> None:
+        """Raises ``GroupHasMembers``, ``Unavailable``."""
+        if members := (await self._standing(name.partition("/")[0], None)).members:
+            raise _has_members(name, members, "they go on from where they are; stop them first, or say force")
 
     async def _standing(self, name: str, member: str | None) -> Standing:
         """What the coordinator of a group says of it, and of one of its members. Raises ``Unavailable``.
@@ -289,32 +298,40 @@ class GroupService(MachineService[ShardGroups]):
         return np.concatenate([numbers for numbers, _ in found]), np.concatenate([offsets for _, offsets in found])
 
     async def lag(self, group: str, topic: Topic, ranges: Ranges) -> tuple[Lag, float | None]:
-        """How far a group is behind in these queues, and when it last committed here (seconds since 1970).
+        """How far a group is behind in these queues, whoever leads them, and when it last committed (s since 1970).
 
-        ``by_range`` follows the ranges, cut where shards begin. Of a named topic they are slots. Raises ``NotLeader``.
+        ``by_range`` follows the ranges, cut where shards begin. Of a named topic they are slots. Raises ``NotLeader``,
+        ``Unavailable``, ``ConnectionFailed``.
         """
         self._check_ranges(topic, ranges, limited=False)
-        lags: list[Lag] = []
-        committed_at: float | None = None
+        asked: list[tuple[int, dict[str, Any]]] = []
         for part in self.broker.ranges(topic):
             own = intersect(ranges, ((part.first, part.end),))
-            if not own:
-                continue
-            shard = await self.shard(part.shard)
-            await shard.port.prepare(topic)
-            store = shard.store
-            numbers = await numbers_in(self.broker, shard.port, topic, own) if topic.named else None
+            if own:
+                asked.append((part.shard, {"group": group, "topic": topic.id, "ranges": own}))
+        answers = await asyncio.gather(*(self._lags.ask(shard, body) for shard, body in asked))
+        lags = [Lag(**{**answer["lag"], "by_range": tuple(answer["lag"]["by_range"])}) for answer in answers]
+        committed_at = [answer["committed_at"] for answer in answers if answer["committed_at"] is not None]
+        return add(lags), max(committed_at, default=None)
 
-            def read(store: Any = store, own: Ranges = own, numbers: Any = numbers) -> Lag:
-                if numbers is not None:
-                    return _count_named(store, group, topic.id, numbers, own)
-                return add([join([_count_lag(store, group, topic.id, *piece) for piece in _cut(*run)]) for run in own])
+    async def _lag_here(self, number: int, asked: dict[str, Any]) -> dict[str, Any]:
+        """Of queues of one shard, which this node leads. Raises ``NotLeader``, ``UnknownTopic``."""
+        group, topic = str(asked["group"]), await self.broker.topic_by_id(int(asked["topic"]))
+        own: Ranges = tuple((int(first), int(end)) for first, end in asked["ranges"])
+        self._check_ranges(topic, own, limited=False)
+        shard = await self.shard(number)
+        await shard.port.prepare(topic)
+        store = shard.store
+        numbers = await numbers_in(self.broker, shard.port, topic, own) if topic.named else None
 
-            lags.append(await self.broker.in_readers(read))
-            shard.check()
-            at = shard.last_commit.get((group, topic.id))
-            committed_at = at if committed_at is None or (at is not None and at > committed_at) else committed_at
-        return add(lags), committed_at
+        def read() -> Lag:
+            if numbers is not None:
+                return _count_named(store, group, topic.id, numbers, own)
+            return add([join([_count_lag(store, group, topic.id, *piece) for piece in _cut(*run)]) for run in own])
+
+        lag = await self.broker.in_readers(read)
+        shard.check()
+        return {"lag": asdict(lag), "committed_at": shard.last_commit.get((group, topic.id))}
 
     def _check_ranges(self, topic: Topic, ranges: Ranges, *, limited: bool = True) -> None:
         limit = self.broker.config.max_queues_per_request

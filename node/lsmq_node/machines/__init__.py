@@ -20,8 +20,20 @@ of the shard runs it, on what it has in memory. All do so in one way:
 from .broker_producers import with_producer
 from .clock import TICK_S, AwakeClock
 from .held import HeldRequests
+from .idle import HOUR_S, IdleNames
 from .machine import ShardMachine
 from .service import MachineService
 from .step import Offsets, Step
 
-__all__ = ["TICK_S", "AwakeClock", "HeldRequests", "MachineService", "Offsets", "ShardMachine", "Step", "with_producer"]
+__all__ = [
+    "HOUR_S",
+    "TICK_S",
+    "AwakeClock",
+    "HeldRequests",
+    "IdleNames",
+    "MachineService",
+    "Offsets",
+    "ShardMachine",
+    "Step",
+    "with_producer",
+]

@@ -15,6 +15,7 @@ from lsmq_node.broker import Ack, ShardPort
 from lsmq_node.storage import ShardStore
 
 from .clock import AwakeClock
+from .idle import IdleNames
 from .step import Step
 
 if TYPE_CHECKING:
@@ -63,6 +64,11 @@ class ShardMachine(ABC):
     def is_idle(self) -> bool:
         """Whether it may be dropped when nobody asked for it for long: all it knows can be read again."""
         return False
+
+    def load_idle(self, idle: IdleNames) -> None:
+        """Read again what is stored of it."""
+        hours = self.store.document(idle.hours_key)
+        idle.load([*([] if hours is None else [(idle.hours_key, hours)]), *self.store.documents(idle.used_prefix)])
 
     def end(self) -> None:
         """It is not used again."""

@@ -3,6 +3,7 @@
 
 from .audit import Audit
 from .book import Book, Holder
+from .browser_sessions import BrowserSession, SessionCookie
 from .evidence import By, Proven, Shown
 from .model import EVERYTHING, Action, Binding, Kind, Right
 from .service import RightsService
@@ -13,11 +14,13 @@ __all__ = [
     "Audit",
     "Binding",
     "Book",
+    "BrowserSession",
     "By",
     "Holder",
     "Kind",
     "Proven",
     "Right",
     "RightsService",
+    "SessionCookie",
     "Shown",
 ]

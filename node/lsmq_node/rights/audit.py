@@ -3,8 +3,12 @@
 ``DATA/audit.jsonl``, and ``audit.jsonl.1`` with what is older: each up to half of ``audit_bytes``. A line is::
 
     {"time": "2026-03-01T12:00:00.000Z", "event": "refused" | "done" | "failed", "principal": name | null,
-     "by": "token" | "certificate" | "oidc" | null, "operation": .., "method": .., "path": .., "remote": address,
-     "status": int, "code": error code | null, "right": missing right | null}
+     "by": "token" | "certificate" | "oidc" | "session" | null, "operation": .., "method": .., "path": ..,
+     "remote": address, "status": int, "code": error code | null, "right": missing right | null}
+    {"time": .., "event": "limited", "principal": name | null, "operation": .., "remote": address, "code": error code,
+     "setting": the limit}
+
+Whoever comes to one of his limits again and again is noted once in :data:`LIMITED_EVERY_S`.
 
 Lines are written within a second, by a thread; ``path`` is without its query. A stranger who knocks again and again
 fills it no faster than :data:`REFUSALS_A_TURN` lines a second: what is beyond is counted, in a line ``{"event":
@@ -22,11 +26,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from lsmq import runtime
+from lsmq.errors import LsmqError
 from lsmq_coordinator.parts import kept
 from lsmq_node.broker import Background, Broker
 
 FILE: Final = "audit.jsonl"
 REFUSALS_A_TURN: Final = 100
+LIMITED_EVERY_S: Final = 60.0
+#: So many who came to a limit are remembered for that; then it begins anew.
+_MOST_LIMITED: Final = 1_000
 _TURN_S: Final = 1.0
 #: Of administration so many wait to be written.
 _MOST_LINES: Final = 10_000
@@ -45,6 +53,7 @@ class Audit:
         self._lines: list[str] = []
         self._refusals = 0
         self._lost = 0
+        self._limited: dict[tuple[str | None, str], float] = {}  # when it was noted, by principal and limit
 
     def start(self) -> None:
         if self.on:
@@ -70,6 +79,17 @@ class Audit:
             return
         fields["path"] = str(fields.get("path", ""))[:_PATH_CHARACTERS]
         self._lines.append(_line(event, fields))
+
+    def note_limited(self, principal: str | None, operation: str, remote: str | None, error: LsmqError) -> None:
+        """Have a line written of somebody who came to a limit, unless there was one lately."""
+        setting, now = str(error.details.get("setting")), runtime.monotonic()
+        if now - self._limited.get((principal, setting), float("-inf")) >= LIMITED_EVERY_S:
+            if len(self._limited) >= _MOST_LIMITED:
+                self._limited.clear()
+            self._limited[principal, setting] = now
+            self.note(
+                "limited", principal=principal, operation=operation, remote=remote, code=error.code, setting=setting
+            )
 
     async def _write_for_ever(self) -> None:
         while True:

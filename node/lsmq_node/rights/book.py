@@ -4,9 +4,13 @@ Keys and values of the documents, msgpack maps::
 
     principal/NAME    {"version": 1, "roles": [[role, prefix], ...], "rights": [[kind, pattern, action], ...]}
     role/NAME         {"version": 1, "rights": [[kind, pattern, action], ...]}
+    limit/NAME        {"version": 1, "limits": {name: int}}
     token/NAME/ID     {"version": 1, "hash": sha256, "created_ms": int, "expires_ms": int | nil, "by": name}
+    session/NAME/ID   {"version": 1, "hash": sha256, "key": bytes, "token": sha256 | nil, "created_ms": int,
+                       "expires_ms": int, "roles": [[role, prefix], ...]}
 
-Of a token its hash alone is known: it has 256 random bits, so that a slow hash would protect nothing more.
+Of a token, or the secret of a session, its hash alone is known: it has 256 random bits, so that a slow hash would
+protect nothing more.
 """
 
 from __future__ import annotations
@@ -19,14 +23,22 @@ from typing import Any, Final
 
 import msgpack
 
+from lsmq_node.broker import Limited
+
+from .browser_sessions import BrowserSession
 from .model import BUILT_IN, TENANT, Action, Binding, Kind, Right, allowing
 
 PRINCIPAL: Final = "principal/"
 ROLE: Final = "role/"
 TOKEN: Final = "token/"
+LIMIT: Final = "limit/"
+SESSION: Final = "session/"
 _VERSION: Final = 1
 _REMEMBERED: Final = 1_000
 _HOLDERS: Final = 10_000
+
+#: Documents by key; None takes one away.
+Changes = Mapping[str, bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +77,22 @@ class Grants:
         return _pack(roles=[[each.role, each.prefix] for each in self.roles], rights=_listed(self.rights))
 
 
+@dataclass(frozen=True, slots=True)
+class OwnLimits:
+    """What was set for a principal, in place of what holds for everybody; 0 is no limit."""
+
+    values: Mapping[Limited, int]
+
+    def altered(self, changes: Mapping[Limited, int | None]) -> OwnLimits:
+        """None takes one away."""
+        changed = {**self.values, **changes}
+        return OwnLimits(MappingProxyType({name: value for name, value in changed.items() if value is not None}))
+
+    def pack(self) -> bytes | None:
+        """None where there is nothing to keep."""
+        return _pack(limits={name.value: value for name, value in self.values.items()}) if self.values else None
+
+
 class Holder:
     """A principal and all it may. Answers are remembered, a bounded number of them."""
 
@@ -94,9 +122,11 @@ class Book:
         self.tokens: dict[bytes, Token] = {}
         self.grants: dict[str, Grants] = {}
         self.own_roles: dict[str, tuple[Right, ...]] = {}
+        self.limits: dict[str, OwnLimits] = {}
+        self.sessions: dict[bytes, BrowserSession] = {}
         self.unread: list[str] = []
         self._holders: dict[tuple[str, tuple[Binding, ...]], Holder] = {}
-        self._read: dict[str, tuple[bytes, Token | Grants | tuple[Right, ...]]] = {}
+        self._read: dict[str, tuple[bytes, _Item]] = {}
         known = {} if former is None else former._read
         for key, body in documents.items():
             found = known.get(key)
@@ -111,6 +141,10 @@ class Book:
                     self.tokens[item.digest] = item
                 case Grants():
                     self.grants[key.removeprefix(PRINCIPAL)] = item
+                case OwnLimits():
+                    self.limits[key.removeprefix(LIMIT)] = item
+                case BrowserSession():
+                    self.sessions[item.digest] = item
                 case _:
                     self.own_roles[key.removeprefix(ROLE)] = item
 
@@ -126,6 +160,17 @@ class Book:
         """Oldest first."""
         found = [token for token in self.tokens.values() if token.principal == principal]
         return sorted(found, key=lambda token: (token.created_ms, token.id))
+
+    def is_live(self, session: BrowserSession, now_ms: int) -> bool:
+        """Whether it goes on: it has not expired, and nor has the token that it stands for, or been revoked."""
+        token = None if session.token is None else self.tokens.get(session.token)
+        shown = session.token is None or (token is not None and token.is_good(now_ms))
+        return now_ms < session.expires_ms and shown
+
+    def sessions_of(self, principal: str) -> list[BrowserSession]:
+        """Oldest first."""
+        found = [session for session in self.sessions.values() if session.principal == principal]
+        return sorted(found, key=lambda session: (session.created_ms, session.id))
 
     def knows(self, principal: str) -> bool:
         return principal in self.grants or any(token.principal == principal for token in self.tokens.values())
@@ -163,16 +208,41 @@ class Book:
                     yield left, str(binding)
 
 
-def _read_document(key: str, fields: dict[str, Any]) -> Token | Grants | tuple[Right, ...]:
+_Item = Token | Grants | OwnLimits | BrowserSession | tuple[Right, ...]
+
+
+def _read_document(key: str, fields: dict[str, Any]) -> _Item:
     """Raises ``KeyError``, ``TypeError`` or ``ValueError`` for what this release does not know."""
     if key.startswith(TOKEN):
         principal, _, id = key.removeprefix(TOKEN).rpartition("/")
         return Token(principal, id, fields["hash"], fields["created_ms"], fields["expires_ms"], fields["by"])
+    if key.startswith(SESSION):
+        principal, _, id = key.removeprefix(SESSION).rpartition("/")
+        roles = tuple(Binding(*each) for each in fields["roles"])
+        times = fields["created_ms"], fields["expires_ms"]
+        return BrowserSession(principal, id, fields["hash"], fields["key"], fields["token"], roles, *times)
     if key.startswith(PRINCIPAL):
         return Grants(tuple(Binding(*each) for each in fields["roles"]), _read(fields["rights"]))
     if key.startswith(ROLE):
         return _read(fields["rights"])
+    if key.startswith(LIMIT):
+        return OwnLimits(MappingProxyType({Limited(name): int(value) for name, value in fields["limits"].items()}))
     raise ValueError(key)
+
+
+def session_key(session: BrowserSession) -> str:
+    return f"{SESSION}{session.principal}/{session.id}"
+
+
+def session_document(session: BrowserSession) -> bytes:
+    return _pack(**session.fields())
+
+
+def over(book: Book, now_ms: int) -> Changes:
+    """Tokens and sessions that are over go with the next change."""
+    tokens = {each.key: None for each in book.tokens.values() if not each.is_good(now_ms)}
+    sessions = {session_key(each): None for each in book.sessions.values() if not book.is_live(each, now_ms)}
+    return {**tokens, **sessions}
 
 
 def role_document(rights: tuple[Right, ...]) -> bytes:

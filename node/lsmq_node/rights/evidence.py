@@ -1,7 +1,8 @@
 """What a client shows of who it is, and what follows from it. Pure.
 
 The header ``Authorization`` counts before a certificate. It holds a token of the cluster's own, a signed token (JWT) of
-an issuer that the node believes (:mod:`.issuer`), or the word of another node of the cluster, a *voucher*::
+an issuer that the node believes (:mod:`.issuer`), what a browser has as a cookie (:mod:`.browser_sessions`) and nodes
+pass on to each other like this, or the word of another node of the cluster, a *voucher*::
 
     lsmq~NAME~UNTIL_MS~GOOD_MS~MAC
 
@@ -45,27 +46,30 @@ class By(StrEnum):
     TOKEN = "token"
     CERTIFICATE = "certificate"
     OIDC = "oidc"
+    SESSION = "session"  # of a browser
 
 
 @dataclass(frozen=True, slots=True)
 class Proven:
     """Who it is, until when, and by what. ``digest``: of a token of the cluster's own, which may be revoked. ``roles``
-    are those that an issuer gives, beside what was granted."""
+    are those that an issuer gives, beside what was granted. ``session``: the digest of a browser's session."""
 
     principal: str
     expires_ms: int | None
     by: By
     digest: bytes | None = None
     roles: tuple[Binding, ...] = ()
+    session: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """By one request: its header ``Authorization``, and the certificate of its connection, verified, as
-    ``ssl.SSLSocket.getpeercert`` has it."""
+    """By one request: its header ``Authorization``, or what stands for it ``by_cookie``, and the certificate of its
+    connection, verified, as ``ssl.SSLSocket.getpeercert`` has it."""
 
     authorization: str | None = None
     certificate: Mapping[str, Any] | None = None
+    by_cookie: bool = False
 
     @property
     def secret(self) -> str:

@@ -25,10 +25,24 @@ from lsmq.errors import (
     UnknownRole,
 )
 from lsmq_coordinator.parts import kept
-from lsmq_node.broker import Background, Broker
+from lsmq_node.broker import Background, Broker, Limited
 from lsmq_node.config import Auth, CertificateName
 
-from .book import PRINCIPAL, ROLE, Book, Grants, Holder, Token, digest_of, role_document
+from .book import (
+    LIMIT,
+    PRINCIPAL,
+    ROLE,
+    Book,
+    Changes,
+    Grants,
+    Holder,
+    OwnLimits,
+    Token,
+    digest_of,
+    over,
+    role_document,
+)
+from .browser_sessions import BrowserSession, SessionCookie
 from .evidence import (
     SECRET_BYTES,
     TOKEN_PREFIX,
@@ -44,14 +58,14 @@ from .evidence import (
 from .first_token import keep_first_token
 from .issuer import Issuer
 from .model import ADMIN, BUILT_IN, EVERYTHING, TENANT, Action, Binding, Kind, Right, check_count, check_name, needed
+from .sessions import Sessions, session_ended
 
 _log = structlog.get_logger("lsmq.rights")
-
-Changes = Mapping[str, bytes | None]
 
 #: Of a principal so many are good at a time: the one in use, and the one that comes in its place.
 TOKENS_EACH: Final = 2
 _TRIES: Final = 10
+_NO_LIMITS: Final = OwnLimits({})
 
 
 class RightsService:
@@ -68,6 +82,7 @@ class RightsService:
         pattern = config.tls_principal_pattern
         self._name_pattern = re.compile(pattern) if pattern else None
         self._issuer = Issuer(config) if self.on and config.oidc_issuer is not None else None
+        self.sessions = Sessions(config, self._documents, self._change)
         #: Grows with each change of what anybody may.
         self.version = 0
 
@@ -93,6 +108,7 @@ class RightsService:
             return
         self._book = Book(documents, self._book)
         self.version = version
+        self._broker.allowances.own = {name: each.values for name, each in self._book.limits.items()}
         if self._book.unread:
             _log.warning("rights_not_read", documents=self._book.unread[:10], count=len(self._book.unread))
         changed, self._changed = self._changed, asyncio.Event()
@@ -141,6 +157,8 @@ class RightsService:
             return found
         if self._issuer is not None and is_signed_token(secret):
             return await self._issuer.proven(secret)
+        if (cookie := SessionCookie.parsed(secret)) is not None:
+            return await self._proven_by_session(cookie)
         token = self._book.token(secret)
         if token is None and is_token(secret):  # What is no token at all costs the control plane nothing.
             await self.newest()  # It may be new, or this node, which was away.
@@ -149,9 +167,23 @@ class RightsService:
             raise _not_good()
         return Proven(token.principal, token.expires_ms, By.TOKEN, token.digest)
 
+    async def _proven_by_session(self, cookie: SessionCookie) -> Proven:
+        digest = digest_of(cookie.secret)
+        if digest not in self._book.sessions and cookie.until_ms > runtime.wall_ms():
+            await self.newest()  # Another node may have made it just now.
+        session = self._book.sessions.get(digest)
+        if session is None or not session.made(cookie) or runtime.wall_ms() >= cookie.until_ms:
+            raise session_ended()
+        return Proven(session.principal, session.expires_ms, By.SESSION, session.token, session.roles, session.digest)
+
     def _check_good(self, proven: Proven) -> None:
         """Raises ``Unauthenticated``."""
         now_ms = runtime.wall_ms()
+        if proven.session is not None:
+            session = self._book.sessions.get(proven.session)
+            if session is None or not self._book.is_live(session, now_ms):
+                raise session_ended()
+            return
         if proven.expires_ms is not None and now_ms >= proven.expires_ms:
             raise _not_good()
         if proven.digest is not None:
@@ -163,6 +195,13 @@ class RightsService:
         """What he may by now. Raises ``Unauthenticated`` where he is not known any more."""
         self._check_good(proven)
         return self._book.holder(proven.principal, proven.roles)
+
+    def session(self, proven: Proven) -> BrowserSession:
+        """By which he is known. Raises ``Unauthenticated`` where it has ended."""
+        session = None if proven.session is None else self._book.sessions.get(proven.session)
+        if session is None:
+            raise session_ended()
+        return session
 
     def voucher(self, proven: Proven) -> str:
         """What other nodes of the cluster are shown for somebody who showed a certificate."""
@@ -200,7 +239,7 @@ class RightsService:
             if any(each.is_good(now_ms) for each in book.tokens_of(name)):
                 raise InvalidRequest(f"{name} has a token; 'lsmq token rotate {name}' makes another", field="name")
             granted = _granted(book, name, bindings, ()) if bindings else {}
-            return {**_over(book, now_ms), token.key: token.pack(), **granted}
+            return {**over(book, now_ms), token.key: token.pack(), **granted}
 
         await self._change(changes)
         return token, secret
@@ -217,7 +256,7 @@ class RightsService:
             former = [each for each in book.tokens_of(name) if each.is_good(now_ms)]
             if not former:
                 raise UnknownPrincipal(f"{name} has no token; 'lsmq token create {name}' makes one", principal=name)
-            found = {**_over(book, now_ms), **{each.key: None for each in former}, token.key: token.pack()}
+            found = {**over(book, now_ms), **{each.key: None for each in former}, token.key: token.pack()}
             last = former[-1]
             if overlap_ms:
                 until_ms = min(now_ms + overlap_ms, last.expires_ms or now_ms + overlap_ms)
@@ -236,7 +275,7 @@ class RightsService:
             if not gone:
                 what = "no token" if id is None else f"no token {id!r}"
                 raise UnknownPrincipal(f"{name} has {what}; 'lsmq token list' shows all", principal=name)
-            return {**_over(book, runtime.wall_ms()), **{each.key: None for each in gone}}
+            return {**over(book, runtime.wall_ms()), **{each.key: None for each in gone}}
 
         await self._change(changes)
 
@@ -283,6 +322,21 @@ class RightsService:
 
         await self._change(changes)
 
+    async def alter_limits(self, name: str, given: Mapping[Limited, int | None]) -> None:
+        """Set limits of a principal, beside those he has; None takes one away."""
+        check_name(name, "principal")
+        await self._change(lambda book: {LIMIT + name: book.limits.get(name, _NO_LIMITS).altered(given).pack()})
+
+    async def remove_limits(self, name: str) -> None:
+        """What holds for everybody holds for this principal again. Raises ``UnknownPrincipal`` where it did."""
+
+        def changes(book: Book) -> Changes:
+            if name not in book.limits:
+                raise UnknownPrincipal(f"{name} has no limits of its own; 'lsmq limit list' shows all", principal=name)
+            return {LIMIT + name: None}
+
+        await self._change(changes)
+
     async def _change(self, changes: Callable[[Book], Changes]) -> None:
         if not self.on:
             raise AuthenticationOff("this node does not ask who its clients are; start it with auth = 'token'")
@@ -315,11 +369,6 @@ def _granted(book: Book, name: str, bindings: Sequence[Binding], rights: Sequenc
     check_count(len(grants.roles), f"roles of {name}")
     check_count(len(grants.rights), f"rights of {name}")
     return {PRINCIPAL + name: grants.pack()}
-
-
-def _over(book: Book, now_ms: int) -> Changes:
-    """Tokens that have expired go with the next change."""
-    return {each.key: None for each in book.tokens.values() if not each.is_good(now_ms)}
 
 
 def _token(name: str, secret: str, now_ms: int, ttl_ms: int | None, by: str) -> Token:

@@ -19,6 +19,7 @@ from .search import SearchFound, SearchQuery
 from .shard_store import ShardStore
 from .state import Topic, check_topic_name
 from .stats import StoreStats
+from .topic_flow import Flow, TopicFlow
 from .topic_names import Slots, TopicNames
 from .topic_options import TopicOptions
 
@@ -31,6 +32,7 @@ __all__ = [
     "DuePlace",
     "DueRead",
     "FileRange",
+    "Flow",
     "FlushMode",
     "Hand",
     "KeyFound",
@@ -47,6 +49,7 @@ __all__ = [
     "StoreOptions",
     "StoreStats",
     "Topic",
+    "TopicFlow",
     "TopicNames",
     "TopicOptions",
     "check_topic_name",

@@ -80,6 +80,13 @@ class PendingRecords:
         first = np.uint32(self.state.first)
         return self.state.topic.id, self.touched + first if first else self.touched
 
+    def in_queues(self) -> tuple[int, int]:
+        """How many messages are in their queues with it, and their bytes; those that come later are not."""
+        if not self.is_delayed:
+            return len(self.keys), len(self.payload)
+        there = self.keys < DUE
+        return int(np.count_nonzero(there)), int(self.lengths[there].sum())
+
     def stored(self) -> Stored:
         """The answer to remember for the producer's batch."""
         assert self.producer is not None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .columns import U64, mix
+from .columns import I64, U64, mix
 
 BITS_PER_KEY = 12
 PROBES = 5
@@ -29,12 +29,24 @@ Probes = tuple[U64, U64]
 
 def bloom_build(keys: U64) -> tuple[U64, int]:
     """The filter over distinct keys, and its number of probes."""
-    word_count = max(1, (len(keys) * BITS_PER_KEY + 63) // 64)
-    words = np.zeros(word_count, np.uint64)
+    return bloom_build_each(keys, np.array((len(keys),), np.int64))[0], PROBES
+
+
+def bloom_build_each(keys: U64, counts: I64) -> list[U64]:
+    """A filter over the first ``counts[0]`` keys, one over the ``counts[1]`` that follow, and so on."""
+    filters = [np.zeros(max(1, (count * BITS_PER_KEY + 63) // 64), np.uint64) for count in counts.tolist()]
+    ends = np.cumsum(counts).tolist()
+    at = owner = 0
     for first in range(0, len(keys), _CHUNK_KEYS):
         halves, marks = bloom_probes(keys[first : first + _CHUNK_KEYS])
-        np.bitwise_or.at(words, (halves % np.uint64(word_count)).astype(np.int64), marks)
-    return words, PROBES
+        chunk_end = first + len(halves)
+        while at < chunk_end:
+            end = min(ends[owner], chunk_end)
+            words, some = filters[owner], slice(at - first, end - first)
+            np.bitwise_or.at(words, (halves[some] % np.uint64(len(words))).view(np.int64), marks[some])
+            at = end
+            owner += end == ends[owner]
+    return filters
 
 
 def bloom_probe(key: int) -> Probe:

@@ -126,7 +126,7 @@ def _unpack_page(number: int, packed: bytes) -> PageChange:
 
 def _pack(values: I64) -> bytes:
     """Most offsets are small, or near one another: few bytes each, before they are compressed."""
-    low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+    low, high = (int(np.minimum.reduce(values)), int(np.maximum.reduce(values))) if len(values) else (0, 0)
     width = width_of(high - low)
     narrow = np.empty(len(values), WIDTH_DTYPES[width])
     np.subtract(values, low, out=narrow, casting="unsafe")

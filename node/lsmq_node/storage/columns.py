@@ -335,19 +335,21 @@ def encode_one(columns: Mapping[int, NDArray[Any]], payload: U8, codec: Codec = 
     return encode_batches(columns, payload, np.array((0, count), np.int64), codec)[0]
 
 
-def block_cuts(lengths: NDArray[Any], keys: U64, block_bytes: int) -> I64:
+def block_cuts(weights: I64, starts: I64, block_bytes: int) -> I64:
     """Where to cut sorted records into blocks of about ``block_bytes`` of payload and columns.
 
     A queue that fills a block or more gets blocks of its own, so that a backlog read can send whole blocks
     of one queue straight from the file.
+
+    Args:
+        weights: what the records up to and with each one count for, in bytes.
+        starts: the first record of each queue.
     """
-    count = len(lengths)
-    weights = np.cumsum(lengths.astype(np.int64) + 12)
+    count = len(weights)
     block = weights // block_bytes
     cut = np.empty(count, np.bool_)
     cut[0] = True
     np.not_equal(block[1:], block[:-1], out=cut[1:])
-    starts = group_starts(keys)
     ends = np.append(starts[1:], count)
     before = np.where(starts > 0, weights[starts - 1], 0)
     large = (weights[ends - 1] - before) >= block_bytes

@@ -21,6 +21,7 @@ from lsmq.errors import LsmqError
 from .applier import Applier, PendingEntry, PendingRecords
 from .columns import U32
 from .line import Line, Pending, Written, end_of
+from .topic_flow import Flow, TopicFlow
 from .wal import Entry
 
 Result = TypeVar("Result")
@@ -73,6 +74,7 @@ class CommitPoint:
         self.lock = runtime.Lock()  # one applies at a time; taken after the writer's and before the line's
         self._applying = False  # guarded by lock: whoever takes it and finds it set comes after one that was torn out
         self._written = deque(written)  # guarded by the line's lock
+        self._led = TopicFlow()  # records that this store gave their offsets; guarded by lock
         self._moved = runtime.Condition()
         self._waiting = 0  # threads in wait_for; changed under _moved
         self._listeners: list[Callable[[Committed], None]] = []
@@ -161,6 +163,8 @@ class CommitPoint:
                         self._written.popleft()
                 if len(item.touched):
                     touched.append(item.touched_queues())
+                    if not item.state.topic.is_internal:
+                        self._led.add(item.state.topic.name, *item.in_queues())
             case PendingEntry():
                 with lock:
                     self._applier.apply_entry(item.entry)
@@ -172,6 +176,11 @@ class CommitPoint:
                     self._written.popleft()
                 if records is not None and len(records.touched):
                     touched.append(records.touched_queues())
+
+    def take_led(self) -> dict[str, Flow]:
+        """By topic, what was committed here since the last call and came to this store first: it led its shard."""
+        with self.lock:
+            return self._led.take()
 
     # -- whoever waits -----------------------------------------------------------------------------------
 

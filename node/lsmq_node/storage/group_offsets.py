@@ -27,11 +27,12 @@ Page = dict[int, int] | I64
 class CommittedOffsets:
     """One group's, of one topic: offset + 1 of each row, 0 for none. One thread changes it; any may read."""
 
-    __slots__ = ("_pages", "row_count")
+    __slots__ = ("_pages", "row_count", "version")
 
     def __init__(self) -> None:
         self._pages: dict[int, Page] = {}
         self.row_count = 0  # that the topic had when it was last committed to
+        self.version = 0  # another after each commit, and for each that a group has and had of a topic
 
     def at(self, rows: NDArray[Any]) -> I64:
         """Of these rows; there may be more than the topic had."""
@@ -197,6 +198,7 @@ class GroupOffsets:
         if offsets is None:
             offsets = self._new(group, topic_id)
         offsets.row_count = max(offsets.row_count, row_count)
+        offsets.version = self.changes
         self._changed.setdefault(key, set()).update(offsets.set(rows, values, reset=reset))
 
     def drop(self, group: str | None = None, topic_id: int | None = None) -> None:

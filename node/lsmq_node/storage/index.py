@@ -26,15 +26,14 @@ import struct
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from enum import IntEnum
-from itertools import chain, repeat
 from typing import Any
 
 import crc32c
 import numpy as np
 from numpy.typing import NDArray
 
-from .bloom import BITS_PER_KEY, PROBES, Probe, Probes, bloom_build
-from .columns import I64, U64
+from .bloom import BITS_PER_KEY, PROBES, Probe, Probes, bloom_build, bloom_build_each
+from .columns import I64, U64, spread
 from .failures import damaged
 from .word_filters import MOST_WORDS
 
@@ -250,10 +249,13 @@ class PageRows:
 
 def encode_page(columns: Sequence[NDArray[Any]], keys: U64 | None) -> bytes:
     """A page of these rows with a filter over ``keys``, or the root, which has none."""
-    words, probes = (np.empty(0, np.uint64), 0) if keys is None else bloom_build(keys)
-    dtypes = chain(DTYPES if keys is None else DTYPES[:ROW_COLUMNS], repeat(np.dtype(np.uint64)))
-    body = b"".join([*(values.astype(dtype).tobytes() for values, dtype in zip(columns, dtypes)), words.tobytes()])  # noqa: B905
-    head = PAGE_HEAD.pack(0, PAGE_HEAD_BYTES + len(body), len(columns[0]), len(columns), probes)[4:]
+    return _page(_rows(columns), None if keys is None else bloom_build(keys)[0])
+
+
+def _page(rows: U64, words: U64 | None) -> bytes:
+    body = rows.tobytes() if words is None else rows.tobytes() + words.tobytes()
+    probes = 0 if words is None else PROBES
+    head = PAGE_HEAD.pack(0, PAGE_HEAD_BYTES + len(body), rows.shape[1], len(rows), probes)[4:]
     crc = crc32c.crc32c(body, crc32c.crc32c(head))
     return crc.to_bytes(4, "little") + head + body
 
@@ -270,28 +272,34 @@ def encode_index(columns: Sequence[NDArray[Any]], keys: U64, position: int) -> t
     page_bytes = max(PAGE_BYTES, int(costs[-1]) // MAX_PAGES + 1)
     numbers = (costs - 1) // page_bytes
     firsts = np.flatnonzero(np.diff(numbers, prepend=-1))
-    lasts = np.append(firsts[1:], len(numbers)) - 1
+    stops = np.append(firsts[1:], len(numbers))
+    begins, counts = begins[firsts], ends[stops - 1] - begins[firsts]
+    filters = bloom_build_each(keys[spread(begins, counts)], counts)
+    rows = _rows(columns)
     pages = [
-        encode_page([values[first : last + 1] for values in columns], keys[begins[first] : ends[last]])
-        for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True)
+        _page(rows[:, first:stop], words)
+        for first, stop, words in zip(firsts.tolist(), stops.tolist(), filters, strict=True)
     ]
     sizes = np.fromiter(map(len, pages), np.int64, len(pages))
     return pages, encode_root(columns, firsts, position + np.cumsum(sizes) - sizes, sizes)
 
 
+def _rows(columns: Sequence[NDArray[Any]]) -> U64:
+    """The columns as they lie on the disk, all of 64 bits."""
+    return np.stack([values.astype(np.uint64) for values in columns])
+
+
 def encode_root(columns: Sequence[NDArray[Any]], firsts: I64, positions: I64, sizes: I64) -> bytes:
     """The root over pages that begin at the rows ``firsts`` and lie at ``positions``."""
     lasts = np.append(firsts[1:], len(columns[0])) - 1
-    return encode_page(
-        (
-            columns[IndexColumn.FIRST_KEY][firsts],
-            columns[IndexColumn.FIRST_OFFSET][firsts],
-            columns[IndexColumn.LAST_KEY][lasts],
-            columns[IndexColumn.LAST_OFFSET][lasts],
-            positions,
-            sizes,
-            np.add.reduceat(columns[IndexColumn.RECORDS], firsts),
-            columns[IndexColumn.POSITION][firsts],
-        ),
-        None,
+    rows = (
+        columns[IndexColumn.FIRST_KEY][firsts],
+        columns[IndexColumn.FIRST_OFFSET][firsts],
+        columns[IndexColumn.LAST_KEY][lasts],
+        columns[IndexColumn.LAST_OFFSET][lasts],
+        positions,
+        sizes,
+        np.add.reduceat(columns[IndexColumn.RECORDS], firsts),
+        columns[IndexColumn.POSITION][firsts],
     )
+    return encode_page(rows, None)

@@ -86,8 +86,11 @@ class Sampler:
         self._parts: list[Sample] = []
 
     def add(self, keys: U64, columns: Mapping[int, NDArray[Any]], weights: I64) -> None:
-        """Records that follow those added before, with the columns they have, and the bytes that each stands for."""
-        ends = np.cumsum(weights) + self._bytes
+        """Records that follow those added before, with the columns they have, and the bytes that all up to and with
+        each one stand for."""
+        ends = weights + self._bytes
+        while not self._count and ends[-1] > 8 * MAX_POINTS * self._spacing:  # as it would come to, point by point
+            self._spacing *= 2
         marks = np.arange(self._next, int(ends[-1]), self._spacing)
         self._bytes = int(ends[-1])
         if len(marks) == 0:

@@ -102,6 +102,7 @@ class ShardStore:
         segments, line = self._segments, self._line
         writer = self._writer = LogWriter(path, options, segments, self._counters, line, commits, rule, epochs)
         self._segments.final_lsn = lambda: min(commits.lsn, writer.durable_lsn)
+        self.take_led = commits.take_led  # by topic, what was written since, where this store leads
         self._exports = Exports(path, disk, self._tables, self._writer)
         #: The store as one replica of its shard.
         self.replica = ReplicaLog(path, options, disk, writer, self._segments, self._tables, self._exports.log_from)
@@ -109,6 +110,7 @@ class ShardStore:
         self._queries = Queries(self._state, self._tables, self._counters, self._time.expired)
         self.find_key = self._queries.find_key  # messages by key, newest first
         self.search = partial(search, self._queries)  # messages that a filter picks
+        self.group_marks, self.group_lag = self._queries.group_marks, self._queries.group_lag
         self.check_open = writer.check_open  # raises what stopped the store, or ``ClientClosed``
         #: Messages that come later.
         self.delayed = DelayedRecords(self._state, self._queries, self._line, self._time)
@@ -238,10 +240,7 @@ class ShardStore:
         return self._catalog.create(name, queues, options or TopicOptions(), topic_id, first, end)
 
     def grow_topic(self, name: str, queues: int, end: int | None = None) -> Topic:
-        """Give a topic more queues at its end. Durable on return; no effect when it has that many.
-
-        Of those, this shard holds some below ``end``; by default all.
-        """
+        """Give a topic more queues, those below ``end`` (by default all) on this shard. Durable on return."""
         return self._catalog.grow(name, queues, end)
 
     def alter_topic(self, name: str, options: TopicOptions) -> Topic:

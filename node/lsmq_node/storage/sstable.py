@@ -58,9 +58,8 @@ MAGIC = b"LSMQTBL1"
 VERSION = 2
 FOOTER = struct.Struct("<QIIIIQII8s")
 FOOTER_BYTES = FOOTER.size  # 8 + 4 + 4 + 4 + 4 + 8 + 4 + 4 + 8 = 48
-#: What a record counts for beside its bytes, where a block's bytes are shared out.
+#: What a record counts for beside its bytes, where blocks are cut and their bytes are shared out.
 RECORD_BYTES = 12
-_ONE_GROUP = np.zeros(1, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +134,8 @@ class TableWriter:
         ascending = (keys[1:] > keys[:-1]) | ((keys[1:] == keys[:-1]) & (offsets[1:] >= offsets[:-1]))
         assert self._last <= (keys.item(0), offsets.item(0)) and ascending.all(), "a table's records are in key order"
         self._last = keys.item(-1), offsets.item(-1)
-        cuts = block_cuts(lengths, keys, self._block_bytes)
+        starts, weights = group_starts(keys), np.cumsum(lengths + np.int64(RECORD_BYTES))
+        cuts = block_cuts(weights, starts, self._block_bytes)
         firsts, lasts = cuts[:-1], cuts[1:] - 1
         blocks = encode_batches(columns, records.payload, cuts, self._codec)
         sizes = np.fromiter(map(len, blocks), np.int64, len(blocks))
@@ -151,21 +151,22 @@ class TableWriter:
             self._message_keys.add(columns[Column.TOPIC], columns[Column.KEY_HASH], stored, cuts, positions)
         self._min_ms = min(self._min_ms, int(stored.min()))
         self._max_ms = max(self._max_ms, int(stored.max()))
-        distinct = keys[group_starts(keys)]
-        self._keys.append(distinct)
+        self._keys.append(keys[starts])
         self.record_count += len(keys)
-        shares = lengths.astype(np.int64) + RECORD_BYTES
-        self._sampler.add(keys, columns, shares)
-        self._bill(columns[Column.TOPIC], shares, int(sizes.sum()))
+        self._sampler.add(keys, columns, weights)
+        self._bill(columns[Column.TOPIC], weights, int(sizes.sum()))
         if Column.FLAGS in columns:
             self._tombstones += int(np.count_nonzero(columns[Column.FLAGS] & 1))
 
-    def _bill(self, topics: NDArray[np.uint32], shares: I64, size_bytes: int) -> None:
+    def _bill(self, topics: NDArray[np.uint32], weights: I64, size_bytes: int) -> None:
         """Charge each topic with its part of the blocks."""
-        starts = _ONE_GROUP if topics[0] == topics[-1] else group_starts(topics)
-        parts = np.add.reduceat(shares, starts)
+        if topics[0] == topics[-1]:
+            records, charged = self._topics.get(topics.item(0), (0, 0))
+            self._topics[topics.item(0)] = records + len(topics), charged + size_bytes
+            return
+        starts = group_starts(topics)
         counts = np.diff(starts, append=len(topics))
-        charges = np.diff(np.cumsum(parts) * size_bytes // int(parts.sum()), prepend=0)
+        charges = np.diff(weights[starts + counts - 1] * size_bytes // int(weights[-1]), prepend=0)
         for topic, count, charge in zip(topics[starts].tolist(), counts.tolist(), charges.tolist(), strict=True):
             records, charged = self._topics.get(topic, (0, 0))
             self._topics[topic] = records + count, charged + charge

@@ -14,6 +14,7 @@ class Counters:
     records_written: int = 0
     bytes_written: int = 0
     records_read: int = 0
+    bytes_read: int = 0
     flushes: int = 0
     flushed_bytes: int = 0
     flush_seconds: float = 0.0
@@ -36,6 +37,7 @@ class StoreStats:
     records_written_total: int
     bytes_written_total: int
     records_read_total: int
+    bytes_read_total: int
     flushes_total: int
     flushed_bytes_total: int
     flush_seconds: float
@@ -81,7 +83,7 @@ class StoreStats:
     disk_dropped_messages_total: int
     quota_refusals_total: int
     clock_steps_total: int
-    clock_ahead_ms: int
+    clock_ahead_seconds: float
     disk_free_bytes: int
     disk_full: int
     pressure: int

@@ -49,6 +49,7 @@ class TopicOptions:
         cleanup: ``delete``: what expires goes; ``compact``: so does what a later message of its key supersedes.
         delete_retention_ms: of a compacted topic: how long a message is kept that says that its key is gone; None: a
             day.
+        made_by: the principal who made it, where he may make only so many.
         revision: raised by each change of the others; of two, the higher one is the newer.
     """
 
@@ -72,6 +73,7 @@ class TopicOptions:
     dedupe_window_ms: int | str | None = None
     cleanup: str = "delete"
     delete_retention_ms: int | None = None
+    made_by: str | None = None
     revision: int = 0
 
     @classmethod
@@ -186,7 +188,7 @@ class TopicOptions:
 
     def set(self) -> dict[str, Any]:
         """:meth:`to_dict` of what a user sets."""
-        return {name: value for name, value in self.to_dict().items() if name != "revision"}
+        return {name: value for name, value in self.to_dict().items() if name not in ("made_by", "revision")}
 
     def altered(self, changes: Mapping[str, Any]) -> TopicOptions:
         """With some changed; None takes one away. Raises ``InvalidRequest`` as :meth:`from_dict`.

@@ -309,6 +309,14 @@ class Book(Memory):
         plan.sequences[group, name] = Sequence(epoch + 1, position, member)
         return plan
 
+    def is_held(self, key: Key) -> bool:
+        """Whether a sequence is in the hands of a member that is heard of, or something of it is open."""
+        group, name = key
+        sequence = self.sequences[key]
+        return (group, sequence.member) in self.members or any(
+            each.sequence == name for _, each in self._open_of(group)
+        )
+
     # Deliveries
 
     def to_deliver(self, shard: int, max_batches: int, max_bytes: int) -> list[tuple[int, Transaction]]:

@@ -9,14 +9,15 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from lsmq import runtime
 from lsmq.errors import DeliveriesAhead, LsmqError, Unavailable
-from lsmq_node.broker import ShardPort
-from lsmq_node.machines import ShardMachine, Step
+from lsmq_node.broker import Limited, Made, ShardPort
+from lsmq_node.machines import HOUR_S, IdleNames, ShardMachine, Step
 
 from .book import BROKER, Book
 from .delivery import Delivery, may_be_stored
@@ -34,6 +35,7 @@ from .records import (
     Transaction,
     decode_part,
     part_key,
+    split_key,
 )
 from .shares import Shares
 
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger("lsmq.transactions")
 
 _LOAD_AT_ONCE = 500
+_MOST_AN_HOUR = 1_000  # sequences that are forgotten
 _DELIVERED_BATCHES = 200
 _DELIVERED_BYTES = 1 << 20
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0
@@ -76,7 +79,10 @@ class ShardTransactions(ShardMachine):
         config = service.broker.config
         held_bytes = self.store.options.max_documents_bytes // 2
         self.book = Book(config.max_request_bytes // 2, held_bytes, config.max_groups)
-        self.shares = Shares(held_bytes * config.address_share_percent // 100)
+        made = Made(service.broker.allowances, Limited.TRANSACTIONS)
+        self.shares = Shares(held_bytes * config.address_share_percent // 100, made)
+        self._idle = IdleNames("sequence", config.sequence_retention_hours)
+        self._hour_began = 0.0
         self.last: dict[int, int] = {}  # by coordinator, the number of the last batch put in line here
         self.counts = service.counts
         self._shard_count = service.broker.topology.shard_count
@@ -96,6 +102,7 @@ class ShardTransactions(ShardMachine):
         self.last, behind = last_numbers(store.documents(LANE), self._shard_count, store.producer_epoch)
         if behind:  # The rest of a unit that was cut off; the shard forgets producers in time.
             await self.durable(self.put(Step(behind)))
+        self.load_idle(self._idle)
         number, count = self.port.number, len(self.book.transactions)
         _log.info("transactions_loaded", shard=number, transactions=count, round=self.round)
         self.deliver()
@@ -110,7 +117,11 @@ class ShardTransactions(ShardMachine):
             self.shares.follow(plan)
 
         lanes = {shard: lane.next for shard, lane in self.book.lanes.items()}
-        return Step(plan.documents(lanes), appended=appended, stored=stored or (lambda: None))
+        documents = plan.documents(lanes)
+        for key, sequence in plan.sequences.items():
+            name = "/".join(key)
+            documents.update(self._idle.forget(name) if sequence is None else self._idle.touch(name))
+        return Step(documents, appended=appended, stored=stored or (lambda: None))
 
     # Members
 
@@ -219,7 +230,28 @@ class ShardTransactions(ShardMachine):
             yield self._step(checks, partial(self._checked, checks))
         for key in list(self.book.asked):
             self.wake(*key)
+        if now - self._hour_began >= HOUR_S:
+            self._hour_began = now
+            yield from self._hour()
         self.deliver()
+
+    def _hour(self) -> Iterator[Step]:
+        """An hour has passed: sequences that nobody has used for long are forgotten."""
+        yield Step(self._idle.hour())
+        touched: dict[str, bytes | None] = {}
+        names = ("/".join(key) for key in self.book.sequences)
+        for name in islice((name for name in names if not self._idle.knows(name)), _MOST_AN_HOUR):
+            touched |= self._idle.touch(name)  # It was used with an earlier release.
+        yield Step(touched)
+        for name in self._idle.idle()[:_MOST_AN_HOUR]:
+            key = split_key(name, "")
+            if key not in self.book.sequences:
+                yield Step(self._idle.forget(name))
+            elif self.book.is_held(key):
+                yield Step(self._idle.touch(name))
+            else:
+                _log.info("sequence_forgotten", group=key[0], sequence=key[1], shard=self.port.number)
+                yield self._step(Plan(sequences={key: None}))
 
     def _expired(self, members: list[Key]) -> None:
         if not members:

@@ -84,6 +84,10 @@ class Memory:
                 if key not in self.sequences:
                     self._sequences_of[key[0]] = self._sequences_of.get(key[0], 0) + 1
                 self.sequences[key] = sequence
+            elif self.sequences.pop(key, None) is not None:
+                self._sequences_of[key[0]] -= 1
+                if not self._sequences_of[key[0]]:
+                    del self._sequences_of[key[0]]
 
     def _drop_member(self, key: Key, now: float) -> None:
         self.members.pop(key, None)

@@ -6,6 +6,7 @@ Counted by whoever leads the coordinator's shard, from when it began to: what wa
 from __future__ import annotations
 
 from lsmq.errors import DocumentsFull, TooManyTransactions
+from lsmq_node.broker import Made
 
 from .records import Key, Plan
 
@@ -16,8 +17,10 @@ MAX_UNFINISHED = 5_000
 class Shares:
     """Loop thread only."""
 
-    def __init__(self, share_bytes: int) -> None:
+    def __init__(self, share_bytes: int, made: Made | None = None) -> None:
+        """``made``: which are of principals with limits."""
         self.share_bytes = share_bytes
+        self._made = made
         self._owner: dict[Key, tuple[str, int]] = {}  # client and bytes, of what is not finished
         self._bytes: dict[str, int] = {}
         self._count: dict[str, int] = {}
@@ -41,8 +44,10 @@ class Shares:
             )
 
     def begun(self, key: Key, client: str) -> None:
-        """This client begins it."""
+        """This client begins it. Raises ``TooManyTransactions`` for a principal who may not."""
         if key not in self._owner:
+            if self._made is not None:
+                self._made.make(key)
             self._owner[key] = client, 0
             self._count[client] = self._count.get(client, 0) + 1
             self._bytes.setdefault(client, 0)
@@ -56,6 +61,8 @@ class Shares:
             client, size = known
             if transaction is None or transaction.is_finished:
                 del self._owner[key]
+                if self._made is not None:
+                    self._made.gone(key)
                 self._bytes[client] -= size
                 self._count[client] -= 1
                 if not self._count[client]:

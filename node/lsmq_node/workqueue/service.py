@@ -170,6 +170,8 @@ class WorkService(MachineService[ShardWork]):
             hold.resize(size_bytes)
             if len(found) >= limit or size_bytes >= max_bytes:
                 break
+        if found:
+            self.broker.reads.flow.add(works[0].topic.name, len(found), size_bytes)
         return found
 
     async def _wait(self, works: Sequence[ShardWork], wanted: MessageFilter | None, deadline: float) -> None:

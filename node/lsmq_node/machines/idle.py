@@ -1,11 +1,11 @@
-"""Which groups of a shard nobody has used for long. Pure: no clock, no I/O.
+"""Which things of a kind in a shard, such as groups, nobody has used for long. Pure: no clock, no I/O.
 
 Time is counted in hours during which somebody led the shard and served it, and kept with the shard: a wrong clock makes
-no group old, nor does a node that was away. Documents (decimal digits):
+nothing old, nor does a node that was away. Documents (decimal digits):
 
 ======================== =====================================================
-``group-hours``          hours so far
-``group-used/<group>``   in which of them the group was used last, or nearly
+``<kind>-hours``         hours so far
+``<kind>-used/<name>``   in which of them it was used last, or nearly
 ======================== =====================================================
 """
 
@@ -14,49 +14,53 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 HOUR_S = 3_600.0
-HOURS = "group-hours"
-USED = "group-used/"
 #: A use is written down when the last one that is was so large a part of the retention ago.
 _EXACTNESS = 8
 
 Documents = dict[str, bytes | None]
 
 
-class IdleGroups:
+class IdleNames:
     """Loop thread only. A call that changes something returns the documents that say so."""
 
-    def __init__(self, retention_hours: int) -> None:
-        """0 hours: groups are kept for ever, and nothing is written down."""
+    def __init__(self, kind: str, retention_hours: int) -> None:
+        """0 hours: what there is is kept for ever, and nothing is written down."""
+        self.hours_key = f"{kind}-hours"
+        self.used_prefix = f"{kind}-used/"
         self._retention = retention_hours
         self._hours = 0
         self._used: dict[str, int] = {}
 
     def load(self, documents: Iterable[tuple[str, bytes]]) -> None:
         for key, body in documents:
-            if key == HOURS:
+            if key == self.hours_key:
                 self._hours = int(body)
             else:
-                self._used[key.removeprefix(USED)] = int(body)
+                self._used[key.removeprefix(self.used_prefix)] = int(body)
 
-    def touch(self, group: str) -> Documents:
-        """The group is used."""
-        used = self._used.get(group)
+    def touch(self, name: str) -> Documents:
+        """It is used."""
+        used = self._used.get(name)
         if not self._retention or (used is not None and (self._hours - used) * _EXACTNESS < self._retention):
             return {}
-        self._used[group] = self._hours
-        return {USED + group: b"%d" % self._hours}
+        self._used[name] = self._hours
+        return {self.used_prefix + name: b"%d" % self._hours}
 
     def hour(self) -> Documents:
         """An hour has passed."""
         if not self._used:
             return {}
         self._hours += 1
-        return {HOURS: b"%d" % self._hours}
+        return {self.hours_key: b"%d" % self._hours}
 
     def idle(self) -> list[str]:
-        """Groups that were not used for the whole retention."""
+        """Those that were not used for the whole retention."""
         return [name for name, used in self._used.items() if self._hours - used >= self._retention > 0]
 
-    def forget(self, group: str) -> Documents:
+    def knows(self, name: str) -> bool:
+        """Whether it was used since uses are written down."""
+        return name in self._used or not self._retention
+
+    def forget(self, name: str) -> Documents:
         """There is nothing left of it."""
-        return {} if self._used.pop(group, None) is None else {USED + group: None}
+        return {} if self._used.pop(name, None) is None else {self.used_prefix + name: None}

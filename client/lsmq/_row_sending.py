@@ -1,0 +1,151 @@
+"""How rows get into a producer's batches: cut by shard, and where a batch or the buffer is full; where they ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from lsmq._batch_receipts import BatchPart, BatchReceipt
+from lsmq._column_builder import ColumnBuilder
+from lsmq._receipts import NamedPendingBatch, PendingBatch
+from lsmq._rows import Rows
+from lsmq.message_columns import column_array
+from lsmq.record_batch import BatchBuilder, Column, Flag
+
+try:
+    import numpy as np
+except ImportError:
+    np = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from lsmq.producer import Producer
+
+_OVERHEAD_BYTES = BatchBuilder.RECORD_OVERHEAD_BYTES
+
+
+async def send_rows(producer: Producer, rows: Rows, receipt: BatchReceipt) -> None:
+    """Put all rows into batches, in order of queue; waits while the buffer is full."""
+    lengths = rows.columns[Column.LENGTH]
+    assert not isinstance(lengths, int)
+    sizes = lengths + _OVERHEAD_BYTES
+    if rows.queues is None and rows.hashes is None:
+        await _send_some(producer, rows, slice(0, rows.count), None, sizes, receipt)
+        return
+    first = 0
+    while first < rows.count:
+        end = _window(producer, sizes, first)
+        queues = rows.queues_of(slice(first, end), producer._key_queues, producer._next_queue)
+        for some, own in _by_range(producer._range_firsts, queues, first):
+            await _send_some(producer, rows, some, own, sizes[some], receipt)
+        first = end
+
+
+def _window(producer: Producer, sizes: NDArray[Any], first: int) -> int:
+    """Where the rows end that are cut by shard at once: as many as fill a batch of each, about."""
+    ranges = len(producer._range_firsts)
+    ends = np.cumsum(sizes[first : first + producer._batch_messages * ranges])
+    return first + max(1, int(np.searchsorted(ends, producer._batch_bytes * ranges, "right")))
+
+
+def _by_range(
+    firsts: list[int], queues: NDArray[Any], first: int
+) -> Iterator[tuple[slice | NDArray[Any], NDArray[Any]]]:
+    """Rows from ``first`` on by the range that their queue is in, each in order, and their queues."""
+    places = np.searchsorted(np.array(firsts, np.int64), queues, "right")
+    if places.min() == places.max():
+        yield slice(first, first + len(queues)), queues
+        return
+    order = np.argsort(places, kind="stable")
+    for some in np.split(order, np.flatnonzero(np.diff(places[order])) + 1):
+        yield some + first, queues[some]
+
+
+async def _send_some(
+    producer: Producer,
+    rows: Rows,
+    some: slice | NDArray[Any],
+    queues: NDArray[Any] | None,
+    sizes: NDArray[Any],
+    receipt: BatchReceipt,
+) -> None:
+    """Rows of one shard, or in turn: what fits into the open batch, then into the next one, and so on."""
+    ends = np.cumsum(sizes)
+    at = done_bytes = 0
+    while at < len(ends):
+        if producer._topic is None or producer._closed or producer._replaced is not None:
+            raise producer._not_open()
+        queue = producer._next_queue if queues is None else int(queues[at])
+        sender = producer._sender_of(queue)
+        batch = sender.open
+        if batch is not None and not isinstance(batch.builder, ColumnBuilder):
+            sender.close_batch()  # What was sent before goes before.
+            continue
+        held_bytes, held = (0, 0) if batch is None else (batch.reserved_bytes, batch.rows)
+        free_bytes = producer._max_buffer_bytes - producer._buffered_bytes
+        room_bytes = min(free_bytes, producer._batch_bytes - held_bytes)
+        end = min(int(np.searchsorted(ends, done_bytes + room_bytes, "right")), at + producer._batch_messages - held)
+        if end == at:
+            size_bytes = int(ends[at]) - done_bytes
+            if size_bytes > free_bytes:
+                producer._space.clear()
+                await producer._space.wait()
+                continue
+            if batch is not None:
+                sender.close_batch()
+                continue
+            end = at + 1  # A message larger than a batch has one of its own.
+        batch = batch or sender.start_batch(ColumnBuilder())
+        cut = slice(some.start + at, some.start + end) if isinstance(some, slice) else some[at:end]
+        part = BatchPart(batch, batch.rows, cut, queue if queues is None else queues[at:end])
+        _add(rows, part, batch)
+        receipt._parts.append(part)
+        size_bytes = int(ends[end - 1]) - done_bytes
+        batch.reserved_bytes += size_bytes
+        producer._buffered_bytes += size_bytes
+        at, done_bytes = end, int(ends[end - 1])
+        if part.start == 0:
+            await asyncio.sleep(0)  # A new batch: let the batches before it get under way.
+
+
+def _add(rows: Rows, part: BatchPart, batch: PendingBatch) -> None:
+    """The records of a part; all of it, or nothing where there is no memory."""
+    columns = rows.columns_of(part.rows)
+    queues = part.queues
+    if isinstance(batch, NamedPendingBatch):
+        assert rows.names is not None
+        names = rows.names[part.rows] if isinstance(part.rows, slice) else [rows.names[row] for row in part.rows]
+        queues = np.fromiter(map(batch.place, names), np.int64, len(names))
+    columns[Column.QUEUE] = queues if isinstance(queues, int) else queues.copy()
+    builder = batch.builder
+    assert isinstance(builder, ColumnBuilder)
+    builder.add(columns, part.count, rows.payload(part.rows))
+    batch.rows += part.count
+
+
+def places_of(parts: Sequence[BatchPart], count: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Queue and offset of each row, and whether it was dropped: parts that are stored, of so many rows in all."""
+    queues, offsets, dropped = np.empty(count, np.int64), np.empty(count, np.int64), np.zeros(count, bool)
+    for part in parts:
+        stored = part.batch.stored
+        assert stored is not None
+        own = slice(part.start, part.start + part.count)
+        named = isinstance(part.batch, NamedPendingBatch)
+        queues[part.rows] = column_array(stored, Column.QUEUE)[own] if named else part.queues
+        offsets[part.rows] = column_array(stored, Column.OFFSET)[own]
+        if Column.FLAGS in stored.directory:
+            dropped[part.rows] = column_array(stored, Column.FLAGS)[own] & int(Flag.DROPPED) != 0
+    offsets[dropped] = -1
+    for column in (queues, offsets, dropped):
+        column.flags.writeable = False
+    return queues, offsets, dropped
+
+
+def failed_of(parts: Sequence[BatchPart], count: int) -> NDArray[Any]:
+    """The rows of batches that were given up."""
+    failed = np.zeros(count, bool)
+    for part in parts:
+        failed[part.rows] = part.batch.error is not None
+    return np.flatnonzero(failed)

@@ -1,0 +1,516 @@
+"""Rows of columns as an application gives them to ``send_batch``, checked, and as the columns of a record batch.
+
+What is wrong is told before anything is sent, and names the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, repeat
+from operator import index
+from types import NoneType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import xxhash
+
+from lsmq.errors import InvalidRequest, LsmqError, MessageTooLarge, UnknownQueue
+from lsmq.message_columns import MessageBatch
+from lsmq.messages import (
+    MAX_PRIORITY,
+    MAX_TTL_MS,
+    Key,
+    body_bytes,
+    check_extras,
+    check_key,
+    check_tag,
+    check_type,
+    encode_header,
+    key_headers,
+    tag_hash,
+)
+from lsmq.partitioners import Partitioner
+from lsmq.queue_names import check_queue_name, queue_slot
+from lsmq.record_batch import Column
+from lsmq.topics import Topic
+
+try:
+    import numpy as np
+except ImportError:
+    np = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MAX_ROWS = 1_000_000
+_TABLE_COLUMNS = {
+    "body": "bodies",
+    "queue": "queues",
+    "key": "keys",
+    "tag": "tags",
+    "type": "types",
+    "priority": "priorities",
+    "properties": "properties",
+    "ttl_ms": "ttl_ms",
+}
+_MAX_INT64 = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Messages of one call, by row.
+
+    ``bodies`` are a list, or lie in one stretch of bytes, from ``starts`` on. ``headers`` are packed, of each or of
+    all. ``columns`` are those of the record batch but queues: int64, or what all rows have. ``queues``, where they are
+    given, are numbers, or slots of ``names``; ``hashes`` are those of ``keys``, and ``keyed`` which rows have one.
+    """
+
+    count: int
+    bodies: list[bytes] | memoryview
+    starts: NDArray[Any] | None
+    lengths: NDArray[Any]
+    headers: list[bytes] | bytes
+    columns: Mapping[int, NDArray[Any] | int]
+    queues: NDArray[Any] | None
+    names: list[str] | None
+    keys: list[Key | None] | None
+    hashes: NDArray[Any] | None
+    keyed: NDArray[Any] | None
+
+    def payload(self, rows: slice | NDArray[Any]) -> bytes:
+        """The records of these rows, joined: copied, so that nothing of the caller's is kept."""
+        if self.headers == b"" and isinstance(self.bodies, memoryview) and isinstance(rows, slice):
+            assert self.starts is not None
+            last = rows.stop - 1
+            return self.bodies[int(self.starts[rows.start]) : int(self.starts[last] + self.lengths[last])].tobytes()
+        bodies = self.bodies_of(rows)
+        if self.headers == b"":
+            return b"".join(bodies)
+        headers = repeat(self.headers) if isinstance(self.headers, bytes) else _picked(self.headers, rows)
+        return b"".join(chain.from_iterable(zip(headers, bodies, strict=False)))
+
+    def bodies_of(self, rows: slice | NDArray[Any]) -> list[bytes]:
+        """Bodies alone."""
+        if isinstance(self.bodies, list):
+            return _picked(self.bodies, rows)
+        assert self.starts is not None
+        starts, ends = self.starts[rows], (self.starts + self.lengths)[rows]
+        view = self.bodies
+        return [view[start:end].tobytes() for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
+
+    def columns_of(self, rows: slice | NDArray[Any]) -> dict[int, NDArray[Any] | int]:
+        """The record batch's columns of these rows."""
+        return {
+            column: values if isinstance(values, int) else values[rows].copy()
+            for column, values in self.columns.items()
+        }
+
+    def queues_of(self, rows: slice, key_queues: int, turn: int) -> NDArray[Any]:
+        """The queue of each: its own, or by its key, or where it has neither ``turn``."""
+        if self.queues is not None:
+            return self.queues[rows]
+        assert self.hashes is not None
+        found: NDArray[Any] = (self.hashes[rows] % np.uint64(key_queues)).astype(np.int64)
+        if self.keyed is not None:
+            found[~self.keyed[rows]] = turn
+        return found
+
+
+def _picked(values: list[bytes], rows: slice | NDArray[Any]) -> list[bytes]:
+    return values[rows] if isinstance(rows, slice) else [values[row] for row in rows.tolist()]
+
+
+def check_rows(
+    topic: Topic,
+    bodies: Any,
+    lengths: Any,
+    queues: Any,
+    keys: Any,
+    tags: Any,
+    types: Any,
+    properties: Any,
+    priorities: Any,
+    ttl_ms: Any,
+    *,
+    max_message_bytes: int,
+) -> Rows:
+    """The rows, checked. Raises ``InvalidRequest``, ``MessageTooLarge`` and ``UnknownQueue`` that name the row."""
+    given = {
+        "queues": queues,
+        "keys": keys,
+        "tags": tags,
+        "types": types,
+        "properties": properties,
+        "priorities": priorities,
+        "ttl_ms": ttl_ms,
+    }
+    if _is_arrow(bodies) and hasattr(bodies, "column_names"):
+        bodies = _of_table(bodies, given)
+    found, starts, body_lengths = _bodies(bodies, lengths)
+    count = len(body_lengths)
+    if count > MAX_ROWS:
+        raise InvalidRequest(f"send_batch is given {count} rows; it takes {MAX_ROWS} at most: send them in parts")
+    queue_column, names = _queues(given["queues"], topic, count)
+    key_column, hashes, keyed = _keys(given["keys"], count)
+    tag_column = _words(given["tags"], "tags", check_tag, count)
+    type_column = _words(given["types"], "types", check_type, count)
+    property_column = _properties(given["properties"], count)
+    headers = _headers(count, key_column, tag_column, type_column, property_column)
+    columns: dict[int, NDArray[Any] | int] = {
+        Column.KEY_HASH: 0 if hashes is None else hashes,
+        Column.TAG_HASH: _hashes(tag_column),
+        Column.TYPE_HASH: _hashes(type_column),
+        Column.PRIORITY: _numbers(given["priorities"], "priorities", count, MAX_PRIORITY),
+        Column.EXPIRES_MS: _numbers(given["ttl_ms"], "ttl_ms", count, MAX_TTL_MS),
+    }
+    record_lengths = body_lengths
+    if headers:
+        header_lengths = len(headers) if isinstance(headers, bytes) else _lengths_of(headers)
+        columns[Column.HEADER_LENGTH] = header_lengths
+        record_lengths = body_lengths + header_lengths
+    columns[Column.LENGTH] = record_lengths
+    columns = {column: values for column, values in columns.items() if not isinstance(values, int) or values}
+    if count and record_lengths.max() > max_message_bytes:
+        row = int((record_lengths > max_message_bytes).argmax())
+        raise MessageTooLarge(
+            f"row {row}: the message needs {record_lengths[row]} bytes with key, tag and properties; topic"
+            f" {topic.name!r} and max_buffer_bytes allow {max_message_bytes}; send it in parts or raise the limit",
+            size_bytes=int(record_lengths[row]),
+            limit_bytes=max_message_bytes,
+            row=row,
+        )
+    return Rows(count, found, starts, body_lengths, headers, columns, queue_column, names, key_column, hashes, keyed)
+
+
+def by_partitioner(rows: Rows, choose: Partitioner, topic: Topic, key_queues: int) -> Rows:
+    """The rows, with the queues that the partitioner says. Raises as for queues that are given."""
+    keys: Iterable[Key | None] = repeat(None) if rows.keys is None else rows.keys
+    bodies = rows.bodies_of(slice(0, rows.count))
+    chosen = [
+        choose(key, body, topic.queues if key is None else key_queues) for key, body in zip(keys, bodies, strict=False)
+    ]
+    queues, _ = _queues(chosen, topic, rows.count)
+    return replace(rows, queues=queues)
+
+
+# Bodies
+
+
+def _bodies(bodies: Any, lengths: Any) -> tuple[list[bytes] | memoryview, NDArray[Any] | None, NDArray[Any]]:
+    """A list and no starts, or a stretch of bytes and where each begins; and how long each is."""
+    if isinstance(bodies, MessageBatch):
+        raise InvalidRequest("bodies is a MessageBatch; give batch.bodies(), and its keys, tags and types")
+    if isinstance(bodies, bytes | bytearray | memoryview) or (
+        isinstance(bodies, np.ndarray) and bodies.dtype.kind not in "OSU"
+    ):
+        return _in_a_buffer(bodies, lengths)
+    if lengths is not None:
+        raise InvalidRequest(
+            f"lengths are given, and bodies is of type {type(bodies).__name__}; they are for bodies in one buffer"
+        )
+    if _is_arrow(bodies):
+        return _of_arrow(bodies)
+    if isinstance(bodies, np.ndarray):
+        bodies = bodies.tolist()
+    if isinstance(bodies, str | Mapping) or not isinstance(bodies, Iterable):
+        raise InvalidRequest(
+            f"bodies is of type {type(bodies).__name__}; give a list of bodies, an array or table of Arrow, or one"
+            " buffer and lengths"
+        )
+    found = list(bodies)
+    if not set(map(type, found)) <= {bytes}:
+        found = [_of_row(row, body_bytes, body) for row, body in enumerate(found)]
+    return found, None, _lengths_of(found)
+
+
+def _in_a_buffer(bodies: Any, lengths: Any) -> tuple[memoryview, NDArray[Any], NDArray[Any]]:
+    try:
+        view = memoryview(bodies).cast("B")
+    except (TypeError, ValueError) as error:
+        raise InvalidRequest(f"bodies cannot be read as bytes: {error}; give a contiguous copy of it") from error
+    if lengths is None:
+        raise InvalidRequest(
+            f"bodies is one buffer of {len(view)} bytes without lengths; give lengths=, of each body or one for all"
+        )
+    if type(lengths) is int:
+        if lengths < 1 or len(view) % lengths:
+            raise InvalidRequest(f"lengths is {lengths}; {len(view)} bytes of bodies are no multiple of it")
+        each = np.full(len(view) // lengths, lengths, np.int64)
+    else:
+        each = _whole_numbers(lengths, "lengths", None, len(view))
+    ends = np.cumsum(each)
+    if (total := int(ends[-1]) if len(ends) else 0) != len(view):
+        raise InvalidRequest(f"lengths add up to {total}; the bodies have {len(view)} bytes")
+    return view, ends - each, each
+
+
+def _is_arrow(value: object) -> bool:
+    return type(value).__module__.partition(".")[0] == "pyarrow"
+
+
+def _of_arrow(bodies: Any) -> tuple[memoryview, NDArray[Any], NDArray[Any]]:
+    """Bodies of an array stay where they are; those of one in chunks, or of another kind, are copied."""
+    import pyarrow as pa
+
+    if isinstance(bodies, pa.ChunkedArray):
+        bodies = bodies.chunk(0) if bodies.num_chunks == 1 else pa.concat_arrays(bodies.cast(pa.large_binary()).chunks)
+    try:
+        array = bodies.cast(pa.large_binary())
+    except (AttributeError, pa.ArrowException) as error:
+        raise InvalidRequest(f"bodies is {_kind(bodies)} of Arrow; it must be a column of binary or of text") from error
+    if array.null_count:
+        row = array.is_null().to_numpy(zero_copy_only=False).argmax()
+        raise InvalidRequest(f"row {row}: the body is null; fill in b'' for an empty one", row=int(row))
+    _, places, values = array.buffers()
+    cuts = np.zeros(1, np.int64)
+    if len(array):
+        cuts = np.frombuffer(places, np.int64, len(array) + 1, array.offset * 8)
+    view = memoryview(b"" if values is None else values)
+    return view.cast("B"), cuts[:-1], np.diff(cuts)
+
+
+def _kind(value: Any) -> str:
+    return str(getattr(value, "type", type(value).__name__))
+
+
+def _of_table(table: Any, given: dict[str, Any]) -> Any:
+    """The table's bodies; its other columns are ``given`` then."""
+    names = table.column_names
+    unknown = [name for name in names if name not in _TABLE_COLUMNS]
+    if unknown or "body" not in names:
+        raise InvalidRequest(
+            f"the table has the columns {', '.join(names)}; it must have body, and may have"
+            f" {', '.join(list(_TABLE_COLUMNS)[1:])}: use table.select([...]) and table.rename_columns([...])"
+        )
+    for name in names:
+        argument = _TABLE_COLUMNS[name]
+        if given.get(argument) is not None:
+            raise InvalidRequest(f"{argument} is given beside the table's column {name}; give one of the two")
+        if name != "body":
+            given[argument] = table.column(name)
+    return table.column("body")
+
+
+# Columns
+
+
+def _column(value: Any, name: str, count: int, single: tuple[type, ...]) -> Any:
+    """A list of as many values as there are rows; or the one that all have, None among them."""
+    if value is None or isinstance(value, single):
+        return value
+    if _is_arrow(value):
+        value = value.to_pylist()
+    elif isinstance(value, np.ndarray):
+        value = value.tolist()
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise InvalidRequest(
+            f"{name} is of type {type(value).__name__}; it must be a column, or one value for all rows"
+        )
+    values = value if type(value) is list else list(value)
+    _check_count(len(values), name, count)
+    return values
+
+
+def _check_count(found: int, name: str, count: int) -> None:
+    if found != count:
+        raise InvalidRequest(f"{name} has {found} rows, and bodies {count}; give one for each, or one for all")
+
+
+def _queues(value: Any, topic: Topic, count: int) -> tuple[NDArray[Any] | None, list[str] | None]:
+    if topic.named:
+        return _named_queues(value, topic, count)
+    if value is None:
+        return None, None
+    if isinstance(value, str):
+        raise InvalidRequest(f"queues is {value!r}; the queues of topic {topic.name!r} have numbers")
+    one = _single_number(value)
+    queues = _whole_numbers([one] if one is not None else value, "queues", None if one is not None else count, None)
+    wrong = (queues < 0) | (queues >= topic.queues)
+    if wrong.any():
+        row = int(wrong.argmax())
+        where = "" if one is not None else f"row {row}: "
+        raise UnknownQueue(
+            f"{where}topic {topic.name!r} has queues 0 to {topic.queues - 1}, not {queues[row]}",
+            topic=topic.name,
+            queue=int(queues[row]),
+            row=row,
+        )
+    return (np.full(count, one, np.int64) if one is not None else queues), None
+
+
+def _named_queues(value: Any, topic: Topic, count: int) -> tuple[NDArray[Any], list[str]]:
+    names = _column(value, "queues", count, (str,))
+    if names is None:
+        raise InvalidRequest(f"the queues of topic {topic.name!r} have names, and rows name none; say queues=")
+    if isinstance(names, str):
+        return np.full(count, queue_slot(check_queue_name(names)), np.int64), [names] * count
+    slots: dict[str, int] = {}
+    for row, name in enumerate(names):
+        if type(name) is not str or name not in slots:
+            slots[name] = queue_slot(_of_row(row, check_queue_name, name))
+    return np.fromiter(map(slots.__getitem__, names), np.int64, count), names
+
+
+def _keys(value: Any, count: int) -> tuple[Any, NDArray[Any] | None, NDArray[Any] | None]:
+    """The column; of each its hash, 0 where it has none; and which have one, where not all do."""
+    keys = _column(value, "keys", count, (str, bytes))
+    if keys is None:
+        return None, None, None
+    if not isinstance(keys, list):
+        check_key(keys)
+        keys = [keys] * count
+    kinds = set(map(type, keys))
+    digest = xxhash.xxh3_64_intdigest
+    try:
+        if kinds == {str}:
+            return keys, np.fromiter(map(digest, map(str.encode, keys)), np.uint64, count), None
+        if kinds == {bytes}:
+            return keys, np.fromiter(map(digest, keys), np.uint64, count), None
+    except UnicodeEncodeError:
+        pass  # Which row it is comes out below.
+    hashes = np.zeros(count, np.uint64)
+    keyed = np.ones(count, bool)
+    for row, key in enumerate(keys):
+        if key is None:
+            keyed[row] = False
+        else:
+            _of_row(row, check_key, key)
+            hashes[row] = digest(key.encode() if isinstance(key, str) else key)
+    if not keyed.any():
+        return None, None, None
+    return keys, hashes, keyed
+
+
+def _words(value: Any, name: str, check: Callable[[object], None], count: int) -> Any:
+    words = _column(value, name, count, (str,))
+    if isinstance(words, str):
+        check(words)
+    elif words is not None:
+        known: set[str | None] = {None}
+        for row, word in enumerate(words):
+            if type(word) not in (str, NoneType) or word not in known:
+                _of_row(row, check, word)
+                known.add(word)
+        if known == {None}:
+            return None
+    return words
+
+
+def _hashes(words: Any) -> NDArray[Any] | int:
+    if words is None:
+        return 0
+    if isinstance(words, str):
+        return tag_hash(words)
+    known = {word: 0 if word is None else tag_hash(word) for word in set(words)}
+    return np.fromiter(map(known.__getitem__, words), np.int64, len(words))
+
+
+def _properties(value: Any, count: int) -> Any:
+    if isinstance(value, Mapping):
+        check_extras(value, 0)
+        return value or None
+    found = _column(value, "properties", count, ())
+    if found is None:
+        return None
+    made: list[Mapping[str, str] | None] = []
+    for row, each in enumerate(found):
+        if isinstance(each, list):  # of a map of Arrow
+            each = dict(each)
+        if each is not None and not isinstance(each, Mapping):
+            raise InvalidRequest(
+                f"row {row}: properties is of type {type(each).__name__}; it must be a mapping", row=row
+            )
+        if each:
+            _of_row(row, lambda mapping: check_extras(mapping, 0), each)
+        made.append(each or None)
+    return made if any(made) else None
+
+
+def _headers(count: int, keys: Any, tags: Any, types: Any, properties: Any) -> list[bytes] | bytes:
+    """Of each row, or of all, what :func:`.messages.encode_header` makes."""
+    if isinstance(keys, list) and tags is types is properties is None:
+        if None in keys:
+            return [encode_header(key, None, None) for key in keys]
+        return key_headers(keys, None)
+    if not any(isinstance(each, list) for each in (keys, tags, types, properties)):
+        return encode_header(keys, tags, properties, None, types)
+    columns = [each if isinstance(each, list) else [each] * count for each in (keys, tags, properties, types)]
+    return [encode_header(key, tag, some, None, kind) for key, tag, some, kind in zip(*columns, strict=True)]
+
+
+# Numbers
+
+
+def _single_number(value: Any) -> int | None:
+    """The value where it is a whole number."""
+    try:
+        return None if isinstance(value, np.ndarray) and value.ndim else index(value)
+    except TypeError:
+        return None
+
+
+def _numbers(value: Any, name: str, count: int, most: int) -> NDArray[Any] | int:
+    if value is None:
+        return 0
+    one = _single_number(value)
+    if one is None:
+        return _whole_numbers(value, name, count, most)
+    if not 0 <= one <= most:
+        raise InvalidRequest(f"{name} is {one}; it must be 0 to {most}", field=name, limit=most)
+    return one
+
+
+def _whole_numbers(value: Any, name: str, count: int | None, most: int | None) -> NDArray[Any]:
+    """A column as int64. Raises ``InvalidRequest`` for what is no whole number, below 0 or above ``most``."""
+    if _is_arrow(value):
+        value = value.to_pylist() if value.null_count else value.to_numpy()
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise InvalidRequest(f"{name} is of type {type(value).__name__}; it must be a column of whole numbers, or one")
+    if not isinstance(value, np.ndarray) or value.dtype.kind == "O":
+        value = list(value)
+        _check_count(len(value), name, len(value) if count is None else count)
+        if not set(map(type, value)) <= {int}:
+            value = [_of_row(row, _whole, each, name) for row, each in enumerate(value)]
+        try:
+            value = np.array(value, np.int64)
+        except OverflowError:
+            row = next(row for row, each in enumerate(value) if not -_MAX_INT64 <= each <= _MAX_INT64)
+            _out_of_range(name, row, value[row], most)
+    if value.ndim != 1 or value.dtype.kind not in "iu":
+        raise InvalidRequest(
+            f"{name} is an array of {value.dtype} with {value.ndim} dimensions; it must be one of whole numbers"
+        )
+    _check_count(len(value), name, len(value) if count is None else count)
+    limit = _MAX_INT64 if most is None else most
+    wrong = value > limit if value.dtype.kind == "u" or most is None else (value < 0) | (value > limit)
+    if wrong.any():
+        row = int(wrong.argmax())
+        _out_of_range(name, row, value[row], most)
+    made: NDArray[Any] = value.astype(np.int64)
+    return made
+
+
+def _whole(value: object, name: str) -> int:
+    try:
+        return index(value)  # type: ignore[arg-type]  # Which is what is found out here.
+    except TypeError as error:
+        raise InvalidRequest(
+            f"{name} is {value!r} of type {type(value).__name__}; it must be a whole number"
+        ) from error
+
+
+def _out_of_range(name: str, row: int, value: object, most: int | None) -> NoReturn:
+    allowed = "a number that 63 bits hold" if most is None else f"0 to {most}"
+    raise InvalidRequest(f"row {row}: {name} is {value}; it must be {allowed}", field=name, row=row)
+
+
+def _lengths_of(values: Sequence[bytes]) -> NDArray[Any]:
+    return np.fromiter(map(len, values), np.int64, len(values))
+
+
+def _of_row(row: int, check: Callable[..., Any], *values: Any) -> Any:
+    """What ``check`` gives; what it raises names the row."""
+    try:
+        return check(*values)
+    except LsmqError as error:
+        raise type(error)(f"row {row}: {error.message}", **{**error.details, "row": row}) from error

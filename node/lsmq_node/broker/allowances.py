@@ -1,0 +1,252 @@
+"""How much of a node one principal may take: rates, and numbers of what is his at a time.
+
+A limit is the setting ``principal_NAME``, or what was set for the principal himself; 0 is none. What is counted is
+counted by this node alone, from its start, but for topics and queues, whose makers are options of theirs; a count of
+nothing is not kept, so memory is for what there is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final
+
+from lsmq.errors import (
+    LsmqError,
+    TooManyConnections,
+    TooManyGroups,
+    TooManyProducers,
+    TooManyQueues,
+    TooManyRequests,
+    TooManyTopics,
+    TooManyTransactions,
+)
+from lsmq_node.config import NodeConfig
+from lsmq_node.storage import Topic
+
+from .pacing import Debts, Pace
+
+#: When to come again where nothing says how long others will take.
+_RETRY_AFTER_MS: Final = 1_000
+_ROUNDING_S: Final = 0.001
+
+
+class Limited(StrEnum):
+    """What is limited. Names reach disk and wire, and are those of settings: never renamed."""
+
+    REQUESTS_PER_S = "requests_per_s"
+    BYTES_PER_S = "bytes_per_s"
+    OPEN_REQUESTS = "open_requests"  # not answered yet: long polls and streams among them
+    CONNECTIONS = "connections"
+    TOPICS = "topics"
+    QUEUES = "queues"  # of topics with numbered queues
+    GROUPS = "groups"  # of consumers
+    TRANSACTIONS = "transactions"  # open, or not delivered
+    PRODUCERS = "producers"  # idempotent ones that begin
+
+    @property
+    def setting(self) -> str:
+        """For whom nothing else was set."""
+        return f"principal_{self}"
+
+
+#: The principal whose request is served, where the node asks for that.
+asking: ContextVar[str | None] = ContextVar("asking", default=None)
+
+Own = Mapping[str, Mapping[Limited, int]]
+
+
+class Seat:
+    """A connection's place among those of a principal: of who asked by it last. ``leave`` it when it is closed."""
+
+    __slots__ = ("_allowances", "principal")
+
+    def __init__(self, allowances: Allowances) -> None:
+        self._allowances = allowances
+        self.principal: str | None = None
+
+    def take(self, principal: str) -> None:
+        """It is this one's from here on. Raises ``TooManyConnections``."""
+        if principal != self.principal:
+            self.leave()
+            self._allowances.add(Limited.CONNECTIONS, principal)
+            self.principal = principal
+
+    def leave(self) -> None:
+        if self.principal is not None:
+            self._allowances.remove(Limited.CONNECTIONS, self.principal)
+            self.principal = None
+
+
+class Allowances:
+    """Of one node. Loop thread only."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self.defaults: Mapping[Limited, int] = {each: getattr(config, each.setting) for each in Limited}
+        #: By principal, what was set for him.
+        self.own: Own = MappingProxyType({})
+        self.requests = Pace("requests", Limited.REQUESTS_PER_S.setting)
+        self.bytes = Pace("bytes", Limited.BYTES_PER_S.setting)
+        self.refused = dict.fromkeys(_REFUSALS, 0)
+        self._counts: dict[tuple[Limited, str], int] = {}
+        self._producers = Debts()
+        self._producer_expiry_s = config.producer_expiry_ms / 1000
+
+    def limit(self, what: Limited, principal: str) -> int:
+        own = self.own.get(principal)
+        return self.defaults[what] if own is None else own.get(what, self.defaults[what])
+
+    def count(self, what: Limited, principal: str) -> int:
+        """How many there are now."""
+        return self._counts.get((what, principal), 0)
+
+    def add(self, what: Limited, principal: str) -> None:
+        """There is one more. Raises :meth:`refusal` where there are as many as may be."""
+        count, limit = self.count(what, principal), self.limit(what, principal)
+        if limit and count >= limit:
+            raise self.refusal(what, principal, count, limit)
+        self._counts[what, principal] = count + 1
+
+    def remove(self, what: Limited, principal: str) -> None:
+        """There is one less."""
+        left = self._counts.pop((what, principal)) - 1
+        if left:
+            self._counts[what, principal] = left
+
+    @contextmanager
+    def open_request(self, principal: str) -> Iterator[None]:
+        """A request is open in this block. Raises ``TooManyRequests``."""
+        self.add(Limited.OPEN_REQUESTS, principal)
+        try:
+            yield
+        finally:
+            self.remove(Limited.OPEN_REQUESTS, principal)
+
+    async def pace(self, principal: str) -> None:
+        """Take a request; return when the principal may go on. Raises ``TooManyRequests``."""
+        requests, size = (self.limit(each, principal) for each in (Limited.REQUESTS_PER_S, Limited.BYTES_PER_S))
+        await self.requests.wait(principal, requests, 1, principal)
+        await self.bytes.wait(principal, size, 0, principal)
+
+    def took_bytes(self, principal: str, count: int) -> None:
+        """He has had so many, whatever the limit."""
+        self.bytes.took(principal, self.limit(Limited.BYTES_PER_S, principal), count)
+
+    def limits_topics(self, principal: str) -> bool:
+        """Whether it is to be known which topics he makes."""
+        return any(self.limit(each, principal) for each in (Limited.TOPICS, Limited.QUEUES))
+
+    def make_topic(self, principal: str, queues: int, known: Sequence[Topic]) -> str | None:
+        """He makes a topic with so many numbered queues: who is to be known as its maker.
+
+        ``known``: all topics there are. Raises ``TooManyTopics``, ``TooManyQueues``.
+        """
+        if not self.limits_topics(principal):
+            return None
+        count, limit = sum(topic.options.made_by == principal for topic in known), self.limit(Limited.TOPICS, principal)
+        if limit and count >= limit:
+            raise self.refusal(Limited.TOPICS, principal, count, limit)
+        self.grow_topic(principal, queues, known)
+        return principal
+
+    def grow_topic(self, principal: str, queues: int, others: Sequence[Topic]) -> None:
+        """A topic that he made is to have so many queues beside those of ``others``. Raises ``TooManyQueues``."""
+        limit = self.limit(Limited.QUEUES, principal)
+        own = (topic for topic in others if topic.options.made_by == principal and not topic.named)
+        count = sum(topic.queues for topic in own)
+        if limit and count + queues > limit:
+            raise self.refusal(Limited.QUEUES, principal, count, limit)
+
+    def counts_producers(self) -> bool:
+        """Whether whoever asks may begin only so many idempotent producers."""
+        principal = asking.get()
+        return principal is not None and self.limit(Limited.PRODUCERS, principal) > 0
+
+    def begin_producers(self, count: int) -> None:
+        """So many idempotent producers begin that somebody asks for. Raises ``TooManyProducers``.
+
+        As many as may be within the time after which they are forgotten: at once, and then as time allows.
+        """
+        principal = asking.get()
+        limit = 0 if principal is None else self.limit(Limited.PRODUCERS, principal)
+        if principal is None or not limit:
+            return
+        now = asyncio.get_running_loop().time()
+        due = self._producers.due(principal, now) + count * self._producer_expiry_s / limit
+        if due - now > self._producer_expiry_s + _ROUNDING_S:
+            raise self.refusal(Limited.PRODUCERS, principal, limit, limit)
+        self._producers.owe(principal, due)
+
+    def refusal(self, what: Limited, principal: str, count: int, limit: int) -> LsmqError:
+        """The principal has ``count``, and may not have more. It is counted."""
+        self.refused[what] += 1
+        kind, words, remedy = _REFUSALS[what]
+        later = {"retry_after_ms": _RETRY_AFTER_MS} if kind is TooManyRequests else {}
+        return kind(
+            f"{principal} has {count} {words}, and the limit is {limit} ({what.setting}); {remedy}, or have an "
+            f"administrator raise it (lsmq limit set {principal})",
+            setting=what.setting,
+            limit=limit,
+            sent=False,
+            **later,
+        )
+
+
+class Made:
+    """Things of one kind, and which of them a principal with a limit made: those made since this object was."""
+
+    def __init__(self, allowances: Allowances, what: Limited) -> None:
+        self._allowances = allowances
+        self._what = what
+        self._maker: dict[Hashable, str] = {}
+        self._counts: dict[str, int] = {}
+
+    def make(self, key: Hashable) -> None:
+        """Somebody makes it. Raises :meth:`Allowances.refusal` where he has made as many as he may."""
+        principal = asking.get()
+        limit = 0 if principal is None else self._allowances.limit(self._what, principal)
+        if principal is None or not limit or key in self._maker:
+            return
+        count = self._counts.get(principal, 0)
+        if count >= limit:
+            raise self._allowances.refusal(self._what, principal, count, limit)
+        self._maker[key] = principal
+        self._counts[principal] = count + 1
+
+    def gone(self, key: Hashable) -> None:
+        """There is nothing left of it."""
+        principal = self._maker.pop(key, None)
+        if principal is not None:
+            self._counts[principal] -= 1
+            if not self._counts[principal]:
+                del self._counts[principal]
+
+
+#: What is raised, what is counted, and what to do.
+_REFUSALS: Final[Mapping[Limited, tuple[type[LsmqError], str, str]]] = MappingProxyType(
+    {
+        Limited.OPEN_REQUESTS: (
+            TooManyRequests,
+            "requests at this node that are not answered yet",
+            "wait for answers, ask for more at a time",
+        ),
+        Limited.CONNECTIONS: (TooManyConnections, "connections to this node", "use fewer, for many requests each"),
+        Limited.TOPICS: (TooManyTopics, "topics", "delete some, give a topic more queues"),
+        Limited.QUEUES: (TooManyQueues, "queues", "delete topics, use topics with named queues"),
+        Limited.GROUPS: (TooManyGroups, "groups in this shard", "delete groups that nobody uses"),
+        Limited.TRANSACTIONS: (
+            TooManyTransactions,
+            "transactions in this shard that are open or not delivered",
+            "finish some",
+        ),
+        Limited.PRODUCERS: (
+            TooManyProducers,
+            "idempotent producers at this node that are not forgotten (producer_expiry_ms)",
+            "use one for many batches",
+        ),
+    }
+)

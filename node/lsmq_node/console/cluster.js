@@ -1,0 +1,85 @@
+// The cluster: its nodes and shards, and where a shard is held and who leads it.
+import { address, ask, keep } from "/console/console.js";
+import { act, count, el, table } from "/console/drawing.js";
+
+export async function cluster(into, parts) {
+  if (parts.length) return shard(into, parts[0]);
+  const place = el("div");
+  into.append(el("h1", {}, "Cluster"), place);
+  await keep(3000, async () => {
+    const found = await ask("/v1/cluster");
+    place.replaceChildren(
+      table("Nodes", ["node", "url", "state", "alive", "#leads", "#replicas", "problems"], found.nodes.map((each) => [each.id, each.url, each.state, alive(each), each.shards_led, each.replicas, each.problems.join("; ")])),
+      el("h2", {}, "Shards"),
+      table("Shards", ["shard", "leader", "#epoch", "in sync", "replicas", "moving to", "problem"], found.shards.map((each) => [
+        el("a", { href: address(`/cluster/${each.id}`) }, each.id), each.leader ?? "nobody", count(each.epoch), each.in_sync.join(", "), each.replicas.join(", "), each.target.join(", "), each.problem ?? ""])));
+  });
+}
+
+const alive = (node) => (node.alive === null ? "not known" : node.alive ? "yes" : "no");
+
+function find(overview, number) {
+  const found = overview.shards.find((each) => String(each.id) === number);
+  if (!found) throw new Error(`there is no shard ${number}; there are ${overview.shards.length}, from 0`);
+  return found;
+}
+
+async function shard(into, number) {
+  const path = `/v1/cluster/shards/${encodeURIComponent(number)}`;
+  const begun = await ask("/v1/cluster"), first = find(begun, number);
+  const state = el("div"), moving = el("div", { role: "status" }), handing = el("div");
+  into.append(el("h1", {}, el("a", { href: address("/cluster") }, "Cluster"), ` / shard ${number}`), state, moving,
+    el("h2", {}, "Hand it over"), handing, el("h2", {}, "Move its replicas"), move(path, begun.nodes, first));
+  const bar = el("progress", { "aria-label": `Moving shard ${number}` });
+  let steps = 0, known = "";
+  await keep(1000, async () => {
+    const overview = await ask("/v1/cluster"), now = find(overview, number);
+    const nodes = new Map(overview.nodes.map((each) => [each.id, each]));
+    const held = [...new Set([...now.replicas, ...now.adding, ...now.target])];
+    state.replaceChildren(
+      el("p", {}, `Led by ${now.leader ?? "nobody"} in epoch ${count(now.epoch)}.${now.problem ? ` ${now.problem}` : ""}`),
+      table("Replicas", ["node", "alive", "leads", "in sync", "moves"], held.map((id) => [
+        id, nodes.has(id) ? alive(nodes.get(id)) : "gone", now.leader === id ? "yes" : "", now.in_sync.includes(id) ? "yes" : "no",
+        now.adding.includes(id) ? "is being filled" : now.target.length && !now.target.includes(id) ? "goes" : ""])));
+    const could = JSON.stringify([now.leader, now.in_sync]);
+    if (could !== known) handing.replaceChildren(handOver(path, now));
+    known = could;
+    const left = now.target.length ? now.target.filter((id) => !now.in_sync.includes(id)).length + now.replicas.filter((id) => !now.target.includes(id)).length : 0;
+    if (left && !steps) {
+      moving.replaceChildren(el("p", {}, `Moving to ${now.target.join(", ")}`), bar,
+        act("Stay as it is", async () => { await ask(`${path}/replicas`, { method: "DELETE" }); return "it stays"; }));
+    }
+    if (left) {
+      steps = Math.max(steps, left);
+      bar.max = steps;
+      bar.value = steps - left;
+    } else if (steps) {
+      steps = 0;
+      moving.replaceChildren(el("p", { class: "good" }, `It is on ${now.replicas.join(", ")}`));
+    }
+  });
+}
+
+function handOver(path, found) {
+  const others = found.in_sync.filter((id) => id !== found.leader);
+  if (!others.length) return el("p", { class: "soft" }, "No other replica is in sync.");
+  const to = el("select", { name: "leader" }, others.map((id) => el("option", { value: id }, id)));
+  return el("form", { submit: (event) => event.preventDefault() }, el("label", {}, "To the node in sync", to),
+    act("Hand over", async () => { await ask(`${path}/leader`, { method: "PUT", body: { node: to.value } }); return `${to.value} is to lead`; }));
+}
+
+function move(path, nodes, found) {
+  const held = found.target.length ? found.target : found.replicas;
+  const boxes = nodes.filter((each) => each.state !== "removed").map((each) => el("input", { type: "checkbox", name: "replica", value: each.id, checked: held.includes(each.id) }));
+  const leads = el("select", { name: "first" }, boxes.map((box) => el("option", { value: box.value, selected: box.value === held[0] }, box.value)));
+  return el("form", { submit: (event) => event.preventDefault() },
+    el("fieldset", {}, el("legend", {}, "Held by"), boxes.map((box) => el("label", { class: "box" }, box, box.value))),
+    el("label", {}, "Led, when it can be, by", leads),
+    act("Move", async () => {
+      const chosen = boxes.filter((box) => box.checked).map((box) => box.value);
+      if (!chosen.includes(leads.value)) throw new Error(`${leads.value} is to lead, and does not hold it`);
+      const replicas = [leads.value, ...chosen.filter((id) => id !== leads.value)];
+      await ask(`${path}/replicas`, { method: "PUT", body: { replicas } });
+      return `to be on ${replicas.join(", ")}`;
+    }, true));
+}

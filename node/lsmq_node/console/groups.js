@@ -1,0 +1,106 @@
+// Groups: who is in one, how far it is behind, and having it go on from somewhere else.
+import { address, ask, further } from "/console/console.js";
+import { act, count, el, table } from "/console/drawing.js";
+
+const enc = encodeURIComponent;
+const PAGE = 100;
+const UNIT_MS = { s: 1_000, m: 60_000, h: 3_600_000, d: 86_400_000 };
+const WHERE = { earliest: "the first message kept", latest: "the end", offset: "an offset", time: "a time (UTC), or -15m, -2h, -1d" };
+
+export async function groups(into, parts, query) {
+  if (parts.length) return group(into, parts[0], query);
+  const found = await ask(`/v1/groups?limit=${PAGE}&after=${enc(query.get("after") ?? "")}`);
+  const details = new Map(found.details.map((each) => [each.group, each]));
+  into.append(el("h1", {}, "Groups"), el("p", { class: "soft" }, "Of the shards at this node; members where it coordinates the group."),
+    table("Groups", ["group", "mode", "state", "#members", "#stalled"], found.groups.map((name) => {
+      const known = details.get(name);
+      return [el("a", { href: address(`/groups/${enc(name)}`) }, name), known?.mode ?? "", known?.state ?? "", known?.members ?? "", known?.stalled ?? ""];
+    })), further("/groups", query, found.next) ?? "");
+}
+
+async function group(into, name, query) {
+  into.append(el("h1", {}, name));
+  let found = { topics: [], members: [] };
+  try {
+    found = await ask(`/v1/groups/${enc(name)}`);
+    into.append(el("p", {}, `${found.mode}, ${found.state}, generation ${found.generation}`),
+      table("Members", ["member", "client", "#queues", "#waits for", "#heard ms ago", "stalled"], found.members.slice(0, PAGE).map((each) => [
+        each.id, each.client, count(each.queues), count(each.pending), count(each.heartbeat_age_ms), each.stalled ? "yes" : ""])));
+  } catch (error) {
+    if (error.code !== "unknown_group") throw error;
+    into.append(el("p", { class: "soft" }, "It has no members, and had none lately."));
+  }
+  const wanted = query.get("topic") ? [...new Set([query.get("topic"), ...found.topics.map((each) => each.topic)])] : found.topics.map((each) => each.topic);
+  const lags = await Promise.all(wanted.slice(0, 10).map(async (topic) => [topic, await ask(`/v1/groups/${enc(name)}/lag?topic=${enc(topic)}`)]));
+  if (lags.length) into.append(el("h2", {}, "Behind"), table("Lag", ["topic", "#messages", "#queues behind", "#most of one"], lags.map(([topic, each]) => [topic, count(each.lag), count(each.behind), count(each.largest)])));
+  into.append(el("h2", {}, "Go on from somewhere else"), where(name, query, found.topics[0]?.topic ?? ""));
+  if (query.get("to")) await preview(into, name, query, found.members.length);
+}
+
+/** The form that says where to. What it says stands in the address; a time as one that stays the same. */
+function where(name, query, topic) {
+  const field = (named, value, more = {}) => el("input", { name: named, value: query.get(named) ?? value, ...more });
+  const of = field("topic", topic, { required: true }), at = field("at", ""), queues = field("queues", "");
+  const to = el("select", { name: "to" }, Object.entries(WHERE).map(([value, said]) => el("option", { value, selected: query.get("to") === value }, said)));
+  const said = el("span", { class: "bad", role: "alert" });
+  const submit = (event) => {
+    event.preventDefault();
+    said.textContent = "";
+    const given = { topic: of.value.trim(), to: to.value, queues: queues.value.trim() };
+    if (to.value === "time") {
+      const time = moment(at.value.trim());
+      if (Number.isNaN(time)) { said.textContent = `${at.value || "nothing"} is no time: 2026-03-01 12:00, or -15m`; return; }
+      given.at = new Date(time).toISOString();
+    } else if (to.value === "offset") {
+      if (!/^[0-9]{1,15}$/.test(at.value.trim())) { said.textContent = `${at.value || "nothing"} is no offset`; return; }
+      given.at = at.value.trim();
+    }
+    const next = address(`/groups/${enc(name)}`, given);
+    if (location.hash === next) dispatchEvent(new HashChangeEvent("hashchange")); else location.hash = next;
+  };
+  return el("form", { submit }, el("label", {}, "Topic", of), el("label", {}, "To", to), el("label", {}, "Which offset or time", at), el("label", {}, "Only queues (0-99,200)", queues), el("button", {}, "Show what changes"), said);
+}
+
+function moment(text) {
+  const back = /^-([0-9]{1,6})([smhd])$/.exec(text);
+  if (back) return Date.now() - Number(back[1]) * UNIT_MS[back[2]];
+  return Date.parse(/(Z|[+-][0-9]{2}:?[0-9]{2})$/.test(text) ? text : `${text.replace(" ", "T")}${text.includes(":") ? "Z" : ""}`);
+}
+
+async function preview(into, name, query, members) {
+  const to = query.get("to"), body = { topic: query.get("topic") };
+  if (to === "offset") body.offset = Number(query.get("at"));
+  else if (to === "time") body.time_ms = Date.parse(query.get("at"));
+  else body.to = to;
+  if (query.get("queues")) body.queues = query.get("queues");
+  const place = el("div"), said = el("p", { role: "status" }, "...");
+  into.append(said, place);
+  const found = await steps(name, body, (sum) => { said.textContent = `${sums(sum)} so far`; });
+  said.textContent = `${sums(found)}. Messages are counted by their offsets, deleted ones as well.`;
+  if (!found.queues) return;
+  if (members) place.append(el("p", { class: "bad" }, `Members that live: ${count(members)}. They go on from where they are until they are started again: stop them first.`));
+  place.append(table("What changes", ["queue", "#from", "#to", "#read again", "#skipped"], found.moves.map((move) => {
+    const difference = Math.max(move.committed ?? 0, move.earliest) - move.to;
+    return [move.queue, move.committed === null ? "-" : count(move.committed), count(move.to), count(Math.max(difference, 0)), count(Math.max(-difference, 0))];
+  })));
+  if (found.queues > found.moves.length) place.append(el("p", { class: "soft" }, `... and ${count(found.queues - found.moves.length)} more`));
+  place.append(el("p", {}, act(members ? "Reset, though members live" : "Reset", async () => {
+    const done = await steps(name, { ...body, force: members > 0 }, (sum) => { said.textContent = `offsets set: ${count(sum.queues)}`; }, "POST");
+    return `offsets set: ${count(done.queues)}`;
+  })));
+}
+
+const sums = (sum) => `Queues that change: ${count(sum.queues)}; messages read again: ${count(sum.read_again)}, skipped: ${count(sum.skipped)}`;
+
+/** All steps of a reset (POST) or what it would change (GET), each for some queues of one shard, summed up. */
+async function steps(name, given, shown, method = "GET") {
+  const sum = { queues: 0, read_again: 0, skipped: 0, moves: [] };
+  for (let after = null; ;) {
+    const wanted = after === null ? given : { ...given, after }, path = `/v1/groups/${enc(name)}/reset`;
+    const found = await (method === "GET" ? ask(`${path}?${new URLSearchParams(wanted)}`) : ask(path, { method, body: wanted }));
+    for (const each of ["queues", "read_again", "skipped"]) sum[each] += found[each];
+    sum.moves = [...sum.moves, ...found.moves].slice(0, PAGE);
+    if ((after = found.next) === null) return sum;
+    shown(sum);
+  }
+}

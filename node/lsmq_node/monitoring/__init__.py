@@ -1,0 +1,7 @@
+"""What monitoring and people are told by topic and by group: a bounded number, whatever there is."""
+
+from .biggest import OTHERS
+from .metrics import MonitoringCollector
+from .service import Monitoring
+
+__all__ = ["OTHERS", "Monitoring", "MonitoringCollector"]

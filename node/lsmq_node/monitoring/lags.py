@@ -1,0 +1,118 @@
+"""How far groups are behind, by group and topic, in the shards that this node leads.
+
+Counting looks at all queues of a topic, so it is done now and then, a little at a time in a thread of the readers, and
+nothing is counted again whose topic and offsets are as they were.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final
+
+from lsmq import runtime
+from lsmq.errors import UnknownTopic
+from lsmq_node.broker import Broker
+from lsmq_node.storage import ShardStore
+
+from .biggest import OTHERS, biggest
+
+Pair = tuple[str, str]
+"""A group and a topic that it has committed offsets of."""
+
+#: A thread counts for so long before it does other work, and then not for a while: this part of the time.
+_AT_ONCE_S: Final = 0.02
+_SHARE: Final = 0.05
+
+
+class _ShardLags:
+    """What was counted of a store, by the marks of that time."""
+
+    def __init__(self, store: ShardStore) -> None:
+        self.store = store
+        self.lags: dict[Pair, int] = {}
+        self.counted_at: float | None = None  # when the last round began that ended
+        self._marks: dict[Pair, object] = {}
+
+    async def count(self, broker: Broker) -> None:
+        """Go round once: count what may have changed."""
+        began, marks = runtime.monotonic(), self.store.group_marks()
+        lags: dict[Pair, int] = {}
+
+        def go_on() -> float:
+            """The seconds that it took, in any thread."""
+            started = runtime.monotonic()
+            while marks:
+                group, topic, mark = marks.pop()
+                pair = group, topic.name
+                if self._marks.get(pair) == mark and pair in self.lags:
+                    lags[pair] = self.lags[pair]
+                else:
+                    with suppress(UnknownTopic):  # It was deleted just now.
+                        lags[pair] = self.store.group_lag(group, topic.id)
+                if runtime.monotonic() >= started + _AT_ONCE_S:
+                    break
+            return runtime.monotonic() - started
+
+        known: dict[Pair, object] = {(group, topic.name): mark for group, topic, mark in marks}
+        while marks:
+            took_s = await broker.in_readers(go_on)
+            if marks:
+                await asyncio.sleep(took_s / _SHARE - took_s)
+        self.lags, self._marks, self.counted_at = lags, known, began
+
+
+class GroupLags:
+    """Loop thread only."""
+
+    def __init__(self, broker: Broker, limit: int) -> None:
+        self._broker = broker
+        self._limit = limit
+        self._shards: dict[int, _ShardLags] = {}
+        self._series: dict[Pair, int] = {}
+        self._others: int | None = None
+        self._summed: frozenset[int] = frozenset()
+
+    @property
+    def age_s(self) -> float | None:
+        """Since the oldest of the counts was taken; None before there are any."""
+        counted = [at for number in self._counted() if (at := self._shards[number].counted_at) is not None]
+        return runtime.monotonic() - min(counted) if counted else None
+
+    def series(self) -> Sequence[tuple[Pair, int]]:
+        """By group and topic, of the shards that are led now, and the sum of all that have no series."""
+        if not self._counted() >= self._summed:  # A shard has gone to another node, which counts it.
+            self._sum()
+        others = [] if self._others is None else [((OTHERS, OTHERS), self._others)]
+        return [*self._series.items(), *others]
+
+    async def count(self) -> None:
+        """Count what may have changed since the last call, first where nothing was counted yet."""
+        shards: dict[int, _ShardLags] = {}
+        for number in self._led():
+            store, known = self._broker.topology.port(number).store, self._shards.get(number)
+            shards[number] = known if known is not None and known.store is store else _ShardLags(store)
+        self._shards = shards
+        for shard in sorted(shards.values(), key=lambda shard: shard.counted_at or 0.0):
+            await shard.count(self._broker)
+            self._sum()
+
+    def _led(self) -> list[int]:
+        topology = self._broker.topology
+        return [port.number for port in topology.ports() if topology.leadership(port.number).here]
+
+    def _counted(self) -> frozenset[int]:
+        """The shards that are led now and of which there is something to tell."""
+        known = self._shards
+        return frozenset(number for number in self._led() if number in known and known[number].counted_at is not None)
+
+    def _sum(self) -> None:
+        self._summed = self._counted()
+        sums: dict[Pair, int] = {}
+        for number in self._summed:
+            for pair, lag in self._shards[number].lags.items():
+                sums[pair] = sums.get(pair, 0) + lag
+        chosen = biggest(self._series.keys() & sums.keys(), sums, self._limit)
+        self._series = {pair: sums[pair] for pair in sorted(chosen)}
+        self._others = sum(sums.values()) - sum(self._series.values()) if len(sums) > len(chosen) else None

@@ -1,0 +1,54 @@
+"""Keeps the numbers by topic and group up to date, whether or not somebody asks for them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from lsmq import runtime
+from lsmq_coordinator.parts import kept
+from lsmq_node.broker import Background, Broker
+
+from .lags import GroupLags
+from .traffic import TopicTraffic
+
+#: Between two counts of the same.
+_PERIOD_S: Final = 5.0
+
+
+class Monitoring:
+    """One for each node. Loop thread only."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._background = Background("monitoring")
+        self.traffic = TopicTraffic(broker, broker.config.metrics_series)
+        self.lags = GroupLags(broker, broker.config.metrics_series)
+
+    def start(self) -> None:
+        part = self._broker.parts.part("monitoring", essential=False)
+        self._background.start(kept(part, self._go_on))
+
+    def begin_stop(self) -> None:
+        """Nobody waits for it."""
+
+    async def stop(self) -> None:
+        await self._background.stop()
+
+    async def _go_on(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._gather_on())
+            tasks.create_task(self._count_on())
+
+    async def _gather_on(self) -> None:
+        gathered = runtime.monotonic()
+        while True:
+            began = runtime.monotonic()
+            await self.traffic.gather(began - gathered)
+            gathered = began
+            await asyncio.sleep(_PERIOD_S)
+
+    async def _count_on(self) -> None:
+        while True:
+            await self.lags.count()
+            await asyncio.sleep(_PERIOD_S)

@@ -1,0 +1,81 @@
+"""A cluster in the console, in a real browser: handing a shard over, and moving its replicas."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lsmq_lab.local_cluster import LocalCluster, found_plan
+from push.browser import browser, find_browser
+from support.waiting import comes_true
+
+from .test_console import TEXT, shows
+
+EXECUTABLE = find_browser()
+pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium or Chrome is installed on this machine")
+SETTINGS = {"segment_bytes": 1 << 20, "memtable_bytes": 4 << 20}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    directory = tmp_path_factory.mktemp("console") / "cluster"
+    cluster = LocalCluster.found(directory, found_plan(nodes=3, shards=1, replicas=2, settings=SETTINGS))
+    cluster.up()
+    yield cluster
+    cluster.down(delete=True)
+
+
+def shard(url: str) -> dict[str, Any]:
+    with urllib.request.urlopen(f"{url}/v1/cluster", timeout=30) as answer:
+        found: dict[str, Any] = json.loads(answer.read())["shards"][0]
+    return found
+
+
+def pressed(label: str) -> str:
+    button = f"[...document.querySelectorAll('main .act button')].find((each) => each.textContent === {label!r})"
+    return f"(() => {{ const button = {button}; button.click(); button.click(); return true; }})()"
+
+
+async def test_a_shard_is_handed_over_and_moved_with_its_progress_shown(cluster: LocalCluster, tmp_path: Path) -> None:
+    assert EXECUTABLE is not None
+    url = cluster.plan.nodes[0].url
+    await comes_true(lambda: len(shard(url)["in_sync"]) == 2, "both replicas are in sync", 60)
+    leader, replicas = shard(url)["leader"], shard(url)["replicas"]
+    (follower,) = set(replicas) - {leader}
+    (other,) = {node.id for node in cluster.plan.nodes} - set(replicas)
+    async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
+        page = await tabs.open(f"{url}/console#/cluster")
+        await shows(page, "document.querySelector('a[href=\"#/cluster/0\"]')", "the shard is listed")
+        await page.evaluate("location.hash = '#/cluster/0'")
+        await shows(page, f"{TEXT}.includes('Led by {leader}')", "the shard is shown")
+        await page.evaluate(pressed("Hand over"))
+        await shows(page, f"{TEXT}.includes('Led by {follower}')", "it is led by the other one")
+
+        await page.evaluate("document.querySelectorAll('[name=replica]').forEach((box) => { box.checked = false })")
+        await page.evaluate(f"document.querySelector('[name=first]').value = {other!r}")
+        await page.evaluate(pressed("Move"))
+        await shows(page, f"{TEXT}.includes('{other} is to lead, and does not hold it')", "it says what is wrong")
+        assert shard(url)["target"] == []
+        for node in (follower, other):
+            await page.evaluate(f"document.querySelector('[name=replica][value={node}]').checked = true")
+        cluster.kill(other)  # so that it takes as long as it is looked at
+        await page.evaluate(pressed("Move"))
+        await shows(page, f"{TEXT}.includes('to be on {other}, {follower}')", "it is under way")
+        bar = "document.querySelector('progress[aria-label=\"Moving shard 0\"]')"
+        await shows(page, f"{bar} && {bar}.max === 2 && {bar}.value === 0", "it says how far it is")
+        await page.evaluate(pressed("Stay as it is"))
+        await shows(page, f"!{bar} && {TEXT}.includes('It is on ')", "it stays where it was")
+        assert shard(url)["target"] == [] and sorted(shard(url)["replicas"]) == sorted(replicas)
+        cluster.start(other)
+        await page.evaluate(pressed("Move"))
+        await shows(page, f"{TEXT}.includes('Led by {other}')", "the new one leads")
+        held = "[...document.querySelectorAll('[aria-label=Replicas] tbody tr')].map((row) => row.cells[0].textContent)"
+        await shows(page, f"{held}.sort().join() === {','.join(sorted((follower, other)))!r}", "the old one has gone")
+        assert sorted(shard(url)["replicas"]) == sorted((follower, other))
+        await page.evaluate("location.hash = '#/cluster/7'")
+        await shows(page, f"{TEXT}.includes('there is no shard 7')", "another one is not there")
