@@ -5,7 +5,7 @@ one piece: letters, in the target's queue in this shard, and that the messages a
 remembered but that: what is not deleted by then is found again, by whoever leads. Only a crash that tears the piece of
 the log between the two stores a letter twice.
 
-What cannot be moved waits, unseen by readers, and takes space: ``waiting`` says of which topics, and why.
+What cannot be moved waits and takes space: ``waiting`` says of which topics, and why.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ class Mover(ShardMachine):
             self._at_once = 1
         if self.waiting.get(topic_id) != error.code:
             tell = self._log.info if error.retriable else self._log.warning
-            tell("letters_wait", shard=self.port.number, topic=topic_id, code=error.code, message=error.message)
+            name = self.store.topic_by_id(topic_id).name if self.store.has_topic(topic_id) else topic_id
+            tell("letters_wait", shard=self.port.number, topic=name, code=error.code, message=error.message)
         self.waiting[topic_id] = error.code
 
     async def _move_some(self, topic_id: int) -> bool:
