@@ -162,7 +162,7 @@ async def _fill(producer: Producer, portion: _Portion) -> list[tuple[PendingBatc
         end = min(bisect_right(ends, ends[at] + room_bytes) - 1, at + producer._batch_messages - held)
         if end == at:
             if ends[at + 1] - ends[at] > free_bytes:
-                await _wait_for_space(producer, ends[at + 1] - ends[at])
+                await producer._wait_for_space(ends[at + 1] - ends[at])
                 continue
             if batch is not None:
                 sender.close_batch()
@@ -188,13 +188,6 @@ async def _fill(producer: Producer, portion: _Portion) -> list[tuple[PendingBatc
         if held == 0:
             await asyncio.sleep(0)  # A new batch: let the batches before it get under way.
     return runs
-
-
-async def _wait_for_space(producer: Producer, size_bytes: int) -> None:
-    async with producer._space_turn:
-        while producer._buffered_bytes + size_bytes > producer._max_buffer_bytes and not producer._closed:
-            producer._space.clear()
-            await producer._space.wait()
 
 
 async def _send_each(

@@ -31,6 +31,8 @@ async def send_rows(producer: Producer, rows: Rows, receipt: BatchReceipt) -> No
     lengths = rows.columns[Column.LENGTH]
     assert not isinstance(lengths, int)
     sizes = lengths + _OVERHEAD_BYTES
+    if rows.names is not None:
+        sizes += np.fromiter(map(len, rows.names), np.int64, rows.count)
     if rows.queues is None and rows.hashes is None:
         await _send_some(producer, rows, slice(0, rows.count), None, sizes, receipt)
         return
@@ -90,17 +92,20 @@ async def _send_some(
         if end == at:
             size_bytes = int(ends[at]) - done_bytes
             if size_bytes > free_bytes:
-                producer._space.clear()
-                await producer._space.wait()
+                await producer._wait_for_space(size_bytes)
                 continue
             if batch is not None:
                 sender.close_batch()
                 continue
             end = at + 1  # A message larger than a batch has one of its own.
-        batch = batch or sender.start_batch(ColumnBuilder())
         cut = slice(some.start + at, some.start + end) if isinstance(some, slice) else some[at:end]
+        columns, payload = rows.columns_of(cut), rows.payload(cut)
+        batch = batch or sender.start_batch(ColumnBuilder())
         part = BatchPart(batch, batch.rows, cut, queue if queues is None else queues[at:end])
-        _add(rows, part, batch)
+        columns[Column.QUEUE] = _queues_in(batch, rows, part)
+        assert isinstance(batch.builder, ColumnBuilder)
+        batch.builder.add(columns, part.count, payload)
+        batch.rows += part.count
         receipt._parts.append(part)
         size_bytes = int(ends[end - 1]) - done_bytes
         batch.reserved_bytes += size_bytes
@@ -110,19 +115,13 @@ async def _send_some(
             await asyncio.sleep(0)  # A new batch: let the batches before it get under way.
 
 
-def _add(rows: Rows, part: BatchPart, batch: PendingBatch) -> None:
-    """The records of a part; all of it, or nothing where there is no memory."""
-    columns = rows.columns_of(part.rows)
-    queues = part.queues
+def _queues_in(batch: PendingBatch, rows: Rows, part: BatchPart) -> NDArray[Any] | int:
+    """The queues of a part as its batch has them: of those with names, their places."""
     if isinstance(batch, NamedPendingBatch):
         assert rows.names is not None
         names = rows.names[part.rows] if isinstance(part.rows, slice) else [rows.names[row] for row in part.rows]
-        queues = np.fromiter(map(batch.place, names), np.int64, len(names))
-    columns[Column.QUEUE] = queues if isinstance(queues, int) else queues.copy()
-    builder = batch.builder
-    assert isinstance(builder, ColumnBuilder)
-    builder.add(columns, part.count, rows.payload(part.rows))
-    batch.rows += part.count
+        return np.fromiter(map(batch.place, names), np.int64, len(names))
+    return part.queues if isinstance(part.queues, int) else part.queues.copy()
 
 
 def places_of(parts: Sequence[BatchPart], count: int) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:

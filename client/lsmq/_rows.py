@@ -5,22 +5,21 @@ What is wrong is told before anything is sent, and names the row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
-from operator import index
 from types import NoneType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from lsmq.errors import InvalidRequest, LsmqError, MessageTooLarge, UnknownQueue
-from lsmq.message_columns import MessageBatch
+from lsmq._row_bodies import bodies_and_lengths
+from lsmq._row_columns import column_of, is_arrow, lengths_of, numbers_of, of_row, single_number, whole_numbers
+from lsmq.errors import InvalidRequest, MessageTooLarge, UnknownQueue
 from lsmq.messages import (
     MAX_PRIORITY,
     MAX_TTL_MS,
     Key,
-    body_bytes,
     check_extras,
     check_key,
     check_tag,
@@ -53,7 +52,6 @@ _TABLE_COLUMNS = {
     "properties": "properties",
     "ttl_ms": "ttl_ms",
 }
-_MAX_INT64 = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,9 +142,9 @@ def check_rows(
         "priorities": priorities,
         "ttl_ms": ttl_ms,
     }
-    if _is_arrow(bodies) and hasattr(bodies, "column_names"):
+    if is_arrow(bodies) and hasattr(bodies, "column_names"):
         bodies = _of_table(bodies, given)
-    found, starts, body_lengths = _bodies(bodies, lengths)
+    found, starts, body_lengths = bodies_and_lengths(bodies, lengths)
     count = len(body_lengths)
     if count > MAX_ROWS:
         raise InvalidRequest(f"send_batch is given {count} rows; it takes {MAX_ROWS} at most: send them in parts")
@@ -160,12 +158,12 @@ def check_rows(
         Column.KEY_HASH: 0 if hashes is None else hashes,
         Column.TAG_HASH: _hashes(tag_column),
         Column.TYPE_HASH: _hashes(type_column),
-        Column.PRIORITY: _numbers(given["priorities"], "priorities", count, MAX_PRIORITY),
-        Column.EXPIRES_MS: _numbers(given["ttl_ms"], "ttl_ms", count, MAX_TTL_MS),
+        Column.PRIORITY: numbers_of(given["priorities"], "priorities", count, MAX_PRIORITY),
+        Column.EXPIRES_MS: numbers_of(given["ttl_ms"], "ttl_ms", count, MAX_TTL_MS),
     }
     record_lengths = body_lengths
     if headers:
-        header_lengths = len(headers) if isinstance(headers, bytes) else _lengths_of(headers)
+        header_lengths = len(headers) if isinstance(headers, bytes) else lengths_of(headers)
         columns[Column.HEADER_LENGTH] = header_lengths
         record_lengths = body_lengths + header_lengths
     columns[Column.LENGTH] = record_lengths
@@ -193,86 +191,6 @@ def by_partitioner(rows: Rows, choose: Partitioner, topic: Topic, key_queues: in
     return replace(rows, queues=queues)
 
 
-# Bodies
-
-
-def _bodies(bodies: Any, lengths: Any) -> tuple[list[bytes] | memoryview, NDArray[Any] | None, NDArray[Any]]:
-    """A list and no starts, or a stretch of bytes and where each begins; and how long each is."""
-    if isinstance(bodies, MessageBatch):
-        raise InvalidRequest("bodies is a MessageBatch; give batch.bodies(), and its keys, tags and types")
-    if isinstance(bodies, bytes | bytearray | memoryview) or (
-        isinstance(bodies, np.ndarray) and bodies.dtype.kind not in "OSU"
-    ):
-        return _in_a_buffer(bodies, lengths)
-    if lengths is not None:
-        raise InvalidRequest(
-            f"lengths are given, and bodies is of type {type(bodies).__name__}; they are for bodies in one buffer"
-        )
-    if _is_arrow(bodies):
-        return _of_arrow(bodies)
-    if isinstance(bodies, np.ndarray):
-        bodies = bodies.tolist()
-    if isinstance(bodies, str | Mapping) or not isinstance(bodies, Iterable):
-        raise InvalidRequest(
-            f"bodies is of type {type(bodies).__name__}; give a list of bodies, an array or table of Arrow, or one"
-            " buffer and lengths"
-        )
-    found = list(bodies)
-    if not set(map(type, found)) <= {bytes}:
-        found = [_of_row(row, body_bytes, body) for row, body in enumerate(found)]
-    return found, None, _lengths_of(found)
-
-
-def _in_a_buffer(bodies: Any, lengths: Any) -> tuple[memoryview, NDArray[Any], NDArray[Any]]:
-    try:
-        view = memoryview(bodies).cast("B")
-    except (TypeError, ValueError) as error:
-        raise InvalidRequest(f"bodies cannot be read as bytes: {error}; give a contiguous copy of it") from error
-    if lengths is None:
-        raise InvalidRequest(
-            f"bodies is one buffer of {len(view)} bytes without lengths; give lengths=, of each body or one for all"
-        )
-    if type(lengths) is int:
-        if lengths < 1 or len(view) % lengths:
-            raise InvalidRequest(f"lengths is {lengths}; {len(view)} bytes of bodies are no multiple of it")
-        each = np.full(len(view) // lengths, lengths, np.int64)
-    else:
-        each = _whole_numbers(lengths, "lengths", None, len(view))
-    ends = np.cumsum(each)
-    if (total := int(ends[-1]) if len(ends) else 0) != len(view):
-        raise InvalidRequest(f"lengths add up to {total}; the bodies have {len(view)} bytes")
-    return view, ends - each, each
-
-
-def _is_arrow(value: object) -> bool:
-    return type(value).__module__.partition(".")[0] == "pyarrow"
-
-
-def _of_arrow(bodies: Any) -> tuple[memoryview, NDArray[Any], NDArray[Any]]:
-    """Bodies of an array stay where they are; those of one in chunks, or of another kind, are copied."""
-    import pyarrow as pa
-
-    if isinstance(bodies, pa.ChunkedArray):
-        bodies = bodies.chunk(0) if bodies.num_chunks == 1 else pa.concat_arrays(bodies.cast(pa.large_binary()).chunks)
-    try:
-        array = bodies.cast(pa.large_binary())
-    except (AttributeError, pa.ArrowException) as error:
-        raise InvalidRequest(f"bodies is {_kind(bodies)} of Arrow; it must be a column of binary or of text") from error
-    if array.null_count:
-        row = array.is_null().to_numpy(zero_copy_only=False).argmax()
-        raise InvalidRequest(f"row {row}: the body is null; fill in b'' for an empty one", row=int(row))
-    _, places, values = array.buffers()
-    cuts = np.zeros(1, np.int64)
-    if len(array):
-        cuts = np.frombuffer(places, np.int64, len(array) + 1, array.offset * 8)
-    view = memoryview(b"" if values is None else values)
-    return view.cast("B"), cuts[:-1], np.diff(cuts)
-
-
-def _kind(value: Any) -> str:
-    return str(getattr(value, "type", type(value).__name__))
-
-
 def _of_table(table: Any, given: dict[str, Any]) -> Any:
     """The table's bodies; its other columns are ``given`` then."""
     names = table.column_names
@@ -291,31 +209,6 @@ def _of_table(table: Any, given: dict[str, Any]) -> Any:
     return table.column("body")
 
 
-# Columns
-
-
-def _column(value: Any, name: str, count: int, single: tuple[type, ...]) -> Any:
-    """A list of as many values as there are rows; or the one that all have, None among them."""
-    if value is None or isinstance(value, single):
-        return value
-    if _is_arrow(value):
-        value = value.to_pylist()
-    elif isinstance(value, np.ndarray):
-        value = value.tolist()
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise InvalidRequest(
-            f"{name} is of type {type(value).__name__}; it must be a column, or one value for all rows"
-        )
-    values = value if type(value) is list else list(value)
-    _check_count(len(values), name, count)
-    return values
-
-
-def _check_count(found: int, name: str, count: int) -> None:
-    if found != count:
-        raise InvalidRequest(f"{name} has {found} rows, and bodies {count}; give one for each, or one for all")
-
-
 def _queues(value: Any, topic: Topic, count: int) -> tuple[NDArray[Any] | None, list[str] | None]:
     if topic.named:
         return _named_queues(value, topic, count)
@@ -323,8 +216,8 @@ def _queues(value: Any, topic: Topic, count: int) -> tuple[NDArray[Any] | None, 
         return None, None
     if isinstance(value, str):
         raise InvalidRequest(f"queues is {value!r}; the queues of topic {topic.name!r} have numbers")
-    one = _single_number(value)
-    queues = _whole_numbers([one] if one is not None else value, "queues", None if one is not None else count, None)
+    one = single_number(value)
+    queues = whole_numbers([one] if one is not None else value, "queues", None if one is not None else count, None)
     wrong = (queues < 0) | (queues >= topic.queues)
     if wrong.any():
         row = int(wrong.argmax())
@@ -339,7 +232,7 @@ def _queues(value: Any, topic: Topic, count: int) -> tuple[NDArray[Any] | None, 
 
 
 def _named_queues(value: Any, topic: Topic, count: int) -> tuple[NDArray[Any], list[str]]:
-    names = _column(value, "queues", count, (str,))
+    names = column_of(value, "queues", count, (str,))
     if names is None:
         raise InvalidRequest(f"the queues of topic {topic.name!r} have names, and rows name none; say queues=")
     if isinstance(names, str):
@@ -347,13 +240,13 @@ def _named_queues(value: Any, topic: Topic, count: int) -> tuple[NDArray[Any], l
     slots: dict[str, int] = {}
     for row, name in enumerate(names):
         if type(name) is not str or name not in slots:
-            slots[name] = queue_slot(_of_row(row, check_queue_name, name))
+            slots[name] = queue_slot(of_row(row, check_queue_name, name))
     return np.fromiter(map(slots.__getitem__, names), np.int64, count), names
 
 
 def _keys(value: Any, count: int) -> tuple[Any, NDArray[Any] | None, NDArray[Any] | None]:
     """The column; of each its hash, 0 where it has none; and which have one, where not all do."""
-    keys = _column(value, "keys", count, (str, bytes))
+    keys = column_of(value, "keys", count, (str, bytes))
     if keys is None:
         return None, None, None
     if not isinstance(keys, list):
@@ -374,7 +267,7 @@ def _keys(value: Any, count: int) -> tuple[Any, NDArray[Any] | None, NDArray[Any
         if key is None:
             keyed[row] = False
         else:
-            _of_row(row, check_key, key)
+            of_row(row, check_key, key)
             hashes[row] = digest(key.encode() if isinstance(key, str) else key)
     if not keyed.any():
         return None, None, None
@@ -382,14 +275,14 @@ def _keys(value: Any, count: int) -> tuple[Any, NDArray[Any] | None, NDArray[Any
 
 
 def _words(value: Any, name: str, check: Callable[[object], None], count: int) -> Any:
-    words = _column(value, name, count, (str,))
+    words = column_of(value, name, count, (str,))
     if isinstance(words, str):
         check(words)
     elif words is not None:
         known: set[str | None] = {None}
         for row, word in enumerate(words):
             if type(word) not in (str, NoneType) or word not in known:
-                _of_row(row, check, word)
+                of_row(row, check, word)
                 known.add(word)
         if known == {None}:
             return None
@@ -409,7 +302,7 @@ def _properties(value: Any, count: int) -> Any:
     if isinstance(value, Mapping):
         check_extras(value, 0)
         return value or None
-    found = _column(value, "properties", count, ())
+    found = column_of(value, "properties", count, ())
     if found is None:
         return None
     made: list[Mapping[str, str] | None] = []
@@ -421,7 +314,7 @@ def _properties(value: Any, count: int) -> Any:
                 f"row {row}: properties is of type {type(each).__name__}; it must be a mapping", row=row
             )
         if each:
-            _of_row(row, lambda mapping: check_extras(mapping, 0), each)
+            of_row(row, lambda mapping: check_extras(mapping, 0), each)
         made.append(each or None)
     return made if any(made) else None
 
@@ -436,81 +329,3 @@ def _headers(count: int, keys: Any, tags: Any, types: Any, properties: Any) -> l
         return encode_header(keys, tags, properties, None, types)
     columns = [each if isinstance(each, list) else [each] * count for each in (keys, tags, properties, types)]
     return [encode_header(key, tag, some, None, kind) for key, tag, some, kind in zip(*columns, strict=True)]
-
-
-# Numbers
-
-
-def _single_number(value: Any) -> int | None:
-    """The value where it is a whole number."""
-    try:
-        return None if isinstance(value, np.ndarray) and value.ndim else index(value)
-    except TypeError:
-        return None
-
-
-def _numbers(value: Any, name: str, count: int, most: int) -> NDArray[Any] | int:
-    if value is None:
-        return 0
-    one = _single_number(value)
-    if one is None:
-        return _whole_numbers(value, name, count, most)
-    if not 0 <= one <= most:
-        raise InvalidRequest(f"{name} is {one}; it must be 0 to {most}", field=name, limit=most)
-    return one
-
-
-def _whole_numbers(value: Any, name: str, count: int | None, most: int | None) -> NDArray[Any]:
-    """A column as int64. Raises ``InvalidRequest`` for what is no whole number, below 0 or above ``most``."""
-    if _is_arrow(value):
-        value = value.to_pylist() if value.null_count else value.to_numpy()
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise InvalidRequest(f"{name} is of type {type(value).__name__}; it must be a column of whole numbers, or one")
-    if not isinstance(value, np.ndarray) or value.dtype.kind == "O":
-        value = list(value)
-        _check_count(len(value), name, len(value) if count is None else count)
-        if not set(map(type, value)) <= {int}:
-            value = [_of_row(row, _whole, each, name) for row, each in enumerate(value)]
-        try:
-            value = np.array(value, np.int64)
-        except OverflowError:
-            row = next(row for row, each in enumerate(value) if not -_MAX_INT64 <= each <= _MAX_INT64)
-            _out_of_range(name, row, value[row], most)
-    if value.ndim != 1 or value.dtype.kind not in "iu":
-        raise InvalidRequest(
-            f"{name} is an array of {value.dtype} with {value.ndim} dimensions; it must be one of whole numbers"
-        )
-    _check_count(len(value), name, len(value) if count is None else count)
-    limit = _MAX_INT64 if most is None else most
-    wrong = value > limit if value.dtype.kind == "u" or most is None else (value < 0) | (value > limit)
-    if wrong.any():
-        row = int(wrong.argmax())
-        _out_of_range(name, row, value[row], most)
-    made: NDArray[Any] = value.astype(np.int64)
-    return made
-
-
-def _whole(value: object, name: str) -> int:
-    try:
-        return index(value)  # type: ignore[arg-type]  # Which is what is found out here.
-    except TypeError as error:
-        raise InvalidRequest(
-            f"{name} is {value!r} of type {type(value).__name__}; it must be a whole number"
-        ) from error
-
-
-def _out_of_range(name: str, row: int, value: object, most: int | None) -> NoReturn:
-    allowed = "a number that 63 bits hold" if most is None else f"0 to {most}"
-    raise InvalidRequest(f"row {row}: {name} is {value}; it must be {allowed}", field=name, row=row)
-
-
-def _lengths_of(values: Sequence[bytes]) -> NDArray[Any]:
-    return np.fromiter(map(len, values), np.int64, len(values))
-
-
-def _of_row(row: int, check: Callable[..., Any], *values: Any) -> Any:
-    """What ``check`` gives; what it raises names the row."""
-    try:
-        return check(*values)
-    except LsmqError as error:
-        raise type(error)(f"row {row}: {error.message}", **{**error.details, "row": row}) from error

@@ -394,9 +394,15 @@ class Producer:
         if self._partitioner is not None and rows.queues is None:
             rows = by_partitioner(rows, self._partitioner, topic, self._key_queues)
         receipt = BatchReceipt(topic.id, rows.count)
-        async with self._space_turn:
-            await send_rows(self, rows, receipt)
+        await send_rows(self, rows, receipt)
         return receipt
+
+    async def _wait_for_space(self, size_bytes: int) -> None:
+        """Return once so much fits into the buffer, or it is closed; whoever waited before goes before."""
+        async with self._space_turn:
+            while self._buffered_bytes + size_bytes > self._max_buffer_bytes and not self._closed:
+                self._space.clear()
+                await self._space.wait()
 
     def _add(
         self,

@@ -246,6 +246,16 @@ async def test_queues_by_name(shared_node: NodeProcess, topic_name: str) -> None
         assert (await client.message(sent.id(45))).body == b"45"
 
 
+async def test_long_names_count_for_what_a_batch_may_hold(shared_node: NodeProcess, topic_name: str) -> None:
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name, queues="named")
+        async with Producer(client, topic_name, batch_bytes=10_000) as producer:
+            names = [f"{row:0>200}" for row in range(300)]
+            sent = await (await producer.send_batch(["x"] * 300, queues=names))
+            assert producer.stats.stored >= 300 * 249 // 10_000
+        assert set(sent.offsets.tolist()) == {0} and len(set(sent.queues.tolist())) == 300
+
+
 async def test_partitioners_are_asked(shared_node: NodeProcess, topic_name: str) -> None:
     async with Client(shared_node.url) as client:
         await client.create_topic(topic_name, queues=5)
@@ -302,6 +312,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "body": ({"bodies": [b"a", 7]}, InvalidRequest, "row 1: body is 7 of type int"),
     "null": ({"bodies": pa.array([b"a", None])}, InvalidRequest, "row 1: the body is null"),
     "ints": ({"bodies": pa.array([1, 2])}, InvalidRequest, "int64 of Arrow"),
+    "chunks of ints": ({"bodies": pa.chunked_array([[1], [2]])}, InvalidRequest, "int64 of Arrow"),
     "large": ({"bodies": [b"a", b"x" * 3_000]}, MessageTooLarge, "row 1: the message needs 3000 bytes"),
     "queue": ({"bodies": [b"a", b"b"], "queues": [0, 4]}, UnknownQueue, "row 1: .*queues 0 to 3, not 4"),
     "one queue": ({"bodies": [b"a"], "queues": -1}, UnknownQueue, "queues 0 to 3, not -1"),
@@ -336,7 +347,15 @@ async def test_what_is_wrong_is_named_with_its_row_and_nothing_is_sent(
             with pytest.raises(kind, match=words):
                 await producer.send_batch(**given)
             assert producer.buffered_bytes == 0
-            assert len(await (await producer.send_batch([]))) == 0
+            for nothing in (
+                {"bodies": []},
+                {"bodies": b"", "lengths": 8},
+                {"bodies": np.zeros(0, "<i8"), "lengths": 8},
+                {"bodies": pa.array([], pa.binary())},
+                {"bodies": pa.chunked_array([], pa.string())},
+                {"bodies": pa.table({"body": pa.array([], pa.string()), "key": pa.array([], pa.string())})},
+            ):
+                assert len(await (await producer.send_batch(**nothing))) == 0
         with pytest.raises(ClientClosed):
             await producer.send_batch([b"a"])
         assert sum((await client.offsets(topic_name)).latest) == 0

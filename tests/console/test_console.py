@@ -93,6 +93,12 @@ async def shows(page: Page, expression: str, what: str) -> Any:
     await comes_true(found, what, 60)
 
 
+async def reloads(page: Page) -> None:
+    """Returns with the page that was loaded again."""
+    await page.evaluate("window.isFormer = true; location.reload()")
+    await shows(page, "!window.isFormer", "the page is loaded again")
+
+
 @pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium or Chrome is installed on this machine")
 async def test_somebody_finds_follows_and_sends_messages_and_what_is_hostile_stays_text(
     make_node: Callable[..., NodeProcess], tmp_path: Path

@@ -14,7 +14,7 @@ from api.test_groups import commit, committed
 from push.browser import Page, browser, find_browser
 from support.node_process import NodeProcess
 
-from .test_console import TEXT, shows
+from .test_console import TEXT, reloads, shows
 
 EXECUTABLE = find_browser()
 pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium or Chrome is installed on this machine")
@@ -49,7 +49,7 @@ async def test_what_a_reset_would_change_is_shown_and_it_is_done_when_the_button
         await preview(page, topic="orders", to="earliest")
         await shows(page, f"{TEXT}.includes('Queues that change: 2; messages read again: 4, skipped: 0.')", "sums")
         assert await rows(page) == [["0", "3", "0", "3", "0"], ["1", "1", "0", "1", "0"]]
-        await page.evaluate("location.reload()")
+        await reloads(page)
         await shows(page, f"{TEXT}.includes('messages read again: 4')", "the address shows the same")
         assert committed(api, "kitchen", "orders") == {0: 3, 1: 1}, "nothing was done"
         await page.evaluate(f"{BUTTON}.click()")

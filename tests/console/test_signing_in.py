@@ -13,7 +13,7 @@ from push.browser import Page, browser, find_browser
 from support.node_process import NodeProcess
 from support.waiting import comes_true
 
-from .test_console import TEXT, shows
+from .test_console import TEXT, reloads, shows
 
 EXECUTABLE = find_browser()
 pytestmark = pytest.mark.skipif(EXECUTABLE is None, reason="no Chromium or Chrome is installed on this machine")
@@ -49,7 +49,7 @@ async def test_somebody_signs_in_stays_so_and_signs_out(make_node: Callable[...,
         assert await page.evaluate("document.cookie + localStorage.length + sessionStorage.length") == "00"
         assert not await page.evaluate(f"document.documentElement.innerHTML.includes({token!r})")
 
-        await page.evaluate("location.reload()")
+        await reloads(page)
         await shows(page, "document.querySelectorAll('table').length === 2", "who loads it again is still in")
         second = await tabs.open(f"{realm.node.url}/console#/topics/orders/0")
         await shows(second, "document.querySelector('textarea')", "and so is another tab")

@@ -222,6 +222,41 @@ def test_a_topic_that_drops_nothing_it_had_moves_nothing(overflow: str) -> None:
         TopicOptions.from_dict({"dropped_to": 7, "overflow": "drop_oldest"})
 
 
+def test_a_limit_that_is_raised_before_they_are_moved_keeps_what_is_there(tmp_path: Path) -> None:
+    shard = Moving(tmp_path, dropped_to="d", queue_max_messages=2, overflow="drop_oldest")
+    shard.put(*((0, b"%d" % number, 0) for number in range(4)))
+    shard.store._maintenance._retain()
+    options = TopicOptions(expired_to="d", dropped_to="d", queue_max_messages=9, overflow="drop_oldest", revision=1)
+    shard.store.alter_topic("t", options)
+    assert shard.store._maintenance._retain()
+    shard.move()
+    assert (len(shard.bodies()), shard.moved()) == (4, [])
+
+
+def test_what_cannot_be_read_stays_and_holds_up_nothing_else(tmp_path: Path) -> None:
+    shard = Moving(tmp_path, queues=3)
+    for queue in range(3):
+        shard.put(*((queue, b"%d %03d" % (queue, number) * 200, 1_000) for number in range(40)))
+        shard.put((queue, b"does not expire", 0))
+    flush(shard.store)
+    (table,) = shard.store._tables.version.tables()
+    whole = shard.disk.content(table.path)
+    at = whole.index(b"1 030" * 200)
+    shard.disk.put(table.path, whole[:at] + b"?" + whole[at + 1 :])
+    shard.reopen()
+    shard.after(1_500)
+    shard.move()
+    shard.store.alter_topic("t", TopicOptions(expired_to="d", retention_ms=1, revision=1))
+    for _ in range(3):
+        shard.store._maintenance._retain()
+        shard.move()
+    bodies = [message.decode()[:5] for message in shard.moved()]
+    assert {body for body in bodies if body[0] != "1"} == {f"{queue} {n:03}" for queue in (0, 2) for n in range(40)}
+    assert len(bodies) == len(set(bodies)) and "1 000" in bodies and "1 030" not in bodies
+    starts = [shard.store.bounds(shard.topic, queue)[0] for queue in range(3)]
+    assert starts[0] == starts[2] == 41 and starts[1] <= 30
+
+
 Message = tuple[int, int]  # queue and time to live
 Step = list[Message] | str
 

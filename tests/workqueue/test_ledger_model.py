@@ -253,12 +253,12 @@ class WorkQueueMachine(RuleBasedStateMachine):
             self.pop(10_000, 100)
             fresh = self.issued[before:]
             self.issued = []
-            if not fresh:
-                break
             for one in fresh:
                 assert self.ledger.ack(one.receipt, self.now) is None
                 self.settling.add(one.place)
             self.store()
+            if not fresh:
+                break
         everything = {(queue, offset) for queue in range(QUEUES) for offset in range(self.ends[queue])}
         assert self.ledger.open_count == 0
         for queue, end in self.ends.items():

@@ -9,7 +9,7 @@ import sys
 import termios
 import tty
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -96,4 +96,5 @@ def _keys(pressed: Callable[[str], None]) -> Iterator[None]:
         yield
     finally:
         loop.remove_reader(terminal)
-        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+        with suppress(termios.error):  # It may be gone.
+            termios.tcsetattr(terminal, termios.TCSADRAIN, before)

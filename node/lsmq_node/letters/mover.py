@@ -5,7 +5,7 @@ one piece: letters, in the target's queue in this shard, and that the messages a
 remembered but that: what is not deleted by then is found again, by whoever leads. Only a crash that tears the piece of
 the log between the two stores a letter twice.
 
-What cannot be moved waits, unseen by readers, and takes space: ``waiting`` says of which topics, and why.
+What cannot be moved waits and takes space: ``waiting`` says of which topics, and why.
 """
 
 from __future__ import annotations
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 _PERIOD_S = 1.0
 _AT_ONCE = 500
 _BYTES_AT_ONCE = 1 << 20
+#: So many pieces of a topic, then it is the next one's turn.
+_TURN = 32
+#: Of one thread, for looking at what has not expired.
+_SHARE = 0.25
 #: By why they go: the option that says where to, and what letters say.
 _OPTIONS = {Why.LAPSED: "expired_to", Why.OVERFLOW: "dropped_to"}
 _REASONS = {Why.LAPSED: "expired", Why.OVERFLOW: "overflow"}
@@ -69,38 +73,45 @@ class Mover(ShardMachine):
 
     async def _run(self) -> None:
         while self.is_current and not self._service.held.closed:
-            topics = self._lapses.topics()
+            topics, more = self._lapses.topics(), False
             self.waiting = {topic_id: code for topic_id, code in self.waiting.items() if topic_id in topics}
             for topic_id in topics:
                 try:
-                    await self._move_all(topic_id)
+                    more |= await self._move_some(topic_id)
                     self.waiting.pop(topic_id, None)
                 except UnknownTopic:
                     continue
                 except LsmqError as error:
                     self._waits(topic_id, error)
-            await asyncio.sleep(_PERIOD_S)
+            if not more:
+                await asyncio.sleep(_PERIOD_S)
 
     def _waits(self, topic_id: int, error: LsmqError) -> None:
         if isinstance(error, RequestTooLarge | TooManyMessages):  # The target may hold fewer.
             self._at_once = 1
         if self.waiting.get(topic_id) != error.code:
             tell = self._log.info if error.retriable else self._log.warning
-            tell("letters_wait", shard=self.port.number, topic=topic_id, code=error.code, message=error.message)
+            name = self.store.topic_by_id(topic_id).name if self.store.has_topic(topic_id) else topic_id
+            tell("letters_wait", shard=self.port.number, topic=name, code=error.code, message=error.message)
         self.waiting[topic_id] = error.code
 
-    async def _move_all(self, topic_id: int) -> None:
-        while self.is_current:
-            find = partial(self._lapses.find, topic_id, self._at_once, _BYTES_AT_ONCE)
+    async def _move_some(self, topic_id: int) -> bool:
+        """Up to :data:`_TURN` pieces of a topic; whether there may be more."""
+        find = partial(self._lapses.find, topic_id, self._at_once, _BYTES_AT_ONCE)
+        for _ in range(_TURN):
+            began_s = self._loop.time()
             lapsed = await self._broker.in_readers(find)
             self.check()
             if lapsed is None:
-                return
+                return False
             topic = self.store.topic_by_id(topic_id)
             to = getattr(topic.options, _OPTIONS[lapsed.why])
             if len(lapsed.queues) and to is not None:
                 await self._move(topic, to, lapsed)
+            else:
+                await asyncio.sleep((self._loop.time() - began_s) * (1 / _SHARE - 1))
             await self._broker.in_readers(partial(self._lapses.moved, lapsed))
+        return True
 
     async def _move(self, topic: Topic, to: str, lapsed: Lapsed) -> None:
         target = await letter_topic(self._broker, to)

@@ -90,7 +90,8 @@ class PendingRecords:
     def stored(self) -> Stored:
         """The answer to remember for the producer's batch."""
         assert self.producer is not None
-        return self.producer.stored(self.end_lsn, self.stored_ms, self.answers)
+        answers = self.answers if self.repeats is None else self.repeats.marked(self.answers)
+        return self.producer.stored(self.end_lsn, self.stored_ms, answers)
 
 
 class BatchColumns:
@@ -298,8 +299,9 @@ class Applier:
             self._cover(item)
         producer = item.producer
         if producer is not None:
-            here = self._state.topics.get(item.state.topic.id) is item.state
-            answer = producer.stored(item.end_lsn, item.stored_ms, item.answers if here else _NOWHERE)
+            answer = item.stored()
+            if self._state.topics.get(item.state.topic.id) is not item.state:
+                answer = answer._replace(offsets=_NOWHERE)
             self._state.producers.record(producer.producer_id, answer)
         if item.repeats is not None and (dropped := int(np.count_nonzero(item.answers < 0))):
             self._state.note_dropped(item.state, dropped)

@@ -81,6 +81,18 @@ class Repeats:
         """Put the offsets of repeats among those of the others; ``offsets`` has -1 for the rest."""
         offsets[self.rows] = np.where(self.firsts < 0, self.offsets, offsets[self.firsts])
 
+    def marked(self, offsets: I64) -> I64:
+        """All offsets of a batch, from which :func:`unmarked` tells which are those of repeats."""
+        marked, of_repeats = offsets.copy(), offsets[self.rows]
+        marked[self.rows] = np.where(of_repeats < 0, of_repeats, -2 - of_repeats)
+        return marked
+
+
+def unmarked(marked: I64) -> tuple[I64, NDArray[np.bool_] | None]:
+    """What :meth:`Repeats.marked` was given: the offsets, and which are those of repeats, if any are."""
+    repeats = marked < -1
+    return (np.where(repeats, -2 - marked, marked), repeats) if repeats.any() else (marked, None)
+
 
 def encode_repeats(rows: I64, offsets: I64) -> bytes:
     """What stands behind the batch in the log: how many (4), their rows (4 each), the offsets of their ids (8 each;

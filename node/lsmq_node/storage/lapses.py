@@ -248,9 +248,8 @@ class Lapses:
         :meth:`moved`, before the next one, when they are moved; else they are found again. Raises ``UnknownTopic``.
         """
         item = self._queries.topic_state(topic_id)
-        look = None
+        look, known = None, self._known.setdefault(topic_id, _Known())
         if item.topic.options.expired_to is not None:
-            known = self._known.setdefault(topic_id, _Known())
             count = item.end - item.first
             if count > len(known.seen):
                 known.seen = np.append(known.seen, np.zeros(count - len(known.seen), np.int64))
@@ -260,13 +259,21 @@ class Lapses:
             try:
                 return self._read(item, look, max_messages, max_bytes)
             except CorruptFile as damage:
-                if len(look.rows) == 1:  # It cannot be moved; the table remembers the damage.
+                if len(look.rows) > 1:
+                    look = look.first_half()
+                elif look.again:  # Look at it as if it were new, as far as it can be read.
+                    known.seen[look.rows] = np.minimum(known.seen[look.rows], look.at)
+                    known.version = -1
+                    look.at, look.found = look.ends.copy(), _Next()
+                    return Lapsed(topic_id, [], np.empty(0, np.uint32), _NONE, look)
+                elif look.ends[0] - look.at[0] > 1:
+                    look.ends = look.at + (look.ends - look.at) // 2
+                else:  # It cannot be moved; the table remembers the damage.
                     if topic_id not in self._damaged:
                         _log.warning("messages of topic %r are not moved: %s", item.topic.name, damage.message)
                     self._damaged.add(topic_id)
                     look.at = look.ends.copy()
                     return Lapsed(topic_id, [], np.empty(0, np.uint32), _NONE, look)
-                look = look.first_half()
         return None
 
     def _over_limit(self, item: TopicState) -> _Look | None:

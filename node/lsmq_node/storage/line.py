@@ -30,7 +30,7 @@ from lsmq.record_batch import Column, RecordBatch
 from .applier import Applier, BatchColumns, PendingEntry, PendingRecords, epoch_of
 from .batch_checks import check_batch, check_count
 from .columns import I64, encode_columns, wrap64
-from .dedupe import Plan, Repeats, encode_repeats
+from .dedupe import Plan, Repeats, encode_repeats, unmarked
 from .delayed import delayed_count
 from .disk import Clock
 from .failures import again
@@ -282,7 +282,8 @@ class Line:
         assert columns.producer is not None, "only a producer's batch can be a repeat"
         repeat = verdict if isinstance(verdict, Stored) else self._sequences.repeat(columns.producer, now_ms)
         assert repeat is not None, "the other one is in line by now"
-        return Appended(repeat.lsn, self.current, repeat.offsets, repeat.stored_ms, duplicate=True)
+        offsets, repeats = unmarked(repeat.offsets)
+        return Appended(repeat.lsn, self.current, offsets, repeat.stored_ms, duplicate=True, repeats=repeats)
 
     def _append_records(
         self,

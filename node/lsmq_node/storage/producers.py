@@ -62,7 +62,7 @@ _PRODUCER_BYTES, _ANSWER_BYTES = 330, 330
 
 
 class Stored(NamedTuple):
-    """The answer to a producer's batch."""
+    """The answer to a producer's batch. ``offsets`` as :meth:`.Repeats.marked` makes them."""
 
     epoch: int
     sequence: int

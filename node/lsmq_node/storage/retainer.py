@@ -56,6 +56,7 @@ class Retainer:
         On a replica the leader moves log starts, and tables go in a later round, when that is applied here.
         """
         self._time.check()
+        self._lapses.over.clear()  # Limits may have been raised since.
         try:
             done = self._retention.run(
                 self._trim if self._line.closed is None else None,
