@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from typing import TYPE_CHECKING, Any
 
 from lsmq._row_columns import is_arrow, lengths_of, of_row, whole_numbers
@@ -35,7 +35,7 @@ def bodies_and_lengths(bodies: Any, lengths: Any) -> tuple[list[bytes] | memoryv
         return _of_arrow(bodies)
     if isinstance(bodies, np.ndarray):
         bodies = bodies.tolist()
-    if isinstance(bodies, str | Mapping) or not isinstance(bodies, Iterable):
+    if isinstance(bodies, str | Mapping | Set) or not isinstance(bodies, Iterable):
         raise InvalidRequest(
             f"bodies is of type {type(bodies).__name__}; give a list of bodies, an array or table of Arrow, or one"
             " buffer and lengths"

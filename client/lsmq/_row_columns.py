@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from operator import index
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -32,7 +32,7 @@ def column_of(value: Any, name: str, count: int, single: tuple[type, ...]) -> An
         value = value.to_pylist()
     elif isinstance(value, np.ndarray):
         value = value.tolist()
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+    if isinstance(value, str | bytes | Mapping | Set) or not isinstance(value, Iterable):
         raise InvalidRequest(
             f"{name} is of type {type(value).__name__}; it must be a column, or one value for all rows"
         )
@@ -50,7 +50,7 @@ def check_count(found: int, name: str, count: int) -> None:
 def single_number(value: Any) -> int | None:
     """The value where it is a whole number."""
     try:
-        return None if isinstance(value, np.ndarray) and value.ndim else index(value)
+        return None if isinstance(value, bool) or (isinstance(value, np.ndarray) and value.ndim) else index(value)
     except TypeError:
         return None
 
@@ -71,7 +71,7 @@ def whole_numbers(value: Any, name: str, count: int | None, most: int | None) ->
     """A column as int64. Raises ``InvalidRequest`` for what is no whole number, below 0 or above ``most``."""
     if is_arrow(value):
         value = value.to_pylist() if value.null_count else value.to_numpy()
-    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+    if isinstance(value, str | bytes | Mapping | Set) or not isinstance(value, Iterable):
         raise InvalidRequest(f"{name} is of type {type(value).__name__}; it must be a column of whole numbers, or one")
     if not isinstance(value, np.ndarray) or value.dtype.kind == "O":
         value = list(value)
@@ -99,6 +99,8 @@ def whole_numbers(value: Any, name: str, count: int | None, most: int | None) ->
 
 def _whole(value: object, name: str) -> int:
     try:
+        if isinstance(value, bool):
+            raise TypeError("a truth is no number")
         return index(value)  # type: ignore[arg-type]  # Which is what is found out here.
     except TypeError as error:
         raise InvalidRequest(

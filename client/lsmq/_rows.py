@@ -201,6 +201,8 @@ def _of_table(table: Any, given: dict[str, Any]) -> Any:
             f" {', '.join(list(_TABLE_COLUMNS)[1:])}: use table.select([...]) and table.rename_columns([...])"
         )
     for name in names:
+        if names.count(name) > 1:
+            raise InvalidRequest(f"the table has more than one column {name}; drop or rename the others")
         argument = _TABLE_COLUMNS[name]
         if given.get(argument) is not None:
             raise InvalidRequest(f"{argument} is given beside the table's column {name}; give one of the two")

@@ -303,6 +303,14 @@ async def test_a_full_buffer_makes_it_wait(shared_node: NodeProcess, topic_name:
 
 
 BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "body twice": (
+        {"bodies": pa.Table.from_arrays([pa.array([b"a"]), pa.array([b"b"])], names=["body", "body"])},
+        InvalidRequest,
+        "more than one column body",
+    ),
+    "no order": ({"bodies": {b"a", b"b"}}, InvalidRequest, "type set"),
+    "true lengths": ({"bodies": b"abc", "lengths": [True] * 3}, InvalidRequest, "row 0: lengths is True"),
+    "true queue": ({"bodies": [b"a"], "queues": True}, InvalidRequest, "queues is of type bool"),
     "no lengths": ({"bodies": b"abc"}, InvalidRequest, "one buffer of 3 bytes without lengths"),
     "no multiple": ({"bodies": b"abc", "lengths": 2}, InvalidRequest, "3 bytes of bodies are no multiple"),
     "sum": ({"bodies": b"abc", "lengths": [1, 1]}, InvalidRequest, "lengths add up to 2; the bodies have 3"),
