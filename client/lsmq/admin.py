@@ -57,7 +57,7 @@ class ClusterInfo:
         nodes = tuple(
             NodeInfo(
                 **{name: node[name] for name in NodeInfo.__dataclass_fields__ if name != "problems"},
-                problems=tuple(node["problems"]),
+                problems=tuple(node.get("problems", ())),
             )
             for node in fields["nodes"]
         )

@@ -86,7 +86,7 @@ async def shows(page: Page, expression: str, what: str) -> Any:
         try:
             return bool(await page.evaluate(f"document.readyState === 'complete' && !!({expression})"))
         except AssertionError as error:
-            if "execution context" not in str(error):
+            if not any(words in str(error) for words in ("execution context", "target navigated")):
                 raise
             return False  # The page is not there yet.
 

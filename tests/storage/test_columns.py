@@ -16,6 +16,7 @@ from lsmq_node.storage.block import Block
 from lsmq_node.storage.cache import BlockCache
 from lsmq_node.storage.columns import (
     DTYPES,
+    OPTIONAL,
     Columns,
     assign_offsets,
     block_cuts,
@@ -167,7 +168,7 @@ def test_both_encoders_make_the_same_bytes(records: Records) -> None:
     present = {
         column: [int(value) for value in values]
         for column, values in columns.items()
-        if values.any() or column in (Column.LENGTH, Column.TOPIC, Column.QUEUE, Column.OFFSET, Column.STORED_MS)
+        if values.any() or column not in OPTIONAL
     }
     count = len(columns[Column.LENGTH])
     packed = encode_one(columns, np.frombuffer(records.payload, np.uint8))
