@@ -19,7 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lsmq.errors import TooManyItems
+from lsmq.record_batch import BatchBuilder, Codec, RecordBatch
 from lsmq_node.api import bodies, codec, items
+from lsmq_node.api.codec import BATCH_TYPE, NAMED_BATCH_TYPE
 from lsmq_node.api.items import MAX_ITEMS, check_json_items, unpack_msgpack
 from lsmq_node.broker import Broker
 from lsmq_node.broker.reads import Reads
@@ -352,6 +354,38 @@ def test_a_client_that_takes_nothing_is_cut_off_in_time(tmp_path: Path) -> None:
         writer.transport.abort()
         with suppress(ConnectionError):
             await writer.wait_closed()
+
+    with_node(tmp_path, test)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_others_are_answered_while_the_batch_of_a_producer_is_unpacked(tmp_path: Path, named: bool) -> None:
+    loop_thread, answered = threading.get_ident(), threading.Event()
+    builder = BatchBuilder()
+    for _ in range(3):
+        builder.add(0, bytes(512 * 1024 - 100))
+    packed = builder.build(codec=Codec.ZSTD)
+    assert len(packed) < LARGE_BYTES
+    topic, kind = ("named", NAMED_BATCH_TYPE) if named else ("t", BATCH_TYPE)
+    body = (1).to_bytes(4, "little") + b"q" + packed if named else packed
+
+    async def test(client: Session, broker: Broker) -> None:
+        really = broker.admission.batch
+
+        def batch(body: bytes) -> RecordBatch:
+            assert threading.get_ident() != loop_thread, "it would keep the loop"
+            assert answered.wait(60), "nobody is answered meanwhile"
+            return really(body)
+
+        broker.admission.batch = batch  # type: ignore[method-assign]
+        await client.put("/v1/topics/named", json={"queues": "named"})
+        path = f"/v1/topics/{topic}/batches"
+        asked = asyncio.ensure_future(client.post(path, data=body, headers={"Content-Type": kind}))
+        await comes_true(lambda: broker.workers.large == 1, "a thread unpacks it")
+        assert (await client.get("/healthz")).status == 200
+        assert not asked.done()
+        answered.set()
+        assert (await asked).status == 200
 
     with_node(tmp_path, test)
 
