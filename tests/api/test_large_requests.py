@@ -19,9 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lsmq.errors import TooManyItems
+from lsmq.record_batch import BatchBuilder, Codec, RecordBatch
 from lsmq_node.api import bodies, codec, items
+from lsmq_node.api.codec import BATCH_TYPE, NAMED_BATCH_TYPE
 from lsmq_node.api.items import MAX_ITEMS, check_json_items, unpack_msgpack
 from lsmq_node.broker import Broker
+from lsmq_node.broker.reads import Reads
 from lsmq_node.workers import LARGE_BYTES, Workers
 from storage.harness import profile
 from support.waiting import comes_true
@@ -270,6 +273,44 @@ def test_nobody_waits_for_a_body_that_becomes_too_large_and_nothing_is_left_of_i
     with_node(tmp_path, test)
 
 
+@pytest.mark.parametrize(("threads", "refused"), [(2, 0), (4, 58)])
+def test_held_fetches_that_a_message_wakes_read_no_more_at_once_than_there_is_memory_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int, refused: int
+) -> None:
+    """Each may find 8 MiB, and there are 20: it is refused where more threads than two could read at once."""
+    reading, go_on = [0], threading.Event()
+    go_on.set()
+    really = Reads._read_pieces
+
+    def read(self: Reads, *arguments: Any) -> Any:
+        if not go_on.is_set():
+            reading[0] += 1
+        assert go_on.wait(60)
+        return really(self, *arguments)
+
+    monkeypatch.setattr(Reads, "_read_pieces", read)
+
+    async def test(client: Session, broker: Broker) -> None:
+        wanted = {"queues": [0], "offsets": [0], "max_bytes": 8 * MIB, "wait_ms": 60_000}
+        asked = [asyncio.ensure_future(client.post("/v1/topics/t/fetch", json=wanted)) for _ in range(60)]
+        await comes_true(lambda: broker.waiters.count == 60, "they are held")
+        assert broker.budget.used_bytes < MIB, "who waits holds no memory"
+        broker.budget.limit_bytes = broker.budget.share_bytes = 20 * MIB
+        broker.budget.peak_bytes = 0
+        go_on.clear()
+        message = {"queue": 0, "body": "for all"}
+        assert (await client.post("/v1/topics/t/messages", json={"messages": [message]})).status == 200
+        await comes_true(lambda: reading[0] == 2 and sum(each.done() for each in asked) == refused, "two read")
+        assert 16 * MIB <= broker.budget.used_bytes <= 20 * MIB
+        go_on.set()
+        statuses = [answer.status for answer in await asyncio.gather(*asked)]
+        assert (statuses.count(200), statuses.count(503)) == (60 - refused, refused)
+        assert broker.budget.peak_bytes <= 20 * MIB
+        await comes_true(lambda: broker.budget.used_bytes == 0, "it is given back")
+
+    with_node(tmp_path, test, read_threads=threads)
+
+
 def test_an_answer_is_held_in_the_budget_until_it_is_taken(tmp_path: Path) -> None:
     """Readers that take nothing hold their answers' memory, and no more than there is."""
 
@@ -313,6 +354,38 @@ def test_a_client_that_takes_nothing_is_cut_off_in_time(tmp_path: Path) -> None:
         writer.transport.abort()
         with suppress(ConnectionError):
             await writer.wait_closed()
+
+    with_node(tmp_path, test)
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_others_are_answered_while_the_batch_of_a_producer_is_unpacked(tmp_path: Path, named: bool) -> None:
+    loop_thread, answered = threading.get_ident(), threading.Event()
+    builder = BatchBuilder()
+    for _ in range(3):
+        builder.add(0, bytes(512 * 1024 - 100))
+    packed = builder.build(codec=Codec.ZSTD)
+    assert len(packed) < LARGE_BYTES
+    topic, kind = ("named", NAMED_BATCH_TYPE) if named else ("t", BATCH_TYPE)
+    body = (1).to_bytes(4, "little") + b"q" + packed if named else packed
+
+    async def test(client: Session, broker: Broker) -> None:
+        really = broker.admission.batch
+
+        def batch(body: bytes) -> RecordBatch:
+            assert threading.get_ident() != loop_thread, "it would keep the loop"
+            assert answered.wait(60), "nobody is answered meanwhile"
+            return really(body)
+
+        broker.admission.batch = batch  # type: ignore[method-assign]
+        await client.put("/v1/topics/named", json={"queues": "named"})
+        path = f"/v1/topics/{topic}/batches"
+        asked = asyncio.ensure_future(client.post(path, data=body, headers={"Content-Type": kind}))
+        await comes_true(lambda: broker.workers.large == 1, "a thread unpacks it")
+        assert (await client.get("/healthz")).status == 200
+        assert not asked.done()
+        answered.set()
+        assert (await asked).status == 200
 
     with_node(tmp_path, test)
 

@@ -118,6 +118,30 @@ def test_draining_a_queue_in_any_order_looks_at_tombstones_of_the_range_alone(tm
     abandon(queue.store)
 
 
+def test_what_is_deleted_in_one_queue_costs_readers_of_the_others_nothing(tmp_path: Path) -> None:
+    """In memory, in tables, after a start: no tombstone is looked for."""
+    store, looked = open_stepped(tmp_path / "shard", small(), disk := Drive(tmp_path), SimClock()), list[int]()
+    topic = store.create_topic("t", 2).id
+    store.wait(store.append(topic, batch_of([Put(at % 2, b"%d" % at) for at in range(COUNT)])))
+    flush(store)
+    gone = np.arange(1, COUNT // 2, 3)
+    store.wait(store.delete(topic, np.zeros(len(gone), np.uint32), gone))
+    for change in (lambda: None, lambda: flush(store), lambda: merge(store)):
+        change()
+        with tombstones_looked_at(looked):
+            assert len(bodies(store, topic, 1)) == COUNT // 2
+            assert not looked
+            assert len(bodies(store, topic, 0)) == COUNT // 2 - len(gone)
+            assert looked, "there it is looked"
+        looked.clear()
+    abandon(store)
+    store = open_stepped(tmp_path / "shard", small(), disk.kill(), SimClock())
+    with tombstones_looked_at(looked):
+        assert len(bodies(store, topic, 1)) == COUNT // 2
+    assert not looked
+    abandon(store)
+
+
 def test_a_batch_of_messages_that_are_not_there_yet_deletes_none_of_those_that_come(tmp_path: Path) -> None:
     queue = Queue(tmp_path)
     queue.delete(COUNT)

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lsmq.errors import OffsetOutOfRange, UnknownTopic
+from lsmq.errors import OffsetOutOfRange, StoreBusy, UnknownTopic
 from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import ShardStore, TopicOptions
 from lsmq_node.storage.time_cuts import TimeCut
 from support.clock import SimClock
 
-from .harness import abandon, bodies, body, flush, merge, open_stepped, put, retain, table_files, tiny
+from .harness import abandon, append, bodies, body, flush, merge, open_stepped, put, retain, table_files, tiny
 
 HOUR_MS = 3_600_000
 
@@ -87,6 +87,22 @@ def test_expired_messages_go_as_whole_files(bench: Bench) -> None:
     assert (bench.shown(topic.id, 3), bench.tables()) == ({}, 0)
     assert bench.store.bounds(topic.id, 0) == (10, 10)
     assert put(bench.store, topic.id, (0, b"next")) == [10], "offsets are never used again"
+
+
+def test_a_round_that_finds_the_line_full_fails_nothing_and_is_done_again(bench: Bench) -> None:
+    bench.reopen(max_waiting_bytes=64 * 1024)
+    topic = bench.store.create_topic("t", 1, TopicOptions(retention_ms=HOUR_MS))
+    bench.fill(topic.id, 1, 5)
+    bench.clock.time_ms += HOUR_MS + 1
+    for size in (5_000, 1):  # not even a log start has room then
+        with pytest.raises(StoreBusy, match="max_waiting_bytes"):
+            while True:
+                append(bench.store, topic.id, (0, bytes(size)))
+    assert not bench.store._maintenance._retain(), "it is to be tried again soon"
+    assert bench.store.bounds(topic.id, 0)[0] == 0
+    bench.store.commit()
+    assert bench.store._maintenance._retain()
+    assert bench.store.bounds(topic.id, 0)[0] == 5
 
 
 def test_a_topic_over_its_size_loses_its_oldest_files(bench: Bench) -> None:

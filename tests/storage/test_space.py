@@ -17,7 +17,7 @@ from lsmq_lab.world.drive import Drive
 from lsmq_node.storage import FlushMode, ShardStore, TopicOptions
 from lsmq_node.storage.garbage import MAX_SHARE
 from lsmq_node.storage.merge_choice import choose_level0, choose_tier
-from lsmq_node.storage.merger import NoRoom
+from lsmq_node.storage.merger import PIECE_TABLES, NoRoom
 from support.clock import SimClock
 from support.waiting import PATIENCE_S, eventually
 
@@ -314,6 +314,34 @@ def test_a_crash_between_two_pieces_of_a_merge_loses_and_doubles_nothing(tmp_pat
             assert contents(again) == expected
             abandon(again)
         assert finished == (stop == 99), "the merge has several pieces"
+
+
+def test_no_more_is_written_anew_at_once_than_a_piece(tmp_path: Path) -> None:
+    """However long the run: what is deleted all over it makes every table of it a neighbour with garbage."""
+    options = tiny(memtable_bytes=64 << 20, level0_merge=20, generation_bytes=64 << 20)
+    store = open_stepped(tmp_path / "shard", options, Drive(tmp_path))
+    topic = store.create_topic("t", 1).id
+    chance = np.random.default_rng(5)
+    for _ in range(20):
+        store.wait(store.append(topic, batch_of([Put(0, chance.bytes(300)) for _ in range(250)])))
+        flush(store)
+    with small_parts():
+        store._merger.merge_level0()
+    [run] = store._tables.version.runs()
+    assert len(run.tables) > 2 * PIECE_TABLES
+    offsets = np.flatnonzero(chance.random(20 * 250) < 0.6)
+    store.wait(store.delete(topic, np.zeros(len(offsets), np.uint32), offsets))
+    flush(store)
+    left = contents(store)
+    written = []
+    while (found := store._merger.due_rest()) is not None:
+        assert found.tables, "there is one generation: nothing to merge it with"
+        written.append(sum(table.meta.size_bytes for table in found.sources))
+        store._merger.merge_rest()
+    assert max(written) <= PIECE_TABLES * options.table_bytes
+    assert sum(written) > PIECE_TABLES * options.table_bytes, "more than a piece was due"
+    assert contents(store) == left
+    abandon(store)
 
 
 # -- what is not on the disk yet ---------------------------------------------------------------------------
