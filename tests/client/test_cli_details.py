@@ -16,6 +16,7 @@ from api.calls import Api
 from lsmq.cli import root
 from lsmq.cli.options import SIZE
 from lsmq.cli.render import counted, print_table, progress
+from lsmq_node.storage.wal import Appender, EntryKind, encode_entry_header, segment_name
 from support.node_process import NodeProcess
 from support.python_process import run_python
 from support.waiting import PATIENCE_S
@@ -182,13 +183,33 @@ def test_another_topic_under_a_name_says_what_differs(shared_node: NodeProcess, 
 def test_who_reads_the_output_may_have_seen_enough(shared_node: NodeProcess, topic_name: str) -> None:
     Api(shared_node.url).create(topic_name, queues=1)
     send(shared_node, topic_name, stdin="x\n" * 50_000)
-    command = [sys.executable, "-m", "lsmq", "consume", topic_name, "--url", shared_node.url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reading:
+    assert first_line("consume", topic_name, "--url", shared_node.url) == b"x\n"
+
+
+def test_who_reads_a_table_may_have_seen_enough(shared_node: NodeProcess, topic_name: str, tmp_path: Path) -> None:
+    log = Appender(0, 1 << 20)
+    for number in range(3_000):
+        log.append(encode_entry_header(EntryKind.TRIM, 1, 0, number, 1, 0, 0))
+    segment = tmp_path / segment_name(0)
+    segment.write_bytes(log.take()[1])
+    assert first_line("dump", "wal", segment).split()[:3] == [b"lsn", b"end_lsn", b"kind"]
+    # One that is printed while the event loop runs.
+    ok(shared_node, "topic", "create", topic_name, "--queues", "named")
+    ok(shared_node, "queue", "declare", topic_name, *(f"{number:0200}" for number in range(200)))
+    printed = first_line("queue", "list", topic_name, "--all", "--url", shared_node.url)
+    assert printed.split()[:2] == [b"queue", b"earliest"]
+
+
+def first_line(*arguments: str | Path) -> bytes:
+    """What ``lsmq`` prints first, to somebody who reads no more; it ends well, and says nothing."""
+    command = [sys.executable, "-m", "lsmq", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, pipesize=4096) as reading:
         assert reading.stdout is not None and reading.stderr is not None
-        assert reading.stdout.readline() == b"x\n"
+        line = next(line for line in reading.stdout if line.strip())
         reading.stdout.close()
         assert reading.stderr.read() == b""
         assert reading.wait(PATIENCE_S) == 0
+    return line
 
 
 def test_status_has_a_line_for_each_shard(shared_node: NodeProcess) -> None:
