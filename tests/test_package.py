@@ -56,7 +56,7 @@ def test_an_index_shows_nothing_that_only_a_clone_has(wheel: Path) -> None:
     assert shown.startswith("# LSMQ\n") and "A minute to the first message" in shown
     assert re.findall(r"\]\((?!https://)[^)]*\)", shown) == []
     assert 'install ".[' not in shown and 'install "lsmq[node]"' in shown
-    assert metadata.get_all("Project-URL") is None
+    assert metadata.get_all("Project-URL") is None, "docs/decisions/0007-one-distribution.md says why"
 
 
 def test_the_light_client_needs_what_it_imports_and_no_more(wheel: Path) -> None:
