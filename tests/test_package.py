@@ -66,6 +66,13 @@ def test_the_light_client_needs_what_it_imports_and_no_more(wheel: Path) -> None
     assert plain == {"aiohttp", "click", "crc32c", "msgpack", "rich", "xxhash", "zstandard"}
 
 
+def test_no_aiohttp_is_accepted_from_before_it_bounded_what_a_small_request_unpacks_to(wheel: Path) -> None:
+    with opened(wheel) as (_, metadata):
+        (needed,) = (each for each in metadata.get_all("Requires-Dist") or [] if each.startswith("aiohttp"))
+    lowest = re.search(r">=([\d.]+)", needed)
+    assert lowest is not None and tuple(map(int, lowest[1].split("."))) >= (3, 13, 3), needed
+
+
 def test_the_wheel_is_a_client_as_it_is(wheel: Path) -> None:
     program = (
         "import sys; sys.path.insert(0, sys.argv[1]); import lsmq, lsmq.sync, lsmq.cli;"
