@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -15,10 +18,10 @@ from click.testing import CliRunner, Result
 from api.calls import Api
 from lsmq.cli import root
 from lsmq.cli.options import SIZE
-from lsmq.cli.render import counted, print_table, progress
+from lsmq.cli.render import counted, print_table
 from lsmq_node.storage.wal import Appender, EntryKind, encode_entry_header, segment_name
 from support.node_process import NodeProcess
-from support.python_process import run_python
+from support.python_process import PythonProcess, run_python
 from support.waiting import PATIENCE_S
 
 
@@ -57,10 +60,27 @@ def test_one_is_not_in_the_plural() -> None:
     assert [counted(count, "queue") for count in (0, 1, 2)] == ["0 queues", "1 queue", "2 queues"]
 
 
-def test_a_bar_is_not_drawn_into_what_is_typed_or_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with progress("reading", 3, beside=True) as shown:
-        assert type(shown).__name__ == "_Silent"
+def test_no_bar_is_drawn_into_what_is_typed_or_printed(shared_node: NodeProcess, topic_name: str) -> None:
+    ok(shared_node, "topic", "create", topic_name)
+    shown = at_a_terminal("produce", topic_name, "--url", shared_node.url, typed=b"one\ntwo\n\x04")
+    assert b"2 messages" in shown and b"sending" not in shown
+    assert at_a_terminal("consume", topic_name, "--url", shared_node.url).split() == [b"one", b"two"]
+
+
+def at_a_terminal(*arguments: str, typed: bytes = b"") -> bytes:
+    """All that is seen on a terminal where ``lsmq`` is run: what is typed (Ctrl-D ends it), shown and printed."""
+    own, its = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm"}  # On a dumb one there would be no bar in any case.
+    seen = b""
+    with PythonProcess(["-m", "lsmq", *arguments], env=environment, stdin=its, stdout=its, stderr=its) as process:
+        os.close(its)
+        os.write(own, typed)
+        with suppress(OSError):  # A terminal that nobody has any more ends with EIO.
+            while block := os.read(own, 4096):
+                seen += block
+        os.close(own)
+        assert process.wait(PATIENCE_S) == 0, seen
+    return seen
 
 
 def test_ids_stay_on_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
