@@ -56,7 +56,7 @@ def test_an_index_shows_nothing_that_only_a_clone_has(wheel: Path) -> None:
     assert shown.startswith("# LSMQ\n") and "A minute to the first message" in shown
     assert re.findall(r"\]\((?!https://)[^)]*\)", shown) == []
     assert 'install ".[' not in shown and 'install "lsmq[node]"' in shown
-    assert metadata.get_all("Project-URL") is None
+    assert metadata.get_all("Project-URL") is None, "docs/decisions/0007-one-distribution.md says why"
 
 
 def test_the_light_client_needs_what_it_imports_and_no_more(wheel: Path) -> None:
@@ -64,6 +64,13 @@ def test_the_light_client_needs_what_it_imports_and_no_more(wheel: Path) -> None
         needed = metadata.get_all("Requires-Dist") or []
     plain = {re.split(r"[<>=!;\[ ]", each, maxsplit=1)[0] for each in needed if "extra ==" not in each}
     assert plain == {"aiohttp", "click", "crc32c", "msgpack", "rich", "xxhash", "zstandard"}
+
+
+def test_no_aiohttp_is_accepted_from_before_it_bounded_what_a_small_request_unpacks_to(wheel: Path) -> None:
+    with opened(wheel) as (_, metadata):
+        (needed,) = (each for each in metadata.get_all("Requires-Dist") or [] if each.startswith("aiohttp"))
+    lowest = re.search(r">=([\d.]+)", needed)
+    assert lowest is not None and tuple(map(int, lowest[1].split("."))) >= (3, 13, 3), needed
 
 
 def test_the_wheel_is_a_client_as_it_is(wheel: Path) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -15,9 +18,10 @@ from click.testing import CliRunner, Result
 from api.calls import Api
 from lsmq.cli import root
 from lsmq.cli.options import SIZE
-from lsmq.cli.render import counted, print_table, progress
+from lsmq.cli.render import counted, print_table
+from lsmq_node.storage.wal import Appender, EntryKind, encode_entry_header, segment_name
 from support.node_process import NodeProcess
-from support.python_process import run_python
+from support.python_process import PythonProcess, run_python
 from support.waiting import PATIENCE_S
 
 
@@ -56,10 +60,27 @@ def test_one_is_not_in_the_plural() -> None:
     assert [counted(count, "queue") for count in (0, 1, 2)] == ["0 queues", "1 queue", "2 queues"]
 
 
-def test_a_bar_is_not_drawn_into_what_is_typed_or_printed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
-    with progress("reading", 3, beside=True) as shown:
-        assert type(shown).__name__ == "_Silent"
+def test_no_bar_is_drawn_into_what_is_typed_or_printed(shared_node: NodeProcess, topic_name: str) -> None:
+    ok(shared_node, "topic", "create", topic_name)
+    shown = at_a_terminal("produce", topic_name, "--url", shared_node.url, typed=b"one\ntwo\n\x04")
+    assert b"2 messages" in shown and b"sending" not in shown
+    assert at_a_terminal("consume", topic_name, "--url", shared_node.url).split() == [b"one", b"two"]
+
+
+def at_a_terminal(*arguments: str, typed: bytes = b"") -> bytes:
+    """All that is seen on a terminal where ``lsmq`` is run: what is typed (Ctrl-D ends it), shown and printed."""
+    own, its = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm"}  # On a dumb one there would be no bar in any case.
+    seen = b""
+    with PythonProcess(["-m", "lsmq", *arguments], env=environment, stdin=its, stdout=its, stderr=its) as process:
+        os.close(its)
+        os.write(own, typed)
+        with suppress(OSError):  # A terminal that nobody has any more ends with EIO.
+            while block := os.read(own, 4096):
+                seen += block
+        os.close(own)
+        assert process.wait(PATIENCE_S) == 0, seen
+    return seen
 
 
 def test_ids_stay_on_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,13 +203,33 @@ def test_another_topic_under_a_name_says_what_differs(shared_node: NodeProcess, 
 def test_who_reads_the_output_may_have_seen_enough(shared_node: NodeProcess, topic_name: str) -> None:
     Api(shared_node.url).create(topic_name, queues=1)
     send(shared_node, topic_name, stdin="x\n" * 50_000)
-    command = [sys.executable, "-m", "lsmq", "consume", topic_name, "--url", shared_node.url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as reading:
+    assert first_line("consume", topic_name, "--url", shared_node.url) == b"x\n"
+
+
+def test_who_reads_a_table_may_have_seen_enough(shared_node: NodeProcess, topic_name: str, tmp_path: Path) -> None:
+    log = Appender(0, 1 << 20)
+    for number in range(3_000):
+        log.append(encode_entry_header(EntryKind.TRIM, 1, 0, number, 1, 0, 0))
+    segment = tmp_path / segment_name(0)
+    segment.write_bytes(log.take()[1])
+    assert first_line("dump", "wal", segment).split()[:3] == [b"lsn", b"end_lsn", b"kind"]
+    # One that is printed while the event loop runs.
+    ok(shared_node, "topic", "create", topic_name, "--queues", "named")
+    ok(shared_node, "queue", "declare", topic_name, *(f"{number:0200}" for number in range(200)))
+    printed = first_line("queue", "list", topic_name, "--all", "--url", shared_node.url)
+    assert printed.split()[:2] == [b"queue", b"earliest"]
+
+
+def first_line(*arguments: str | Path) -> bytes:
+    """What ``lsmq`` prints first, to somebody who reads no more; it ends well, and says nothing."""
+    command = [sys.executable, "-m", "lsmq", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, pipesize=4096) as reading:
         assert reading.stdout is not None and reading.stderr is not None
-        assert reading.stdout.readline() == b"x\n"
+        line = next(line for line in reading.stdout if line.strip())
         reading.stdout.close()
         assert reading.stderr.read() == b""
         assert reading.wait(PATIENCE_S) == 0
+    return line
 
 
 def test_status_has_a_line_for_each_shard(shared_node: NodeProcess) -> None:

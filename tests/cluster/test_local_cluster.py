@@ -17,7 +17,7 @@ import pytest
 
 from lsmq.cli import main
 from lsmq.sync import Client, Consumer, Producer
-from lsmq_lab.local_cluster import LocalCluster
+from lsmq_lab.local_cluster import LocalCluster, choose_ports
 from support.waiting import eventually
 
 
@@ -211,7 +211,8 @@ def test_a_node_that_was_removed_is_said_to_be_and_can_be_forgotten(tmp_path: Pa
     one = ("--nodes", "1", "--replicas", "1", "--shards", "1", "--zookeeper", "none")
     command("up", "--dir", directory, *one)
     try:
-        run("add", "--dir", directory)
+        port, *_ = choose_ports(10)
+        assert f"at http://127.0.0.1:{port}\n" in run("add", "--dir", directory, "--base-port", str(port))
         assert "lsmq node remove n2" in run("forget", "n2", "--dir", directory, code=1)
         assert "there is no node 'n7'" in run("forget", "n7", "--dir", directory, code=1)
         with Client(status(directory)["nodes"][0]["url"]) as client:

@@ -100,6 +100,18 @@ def test_a_base_port_in_use_is_named() -> None:
     assert f"port {port} " in raised.value.message and "--base-port" in raised.value.message
 
 
+def test_a_node_that_is_added_begins_at_the_port_it_is_given(tmp_path: Path) -> None:
+    cluster = LocalCluster.found(tmp_path / "c", found_plan(nodes=1, replicas=1))
+    (first,) = cluster.plan.nodes
+    base, *_ = choose_ports(20)
+    node = cluster.add_node(base)
+    assert (node.port, node.internal_port, node.raft_port) == (base, base + 1, base + 2)
+    assert ClusterPlan.read(tmp_path / "c").nodes == (first, node)
+    with socket.create_server(("127.0.0.1", base + 10)), pytest.raises(AddressInUse, match=f"port {base + 10} "):
+        cluster.add_node(base + 10)
+    assert ClusterPlan.read(tmp_path / "c").nodes == (first, node)
+
+
 def test_a_plan_reads_back_and_configures_each_node(tmp_path: Path) -> None:
     settings = {"flush_mode": "async", "cluster.heartbeat_ms": "50"}
     plan = found_plan(nodes=4, shards=5, replicas=3, zookeeper="z:1", settings=settings, proxied=True)

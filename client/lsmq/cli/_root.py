@@ -69,7 +69,10 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:
+        except (BrokenPipeError, SystemExit) as ended:
+            # rich makes of the one the other, with 1 as exit code.
+            if isinstance(ended, SystemExit) and not isinstance(ended.__context__, BrokenPipeError):
+                raise
             # The reader of our output has had enough, like head(1), which is no failure. Python would
             # complain when it flushes.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
