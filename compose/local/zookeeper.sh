@@ -2,6 +2,7 @@
 # Starts the ZooKeeper of Debian's packages, configured by the variables of the public image `zookeeper`.
 set -euo pipefail
 
+config="${ZOO_CONF_DIR:-/conf}/zoo.cfg"
 jars=/usr/share/java
 classpath=""
 for pattern in zookeeper zookeeper-jute netty-all netty-\* netty slf4j-api slf4j-simple metrics-core \
@@ -24,8 +25,8 @@ done
   echo "autopurge.purgeInterval=${ZOO_AUTOPURGE_PURGEINTERVAL:-0}"
   echo "4lw.commands.whitelist=${ZOO_4LW_COMMANDS_WHITELIST:-srvr}"
   tr ' ' '\n' <<<"${ZOO_SERVERS:-server.1=localhost:2888:3888;2181}"
-} >/conf/zoo.cfg
+} >"$config"
 if [[ ! -e /data/myid ]]; then echo "${ZOO_MY_ID:-1}" >/data/myid; fi
 
 # shellcheck disable=SC2086  # JVMFLAGS is a list of options.
-exec java -cp "$classpath" ${JVMFLAGS:-} org.apache.zookeeper.server.quorum.QuorumPeerMain /conf/zoo.cfg
+exec java -cp "$classpath" ${JVMFLAGS:-} org.apache.zookeeper.server.quorum.QuorumPeerMain "$config"

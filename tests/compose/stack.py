@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -88,6 +89,12 @@ def compose_command() -> list[str]:
     return ["docker-compose"]
 
 
+def _open_files() -> int:
+    """A daemon that a test started may have no more open files than the test."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return 65_536 if most == resource.RLIM_INFINITY else min(65_536, most)
+
+
 class Stack:
     """One project of ``compose/docker-compose.yml``. Ports, names and images come by the environment."""
 
@@ -99,6 +106,7 @@ class Stack:
             "COMPOSE_PROJECT_NAME": self.project,
             "NODE_IMAGE": IMAGE,
             "NODE_CPUS": str(min(2, os.cpu_count() or 1)),
+            "OPEN_FILES": str(_open_files()),
             **{f"N{number}_PORT": str(port) for number, port in enumerate(ports, 1)},
         }
         if local_images:
@@ -122,6 +130,13 @@ class Stack:
 
     def start(self, service: str) -> None:
         self.docker("start", self.container(service))
+
+    def may_write(self, service: str, directory: str) -> bool:
+        """Whether a file can be made there by what runs in the service's container."""
+        words = ["docker", "exec", self.container(service), "mktemp", f"{directory}/XXXXXX"]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert done.returncode == 0 or "Read-only" in done.stderr or "Permission denied" in done.stderr, done.stderr
+        return done.returncode == 0
 
     def ready(self, node: str) -> bool:
         try:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from lsmq import Client, Consumer, Producer
 from lsmq_node.cluster_config import ENVIRONMENT_PREFIX
@@ -57,6 +62,62 @@ def test_the_settings_of_nodes_in_the_env_file_are_taken_by_a_node() -> None:
     config = NodeConfig.load(None, environment, data="/var/lib/lsmq")
     assert config.cluster is not None
     assert config.cluster.replicas == len(NODES)
+
+
+def services() -> dict[str, dict[str, Any]]:
+    file = yaml.safe_load((COMPOSE_DIRECTORY / "docker-compose.yml").read_text())
+    found: dict[str, dict[str, Any]] = file["services"]
+    assert {*NODES, "n4", *ZOOKEEPERS, "cli"} == found.keys()
+    return found
+
+
+@pytest.mark.parametrize("name", [*NODES, "n4", *ZOOKEEPERS, "cli"])
+def test_a_container_has_no_rights_that_it_needs_not(name: str) -> None:
+    service = services()[name]
+    assert service["read_only"] is True and service["tmpfs"] == "/tmp"
+    assert service["cap_drop"] == ["ALL"] and "cap_add" not in service and "privileged" not in service
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["ulimits"]["nofile"].keys() == {"soft", "hard"}
+    # The image of nodes says its own user; that of ZooKeeper would begin as root.
+    assert service.get("user") == ("1000:1000" if name in ZOOKEEPERS else None)
+
+
+def test_one_node_may_write_the_secret_and_the_others_read_it() -> None:
+    mounts = {
+        name: [mount for mount in service.get("volumes", []) if "secret" in mount]
+        for name, service in services().items()
+    }
+    (maker,) = [name for name, mounted in mounts.items() if mounted == ["secret:/etc/lsmq"]]
+    readers = {name for name, mounted in mounts.items() if mounted == ["secret:/etc/lsmq:ro"]}
+    assert {maker} | readers == {*NODES, "n4"}
+    assert maker != "n4", "it is not started by itself"
+
+
+@pytest.mark.parametrize("may_write", [True, False])
+def test_who_may_write_the_secret_makes_it_and_who_may_not_waits_for_it(tmp_path: Path, may_write: bool) -> None:
+    programs, secret = tmp_path / "programs", tmp_path / "later" / "secret"
+    programs.mkdir()
+    if may_write:
+        secret.parent.mkdir()
+    for name, line in (
+        ("lsmq", f'cat "{secret}"'),
+        ("sleep", f'mkdir "{secret.parent}" && echo made elsewhere >"{secret}"'),
+    ):
+        (programs / name).write_text(f"#!/bin/sh\n{line}\n")
+        (programs / name).chmod(0o755)
+    done = subprocess.run(
+        [COMPOSE_DIRECTORY / "image" / "entrypoint.sh", "lsmq", "serve"],
+        env={"PATH": f"{programs}:{os.environ['PATH']}", "LSMQ_CLUSTER_SECRET_FILE": str(secret)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    if may_write:
+        assert re.fullmatch("[0-9a-f]{64}", done.stdout)
+        assert secret.stat().st_mode & 0o777 == 0o600
+    else:
+        assert done.stdout == "made elsewhere\n"
 
 
 class Writers:
@@ -175,6 +236,8 @@ def test_containers_are_killed_and_come_back_and_nothing_is_lost(stack: Stack) -
         until(lambda: all(map(stack.ready, NODES)), "all nodes are ready", 120)
         print(f"all nodes were ready {time.monotonic() - began:.1f} s after `up` was called")
         until(lambda: {stack.health(service) for service in (*NODES, *ZOOKEEPERS)} == {"healthy"}, "all are healthy")
+        assert {node for node in NODES if stack.may_write(node, "/etc/lsmq")} == {"n1"}
+        assert not [service for service in (*NODES, *ZOOKEEPERS) if stack.may_write(service, "/var/tmp")]
         asyncio.run(break_and_mend(stack))
         shown = stack.compose("run", "--rm", "-T", "cli", "topic", "list")
         assert TOPIC in shown
