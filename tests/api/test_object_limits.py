@@ -51,6 +51,9 @@ def test_one_group_more_than_there_may_be_is_refused(tmp_path: Path) -> None:
             document = {"topic": "t", "queues": [0], "offsets": [0]}
             return code(client, "POST", f"/v1/groups/{group}/offsets", json=document)
 
+        for group in ("x", "y", "z"):  # what is refused makes no group
+            beyond = {"topic": "t", "queues": [0], "offsets": [999]}
+            assert (await code(client, "POST", f"/v1/groups/{group}/offsets", json=beyond))[0] == 416
         for group in ("a", "b", "a"):
             assert (await commit(group))[0] == 200
         assert await commit("c") == (429, "too_many_groups")

@@ -71,6 +71,18 @@ def test_what_is_more_than_a_burst_is_delayed_then_refused_and_paid_by_time(cloc
         Pace("requests", "none").wait("a", 0, 1_000_000).send(None)
 
 
+def test_a_debt_is_paid_at_the_rate_there_is_now(clock: Clock) -> None:
+    pace = Pace("bytes", "principal_bytes_per_s")
+    pace.took("a", 100, 1_000_000)
+    with pytest.raises(TooManyRequests):
+        pace.wait("a", 100).send(None)
+    with pytest.raises(StopIteration):
+        pace.wait("a", 1_000_000_000).send(None)
+    pace.took("b", 1_000_000_000, 1_000_000)
+    with pytest.raises(TooManyRequests):
+        pace.wait("b", 100).send(None)
+
+
 def test_a_million_addresses_take_bounded_memory_and_who_goes_on_asking_is_not_forgotten(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

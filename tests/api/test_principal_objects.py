@@ -105,9 +105,11 @@ def test_a_principal_begins_so_many_idempotent_producers_and_goes_on_with_them(r
     _, maker = limited(realm, producers=2)
     _, neighbour = limited(realm)
 
-    def send(who: Asking, producer: int, sequence: int = 0) -> Answer:
-        return who.send_batch("t", pack((0, b"x"), producer_id=producer, sequence=sequence), None)
+    def send(who: Asking, producer: int, sequence: int = 0, queue: int = 0) -> Answer:
+        return who.send_batch("t", pack((queue, b"x"), producer_id=producer, sequence=sequence), None)
 
+    for producer in (61, 62, 63):
+        assert send(maker, producer, queue=1_000_000).status >= 400, "what is refused begins nothing"
     assert [send(maker, producer).status for producer in (71, 72)] == [200, 200]
     refused(send(maker, 73), "too_many_producers", "principal_producers", 2)
     take: dict[str, Any] = {"shard": 0}

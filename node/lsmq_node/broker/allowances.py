@@ -163,20 +163,27 @@ class Allowances:
         principal = asking.get()
         return principal is not None and self.limit(Limited.PRODUCERS, principal) > 0
 
-    def begin_producers(self, count: int) -> None:
-        """So many idempotent producers begin that somebody asks for. Raises ``TooManyProducers``.
+    def admit_producers(self, count: int) -> None:
+        """So many idempotent producers are to begin that somebody asks for. Raises ``TooManyProducers``.
 
         As many as may be within the time after which they are forgotten: at once, and then as time allows.
         """
         principal = asking.get()
         limit = 0 if principal is None else self.limit(Limited.PRODUCERS, principal)
-        if principal is None or not limit:
+        if principal is None or not limit or not count:
             return
-        now = asyncio.get_running_loop().time()
-        due = self._producers.due(principal, now) + count * self._producer_expiry_s / limit
-        if due - now > self._producer_expiry_s + _ROUNDING_S:
-            raise self.refusal(Limited.PRODUCERS, principal, limit, limit)
-        self._producers.owe(principal, due)
+        per_s, now = limit / self._producer_expiry_s, asyncio.get_running_loop().time()
+        owed_s = self._producers.due(principal, now, per_s) - now
+        if owed_s + count / per_s > self._producer_expiry_s + _ROUNDING_S:
+            raise self.refusal(Limited.PRODUCERS, principal, round(owed_s * per_s), limit)
+
+    def began_producers(self, count: int) -> None:
+        """So many that :meth:`admit_producers` let through are stored."""
+        principal = asking.get()
+        limit = 0 if principal is None else self.limit(Limited.PRODUCERS, principal)
+        if principal is not None and limit and count:
+            per_s, now = limit / self._producer_expiry_s, asyncio.get_running_loop().time()
+            self._producers.owe(principal, self._producers.due(principal, now, per_s) + count / per_s, per_s)
 
     def refusal(self, what: Limited, principal: str, count: int, limit: int) -> LsmqError:
         """The principal has ``count``, and may not have more. It is counted."""
@@ -204,15 +211,21 @@ class Made:
 
     def make(self, key: Hashable) -> None:
         """Somebody makes it. Raises :meth:`Allowances.refusal` where he has made as many as he may."""
+        principal = self.check(key)
+        if principal is not None:
+            self._maker[key] = principal
+            self._counts[principal] = self._counts.get(principal, 0) + 1
+
+    def check(self, key: Hashable) -> str | None:
+        """Who is counted when it is made, if anybody. Raises as :meth:`make`."""
         principal = asking.get()
         limit = 0 if principal is None else self._allowances.limit(self._what, principal)
         if principal is None or not limit or key in self._maker:
-            return
+            return None
         count = self._counts.get(principal, 0)
         if count >= limit:
             raise self._allowances.refusal(self._what, principal, count, limit)
-        self._maker[key] = principal
-        self._counts[principal] = count + 1
+        return principal
 
     def gone(self, key: Hashable) -> None:
         """There is nothing left of it."""

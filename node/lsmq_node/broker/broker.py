@@ -258,9 +258,10 @@ class Broker:
         topic, batches = request.topic, request.batches
         ack = Ack(topic.options.ack) if request.ack is None else request.ack
         ports = await self.writable(topic, [shard for shard, _ in batches], ack)
-        self._begin_producers(zip(ports, (batch for _, batch in batches), strict=True))
+        begin = self._admit_producers(zip(ports, (batch for _, batch in batches), strict=True))
         if len(batches) == 1:
             appended = ports[0].store.append(topic.id, batches[0][1])
+            self.allowances.began_producers(begin)
             future = ports[0].wait(appended, ack)
             if future is not None:
                 await future
@@ -275,14 +276,18 @@ class Broker:
                     refusal.details["sent"] = True
                 raise
             waits.append(port.wait(results[-1], ack))
+        self.allowances.began_producers(begin)
         await _all(waits)
         return results
 
-    def _begin_producers(self, parts: Iterable[tuple[ShardPort, RecordBatch]]) -> None:
-        """Raises ``TooManyProducers`` where a principal who may begin so many begins one more."""
-        if self.allowances.counts_producers():
-            first = ((port, batch.producer_id) for port, batch in parts if batch.producer_id and not batch.sequence)
-            self.allowances.begin_producers(sum(port.store.producer_epoch(id) is None for port, id in first))
+    def _admit_producers(self, parts: Iterable[tuple[ShardPort, RecordBatch]]) -> int:
+        """How many begin with these, of a principal who may begin only so many. Raises ``TooManyProducers``."""
+        if not self.allowances.counts_producers():
+            return 0
+        first = ((port, batch.producer_id) for port, batch in parts if batch.producer_id and not batch.sequence)
+        count = sum(port.store.producer_epoch(id) is None for port, id in first)
+        self.allowances.admit_producers(count)
+        return count
 
     async def take_producer(
         self, topic: Topic, shard: int, producer_id: int, epoch: int | None, above: int
@@ -292,9 +297,10 @@ class Broker:
         Durable on return. Raises ``ProducerFenced``, ``TooManyProducers``, ``NotLeader``, and what writes raise.
         """
         (port,) = await self.writable(topic, [shard], Ack.QUORUM)
-        if self.allowances.counts_producers() and port.store.producer_epoch(producer_id) is None:
-            self.allowances.begin_producers(1)
+        fresh = self.allowances.counts_producers() and port.store.producer_epoch(producer_id) is None
+        self.allowances.admit_producers(fresh)
         appended, begun, position = port.store.take_producer(producer_id, epoch, above=above)
+        self.allowances.began_producers(fresh)
         appended = appended or port.store.barrier()
         if appended is not None and (future := port.wait(appended, Ack.QUORUM)) is not None:
             await future
@@ -338,9 +344,11 @@ class Broker:
         """Put in line; nothing is awaited between that and the return."""
         while True:
             (port,) = await self.writable(topic, [shard], ack)
-            self._begin_producers([(port, batch)])
+            begin = self._admit_producers([(port, batch)])
             try:
-                return port, *port.store.names(topic.id).append(joined, batch, self.names.slots(topic, shard))
+                found = port.store.names(topic.id).append(joined, batch, self.names.slots(topic, shard))
+                self.allowances.began_producers(begin)
+                return port, *found
             except NamesBehind:
                 await self.names.current(port, topic)
 
@@ -484,10 +492,12 @@ class Broker:
         *,
         reset: bool,
         allow: Callable[[ShardPort], None] = lambda port: None,
+        allowed: Callable[[ShardPort], None] = lambda port: None,
     ) -> None:
         """Store a group's offsets, as durably as messages. Without ``reset`` none goes back.
 
-        ``allow`` raises to refuse it; it is asked for each shard in the step of the loop that puts the offsets in line.
+        ``allow`` raises to refuse it; it is asked for each shard in the step of the loop that puts the offsets in line,
+        and ``allowed`` is told of each shard where they are.
         Raises ``UnknownQueue``, ``NotLeader``, and ``OffsetOutOfRange`` for an offset beyond the end of its queue.
         """
         self.admission.queues(topic, queues)
@@ -498,6 +508,7 @@ class Broker:
         waits = []
         for port, (_, places) in zip(ports, parts, strict=True):
             appended = port.store.commit_offsets(group, topic.id, queues[places], offsets[places], reset=reset)
+            allowed(port)
             waits.append(port.wait(appended, Ack.QUORUM))
         await _all(waits)
 

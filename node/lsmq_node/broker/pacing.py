@@ -25,22 +25,26 @@ class Debts:
     """When all that a client has taken is paid for, of a bounded number of clients."""
 
     def __init__(self) -> None:
-        self._newer: dict[str, float] = {}
-        self._older: dict[str, float] = {}
+        self._newer: dict[str, tuple[float, float]] = {}  # when, at which rate
+        self._older: dict[str, tuple[float, float]] = {}
 
     def __len__(self) -> int:
         return len(self._newer) + len(self._older)
 
-    def due(self, client: str, now: float) -> float:
-        """``now``, or later."""
-        due = self._newer.get(client)
-        return max(self._older.get(client, now) if due is None else due, now)
+    def due(self, client: str, now: float, per_s: float) -> float:
+        """``now``, or later. What was owed at another rate is paid at ``per_s`` from now on."""
+        found = self._newer.get(client) or self._older.get(client)
+        if found is None or found[0] <= now:
+            return now
+        due, before = found
+        return due if before == per_s else now + (due - now) * before / per_s
 
-    def owe(self, client: str, due: float) -> None:
+    def owe(self, client: str, due: float, per_s: float) -> None:
+        """It is paid at ``per_s`` by then."""
         if client not in self._newer and len(self._newer) >= _MOST_CLIENTS // 2:
             self._older, self._newer = self._newer, {}
         self._older.pop(client, None)
-        self._newer[client] = due
+        self._newer[client] = due, per_s
 
 
 class Pace:
@@ -68,7 +72,7 @@ class Pace:
         if not per_s:
             return
         now = asyncio.get_running_loop().time()
-        delay_s = self._debts.due(client, now) - now - BURST_S
+        delay_s = self._debts.due(client, now, per_s) - now - BURST_S
         if delay_s > 0 and (delay_s > LONGEST_DELAY_S or self._is_crowded(client)):
             self.refused += 1
             retry_after_ms = int(1000 * (delay_s if delay_s <= LONGEST_DELAY_S else delay_s - LONGEST_DELAY_S)) + 1
@@ -97,7 +101,7 @@ class Pace:
         """The client has had so much, whatever the limit."""
         if per_s and count:
             now = asyncio.get_running_loop().time()
-            self._debts.owe(client, self._debts.due(client, now) + count / per_s)
+            self._debts.owe(client, self._debts.due(client, now, per_s) + count / per_s, per_s)
 
     def _is_crowded(self, client: str) -> bool:
         return self._waiting_count >= MOST_DELAYED or self._waiting.get(client, 0) >= MOST_DELAYED_OF_ONE

@@ -155,9 +155,15 @@ class ShardGroups(ShardMachine):
             self._made.gone(name)
 
     def admit_commit(self, group: str) -> None:
-        """A group commits here. Raises ``TooManyGroups`` where it is one more than there may be."""
+        """A group wants to commit here. Raises ``TooManyGroups`` where it is one more than there may be."""
         if group not in self._committing:
             self._check_count(len(self._committing), group)
+            if group not in self.groups:
+                self._made.check(group)
+
+    def committed(self, group: str) -> None:
+        """What :meth:`admit_commit` let through is in line."""
+        if group not in self._committing:
             self._make(group)
             self._committing.add(group)
         self._touch(group)

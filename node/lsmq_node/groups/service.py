@@ -233,6 +233,11 @@ class GroupService(MachineService[ShardGroups]):
             elif not reset and _has_owners(group, shard):
                 permits.check_stranger(group)
             shard.admit_commit(group)
+
+        def allowed(port: ShardPort) -> None:
+            shard = self.find(port.number)
+            assert shard is not None, "it was there in this step of the loop"
+            shard.committed(group)
             shard.last_commit.pop((group, topic.id), None)
             shard.last_commit[group, topic.id] = runtime.wall_time()
             if len(shard.last_commit) > _REMEMBERED_COMMITS:
@@ -240,7 +245,7 @@ class GroupService(MachineService[ShardGroups]):
 
         if member is None and reset:
             permits.forget(group)
-        await broker.commit_offsets(group, topic, queues, offsets, reset=reset, allow=allow)
+        await broker.commit_offsets(group, topic, queues, offsets, reset=reset, allow=allow, allowed=allowed)
 
     async def fence(
         self, group: str, member: str, topic: Topic, ranges: Ranges, epoch: int
