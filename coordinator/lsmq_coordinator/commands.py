@@ -63,6 +63,8 @@ from .state import (
 MAX_BATCH = 1_024
 #: Which of a topic's options counts how often they were altered.
 REVISION = "revision"
+#: Options that nobody asks for: of two who ask for a topic with the same others both get it.
+_NOT_ASKED_FOR = frozenset((REVISION, "made_by"))
 
 
 def apply(state: ClusterState, command: Command) -> tuple[ClusterState, Result]:
@@ -174,7 +176,10 @@ def _register_node(state: ClusterState, command: Command) -> Change:
 
 
 def _create_topic(state: ClusterState, command: Command) -> Change:
-    """``name``, ``queues``, ``options``, ``created_ms``. The same again is the same topic."""
+    """``name``, ``queues``, ``options``, ``created_ms``. The same again is the same topic, whoever made it.
+
+    Optional ``expected_topics_version``: that of the topics by which it was decided that there may be one more.
+    """
     name = text(command["name"], "name", MAX_NAME_BYTES)
     queues = number(command["queues"], "queues", 1, MAX_QUEUES)
     options = dict(command.get("options") or {})
@@ -182,8 +187,11 @@ def _create_topic(state: ClusterState, command: Command) -> Change:
         raise Refused("limit_reached", f"the options of a topic take at most {MAX_OPTIONS_BYTES} bytes")
     known = state.topics.get(name)
     if known is not None:
-        there = {name: value for name, value in known.options.items() if name != REVISION}
-        different = differences({"queues": known.queues, **there}, {"queues": queues, **options})
+        there, asked = (
+            {name: value for name, value in each.items() if name not in _NOT_ASKED_FOR}
+            for each in (known.options, options)
+        )
+        different = differences({"queues": known.queues, **there}, {"queues": queues, **asked})
         if different:
             raise Refused(
                 "topic_exists",
@@ -191,6 +199,7 @@ def _create_topic(state: ClusterState, command: Command) -> Change:
                 "with the same options",
             )
         return state, {"topic_id": known.id, "created": False}
+    _check_topics_version(state, command)
     if len(state.topics) >= MAX_TOPICS:
         raise Refused("limit_reached", f"the cluster has {MAX_TOPICS} topics, the most it can have")
     topic = Topic(
@@ -205,6 +214,12 @@ def _create_topic(state: ClusterState, command: Command) -> Change:
     return changed, {"topic_id": topic.id, "created": True}
 
 
+def _check_topics_version(state: ClusterState, command: Command) -> None:
+    """Refuse what was decided by looking at other topics, where these are not as they were."""
+    if command.get("expected_topics_version", state.topics_version) != state.topics_version:
+        raise Refused("stale", "topics were changed meanwhile", topics_version=state.topics_version)
+
+
 def _delete_topic(state: ClusterState, command: Command) -> Change:
     """``name``; optional ``topic_id``: delete only that incarnation of the name."""
     topic = known_topic(state, command)
@@ -213,9 +228,13 @@ def _delete_topic(state: ClusterState, command: Command) -> Change:
 
 
 def _grow_topic(state: ClusterState, command: Command) -> Change:
-    """``name``, ``queues``, ``expected_queues``: more queues; those there are stay where they are."""
+    """``name``, ``queues``, ``expected_queues``: more queues; those there are stay where they are.
+
+    Optional ``expected_topics_version`` as for ``create_topic``.
+    """
     topic = known_topic(state, command)
     queues = number(command["queues"], "queues", 1, MAX_QUEUES)
+    _check_topics_version(state, command)
     if topic.queues != command["expected_queues"]:
         raise Refused("stale", f"topic {topic.name!r} has {topic.queues} queues now", queues=topic.queues)
     if topic.named:

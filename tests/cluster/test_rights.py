@@ -210,12 +210,12 @@ def test_limits_hold_on_all_nodes_each_counts_for_itself_and_topics_count_for_al
     limits = {"requests_per_s": 2, "topics": 3}
     assert ask(f"{urls[0]}/v1/limits/{name}", "PATCH", limits, admin)[0] == 204
 
-    def known(url: str) -> bool:
+    def known_limits(url: str) -> dict[str, int]:
         found = ask(f"{url}/v1/limits", token=admin)[1]["principals"]
-        return {"name": name, "limits": limits} in found
+        return next((each["limits"] for each in found if each["name"] == name), {})
 
     for url in urls:
-        eventually(lambda url=url: known(url), "it is known there")
+        eventually(lambda url=url: known_limits(url) == limits, "it is known there")
         with ThreadPoolExecutor(20) as pool:
             statuses = [each[0] for each in pool.map(lambda _, url=url: ask(f"{url}/v1/whoami", token=one), range(20))]
             assert set(statuses) == {200, 429}, "each node lets some through"
@@ -230,5 +230,11 @@ def test_limits_hold_on_all_nodes_each_counts_for_itself_and_topics_count_for_al
     eventually(lambda: create(urls[1], "limited-1")[0] in (200, 201), "nor there")
     eventually(lambda: create(urls[2], "limited-2")[0] in (200, 201), "nor there")
     for url in urls:
-        eventually(lambda url=url: create(url, "limited-3")[1]["error"]["code"] == "too_many_topics", "it is one more")
+        assert create(url, "limited-3")[1]["error"]["code"] == "too_many_topics", "whatever this node has heard of"
         assert create(url, "limited-0")[0] == 200
+    assert ask(f"{urls[0]}/v1/limits/{name}", "PATCH", {"topics": 6}, admin)[0] == 204
+    for url in urls:
+        eventually(lambda url=url: known_limits(url) == {"topics": 6}, "it is known there")
+    with ThreadPoolExecutor(12) as pool:
+        made_at_once = pool.map(lambda number: create(urls[number % 3], f"at-once-{number}")[0], range(12))
+        assert sorted(made_at_once) == [201] * 3 + [429] * 9

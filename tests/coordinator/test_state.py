@@ -346,6 +346,20 @@ def test_a_topic_deleted_and_made_again_has_a_new_id() -> None:
     assert late["code"] == "unknown_topic"
 
 
+def test_what_was_decided_by_the_topics_there_are_is_refused_once_there_are_others() -> None:
+    state = founded()
+    make = {"op": "create_topic", "queues": 10, "options": {"made_by": "anna"}, "created_ms": 7}
+    seen = state.topics_version
+    state, _ = run(state, **make, name="a", expected_topics_version=seen)
+    refused = run(state, **make, name="b", expected_topics_version=seen)[1]
+    assert (refused["code"], refused["topics_version"]) == ("stale", state.topics_version)
+    grow = {"op": "grow_topic", "name": "a", "queues": 11, "expected_queues": 10}
+    assert run(state, **grow, expected_topics_version=seen)[1]["code"] == "stale"
+    assert run(state, **grow, expected_topics_version=state.topics_version)[1]["ok"]
+    again = run(state, **{**make, "options": {"made_by": "bert"}}, name="a", expected_topics_version=seen)[1]
+    assert again["created"] is False, "whoever made it, it is there"
+
+
 def test_options_of_a_topic_change_one_revision_at_a_time_and_the_same_options_are_the_same_topic() -> None:
     state = founded()
     make = {"op": "create_topic", "name": "t", "queues": 10, "created_ms": 7}

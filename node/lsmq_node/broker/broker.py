@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -101,7 +100,6 @@ class Broker:
         self.names = self.reads.names
         self.queue_lists = QueueLists(topology, self.names, self.admission)
         self._next_queue: dict[int, int] = {}
-        self._making = asyncio.Lock()
 
     async def retire(self) -> None:
         """The node is about to stop: others take over what they can, while requests are still served.
@@ -158,26 +156,30 @@ class Broker:
 
         Raises ``TopicExists``, ``InvalidTopicName``, and what admission raises.
         """
-        async with AsyncExitStack() as alone:
-            if by is not None and self.allowances.limits_topics(by):
-                await alone.enter_async_context(self._making)
-            known = self.topology.topics.all()
+
+        def admit(known: Sequence[Topic]) -> TopicOptions:
             self.admission.create_topic(name, queues, options, known)
             check_moving(self, name, options)
             there = next((topic for topic in known if topic.name == name), None)
             made_by = by if there is None else there.options.made_by
             if there is None and by is not None:
                 made_by = self.allowances.make_topic(by, 0 if options.named else queues, known)
-            return await self.topology.topics.create(name, queues, replace(options, made_by=made_by))
+            return replace(options, made_by=made_by)
+
+        exact = by is not None and self.allowances.limits_topics(by)
+        return await self.topology.topics.create(name, queues, admit, exact=exact)
 
     async def grow_topic(self, name: str, queues: int) -> Topic:
         """Give the topic more queues, durably. Raises ``UnknownTopic``, ``InvalidRequest`` where it has more."""
         self.admission.write()
-        topic = self.topology.topics.find(name)
-        if topic is not None and topic.options.made_by is not None:
-            others = [each for each in self.topology.topics.all() if each.id != topic.id]
-            self.allowances.grow_topic(topic.options.made_by, queues, others)
-        return await self.topology.topics.grow(name, queues)
+        made_by = (await self.topology.topics.by_name(name)).options.made_by
+        if made_by is None:
+            return await self.topology.topics.grow(name, queues)
+
+        def check(topic: Topic, known: Sequence[Topic]) -> None:
+            self.allowances.grow_topic(made_by, queues, [each for each in known if each.id != topic.id])
+
+        return await self.topology.topics.grow(name, queues, check)
 
     async def alter_topic(self, name: str, changes: Mapping[str, Any]) -> Topic:
         """Change options of the topic, durably; None takes one away. Raises ``UnknownTopic``, ``InvalidRequest``."""

@@ -81,6 +81,12 @@ class ShardPort(Protocol):
 CheckOptions = Callable[[Topic, TopicOptions], None]
 """Raises where a topic must not have these options."""
 
+AdmitTopic = Callable[[Sequence[Topic]], TopicOptions]
+"""Given all topics there are, says with which options another one may be made. Raises where it may not."""
+
+CheckGrowth = Callable[[Topic, Sequence[Topic]], None]
+"""Raises where a topic must not grow beside all there are."""
+
 
 class Topics(Protocol):
     """The topics there are, and where their queues lie."""
@@ -100,11 +106,18 @@ class Topics(Protocol):
     async def by_id(self, topic_id: int) -> Topic:
         """Raises ``UnknownTopic``."""
 
-    async def create(self, name: str, queues: int, options: TopicOptions) -> tuple[Topic, bool]:
-        """The topic, durable, and whether this call made it. Raises ``TopicExists``, ``InvalidTopicName``."""
+    async def create(self, name: str, queues: int, admit: AdmitTopic, *, exact: bool = False) -> tuple[Topic, bool]:
+        """The topic, durable, and whether this call made it.
 
-    async def grow(self, name: str, queues: int) -> Topic:
-        """The topic with ``queues`` queues, durable. Raises ``UnknownTopic``, ``InvalidRequest`` where it has more."""
+        ``exact``: what ``admit`` was given was all there was when the topic was made, whoever makes others at the same
+        time; without it, what was known here. Raises ``TopicExists``, ``InvalidTopicName``, and what ``admit`` raises.
+        """
+
+    async def grow(self, name: str, queues: int, check: CheckGrowth | None = None) -> Topic:
+        """The topic with ``queues`` queues, durable. ``check`` is exact, as in :meth:`create`.
+
+        Raises ``UnknownTopic``, ``InvalidRequest`` where it has more, and what ``check`` raises.
+        """
 
     async def alter(self, name: str, changes: Mapping[str, Any], check: CheckOptions) -> Topic:
         """The topic with some options changed, durable; None takes one away. ``check`` may refuse what comes out.

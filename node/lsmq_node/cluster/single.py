@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, Never, TypeVar
 
 from lsmq import runtime
@@ -16,7 +17,7 @@ from lsmq_coordinator.parts import Parts
 from lsmq_node.broker.catalog import Catalog
 from lsmq_node.broker.layout import open_shards
 from lsmq_node.broker.peers import NoPeers, Peers
-from lsmq_node.broker.topology import Ack, CheckOptions, Leadership
+from lsmq_node.broker.topology import Ack, AdmitTopic, CheckGrowth, CheckOptions, Leadership
 from lsmq_node.config import NodeConfig
 from lsmq_node.storage import Appended, Committed, ShardStore, Topic, TopicOptions
 
@@ -89,6 +90,7 @@ class LocalTopics:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._thread = runtime.ThreadPoolExecutor(1, "lsmq-control")
+        self._exact = asyncio.Lock()  # held from looking at topics until what was decided by that is done
 
     def all(self) -> Sequence[Topic]:
         return self._catalog.topics()
@@ -108,15 +110,20 @@ class LocalTopics:
     async def complete(self) -> None:
         await self._change(self._catalog.complete)
 
-    async def create(self, name: str, queues: int, options: TopicOptions) -> tuple[Topic, bool]:
-        def create() -> tuple[Topic, bool]:
+    async def create(self, name: str, queues: int, admit: AdmitTopic, *, exact: bool = False) -> tuple[Topic, bool]:
+        def create(options: TopicOptions) -> tuple[Topic, bool]:
             before = {topic.name for topic in self.all()}
             return self._catalog.create(name, queues, options), name not in before
 
-        return await self._change(create)
+        async with self._exact if exact else nullcontext():
+            options = admit(self.all())
+            return await self._change(lambda: create(options))
 
-    async def grow(self, name: str, queues: int) -> Topic:
-        return await self._change(lambda: self._catalog.grow(name, queues))
+    async def grow(self, name: str, queues: int, check: CheckGrowth | None = None) -> Topic:
+        async with self._exact if check else nullcontext():
+            if check is not None:
+                check(await self.by_name(name), self.all())
+            return await self._change(lambda: self._catalog.grow(name, queues))
 
     async def alter(self, name: str, changes: Mapping[str, Any], check: CheckOptions) -> Topic:
         return await self._change(lambda: self._catalog.alter(name, changes, check))

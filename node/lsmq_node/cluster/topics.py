@@ -12,11 +12,15 @@ from lsmq_coordinator.control import ControlClient
 from lsmq_coordinator.state import Topic as AgreedTopic
 from lsmq_node.broker.catalog import can_only_grow, has_names
 from lsmq_node.broker.placement import stored_range
-from lsmq_node.broker.topology import CheckOptions
+from lsmq_node.broker.topology import AdmitTopic, CheckGrowth, CheckOptions
 from lsmq_node.storage import Topic, TopicOptions, check_topic_name
 
 _COMMAND_TIMEOUT_S = 5.0
 _CATCH_UP_TIMEOUT_S = 2.0
+
+
+class _Stale(InvalidRequest):
+    """What a command was decided by had changed when it came to be carried out."""
 
 
 class ClusterTopics:
@@ -85,32 +89,40 @@ class ClusterTopics:
         """Raises ``Unavailable`` when the control plane cannot be asked: then nobody knows what is new."""
         await self._control.catch_up(_CATCH_UP_TIMEOUT_S)
 
-    async def create(self, name: str, queues: int, options: TopicOptions) -> tuple[Topic, bool]:
-        """The topic, and whether this call made it. Raises ``TopicExists``, ``Unavailable``, ``TimedOut``."""
+    async def create(self, name: str, queues: int, admit: AdmitTopic, *, exact: bool = False) -> tuple[Topic, bool]:
+        """Raises ``TopicExists``, ``Unavailable``, ``TimedOut``, and what ``admit`` raises."""
         check_topic_name(name)
-        command = {
-            "op": "create_topic",
-            "name": name,
-            "queues": queues,
-            "options": options.to_dict(),
-            "created_ms": runtime.wall_ms(),
-        }
-        result = await self._submit(command)
-        return await self.by_name(name), bool(result["created"])
+        while True:
+            if exact:
+                await self._catch_up()
+            command = {
+                "op": "create_topic",
+                "name": name,
+                "queues": queues,
+                "options": admit(self.all()).to_dict(),
+                "created_ms": runtime.wall_ms(),
+                **({"expected_topics_version": self._version} if exact else {}),
+            }
+            try:
+                result = await self._submit(command)
+            except _Stale:
+                continue
+            return await self.by_name(name), bool(result["created"])
 
-    async def grow(self, name: str, queues: int) -> Topic:
+    async def grow(self, name: str, queues: int, check: CheckGrowth | None = None) -> Topic:
         """Raises ``UnknownTopic``, ``InvalidRequest`` where it has more queues, ``Unavailable``, ``TimedOut``."""
+        if check is not None:
+            await self._catch_up()
         topic = await self.by_name(name)
         if topic.named:
             raise has_names(topic)
         while topic.queues < queues:
-            command = {"op": "grow_topic", "name": name, "topic_id": topic.id}
-            try:
-                await self._submit({**command, "queues": queues, "expected_queues": topic.queues})
-            except InvalidRequest:
-                await self._catch_up()
-                if (await self.by_name(name)).queues == topic.queues:
-                    raise
+            command = {"op": "grow_topic", "name": name, "topic_id": topic.id, "expected_queues": topic.queues}
+            if check is not None:
+                check(topic, self.all())
+                command["expected_topics_version"] = self._version
+            with suppress(_Stale):
+                await self._submit({**command, "queues": queues})
             await self._catch_up()
             topic = await self.by_name(name)
         if topic.queues > queues:
@@ -128,10 +140,8 @@ class ClusterTopics:
             command = {"op": "alter_topic", "name": name, "topic_id": topic.id, "options": options.to_dict()}
             try:
                 await self._submit({**command, "expected_revision": topic.options.revision})
-            except InvalidRequest:
+            except _Stale:
                 await self._catch_up()
-                if (await self.by_name(name)).options == topic.options:
-                    raise
             else:
                 await self._catch_up()
                 return await self.by_name(name)
@@ -150,6 +160,7 @@ class ClusterTopics:
             "topic_exists": TopicExists,
             "unknown_topic": UnknownTopic,
             "not_bootstrapped": Unavailable,
+            "stale": _Stale,
         }.get(result["code"], InvalidRequest)
         raise kind(result["message"], topic=command["name"])
 
