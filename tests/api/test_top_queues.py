@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
 
 from lsmq import Client
 from support.node_process import NodeProcess
-from support.waiting import clock_passes
+from support.waiting import clock_passes, eventually
 
 from .calls import Api
 
@@ -53,6 +54,18 @@ def test_what_is_below_the_start_of_a_queue_or_deleted_is_not_its_oldest(api: Ap
     assert by_age[1]["oldest_ms"] == stored_ms(api, topic_name, 1, 3)
     api.call("POST", f"/v1/topics/{topic_name}/delete", {"queues": [0], "offsets": [4], "before": True})
     assert [each["queue"] for each in top(api, topic_name, by="age")] == [1]
+
+
+def test_what_has_expired_is_not_the_oldest_of_a_queue(api: Api, topic_name: str) -> None:
+    api.create(topic_name, 2)
+    api.send(topic_name, {"queue": 0, "body": "short", "ttl_ms": 1}, {"queue": 1, "body": "short", "ttl_ms": 1})
+    clock_passes(int(time.time() * 1000) + 50)
+    api.send(topic_name, {"queue": 1, "body": "lasting"})
+
+    def oldest() -> list[tuple[int, int | None]]:
+        return [(each["queue"], each["oldest_ms"]) for each in top(api, topic_name, by="age") if each["oldest_ms"]]
+
+    eventually(lambda: oldest() == [(1, stored_ms(api, topic_name, 1, 1))], "what has expired is passed over")
 
 
 def test_a_queue_that_messages_come_to_is_busy(node: NodeProcess, topic_name: str) -> None:

@@ -40,7 +40,12 @@ async def test_the_deepest_queues_of_a_topic_come_first_and_lead_to_their_messag
     api.create("orders", 100_000)
     api.create("inboxes", queues="named")  # type: ignore[arg-type]
     api.send("orders", *({"queue": 77_777, "body": "a"} for _ in range(30)), {"queue": 5, "body": '{"n": 1}'})
-    api.send("inboxes", {"queue": "agent/1", "body": "x"}, {"queue": "agent/2", "body": "x"}, {"queue": "agent/2", "body": "y"})
+    api.send(
+        "inboxes",
+        {"queue": "agent/1", "body": "x"},
+        {"queue": "agent/2", "body": "x"},
+        {"queue": "agent/2", "body": "y"},
+    )
     async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
         page = await tabs.open(f"{node.url}/console#/topics/orders?by=depth")
         first = "document.querySelector('tbody tr')?.textContent"
@@ -119,7 +124,6 @@ async def _many(page: Any, points: str) -> bool:
 async def test_keys_are_told_and_close_again(make_node: Callable[..., NodeProcess], tmp_path: Path) -> None:
     assert EXECUTABLE is not None
     node = make_node().start()
-    api = Api(node.url)
     async with browser(EXECUTABLE, tmp_path / "profile") as tabs:
         page = await tabs.open(f"{node.url}/console")
         await shows(page, "document.querySelector('.tile')", "the console is there")

@@ -11,17 +11,16 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lsmq import runtime
-from lsmq.errors import ConnectionFailed, NotLeader, OffsetOutOfRange, Unavailable
-from lsmq.record_batch import Column
+from lsmq.errors import ConnectionFailed, NotLeader, Unavailable
 from lsmq_node.storage import ShardStore, Topic
 
-from .admission import column_of
 from .elsewhere import ReadFrom
 from .leader_calls import LeaderCalls
 from .names import QueueNames
@@ -33,7 +32,7 @@ OPERATION = "top-queues"
 MAX_READ: Final = 10_000
 _ASK_TIMEOUT_S: Final = 20.0
 #: Queues read at once in a thread of the readers; others have it between two such turns.
-_A_TURN: Final = 200
+_A_TURN: Final = 1_000
 #: Between the two looks that tell a rate.
 _WATCHED_S: Final = 1.0
 
@@ -123,11 +122,13 @@ class TopQueueLists:
 
     async def _oldest(self, store: ShardStore, topic_id: int, queues: NDArray[np.uint32]) -> NDArray[np.int64]:
         """When the first message of each queue was stored; -1 where there is none."""
-        found: list[int] = []
+        found = np.empty(len(queues), np.int64)
         for begin in range(0, len(queues), _A_TURN):
-            turn = queues[begin : begin + _A_TURN]
-            found += await self._names.in_threads(lambda turn=turn: _stored(store, topic_id, turn))
-        return np.array(found, np.int64)
+            some = queues[begin : begin + _A_TURN]
+            found[begin : begin + len(some)] = await self._names.in_threads(
+                partial(store.first_stored_ms, topic_id, some)
+            )
+        return found
 
 
 def _rank(queue: TopQueue, by: By) -> tuple[float, int]:
@@ -158,16 +159,3 @@ def _deepest(
         chosen = np.sort(chosen[np.argpartition(-ranked[chosen], limit - 1)[:limit]])
     chosen = chosen[np.argsort(-ranked[chosen], kind="stable")]
     return (chosen + store.numbers(topic_id)[0]).astype(np.uint32), int(np.count_nonzero(depths))
-
-
-def _stored(store: ShardStore, topic_id: int, queues: NDArray[np.uint32]) -> list[int]:
-    """When the first message of each queue was stored; -1 where there is none."""
-    found = []
-    starts = store.earliest_offsets(topic_id, queues).tolist()
-    for queue, start in zip(queues.tolist(), starts, strict=True):
-        try:
-            batch = next(store.read(topic_id, queue, start, max_records=1, max_bytes=1).batches(), None)
-        except OffsetOutOfRange:  # It was trimmed just now.
-            batch = None
-        found.append(-1 if batch is None else int(column_of(batch, Column.STORED_MS)[0]))
-    return found
