@@ -23,7 +23,7 @@ function indented(text) {
 
 export function body(message, view) {
   if (message.delete) return el("span", { class: "soft" }, "says that its key is gone");
-  if (view === "hex" || (view === "" && message.body_b64 !== undefined)) return folded(hex(raw(message)), `${raw(message).length} bytes`);
+  if (view === "hex" || (view === "" && message.body_b64 !== undefined)) return folded(hex(raw(message)), `${raw(message).length} bytes`, "hex");
   const text = message.body ?? new TextDecoder().decode(raw(message));
   if (view === "text") return folded(text, `${text.slice(0, SHORT)}...`);
   const json = indented(text);
@@ -32,7 +32,7 @@ export function body(message, view) {
 }
 
 /** All of it, below a line of it where it is long. */
-function folded(text, beginning) {
-  if (text.length <= 4 * SHORT) return el("pre", {}, text);
-  return el("details", {}, el("summary", {}, el("code", {}, beginning)), el("pre", {}, text));
+function folded(text, beginning, kind = null) {
+  const whole = el("pre", { class: kind }, text);
+  return text.length <= 4 * SHORT ? whole : el("details", {}, el("summary", {}, el("code", {}, beginning)), whole);
 }
