@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from lsmq.errors import DiskFull, LsmqError, NotLeader, ShardStopped, StoreBusy
 from lsmq_lab.world.drive import Drive
@@ -364,8 +365,10 @@ def test_a_snapshot_that_took_the_last_space_is_opened_when_there_is_some(
             await fill(nodes, "a", 80)
             await until(lambda: nodes["a"].store.replica.first_lsn() > 64 * KIB, "b needs a snapshot")
             disk = NoRoom(monkeypatch, nodes.sites["b"].path, nth=2)  # the first time is the start
-            await nodes.start("b")
-            await until(lambda: disk.refused > 1, "it is tried again and again")
+            with capture_logs() as logs:
+                await nodes.start("b")
+                await until(lambda: disk.refused > 2, "it is tried again and again")
+                assert [line["event"] for line in logs].count("replica_waits_for_room") == 1
             assert nodes["b"].failure is None
             disk.full = False
             await nodes.all_in_sync()

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import structlog
+
 from lsmq import runtime
 from lsmq.errors import CorruptFile, DiskFull, InvalidRequest, LsmqError, NotLeader, StoreBusy
 from lsmq_node.replication import LifeId, ReplicaRecord
@@ -25,6 +27,8 @@ from lsmq_node.storage.failures import WANT, may_pass
 
 from .disk_thread import DiskThread, Failed
 from .record import save_record
+
+_log = structlog.get_logger("lsmq.cluster")
 
 T = TypeVar("T")
 
@@ -291,11 +295,17 @@ class DiskWorker(DiskThread[Operation]):
 
     def _with_room(self, work: Callable[[], T]) -> T:
         """Do it as soon as there is space, or a descriptor, for it: where there is none it leaves all as it was."""
+        told = False
         while True:
             try:
                 return work()
             except (LsmqError, OSError) as error:
-                if not may_pass(error) or self._closing.wait(_WANT_RETRY_S):
+                if not may_pass(error):
+                    raise
+                if not told:
+                    told = True
+                    _log.warning("replica_waits_for_room", shard=self._shard, reason=str(error))
+                if self._closing.wait(_WANT_RETRY_S):
                     raise
 
     def _look_around(self) -> None:
