@@ -22,7 +22,7 @@ from lsmq.errors import (
 )
 from lsmq_node.broker import DeleteRequest
 from lsmq_node.broker.queue_lists import MAX_LISTED, need_names
-from lsmq_node.broker.top_queues import MAX_READ, By
+from lsmq_node.broker.top_queues import MAX_READ, RankedBy
 from lsmq_node.storage import Topic
 
 from . import schemas
@@ -61,7 +61,7 @@ _TOP = object_of(
 )
 _BY = Parameter(
     "by",
-    {"type": "string", "enum": [by.value for by in By], "default": By.DEPTH.value},
+    {"type": "string", "enum": [by.value for by in RankedBy], "default": RankedBy.DEPTH.value},
     "`depth`: those with the most messages; `rate`: those that most messages came to in the last second, for which the "
     "answer waits; `age`: those whose first message is the oldest.",
 )
@@ -105,7 +105,7 @@ async def list_top_queues(call: Call) -> web.StreamResponse:
     By depth and by rate all queues are looked at, which costs some milliseconds for a million.
     """
     topic, query = await call.topic(), call.query
-    found = await call.broker.top_queues.rank(topic, By(query["by"]), query["limit"])
+    found = await call.broker.top_queues.rank(topic, RankedBy(query["by"]), query["limit"])
     queues = [{**asdict(each), "count": max(each.latest - each.earliest, 0)} for each in found.queues]
     return answer(call.request, {"queues": queues, "with_messages": found.count, "partial": found.partial})
 

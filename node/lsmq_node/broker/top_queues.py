@@ -37,7 +37,7 @@ _A_TURN: Final = 1_000
 _WATCHED_S: Final = 1.0
 
 
-class By(StrEnum):
+class RankedBy(StrEnum):
     """What queues are ranked by."""
 
     DEPTH = "depth"
@@ -46,7 +46,7 @@ class By(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class TopQueue:
+class RankedQueue:
     """A queue of the list. ``in_per_s`` is known where queues are ranked by rate.
 
     Attributes:
@@ -63,15 +63,15 @@ class TopQueue:
 
 
 @dataclass(frozen=True, slots=True)
-class TopQueues:
+class Ranking:
     """``count``: the queues that have messages. ``partial``: not all of them could be ranked."""
 
-    queues: Sequence[TopQueue]
+    queues: Sequence[RankedQueue]
     count: int
     partial: bool
 
 
-class TopQueueLists:
+class QueueRanks:
     """Loop thread only."""
 
     def __init__(self, topology: Topology, names: QueueNames) -> None:
@@ -79,32 +79,34 @@ class TopQueueLists:
         self._names = names
         self._leaders = LeaderCalls(topology, OPERATION, self._own, _ASK_TIMEOUT_S)
 
-    async def rank(self, topic: Topic, by: By, limit: int) -> TopQueues:
+    async def rank(self, topic: Topic, by: RankedBy, limit: int) -> Ranking:
         """The first ``limit`` of all shards. Raises ``Unavailable`` where the leader of one cannot be asked."""
         shards = sorted({part.shard for part in queue_ranges(topic, self._topology.shard_count)})
         parts = await asyncio.gather(*(self._of(shard, topic, by, limit) for shard in shards))
-        queues = [TopQueue(*row) for part in parts for row in part["queues"]]
+        queues = [RankedQueue(*row) for part in parts for row in part["queues"]]
         queues.sort(key=lambda queue: _rank(queue, by))
-        return TopQueues(queues[:limit], sum(part["count"] for part in parts), any(part["partial"] for part in parts))
+        return Ranking(queues[:limit], sum(part["count"] for part in parts), any(part["partial"] for part in parts))
 
-    async def _of(self, shard: int, topic: Topic, by: By, limit: int) -> dict[str, Any]:
+    async def _of(self, shard: int, topic: Topic, by: RankedBy, limit: int) -> dict[str, Any]:
         try:
             return await self._leaders.ask(shard, {"topic": topic.id, "by": by.value, "limit": limit})
         except (NotLeader, ConnectionFailed) as error:
             raise Unavailable(f"the leader of shard {shard} cannot be asked: {error.message}", shard=shard) from error
 
     async def _own(self, shard: int, asked: dict[str, Any]) -> dict[str, Any]:
-        topic, by, limit = await self._topology.topics.by_id(asked["topic"]), By(asked["by"]), int(asked["limit"])
+        topic, by, limit = await self._topology.topics.by_id(asked["topic"]), RankedBy(asked["by"]), int(asked["limit"])
         (port,) = await self._names.ports(topic, [shard], ReadFrom.LEADER)
         store, in_threads = port.store, self._names.in_threads
         rates: NDArray[np.float64] | None = None
-        if by is By.RATE:
+        if by is RankedBy.RATE:
             began, former = runtime.monotonic(), await in_threads(lambda: store.latest_offsets(topic.id).copy())
             await asyncio.sleep(_WATCHED_S)
             rates = await in_threads(lambda: _rates(store, topic.id, former, began))
-        chosen, depths = await in_threads(lambda: _deepest(store, topic.id, MAX_READ if by is By.AGE else limit, rates))
+        chosen, depths = await in_threads(
+            lambda: _deepest(store, topic.id, MAX_READ if by is RankedBy.AGE else limit, rates)
+        )
         oldest = await self._oldest(store, topic.id, chosen)
-        if by is By.AGE:
+        if by is RankedBy.AGE:
             order = np.argsort(np.where(oldest < 0, np.iinfo(np.int64).max, oldest), kind="stable")[:limit]
             chosen, oldest = chosen[order], oldest[order]
         called: dict[int, Any] = await self._names.names_of(topic, chosen.tolist()) if topic.named else {}
@@ -118,7 +120,7 @@ class TopQueueLists:
             rate = None if rates is None else round(float(rates[number - first]), 3)
             name = called[number].name if topic.named else number
             rows.append((name, number, low, high, rate, at_ms if at_ms >= 0 else None))
-        return {"queues": rows, "count": depths, "partial": by is By.AGE and depths > MAX_READ}
+        return {"queues": rows, "count": depths, "partial": by is RankedBy.AGE and depths > MAX_READ}
 
     async def _oldest(self, store: ShardStore, topic_id: int, queues: NDArray[np.uint32]) -> NDArray[np.int64]:
         """When the first message of each queue was stored; -1 where there is none."""
@@ -131,11 +133,11 @@ class TopQueueLists:
         return found
 
 
-def _rank(queue: TopQueue, by: By) -> tuple[float, int]:
+def _rank(queue: RankedQueue, by: RankedBy) -> tuple[float, int]:
     """Smaller is further up; of equals the lower number."""
-    if by is By.DEPTH:
+    if by is RankedBy.DEPTH:
         return queue.earliest - queue.latest, queue.number
-    if by is By.RATE:
+    if by is RankedBy.RATE:
         return -(queue.in_per_s or 0.0), queue.number
     return (float("inf") if queue.oldest_ms is None else queue.oldest_ms), queue.number
 
