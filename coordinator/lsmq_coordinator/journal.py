@@ -130,11 +130,9 @@ class Journal:
                 file=str(self._path),
                 position=damaged.position,
             ) from damaged
-        if self._end < len(content):
-            os.ftruncate(self._fd, self._end)
-        self._disk.sync(self._fd)
-        self._sync_directory()  # whoever renamed the file may have ended before that was durable
-        self._durable = self._end
+        # Written anew as a whole: whoever wrote it may have ended before it was durable. And if its sync failed, the
+        # system takes for clean what is not on the disk, and another sync would not put it there.
+        self._replace([content[len(MAGIC) : self._end]])
         self.snapshot_bytes = len(self._loaded.snapshot or b"")
 
     def write(self, writes: Sequence[Write], commit: int) -> None:

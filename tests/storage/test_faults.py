@@ -22,6 +22,7 @@ from .harness import (
     background,
     bodies,
     body,
+    contents,
     flush,
     keep_house,
     no_threads,
@@ -115,6 +116,31 @@ def test_a_failing_operation_stops_the_shard_and_loses_nothing(tmp_path: Path, g
         except BaseException as error:
             error.add_note(f"EIO at operation {nth}: {work.disk.log[nth - 1]}")
             raise
+
+
+@pytest.mark.parametrize("nth", range(1, 5))
+def test_what_is_read_back_after_a_failed_sync_is_on_the_disk_before_it_is_shown(tmp_path: Path, nth: int) -> None:
+    """The system takes for clean what was not written when a sync failed: syncing again writes nothing of it."""
+    path, disk = tmp_path / "shard", Drive(tmp_path)
+    store = open_stepped(path, tiny(), disk)
+    topic_id = store.create_topic("t", 1).id
+    put(store, topic_id, (0, b"acknowledged"))
+    disk.at(nth, errno.EIO, ("sync",))
+    with pytest.raises(ShardStopped):
+        for number in range(8):
+            put(store, topic_id, (0, body(number, 700)))
+    abandon(store)
+    disk = disk.kill()
+    store = open_stepped(path, tiny(), disk)
+    shown = contents(store)
+    assert len(shown["t", 0]) == nth + 1, "what the failed sync left is still read"
+    put(store, topic_id, (0, b"later"))
+    shown = contents(store)
+    abandon(store)
+    for seed in range(30):
+        left = open_stepped(path, tiny(), disk.power_cut(seed))
+        assert contents(left) == shown
+        abandon(left)
 
 
 def dry_log(tmp_path: Path) -> list[str]:

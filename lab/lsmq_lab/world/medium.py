@@ -20,7 +20,20 @@ class FileNode:
     def sync(self) -> None:
         for write in self.unsynced:
             apply(self.durable, *write)
+            self.doubtful = [left for each in self.doubtful for left in _beside(each, write)]
         self.unsynced.clear()
+
+
+def _beside(former: tuple[int, bytes | None], later: tuple[int, bytes | None]) -> Sequence[tuple[int, bytes | None]]:
+    """What of a write is not where a later one is durable. Both may set a length: that is left as it is."""
+    (at, chunk), (place, new) = former, later
+    if chunk is None or new is None:
+        return (former,)
+    before, after = chunk[: max(0, place - at)], chunk[max(0, place + len(new) - at) :]
+    if len(before) == len(chunk):
+        return (former,)
+    kept = ((at, before), (at + len(chunk) - len(after), after))
+    return [(begin, piece) for begin, piece in kept if piece]
 
 
 @dataclass(eq=False)

@@ -146,6 +146,7 @@ class Replay:
         self._segment_bytes = opened.manifest.segment_bytes
         self._starts = [start for start in self._segments.start_lsns() if start + self._segment_bytes > self._first_lsn]
         mark = load_log_mark(disk, path)
+        self._durable_lsn = mark.durable_lsn if mark is not None else self._first_lsn
         self._reader = LogReader(
             self._segments.read, self._starts, self._segment_bytes, str(self._directory), floor, mark
         )
@@ -184,8 +185,8 @@ class Replay:
     def finish(self) -> None:
         """Erase what lies behind the end, so that no torn entry can come back to life; open for appending.
 
-        Durable on return, and so is all that was replayed: a process that was killed may have left it with the
-        operating system only. Files that are part of nothing are removed.
+        Durable on return, and so is all that was replayed: a process that was killed, or whose sync failed, may have
+        left it with the operating system only. Files that are part of nothing are removed.
         """
         end, size = self.end_lsn, self._segment_bytes
         last_start = end - end % size
@@ -197,7 +198,7 @@ class Replay:
                 self.reason,
             )
         _clean(self._path, self._manifest, self._disk)
-        self._segments.sync_existing(start for start in self._starts if start < end)
+        self._segments.make_durable((start for start in self._starts if start < end), self._durable_lsn, end)
         self._keep_aside()
         for start in self._starts:
             if start > last_start or start == end:

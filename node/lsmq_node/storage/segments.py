@@ -163,12 +163,18 @@ class SegmentFiles:
                 file.preallocate(self.segment_bytes)
             self._open[start] = file
 
-    def sync_existing(self, starts: Iterable[int]) -> None:
-        """Make segments durable that another process has written, perhaps without living to sync them."""
+    def make_durable(self, starts: Iterable[int], lsn: int, end_lsn: int) -> None:
+        """Make segments durable that another process has written, perhaps without living to sync them.
+
+        What it may have written from ``lsn`` on is written again, as it is read: where its sync failed, the system
+        takes for clean what is not on the disk, and another sync would not put it there.
+        """
         for start in starts:
             self.open_for_append(start)
             with self._unsynced_lock:
                 self._unsynced.add(start)
+            for at in range(max(start, lsn), min(start + self.segment_bytes, end_lsn), _PIECE_BYTES):
+                self.write(at, self.read(at, min(_PIECE_BYTES, end_lsn - at)))
         self.sync()
 
     def sync(self) -> None:
