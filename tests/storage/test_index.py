@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -14,10 +15,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from lsmq.errors import CorruptFile
-from lsmq_node.storage.bloom import PROBES, bloom_probe, bloom_probes
+from lsmq.record_batch import Codec
+from lsmq_node.storage.bloom import PROBES, bloom_build, bloom_build_each, bloom_probe, bloom_probes
 from lsmq_node.storage.columns import queue_keys
+from lsmq_node.storage.disk import OsDisk
 from lsmq_node.storage.index import PAGE_HEAD_BYTES, IndexColumn, IndexPage, PageRows, encode_index, encode_page
+from lsmq_node.storage.sorted_records import select
+from lsmq_node.storage.sstable import TableWriter
 
+from .golden_files import table_records
 from .harness import profile
 
 u64 = st.integers(0, 2**64 - 1)
@@ -60,6 +66,33 @@ def test_a_filter_of_another_number_of_probes_passes_nothing_over() -> None:
     others = queue_keys(7, np.arange(1_000))
     assert all(page.may_contain(key, bloom_probe(key)) for key in others.tolist())
     assert may_have(others, page).all()
+
+
+@profile(60)
+@given(st.lists(st.tuples(st.integers(1, 40), st.booleans()), min_size=1, max_size=40), st.sampled_from((1, 7, 4_096)))
+def test_filters_over_ranges_of_keys_are_those_over_each_range_alone(ranges: list[tuple[int, bool]], step: int) -> None:
+    """A range may begin with the last key of the one before, as where a queue goes on in the next page."""
+    begins, ends = [], [0]
+    for count, shares in ranges:
+        begins.append(max(0, ends[-1] - shares))
+        ends.append(begins[-1] + count)
+    keys = queue_keys(7, np.arange(max(ends)) * 3)
+    with mock.patch("lsmq_node.storage.bloom._CHUNK_KEYS", step):
+        found = bloom_build_each(keys, np.array(begins), np.array(ends[1:]))
+    assert len(found) == len(ranges)
+    for words, begin, end in zip(found, begins, ends[1:], strict=True):
+        assert words.tolist() == bloom_build(keys[begin:end])[0].tolist()
+
+
+@pytest.mark.parametrize("step", [1, 2, 5, 14])
+def test_a_queue_is_in_the_filters_once_however_many_pieces_it_comes_in(tmp_path: Path, step: int) -> None:
+    records = table_records()
+    writer = TableWriter(OsDisk(), tmp_path / "a.tbl", 4, block_bytes=120, codec=Codec.NONE)
+    for first in range(0, len(records), step):
+        writer.add(select(records, np.arange(first, min(first + step, len(records)))))
+    with mock.patch("lsmq_node.storage.sstable.encode_index", wraps=encode_index) as encoded:
+        writer.finish(31, 4_096, 31)
+    assert encoded.call_args.args[1].tolist() == np.unique(records.keys).tolist()
 
 
 # -- index -----------------------------------------------------------------------------------------------

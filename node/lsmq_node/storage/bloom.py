@@ -29,23 +29,28 @@ Probes = tuple[U64, U64]
 
 def bloom_build(keys: U64) -> tuple[U64, int]:
     """The filter over distinct keys, and its number of probes."""
-    return bloom_build_each(keys, np.array((len(keys),), np.int64))[0], PROBES
+    return bloom_build_each(keys, np.array((0,), np.int64), np.array((len(keys),), np.int64))[0], PROBES
 
 
-def bloom_build_each(keys: U64, counts: I64) -> list[U64]:
-    """A filter over the first ``counts[0]`` keys, one over the ``counts[1]`` that follow, and so on."""
-    filters = [np.zeros(max(1, (count * BITS_PER_KEY + 63) // 64), np.uint64) for count in counts.tolist()]
-    ends = np.cumsum(counts).tolist()
-    at = owner = 0
+def bloom_build_each(keys: U64, begins: I64, ends: I64) -> list[U64]:
+    """A filter over ``keys[begins[i]:ends[i]]`` for each ``i``; both ascend, and some keys may be in two filters.
+
+    Keys are hashed once, where they are.
+    """
+    counts = (ends - begins).tolist()
+    filters = [np.zeros(max(1, (count * BITS_PER_KEY + 63) // 64), np.uint64) for count in counts]
+    ranges = list(zip(filters, begins.tolist(), ends.tolist(), strict=True))
+    at = 0  # filters before it are whole
     for first in range(0, len(keys), _CHUNK_KEYS):
         halves, marks = bloom_probes(keys[first : first + _CHUNK_KEYS])
-        chunk_end = first + len(halves)
-        while at < chunk_end:
-            end = min(ends[owner], chunk_end)
-            words, some = filters[owner], slice(at - first, end - first)
+        last = first + len(halves)
+        while at < len(ranges):
+            words, begin, end = ranges[at]
+            some = slice(max(begin, first) - first, min(end, last) - first)
             np.bitwise_or.at(words, (halves[some] % np.uint64(len(words))).view(np.int64), marks[some])
-            at = end
-            owner += end == ends[owner]
+            if end > last:  # so the next one begins behind these keys, or with the last of this one's
+                break
+            at += 1
     return filters
 
 

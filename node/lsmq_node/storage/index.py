@@ -33,7 +33,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .bloom import BITS_PER_KEY, PROBES, Probe, Probes, bloom_build, bloom_build_each
-from .columns import I64, U64, spread
+from .columns import I64, U64
 from .failures import damaged
 from .word_filters import MOST_WORDS
 
@@ -273,8 +273,7 @@ def encode_index(columns: Sequence[NDArray[Any]], keys: U64, position: int) -> t
     numbers = (costs - 1) // page_bytes
     firsts = np.flatnonzero(np.diff(numbers, prepend=-1))
     stops = np.append(firsts[1:], len(numbers))
-    begins, counts = begins[firsts], ends[stops - 1] - begins[firsts]
-    filters = bloom_build_each(keys[spread(begins, counts)], counts)
+    filters = bloom_build_each(keys, begins[firsts], ends[stops - 1])
     rows = _rows(columns)
     pages = [
         _page(rows[:, first:stop], words)

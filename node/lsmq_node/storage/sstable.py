@@ -114,7 +114,7 @@ class TableWriter:
         self._file = disk.create(path)
         self.size_bytes = 0
         self._index: list[list[NDArray[Any]]] = []  # for each piece added, the columns of the index
-        self._keys: list[U64] = []
+        self._keys: list[U64] = []  # each queue's once, ascending
         self._message_keys = KeyIndexWriter()
         self._sampler = Sampler()
         self._words = WordCollector()
@@ -123,7 +123,7 @@ class TableWriter:
         self.record_count = 0
         self._tombstones = 0
         self._min_ms, self._max_ms = np.iinfo(np.int64).max, np.iinfo(np.int64).min
-        self._last = (0, -1)  # key and offset
+        self._last = (-1, -1)  # key and offset
 
     def add(self, records: SortedRecords) -> None:
         """Append records, all of which sort after those added before."""
@@ -133,7 +133,6 @@ class TableWriter:
         offsets, stored = records.offsets, columns[Column.STORED_MS]
         ascending = (keys[1:] > keys[:-1]) | ((keys[1:] == keys[:-1]) & (offsets[1:] >= offsets[:-1]))
         assert self._last <= (keys.item(0), offsets.item(0)) and ascending.all(), "a table's records are in key order"
-        self._last = keys.item(-1), offsets.item(-1)
         starts, weights = group_starts(keys), np.cumsum(lengths + np.int64(RECORD_BYTES))
         cuts = block_cuts(weights, starts, self._block_bytes)
         firsts, lasts = cuts[:-1], cuts[1:] - 1
@@ -151,7 +150,9 @@ class TableWriter:
             self._message_keys.add(columns[Column.TOPIC], columns[Column.KEY_HASH], stored, cuts, positions)
         self._min_ms = min(self._min_ms, int(stored.min()))
         self._max_ms = max(self._max_ms, int(stored.max()))
-        self._keys.append(keys[starts])
+        goes_on = self._last[0] == keys.item(0)  # the queue that the records before ended with: it is here once
+        self._keys.append(keys[starts[goes_on:]])
+        self._last = keys.item(-1), offsets.item(-1)
         self.record_count += len(keys)
         self._sampler.add(keys, columns, weights)
         self._bill(columns[Column.TOPIC], weights, int(sizes.sum()))
@@ -175,11 +176,10 @@ class TableWriter:
         """Write index, properties and footer; durable (but for its name) on return."""
         columns = [np.concatenate(values) for values in zip(*self._index, strict=True)]
         columns += self._words.filters(self._blocks)
-        keys = np.concatenate(self._keys)
         index_position = self.size_bytes
         message_keys = self._message_keys.finish()
         pages_position = index_position + len(message_keys)
-        pages, root = encode_index(columns, keys[group_starts(keys)], pages_position)
+        pages, root = encode_index(columns, np.concatenate(self._keys), pages_position)
         meta = TableMeta(
             number=self.number,
             size_bytes=0,
