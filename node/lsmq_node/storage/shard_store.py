@@ -43,6 +43,7 @@ from .merger import Merger
 from .named_topics import NamedTopics
 from .options import StoreOptions
 from .queries import Queries, ReadLimits
+from .queue_options import PREFIX as QUEUE_OPTIONS
 from .reader import Slice
 from .recovery import Opened, Replay, open_directory, unusable
 from .replica_log import ReplicaLog, load_high_watermark
@@ -121,7 +122,13 @@ class ShardStore:
         self.lapses = Lapses(self._state, self._queries, self._line, self._time)
         #: What goes by itself, and what there is.
         self.retention = retention = Retention(
-            self._state, self._tables, self._queries, self._merger.log_starts, self._time.expired_before
+            self._state,
+            self._tables,
+            self._queries,
+            self._merger.log_starts,
+            self._time.expired_before,
+            lambda: self.documents(QUEUE_OPTIONS),
+            lambda topic_id, names: self.named.numbers(topic_id, names),
         )
         retainer = Retainer(
             retention, self._merger, self._time, self._line, writer, self.trim, self.delete, self.lapses
