@@ -24,7 +24,8 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def give(bench: Bench, topic_id: int, queue: int | str, **options: int | str | None) -> None:
-    bench.store.wait(bench.store.put_documents({key_of(topic_id, queue): encode(queue, QueueOptions().altered(options))}))
+    document = encode(queue, QueueOptions().altered(options))
+    bench.store.wait(bench.store.put_documents({key_of(topic_id, queue): document}))
 
 
 def starts(bench: Bench, topic_id: int) -> list[int]:

@@ -56,8 +56,8 @@ BENCH = CallableBench(
     name="messages",
     description="Delayed messages: how late they come beside other load, and what those that are pending take. "
     "Queues by name: one against many, over the network. Work queues by key, in fair turns and by priority: what that "
-    "costs, and who waits for whom, beside a backlog too. Deduplication ids: the rate, the memory, and that repeats are "
-    "found. Filters: what it takes to read much and little of a backlog.",
+    "costs, and who waits for whom, beside a backlog too. Deduplication ids: the rate, the memory, and that repeats "
+    "are found. Filters: what it takes to read much and little of a backlog.",
     options=OPTIONS,
     run=run,
 )

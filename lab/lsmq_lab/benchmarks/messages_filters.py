@@ -133,8 +133,9 @@ def _table(count: int, figures: list[dict[str, Any]]) -> Table:
 
 _NOTES = [
     "Filters: each read is by a node that was just started, so that nothing is in its cache; the pages of files are in "
-    "that of the system. Read of files: what everything takes is read twice, once to verify it, once to send it. A tag is answered from columns, and blocks that have none of it are not read; a condition over "
-    "a property has to look into the messages.",
+    "that of the system. Read of files: what everything takes is read twice, once to verify it, once to send it. A tag "
+    "is answered from columns, and blocks that have none of it are not read; a condition over a property has to look "
+    "into the messages.",
 ]
 
 CASE = MessageCase(

@@ -144,8 +144,8 @@ def _memory(figures: Mapping[str, Any]) -> Table:
 
 _HEADERS = {"Content-Type": "application/vnd.lsmq.batch"}
 _NOTES = [
-    f"Once: of what was sent with ids, a {_AGAIN}th was sent again, and after the restart another {_AGAIN}th; all of it "
-    "was answered as repeats and none stored, or the benchmark fails.",
+    f"Once: of what was sent with ids, a {_AGAIN}th was sent again, and after the restart another {_AGAIN}th; all of "
+    "it was answered as repeats and none stored, or the benchmark fails.",
 ]
 
 CASE = MessageCase(

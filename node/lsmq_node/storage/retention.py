@@ -26,8 +26,10 @@ from .delayed import is_due_topic
 from .evictions import Delete, Evictions
 from .extents import Extents, joined
 from .losses import Why
+from .named_topics import NamedTopics
 from .own_limits import Document, OwnLimits, QueueSizes, read_limits
 from .queries import Queries
+from .queue_options import PREFIX as QUEUE_OPTIONS
 from .shares import ALONE, Holding, Rest, Usage, kept_share
 from .sorted_records import TOMBSTONE_TOPIC
 from .state import ShardState, Topic, TopicState
@@ -83,12 +85,10 @@ class Retention:
         queries: Queries,
         log_starts: LogStarts,
         expired_before: Callable[[int], int],
-        own_options: Callable[[], Sequence[Document]],
-        numbers_of: Callable[[int, Sequence[str]], I64],
+        documents: Callable[[str], Sequence[Document]],
+        named: NamedTopics,
     ) -> None:
-        """``expired_before`` tells when what has reached an age was stored, ``own_options`` has the documents of queues
-        with options of their own, and ``numbers_of`` the numbers of a topic's queues by their names.
-        """
+        """``expired_before`` tells when what has reached an age was stored, ``documents`` gives those of a prefix."""
         self._state = state
         self._tables = tables
         self._queries = queries
@@ -97,8 +97,8 @@ class Retention:
         self._log_starts = log_starts
         self._extents = Extents(tables, log_starts)
         self._evictions = Evictions(queries)
-        self._own_options = own_options
-        self._numbers_of = numbers_of
+        self._documents = documents
+        self._named = named
         self._own: dict[int, OwnLimits] = {}  # by topic
         self._sizes = QueueSizes(queries)
         self._measured: dict[int, tuple[int, int]] = {}  # at which version of each topic
@@ -130,7 +130,9 @@ class Retention:
             for topic_id in known.keys() - self._state.topics.keys():
                 del known[topic_id]
         self._evictions.forget_others(self._state.topics)
-        self._own = {} if trim is None else read_limits(self._own_options(), self._state, self._numbers_of)
+        self._own = {}
+        if trim is not None:
+            self._own = read_limits(self._documents(QUEUE_OPTIONS), self._state, self._named.numbers)
         self._sizes.keep((topic_id, row) for topic_id, each in self._own.items() for row, _ in each.sized())
         letting_go = self._state.letting_go
         alone = [self._state.topics.get(topic_id) for topic_id in self._own if topic_id not in letting_go]

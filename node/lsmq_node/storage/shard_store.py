@@ -43,7 +43,6 @@ from .merger import Merger
 from .named_topics import NamedTopics
 from .options import StoreOptions
 from .queries import Queries, ReadLimits
-from .queue_options import PREFIX as QUEUE_OPTIONS
 from .reader import Slice
 from .recovery import Opened, Replay, open_directory, unusable
 from .replica_log import ReplicaLog, load_high_watermark
@@ -118,17 +117,13 @@ class ShardStore:
         self._merger = Merger(
             path, options, disk, clock, self._tables, self._state, self._counters, self._time.surely_expired
         )
+        self.named = NamedTopics(self._state, self._line, self._queries, options)  # their names, and listings
         #: What has expired and is moved to other topics.
         self.lapses = Lapses(self._state, self._queries, self._line, self._time)
         #: What goes by itself, and what there is.
+        log_starts, expired_before = self._merger.log_starts, self._time.expired_before
         self.retention = retention = Retention(
-            self._state,
-            self._tables,
-            self._queries,
-            self._merger.log_starts,
-            self._time.expired_before,
-            lambda: self.documents(QUEUE_OPTIONS),
-            lambda topic_id, names: self.named.numbers(topic_id, names),
+            self._state, self._tables, self._queries, log_starts, expired_before, self.documents, self.named
         )
         retainer = Retainer(
             retention, self._merger, self._time, self._line, writer, self.trim, self.delete, self.lapses
@@ -152,7 +147,6 @@ class ShardStore:
         self._writer.on_disk_full = self._maintenance.disk_is_full
         self._writer.on_stop = self._maintenance.progressed
         self._catalog = Catalog(self._state, self._line, clock, self.wait)
-        self.named = NamedTopics(self._state, self._line, self._queries, options)  # their names, and listings
         self.names, self.numbers, self.are_empty = self.named.names, self._queries.numbers, self._queries.are_empty
         self.scrub = Scrub(self._tables)
         self._closed = False
