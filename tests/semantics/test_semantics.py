@@ -71,7 +71,7 @@ def test_what_is_broken_on_purpose_is_found_by_one_plan_of_ten(
     broken(monkeypatch)
     for seed in range(10):
         chance = Random(seed)
-        names = [chance.choice(DEEDS + ("settle", "wait_for_later")) for _ in range(80)]
+        names = [chance.choice((*DEEDS, "settle", "wait_for_later")) for _ in range(80)]
         plan: list[Step] = [(name, *(chance.randrange(60) for _ in range(3))) for name in names]
         try:
             play(seed, plan)
