@@ -56,7 +56,7 @@ class Settings:
     order: with ``key``, the messages of a key are handed out one after the other, in the order of their queue; with
         ``priority``, those of a higher one first.
     fair_by: what takes turns: queues, or the keys, tags or types of messages. Each is called a tenant.
-    weights: how many messages a tenant gets in its turn, by number of the queue, key, tag or type; 1 where nothing is said.
+    weights: how many messages a tenant gets in its turn, by number of the queue, key, tag or type; 1 else.
     priority_ageing_ms: a message that waits counts one priority higher for each such time; None: it never does.
     max_in_flight_per: messages of a tenant that may be in flight in each shard; None: any number.
     max_rate_per: deliveries of a tenant a second in each shard, a second's worth at once; None: any number.
