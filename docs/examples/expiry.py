@@ -9,7 +9,7 @@ async def main() -> None:
     async with Client() as client:
         for name in ("kitchen", "kitchen.late"):
             await client.delete_topic(name, missing_ok=True)
-        await client.create_topic("kitchen.late")
+        await client.create_topic("kitchen.late", queues=64)
         await client.create_topic("kitchen", expired_to="kitchen.late")
         async with Producer(client, "kitchen") as producer:
             await producer.send("soup, while it is hot", ttl_ms=1)
