@@ -5,6 +5,7 @@
 - A delivery begins while no other is under way: after the visibility of the one before, or after that was given back;
   and not before its delay is over. When leaders change, messages in flight may come to somebody else at once.
 - Messages of a queue pass one that fails.
+- In order by key, a message begins when those of its key before it have been handled, or are dead letters.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import ClassVar
 
 from lsmq import WorkQueue
 from lsmq.dead_letters import SUFFIX, DeadLetter, DeadLetters
@@ -54,6 +56,8 @@ class TaskWork(SideWork):
 
     suffix = "work"
     noun = "consumer"
+    #: In which order the work queue hands out.
+    order: ClassVar[str] = "none"
 
     def __init__(self, urls: Sequence[str], topic: str, queues: int) -> None:
         super().__init__(urls, topic, queues)
@@ -67,7 +71,10 @@ class TaskWork(SideWork):
             self._tasks.append(asyncio.create_task(self._watch(), name="watch leaders"))
             work = WorkQueue(self._client, self._topic, self.name)
             await work.configure(
-                max_deliveries=MAX_DELIVERIES, visibility_ms=VISIBILITY_MS, retry_first_ms=RETRY_FIRST_MS
+                max_deliveries=MAX_DELIVERIES,
+                visibility_ms=VISIBILITY_MS,
+                retry_first_ms=RETRY_FIRST_MS,
+                order=self.order,
             )
         number = next(self._numbers)
         await self._spawn(number, main, topic=self._topic, record=str(self._record(number)))
@@ -114,6 +121,7 @@ class TaskWork(SideWork):
             done.add(letter.queue, letter.offset, letter.message.body)
         done.hand_to(sent.reading("work queue").received)
         conduct = conduct_of(self._events, self._letters, self._changes)
+        early = reordered(self._events, self._letters) if self.order == "key" else []
         return Judgement(
             verdicts=[sent.check(redelivery=True)],
             notes=(
@@ -121,9 +129,36 @@ class TaskWork(SideWork):
                 f"{conduct.again:,} deliveries were not the first; {self.killed} consumers were killed",
             ),
             duplicates=conduct.doubled,
+            order_violations=len(early),
             other_anomalies=conduct.wrong,
-            findings=conduct.findings,
+            findings=(*conduct.findings, *(f"work queue: {finding}" for finding in early[:_EXAMPLES])),
         )
+
+
+class KeyedTaskWork(TaskWork):
+    """The same in order by key."""
+
+    suffix = "keyed"
+    order = "key"
+
+
+def reordered(events: Iterable[Event], letters: Iterable[DeadLetter]) -> list[str]:
+    """Deliveries that began before all messages of their key before them were handled. ``events``: sorted by time."""
+    dead = {(letter.queue, letter.offset) for letter in letters}
+    handled: set[Place] = set()
+    begun: dict[tuple[int, str], set[int]] = defaultdict(set)  # by queue and key: offsets that are not handled yet
+    found: list[str] = []
+    for event in events:
+        place = event.queue, event.offset
+        if event.kind == "H":
+            handled.add(place)
+        elif event.kind == "B":
+            open_ = begun[event.queue, event.key]
+            open_ -= {offset for offset in open_ if (event.queue, offset) in handled}
+            if earlier := [offset for offset in open_ if offset < event.offset and (event.queue, offset) not in dead]:
+                found.append(f"{_name(place)} began before offset {min(earlier)} of its key was handled")
+            open_.add(event.offset)
+    return found
 
 
 def conduct_of(
