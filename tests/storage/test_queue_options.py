@@ -84,6 +84,9 @@ def test_a_queue_keeps_another_number_of_messages_than_the_others(bench: Bench) 
     give(bench, topic.id, 2, retention_messages=1)
     retain(bench.store)
     assert starts(bench, topic.id) == [7, 0, 9], "what changes counts, though nothing came"
+    give(bench, topic.id, 1)
+    retain(bench.store)
+    assert starts(bench, topic.id) == [7, 7, 9], "so does what is taken away"
 
 
 @pytest.mark.parametrize("size", [100, 900])

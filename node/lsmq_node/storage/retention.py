@@ -286,7 +286,9 @@ class Retention:
         """Of each queue the newest; of those with limits of their own what these say, bytes among it."""
         topic_id, own_limits = item.topic.id, self._own.get(item.topic.id)
         mark = item.version, limit
-        if own_limits is None and self._newest.get(topic_id) == mark:
+        if own_limits is not None:
+            self._newest.pop(topic_id, None)
+        elif self._newest.get(topic_id) == mark:
             return True
         rows = np.arange(item.end - item.first) if limit is not None else np.empty(0, np.int64)
         wanted = item.committed[rows] - (limit or 0)
@@ -298,7 +300,7 @@ class Retention:
                 rows = np.append(rows, [row for row, _ in sized])
                 wanted = np.append(wanted, self._sizes.starts(item, sized))
         done = self._move(item, rows, wanted, trim, Why.EXPIRED)
-        if done:
+        if done and own_limits is None:  # Those may be changed, or taken away, at any time.
             self._newest[topic_id] = mark
         return done
 
