@@ -17,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from lsmq import WorkQueue
 from lsmq.dead_letters import SUFFIX, DeadLetter, DeadLetters
@@ -57,7 +57,7 @@ class TaskWork(SideWork):
     suffix = "work"
     noun = "consumer"
     #: In which order the work queue hands out.
-    order: ClassVar[str] = "none"
+    order: ClassVar[Literal["none", "key"]] = "none"
 
     def __init__(self, urls: Sequence[str], topic: str, queues: int) -> None:
         super().__init__(urls, topic, queues)
@@ -139,7 +139,7 @@ class KeyedTaskWork(TaskWork):
     """The same in order by key."""
 
     suffix = "keyed"
-    order = "key"
+    order: ClassVar[Literal["none", "key"]] = "key"
 
 
 def reordered(events: Iterable[Event], letters: Iterable[DeadLetter]) -> list[str]:
