@@ -302,6 +302,9 @@ def test_dead_letters_are_poison_once_each_and_hold_nothing_up() -> None:
     assert (good.doubled, good.wrong, good.dead, good.handled, good.again) == (0, 0, 1, 59, 1)
     assert conduct_of([*failing[:1], *passing, *failing[1:]], [letter(0, 0)] * 2, []).doubled == 1
     assert conduct_of([*failing, *behind], [letter(0, 0)], []).wrong == 1, "held up"
+    assert conduct_of([*failing, *behind], [letter(0, 0)], [], by_key=True).wrong == 0, "they are of its key"
+    others = [replace(event, key="another") for event in behind]
+    assert conduct_of([*failing, *others], [letter(0, 0)], [], by_key=True).wrong == 1, "held up, of another key"
     assert conduct_of(passing, [letter(0, 7)], []).wrong == 1, "no poison"
 
 
