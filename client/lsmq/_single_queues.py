@@ -85,7 +85,7 @@ class QueueRequests:
         """Have a queue keep more or less than its topic says: see :class:`lsmq.QueueChanges`. Returns what is set now.
 
         ``queue`` is its number, or its name where queues have names. Durable on return. Raises ``UnknownQueue``,
-        ``InvalidRequest``, ``TooManyQueueOptions``.
+        ``InvalidRequest``, ``TooManyQueues``.
         """
         return await self._queue_options("PATCH", topic, queue, changes)
 

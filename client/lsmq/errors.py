@@ -79,7 +79,6 @@ __all__ = [
     "TooManyMembers",
     "TooManyMessages",
     "TooManyProducers",
-    "TooManyQueueOptions",
     "TooManyQueues",
     "TooManyRequests",
     "TooManyRights",
@@ -360,12 +359,6 @@ class TooManyQueues(LsmqError):
     """A shard has as many queue names of a topic as there may be: delete queues, or have empty ones forgotten."""
 
     code = "too_many_queues"
-
-
-class TooManyQueueOptions(LsmqError):
-    """So many queues of a shard have options of their own that no other one can have any."""
-
-    code = "too_many_queue_options"
 
 
 class TooManyTopics(LsmqError):

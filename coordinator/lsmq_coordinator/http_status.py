@@ -67,7 +67,6 @@ _CODES: Final[dict[int, tuple[str, ...]]] = {
         "too_many_groups",
         "too_many_topics",
         "too_many_delayed",
-        "too_many_queue_options",
         "too_many_queues",
         "too_many_requests",
         "too_many_schedules",

@@ -100,7 +100,7 @@ def test_changes_at_once_are_all_obeyed_and_the_limit_is_named(tmp_path: Path, m
         await client.put("/v1/topics/u", json={"queues": 1})
         answer = await client.patch("/v1/topics/u/queues/0", json={"retention_ms": 5})
         error = (await answer.json())["error"]
-        assert (answer.status, error["code"], error["limit"]) == (429, "too_many_queue_options", 2)
+        assert (answer.status, error["code"], error["limit"]) == (429, "too_many_queues", 2)
         await client.delete("/v1/topics/t")
         answer = await client.patch("/v1/topics/u/queues/0", json={"retention_ms": 5})
         assert answer.status == 200, "options of a topic go with it"

@@ -13,7 +13,6 @@ from lsmq.errors import (
     NotEnoughReplicas,
     NotLeader,
     OffsetOutOfRange,
-    TooManyQueueOptions,
     TooManyQueues,
     TopicReplaced,
     Unavailable,
@@ -99,7 +98,7 @@ def own_options(call: Call, topic: Topic, queue: int | str) -> dict[str, Any]:
     "/v1/topics/{topic}/queues/{queue}",
     Content("Changed, durably.", schemas.BOUNDS),
     request=Content("The options to change.", schemas.ALTER_QUEUE),
-    errors=(*_WRITE_ERRORS, UnknownQueue, TooManyQueueOptions),
+    errors=(*_WRITE_ERRORS, UnknownQueue, TooManyQueues),
 )
 async def alter_queue(call: Call) -> web.StreamResponse:
     """Have a queue keep more or less than its topic says.

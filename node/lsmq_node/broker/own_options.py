@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from lsmq.errors import TooManyQueueOptions
+from lsmq.errors import TooManyQueues
 from lsmq_node.storage import ShardStore, Topic, queue_options
 from lsmq_node.storage.queue_options import MAX_QUEUE_OPTIONS, QueueOptions
 
@@ -34,7 +34,7 @@ class OwnOptions:
     async def alter(self, topic: Topic, queue: int | str, changes: Mapping[str, Any]) -> QueueOptions:
         """Change some; None has one follow the topic again. Durable on return.
 
-        Raises ``UnknownQueue``, ``InvalidRequest``, ``TooManyQueueOptions`` and what a write raises.
+        Raises ``UnknownQueue``, ``InvalidRequest``, ``TooManyQueues`` and what a write raises.
         """
         async with self._changing:
             if isinstance(queue, str):
@@ -57,7 +57,7 @@ class OwnOptions:
         key, body = queue_options.key_of(topic.id, queue), queue_options.encode(queue, options)
         is_new = body is not None and port.store.document(key) is None
         if is_new and len(port.store.documents(queue_options.PREFIX)) >= MAX_QUEUE_OPTIONS:
-            raise TooManyQueueOptions(
+            raise TooManyQueues(
                 f"{MAX_QUEUE_OPTIONS} queues of shard {port.number} have options of their own, the limit; set those of "
                 "topics, or take some away",
                 shard=port.number,
