@@ -79,6 +79,7 @@ ACCESS: Final[Mapping[str, Access]] = MappingProxyType(
         "getOffsets": _needs(topic=_D),
         "listQueues": _needs(topic=_D),
         "alterQueue": _needs(topic=_A),
+        "listTopQueues": _needs(topic=_D),
         "declareQueue": _needs(topic=_W),
         "deleteQueue": _needs(topic=_X),
         "trimQueue": _needs(topic=_X),
