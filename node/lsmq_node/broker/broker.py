@@ -102,7 +102,6 @@ class Broker:
         self.names = self.reads.names
         self.own_options = OwnOptions(topology, self.names, self.admission)
         self.queue_lists = QueueLists(topology, self.names, self.own_options, self.admission)
-        self.queue_lists = QueueLists(topology, self.names, self.admission)
         self.top_queues = QueueRanks(topology, self.names)
         self._next_queue: dict[int, int] = {}
 
