@@ -15,13 +15,13 @@ from lsmq._asking import Asking
 from lsmq._credentials import Credentials
 from lsmq._deletes import DeleteRequests, Place
 from lsmq._lifecycle import AsyncCloseable
-from lsmq._named_queues import NamedQueueRequests
 from lsmq._outages import OnOutage, Outages
 from lsmq._paths import group_path, quoted, topic_path
 from lsmq._retries import Deadline
 from lsmq._route_documents import DiskCopy, default_cache_directory
 from lsmq._route_table import RouteSource
 from lsmq._router import Router
+from lsmq._single_queues import QueueRequests
 from lsmq._tls import ClientTls
 from lsmq._transport import Response, Transport
 from lsmq._wire_values import (
@@ -59,7 +59,7 @@ DEFAULT_CONNECT_TIMEOUT_MS = 3_000
 T = TypeVar("T")
 
 
-class Client(DeleteRequests, NamedQueueRequests, Asking, AsyncCloseable):
+class Client(DeleteRequests, QueueRequests, Asking, AsyncCloseable):
     """A connection to a cluster, shared by any number of producers and consumers.
 
     ``urls`` is the URL of one node or of several; any node that answers will do, since it tells the routes

@@ -44,6 +44,14 @@ class TopicChanges(TypedDict, total=False):
     delete_retention_ms: int | None
 
 
+class QueueChanges(TypedDict, total=False):
+    """Options of one queue: what is left out stays, ``"unlimited"`` is no limit, None has it follow its topic again."""
+
+    retention_ms: int | Literal["unlimited"] | None
+    retention_bytes: int | Literal["unlimited"] | None
+    retention_messages: int | Literal["unlimited"] | None
+
+
 # The id of the topic that a request means by its name. A node that knows another one under that name refuses.
 TOPIC_ID_HEADER = "Lsmq-Topic-Id"
 #: In an answer to a fetch: what the next request goes on with.

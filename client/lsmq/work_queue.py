@@ -292,7 +292,7 @@ class WorkQueue(Iterated[Task]):
         dead_letter: str | None = None,
         delete_on_ack: bool | None = None,
         order: Literal["none", "key", "priority"] | None = None,
-        fair_by: Literal["queue", "key", "tag"] | None = None,
+        fair_by: Literal["queue", "key", "tag", "type"] | None = None,
         weights: Mapping[str, int] | None = None,
         max_in_flight_per: int | None = None,
         max_rate_per: float | None = None,

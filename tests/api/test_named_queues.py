@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from lsmq.queue_names import compile_pattern, queue_slot
 from lsmq.record_batch import BatchBuilder, Column, RecordBatch
 from lsmq_node.broker import Broker
 from lsmq_node.broker.names import QueueNames
+from support.node_process import NodeProcess
 from support.waiting import eventually
 
 from .calls import Api
@@ -319,3 +321,21 @@ def test_a_deleted_queue_leaves_a_session_and_one_of_its_name_joins_anew(api: Ap
     assert found.messages == {"a": ["3"]}
     send(api, topic, ("z.z", "other"), ("b", "4"))
     assert fetch(api, topic, session=found.session, wait_ms=20_000).messages == {"b": ["4"]}
+
+
+def test_one_request_waits_for_any_of_100_000_names_there_or_to_come(node: NodeProcess) -> None:
+    api = Api(node.url)
+    topic = named_topic(api, "many")
+    names = [f"agents.{number}" for number in range(100_000)]
+    send(api, topic, *((name, "before") for name in names[:100]))
+    found = fetch(api, topic, names=names, start="latest", keep=True)
+    assert found.messages == {} and len(found.positions) == 100
+    with ThreadPoolExecutor(1) as pool:
+        for name in (names[77_777], names[5]):
+            waiting = pool.submit(fetch, api, topic, session=found.session, wait_ms=20_000)
+            eventually(lambda: api.status()["waiters"] > 0, "it waits")
+            send(api, topic, ("nobody's", "x"))
+            assert not waiting.done()
+            send(api, topic, (name, "new"))
+            found = waiting.result()
+            assert found.messages == {name: ["new"]}

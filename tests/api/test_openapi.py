@@ -193,6 +193,7 @@ def test_every_answer_fits_the_document(
     fits("sendMessages", "POST", f"{named}/messages", {"messages": [{"queue": "a", "body": "x"}]})
     fits("readMessages", "GET", f"{named}/queues/a/messages")
     fits("getQueue", "GET", f"{named}/queues/a")
+    fits("alterQueue", "PATCH", f"{named}/queues/a", {"retention_ms": 1_000, "retention_bytes": "unlimited"})
     fits("declareQueue", "PUT", f"{named}/queues/b", None, 201)
     fits("declareQueue", "PUT", f"{named}/queues/b", None, 200)
     fits("listQueues", "GET", f"{named}/queues?limit=1")

@@ -303,3 +303,20 @@ def test_the_blocking_face_picks_and_expires_too(shared_node: NodeProcess, topic
                 found += consumer.poll(timeout_ms=10_000)
         assert [json.loads(message.text()) for message in found] == [4, 6, 8]
         assert all(message.expires_ms is not None for message in found)
+
+
+async def test_a_message_may_be_for_one_of_the_groups_and_all_else_is_for_all(
+    shared_node: NodeProcess, topic_name: str
+) -> None:
+    async with Client(shared_node.url) as client:
+        await client.create_topic(topic_name)
+        async with Producer(client, topic_name) as producer:
+            for number, recipient in enumerate((None, "billing", "audit", "nobody", None)):
+                await producer.send(f"{number}", properties={} if recipient is None else {"recipient": recipient})
+        for group, expected in (("billing", [0, 1, 4]), ("audit", [0, 2, 4])):
+            name = f"{topic_name}-{group}"
+            picks = f"recipient IS NULL OR recipient = '{group}'"
+            async with Consumer(client, topic_name, group=name, filter=picks, wait_ms=50) as consumer:
+                assert numbers(await take(consumer, 3)) == expected
+                await consumer.commit()
+            assert await client.committed_offsets(name, topic_name) == {0: 5}, "what is for others counts as handled"

@@ -32,6 +32,7 @@ DRILLS_BY_NAME = (
     "rebalance-storm",
     "kill-producer-in-transaction",
     "kill-worker",
+    "kill-keyed-worker",
     "reject-port",
     "clock-skew",
     "full-disk-voter",

@@ -21,7 +21,7 @@ from lsmq_lab.drills.compare import Comparison, Replica, compare
 from lsmq_lab.drills.group_work import GroupWork, _Member
 from lsmq_lab.drills.members import slowness
 from lsmq_lab.drills.report import Report, Times, print_report, verdict_fields
-from lsmq_lab.drills.task_work import conduct_of
+from lsmq_lab.drills.task_work import conduct_of, reordered
 from lsmq_lab.drills.transaction_work import TransactionWork
 from lsmq_lab.drills.transactors import read_ledger
 from lsmq_lab.drills.workers import VISIBILITY_MS, Event
@@ -302,7 +302,20 @@ def test_dead_letters_are_poison_once_each_and_hold_nothing_up() -> None:
     assert (good.doubled, good.wrong, good.dead, good.handled, good.again) == (0, 0, 1, 59, 1)
     assert conduct_of([*failing[:1], *passing, *failing[1:]], [letter(0, 0)] * 2, []).doubled == 1
     assert conduct_of([*failing, *behind], [letter(0, 0)], []).wrong == 1, "held up"
+    assert conduct_of([*failing, *behind], [letter(0, 0)], [], by_key=True).wrong == 0, "they are of its key"
+    others = [replace(event, key="another") for event in behind]
+    assert conduct_of([*failing, *others], [letter(0, 0)], [], by_key=True).wrong == 1, "held up, of another key"
     assert conduct_of(passing, [letter(0, 7)], []).wrong == 1, "no poison"
+
+
+def test_a_message_that_begins_before_its_key_is_told() -> None:
+    in_turn = [*handled(0.0, 0), *handled(0.1, 1)]
+    assert reordered(in_turn, []) == []
+    at_once = [begins(0.0, offset=0), begins(0.1, offset=1)]
+    assert reordered(at_once, []) == ["queue 0 offset 1 began before offset 0 of its key was handled"]
+    assert reordered(at_once, [letter(0, 0)]) == [], "a dead letter frees its key"
+    others = [begins(0.0, offset=0), replace(begins(0.1, offset=1), key="another"), begins(0.2, offset=0)]
+    assert reordered(others, []) == [], "of another key, and again"
 
 
 # Reporting

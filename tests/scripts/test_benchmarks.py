@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lsmq_lab.benchmarks import BENCHES, BenchFailed, engines, latency, node_servers, work
+from lsmq_lab.benchmarks import BENCHES, BenchFailed, engines, latency, messages, node_servers, work
 from lsmq_lab.benchmarks.command import show
 from lsmq_lab.benchmarks.isolate import run_case
 from lsmq_lab.benchmarks.node_ways import WAYS
@@ -202,6 +202,23 @@ def test_consumers_take_all_messages_and_one_that_waits_has_each(shared_node: No
     waited = work.measure(shared_node.url, face, queues, each=64, rate=100, seconds=0.3)
     assert 0 < waited["receive_p50_ms"] <= waited["settle_p99_ms"]
     work.hold(shared_node.url, queues, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", messages.CASES)
+def test_each_case_of_bench_messages_measures_what_its_tables_show(case: str) -> None:
+    bench = BENCHES["messages"]
+    report = bench.run(bench.values({"quick": True, "case": case, "seconds": 1}), lambda line: None)
+    json.dumps(report.result)
+    assert list(report.result["cases"]) == [case]
+    assert report.tables and all(table.rows for table in report.tables)
+    found = report.result["cases"][case]
+    if case == "once":
+        assert found["ids"] == 20_000 and found["memory"]["ids"] > 0
+    if case == "filters":
+        assert found["ways"][0]["wanted"] == 30_000
+    if case == "waits":
+        assert all(way["beside"]["p99_ms"] > 0 for way in found["ways"].values())
 
 
 def test_a_remedy_is_printed_with_its_brackets(capsys: pytest.CaptureFixture[str]) -> None:

@@ -291,6 +291,17 @@ class DurationOrForever(click.ParamType):
         return "forever" if value == "forever" else DURATION.convert(value, param, ctx)
 
 
+class OrUnlimited(click.ParamType):
+    """A value of another type, or ``unlimited``."""
+
+    def __init__(self, limited: click.ParamType) -> None:
+        self._limited = limited
+        self.name = limited.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return "unlimited" if value == "unlimited" else self._limited.convert(value, param, ctx)
+
+
 class TimeType(click.ParamType):
     """A moment: ISO 8601 (local time unless it names a zone), or ``-15m`` for that long ago."""
 

@@ -1,14 +1,14 @@
-"""``lsmq queue``: the queues of topics, those with names one by one."""
+"""``lsmq queue``: single queues: those that stand out, and those with names one by one."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
-from lsmq import Client, NamedQueue
-from lsmq.cli.options import TOPIC, asks_a_node, asks_first, json_option
+from lsmq import Client, NamedQueue, QueueChanges
+from lsmq.cli.options import DURATION, SIZE, TOPIC, OrUnlimited, asks_a_node, asks_first, json_option
 from lsmq.cli.render import counted, print_fields, print_json, print_table, time_text
 
 _LISTED = 1_000
@@ -16,7 +16,7 @@ _LISTED = 1_000
 
 @click.group()
 def queue() -> None:
-    """Find the queues that stand out; list, describe, declare, trim and delete those that have names."""
+    """Find queues that stand out, give any one options; list, describe, declare, trim, delete those that have names."""
 
 
 @queue.command("list")
@@ -134,3 +134,62 @@ async def delete(client: Client, topic: str, name: str, missing_ok: bool) -> Non
     """Delete queue NAME of the named topic TOPIC and all its messages."""
     await client.delete_queue(topic, name, missing_ok=missing_ok)
     click.echo(f"queue {name} of topic {topic} deleted", err=True)
+
+
+@queue.command()
+@click.argument("topic", type=TOPIC)
+@click.argument("called", metavar="QUEUE")
+@click.option(
+    "--retention", "retention_ms", type=OrUnlimited(DURATION), help="Keep its messages this long, such as 7d."
+)
+@click.option("--retention-bytes", type=OrUnlimited(SIZE), help="Keep at most this much of it, such as 1GiB.")
+@click.option("--retention-messages", type=OrUnlimited(click.IntRange(min=1)), help="Keep its newest so many messages.")
+@click.option("--unset", multiple=True, metavar="OPTION", help="Have it as the topic says again, such as retention.")
+@json_option
+@asks_a_node
+async def alter(client: Client, topic: str, called: str, unset: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Have QUEUE of TOPIC, a number or a name, keep more or less than the topic says.
+
+    unlimited is no limit, whatever the topic says. What is not named stays as it is.
+
+    \b
+      lsmq queue alter agents agents.7.inbox --retention 90d
+      lsmq queue alter orders 17 --retention unlimited --unset retention-bytes
+    """
+    changes = {option: value for option, value in options.items() if value is not None}
+    names = {text.removeprefix("--").replace("-", "_") for text in unset}
+    taken = {"retention_ms" if each == "retention" else each for each in names}
+    for wrong in sorted(taken - options.keys()):
+        raise click.UsageError(f"--unset {wrong}: there is no such option to take away; there are {', '.join(options)}")
+    for both in sorted(taken & changes.keys()):
+        raise click.UsageError(f"{both} is both set and taken away; give one of the two")
+    if not changes and not taken:
+        raise click.UsageError("say what to change, such as --retention 1d; see --help")
+    which = await _called(client, topic, called)
+    _show_options(called, await client.alter_queue(topic, which, **changes, **dict.fromkeys(taken)), as_json)
+
+
+@queue.command("options")
+@click.argument("topic", type=TOPIC)
+@click.argument("called", metavar="QUEUE")
+@json_option
+@asks_a_node
+async def show_options(client: Client, topic: str, called: str, as_json: bool) -> None:
+    """Show what QUEUE of TOPIC, a number or a name, keeps otherwise than the topic."""
+    _show_options(called, await client.queue_options(topic, await _called(client, topic, called)), as_json)
+
+
+async def _called(client: Client, topic: str, called: str) -> int | str:
+    if (await client.topic(topic)).named:
+        return called
+    if not called.isdecimal():
+        raise click.UsageError(f"{called!r} is not a number, and the queues of topic {topic!r} have numbers")
+    return int(called)
+
+
+def _show_options(called: str, found: QueueChanges, as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+    else:
+        said = ", ".join(f"{name}={value}" for name, value in found.items())
+        click.echo(f"queue {called}: {said or 'as the topic says'}")

@@ -70,6 +70,8 @@ class Client(BlockingCloseable):
     declare_queue = blocking(asynchronous.Client.declare_queue)
     delete_queue = blocking(asynchronous.Client.delete_queue)
     trim_queue = blocking(asynchronous.Client.trim_queue)
+    alter_queue = blocking(asynchronous.Client.alter_queue)
+    queue_options = blocking(asynchronous.Client.queue_options)
     message = blocking(asynchronous.Client.message)
     find_messages = blocking(asynchronous.Client.find_messages)
     latest = blocking(asynchronous.Client.latest)

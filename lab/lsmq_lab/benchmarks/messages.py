@@ -15,7 +15,7 @@ from .isolate import scratch
 from .message_case import MessageCase
 from .report import QUICK, BenchFailed, Option, Progress, Report
 
-CASES = ("delayed", "names", "turns")
+CASES = ("delayed", "names", "turns", "waits", "once", "filters")
 
 
 def _case(name: str) -> MessageCase:
@@ -56,7 +56,8 @@ BENCH = CallableBench(
     name="messages",
     description="Delayed messages: how late they come beside other load, and what those that are pending take. "
     "Queues by name: one against many, over the network. Work queues by key, in fair turns and by priority: what that "
-    "costs, and who waits for whom.",
+    "costs, and who waits for whom, beside a backlog too. Deduplication ids: the rate, the memory, and that repeats "
+    "are found. Filters: what it takes to read much and little of a backlog.",
     options=OPTIONS,
     run=run,
 )

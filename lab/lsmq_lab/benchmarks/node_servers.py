@@ -128,6 +128,16 @@ def running(setup: Setup, directory: Path) -> Iterator[Server]:
             process.wait()
 
 
+def metric(address: str, name: str) -> float:
+    """What one of our nodes says of itself at the moment, added up over its shards. Without TLS."""
+    with opener(None).open(f"{address}/metrics", timeout=START_TIMEOUT_S) as answer:
+        lines = answer.read().decode().splitlines()
+    values = [line.rpartition(" ")[2] for line in lines if line.startswith((f"{name} ", f"{name}{{"))]
+    if not values:
+        raise BenchFailed(f"{address}/metrics does not have {name}")
+    return sum(map(float, values))
+
+
 def _command(setup: Setup, directory: Path, port: int) -> tuple[list[str], dict[str, str]]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LSMQ_")}
     directory.mkdir(exist_ok=True)

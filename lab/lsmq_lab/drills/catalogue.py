@@ -15,7 +15,7 @@ from . import doubts
 from .flood import nobody_takes
 from .group_work import GroupWork
 from .harness import Drill, Run, led_by
-from .task_work import TaskWork
+from .task_work import KeyedTaskWork, TaskWork
 from .transaction_work import TransactionWork
 
 #: By name, in the order of the help.
@@ -438,7 +438,16 @@ async def _kill_producer_in_transaction(run: Run) -> None:
 
 @_drill("kill-worker", "SIGKILL to consumers of a work queue at work, and to the leader of a shard it works on")
 async def _kill_worker(run: Run) -> None:
-    work = run.work.beside(TaskWork)
+    await _kill_workers(run, TaskWork)
+
+
+@_drill("kill-keyed-worker", "the same, of a work queue in order by key: not one message before its turn")
+async def _kill_keyed_worker(run: Run) -> None:
+    await _kill_workers(run, KeyedTaskWork)
+
+
+async def _kill_workers(run: Run, kind: type[TaskWork]) -> None:
+    work = run.work.beside(kind)
     while len(work.processes) < _WORKERS:
         await work.start()
     await work.until_acknowledged(_EACH_ACKNOWLEDGES)

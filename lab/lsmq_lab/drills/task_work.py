@@ -4,7 +4,8 @@
 - What a consumer has acknowledged never begins again, whoever leads.
 - A delivery begins while no other is under way: after the visibility of the one before, or after that was given back;
   and not before its delay is over. When leaders change, messages in flight may come to somebody else at once.
-- Messages of a queue pass one that fails.
+- Messages of a queue pass one that fails; in order by key, those of other keys.
+- In order by key, a message begins when those of its key before it have been handled, or are dead letters.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from lsmq import WorkQueue
 from lsmq.dead_letters import SUFFIX, DeadLetter, DeadLetters
@@ -54,6 +56,8 @@ class TaskWork(SideWork):
 
     suffix = "work"
     noun = "consumer"
+    #: In which order the work queue hands out.
+    order: ClassVar[Literal["none", "key"]] = "none"
 
     def __init__(self, urls: Sequence[str], topic: str, queues: int) -> None:
         super().__init__(urls, topic, queues)
@@ -67,7 +71,10 @@ class TaskWork(SideWork):
             self._tasks.append(asyncio.create_task(self._watch(), name="watch leaders"))
             work = WorkQueue(self._client, self._topic, self.name)
             await work.configure(
-                max_deliveries=MAX_DELIVERIES, visibility_ms=VISIBILITY_MS, retry_first_ms=RETRY_FIRST_MS
+                max_deliveries=MAX_DELIVERIES,
+                visibility_ms=VISIBILITY_MS,
+                retry_first_ms=RETRY_FIRST_MS,
+                order=self.order,
             )
         number = next(self._numbers)
         await self._spawn(number, main, topic=self._topic, record=str(self._record(number)))
@@ -113,7 +120,8 @@ class TaskWork(SideWork):
         for letter in self._letters:
             done.add(letter.queue, letter.offset, letter.message.body)
         done.hand_to(sent.reading("work queue").received)
-        conduct = conduct_of(self._events, self._letters, self._changes)
+        conduct = conduct_of(self._events, self._letters, self._changes, by_key=self.order == "key")
+        early = reordered(self._events, self._letters) if self.order == "key" else []
         return Judgement(
             verdicts=[sent.check(redelivery=True)],
             notes=(
@@ -121,13 +129,44 @@ class TaskWork(SideWork):
                 f"{conduct.again:,} deliveries were not the first; {self.killed} consumers were killed",
             ),
             duplicates=conduct.doubled,
+            order_violations=len(early),
             other_anomalies=conduct.wrong,
-            findings=conduct.findings,
+            findings=(*conduct.findings, *(f"work queue: {finding}" for finding in early[:_EXAMPLES])),
         )
 
 
+class KeyedTaskWork(TaskWork):
+    """The same in order by key."""
+
+    suffix = "keyed"
+    order: ClassVar[Literal["none", "key"]] = "key"
+
+
+def reordered(events: Iterable[Event], letters: Iterable[DeadLetter]) -> list[str]:
+    """Deliveries that began before all messages of their key before them were handled. ``events``: sorted by time."""
+    dead = {(letter.queue, letter.offset) for letter in letters}
+    handled: set[Place] = set()
+    begun: dict[tuple[int, str], set[int]] = defaultdict(set)  # by queue and key: offsets that are not handled yet
+    found: list[str] = []
+    for event in events:
+        place = event.queue, event.offset
+        if event.kind == "H":
+            handled.add(place)
+        elif event.kind == "B":
+            open_ = begun[event.queue, event.key]
+            open_ -= {offset for offset in open_ if (event.queue, offset) in handled}
+            if earlier := [offset for offset in open_ if offset < event.offset and (event.queue, offset) not in dead]:
+                found.append(f"{_name(place)} began before offset {min(earlier)} of its key was handled")
+            open_.add(event.offset)
+    return found
+
+
 def conduct_of(
-    events: Sequence[Event], letters: Iterable[DeadLetter], changes: Sequence[tuple[float, float]]
+    events: Sequence[Event],
+    letters: Iterable[DeadLetter],
+    changes: Sequence[tuple[float, float]],
+    *,
+    by_key: bool = False,
 ) -> Conduct:
     """How a work queue did by its ``events``, sorted by time; ``changes``: from when to when leaders changed."""
     by_place: dict[Place, list[Event]] = defaultdict(list)
@@ -143,7 +182,7 @@ def conduct_of(
         for place in dead
         if place in by_place and not is_poison(_sequence(by_place[place]))
     ]
-    wrong += _held_up(by_place, dead)
+    wrong += _held_up(by_place, dead, by_key=by_key)
     deliveries = sum(event.kind == "B" for event in events)
     return Conduct(
         handled=len({(event.queue, event.offset) for event in events if event.kind == "H"}),
@@ -194,20 +233,23 @@ def _since(before: Event | None) -> float:
     return float("inf") if before is None else before.at
 
 
-def _held_up(by_place: Mapping[Place, Sequence[Event]], dead: Iterable[Place]) -> list[str]:
-    """Dead letters that nothing in their queue has passed while they failed."""
-    first_of: dict[int, list[tuple[int, float]]] = defaultdict(list)
+def _held_up(by_place: Mapping[Place, Sequence[Event]], dead: Iterable[Place], *, by_key: bool) -> list[str]:
+    """Dead letters that nothing in their queue has passed while they failed; ``by_key``: nothing of other keys."""
+    first_of: dict[int, list[tuple[int, float, str]]] = defaultdict(list)
     for (queue, offset), story in by_place.items():
-        begun = [event.at for event in story if event.kind == "B"]
-        if begun:
-            first_of[queue].append((offset, begun[0]))
+        begins = [event for event in story if event.kind == "B"]
+        if begins:
+            first_of[queue].append((offset, begins[0].at, begins[0].key))
     for rows in first_of.values():
         rows.sort()
     found: list[str] = []
     for place in dead:
-        begun = [event.at for event in by_place.get(place, ()) if event.kind == "B"]
-        rows = first_of[place[0]]
-        behind = [at for _, at in rows[bisect_right(rows, (place[1], float("inf"))) :]]
-        if len(begun) > 1 and len(behind) >= _BEHIND and not any(at < begun[-1] for at in behind):
+        begins = [event for event in by_place.get(place, ()) if event.kind == "B"]
+        if len(begins) < 2:
+            continue
+        rows, key = first_of[place[0]], begins[0].key
+        later = rows[bisect_right(rows, (place[1], float("inf"))) :]
+        behind = [at for _, at, of_key in later if not (by_key and of_key == key)]
+        if len(behind) >= _BEHIND and not any(at < begins[-1].at for at in behind):
             found.append(f"{_name(place)} failed, and held up {len(behind)} messages behind it")
     return found

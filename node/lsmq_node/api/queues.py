@@ -129,7 +129,36 @@ async def describe(call: Call, topic: Topic, name: str) -> dict[str, Any]:
     """A queue by its name, as the API shows it."""
     number = await call.broker.names.number(topic, name)
     (earliest,), (latest,) = await call.broker.offsets(topic, np.array((number,)))
-    return {"queue": name, **_row(name, int(earliest), int(latest), number)}
+    return {"queue": name, **_row(name, int(earliest), int(latest), number), **own_options(call, topic, name)}
+
+
+def own_options(call: Call, topic: Topic, queue: int | str) -> dict[str, Any]:
+    """What a queue whose shard is led here has of its own, as the API shows it."""
+    found = call.broker.own_options.of(topic, queue).to_dict()
+    return {"options": found} if found else {}
+
+
+@ROUTES.patch(
+    "/v1/topics/{topic}/queues/{queue}",
+    Content("Changed, durably.", schemas.BOUNDS),
+    request=Content("The options to change.", schemas.ALTER_QUEUE),
+    errors=(*_WRITE_ERRORS, UnknownQueue, TooManyQueues),
+)
+async def alter_queue(call: Call) -> web.StreamResponse:
+    """Have a queue keep more or less than its topic says.
+
+    What is left out stays; null has an option follow the topic again. What has expired by a new limit goes within
+    `retention_interval_ms`. Options go with the queue when it is deleted; one with a name is not forgotten while it has
+    any.
+    """
+    topic, changes = await call.topic(), await call.checked_document()
+    queue = call.queue(topic)
+    await call.broker.own_options.alter(topic, queue, changes)
+    if isinstance(queue, str):
+        return answer(call.request, await describe(call, topic, queue))
+    (earliest,), (latest,) = await call.broker.offsets(topic, np.array((queue,)))
+    bounds = {"queue": queue, "earliest": int(earliest), "latest": int(latest)}
+    return answer(call.request, bounds | own_options(call, topic, queue))
 
 
 @ROUTES.delete(

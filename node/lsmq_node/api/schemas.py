@@ -6,6 +6,7 @@ from typing import Any
 
 from lsmq.messages import MAX_DEDUPE_ID_BYTES, MAX_DELAY_MS, MAX_TTL_MS
 from lsmq.queue_names import NAMED, SLOTS
+from lsmq_node.storage.queue_options import UNLIMITED
 from lsmq_node.storage.topic_options import MAX_WINDOW_MS
 
 from .schema import Limit, Said, Schema, flag, integer, list_of, object_of, text
@@ -241,6 +242,21 @@ MESSAGES: Schema = object_of(
 )
 
 NUMBER: Schema = {**QUEUE, "description": "Where queues are named: what ids, batches and commits know it by."}
+
+
+def _own_limit(what: str) -> Schema:
+    return {
+        "anyOf": [integer(1, 2**63 - 1), {"enum": [UNLIMITED, None]}],
+        "description": f"{what} `unlimited`: no limit, whatever the topic says. null: as the topic says.",
+    }
+
+
+QUEUE_OPTIONS: dict[str, Schema] = {
+    "retention_ms": _own_limit("Messages of the queue older than this are dropped."),
+    "retention_bytes": _own_limit("Its oldest are dropped when its messages have more bytes than this."),
+    "retention_messages": _own_limit("Its newest so many are kept."),
+}
+ALTER_QUEUE: Schema = object_of(QUEUE_OPTIONS, required=())
 BOUNDS: Schema = object_of(
     {
         "queue": QUEUE_OR_NAME,
@@ -250,6 +266,11 @@ BOUNDS: Schema = object_of(
         "count": {**COUNT, "description": "Where queues are named: what lies between the two."},
         "number": NUMBER,
         "offset": OFFSET,
+        "options": {
+            "type": "object",
+            "properties": QUEUE_OPTIONS,
+            "description": "What the queue has of its own. Left out where it has nothing.",
+        },
     },
     required=("queue", "earliest", "latest"),
 )

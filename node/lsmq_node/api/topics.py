@@ -28,6 +28,7 @@ from . import schemas
 from .arrays import parse_ranges
 from .codec import answer
 from .pages import PAGE, page
+from .queues import own_options
 from .routing import QUEUES, Call, Content, Parameter, Routes
 from .schema import check
 
@@ -191,6 +192,7 @@ async def get_queue(call: Call) -> web.StreamResponse:
     bounds = {"queue": called, "earliest": int(earliest), "latest": int(latest)}
     if topic.named:
         bounds |= {"name": called, "count": int(latest - earliest), "number": queue}
+    bounds |= own_options(call, topic, called)
     if query["time_ms"] is not None:
         (bounds["offset"],) = await call.broker.offsets_for_time(topic, [queue], query["time_ms"])
     return answer(call.request, bounds)

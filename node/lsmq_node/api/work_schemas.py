@@ -59,18 +59,18 @@ SETTINGS_FIELDS: dict[str, Schema] = {
     "fair_by": {
         "enum": [each.value for each in FairBy],
         "default": _DEFAULTS.fair_by.value,
-        "description": "What takes turns: queues, or the keys or tags of messages.",
+        "description": "What takes turns: queues, or the keys, tags or types of messages.",
     },
     "weights": {
         "type": "object",
         "additionalProperties": integer(1, MAX_WEIGHT),
         "default": {},
-        "description": "Messages in a turn, by number of the queue, key or tag; 1 for all others.",
+        "description": "Messages in a turn, by number of the queue, key, tag or type; 1 for all others.",
     },
     "max_in_flight_per": integer(
         1,
         MAX_OPEN,
-        "Messages of one queue, key or tag that may be in flight in each shard; null: any number.",
+        "Messages of one queue, key, tag or type that may be in flight in each shard; null: any number.",
         null=True,
     ),
     "priority_ageing_ms": integer(
@@ -83,7 +83,7 @@ SETTINGS_FIELDS: dict[str, Schema] = {
         "type": ["number", "null"],
         "minimum": MIN_RATE,
         "maximum": MAX_RATE,
-        "description": "Deliveries of one queue, key or tag a second, in each shard; null: any number.",
+        "description": "Deliveries of one queue, key, tag or type a second, in each shard; null: any number.",
     },
 }
 _MAX_SHARDS = 1_024

@@ -41,6 +41,7 @@ from .elsewhere import ReadFrom
 from .fetched import Fetched
 from .forwarding import Forwarder
 from .letter_targets import check_moving
+from .own_options import OwnOptions
 from .pacing import Pace
 from .placement import QueueRange, queue_ranges, shard_of, split_by_shard
 from .queue_lists import QueueLists
@@ -99,7 +100,8 @@ class Broker:
         self.before_retiring: list[Callable[[], Awaitable[None]]] = []
         self.reads = Reads(config, topology, waiters)
         self.names = self.reads.names
-        self.queue_lists = QueueLists(topology, self.names, self.admission)
+        self.own_options = OwnOptions(topology, self.names, self.admission)
+        self.queue_lists = QueueLists(topology, self.names, self.own_options, self.admission)
         self.top_queues = QueueRanks(topology, self.names)
         self._next_queue: dict[int, int] = {}
 

@@ -2,7 +2,7 @@
 and writes the log of names anew when most of it is dead.
 
 How long a queue has been empty is counted here, from when it was first seen so: after a restart or a failover anew. So
-a queue may stay longer than ``forget_empty_ms`` says, and never less.
+a queue may stay longer than ``forget_empty_ms`` says, and never less. One that has options of its own stays.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from lsmq_node.storage.columns import I64, U32
 
 from .background import Background
 from .broker import Broker
+from .own_options import kept_names
 from .topology import Ack, ShardPort
 
 _log = structlog.get_logger("lsmq.names")
@@ -113,6 +114,8 @@ class NameKeeper:
         except NamesBehind:
             return
         due = _due(seen, port.store, topic, numbers, now, after_s)
+        if len(due) and (kept := kept_names(port.store, topic)):
+            due = due[~np.isin(due, await self._broker.names.numbers(topic, kept))]
         for at in range(0, len(due), _AT_ONCE):
             while True:
                 self._broker.admission.write()

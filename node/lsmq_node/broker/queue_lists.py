@@ -15,6 +15,7 @@ from .admission import Admission
 from .elsewhere import ReadFrom
 from .leader_calls import LeaderCalls
 from .names import QueueNames, unknown_queue
+from .own_options import OwnOptions
 from .placement import queue_ranges
 from .topology import Ack, ShardPort, Topology
 
@@ -30,9 +31,10 @@ Row = tuple[str, int, int, int]
 class QueueLists:
     """Loop thread only."""
 
-    def __init__(self, topology: Topology, names: QueueNames, admission: Admission) -> None:
+    def __init__(self, topology: Topology, names: QueueNames, own_options: OwnOptions, admission: Admission) -> None:
         self._topology = topology
         self._names = names
+        self._own_options = own_options
         self._admission = admission
         self._leaders = LeaderCalls(topology, OPERATION, self._own_page, _ASK_TIMEOUT_S)
 
@@ -91,7 +93,11 @@ class QueueLists:
             return made
 
     async def delete(self, topic: Topic, name: str) -> None:
-        """The queue and all its messages are gone, durably. Raises ``UnknownQueue`` and what a write raises."""
+        """The queue and all its messages are gone, durably, and so are options of its own.
+
+        Raises ``UnknownQueue`` and what a write raises.
+        """
+        await self._own_options.forget(topic, name)
         while True:
             port = await self._writable(topic, name)
             try:

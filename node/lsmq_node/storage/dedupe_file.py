@@ -38,7 +38,7 @@ from lsmq.errors import CorruptFile
 from lsmq_node.descriptors import SHORTAGE
 
 from .buffered_file import BufferedFile
-from .columns import I64, U64, windows
+from .columns import I64, U64, group_starts, windows
 from .dedupe_layer import ROW, Rows
 from .disk import Disk, File
 from .failures import damaged, newer, no_descriptor
@@ -238,11 +238,12 @@ class IdFile:
                 raise
             raise no_descriptor(self.path) from error
         with closing(file):
-            found = np.empty(len(numbers), ROW)
-            blocks = numbers // BLOCK_ROWS
-            for block in np.unique(blocks).tolist():
-                mine = blocks == block
-                found[mine] = self._read(file, block, 1)[numbers[mine] - block * BLOCK_ROWS]
+            found, order = np.empty(len(numbers), ROW), np.argsort(numbers)
+            blocks, within = np.divmod(numbers[order], BLOCK_ROWS)
+            firsts = group_starts(blocks)
+            parts = zip(blocks[firsts].tolist(), np.split(order, firsts[1:]), np.split(within, firsts[1:]), strict=True)
+            for block, mine, places in parts:
+                found[mine] = self._read(file, block, 1)[places]
         return found
 
     def _read(self, file: File, first: int, count: int) -> Rows:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from .columns import I64
+from .known_names import NamesBehind
 from .line import Line
 from .name_listing import NameListing
 from .options import StoreOptions
@@ -26,6 +30,16 @@ class NamedTopics:
     def listing(self, topic_id: int) -> NameListing:
         """Raises ``UnknownTopic``."""
         return self._of(topic_id)[1]
+
+    def numbers(self, topic_id: int, names: Sequence[str]) -> I64:
+        """The numbers of committed names; -1 for those that are not there. Reads the disk. Raises ``UnknownTopic``."""
+        known = self.names(topic_id)
+        while True:
+            known.refresh()
+            try:
+                return known.find(names)
+            except NamesBehind:
+                continue
 
     def _of(self, topic_id: int) -> tuple[TopicNames, NameListing]:
         found = self._known.get(topic_id)

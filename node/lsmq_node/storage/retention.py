@@ -15,7 +15,7 @@ and round.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,7 +26,10 @@ from .delayed import is_due_topic
 from .evictions import Delete, Evictions
 from .extents import Extents, joined
 from .losses import Why
+from .named_topics import NamedTopics
+from .own_limits import Document, OwnLimits, QueueSizes, read_limits
 from .queries import Queries
+from .queue_options import PREFIX as QUEUE_OPTIONS
 from .shares import ALONE, Holding, Rest, Usage, kept_share
 from .sorted_records import TOMBSTONE_TOPIC
 from .state import ShardState, Topic, TopicState
@@ -82,8 +85,10 @@ class Retention:
         queries: Queries,
         log_starts: LogStarts,
         expired_before: Callable[[int], int],
+        documents: Callable[[str], Sequence[Document]],
+        named: NamedTopics,
     ) -> None:
-        """``expired_before`` tells when what has reached an age was stored."""
+        """``expired_before`` tells when what has reached an age was stored, ``documents`` gives those of a prefix."""
         self._state = state
         self._tables = tables
         self._queries = queries
@@ -92,8 +97,12 @@ class Retention:
         self._log_starts = log_starts
         self._extents = Extents(tables, log_starts)
         self._evictions = Evictions(queries)
+        self._documents = documents
+        self._named = named
+        self._own: dict[int, OwnLimits] = {}  # by topic
+        self._sizes = QueueSizes(queries)
         self._measured: dict[int, tuple[int, int]] = {}  # at which version of each topic
-        self._newest: dict[int, tuple[int, int]] = {}  # at which version, and limit, of each topic
+        self._newest: dict[int, tuple[int, int | None]] = {}  # at which version, and limit, of each topic
         self._rings: dict[int, int] = {}  # ``queue_max_messages`` that all queues of each topic have
         self._consumed: dict[int, tuple[int, int, Rest | None]] = {}
         self._empty: dict[int, tuple[int, bool]] = {}  # at a version of the topic, whether it was
@@ -121,7 +130,13 @@ class Retention:
             for topic_id in known.keys() - self._state.topics.keys():
                 del known[topic_id]
         self._evictions.forget_others(self._state.topics)
-        items = list(self._state.letting_go.values())
+        self._own = {}
+        if trim is not None:
+            self._own = read_limits(self._documents(QUEUE_OPTIONS), self._state, self._named.numbers)
+        self._sizes.keep((topic_id, row) for topic_id, each in self._own.items() for row, _ in each.sized())
+        letting_go = self._state.letting_go
+        alone = [self._state.topics.get(topic_id) for topic_id in self._own if topic_id not in letting_go]
+        items = [*letting_go.values(), *(item for item in alone if item is not None)]
         measured = {item.topic.id for item in items if item.topic.options.needs_rest} if trim is not None else set()
         self._extents.forget(measured)
         self.holdings = {topic_id: held for topic_id, held in self.holdings.items() if topic_id in measured}
@@ -139,14 +154,16 @@ class Retention:
         options, topic_id = item.topic.options, item.topic.id
         if trim is not None and options.needs_rest:
             self._measure(item)
-        before = self._cut(item, trim)
+        before, own_befores = self._cuts(item, trim)
         heads = self._heads.get(topic_id)
         done = True
-        if before is not None and not (heads and heads.have_nothing(before, item.version)):
-            done = self._expire(item, before, trim)
+        if before is not None:
+            latest = before if own_befores is None else max(before, int(own_befores.max()))
+            if not (heads and heads.have_nothing(latest, item.version)):
+                done = self._expire(item, before, trim, own_befores=own_befores)
         if trim is None or not done:
             return done
-        if options.retention_messages is not None:
+        if options.retention_messages is not None or topic_id in self._own:
             done = self._keep_newest(item, options.retention_messages, trim)
         if done:
             done = self._shorten(item, trim)
@@ -235,17 +252,21 @@ class Retention:
 
     # -- what has to go ----------------------------------------------------------------------------------
 
-    def _cut(self, item: TopicState, trim: Trim | None) -> int | None:
-        """What was stored before this has expired; None where nothing ever does."""
-        options = item.topic.options
-        cuts = []
-        if options.retention_ms is not None:
-            cuts.append(self._expired_before(options.retention_ms))
+    def _cuts(self, item: TopicState, trim: Trim | None) -> tuple[int | None, I64 | None]:
+        """What was stored before this has expired; None where nothing ever does. And of queues with limits of their own
+        what counts for each; None where there are none.
+        """
+        options, own_limits = item.topic.options, self._own.get(item.topic.id)
+        by_bytes = 0
         if options.retention_bytes is not None and trim is not None:
             extent, rest = self._extents.of(item), self._rest(item.topic.id) or ALONE
             keep = kept_share(options.retention_bytes, extent.size_bytes, rest.size_bytes)
-            cuts.append(extent.time_of_newest(keep))
-        return max(cuts, default=None)
+            by_bytes = extent.time_of_newest(keep)
+        cuts = [] if options.retention_ms is None else [self._expired_before(options.retention_ms)]
+        if own_limits is None:
+            return max([*cuts, *([by_bytes] if by_bytes else [])], default=None), None
+        befores = own_limits.befores(by_bytes, self._expired_before, options.retention_ms)
+        return max([*cuts, by_bytes]), befores
 
     def _overflow(self, item: TopicState) -> int | None:
         """What was stored before this makes room at the topic's limits; None where there is room."""
@@ -261,15 +282,26 @@ class Retention:
         extent = self._extents.of(item)
         return extent.time_of_oldest((1 - part) * extent.size_bytes) if part < 1 else None
 
-    def _keep_newest(self, item: TopicState, limit: int, trim: Trim) -> bool:
+    def _keep_newest(self, item: TopicState, limit: int | None, trim: Trim) -> bool:
+        """Of each queue the newest; of those with limits of their own what these say, bytes among it."""
+        topic_id, own_limits = item.topic.id, self._own.get(item.topic.id)
         mark = item.version, limit
-        if self._newest.get(item.topic.id) == mark:
+        if own_limits is not None:
+            self._newest.pop(topic_id, None)
+        elif self._newest.get(topic_id) == mark:
             return True
-        rows = np.arange(item.end - item.first)
-        wanted = item.committed[: len(rows)] - limit
+        rows = np.arange(item.end - item.first) if limit is not None else np.empty(0, np.int64)
+        wanted = item.committed[rows] - (limit or 0)
+        if own_limits is not None:
+            others = ~np.isin(rows, own_limits.rows)
+            starts = item.committed[own_limits.rows] - own_limits.newest(limit)
+            rows, wanted = np.append(rows[others], own_limits.rows), np.append(wanted[others], starts)
+            if sized := own_limits.sized():
+                rows = np.append(rows, [row for row, _ in sized])
+                wanted = np.append(wanted, self._sizes.starts(item, sized))
         done = self._move(item, rows, wanted, trim, Why.EXPIRED)
-        if done:
-            self._newest[item.topic.id] = mark
+        if done and own_limits is None:  # Those may be changed, or taken away, at any time.
+            self._newest[topic_id] = mark
         return done
 
     def _shorten(self, item: TopicState, trim: Trim) -> bool:
@@ -341,9 +373,18 @@ class Retention:
         return trim(item.topic.id, (rows[moved] + item.first).astype(np.uint32), offsets, why)
 
     def _expire(
-        self, item: TopicState, before: int, trim: Trim | None, why: Why = Why.EXPIRED, limits: I64 | None = None
+        self,
+        item: TopicState,
+        before: int,
+        trim: Trim | None,
+        why: Why = Why.EXPIRED,
+        limits: I64 | None = None,
+        own_befores: I64 | None = None,
     ) -> bool:
-        """Move log starts past what was stored ``before``, and none beyond its limit."""
+        """Move log starts past what was stored ``before``, and none beyond its limit.
+
+        ``own_befores``: what counts instead for queues with limits of their own.
+        """
         count = item.end - item.first
         heads = self._heads.setdefault(item.topic.id, _Heads())
         heads.widen(count)
@@ -354,11 +395,15 @@ class Retention:
         known = heads.not_before_ms.copy()  # of the messages from ``found`` on
         cut = TimeCut(self._queries, item, starts.copy(), ends, known)
         found = cut.found
-        left = np.flatnonzero((found < ends) & (known[:count] < before))
+        befores = np.full(count, before)
+        if own_befores is not None:
+            befores[self._own[item.topic.id].rows] = own_befores
+        left = np.flatnonzero((found < ends) & (known[:count] < befores))
         if trim is None:
             cut.learn(left)
         else:
-            cut.pass_over(left, before, lambda: self._tables.closing)
+            for each in np.unique(befores[left]).tolist():
+                cut.pass_over(left[befores[left] == each], each, lambda: self._tables.closing)
         moved = np.flatnonzero(found > starts)
         if (
             trim is not None

@@ -118,11 +118,13 @@ class ShardStore:
         self._merger = Merger(
             path, options, disk, clock, self._tables, self._state, self._counters, self._time.surely_expired
         )
+        self.named = NamedTopics(self._state, self._line, self._queries, options)  # their names, and listings
         #: What has expired and is moved to other topics.
         self.lapses = Lapses(self._state, self._queries, self._line, self._time)
         #: What goes by itself, and what there is.
+        log_starts, expired_before = self._merger.log_starts, self._time.expired_before
         self.retention = retention = Retention(
-            self._state, self._tables, self._queries, self._merger.log_starts, self._time.expired_before
+            self._state, self._tables, self._queries, log_starts, expired_before, self.documents, self.named
         )
         retainer = Retainer(
             retention, self._merger, self._time, self._line, writer, self.trim, self.delete, self.lapses
@@ -146,9 +148,9 @@ class ShardStore:
         self._writer.on_disk_full = self._maintenance.disk_is_full
         self._writer.on_stop = self._maintenance.progressed
         self._catalog = Catalog(self._state, self._line, clock, self.wait)
-        self.named = NamedTopics(self._state, self._line, self._queries, options)  # their names, and listings
         self.names, self.numbers, self.are_empty = self.named.names, self._queries.numbers, self._queries.are_empty
         self.scrub = Scrub(self._tables)
+        self.starts_after = partial(starts_after, self._queries)
         self._closed = False
         self._lock_file.on_fork.append(self._let_go)
         if replay.damage is None:
@@ -352,16 +354,6 @@ class ShardStore:
         """Move log starts up: messages below are gone. Never moves one down or beyond the end."""
         places = np.atleast_1d(np.asarray(queues)), np.atleast_1d(np.asarray(offsets))
         return self._append_positions(EntryKind.TRIM, topic_id, *places, why)
-
-    def starts_after(
-        self, topic_id: int, rows: range, *, offset: int | None = None, before_ms: int | None = None
-    ) -> tuple[U32, I64, int]:
-        """Of the queues in these rows of the topic: which log starts have to move, where to, past how many messages.
-
-        To ``offset``, or past what was stored before ``before_ms``, or to the end of each queue. May read the disk.
-        Raises ``UnknownTopic``, ``CorruptFile``; ``OffsetOutOfRange`` for an offset beyond the end of a queue.
-        """
-        return starts_after(self._queries, topic_id, rows, offset, before_ms)
 
     def _append_positions(self, kind: EntryKind, topic_id: int, queues: U32, offsets: I64, check: int = 0) -> Appended:
         batch = self._positions_batch(topic_id, queues, offsets)

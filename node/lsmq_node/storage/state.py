@@ -32,6 +32,7 @@ from .losses import Losses, Why, add
 from .options import StoreOptions
 from .pages import PAGE_BITS
 from .producers import Layer, Producers
+from .queue_options import PREFIX as QUEUE_OPTIONS
 from .quotas import Quota
 from .topic_options import TopicOptions
 
@@ -407,6 +408,8 @@ class ShardState:
                 self.drop_topic(topic_id | NAMES_TOPIC)
         self._changed.pop(topic_id, None)
         self.offsets.drop(topic_id=topic_id)
+        for key, _ in self.documents.with_prefix(f"{QUEUE_OPTIONS}{topic_id}/"):
+            self.documents.put(key, None)
 
     def _note_moving(self, topic_id: int, *, moves: bool) -> None:
         others = self.moving[self.moving != topic_id]

@@ -115,9 +115,13 @@ class TimeCut:
 
 
 def starts_after(
-    queries: Queries, topic_id: int, rows: range, offset: int | None, before_ms: int | None
+    queries: Queries, topic_id: int, rows: range, *, offset: int | None = None, before_ms: int | None = None
 ) -> tuple[U32, I64, int]:
-    """See :meth:`.shard_store.ShardStore.starts_after`."""
+    """Of the queues in these rows of the topic: which log starts have to move, where to, past how many messages.
+
+    To ``offset``, or past what was stored before ``before_ms``, or to the end of each queue. May read the disk. Raises
+    ``UnknownTopic``, ``CorruptFile``; ``OffsetOutOfRange`` for an offset beyond the end of a queue.
+    """
     item = queries.topic_state(topic_id)
     end = min(rows.stop, item.end - item.first)
     some = np.arange(min(rows.start, end), end)

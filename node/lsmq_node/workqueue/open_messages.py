@@ -17,9 +17,9 @@ from .window import Window
 REMEMBERED = 65_536
 #: Messages that may wait for their key, or for their turn after they were looked at. A queue looks ahead while it has
 #: fewer of them than there is room left, so that one does not take all of it.
-MAX_BLOCKED = 1_000_000
+MAX_BLOCKED = 1 << 21
 #: A key or tag that has messages counts as so many of them: it takes some hundred bytes.
-LANE_COST = 16
+LANE_COST = 32
 _FLYING = (State.IN_FLIGHT, State.TAKEN)
 
 

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from lsmq.errors import InvalidRequest
-from lsmq.messages import key_hash, tag_hash
+from lsmq.messages import key_hash, tag_hash, type_hash
 from lsmq_node.machines import documents
 from lsmq_node.storage.state import MAX_TOPIC_NAME
 
@@ -42,6 +42,7 @@ class FairBy(StrEnum):
     QUEUE = "queue"
     KEY = "key"
     TAG = "tag"
+    TYPE = "type"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,8 @@ class Settings:
     delete_on_ack: messages below the first unsettled one of a queue are deleted, for every group.
     order: with ``key``, the messages of a key are handed out one after the other, in the order of their queue; with
         ``priority``, those of a higher one first.
-    fair_by: what takes turns: queues, or the keys or tags of messages. Each is called a tenant.
-    weights: how many messages a tenant gets in its turn, by number of the queue, key or tag; 1 where nothing is said.
+    fair_by: what takes turns: queues, or the keys, tags or types of messages. Each is called a tenant.
+    weights: how many messages a tenant gets in its turn, by number of the queue, key, tag or type; 1 else.
     priority_ageing_ms: a message that waits counts one priority higher for each such time; None: it never does.
     max_in_flight_per: messages of a tenant that may be in flight in each shard; None: any number.
     max_rate_per: deliveries of a tenant a second in each shard, a second's worth at once; None: any number.
@@ -94,6 +95,8 @@ class Settings:
                 tenant = key_hash
             case FairBy.TAG:
                 tenant = tag_hash
+            case FairBy.TYPE:
+                tenant = type_hash
         return {tenant(name): weight for name, weight in self.weights.items() if self._names_tenant(name)}
 
     def _names_tenant(self, name: str) -> bool:
@@ -125,7 +128,7 @@ class Settings:
         for name in self.weights:
             if not self._names_tenant(name):
                 by_queue = self.fair_by is FairBy.QUEUE
-                remedy = "; with fair_by 'key' or 'tag' it may be any text" if by_queue else ": leave it out"
+                remedy = "; with fair_by 'key', 'tag' or 'type' it may be any text" if by_queue else ": leave it out"
                 raise InvalidRequest(
                     f"weights names {name[:_SHOWN]!r}, which is no "
                     f"{'number of a queue' if by_queue else f'text of up to {MAX_WEIGHT_NAME_BYTES} bytes'}{remedy}",

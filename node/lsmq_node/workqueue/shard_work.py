@@ -50,7 +50,12 @@ _MAX_LOOK = 8_192
 _LOOK = 4_096
 _LOOKS = 16  # with each pop
 _LEAST_LOOK_BYTES = 256 << 10
-_COLUMNS = {FairBy.QUEUE: Column.QUEUE, FairBy.KEY: Column.KEY_HASH, FairBy.TAG: Column.TAG_HASH}
+_COLUMNS = {
+    FairBy.QUEUE: Column.QUEUE,
+    FairBy.KEY: Column.KEY_HASH,
+    FairBy.TAG: Column.TAG_HASH,
+    FairBy.TYPE: Column.TYPE_HASH,
+}
 #: What cannot be read for damage is left alone for so long, and holds up nothing else.
 _DAMAGED_S = 60.0
 

@@ -1,24 +1,25 @@
-"""What a client asks of queues that have names: to list, describe, declare, trim and delete them."""
+"""What a client asks of single queues: to give them options; where they have names also to list, describe, declare,
+trim and delete them."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, Unpack
 
 from lsmq._paths import queue_path, topic_path
 from lsmq._retries import Deadline
 from lsmq._router import Router
 from lsmq.errors import InvalidRequest, UnknownQueue
 from lsmq.queue_names import check_queue_name, queue_slot
-from lsmq.topics import NamedQueue, Topic, TopQueues
+from lsmq.topics import NamedQueue, QueueChanges, Topic, TopQueues
 
 T = TypeVar("T")
 _LISTED_A_REQUEST = 1_000
 
 
-class NamedQueueRequests:
-    """The part of a client that is about queues of named topics."""
+class QueueRequests:
+    """The part of a client that is about single queues."""
 
     _router: Router
 
@@ -91,6 +92,36 @@ class NamedQueueRequests:
         Raises ``UnknownQueue``, and ``OffsetOutOfRange`` for an offset beyond its end.
         """
         return NamedQueue.from_dict(await self._ask_queue("POST", topic, name, "/trim", {"before": before}))
+
+    async def alter_queue(self, topic: str, queue: int | str, **changes: Unpack[QueueChanges]) -> QueueChanges:
+        """Have a queue keep more or less than its topic says: see :class:`lsmq.QueueChanges`. Returns what is set now.
+
+        ``queue`` is its number, or its name where queues have names. Durable on return. Raises ``UnknownQueue``,
+        ``InvalidRequest``, ``TooManyQueues``.
+        """
+        return await self._queue_options("PATCH", topic, queue, changes)
+
+    async def queue_options(self, topic: str, queue: int | str) -> QueueChanges:
+        """What was set of a queue by :meth:`alter_queue`. Raises ``UnknownQueue``."""
+        return await self._queue_options("GET", topic, queue)
+
+    async def _queue_options(
+        self, method: str, topic: str, queue: int | str, changes: QueueChanges | None = None
+    ) -> QueueChanges:
+        async def work(known: Topic) -> Any:
+            if known.named != isinstance(queue, str):
+                have = f"the queues of topic {topic!r} have {'names' if known.named else 'numbers'}"
+                raise InvalidRequest(f"queue is {queue!r}, and {have}", field="queue")
+            if isinstance(queue, str):
+                shard = known.route(queue_slot(check_queue_name(queue))).shard
+            else:
+                shard = known.route(queue).shard
+            path, deadline = queue_path(topic, str(queue)), self._deadline()
+            answer = await self._router.ask_leader(known, shard, method, path, value=changes, deadline=deadline)
+            return answer.value()
+
+        found: QueueChanges = (await self._with_topic(topic, work)).get("options", {})
+        return found
 
     async def _numbers(self, topic: str, queues: Iterable[int] | Iterable[str] | None) -> list[int]:
         """The numbers of queues that are said by name or number; of all, when they are left out."""

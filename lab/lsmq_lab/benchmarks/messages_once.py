@@ -1,0 +1,154 @@
+"""Deduplication ids: what they take of the rate, the processor and the memory; and that what is sent again is found.
+
+The same messages are sent without ids, and with one each. Then a part of the latter again, as it was sent, and once
+more after a restart: each message must be answered as a repeat. Batches are made of columns, so that what is measured
+is the node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+
+from lsmq import Client
+from lsmq.batch_builder import COLUMN, encode_column, join_batch
+from lsmq.record_batch import Column, Flag, split_batches
+
+from .environment import cpu_seconds, resident_bytes
+from .isolate import run_case
+from .message_case import Measured, MessageCase
+from .node_servers import LSMQ, Setup, metric, running
+from .report import BenchFailed, Option, Progress, Table, mebibytes_text
+
+_TOPIC = "once"
+_QUEUES = 64
+_BATCH = 5_000
+_CONNECTIONS = 4
+#: One batch of so many is sent again.
+_AGAIN = 20
+_WITHOUT, _WITH = "without ids", "with an id each"
+_IDS_MEMORY = "lsmq_store_dedupe_memory_bytes"
+
+
+def run(values: Mapping[str, Any], directory: Path, progress: Progress) -> Measured:
+    """With ids and without, each on a node of its own."""
+    batches, each = -(-values["once_ids"] // _BATCH), values["message_bytes"]
+    ways: dict[str, dict[str, float]] = {}
+    memory: dict[str, float] = {}
+    for way in (_WITHOUT, _WITH):
+        place = directory / way.replace(" ", "-")
+        with running(Setup(LSMQ, "sync"), place) as server:
+            options = {"address": server.address, "each": each, "ids": way == _WITH}
+            ways[way] = _measured(server.pid, first=0, end=batches, step=1, repeats=False, **options)
+            progress(f"{way}: {ways[way]['node_us']:.2f} us of the node a message")
+            memory[way] = resident_bytes(server.pid)
+            if way == _WITH:
+                memory["ids"] = metric(server.address, _IDS_MEMORY)
+                ways["sent again"] = _measured(server.pid, first=0, end=batches, step=_AGAIN, repeats=True, **options)
+    began = time.monotonic()
+    with running(Setup(LSMQ, "sync"), directory / _WITH.replace(" ", "-")) as server:
+        memory["start_s"] = time.monotonic() - began
+        memory["restarted"], memory["restarted_ids"] = resident_bytes(server.pid), metric(server.address, _IDS_MEMORY)
+        options = {"address": server.address, "each": each, "ids": True}
+        found = _measured(server.pid, first=1, end=batches, step=_AGAIN, repeats=True, **options)
+        ways["sent again after a restart"] = found
+    rate = ways[_WITH]["messages_per_s"] / ways[_WITHOUT]["messages_per_s"]
+    figures = {"ways": ways, "memory": memory, "ids": batches * _BATCH, "rate_ratio": rate}
+    return Measured(figures, [_rates(figures), _memory(figures)], _NOTES)
+
+
+def _measured(pid: int, **options: Any) -> dict[str, float]:
+    before = cpu_seconds(pid)
+    found = run_case(send, **options)
+    spent_s = cpu_seconds(pid) - before
+    return {"messages_per_s": found["messages"] / found["seconds"], "node_us": 1e6 * spent_s / found["messages"]}
+
+
+def packed(number: int, each: int, *, ids: bool) -> bytes:
+    """Batch ``number``: the same whenever it is made, with ids that no other has."""
+    columns = {
+        Column.QUEUE: encode_column(Column.QUEUE, number % _QUEUES),
+        Column.LENGTH: encode_column(Column.LENGTH, each),
+    }
+    if ids:
+        chosen = np.random.default_rng(number)
+        for column in (Column.DEDUPE_HIGH, Column.DEDUPE_LOW):
+            values = chosen.integers(1, 1 << 64, _BATCH, np.uint64)
+            columns[column] = COLUMN.pack(column, 8, 0), values.astype("<u8").tobytes()
+    return join_batch(_BATCH, [columns[column] for column in sorted(columns)], b"x" * (each * _BATCH))
+
+
+def send(address: str, each: int, ids: bool, first: int, end: int, step: int, repeats: bool) -> dict[str, float]:
+    """In a process of its own. Raises ``BenchFailed`` where what should be a repeat was stored, or the reverse."""
+    numbers = iter(range(first, end, step))
+    url = f"{address}/v1/topics/{_TOPIC}/batches"
+
+    async def one_connection(session: aiohttp.ClientSession) -> None:
+        for number in numbers:
+            async with session.post(url, data=packed(number, each, ids=ids), headers=_HEADERS) as answer:
+                body = await answer.read()
+                answer.raise_for_status()
+            found = repeated(body)
+            if found != (_BATCH if repeats else 0):
+                raise BenchFailed(f"of batch {number} {found} messages were answered as repeats")
+
+    async def work() -> float:
+        async with Client(address) as client:
+            await client.create_topic(_TOPIC, queues=_QUEUES, dedupe_window_ms="forever", exist_ok=True)
+        async with aiohttp.ClientSession() as session:
+            began = time.monotonic()
+            async with asyncio.TaskGroup() as tasks:
+                for _ in range(_CONNECTIONS):
+                    tasks.create_task(one_connection(session))
+            return time.monotonic() - began
+
+    return {"messages": float(_BATCH * len(range(first, end, step))), "seconds": asyncio.run(work())}
+
+
+def repeated(body: bytes) -> int:
+    """How many messages the answer says were there before."""
+    return sum(bool(flags & Flag.REPEAT) for batch in split_batches(body) for flags in _flags(batch))
+
+
+def _flags(batch: Any) -> Iterable[int]:
+    return batch.column(Column.FLAGS) if Column.FLAGS in batch.directory else ()
+
+
+def _rates(figures: Mapping[str, Any]) -> Table:
+    table = Table(f"{figures['ids']:,} messages, {_BATCH:,} a batch", ("", "messages/s", "node us a message"), [])
+    for name, found in figures["ways"].items():
+        table.rows.append((name, f"{found['messages_per_s']:,.0f}", f"{found['node_us']:.2f}"))
+    table.rows.append(("rate with ids to without", f"{figures['rate_ratio']:.2f}", ""))
+    return table
+
+
+def _memory(figures: Mapping[str, Any]) -> Table:
+    memory, count = figures["memory"], figures["ids"]
+    table = Table(f"Memory of {count:,} ids", ("", "figure", "an id"), [])
+    for name, size in (
+        ("by the node's account", memory["ids"]),
+        ("the same after a restart", memory["restarted_ids"]),
+        ("resident beside a node without ids", memory[_WITH] - memory[_WITHOUT]),
+    ):
+        table.rows.append((name, mebibytes_text(size), f"{size / count:.1f} bytes"))
+    table.rows.append(("the whole node, resident after a restart", mebibytes_text(memory["restarted"]), ""))
+    table.rows.append(("start until ready", f"{memory['start_s']:.1f} s", ""))
+    return table
+
+
+_HEADERS = {"Content-Type": "application/vnd.lsmq.batch"}
+_NOTES = [
+    f"Once: of what was sent with ids, a {_AGAIN}th was sent again, and after the restart another {_AGAIN}th; all of "
+    "it was answered as repeats and none stored, or the benchmark fails.",
+]
+
+CASE = MessageCase(
+    options=(Option("once_ids", 2_000_000, "Messages with a deduplication id each, kept for ever.", quick=20_000),),
+    run=run,
+)

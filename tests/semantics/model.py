@@ -1,0 +1,206 @@
+"""What messages mean, in lists and dictionaries: a plain second writing of all that a topic may be told to do.
+
+One client does one thing after another, so each answer is known. Where the cluster does something in the background, or
+by its clock, a message *may be gone* until everything had time to settle, and is gone then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+#: Topics by name, and their options.
+TOPICS: Mapping[str, Mapping[str, Any]] = {
+    "log": {"queues": 2},
+    "ring": {"queues": 2, "queue_max_messages": 3, "overflow": "drop_oldest"},
+    "full": {"queues": 1, "queue_max_messages": 3, "overflow": "drop_newest"},
+    "once": {"queues": 1, "dedupe_window_ms": "forever"},
+    "table": {"queues": 1, "cleanup": "compact"},
+    "later": {"queues": 1},
+    "jobs": {"queues": 1},
+    "names": {"queues": "named"},
+}
+
+
+@dataclass
+class Row:
+    """A message. ``may_be_gone``: nobody can say by now; when all has settled it is gone."""
+
+    number: int
+    key: str | None = None
+    tag: str | None = None
+    priority: int = 0
+    deletes_key: bool = False
+    may_be_gone: bool = False
+
+
+@dataclass
+class Queue:
+    """Messages by offset, as far as they are there. ``keeps``: so many of the newest stay; None for all."""
+
+    rows: dict[int, Row] = field(default_factory=dict)
+    end: int = 0
+    keeps: int | None = None
+
+    def append(self, row: Row) -> int:
+        offset, self.end = self.end, self.end + 1
+        self.rows[offset] = row
+        self.loosen()
+        return offset
+
+    def loosen(self) -> None:
+        """What lies before the newest goes in the background."""
+        for offset, row in self.rows.items():
+            if self.keeps is not None and offset < self.end - self.keeps:
+                row.may_be_gone = True
+
+    def remove(self, offsets: Iterable[int]) -> None:
+        for offset in list(offsets):
+            self.rows.pop(offset, None)
+
+    def settle(self) -> None:
+        self.remove([offset for offset, row in self.rows.items() if row.may_be_gone])
+
+
+@dataclass
+class Later:
+    """A message that is to come: soon, or on another day. ``id`` is what the cluster calls it."""
+
+    number: int
+    id: str
+    soon: bool
+    due_ms: int
+
+
+class Model:
+    """Each method is told what the cluster answered, and says what is wrong with it, if anything."""
+
+    def __init__(self) -> None:
+        self.queues: dict[tuple[str, int], Queue] = {
+            (topic, number): Queue()
+            for topic, options in TOPICS.items()
+            if options["queues"] != "named"
+            for number in range(options["queues"])
+        }
+        self.names: dict[str, list[int]] = {}
+        self.ids: dict[str, int] = {}
+        self.later: list[Later] = []
+        self.come: dict[int, int] = {}  # numbers that were to come, and when they are due
+        self.cancelled: set[int] = set()
+        self.open: dict[tuple[int, int], Row] = {}  # jobs by queue and offset
+        self.again: set[tuple[int, int]] = set()  # of these, given back before
+        self.committed: dict[int, int] = {}
+
+    # Sending
+
+    def sent(self, topic: str, queue: int, row: Row, offset: int | None, *, dedupe_id: str | None, again: bool) -> None:
+        """It was acknowledged: as stored at an offset, as dropped (None), or as a message that was there before."""
+        known = self.queues[topic, queue]
+        if topic == "once" and dedupe_id in self.ids:
+            assert (offset, again) == (self.ids[dedupe_id], True), "a repeat is answered with the place of the first"
+            return
+        assert not again, "it was taken for a repeat"
+        if topic == "full" and len(known.rows) >= TOPICS["full"]["queue_max_messages"]:
+            assert offset is None, "a full queue takes what is new and drops it"
+            return
+        assert offset == known.append(row), "offsets have no gaps"
+        if topic == "once" and dedupe_id is not None:
+            self.ids[dedupe_id] = offset
+        if topic == "ring":
+            known.remove([each for each in known.rows if each < known.end - TOPICS["ring"]["queue_max_messages"]])
+        if topic == "jobs":
+            self.open[queue, offset] = row
+        if topic == "table" and row.key is not None:
+            for each in known.rows.values():
+                each.may_be_gone |= each.key == row.key and each is not row
+
+    # Reading
+
+    def read(self, topic: str, queue: int, found: Iterable[tuple[int, int]], picks: Callable[[Row], bool]) -> None:
+        """``found``: offsets and numbers, as they came."""
+        came, rows = list(found), self.queues[topic, queue].rows
+        assert came == sorted(came), "messages come in the order of their offsets"
+        wanted = {offset: row for offset, row in rows.items() if picks(row)}
+        for offset, number in came:
+            assert offset in wanted, f"offset {offset} of {topic}/{queue} is not there, or was not asked for"
+            assert wanted[offset].number == number, f"offset {offset} of {topic}/{queue} is another message"
+        surely = {offset for offset, row in wanted.items() if not row.may_be_gone}
+        assert surely <= {offset for offset, _ in came}, f"messages of {topic}/{queue} are missing"
+
+    def found(self, key: str, found: Iterable[tuple[int, int]]) -> None:
+        """What was found of a key in the log: queues and offsets."""
+        came = list(found)
+        assert len(set(came)) == len(came), "a message was found twice"
+        have = {
+            (queue, offset): row
+            for queue in (0, 1)
+            for offset, row in self.queues["log", queue].rows.items()
+            if row.key == key
+        }
+        assert set(came) <= have.keys(), "something was found that is not there, or of another key"
+        assert {place for place, row in have.items() if not row.may_be_gone} <= set(came), "not all of a key was found"
+        for queue in (0, 1):
+            offsets = [offset for each, offset in came if each == queue]
+            assert offsets == sorted(offsets, reverse=True), "the newest of a queue is found first"
+
+    def latest(self, key: str, number: int | None) -> None:
+        """What the table has of a key."""
+        rows = [row for row in self.queues["table", 0].rows.values() if row.key == key]
+        expected = None if not rows or rows[-1].deletes_key else rows[-1].number
+        assert number == expected, f"the table has {number} for {key}, not {expected}"
+
+    # Names
+
+    def named(self, found: Mapping[str, list[int]]) -> None:
+        """All queues with names, and the numbers in each."""
+        assert found == self.names
+
+    # What comes later
+
+    def is_cancelled(self, place: int, *, delivered: bool) -> None:
+        """Somebody cancelled it, and was told that it was ``delivered`` already."""
+        message = self.later[place]
+        assert message.soon or not delivered, "what is due on another day was delivered"
+        if not delivered:
+            self.later.pop(place)
+            self.cancelled.add(message.number)
+
+    def came_later(self, found: Iterable[tuple[int, int]], pending: Iterable[int], *, settled: bool) -> None:
+        """Numbers that came, with when they were stored; and those that wait."""
+        came, waiting = dict(found), sorted(pending)
+        known = {message.number: message for message in self.later}
+        assert not self.cancelled & came.keys(), "a cancelled message came"
+        for number, stored_ms in came.items():
+            assert known[number].soon and stored_ms >= known[number].due_ms, "a message came before it was due"
+        assert sorted(waiting) == sorted(known.keys() - came.keys()), "what has not come waits, once"
+        if settled:
+            assert not any(known[number].soon for number in waiting), "what is due has come"
+
+    # Jobs
+
+    def popped(self, place: tuple[int, int] | None, number: int | None, *, done: bool) -> None:
+        """The only worker was given a message, or none; he settled it, or gave it back."""
+        if place is None:
+            assert not self.open, f"nobody was given the jobs {self.open}"
+            return
+        assert place in self.open, f"{place} was settled before"
+        row = self.open[place]
+        assert row.number == number
+        highest = max(each.priority for each in self.open.values())
+        assert row.priority == highest, f"priority {row.priority} came before {highest}"
+        fresh = [each for each in self.open if each not in self.again and self.open[each].priority == highest]
+        assert place in self.again or place == min(fresh), "of one priority they come in their order"
+        if done:
+            del self.open[place]
+            self.again.discard(place)
+        else:
+            self.again.add(place)
+
+    # Time
+
+    def settle(self) -> None:
+        """So much time has passed that what goes in the background is gone, and what is due has come."""
+        for (topic, _), queue in self.queues.items():
+            if topic != "table":  # which is cleaned when enough has come
+                queue.settle()

@@ -1,0 +1,287 @@
+"""The model's other side: one client of a cluster in a world, which does what a plan says and tells the model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lsmq import Client, Consumer, DelayedMessages, Message, Producer, WorkQueue
+from lsmq._retries import Deadline
+from lsmq.errors import AlreadyDelivered
+from lsmq.messages import due_of_id
+from lsmq_lab.world.cluster import Cluster, Node
+from lsmq_lab.world.machine import world
+from lsmq_lab.world.scheduler import Process
+from lsmq_lab.world.uses.use import all_of, read_to
+
+from .model import TOPICS, Later, Model, Row
+
+#: A step of a plan: what is done, and three numbers that say how.
+Step = tuple[str, int, int, int]
+KEYS = (None, "a", "b", "c")
+TAGS = (None, "x", "y")
+NAMES = ("ann", "bob", "c.d")
+_LONG_MS, _SHORT_MS, _SOON_MS, _DAY_MS = 3_600_000, 300, 1_500, 86_400_000
+_JUMPS_S = (-2.0, -0.5, 1.0, 2.5)
+#: All clocks are right by then, stamps have caught up, and background work had its turns.
+_SETTLE_S = 8.0
+_SETTINGS = {"retention_interval_ms": 300}
+
+
+class Player:
+    """Carries out steps. Each asserts that the cluster did as the model says."""
+
+    def __init__(self, cluster: Cluster, client: Client) -> None:
+        self.cluster, self.client, self.model = cluster, client, Model()
+        self.serial = 0
+        self.producers: dict[str, Producer] = {}
+        self.delayed = DelayedMessages(client, "later")
+
+    async def play(self, steps: Sequence[Step]) -> None:
+        for topic, options in TOPICS.items():
+            await self.client.create_topic(topic, **options)
+            self.producers[topic] = Producer(self.client, topic, linger_ms=0)
+            await self.producers[topic].start()
+        await WorkQueue(self.client, "jobs", "crew").configure(order="priority", max_deliveries=1_000)
+        for name, *numbers in steps:
+            await getattr(self, f"_{name}")(*numbers)
+        await self._settle(0, 0, 0)
+        await self._look_at_all(settled=True)
+        for producer in self.producers.values():
+            await producer.close()
+
+    # What a client does
+
+    async def _send(self, where: int, how: int, what: int) -> None:
+        topic = ("log", "log", "ring", "full", "once", "table", "jobs")[where % 7]
+        queue = how % TOPICS[topic]["queues"]
+        self.serial += 1
+        row = Row(self.serial, KEYS[what % 4], TAGS[what % 3], what % 4)
+        fields: dict[str, Any] = {"key": row.key, "tag": row.tag, "priority": row.priority, "queue": queue}
+        dedupe_id = f"{how % 3}" if topic == "once" else None
+        if topic == "log":
+            fields["ttl_ms"] = (None, None, _LONG_MS, _SHORT_MS)[how // 2 % 4]
+            row.may_be_gone = fields["ttl_ms"] == _SHORT_MS
+        if dedupe_id is not None:
+            fields["dedupe_id"] = dedupe_id
+        body: str | None = f"{row.number}"
+        if topic == "table" and row.key is not None and how % 3 == 0:
+            row.deletes_key, fields["delete"], body = True, True, ""
+        fields["properties"] = {"number": f"{row.number}"}
+        sent = await self.producers[topic].send_and_wait(body or b"", **fields)
+        offset = None if sent.dropped else sent.offset
+        self.model.sent(topic, queue, row, offset, dedupe_id=dedupe_id, again=sent.duplicate)
+
+    async def _read(self, where: int, how: int, what: int) -> None:
+        topic = ("log", "ring", "full", "once")[where % 4]
+        tag, least = TAGS[what % 3], self.serial // 2
+        for queue in range(TOPICS[topic]["queues"]):
+            picks: dict[str, Any] = {}
+            if how % 3 == 1 and tag is not None:
+                picks = {"tag": tag}
+            elif how % 3 == 2:
+                picks = {"filter": f"number > {least} AND priority < 3"}
+            messages = await self._read_queue(topic, queue, picks)
+
+            def wanted(row: Row, picks: dict[str, Any] = picks) -> bool:
+                if "tag" in picks:
+                    return row.tag == tag
+                return "filter" not in picks or (row.number > least and row.priority < 3)
+
+            came = [(message.offset, int(message.properties["number"])) for message in messages]
+            self.model.read(topic, queue, came, wanted)
+
+    async def _read_queue(self, topic: str, queue: int, picks: Mapping[str, Any]) -> list[Message]:
+        """To where it ends now."""
+        found: list[Message] = []
+        end = (await self.client.offsets(topic)).latest[queue]
+        consumer = Consumer(self.client, topic, queues=[queue], start="earliest", wait_ms=200, **picks)
+        async with consumer:
+            while consumer.positions.get(queue, 0) < end:
+                messages = await consumer.poll(timeout_ms=1_000)
+                found += messages
+                if not messages and (await self.client.offsets(topic)).earliest[queue] >= end:
+                    break  # It went meanwhile, and a reader moves with what comes.
+        return found
+
+    async def _find(self, where: int, how: int, what: int) -> None:
+        key = KEYS[1 + where % 3]
+        assert key is not None
+        found: list[tuple[int, int]] = []
+        after: str | None = None
+        while True:
+            page = await self.client.find_messages("log", key, limit=1 + how % 5, after=after)
+            found += [(message.queue, message.offset) for message in page.messages]
+            if (after := page.next) is None:
+                break
+        self.model.found(key, found)
+        latest = await self.client.latest("table", key)
+        self.model.latest(key, None if latest is None else int(latest.properties["number"]))
+
+    async def _delete(self, where: int, how: int, what: int) -> None:
+        queue = where % 2
+        known = self.model.queues["log", queue]
+        if not known.end:
+            return
+        if how % 3 == 0:
+            await self.client.trim_topic("log", {queue: what % (known.end + 1)})
+            known.remove(range(what % (known.end + 1)))
+        elif how % 9 == 1:
+            await self.client.purge_topic("log", queues=[queue])
+            known.remove(range(known.end))
+        else:
+            await self.client.delete_messages("log", [(queue, what % known.end)])
+            known.remove([what % known.end])
+
+    async def _keep(self, where: int, how: int, what: int) -> None:
+        """A queue of the log keeps so many from then on."""
+        known = self.model.queues["log", where % 2]
+        known.keeps = None if how % 3 == 0 else 1 + what % 4
+        await self.client.alter_queue("log", where % 2, retention_messages=known.keeps)
+        known.loosen()
+
+    async def _name(self, where: int, how: int, what: int) -> None:
+        name = NAMES[where % 3]
+        if how % 4 == 0:
+            await self.client.delete_queue("names", name, missing_ok=True)
+            self.model.names.pop(name, None)
+        else:
+            self.serial += 1
+            await self.producers["names"].send_and_wait(f"{self.serial}", queue=name)
+            self.model.names.setdefault(name, []).append(self.serial)
+
+    async def _list(self, where: int, how: int, what: int) -> None:
+        found: dict[str, list[int]] = {}
+        for queue in await self.client.queues("names"):
+            consumer = Consumer(self.client, "names", queues=[queue.name], start="earliest", wait_ms=200)
+            messages = await read_to(consumer, {queue.number: queue.latest} if queue.count else {})
+            found[queue.name] = [int(message.text()) for message in messages]
+        self.model.named(found)
+
+    async def _later(self, where: int, how: int, what: int) -> None:
+        model, soon = self.model, how % 2 == 0
+        delay_ms = 1 + what * 10 % _SOON_MS if soon else _DAY_MS + what
+        if where % 3 == 0 or not model.later:
+            self.serial += 1
+            sent = await self.producers["later"].send_and_wait(f"{self.serial}", delay_ms=delay_ms)
+            assert sent.due_ms is not None
+            model.later.append(Later(self.serial, sent.id, soon, sent.due_ms))
+            return
+        place = what % len(model.later)
+        message = model.later[place]
+        try:
+            if where % 3 == 1:
+                await self.delayed.cancel(message.id)
+                model.is_cancelled(place, delivered=False)
+            else:
+                moved = await self.delayed.reschedule(message.id, delay_ms=delay_ms)
+                message.id, message.soon, message.due_ms = moved.id, soon, due_of_id(moved.id) or 0
+        except AlreadyDelivered:
+            model.is_cancelled(place, delivered=True)
+
+    async def _wait_for_later(self, where: int, how: int, what: int) -> None:
+        await self._look_at_later(settled=False)
+
+    async def _pop(self, where: int, how: int, what: int) -> None:
+        found = (await self._ask_crew("pop", max=1, wait_ms=5_000 if self.model.open else 0))["messages"]
+        if not found:
+            self.model.popped(None, None, done=False)
+            return
+        (task,), done = found, how % 3 != 0
+        receipts = [task["receipt"]]
+        settled = await (self._ask_crew("ack", receipts=receipts) if done else self._give_back(receipts))
+        assert settled["refused"] == []
+        self.model.popped((task["queue"], task["offset"]), int(task["properties"]["number"]), done=done)
+
+    async def _give_back(self, receipts: list[str]) -> Any:
+        return await self._ask_crew("nack", receipts=receipts, delay_ms=0)
+
+    async def _ask_crew(self, what: str, **fields: Any) -> Any:
+        """Without the client's consumer, which asks ahead: what it has then is not the highest by now."""
+        topic, path = await self.client.topic("jobs"), f"/v1/groups/crew/{what}"
+        value = {"topic": "jobs", **fields}
+        shard, deadline = topic.route(0).shard, Deadline(60_000)
+        answer = await self.client._router.ask_leader(topic, shard, "POST", path, value=value, deadline=deadline)
+        return answer.value()
+
+    async def _commit(self, where: int, how: int, what: int) -> None:
+        queue = where % 2
+        end = self.model.queues["log", queue].end
+        offset = what % (end + 1)
+        await self.client.commit_offsets("readers", "log", {queue: offset}, reset=how % 2 == 0)
+        before = self.model.committed.get(queue, 0)
+        self.model.committed[queue] = offset if how % 2 == 0 else max(before, offset)
+        assert await self.client.committed_offsets("readers", "log") == self.model.committed
+
+    # What befalls the cluster
+
+    async def _kill(self, where: int, how: int, what: int) -> None:
+        """The leader dies, or loses its power, and comes back later."""
+        node = self.cluster.leader()
+        self._do(node.cut_power if how % 2 else node.kill)
+        await asyncio.sleep(0.01)
+        self._do(node.start, 0.3 + what % 10 / 5)
+
+    async def _blackout(self, where: int, how: int, what: int) -> None:
+        """All lose their power at once."""
+        for node in self.cluster.nodes:
+            self._do(node.cut_power)
+        await asyncio.sleep(0.01)
+        for node in self.cluster.nodes:
+            self._do(node.start)
+
+    async def _jump(self, where: int, how: int, what: int) -> None:
+        """A clock is wrong from then on, until all settles."""
+        node = self.cluster.nodes[where % 3]
+        self._set_clock(node, _JUMPS_S[what % 4])
+
+    async def _settle(self, where: int, how: int, what: int) -> None:
+        for node in self.cluster.nodes:
+            self._set_clock(node, 0.0)
+        await asyncio.sleep(_SETTLE_S)
+        self.model.settle()
+
+    def _do(self, what: Any, after_s: float = 0.0) -> None:
+        self.cluster.world.scheduler.call_later(after_s, what)
+
+    @staticmethod
+    def _set_clock(node: Node, wrong_s: float) -> None:
+        node.wrong_s = wrong_s
+        if node.process is not None:
+            node.process.wrong_s = wrong_s
+
+    # All there is
+
+    async def _look_at_later(self, *, settled: bool) -> None:
+        """Nothing is sent meanwhile; what comes between the two looks was seen waiting, or comes with the second."""
+        pending = {int(each.message.text()) async for each in self.delayed.read()}
+        came = {int(message.text()): message.stored_ms for message in await all_of(self.client, "later")}
+        self.model.came_later(came.items(), pending - came.keys(), settled=settled)
+
+    async def _look_at_all(self, *, settled: bool) -> None:
+        for where in range(4):
+            await self._read(where, 0, 0)
+        for where in range(3):
+            await self._find(where, 4, 0)
+        await self._list(0, 0, 0)
+        await self._look_at_later(settled=settled)
+        while self.model.open:
+            await self._pop(0, 1, 0)
+
+
+def play(seed: int, steps: Sequence[Step]) -> None:
+    """Play steps in a world of their own. Raises what went wrong."""
+    with world(seed, preemption=(0.0, 0.05)[seed % 2]) as made:
+        cluster = Cluster(made, shards=1 + seed % 2, settings=_SETTINGS)
+        with cluster.installed():
+            for node in cluster.nodes:
+                node.start()
+            process: Process = made.process("client", "10.0.2.1", steady_s=9_000.0)
+
+            async def use() -> None:
+                async with Client(cluster.urls) as client:
+                    await Player(cluster, client).play(steps)
+
+            made.run_async(use, process=process, limit_s=600.0)
+        assert cluster.problems == []

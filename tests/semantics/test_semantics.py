@@ -1,0 +1,80 @@
+"""All that messages may be told to do, against a plain model: a real cluster, restarts, failovers, clocks that jump.
+
+The cluster is the daemon as it is, in a world whose time, disks and network follow from a seed. What hypothesis finds
+it prints as a seed and steps, for :func:`.played.play`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from simulation import test_uses
+
+from .played import Player, Step, play
+
+DEEDS = ("send", "send", "send", "read", "find", "delete", "keep", "name", "name", "list", "later", "later", "pop")
+RARE = ("commit", "wait_for_later", "kill", "jump", "blackout", "settle")
+
+numbers = st.integers(0, 59)
+steps: st.SearchStrategy[Step] = st.tuples(st.sampled_from(DEEDS + DEEDS + RARE), numbers, numbers, numbers)
+
+
+def test_each_deed_of_a_plan_is_there() -> None:
+    assert all(hasattr(Player, f"_{name}") for name in DEEDS + RARE)
+
+
+def profile(examples: int) -> settings:
+    return settings(
+        max_examples=examples,
+        deadline=None,
+        derandomize=True,
+        phases=(Phase.explicit, Phase.generate, Phase.shrink),
+        print_blob=True,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+@profile(4)
+@given(st.integers(0, 999), st.lists(steps, min_size=20, max_size=40))
+def test_a_cluster_means_what_the_model_says(seed: int, plan: list[Step]) -> None:
+    play(seed, plan)
+
+
+@pytest.mark.slow
+@profile(25)
+@given(st.integers(1_000, 9_999), st.lists(steps, min_size=40, max_size=80))
+def test_longer_lives_mean_what_the_model_says(seed: int, plan: list[Step]) -> None:
+    play(seed, plan)
+
+
+BROKEN: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
+    test_uses.ids_are_forgotten,
+    test_uses.due_too_early,
+    test_uses.deleted_queues_stay,
+    test_uses.everything_is_picked,
+    test_uses.trims_leave_a_message,
+    test_uses.nothing_expires,
+    test_uses.priorities_are_one,
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
+def test_what_is_broken_on_purpose_is_found_by_one_plan_of_ten(
+    broken: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken(monkeypatch)
+    for seed in range(10):
+        chance = Random(seed)
+        names = [chance.choice((*DEEDS, "settle", "wait_for_later")) for _ in range(80)]
+        plan: list[Step] = [(name, *(chance.randrange(60) for _ in range(3))) for name in names]
+        try:
+            play(seed, plan)
+        except AssertionError:
+            return
+    pytest.fail("ten plans found nothing wrong")
