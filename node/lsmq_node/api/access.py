@@ -39,6 +39,15 @@ class Access:
         return next((need.action for need in self.needs if need.kind is kind), None)
 
     @property
+    def administers(self) -> bool:
+        """Whether it is administration of the cluster, or of who may what, which may have a port of its own. Whoever
+        reads all there is (:data:`_WHOLE`) administers nothing."""
+        return not any(need.every for need in self.needs) and any(
+            need.kind is Kind.RIGHTS or (need.kind is Kind.CLUSTER and need.action is Action.ALTER)
+            for need in self.needs
+        )
+
+    @property
     def shows(self) -> bool:
         """Whether its answer is what it is for: then whoever may not any more is not given it, though he waited."""
         return not self.changes and all(need.action in (Action.READ, Action.DESCRIBE) for need in self.needs)

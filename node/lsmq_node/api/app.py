@@ -17,6 +17,7 @@ from lsmq.errors import (
     TooManyConnections,
     TooManyRequests,
     Unauthenticated,
+    WrongPort,
 )
 from lsmq_coordinator.auth import VERIFIED
 from lsmq_coordinator.http_status import status_of
@@ -122,6 +123,7 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
     requests_per_s, bytes_per_s = config.address_requests_per_s, config.address_bytes_per_s
     asks = rights.on and not ACCESS[route.operation].open
     access, audit, noted = ACCESS[route.operation], node.audit, route.operation in AUDITED
+    has_admin_port = config.admin_port is not None
 
     async def handle(request: web.Request) -> web.StreamResponse:
         began = runtime.monotonic()
@@ -141,6 +143,8 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
                 asker = Asker(rights, access, _shown(request, config) if asks else _NOTHING)
                 await asker.identify()
                 asking.set(asker.name)
+                if has_admin_port and access.administers:
+                    _check_port(request, route)
                 connection = request.protocol if is_counted else None
                 if is_counted and asker.name is not None and allowances.is_limited(asker.name):
                     if isinstance(connection, HttpConnection):
@@ -187,6 +191,19 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
                 audit.note_limited(asker.name, route.operation, request.remote, refusal_of)
 
     return handle
+
+
+def _check_port(request: web.Request, route: Route) -> None:
+    """Of a node with a port for administration. What another node passes on came by a port of that one's.
+
+    Raises ``WrongPort``.
+    """
+    connection = request.protocol
+    if VERIFIED not in request and not (isinstance(connection, HttpConnection) and connection.administers):
+        raise WrongPort(
+            f"{route.operation} is administration, which this node takes at a port of its own alone; ask there "
+            "(its settings admin_host and admin_port)"
+        )
 
 
 def _shown(request: web.Request, config: NodeConfig) -> Shown:
