@@ -1,4 +1,4 @@
-"""A port of its own for administration: what is done there alone, who is asked there, and that clients leave it free."""
+"""A port of its own for administration: what is done there alone, who is asked, and that clients leave it free."""
 
 from __future__ import annotations
 
