@@ -17,7 +17,7 @@ def verdict(reports: list[dict[str, Any] | None], *, strict: bool) -> tuple[int,
     """
     packages = [package for report in reports for package in (report or {}).get("dependencies", ())]
     found = [
-        f"{package['name']} {package['version']}: {hole['id']}, mended in {', '.join(hole['fix_versions']) or 'no release'}"
+        f"{package['name']} {package['version']}: {hole['id']}, mended in {' '.join(hole['fix_versions']) or 'no one'}"
         for package in packages
         for hole in package.get("vulns", ())
     ]
@@ -26,23 +26,13 @@ def verdict(reports: list[dict[str, Any] | None], *, strict: bool) -> tuple[int,
         return 1, [*found, "known vulnerabilities: raise the versions (scripts/lock)"]
     if None in reports or unknown or not packages:
         which = f"{len(unknown)} of {len(packages)} packages" if packages else "any package"
-        return 2 if strict else 0, [
-            f"audit skipped: the data on known vulnerabilities of {which} cannot be had from here"
-        ]
+        return 2 if strict else 0, [f"audit skipped: what is known of {which} cannot be had from here"]
     return 0, [f"audited: {len(packages)} packages have no known vulnerability"]
 
 
 def _report(lock: str) -> dict[str, Any] | None:
-    words = [
-        "-m",
-        "pip_audit",
-        "--disable-pip",
-        "--require-hashes",
-        "--progress-spinner=off",
-        "--format=json",
-        "-r",
-        lock,
-    ]
+    options = ("--disable-pip", "--require-hashes", "--progress-spinner=off", "--format=json")
+    words = ["-m", "pip_audit", *options, "-r", lock]
     try:
         done = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
         report: dict[str, Any] = json.loads(done.stdout)

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -59,25 +60,23 @@ def test_the_wheel_and_what_is_locked_work_on_it(version: str, wheel: Path, tmp_
         pytest.skip(f"this machine has no Python {version}")
     run(python, "-m", "venv", tmp_path / "venv")
     own = tmp_path / "venv" / "bin"
-    run(
-        own / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--require-hashes", "-r", LOCK
-    )
-    run(own / "python", "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel)
+    for what in (("--require-hashes", "-r", LOCK), ("--no-deps", "--no-index", wheel)):
+        run(own / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *what)
     (ours,) = (tmp_path / "venv" / "lib").glob("*/site-packages/lsmq_node")
     run(own / "python", "-W", "error", "-m", "compileall", "-q", "-f", ours)
     served = [own / "lsmq", "serve", "--data", tmp_path / "data", "--port", "0"]
-    node = subprocess.Popen(served, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    try:
-        assert node.stdout is not None
-        ready = re.search(r"ready on (http://\S+)", node.stdout.readline())
-        assert ready is not None
-        run(own / "lsmq", "topic", "create", "t", "--queues", "2", timeout=PATIENCE_S, LSMQ_URL=ready[1])
-        sent = ["sh", "-c", f'printf "of Python {version}\\n" | "{own}/lsmq" produce t --queue 1']
-        run(*sent, timeout=PATIENCE_S, LSMQ_URL=ready[1])
-        read = run(own / "lsmq", "consume", "t", "--format", "%b\\n", timeout=PATIENCE_S, LSMQ_URL=ready[1])
-        assert read.splitlines() == [f"of Python {version}"]
-    finally:
-        node.terminate()
+    with subprocess.Popen(served, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as node:
+        try:
+            assert node.stdout is not None
+            ready = re.search(r"ready on (http://\S+)", node.stdout.readline())
+            assert ready is not None
+            lsmq = partial(run, own / "lsmq", timeout=PATIENCE_S, LSMQ_URL=ready[1])
+            lsmq("topic", "create", "t", "--queues", "2")
+            (tmp_path / "message").write_text(f"of Python {version}\n")
+            lsmq("produce", "t", tmp_path / "message", "--queue", "1")
+            assert lsmq("consume", "t", "--format", "%b\\n").splitlines() == [f"of Python {version}"]
+        finally:
+            node.terminate()
         assert node.wait(PATIENCE_S) == 0
 
 

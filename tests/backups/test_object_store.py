@@ -153,13 +153,17 @@ def test_a_backup_that_is_killed_is_none_and_the_next_one_goes_on_when_its_lock_
     process = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE)
     try:
         eventually(lambda: any(key.startswith("incoming/") for key in keys(bucket)), "a file is complete")
-        with pytest.raises(DataDirectoryLocked, match=f"process {process.pid} of {os.uname().nodename}"):
-            with Repository.at(place).changing():
-                pass
+        with (
+            pytest.raises(DataDirectoryLocked, match=f"process {process.pid} of {os.uname().nodename}"),
+            Repository.at(place).changing(),
+        ):
+            pass
     finally:
         process.kill()
         process.communicate()
     assert "LOCK" in keys(bucket) and "holds no backups" in lsmq("", "backup", "list", place, code=1)
+    node.restart(backup_bytes_per_s=1 << 30)
+    monkeypatch.setattr(objects, "_RENEW_S", 0.2)
     monkeypatch.setattr(objects, "_DEAD_S", 3.0)
     made = lsmq(node.url, "backup", "create", "--to", place, "--json")
     assert 0 < made["fetched_bytes"] < made["size_bytes"], "what was fetched is found again"
@@ -217,9 +221,8 @@ def test_what_is_no_place_or_not_reached_is_said_without_secrets(bucket: Any, mo
     for wrong in ("ftp://x/y", "s3://", "s3://anna:secret@bucket/x", "s3://bucket/x?versionId=1"):
         with pytest.raises(InvalidRequest, match="is no place for backups"):
             open_place(wrong)
-    with pytest.raises(DataDirectoryUnusable, match="nowhere") as missing:
-        with Repository.at("s3://nowhere/x").changing():
-            pass
+    with pytest.raises(DataDirectoryUnusable, match="nowhere") as missing, Repository.at("s3://nowhere/x").changing():
+        pass
     monkeypatch.setattr(objects, "_RETRY", {**objects._RETRY, "max_retries": 0})
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_ports(1)[0]}")
     with pytest.raises(DataDirectoryUnusable) as unreached:

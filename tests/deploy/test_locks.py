@@ -1,4 +1,4 @@
-"""What an image is made of: one version of each package, by hashes, as the package asks for; and what is known of them."""
+"""What an image is made of: each package at one version, by hashes, as ours asks for it; and what is known of them."""
 
 from __future__ import annotations
 
