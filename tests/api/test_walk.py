@@ -1,4 +1,4 @@
-"""What a node says of itself, walked: every operation of its OpenAPI document, by whoever may do all, little or nothing.
+"""What a node says of itself, walked: all operations of its OpenAPI document, by who may do all, little or nothing.
 
 Nothing makes it fail, hang, or grow.
 """
