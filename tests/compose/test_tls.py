@@ -38,8 +38,7 @@ def services(name: str) -> dict[str, dict[str, Any]]:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the container `certificates` makes, by the command that it runs."""
     directory = tmp_path_factory.mktemp("certificates")
-    (script, *_) = services("docker-compose.tls.yml")["certificates"]["entrypoint"][2:]
-    assert script == "lsmq-certificates"
+    assert services("docker-compose.tls.yml")["certificates"]["entrypoint"][2:] == ["lsmq-certificates"]
     authority, tls, *words = services("docker-compose.tls.yml")["certificates"]["command"]
     for reader in (*ALL_NODES, "clients"):
         (directory / tls.strip("/") / reader).mkdir(parents=True)
