@@ -275,6 +275,23 @@ def test_a_tenant_has_all_that_begins_with_its_prefix_and_sees_nothing_else(real
     assert refused.error["field"] == "prefix"
 
 
+def test_what_is_not_well_is_told_to_those_who_may_describe_the_cluster(realm: Realm) -> None:
+    group = "secret-group"
+    realm.admin.create("of-secrets", 1)
+    beat = {"member": "secret-host", "topics": ["of-secrets"], "stalled": True, "session_ms": 60_000}
+    realm.admin.call("POST", f"/v1/groups/{group}/heartbeat", beat, status=200)
+    _, monitor = realm.somebody(("monitor", ""))
+    _, consumer = realm.somebody(("consumer", ""))
+    for told in (realm.admin, monitor):
+        assert any(group in line for line in told.get("/readyz").json()["warnings"])
+    broken = Asking(realm.node.url, "lsmq_" + "0" * 43)
+    for other in (consumer, realm.nobody[1], Asking(realm.node.url, None), broken):
+        answered = other.get("/readyz").json()
+        assert (answered["status"], answered["reasons"], len(answered["warnings"])) == ("ok", [], 1)
+        assert "secret" not in json.dumps(answered)
+    realm.admin.call("POST", f"/v1/groups/{group}/heartbeat", {**beat, "leave": True}, status=200)
+
+
 def test_whoever_says_where_dead_letters_go_may_write_there(realm: Realm) -> None:
     _, tenant = realm.somebody(("tenant", "own."))
     tenant.create("own.jobs", 1)

@@ -52,7 +52,7 @@ from . import (
     transactions,
     work_queues,
 )
-from .access import ACCESS, AUDITED
+from .access import ACCESS, AUDITED, Access
 from .asker import Asker
 from .browser_sessions import check_by_cookie, shown_cookie
 from .failures import HttpConnection, failures
@@ -121,7 +121,7 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
     series, broker, rights = metrics.series(route.operation), node.broker, node.rights
     config, allowances = broker.config, broker.allowances
     requests_per_s, bytes_per_s = config.address_requests_per_s, config.address_bytes_per_s
-    asks = rights.on and not ACCESS[route.operation].open
+    asks = rights.on and (not ACCESS[route.operation].open or ACCESS[route.operation].tells)
     access, audit, noted = ACCESS[route.operation], node.audit, route.operation in AUDITED
     has_admin_port = config.admin_port is not None
 
@@ -140,7 +140,7 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
                 if client is not None and is_counted:
                     await broker.request_pace.wait(client, requests_per_s, 1)
                     await broker.byte_pace.wait(client, bytes_per_s)
-                asker = Asker(rights, access, _shown(request, config) if asks else _NOTHING)
+                asker = Asker(rights, access, _shown_if_any(request, config, access) if asks else _NOTHING)
                 await asker.identify()
                 asking.set(asker.name)
                 if has_admin_port and access.administers:
@@ -204,6 +204,16 @@ def _check_port(request: web.Request, route: Route) -> None:
             f"{route.operation} is administration, which this node takes at a port of its own alone; ask there "
             "(its settings admin_host and admin_port)"
         )
+
+
+def _shown_if_any(request: web.Request, config: NodeConfig, access: Access) -> Shown:
+    """As :func:`_shown`; where everybody is answered, what is wrong is nothing."""
+    try:
+        return _shown(request, config)
+    except Unauthenticated:
+        if not access.open:
+            raise
+        return _NOTHING
 
 
 def _shown(request: web.Request, config: NodeConfig) -> Shown:
