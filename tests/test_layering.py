@@ -88,7 +88,7 @@ ONLY_IN = {
 # What a simulation replaces comes from `lsmq.runtime`, and so from none of these.
 REPLACED = ("queue", "random", "secrets", "threading", "time", "uuid", "concurrent.futures.ThreadPoolExecutor")
 REPLACED_OF_OS = ("os.urandom", "os.register_at_fork")
-# Outside of every simulation: the runtime itself, the command line and what it alone runs, ZooKeeper, and a process apart.
+# Outside of every simulation: the runtime itself, the command line and what it alone runs, ZooKeeper, a process apart.
 REAL = (
     "lsmq.runtime",
     "lsmq.cli",

@@ -213,26 +213,30 @@ class _Lock:
 
     def take(self) -> None:
         """Raises ``DataDirectoryLocked`` where somebody else holds it, and lives."""
-        after, seen_s = None, runtime.monotonic()
-        while not self._write(after):
+        if not self._write(None):
+            seen = self._place.lock_now()
+            after = None if seen is None else self._watch(*seen)
+            if not self._write(after):
+                found = self._place.lock_now()
+                raise self._locked(b"" if found is None else found[1])
+            if after is not None:
+                _log.warning("backup_lock_taken_over", place=str(self._place), silent_s=_DEAD_S)
+        self._renewing.start()
+
+    def _watch(self, tag: str, _: bytes) -> str | None:
+        """The tag of a lock that nobody renewed for so long that its holder is dead; None where it was let go.
+
+        Raises ``DataDirectoryLocked`` when it is renewed.
+        """
+        seen_s = runtime.monotonic()
+        while runtime.monotonic() < seen_s + _DEAD_S:
+            self._ended.wait(_LOOK_S)
             found = self._place.lock_now()
             if found is None:
-                after = None
-            elif found[0] != after:
-                if after is not None:
-                    raise self._locked(found[1])
-                after, seen_s = found[0], runtime.monotonic()
-            while after is not None and runtime.monotonic() < seen_s + _DEAD_S:
-                if self._ended.wait(_LOOK_S):
-                    return
-                now = self._place.lock_now()
-                if now is None or now[0] != after:
-                    if now is not None:
-                        raise self._locked(now[1])
-                    after = None
-        if after is not None:
-            _log.warning("backup_lock_taken_over", place=str(self._place), silent_s=_DEAD_S)
-        self._renewing.start()
+                return None
+            if found[0] != tag:
+                raise self._locked(found[1])
+        return tag
 
     def _locked(self, content: bytes) -> DataDirectoryLocked:
         try:
