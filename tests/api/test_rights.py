@@ -276,9 +276,9 @@ def test_a_tenant_has_all_that_begins_with_its_prefix_and_sees_nothing_else(real
 
 
 def test_what_is_not_well_is_told_to_those_who_may_describe_the_cluster(realm: Realm) -> None:
-    group = "secret-group"
-    realm.admin.create("of-secrets", 1)
-    beat = {"member": "secret-host", "topics": ["of-secrets"], "stalled": True, "session_ms": 60_000}
+    group = "hidden-group"
+    realm.admin.create("of-hidden", 1)
+    beat = {"member": "hidden-host", "topics": ["of-hidden"], "stalled": True, "session_ms": 60_000}
     realm.admin.call("POST", f"/v1/groups/{group}/heartbeat", beat, status=200)
     _, monitor = realm.somebody(("monitor", ""))
     _, consumer = realm.somebody(("consumer", ""))
@@ -288,7 +288,7 @@ def test_what_is_not_well_is_told_to_those_who_may_describe_the_cluster(realm: R
     for other in (consumer, realm.nobody[1], Asking(realm.node.url, None), broken):
         answered = other.get("/readyz").json()
         assert (answered["status"], answered["reasons"], len(answered["warnings"])) == ("ok", [], 1)
-        assert "secret" not in json.dumps(answered)
+        assert "hidden" not in json.dumps(answered)
     realm.admin.call("POST", f"/v1/groups/{group}/heartbeat", {**beat, "leave": True}, status=200)
 
 

@@ -80,7 +80,7 @@ def request(chance: random.Random, operation: Operation, token: str | None) -> b
             text = ",".join(map(str, found)) if isinstance(found, list) else str(found)
             asked.append(f"{name}={quote(text.encode(errors='surrogatepass'), safe='')}")
     url = (path + ("?" + "&".join(asked) if asked else ""))[:8_000]
-    body = b"" if operation.body is None else json.dumps(document(chance, operation.body, False)).encode()
+    body = b"" if operation.body is None else json.dumps(document(chance, operation.body, False), default=repr).encode()
     head = [f"{operation.method} {url} HTTP/1.1", "Host: x", "Content-Type: application/json", "Connection: close"]
     if token is not None:
         head.append(f"Authorization: Bearer {token}")

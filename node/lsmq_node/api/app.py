@@ -157,7 +157,12 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
                 is_admitted = client is not None
                 call = Call(request, node, route, hold, asker)
                 if asker.cookie is not None:
-                    check_by_cookie(call)
+                    try:
+                        check_by_cookie(call)
+                    except OriginNotAllowed:
+                        if not access.open:
+                            raise
+                        asker.forget()
                 call.check_needs(access)
                 try:
                     response = await route.handler(call)

@@ -47,9 +47,13 @@ class Asker:
             try:
                 await self._find_out()
             except (Unauthenticated, Unavailable):
-                self._shown = Shown()
+                self.forget()
         elif self._rights.on and not self._access.open:
             await self._find_out()
+
+    def forget(self) -> None:
+        """He is nobody in particular, whatever he showed."""
+        self._shown, self.holder, self.proven = Shown(), None, None
 
     async def _find_out(self) -> None:
         proven = await self._rights.authenticated(self._shown)

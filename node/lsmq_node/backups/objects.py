@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import shutil
 import struct
@@ -31,19 +32,17 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 from urllib.parse import urlsplit
 
-import structlog
-
 from lsmq import runtime
 from lsmq.errors import DataDirectoryLocked, InvalidRequest
 from lsmq_node.broker.snapshot_sessions import MAX_COMPARE_BYTES
 
 from .places import BACKUPS, FILES, READ_BYTES
 
-_log = structlog.get_logger("lsmq.backups")
+_log = logging.getLogger("lsmq")
 
 _SUMS, _LOCK = "sums", "LOCK"
 _RENEW_S, _DEAD_S, _LOOK_S = 10.0, 45.0, 1.0
-_RETRY: Final[dict[str, Any]] = {
+_RETRY: Final[Any] = {
     "max_retries": 5,
     "retry_timeout": timedelta(seconds=60),
     "backoff": {"init_backoff": timedelta(milliseconds=200), "max_backoff": timedelta(seconds=10), "base": 2},
@@ -220,7 +219,7 @@ class _Lock:
                 found = self._place.lock_now()
                 raise self._locked(b"" if found is None else found[1])
             if after is not None:
-                _log.warning("backup_lock_taken_over", place=str(self._place), silent_s=_DEAD_S)
+                _log.warning("the lock of %s was not renewed for %.0f s and is taken over", self._place, _DEAD_S)
         self._renewing.start()
 
     def _watch(self, tag: str, _: bytes) -> str | None:
@@ -269,7 +268,7 @@ class _Lock:
                             return
                         self._tag = found[0]
             except (OSError, ValueError) as error:
-                _log.warning("backup_lock_not_renewed", place=str(self._place), reason=str(error))
+                _log.warning("the lock of %s could not be renewed: %s", self._place, error)
 
     def check(self) -> None:
         """Raises ``OSError`` where it may be somebody else's by now."""
@@ -284,7 +283,7 @@ class _Lock:
             if found is not None and json.loads(found[1]).get("who") == self._who:
                 self._place.remove_lock()
         except (OSError, ValueError) as error:  # It is taken over in time.
-            _log.warning("backup_lock_not_removed", place=str(self._place), reason=str(error))
+            _log.warning("the lock of %s could not be removed: %s", self._place, error)
 
 
 @contextmanager
