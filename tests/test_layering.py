@@ -83,11 +83,12 @@ NODE_ROOMS = (
 ONLY_IN = {
     "pysyncobj": {"lsmq_coordinator.raft_transport"},
     "kazoo": {"lsmq_coordinator.zookeeper", "lsmq._zookeeper", "lsmq.kazoo_handler"},
+    "obstore": {"lsmq_node.backups.objects"},
 }
 # What a simulation replaces comes from `lsmq.runtime`, and so from none of these.
 REPLACED = ("queue", "random", "secrets", "threading", "time", "uuid", "concurrent.futures.ThreadPoolExecutor")
 REPLACED_OF_OS = ("os.urandom", "os.register_at_fork")
-# Outside of every simulation: the runtime itself, the command line, ZooKeeper, and a process apart.
+# Outside of every simulation: the runtime itself, the command line and what it alone runs, ZooKeeper, a process apart.
 REAL = (
     "lsmq.runtime",
     "lsmq.cli",
@@ -95,6 +96,7 @@ REAL = (
     "lsmq_coordinator.zookeeper",
     "lsmq_coordinator.zookeeper_server",
     "lsmq_coordinator.sentinel",
+    "lsmq_node.backups.objects",
 )
 
 

@@ -15,9 +15,11 @@ LARGE_LINES = 400
 LARGEST_LINES = 600
 LARGEST_FILE_BYTES = 512 * 1024
 SCRIPTS = (
+    "scripts/audit",
     "scripts/demo",
     "scripts/format",
     "scripts/lint",
+    "scripts/lock",
     "scripts/setup",
     "scripts/simulate",
     "scripts/test",

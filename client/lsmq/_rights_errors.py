@@ -17,6 +17,12 @@ class Forbidden(LsmqError):
     code = "forbidden"
 
 
+class WrongPort(Forbidden):
+    """Administration, asked of a port for clients by a node that has a port of its own for it."""
+
+    code = "wrong_port"
+
+
 class AntiForgeryFailed(LsmqError):
     """A request by a browser's session does not show that it comes from the node's own page."""
 

@@ -39,6 +39,7 @@ from lsmq.errors import (
     TopicReplaced,
     Unavailable,
     UnknownQueue,
+    WrongPort,
 )
 from lsmq.topics import Topic
 
@@ -144,6 +145,9 @@ class Router:
                         done_before = accept_repeated is not None and isinstance(error, accept_repeated)
                         if done_before and (repeated or missing_ok):
                             return Response(204, "", {}, b""), repeated
+                        is_last = not under_way and all(other in asked_in_round for other in self.urls)
+                        if isinstance(error, WrongPort) and not is_last:
+                            continue  # Routes name ports for clients alone; it may be right where the caller said.
                         if not error.retriable:
                             raise
                         if deadline.passed:

@@ -18,6 +18,7 @@ from lsmq._rights_errors import (
     Unauthenticated,
     UnknownPrincipal,
     UnknownRole,
+    WrongPort,
 )
 
 __all__ = [
@@ -108,6 +109,7 @@ __all__ = [
     "UnknownTransaction",
     "UnsupportedFormat",
     "UnsupportedMediaType",
+    "WrongPort",
     "ZooKeeperNotInstalled",
 ]
 

@@ -1,6 +1,7 @@
 """Print what pyproject.toml, read from the working directory, asks for: the package's needs and those of the extras.
 
-With ``--build`` what building the wheel takes as well. Needs Python 3.11 and nothing else.
+With ``--build`` what builds the wheel instead, and what of its needs comes as source alone. Needs Python 3.11 and
+nothing else.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ import sys
 import tomllib
 from pathlib import Path
 
+#: PySyncObj is published as source, to be built by this.
+SOURCE_BUILDS = ["setuptools>=77"]
+
 document = tomllib.loads(Path("pyproject.toml").read_text())
-wanted = list(document["project"]["dependencies"])
-for argument in sys.argv[1:]:
-    if argument == "--build":
-        wanted += document["build-system"]["requires"]
-    else:
-        wanted += document["project"]["optional-dependencies"][argument]
+if sys.argv[1:] == ["--build"]:
+    wanted = [*document["build-system"]["requires"], *SOURCE_BUILDS]
+else:
+    extras = document["project"]["optional-dependencies"]
+    wanted = [*document["project"]["dependencies"], *(line for extra in sys.argv[1:] for line in extras[extra])]
 print("\n".join(wanted))

@@ -14,7 +14,7 @@ _CODES: Final[dict[int, tuple[str, ...]]] = {
     307: ("read_elsewhere",),
     400: ("invalid_request",),
     401: ("not_authenticated", "unauthenticated"),
-    403: ("origin_not_allowed", "host_not_allowed", "forbidden", "anti_forgery_failed"),
+    403: ("origin_not_allowed", "host_not_allowed", "forbidden", "wrong_port", "anti_forgery_failed"),
     404: (
         "unknown_path",
         "unknown_topic",

@@ -28,6 +28,19 @@ class ClientPortConfig:
         hazard="Beyond the loopback a node starts only with `auth`, or with `insecure`.",
     )
     port: int = setting(7600, "Port to listen on; 0 takes any free one.", range=(0, 65_535))
+    admin_port: int | None = setting(
+        None,
+        "A port of its own for administration; 0 takes any free one. It answers everything, and `port` no longer what "
+        "administers the cluster, tokens, roles, grants or limits "
+        "([security](security.md#a-port-for-administration)).",
+        range=(0, 65_535),
+        hazard="Set it on all nodes: what one of them refuses another one does.",
+    )
+    admin_host: str = setting(
+        "127.0.0.1",
+        "Address to listen on with `admin_port`.",
+        hazard="As of `host`.",
+    )
     advertised_url: str | None = setting(
         None,
         "URL that clients reach this node by, when it is not `http://host:port` (`https://` with `tls_cert`).",

@@ -509,16 +509,24 @@ class NodeConfig(ClientPortConfig):
     @property
     def is_exposed(self) -> bool:
         """Whether others than this machine reach it, and are asked nothing."""
-        return self.auth is Auth.NONE and not is_loopback(self.host)
+        return self.auth is Auth.NONE and not is_loopback(self.exposed_host)
+
+    @property
+    def exposed_host(self) -> str:
+        """Of the addresses it listens on for clients one that others reach, where there is any."""
+        is_second = self.admin_port is not None and is_loopback(self.host)
+        return self.admin_host if is_second else self.host
 
     def check_exposure(self) -> None:
         """Raises :class:`InvalidConfig` for a node that would be open to a network without anybody having said so."""
         if self.is_exposed and not self.insecure:
+            setting = "admin_host" if is_loopback(self.host) else "host"
             raise InvalidConfig(
-                f"host is {self.host}, so that others than this machine reach the node, and auth is 'none': they "
-                "may read, send and delete everything. Set auth = 'token' (--auth token, see docs/security.md); listen "
-                "on 127.0.0.1; or, on a network that you trust, say insecure = true (--insecure)",
-                setting="host",
+                f"{setting} is {self.exposed_host}, so that others than this machine reach the node, and auth is "
+                "'none': they may read, send and delete everything. Set auth = 'token' (--auth token, see "
+                "docs/security.md); listen on 127.0.0.1; or, on a network that you trust, say insecure = true "
+                "(--insecure)",
+                setting=setting,
             )
 
     @property

@@ -26,6 +26,8 @@ _log = structlog.get_logger("lsmq.http")
 
 #: Connections that nodes of a cluster may have with one of them, dialled by either side.
 INTERNAL_CONNECTIONS = 1_024
+#: Connections of a port for administration, of one address half of them.
+ADMIN_CONNECTIONS = 64
 #: What ``accept`` fails with when there is no room; it passes.
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _RETRY_S = 0.1

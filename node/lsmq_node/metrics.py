@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import platform
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from prometheus_client import GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import (
@@ -103,24 +103,33 @@ class HttpMetrics(Collector):
 
 
 class DoorMetrics(Collector):
-    """The connections of clients."""
+    """The connections of clients, at all doors that they come by; these show the same certificate."""
 
-    def __init__(self, door: Doorkeeper) -> None:
-        self._door = door
+    def __init__(self, doors: Sequence[Doorkeeper]) -> None:
+        self._doors = doors
 
     def collect(self) -> Iterable[Metric]:
-        door = self._door
-        yield GaugeMetricFamily("lsmq_connections", "Connections of clients.", door.count)
-        yield CounterMetricFamily("lsmq_connections_accepted", "Connections accepted.", door.accepted)
-        yield CounterMetricFamily(
-            "lsmq_connections_refused", "Of those, refused (max_connections, address_share_percent).", door.refused
-        )
-        yield CounterMetricFamily(
-            "lsmq_accept_failures", "Times the system had no room for a connection.", door.accept_failures
-        )
-        yield CounterMetricFamily(
-            "lsmq_handshake_failures", "Connections that ended in the handshake of TLS.", door.handshake_failures
-        )
+        doors, door = self._doors, self._doors[0]
+        yield GaugeMetricFamily("lsmq_connections", "Connections of clients.", sum(door.count for door in doors))
+        for name, text, count in (
+            ("connections_accepted", "Connections accepted.", sum(door.accepted for door in doors)),
+            (
+                "connections_refused",
+                "Of those, refused (max_connections, address_share_percent).",
+                sum(door.refused for door in doors),
+            ),
+            (
+                "accept_failures",
+                "Times the system had no room for a connection.",
+                sum(door.accept_failures for door in doors),
+            ),
+            (
+                "handshake_failures",
+                "Connections that ended in the handshake of TLS.",
+                sum(door.handshake_failures for door in doors),
+            ),
+        ):
+            yield CounterMetricFamily(f"lsmq_{name}", text, count)
         expires = GaugeMetricFamily(
             "lsmq_certificate_expiry_timestamp_seconds",
             "When the certificate in use expires, in Unix time.",

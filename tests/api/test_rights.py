@@ -275,6 +275,39 @@ def test_a_tenant_has_all_that_begins_with_its_prefix_and_sees_nothing_else(real
     assert refused.error["field"] == "prefix"
 
 
+def test_what_is_not_well_is_told_to_those_who_may_describe_the_cluster(realm: Realm) -> None:
+    group = "hidden-group"
+    realm.admin.create("of-hidden", 1)
+    beat = {"member": "hidden-host", "topics": ["of-hidden"], "stalled": True, "session_ms": 60_000}
+    realm.admin.call("POST", f"/v1/groups/{group}/heartbeat", beat, status=200)
+    _, monitor = realm.somebody(("monitor", ""))
+    _, consumer = realm.somebody(("consumer", ""))
+    for told in (realm.admin, monitor):
+        assert any(group in line for line in told.get("/readyz").json()["warnings"])
+    broken = Asking(realm.node.url, "lsmq_" + "0" * 43)
+    for other in (consumer, realm.nobody[1], Asking(realm.node.url, None), broken):
+        answered = other.get("/readyz").json()
+        assert (answered["status"], answered["reasons"], len(answered["warnings"])) == ("ok", [], 1)
+        assert "hidden" not in json.dumps(answered)
+    realm.admin.call("POST", f"/v1/groups/{group}/heartbeat", {**beat, "leave": True}, status=200)
+
+
+def test_whoever_says_where_dead_letters_go_may_write_there(realm: Realm) -> None:
+    _, tenant = realm.somebody(("tenant", "own."))
+    tenant.create("own.jobs", 1)
+    path = "/v1/groups/own.workers/work-queue"
+    for foreign in ("t", "of-nobody"):
+        refused = tenant.call("PUT", path, {"topic": "own.jobs", "dead_letter": foreign}, status=403)
+        assert refused.error["right"] == f"write topic {foreign}"
+    tenant.call("PUT", path, {"topic": "own.jobs", "dead_letter": "own.dead"}, status=200)
+    tenant.send("own.jobs", {"body": "x", "queue": 0})
+    asked = {"topic": "own.jobs", "max": 1, "wait_ms": 0}
+    (popped,) = tenant.call("POST", "/v1/groups/own.workers/pop", asked, status=200).json()["messages"]
+    buried = {"topic": "own.jobs", "receipts": [popped["receipt"]], "dead_letter": True}
+    tenant.call("POST", "/v1/groups/own.workers/nack", buried, status=200)
+    eventually(lambda: tenant.get("/v1/topics/own.dead", None).status == 200, "there is a dead letter")
+
+
 def test_whoever_has_messages_moved_to_a_topic_may_write_to_it(realm: Realm) -> None:
     _, tenant = realm.somebody(("tenant", "mine."))
     over = {"queue_max_messages": 1, "overflow": "drop_oldest"}

@@ -175,7 +175,11 @@ def test_keys_stay_while_the_issuer_is_away_and_a_node_starts_without_it(
     asked = Asking(node.url, token)
     refused = asked.get("/v1/whoami", None)
     assert (refused.status, refused.code) == (503, "unavailable"), "nobody can tell"
-    assert any("issuer" in problem for problem in asked.get("/readyz").json()["warnings"])
+    admin = Asking(node.url, (node.data / "admin.token").read_text().strip())
+    assert any("issuer" in problem for problem in admin.get("/readyz").json()["warnings"])
+    for stranger in (asked, Asking(node.url, None)):
+        (told,) = stranger.get("/readyz").json()["warnings"]
+        assert "issuer" not in told, "who cannot show who he is is told no more than that there is something"
     with issuer:
         eventually(lambda: asked.get("/v1/whoami", None).status == 200, "the keys are known")
     eventually(lambda: "warnings" in asked.get("/readyz").json(), "it is noticed that the issuer is away")

@@ -164,7 +164,7 @@ def test_a_killed_backup_is_gone_on_with_also_after_a_restart_of_the_node(
         flush(api)
     words, environment = command(node.url, "backup", "create", "--to", backups)
     process = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    eventually(lambda: has_content(backups / "incoming" / "JOURNAL"), "a file is complete")
+    eventually(lambda: is_complete(backups), "a file is complete")
     process.kill()
     process.wait()
     assert not list((backups / "backups").iterdir())
@@ -183,8 +183,10 @@ def test_a_killed_backup_is_gone_on_with_also_after_a_restart_of_the_node(
     lsmq(node.url, "verify", backups)
 
 
-def has_content(path: Path) -> bool:
-    return path.exists() and path.stat().st_size > 0
+def is_complete(backups: Path) -> bool:
+    """Whether a backup that is under way has a file."""
+    incoming = backups / "incoming"
+    return incoming.exists() and any(not child.name.startswith("PART") for child in incoming.iterdir())
 
 
 def flush(api: Api) -> None:
@@ -211,7 +213,7 @@ def test_a_full_disk_is_said_and_what_was_fetched_is_kept(
         words, environment = command(node.url, "backup", "create", "--to", backups)
         process = subprocess.Popen(words, env=environment, stderr=subprocess.PIPE, text=True)
         try:
-            eventually(lambda: has_content(backups / "incoming" / "JOURNAL"), "a file is complete")
+            eventually(lambda: is_complete(backups), "a file is complete")
             with filler.open("wb") as file, contextlib.suppress(OSError):
                 while True:
                     file.write(bytes(64 * KIB))

@@ -15,6 +15,7 @@ import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,14 @@ class Stack:
             settings |= {"PYTHON_IMAGE": "lsmq-local/python", "ZOOKEEPER_IMAGE": "lsmq-local/zookeeper"}
         self._environment = os.environ | settings
         self._command = compose_command()
+
+    def in_tls(self) -> Stack:
+        """Another project, of both files."""
+        made = copy(self)
+        made.project = f"{self.project}-tls"
+        made._environment = {**self._environment, "COMPOSE_PROJECT_NAME": made.project}
+        made._command = [*self._command, "-f", "docker-compose.yml", "-f", "docker-compose.tls.yml"]
+        return made
 
     def compose(self, *arguments: str, **options: Any) -> str:
         """Run Compose from its directory, as README.md says; what it printed."""

@@ -18,7 +18,7 @@ from lsmq.cli.render import counted, print_json, print_table, progress, size_tex
 from lsmq.errors import CorruptFile, UnsupportedFormat
 
 _DIRECTORY = click.Path(file_okay=False, path_type=Path)
-_there = click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+_there = click.argument("place", metavar="PLACE")
 _which = click.option("--id", metavar="ID", help="Of the backup.  [default: the latest]")
 
 
@@ -26,13 +26,19 @@ _which = click.option("--id", metavar="ID", help="Of the backup.  [default: the 
 def backup() -> None:
     """Make backups of a node or a cluster that runs, restore them, look into them.
 
-    A directory of backups holds any number, which share the files that are the same in them.
+    A PLACE is a directory, or s3://BUCKET/PREFIX: there, AWS_ENDPOINT_URL, AWS_REGION, AWS_ACCESS_KEY_ID and
+    AWS_SECRET_ACCESS_KEY in the environment say where and who. It holds any number of backups, which share the files
+    that are the same in them.
     """
 
 
 def _module(name: str) -> Any:
     with need_node("lsmq backup"):
         return importlib.import_module(f"lsmq_node.backups.{name}")
+
+
+def _repository(place: str) -> Any:
+    return _module("repository").Repository.at(place)
 
 
 def _shown(shown: ExitStack, label: str) -> Callable[[int], Callable[[int], None]]:
@@ -43,21 +49,22 @@ def _shown(shown: ExitStack, label: str) -> Callable[[int], Callable[[int], None
 
 
 @backup.command()
-@click.option("--to", "directory", metavar="DIR", type=_DIRECTORY, required=True, help="The directory of backups.")
+@click.option("--to", "place", metavar="PLACE", required=True, help="A directory, or s3://BUCKET/PREFIX.")
 @click.option("--keep", type=click.IntRange(min=1), help="Then remove all but the newest so many.")
 @click.option("--full", is_flag=True, help="Fetch every file, also those that an earlier backup has.")
 @json_option
 @asks_a_node
-async def create(client: Client, directory: Path, keep: int | None, full: bool, as_json: bool) -> None:
+async def create(client: Client, place: str, keep: int | None, full: bool, as_json: bool) -> None:
     """Back up all that a node, or a cluster, has. Nobody's writes wait for it.
 
     Each shard is as it was at one moment: all that was acknowledged before the command, with groups, producers and
-    transactions. Only files are sent that no earlier backup in DIR has. When it is interrupted, the next one goes on.
+    transactions. Only files are sent that no earlier backup there has. When it is interrupted, the next one goes on.
 
     \b
       lsmq backup create --to /backups/lsmq --keep 7
+      lsmq backup create --to s3://backups/lsmq --keep 7
     """
-    repository = _module("repository").Repository(directory)
+    repository = _repository(place)
     with private_files(), repository.changing(), ExitStack() as shown:
         made = await _module("create").create_backup(
             client, repository, keep=keep, full=full, begin=_shown(shown, "backing up")
@@ -91,12 +98,12 @@ def _fields(found: Any) -> dict[str, Any]:
 @_there
 @json_option
 @click.pass_context
-def list_backups(context: click.Context, directory: Path, as_json: bool) -> None:
-    """List the backups in DIR, oldest first.
+def list_backups(context: click.Context, place: str, as_json: bool) -> None:
+    """List the backups there are, oldest first.
 
     Exits with 1 when there are some that cannot be read, and names them.
     """
-    repository = _module("repository").Repository(directory)
+    repository = _repository(place)
     backups, unread = [], []
     for id in repository.ids():
         try:
@@ -130,9 +137,9 @@ def _print_backups(backups: list[Any]) -> None:
 @backup.command()
 @_there
 @click.option("--keep", type=click.IntRange(min=1), required=True, help="Remove all but the newest so many.")
-def prune(directory: Path, keep: int) -> None:
-    """Remove old backups in DIR, and the files that none of the others has."""
-    repository = _module("repository").Repository(directory)
+def prune(place: str, keep: int) -> None:
+    """Remove old backups, and the files that none of the others has."""
+    repository = _repository(place)
     with private_files(), repository.changing():
         gone = repository.prune(keep)
     click.echo(f"{counted(len(gone), 'backup')} removed", err=True)
@@ -142,8 +149,8 @@ def prune(directory: Path, keep: int) -> None:
 @_there
 @click.option("--data", metavar="NEWDIR", type=_DIRECTORY, required=True, help="The data directory to make.")
 @_which
-def restore(directory: Path, data: Path, id: str | None) -> None:
-    """Make NEWDIR, which is new or empty, the data directory of a node with what a backup in DIR has.
+def restore(place: str, data: Path, id: str | None) -> None:
+    """Make NEWDIR, which is new or empty, the data directory of a node with what a backup has.
 
     Everything that is copied is verified. A backup of a cluster becomes a node of its own with as many shards.
 
@@ -151,7 +158,7 @@ def restore(directory: Path, data: Path, id: str | None) -> None:
       lsmq backup restore /backups/lsmq --data ./restored
       lsmq serve --data ./restored
     """
-    repository = _module("repository").Repository(directory)
+    repository = _repository(place)
     with private_files(), ExitStack() as shown:
         found = _module("restore").restore_backup(repository, data, id, begin=_shown(shown, "restoring"))
     count = len(found.shards)
@@ -171,7 +178,7 @@ def restore(directory: Path, data: Path, id: str | None) -> None:
 @asks_a_node
 async def extract(
     client: Client,
-    directory: Path,
+    place: str,
     topic: str,
     name: str,
     queues: tuple[str, ...],
@@ -194,7 +201,7 @@ async def extract(
     with private_files(), ExitStack() as shown:
         done = await module.extract_topic(
             client,
-            _module("repository").Repository(directory),
+            _repository(place),
             wanted,
             name,
             id,

@@ -17,26 +17,26 @@ from lsmq.cli.render import counted, print_json, progress
 
 
 @click.command()
-@click.argument(
-    "directory", metavar="[DIR]", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path)
-)
-@click.option("--id", metavar="ID", help="Of a directory of backups: this one alone.")
+@click.argument("place", metavar="[PLACE]", required=False)
+@click.option("--id", metavar="ID", help="Of a place of backups: this one alone.")
 @json_option
 @url_option
 @click.pass_context
 def verify(
-    context: click.Context, directory: Path | None, id: str | None, as_json: bool, url: str, deadline_ms: int
+    context: click.Context, place: str | None, id: str | None, as_json: bool, url: str, deadline_ms: int
 ) -> None:
-    """Read everything in DIR, hold it against its checksums, and say what is whole.
+    """Read everything in PLACE, hold it against its checksums, and say what is whole.
 
-    DIR is a directory of backups, or the data of a node, of one shard or of a QueueStore that nothing has open. It is
-    never written to. Without DIR, the nodes that run read their files: of each shard those of its leader.
+    PLACE has backups (a directory, or s3://BUCKET/PREFIX), or is the data of a node, of one shard or of a QueueStore
+    that nothing has open. It is never written to. Without it, the nodes that run read their files: of each shard those
+    of its leader.
 
     Exits with 0 when nothing is damaged, with 1 when something is.
     """
     with need_node("lsmq verify"):
         module: Any = importlib.import_module("lsmq_node.backups.check")
         findings: Any = importlib.import_module("lsmq_node.storage.repair")
+    of_data = place is not None and "://" not in place and not module.is_repository(Path(place))
     report = Report(print_json if as_json else None)
 
     def tell(found: Any) -> None:
@@ -47,15 +47,18 @@ def verify(
         def begin(total: int) -> Callable[[int], None]:
             return shown.enter_context(progress("verifying", total, of_bytes=True)).advance
 
-        if directory is None:
+        if place is None:
             summary = with_client(url, deadline_ms, lambda client: module.verify_nodes(client, tell=tell, begin=begin))
+        elif of_data:
+            summary = module.verify_directory(Path(place), tell=tell, begin=begin)
         else:
-            summary = module.verify_directory(directory, backup=id, tell=tell, begin=begin)
+            repository = importlib.import_module("lsmq_node.backups.repository").Repository.at(place)
+            summary = module.verify_repository(repository, backup=id, tell=tell, begin=begin)
     if as_json:
         print_json({**findings.as_dict(summary), "damaged": summary.damaged})
     else:
         report.show()
-        click.echo(_verdict(summary, directory is not None and not module.is_repository(directory)))
+        click.echo(_verdict(summary, of_data))
     context.exit(1 if summary.damaged else 0)
 
 

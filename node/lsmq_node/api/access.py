@@ -27,16 +27,27 @@ class Need:
 @dataclass(frozen=True, slots=True)
 class Access:
     """``open``: to everybody, whoever it is. ``lists``: the answer shows only what the caller may know of. ``changes``:
-    it is done to be done, though it needs no right."""
+    it is done to be done, though it needs no right. ``tells``: it is open, and says more to who may describe the
+    cluster."""
 
     needs: tuple[Need, ...] = ()
     open: bool = False
     lists: Kind | None = None
     changes: bool = False
+    tells: bool = False
 
     def action(self, kind: Kind) -> Action | None:
         """What it needs of resources of the kind."""
         return next((need.action for need in self.needs if need.kind is kind), None)
+
+    @property
+    def administers(self) -> bool:
+        """Whether it is administration of the cluster, or of who may what, which may have a port of its own. Whoever
+        reads all there is (:data:`_WHOLE`) administers nothing."""
+        return not any(need.every for need in self.needs) and any(
+            need.kind is Kind.RIGHTS or (need.kind is Kind.CLUSTER and need.action is Action.ALTER)
+            for need in self.needs
+        )
 
     @property
     def shows(self) -> bool:
@@ -59,6 +70,7 @@ _WHOLE: Final = Access(
     )
 )
 _OPEN: Final = Access(open=True)
+_HEALTH: Final = Access(open=True, tells=True)
 _ANYBODY: Final = Access()  # who is known
 _OWN: Final = Access(changes=True)  # likewise
 _D, _R, _W = Action.DESCRIBE, Action.READ, Action.WRITE
@@ -155,8 +167,8 @@ ACCESS: Final[Mapping[str, Access]] = MappingProxyType(
         "endSnapshot": _WHOLE,
         "status": _needs(cluster=_D),
         "metrics": _needs(cluster=_D),
-        "healthz": _OPEN,
-        "readyz": _OPEN,
+        "healthz": _HEALTH,
+        "readyz": _HEALTH,
         "openapi": _OPEN,
         "getConsole": _OPEN,  # nothing of what the node holds: pages that ask for a token themselves
         "getConsoleFile": _OPEN,

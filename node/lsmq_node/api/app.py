@@ -17,6 +17,7 @@ from lsmq.errors import (
     TooManyConnections,
     TooManyRequests,
     Unauthenticated,
+    WrongPort,
 )
 from lsmq_coordinator.auth import VERIFIED
 from lsmq_coordinator.http_status import status_of
@@ -51,7 +52,7 @@ from . import (
     transactions,
     work_queues,
 )
-from .access import ACCESS, AUDITED
+from .access import ACCESS, AUDITED, Access
 from .asker import Asker
 from .browser_sessions import check_by_cookie, shown_cookie
 from .failures import HttpConnection, failures
@@ -120,8 +121,9 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
     series, broker, rights = metrics.series(route.operation), node.broker, node.rights
     config, allowances = broker.config, broker.allowances
     requests_per_s, bytes_per_s = config.address_requests_per_s, config.address_bytes_per_s
-    asks = rights.on and not ACCESS[route.operation].open
+    asks = rights.on and (not ACCESS[route.operation].open or ACCESS[route.operation].tells)
     access, audit, noted = ACCESS[route.operation], node.audit, route.operation in AUDITED
+    has_admin_port = config.admin_port is not None
 
     async def handle(request: web.Request) -> web.StreamResponse:
         began = runtime.monotonic()
@@ -138,9 +140,11 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
                 if client is not None and is_counted:
                     await broker.request_pace.wait(client, requests_per_s, 1)
                     await broker.byte_pace.wait(client, bytes_per_s)
-                asker = Asker(rights, access, _shown(request, config) if asks else _NOTHING)
+                asker = Asker(rights, access, _shown_if_any(request, config, access) if asks else _NOTHING)
                 await asker.identify()
                 asking.set(asker.name)
+                if has_admin_port and access.administers:
+                    _check_port(request, route)
                 connection = request.protocol if is_counted else None
                 if is_counted and asker.name is not None and allowances.is_limited(asker.name):
                     if isinstance(connection, HttpConnection):
@@ -153,7 +157,12 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
                 is_admitted = client is not None
                 call = Call(request, node, route, hold, asker)
                 if asker.cookie is not None:
-                    check_by_cookie(call)
+                    try:
+                        check_by_cookie(call)
+                    except OriginNotAllowed:
+                        if not access.open:
+                            raise
+                        asker.forget()
                 call.check_needs(access)
                 try:
                     response = await route.handler(call)
@@ -187,6 +196,29 @@ def _handler(route: Route, node: Node, metrics: HttpMetrics) -> Callable[[web.Re
                 audit.note_limited(asker.name, route.operation, request.remote, refusal_of)
 
     return handle
+
+
+def _check_port(request: web.Request, route: Route) -> None:
+    """Of a node with a port for administration. What another node passes on came by a port of that one's.
+
+    Raises ``WrongPort``.
+    """
+    connection = request.protocol
+    if VERIFIED not in request and not (isinstance(connection, HttpConnection) and connection.administers):
+        raise WrongPort(
+            f"{route.operation} is administration, which this node takes at a port of its own alone; ask there "
+            "(its settings admin_host and admin_port)"
+        )
+
+
+def _shown_if_any(request: web.Request, config: NodeConfig, access: Access) -> Shown:
+    """As :func:`_shown`; where everybody is answered, what is wrong is nothing."""
+    try:
+        return _shown(request, config)
+    except Unauthenticated:
+        if not access.open:
+            raise
+        return _NOTHING
 
 
 def _shown(request: web.Request, config: NodeConfig) -> Shown:

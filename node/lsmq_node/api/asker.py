@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from lsmq import runtime
+from lsmq.errors import Unauthenticated, Unavailable
 from lsmq_node.rights import Action, Holder, Kind, Proven, RightsService, SessionCookie, Shown
 
 from .access import Access
@@ -41,11 +42,30 @@ class Asker:
         return SessionCookie.parsed(self._shown.secret) if self._shown.by_cookie else None
 
     async def identify(self) -> None:
-        """Raises ``Unauthenticated``, ``Unavailable``."""
-        if self._rights.on and not self._access.open:
-            self.proven = await self._rights.authenticated(self._shown)
-            self.holder = self._rights.holder(self.proven)
-            self._version = self._rights.version
+        """Raises ``Unauthenticated``, ``Unavailable``; where everybody is answered, nothing."""
+        if self._rights.on and self._access.tells:
+            try:
+                await self._find_out()
+            except (Unauthenticated, Unavailable):
+                self.forget()
+        elif self._rights.on and not self._access.open:
+            await self._find_out()
+
+    def forget(self) -> None:
+        """He is nobody in particular, whatever he showed."""
+        self._shown, self.holder, self.proven = Shown(), None, None
+
+    async def _find_out(self) -> None:
+        proven = await self._rights.authenticated(self._shown)
+        self.holder = self._rights.holder(proven)
+        self.proven, self._version = proven, self._rights.version
+
+    @property
+    def is_told(self) -> bool:
+        """Of an operation that is open to everybody: whether he is told what others are not."""
+        if not self._rights.on:
+            return True
+        return self.holder is not None and self.holder.may(Kind.CLUSTER, "", Action.DESCRIBE)
 
     def check_named(self, kind: Kind, name: str) -> None:
         """May the operation be done to this resource? Raises ``Forbidden``."""

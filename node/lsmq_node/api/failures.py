@@ -67,6 +67,8 @@ class HttpConnection(web.RequestHandler):
     """A connection that answers what is no request, and so reaches no handler, with an error like any other."""
 
     __slots__ = ("_seat",)
+    #: Whether it came by the port for administration.
+    administers = False
 
     def __init__(self, *given: Any, **settings: Any) -> None:
         super().__init__(*given, **settings)
@@ -96,6 +98,11 @@ class HttpConnection(web.RequestHandler):
         response = error_answer(request, error)
         response.force_close()
         return response
+
+
+class AdminConnection(HttpConnection):
+    __slots__ = ()
+    administers = True
 
 
 @web.middleware

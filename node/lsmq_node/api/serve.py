@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from lsmq import runtime
 from lsmq.errors import LsmqError
 from lsmq_coordinator.tls import Certificates
 from lsmq_node.config import NodeConfig
-from lsmq_node.connections import INTERNAL_CONNECTIONS, Doorkeeper, Limits
+from lsmq_node.connections import ADMIN_CONNECTIONS, INTERNAL_CONNECTIONS, Doorkeeper, Limits
 from lsmq_node.descriptors import shares
 from lsmq_node.listening import listening_socket
 from lsmq_node.metrics import DoorMetrics
@@ -35,7 +35,7 @@ from lsmq_node.tls_settings import client_files
 
 from . import logs
 from .app import make_app
-from .failures import HttpConnection
+from .failures import AdminConnection, HttpConnection
 
 _log = structlog.get_logger("lsmq.node")
 
@@ -86,18 +86,26 @@ async def _serve(config: NodeConfig) -> None:
         loop.add_signal_handler(number, stopping.set)
     files = client_files(config)
     tls = None if files is None else Certificates(files)
-    with listening_socket(config.host, config.port, "--port") as listener:
-        config = dataclasses.replace(config, port=listener.getsockname()[1])
+    with ExitStack() as listening:
+        listeners = [listening.enter_context(listening_socket(config.host, config.port, "--port"))]
+        config = dataclasses.replace(config, port=listeners[0].getsockname()[1])
+        if config.admin_port is not None:
+            listeners.append(
+                listening.enter_context(listening_socket(config.admin_host, config.admin_port, "admin_port"))
+            )
+            config = dataclasses.replace(config, admin_port=listeners[1].getsockname()[1])
         _log.info("starting", pid=os.getpid(), **config.to_dict())
         if config.is_exposed:
             _log.warning(
-                "insecure", host=config.host, why="whoever reaches this address may do everything (auth is none)"
+                "insecure",
+                host=config.exposed_host,
+                why="whoever reaches this address may do everything (auth is none)",
             )
         async with running_node(config) as node:
             # What is there by now stays: without this, each full collection looks through it, for tens of milliseconds.
             gc.collect()
             gc.freeze()
-            async with _listening_http(node, listener, tls):
+            async with _listening_http(node, listeners, tls):
                 _announce(config)
                 await stopping.wait()
                 _log.info("stopping", waiters=node.broker.waiters.count)
@@ -106,36 +114,43 @@ async def _serve(config: NodeConfig) -> None:
 
 
 @asynccontextmanager
-async def _listening_http(node: Node, listener: socket.socket, tls: Certificates | None) -> AsyncIterator[None]:
-    """HTTP is answered in this block; what is held at its end is answered first."""
+async def _listening_http(
+    node: Node, listeners: Sequence[socket.socket], tls: Certificates | None
+) -> AsyncIterator[None]:
+    """HTTP is answered in this block; what is held at its end is answered first. ``listeners``: the port for clients,
+    and that for administration where there is one, which has connections of its own, whatever clients take."""
     config = node.broker.config
     # Most of the time is for requests; the rest is for the last commit and closing the files.
     grace_s = 0.7 * config.shutdown_grace_ms / 1000
     runner = web.AppRunner(make_app(node), handler_cancellation=True, shutdown_timeout=grace_s)
     await runner.setup()
     assert runner.server is not None
-    make = partial(
-        HttpConnection,
-        runner.server,
-        loop=asyncio.get_running_loop(),
-        access_log=None,  # None is none, as in AppRunner.
-        auto_decompress=False,  # see .bodies, which knows a limit
-        keepalive_timeout=KEEPALIVE_S,
-    )
-    door = Doorkeeper(listener, make, client_limits(config), tls)
-    node.metrics.add(DoorMetrics(door))
+    settings = {
+        "loop": asyncio.get_running_loop(),
+        "access_log": None,  # None is none, as in AppRunner.
+        "auto_decompress": False,  # see .bodies, which knows a limit
+        "keepalive_timeout": KEEPALIVE_S,
+    }
+    kinds = ((HttpConnection, client_limits(config)), (AdminConnection, Limits.of(ADMIN_CONNECTIONS, 50)))
+    doors = [
+        Doorkeeper(listener, partial(kind, runner.server, **settings), limits, tls)
+        for listener, (kind, limits) in zip(listeners, kinds, strict=False)
+    ]
+    node.metrics.add(DoorMetrics(doors))
     async with asyncio.TaskGroup() as tasks:
         watching = None
         if tls is not None:
             part = node.broker.parts.part("certificate", essential=False)
             watching = tasks.create_task(tls.watch(part, lambda: _log.info("certificate_reloaded")))
         try:
-            door.start()
+            for door in doors:
+                door.start()
             yield
         finally:
             if watching is not None:
                 watching.cancel()
-            door.close()
+            for door in doors:
+                door.close()
             await node.begin_stop()
             await runner.cleanup()
 
@@ -144,6 +159,7 @@ def client_limits(config: NodeConfig) -> Limits:
     """How many connections clients may have: as is configured, and no more than leaves others what they need."""
     connections = shares().connections
     inside = 0 if config.cluster is None else min(INTERNAL_CONNECTIONS, connections // 2)
+    inside += 0 if config.admin_port is None else min(ADMIN_CONNECTIONS, connections // 8)
     return Limits.of(min(config.max_connections, connections - inside), config.address_share_percent)
 
 

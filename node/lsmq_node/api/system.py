@@ -20,6 +20,7 @@ from .schema import text
 OPENAPI_KEY = web.AppKey("openapi", dict[str, Any])
 
 ROUTES = Routes("system")
+_WITHHELD = "what it is, is told to who shows a token that may describe the cluster"
 
 
 @ROUTES.get(
@@ -39,6 +40,9 @@ async def readyz(call: Call) -> web.StreamResponse:
 
 
 def _health(call: Call, reasons: list[str], warnings: Sequence[str] = ()) -> web.Response:
+    """What is not well names files, addresses and groups, so strangers are only told that there is something."""
+    if not call.asker.is_told:
+        reasons, warnings = [_WITHHELD] * bool(reasons), [_WITHHELD] * bool(warnings)
     body = {
         "status": "failing" if reasons else "ok",
         "reasons": reasons,

@@ -21,6 +21,7 @@ from lsmq.errors import (
     UnknownGroup,
     UnknownTopic,
 )
+from lsmq_node.rights import Action, Kind
 from lsmq_node.storage import Topic
 from lsmq_node.workers import LARGE_BYTES
 from lsmq_node.workqueue import Refusal
@@ -193,6 +194,8 @@ async def configure_work_queue(call: Call) -> web.StreamResponse:
     group, document = call.path("group"), await call.checked_document(filled=False)
     topic, service = await call.topic(document["topic"]), call.node.work
     given = {name: value for name, value in document.items() if name in schemas.SETTINGS_FIELDS}
+    if given.get("dead_letter") is not None:  # What he refuses goes there, with what he wrote into it.
+        call.asker.check(Kind.TOPIC, given["dead_letter"], Action.WRITE)
     works = await service.configure(group, topic, service.wanted(topic, document.get("shards")), given)
     return answer(call.request, await _description(group, topic, works))
 

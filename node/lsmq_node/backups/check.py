@@ -21,6 +21,7 @@ from lsmq_node.storage.repair import Advance, Book, Damage, Remark, Summary, Tel
 from lsmq_node.storage.snapshot_target import FileVerifier
 
 from .manifest import BackupManifest
+from .places import BACKUPS, FILES
 from .repository import Repository
 
 Begin = Callable[[int], Advance]
@@ -34,39 +35,46 @@ def is_repository(path: Path) -> bool:
 def verify_directory(
     path: Path,
     *,
+    tell: Tell = lambda finding: None,
+    begin: Begin = lambda total: lambda size: None,
+) -> Summary:
+    """Read all of data that nobody has open. Raises ``InvalidRequest`` where there are none, ``DataDirectoryLocked``,
+    ``UnsupportedFormat``."""
+    return repair_directory(path, tell=tell, begin=begin)
+
+
+def verify_repository(
+    repository: Repository,
+    *,
     backup: str | None = None,
     tell: Tell = lambda finding: None,
     begin: Begin = lambda total: lambda size: None,
 ) -> Summary:
-    """Read all of a directory of backups (all of them, or one), or of data that nobody has open.
-
-    Raises ``InvalidRequest`` where there is neither, ``DataDirectoryLocked``, ``UnsupportedFormat``.
-    """
-    if not is_repository(path):
-        return repair_directory(path, tell=tell, begin=begin)
-    repository, summary = Repository(path), Summary()
-    book = Book(path, tell, summary)
+    """Read all backups of a place, or one. Raises ``InvalidRequest`` where there are none."""
+    summary = Summary()
+    book = Book(Path(), tell, summary)
     backups = _load(repository, [backup] if backup else repository.ids(), book)
     files = {file.sha256: file for found in backups for file in found.files()}
     advance = begin(sum(file.size_bytes for file in files.values()))
     whole: set[str] = set()
     for found in backups:
         for shard in found.shards:
-            verifier = FileVerifier(shard.decoded(f"{path / 'backups' / found.id}: shard {shard.shard}"), OsDisk())
+            source = repository.place.path(BACKUPS, found.id)
+            verifier = FileVerifier(shard.decoded(f"{source}: shard {shard.shard}"), OsDisk())
             for file in shard.files:
                 if file.sha256 in whole:
                     continue
                 whole.add(file.sha256)
                 try:
-                    repository.check(file)
-                    verifier.verify(repository.file(file), file.name)
+                    with repository.whole(file) as path:
+                        verifier.verify(path, file.name)
                 except (CorruptFile, UnsupportedFormat) as error:
-                    there = repository.file(file).exists()
+                    there = repository.has(file)
                     users = ", ".join(
                         each.id for each in backups if any(one.sha256 == file.sha256 for one in each.files())
                     )
                     book.damage(
-                        repository.file(file),
+                        Path(FILES) / file.sha256,
                         int(error.details.get("position", 0)),
                         file.size_bytes,
                         "damaged" if there else "missing",
@@ -85,9 +93,8 @@ def _load(repository: Repository, ids: list[str], book: Book) -> list[BackupMani
         try:
             found.append(repository.load(id))
         except CorruptFile as error:
-            path = repository.path / "backups" / id
-            size = path.stat().st_size
-            book.damage(path, 0, size, "damaged", error.message, "the backup cannot be restored")
+            size = repository.place.size(BACKUPS, id) or 0
+            book.damage(Path(BACKUPS) / id, 0, size, "damaged", error.message, "the backup cannot be restored")
     return found
 
 

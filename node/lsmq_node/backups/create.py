@@ -19,8 +19,6 @@ from importlib import metadata
 from itertools import pairwise
 from typing import Any, TypeVar
 
-import crc32c
-
 from lsmq import runtime
 from lsmq.client import Client
 from lsmq.errors import ConnectionFailed, CorruptFile, DiskFull, LsmqError, SnapshotGone, TimedOut, Unavailable
@@ -157,12 +155,12 @@ class _Creation:
     async def _kept(self, held: HeldSnapshot, name: str, size: int) -> StoredFile | None:
         """The file that is here already; None where there is none with what the shard has under the name."""
         for file in self._known.get((held.shard, name, size), ()):
-            path, same = self._repository.file(file), True
+            same = True
             for at in range(0, size, MAX_COMPARE_BYTES):
                 length = min(MAX_COMPARE_BYTES, size - at)
                 there, here = await asyncio.gather(
                     self._snapshots.checksum(held, name, at, length),
-                    asyncio.to_thread(_checksum, str(path), at, length),
+                    asyncio.to_thread(self._repository.checksum, file, at, length),
                 )
                 if there != here:
                     same = False
@@ -216,12 +214,6 @@ class _Creation:
             if page["next"] is None:
                 return found
             after = page["next"]
-
-
-def _checksum(path: str, at: int, length: int) -> int:
-    with open(path, "rb") as file:
-        file.seek(at)
-        return int(crc32c.crc32c(file.read(length)))
 
 
 async def _all(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

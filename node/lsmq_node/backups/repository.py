@@ -1,15 +1,17 @@
-"""A directory of backups, which share what is the same in them.
+"""A place of backups, which share what is the same in them: a directory, or a prefix in an object store.
 
 ::
 
-    DIR/LOCK              held by whoever changes the directory
-    DIR/backups/ID        a backup: its manifest, see manifest.py
-    DIR/files/SHA256      a file of a shard, under the SHA-256 of its content: one for all backups that have it
-    DIR/incoming/         what a backup under way has fetched: a file that is not complete, and JOURNAL
+    LOCK              held by whoever changes the place
+    backups/ID        a backup: its manifest, see manifest.py
+    files/SHA256      a file of a shard, under the SHA-256 of its content: one for all backups that have it
+    incoming/SHA256   of a backup under way: what of a shard the file of that name is
+    incoming/PART-*   and a file that is not complete
 
 A backup is there once its manifest is, which is written last; a file of it is complete before. So a backup that was
-cut short leaves files that no backup names, and a journal by which the next one finds them; whoever ends well removes
-what is left over. Content that is whole has the name that it should have, so damage is found without any other copy.
+cut short leaves files that no backup names, and in ``incoming`` what they are, by which the next one finds them;
+whoever ends well removes what is left over.
+Content that is whole has the name that it should have, so damage is found without any other copy.
 """
 
 from __future__ import annotations
@@ -18,22 +20,23 @@ import hashlib
 import json
 import os
 import re
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import crc32c
+
 from lsmq.errors import DataDirectoryUnusable, DiskFull, InvalidRequest, LsmqError
-from lsmq_node.storage.disk import OsDisk, replace_file
+from lsmq_node.broker.snapshot_sessions import MAX_COMPARE_BYTES
 from lsmq_node.storage.failures import FULL, damaged
-from lsmq_node.storage.lock import DirectoryLock
 
 from .manifest import BackupManifest, StoredFile
+from .places import BACKUPS, FILES, INCOMING, Place, open_place
 
-_BACKUPS, _FILES, _INCOMING = "backups", "files", "incoming"
-_JOURNAL, _PART = "JOURNAL", "PART"
+_PART = "PART"
 _ID = re.compile(r"[0-9]{8}T[0-9]{6}\.[0-9]{3}Z")
-_READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +50,25 @@ class Known:
 class Repository:
     """Read by anybody at any time; changed by one process at a time, inside :meth:`changing`."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._disk = OsDisk()
+    def __init__(self, place: Place) -> None:
+        self.place = place
+
+    @classmethod
+    def at(cls, name: str) -> Repository:
+        """In a directory, or at ``s3://BUCKET/PREFIX``. Raises ``InvalidRequest``."""
+        return cls(open_place(name))
 
     # -- what is here ------------------------------------------------------------------------------------
 
     def ids(self) -> list[str]:
-        """Of all backups, oldest first. Raises ``InvalidRequest`` for a directory of something else."""
-        directory = self.path / _BACKUPS
-        if not directory.is_dir():
-            raise InvalidRequest(f"{self.path} holds no backups; `lsmq backup create --to DIR` makes one")
-        return sorted(child.name for child in directory.iterdir() if _ID.fullmatch(child.name))
+        """Of all backups, oldest first. Raises ``InvalidRequest`` for a place of something else."""
+        with self._telling():
+            if not self.place.there():
+                raise InvalidRequest(f"{self.place} holds no backups; `lsmq backup create --to {self.place}` makes one")
+            return self._ids()
+
+    def _ids(self) -> list[str]:
+        return sorted(name for name in self.place.sizes(BACKUPS) if _ID.fullmatch(name))
 
     def load(self, id: str | None = None) -> BackupManifest:
         """A backup, the latest without an id. Raises ``InvalidRequest``, ``CorruptFile``, ``UnsupportedFormat``."""
@@ -66,28 +76,35 @@ class Repository:
         if not ids or (id is not None and id not in ids):
             wanted = "any backup" if id is None else f"the backup {id!r}"
             there = f"; there are {', '.join(ids[-5:])}" if ids else ""
-            raise InvalidRequest(f"{self.path} does not hold {wanted}{there}")
-        path = self.path / _BACKUPS / (id or ids[-1])
+            raise InvalidRequest(f"{self.place} does not hold {wanted}{there}")
+        name = id or ids[-1]
+        path = self.place.path(BACKUPS, name)
         try:
-            content = path.read_bytes()
+            content = self.place.read(BACKUPS, name)
         except OSError as error:
             raise damaged(path, f"cannot be read: {error.strerror}") from error
-        found = BackupManifest.decode(content, str(path))
-        if found.id != path.name:
+        found = BackupManifest.decode(content, path)
+        if found.id != name:
             raise damaged(path, f"it is the manifest of the backup {found.id}")
         return found
 
-    def file(self, file: StoredFile) -> Path:
-        return self.path / _FILES / file.sha256
+    def path(self, file: StoredFile) -> str:
+        """What people call it."""
+        return self.place.path(FILES, file.sha256)
 
-    def check(self, file: StoredFile) -> None:
-        """Read a file, and hold it against its name. Raises ``CorruptFile``."""
-        path, digest = self.file(file), hashlib.sha256()
+    def has(self, file: StoredFile) -> bool:
+        return self.place.size(FILES, file.sha256) is not None
+
+    def pieces(self, file: StoredFile) -> Iterator[bytes]:
+        """All of a file, held against its name at the end. Raises ``CorruptFile``."""
+        path, digest, size = self.path(file), hashlib.sha256(), 0
         try:
-            with path.open("rb") as stream:
-                size = os.fstat(stream.fileno()).st_size
-                while piece := stream.read(_READ_BYTES):
-                    digest.update(piece)
+            for piece in self.place.pieces(file.sha256):
+                digest.update(piece)
+                size += len(piece)
+                if size > file.size_bytes:
+                    break
+                yield piece
         except FileNotFoundError:
             raise damaged(path, f"missing; it is {file.name} of a shard") from None
         except OSError as error:
@@ -95,22 +112,43 @@ class Repository:
         if size != file.size_bytes or digest.hexdigest() != file.sha256:
             raise damaged(path, f"its content ({size} bytes) is not what its name says; it is {file.name} of a shard")
 
+    @contextmanager
+    def whole(self, file: StoredFile) -> Iterator[Path]:
+        """A file of this machine that was read and held against its name: where there is none, a copy meanwhile.
+
+        Raises ``CorruptFile``, ``DiskFull``.
+        """
+        path = self.place.on_disk(file.sha256)
+        with ExitStack() as held:
+            if path is not None:
+                for _ in self.pieces(file):
+                    pass
+            else:
+                with self._telling():
+                    copy = held.enter_context(tempfile.NamedTemporaryFile(prefix="lsmq-backup-"))
+                    for piece in self.pieces(file):
+                        copy.write(piece)
+                    copy.flush()
+                path = Path(copy.name)
+            yield path
+
+    def checksum(self, file: StoredFile, at: int, length: int) -> int | None:
+        """CRC32C of a piece of a file; None where nobody knows it."""
+        with self._telling():
+            return self.place.checksum(file.sha256, at, length)
+
     # -- changing it -------------------------------------------------------------------------------------
 
     @contextmanager
     def changing(self) -> Iterator[None]:
         """Raises ``DataDirectoryLocked`` while another process does, ``DataDirectoryUnusable``, ``DiskFull``."""
-        if self.path.exists() and not (self.path / _BACKUPS).is_dir() and any(self.path.iterdir()):
-            raise InvalidRequest(f"{self.path} is not empty, and holds no backups; choose a new directory")
-        lock = DirectoryLock(self.path)
+        changing = self.place.changing()
+        with self._telling():
+            changing.__enter__()
         try:
-            with self._telling():
-                for name in (_BACKUPS, _FILES, _INCOMING):
-                    self._disk.make_directory(self.path / name)
-                self._disk.sync_directory(self.path)
             yield
         finally:
-            lock.release()
+            changing.__exit__(None, None, None)
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
@@ -123,39 +161,37 @@ class Repository:
     def failed(self, error: OSError) -> LsmqError:
         if error.errno in FULL:
             return DiskFull(
-                f"no space is left in {self.path}; what was fetched is kept, and the next backup goes on from there. "
+                f"no space is left in {self.place}; what was fetched is kept, and the next backup goes on from there. "
                 "Free some, or keep fewer backups (--keep)",
-                path=str(self.path),
+                path=str(self.place),
             )
-        return DataDirectoryUnusable(f"{error.filename or self.path}: {error.strerror}", directory=str(self.path))
+        return DataDirectoryUnusable(f"{error.filename or self.place}: {error.strerror}", directory=str(self.place))
 
     def known(self) -> list[Known]:
         """Files that are here, newest last: those of backups, and of one that was cut short."""
         found: list[Known] = []
-        for id in self.ids():
+        with self._telling():
+            ids = self._ids()
+        for id in ids:
             with suppress(LsmqError):  # verifying tells of it
                 found += [Known(shard.shard, file) for shard in self.load(id).shards for file in shard.files]
-        with suppress(FileNotFoundError):
-            for line in (self.path / _INCOMING / _JOURNAL).read_text().splitlines():
-                with suppress(ValueError, KeyError, TypeError):  # cut short
-                    fields = json.loads(line)
-                    found.append(Known(fields.pop("shard"), StoredFile(**fields)))
-        return [known for known in found if self._is_there(known.file)]
-
-    def _is_there(self, file: StoredFile) -> bool:
-        try:
-            return self.file(file).stat().st_size == file.size_bytes
-        except FileNotFoundError:
-            return False
+        with self._telling():
+            for name in self.place.sizes(INCOMING):
+                with suppress(ValueError, KeyError, TypeError, FileNotFoundError):  # a file that is not complete
+                    if not name.startswith(_PART):
+                        fields = json.loads(self.place.read(INCOMING, name))
+                        found.append(Known(fields.pop("shard"), StoredFile(**fields)))
+            there = self.place.sizes(FILES)
+        return [known for known in found if there.get(known.file.sha256) == known.file.size_bytes]
 
     def check_space(self, wanted_bytes: int) -> None:
         """Raises ``DiskFull`` where so much does not fit."""
-        free = self._disk.free_bytes(self.path)
-        if free < wanted_bytes:
+        free = self.place.free_bytes()
+        if free is not None and free < wanted_bytes:
             raise DiskFull(
-                f"the backup needs {wanted_bytes >> 20} MiB in {self.path}; {free >> 20} MiB are free. Free some, or "
+                f"the backup needs {wanted_bytes >> 20} MiB in {self.place}; {free >> 20} MiB are free. Free some, or "
                 "keep fewer backups (--keep)",
-                path=str(self.path),
+                path=str(self.place),
                 free_bytes=free,
             )
 
@@ -166,29 +202,25 @@ class Repository:
     def add(self, backup: BackupManifest) -> None:
         """The backup is there; durable on return. All its files are."""
         with self._telling():
-            missing = [file for file in backup.files() if not self._is_there(file)]
+            there = self.place.sizes(FILES)
+            missing = [file for file in backup.files() if there.get(file.sha256) != file.size_bytes]
             assert not missing, "a backup is told of when all its files are there"
-            self._disk.sync_directory(self.path / _FILES)
-            replace_file(self._disk, self.path / _BACKUPS / backup.id, backup.encode())
+            self.place.write(BACKUPS, backup.id, backup.encode())
 
     def prune(self, keep: int | None) -> list[str]:
         """Remove all but the newest ``keep`` backups, and files that none has; the ids of those that went."""
         with self._telling():
             ids = self.ids()
             gone = ids[:-keep] if keep else []
-            for id in gone:
-                self._disk.remove(self.path / _BACKUPS / id)
-            self._disk.sync_directory(self.path / _BACKUPS)
+            self.place.remove(BACKUPS, gone)
             used: set[str] = set()
             try:
                 for id in ids[len(gone) :]:
                     used.update(file.sha256 for file in self.load(id).files())
             except LsmqError:  # Nobody knows which files a damaged backup has.
                 return gone
-            for directory in (_FILES, _INCOMING):
-                for name in self._disk.list(self.path / directory):
-                    if name not in used:
-                        self._disk.remove(self.path / directory / name)
+            self.place.remove(FILES, [name for name in self.place.sizes(FILES) if name not in used])
+            self.place.remove(INCOMING, list(self.place.sizes(INCOMING)))
             return gone
 
 
@@ -197,9 +229,9 @@ class Incoming:
 
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
-        self._directory = repository.path / _INCOMING
-        self.path = self._directory / f"{_PART}-{os.getpid()}-{id(self):x}"
+        self.path = repository.place.staging() / f"{_PART}-{os.getpid()}-{id(self):x}"
         self._digest = hashlib.sha256()
+        self._checksums: list[int] = []
         self._size = 0
         with repository._telling():
             self._stream = self.path.open("wb")
@@ -208,22 +240,27 @@ class Incoming:
         with self._repository._telling():
             self._stream.write(piece)
         self._digest.update(piece)
-        self._size += len(piece)
+        rest = memoryview(piece)
+        while len(rest):
+            if self._size % MAX_COMPARE_BYTES == 0:
+                self._checksums.append(0)
+            part = rest[: MAX_COMPARE_BYTES - self._size % MAX_COMPARE_BYTES]
+            self._checksums[-1] = crc32c.crc32c(part, self._checksums[-1])
+            self._size += len(part)
+            rest = rest[len(part) :]
 
     def written(self) -> None:
-        """All of it was written; durable on return. Now it can be verified where it lies."""
+        """All of it was written. Now it can be verified where it lies."""
         with self._repository._telling():
-            self._stream.flush()
-            os.fsync(self._stream.fileno())
             self._stream.close()
 
     def keep(self, shard: int, name: str) -> StoredFile:
         """It is what it should be: a file of the repository from here on."""
         file = StoredFile(name, self._size, self._digest.hexdigest())
+        place = self._repository.place
         with self._repository._telling():
-            self.path.replace(self._repository.file(file))
-            with (self._directory / _JOURNAL).open("a") as journal:
-                journal.write(json.dumps({"shard": shard, **asdict(file)}) + "\n")
+            place.take(file.sha256, self.path, self._checksums)
+            place.write(INCOMING, file.sha256, json.dumps({"shard": shard, **asdict(file)}).encode())
         return file
 
     def discard(self) -> None:

@@ -9,7 +9,6 @@ the last one, decides: what it lacks was deleted, and what only some shards have
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 from collections.abc import Callable
@@ -32,7 +31,6 @@ from lsmq_node.storage.snapshot_target import SnapshotTarget
 from .manifest import BackupManifest, ShardBackup
 from .repository import Repository
 
-_READ_BYTES = 1 << 20
 #: Left free beside what is restored: a node needs as much to open it.
 _SPARE_BYTES = 64 << 20
 #: Nothing goes by its age while topics are settled.
@@ -94,28 +92,18 @@ def _check_space(directory: Path, size_bytes: int) -> None:
 def place_shard(repository: Repository, shard: ShardBackup, path: Path, advance: Advance) -> None:
     """A shard's store, in a directory of its own. Raises ``CorruptFile``, ``OSError``."""
     path.mkdir()
-    snapshot = shard.decoded(f"{repository.path}: shard {shard.shard}")
+    snapshot = shard.decoded(f"{repository.place}: shard {shard.shard}")
     files = {file.name: file for file in shard.files}
     with closing(SnapshotTarget(path, snapshot)) as target:
         for wanted in target.missing():
             file = files.get(wanted.name)
             if file is None or file.size_bytes != wanted.size_bytes:
-                raise damaged(repository.path, f"the backup does not say where {wanted.name} of its shard is")
-            digest, at = hashlib.sha256(), 0
-            try:
-                stream = repository.file(file).open("rb")
-            except FileNotFoundError:
-                raise damaged(repository.file(file), f"missing; it is {file.name} of shard {shard.shard}") from None
-            with stream:
-                while piece := stream.read(min(_READ_BYTES, wanted.size_bytes + 1 - at)):
-                    digest.update(piece)
-                    if at + len(piece) > wanted.size_bytes:
-                        raise damaged(repository.file(file), f"longer than {wanted.size_bytes} bytes", at)
-                    target.write(wanted.name, at, piece)
-                    at += len(piece)
-                    advance(len(piece))
-            if digest.hexdigest() != file.sha256:
-                raise damaged(repository.file(file), f"its content is not what its name says; it is {file.name}")
+                raise damaged(repository.place, f"the backup does not say where {wanted.name} of its shard is")
+            at = 0
+            for piece in repository.pieces(file):
+                target.write(wanted.name, at, piece)
+                at += len(piece)
+                advance(len(piece))
             target.complete(wanted.name)
         target.finish()
     install(path)

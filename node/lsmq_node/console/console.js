@@ -67,7 +67,7 @@ async function health() {
   const shown = document.getElementById("health");
   let text, good = false;
   try {
-    const found = await (await fetch("/readyz", { credentials: "omit" })).json();
+    const found = await (await fetch("/readyz", { credentials: "same-origin" })).json();
     const said = [...found.reasons, ...(found.warnings ?? [])];
     good = !said.length;
     text = good ? "all is well" : said[0] + (said.length > 1 ? ` (and ${said.length - 1} more)` : "");
