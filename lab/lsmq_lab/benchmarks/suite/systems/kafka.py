@@ -24,7 +24,7 @@ BROKER = Jars(
 )
 #: fsync before each acknowledgement: what the others of the suite promise too.
 SYNC: Mapping[str, str] = {"log.flush.interval.messages": "1"}
-_CLUSTER_ID = "AAAAAAAAAAAAAAAAAAAAAA"
+CLUSTER_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 #: A broker that is starved of the processor for nine seconds, as on a small machine that others use too, would be taken
 #: for dead by itself, and its partitions would be without a leader: so it is given two minutes.
 _SETTINGS = {
@@ -38,7 +38,7 @@ _SETTINGS = {
     "broker.session.timeout.ms": "120000",
     "log.cleaner.enable": "false",
 }
-_LOGGING = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
+LOGGING = "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn"
 _FORMAT_TIMEOUT_S = 120
 _TIMEOUT_S = 60.0
 
@@ -149,9 +149,9 @@ def running(directory: Path, settings: Mapping[str, str] = SYNC) -> Iterator[Run
     }
     file = directory / "server.properties"
     file.write_text("".join(f"{name}={value}\n" for name, value in wanted.items()))
-    format_command = java(place, ["kafka.tools.StorageTool", "format", "-t", _CLUSTER_ID, "-c", str(file)])
+    format_command = java(place, ["kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c", str(file)])
     subprocess.run(format_command, check=True, capture_output=True, timeout=_FORMAT_TIMEOUT_S)
-    command = java(place, ["kafka.Kafka", str(file)], options=[_LOGGING])
+    command = java(place, ["kafka.Kafka", str(file)], options=[LOGGING])
     with started(command, directory / "broker.log", lambda: listens(port)) as pid:
         yield Running(f"127.0.0.1:{port}", (pid,), directory)
 
