@@ -15,7 +15,8 @@ _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 1000px; margin: 2em auto; padding: 0 1em; color: #111; }
 table { border-collapse: collapse; margin: 1em 0; font-size: 13px; }
 th, td { border: 1px solid #ccc; padding: 3px 8px; text-align: right; }
-th:first-child, td:first-child { text-align: left; }
+th:first-child, td:first-child, .summary td { text-align: left; }
+td:not(:last-child) { white-space: nowrap; }
 code { background: #f2f2f2; padding: 1px 4px; overflow-wrap: anywhere; }
 .missed { color: #b00020; font-weight: 600; }
 .reached { color: #006b3c; }
@@ -46,7 +47,7 @@ def _summary(found: Sequence[Mapping[str, Any]]) -> str:
         named = f'<a href="#{each["row"]}">{escape(each["row"])}</a>'
         lines += [f"<tr><td>{named}</td>{_target_cells(target)}</tr>" for target in each["targets"]]
     head = "<tr><th>row</th><th>to reach</th><th>goal</th><th>found</th></tr>"
-    return f"<h2>What was to be reached</h2>\n<table>\n{head}\n" + "\n".join(lines) + "\n</table>"
+    return f"<h2>What was to be reached</h2>\n<table class="summary">\n{head}\n" + "\n".join(lines) + "\n</table>"
 
 
 def _target_cells(target: Mapping[str, Any]) -> str:

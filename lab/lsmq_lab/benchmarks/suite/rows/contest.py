@@ -179,7 +179,7 @@ def _targets(values: Values) -> list[Target]:
             figure(_BATCHES, "read_over_put"),
             1.0,
             at_most=True,
-            because="a call of get is one interpreted search of the index a message",
+            because="all reads are calls of one thread, one after another",
         ),
         Target("peak memory", figure(_BATCHES, "peak_mib"), 4096.0, "MiB", at_most=True),
     ]
