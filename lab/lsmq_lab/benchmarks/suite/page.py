@@ -47,7 +47,7 @@ def _summary(found: Sequence[Mapping[str, Any]]) -> str:
         named = f'<a href="#{each["row"]}">{escape(each["row"])}</a>'
         lines += [f"<tr><td>{named}</td>{_target_cells(target)}</tr>" for target in each["targets"]]
     head = "<tr><th>row</th><th>to reach</th><th>goal</th><th>found</th></tr>"
-    return f"<h2>What was to be reached</h2>\n<table class="summary">\n{head}\n" + "\n".join(lines) + "\n</table>"
+    return f'<h2>What was to be reached</h2>\n<table class="summary">\n{head}\n' + "\n".join(lines) + "\n</table>"
 
 
 def _target_cells(target: Mapping[str, Any]) -> str:
