@@ -17,6 +17,7 @@ from lsmq_lab.benchmarks import BENCHES, BenchFailed, engines
 from lsmq_lab.benchmarks.maven import Jars, digest_of
 from lsmq_lab.benchmarks.report import Option, Report
 from lsmq_lab.benchmarks.suite import bench
+from lsmq_lab.benchmarks.suite.kafka_failover import Acknowledgements
 from lsmq_lab.benchmarks.suite.limits import ceilings, measure_limits
 from lsmq_lab.benchmarks.suite.page import draw_page
 from lsmq_lab.benchmarks.suite.page_files import forget
@@ -300,6 +301,16 @@ def test_curves_and_bars_are_drawn_with_their_spread_and_their_names() -> None:
     points = ((50.0, "p50_ms"), (99.0, "p99_ms"))
     percentiles = draw(Plot("p50_ms", "t", "ms", points=points), [{"case": "kill", "x": None, "figures": part}])
     assert percentiles.count("<circle") == 2
+
+
+def test_a_gap_in_acknowledgements_begins_before_the_fault_and_ends_with_the_first_after_it() -> None:
+    found = Acknowledgements()
+    found.times[3] = [1.0, 1.5, 1.9, 4.0, 4.1, 4.2]
+    assert found.gap_s(3, since=2.0) == pytest.approx(2.1)
+    assert found.gap_s(3, since=4.05) == pytest.approx(0.1)
+    assert found.gap_s(0, since=2.0) == 0.0
+    assert found.are_on_all([3], since=3.9) and not found.are_on_all([3], since=4.0)
+    assert not found.are_on_all([3, 0], since=0.0)
 
 
 def test_jars_that_are_not_the_right_ones_are_refused(tmp_path: Path) -> None:

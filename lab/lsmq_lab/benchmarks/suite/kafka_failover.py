@@ -9,7 +9,7 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -82,6 +82,26 @@ class _Cluster:
                 process.wait()
 
 
+class Acknowledgements:
+    """When each partition acknowledged, rising."""
+
+    def __init__(self) -> None:
+        self.times: list[list[float]] = [[] for _ in range(PARTITIONS)]
+
+    def gap_s(self, partition: int, since: float) -> float:
+        """The longest time without one, from the last one before then on."""
+        times = self.times[partition]
+        first = max(0, bisect.bisect_right(times, since) - 1)
+        return max((later - earlier for earlier, later in itertools.pairwise(times[first:])), default=0.0)
+
+    def are_on_all(self, partitions: Sequence[int], since: float) -> bool:
+        """Whether each of them has acknowledged a few times since."""
+        return all(
+            len(self.times[partition]) >= _ACKNOWLEDGED and self.times[partition][-_ACKNOWLEDGED] > since
+            for partition in partitions
+        )
+
+
 class _Writer:
     """Writes a message to every partition again and again, and remembers when each was acknowledged."""
 
@@ -89,7 +109,7 @@ class _Writer:
         self._producer = importlib.import_module("confluent_kafka").Producer(
             {"bootstrap.servers": address, "acks": "all", "linger.ms": 0, "reconnect.backoff.max.ms": 200}
         )
-        self.acknowledged: list[list[float]] = [[] for _ in range(PARTITIONS)]
+        self.acknowledged = Acknowledgements()
 
     def work(self, until: Callable[[], bool], what: str) -> None:
         """Go on until something is true. Raises :class:`BenchFailed` when it is not for long."""
@@ -103,19 +123,7 @@ class _Writer:
 
     def _delivered(self, error: Any, message: Any) -> None:
         if error is None:
-            self.acknowledged[message.partition()].append(time.monotonic())
-
-    def gap_s(self, partition: int, since: float) -> float:
-        """The longest time without an acknowledgement, from the last one before then on."""
-        times = self.acknowledged[partition]
-        first = max(0, bisect.bisect_right(times, since) - 1)
-        return max(later - earlier for earlier, later in itertools.pairwise(times[first:]))
-
-    def have_acknowledged(self, partitions: list[int], since: float) -> bool:
-        return all(
-            sum(each > since for each in self.acknowledged[partition][-_ACKNOWLEDGED:]) == _ACKNOWLEDGED
-            for partition in partitions
-        )
+            self.acknowledged.times[message.partition()].append(time.monotonic())
 
 
 def kill_leaders(place: Path, rounds: int, settings: Mapping[str, str]) -> list[float]:
@@ -128,14 +136,14 @@ def kill_leaders(place: Path, rounds: int, settings: Mapping[str, str]) -> list[
         everywhere = list(range(PARTITIONS))
         for _ in range(rounds):
             began = time.monotonic()
-            writer.work(partial(writer.have_acknowledged, everywhere, began), "all acknowledge")
+            writer.work(partial(writer.acknowledged.are_on_all, everywhere, began), "all acknowledge")
             partitions = _partitions(admin)
             victim = random.choice(sorted({each.leader for each in partitions.values()}))
             hit = [number for number, each in partitions.items() if each.leader == victim]
             cluster.kill(victim)
             killed = time.monotonic()
-            writer.work(partial(writer.have_acknowledged, hit, killed + _NOTICED_S), "others lead")
-            gaps += [writer.gap_s(partition, killed) * 1000 for partition in hit]
+            writer.work(partial(writer.acknowledged.are_on_all, hit, killed + _NOTICED_S), "others lead")
+            gaps += [writer.acknowledged.gap_s(partition, killed) * 1000 for partition in hit]
             cluster.start(victim)
             writer.work(lambda: _are_in_sync(_partitions(admin)), "all replicas are in sync")
     return sorted(gaps)
