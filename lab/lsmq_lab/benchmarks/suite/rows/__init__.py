@@ -7,11 +7,11 @@ from . import (
     amplification,
     backlog,
     cold_read,
-    contest,
     failover,
     group_commit,
     many_queues,
     many_topics,
+    million_queues,
     replicate,
     single,
     sleepers,
@@ -20,7 +20,7 @@ from . import (
 )
 
 _MODULES = (
-    contest,
+    million_queues,
     thesis,
     many_queues,
     many_topics,
