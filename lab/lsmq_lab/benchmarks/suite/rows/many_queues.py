@@ -68,7 +68,9 @@ def _targets(values: Values) -> list[Target]:
         cases = [f"{label}, {count:,} queues" for count in _counts(values)]
         for figure, what in (("per_s", "writing"), ("read_per_s", "reading")):
             value = least_over_greatest(cases, figure)
-            found.append(Target(f"{label}: {what}, slowest over fastest", value, _FLAT, case=cases[-1]))
+            # What is known of the processor is that of writing.
+            case = cases[-1] if figure == "per_s" else ""
+            found.append(Target(f"{label}: {what}, slowest over fastest", value, _FLAT, case=case))
     return found
 
 

@@ -63,7 +63,12 @@ def _targets(values: Values) -> list[Target]:
     waiting = f"{LSMQ}, {_WAITING:,} messages"
     return [
         Target(f"write of {most:,} messages over Redis's", over(ours, redis, "per_s"), 1.0, case=ours),
-        Target(f"read of {most:,} messages over Redis's", over(ours, redis, "read_per_s"), 1.0, case=ours),
+        Target(
+            f"read of {most:,} messages over Redis's",
+            over(ours, redis, "read_per_s"),
+            1.0,
+            because="Redis hands out a thousand messages of a list in one command, and its client is C inside",
+        ),
         Target(
             f"memory that {_WAITING:,} waiting messages take",
             figure(waiting, "grown_mib"),
