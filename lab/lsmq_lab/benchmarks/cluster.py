@@ -51,7 +51,9 @@ _FIGURES = ("write_1", "write_n", "read_n")
 
 
 @dataclass(frozen=True, slots=True)
-class _Case:
+class Case:
+    """How many nodes, and which acknowledgement."""
+
     nodes: int
     ack: Ack
 
@@ -59,11 +61,13 @@ class _Case:
         return "one node" if self.nodes == 1 else f"{self.nodes} nodes, {SHARDS} shards, 3 replicas, ack={self.ack}"
 
 
-CASES = (_Case(1, "quorum"), _Case(NODES, "quorum"), _Case(NODES, "leader"))
+CASES = (Case(1, "quorum"), Case(NODES, "quorum"), Case(NODES, "leader"))
 
 
 @dataclass(frozen=True, slots=True)
-class _Servers:
+class Servers:
+    """What runs of a case."""
+
     urls: str
     pids: tuple[int, ...]
     directory: Path
@@ -71,15 +75,15 @@ class _Servers:
 
 def run(values: Mapping[str, Any], progress: Progress) -> Report:
     """Write with one client, write with several, read with several: each case on fresh files."""
-    taken: dict[_Case, list[dict[str, float]]] = {case: [] for case in CASES}
+    taken: dict[Case, list[dict[str, float]]] = {case: [] for case in CASES}
     with scratch(values["directory"]) as directory, page_cache(directory) as cache:
         facts = environment(directory)
         progress(describe(facts))
         for repetition in range(values["repeat"]):
             for case in CASES:
                 progress(f"{repetition + 1}/{values['repeat']}: {case}")
-                with scratch(str(directory)) as place, _running(case, place / "servers") as servers:
-                    taken[case].append(_measure(values, case, servers, cache))
+                with scratch(str(directory)) as place, running_case(case, place / "servers") as servers:
+                    taken[case].append(measure(values, case, servers, cache))
     cases: list[dict[str, Any]] = [
         {"nodes": case.nodes, "ack": case.ack, **spreads(runs)} for case, runs in taken.items()
     ]
@@ -100,21 +104,23 @@ def run(values: Mapping[str, Any], progress: Progress) -> Report:
 
 
 @contextmanager
-def _running(case: _Case, directory: Path) -> Iterator[_Servers]:
+def running_case(case: Case, directory: Path) -> Iterator[Servers]:
+    """Its node or nodes, over fresh files."""
     if case.nodes == 1:
         with running(Setup(LSMQ, "sync"), directory) as server:
-            yield _Servers(server.address, (server.pid,), directory)
+            yield Servers(server.address, (server.pid,), directory)
         return
     cluster = LocalCluster.found(directory, found_plan(nodes=case.nodes, shards=SHARDS, replicas=3), detached=False)
     try:
         status = cluster.up()
         pids = tuple(node.pid for node in status.nodes if node.pid is not None)
-        yield _Servers(",".join(node.url for node in status.nodes), pids, directory)
+        yield Servers(",".join(node.url for node in status.nodes), pids, directory)
     finally:
         cluster.down()
 
 
-def _measure(values: Mapping[str, Any], case: _Case, servers: _Servers, cache: PageCache) -> dict[str, float]:
+def measure(values: Mapping[str, Any], case: Case, servers: Servers, cache: PageCache) -> dict[str, float]:
+    """Write with one client, with several, and read."""
     asyncio.run(_create_topic(servers.urls, values["queues"], case.ack))
     every = tuple(range(values["queues"]))
 
@@ -166,7 +172,7 @@ def _table(result: dict[str, Any]) -> Table:
         [],
     )
     for each in result["cases"]:
-        case = _Case(each["nodes"], each["ack"])
+        case = Case(each["nodes"], each["ack"])
         sizes = (mebibytes_text(each[name]["median"]) for name in ("peak_resident_bytes", "disk_bytes"))
         table.rows.append((str(case), *(rate_text(each[name]) for name in _FIGURES), *sizes))
         if case.nodes > 1:

@@ -75,7 +75,7 @@ class LsmqEngine:
     """``QueueStore`` with its defaults. Its queues have names."""
 
     def __init__(self, path: Path, flush_mode: str, queues: int) -> None:
-        self._store = QueueStore(path, flush_mode=flush_mode)
+        self.store = QueueStore(path, flush_mode=flush_mode)
 
     @staticmethod
     def prepare(queues: NDArray[np.int64], bodies: list[bytes]) -> list[tuple[str, bytes]]:
@@ -83,19 +83,19 @@ class LsmqEngine:
         return [(_name(queue), body) for queue, body in zip(queues.tolist(), bodies, strict=True)]
 
     def put(self, batch: list[tuple[str, bytes]]) -> None:
-        self._store.put_many(batch)
+        self.store.put_many(batch)
 
     def get(self, queue: int, offset: int, count: int) -> list[bytes]:
-        return self._store.get(_name(queue), offset, count)
+        return self.store.get(_name(queue), offset, count)
 
     def memtable_bytes(self) -> int:
-        return self._store.store.stats().memtable_bytes
+        return self.store.store.stats().memtable_bytes
 
     def flush(self) -> None:
-        self._store.flush()
+        self.store.flush()
 
     def close(self) -> None:
-        self._store.close()
+        self.store.close()
 
 
 def _name(queue: int) -> str:

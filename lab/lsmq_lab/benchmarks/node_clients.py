@@ -1,8 +1,4 @@
-"""The clients of the node benchmark: each a process that connects, waits for the start, and does its share.
-
-A client prints ``ready``, reads a line, works, and prints when it began and ended, in nanoseconds of the
-monotonic clock, which all processes of a machine share.
-"""
+"""The clients of the node benchmark: each a process that connects, waits for the start, and does its share."""
 
 from __future__ import annotations
 
@@ -10,18 +6,16 @@ import asyncio
 import importlib
 import json
 import os
-import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from typing import IO, Any
+from typing import Any
 
 from lsmq import BatchReceipt, Client, Consumer, Producer, Receipt, Receipts
+from lsmq_lab.benchmarks.client_processes import run_clients, start
 from lsmq_lab.benchmarks.node_servers import REDIS
-from lsmq_lab.benchmarks.report import BenchFailed
 
 TOPIC = "bench"
 GROUP = "bench"
@@ -58,30 +52,7 @@ class Outcome:
 
 def run_shares(shares: Sequence[Share]) -> list[Outcome]:
     """Run every share in a process of its own, all from one moment on. Raises :class:`BenchFailed`."""
-    with ExitStack() as stack:
-        children: list[subprocess.Popen[str]] = []
-        for share in shares:
-            child = subprocess.Popen(
-                [sys.executable, "-c", f"from {__name__} import child; child()", json.dumps(asdict(share))],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            stack.callback(_reap, child)
-            children.append(child)
-        for child in children:
-            if _pipe(child.stdout).readline() != "ready\n":
-                raise BenchFailed("a client of the benchmark failed before it began; its error stands above")
-        for child in children:
-            _pipe(child.stdin).write("go\n")
-            _pipe(child.stdin).flush()
-        outcomes = []
-        for child in children:
-            line = _pipe(child.stdout).readline()
-            if not line:
-                raise BenchFailed("a client of the benchmark failed; its error stands above")
-            outcomes.append(Outcome(**json.loads(line)))
-        return outcomes
+    return [Outcome(**found) for found in run_clients(child, [asdict(share) for share in shares])]
 
 
 def rate_of(outcomes: Sequence[Outcome]) -> float:
@@ -101,12 +72,6 @@ def child() -> None:
     print(json.dumps(asdict(outcome)), flush=True)
 
 
-def _start() -> int:
-    print("ready", flush=True)
-    sys.stdin.readline()
-    return time.monotonic_ns()
-
-
 def _bodies(share: Share) -> list[bytes]:
     random = os.urandom(share.message_bytes // 2 * 64).hex().encode()
     return [random[at : at + share.message_bytes] for at in range(0, 64 * (share.message_bytes // 2), 7)]
@@ -116,7 +81,7 @@ async def _lsmq_write(share: Share) -> Outcome:
     bodies, queues = _bodies(share), share.queues
     waiting: deque[Receipt] = deque()
     async with Client(share.address) as client, Producer(client, share.topic) as producer:
-        began_ns, processor_ns = _start(), time.process_time_ns()
+        began_ns, processor_ns = start(), time.process_time_ns()
         for number in range(share.messages):
             if len(waiting) == share.in_flight:
                 await waiting.popleft()
@@ -131,7 +96,7 @@ async def _lsmq_write(share: Share) -> Outcome:
 async def _lsmq_read(share: Share) -> Outcome:
     count = 0
     # The consumer is made after the start: it fetches ahead from its first moment.
-    began_ns, processor_ns = _start(), time.process_time_ns()
+    began_ns, processor_ns = start(), time.process_time_ns()
     async with (
         Client(share.address) as client,
         Consumer(client, share.topic, queues=share.queues, group=GROUP) as consumer,
@@ -149,7 +114,7 @@ async def _lsmq_write_portions(share: Share) -> Outcome:
     payload = b"".join(bodies)
     waiting: deque[Receipts | BatchReceipt] = deque()
     async with Client(share.address) as client, Producer(client, share.topic) as producer:
-        began_ns, processor_ns = _start(), time.process_time_ns()
+        began_ns, processor_ns = start(), time.process_time_ns()
         for first in range(0, share.messages, portion):
             if len(waiting) == 2:
                 await waiting.popleft().wait()
@@ -166,7 +131,7 @@ async def _lsmq_write_portions(share: Share) -> Outcome:
 
 async def _lsmq_read_batches(share: Share) -> Outcome:
     count = 0
-    began_ns, processor_ns = _start(), time.process_time_ns()
+    began_ns, processor_ns = start(), time.process_time_ns()
     async with (
         Client(share.address) as client,
         Consumer(client, share.topic, queues=share.queues, group=f"{GROUP}-batches") as consumer,
@@ -187,7 +152,7 @@ _LSMQ_WAYS = {
 def _redis_write(share: Share) -> Outcome:
     client, bodies = _redis(share), _bodies(share)
     keys = [f"{TOPIC}-{queue}" for queue in share.queues]
-    began_ns = _start()
+    began_ns = start()
     for first in range(0, share.messages, share.in_flight):
         pipeline = client.pipeline(transaction=False)
         for number in range(first, min(first + share.in_flight, share.messages)):
@@ -200,7 +165,7 @@ def _redis_read(share: Share) -> Outcome:
     client = _redis(share)
     keys = [f"{TOPIC}-{queue}" for queue in share.queues]
     count = 0
-    began_ns = _start()
+    began_ns = start()
     for key in _turns(keys):
         pipeline = client.pipeline(transaction=False)
         for _ in range(POP_PIPELINE):
@@ -222,13 +187,3 @@ def _redis(share: Share) -> Any:
     client = connect(port=int(share.address))
     client.ping()
     return client
-
-
-def _pipe(stream: IO[str] | None) -> IO[str]:
-    assert stream is not None
-    return stream
-
-
-def _reap(child: subprocess.Popen[str]) -> None:
-    child.kill()
-    child.communicate()

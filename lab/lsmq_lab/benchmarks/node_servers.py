@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from lsmq_coordinator.authority import Authority
 from lsmq_lab.benchmarks.environment import disk_bytes, peak_resident_bytes
+from lsmq_lab.benchmarks.processes import free_port
 from lsmq_lab.benchmarks.report import BenchFailed
 from lsmq_lab.local_cluster.status import believing, opener
 
@@ -31,11 +31,13 @@ NATIVE_PIPELINE = 100
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A server and when it acknowledges: ``sync`` or ``async`` (ours), ``always`` or ``everysec`` (Redis)."""
+    """A server and when it acknowledges: ``sync`` or ``async`` (ours), ``always`` or ``everysec`` (Redis). ``settings``
+    of ours beside that, as its environment has them."""
 
     server: str
     durability: str
     tls: bool = False
+    settings: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
         return f"{self.server} {self.promise}"
@@ -108,7 +110,7 @@ def running(setup: Setup, directory: Path) -> Iterator[Server]:
 
     Raises :class:`BenchFailed` with the end of its log when it does not come up.
     """
-    port = _free_port()
+    port = free_port()
     command, environment = _command(setup, directory, port)
     ca = directory.with_suffix(".tls") / "ca.crt" if setup.tls else None
     log_path = directory.with_suffix(".log")
@@ -142,7 +144,7 @@ def _command(setup: Setup, directory: Path, port: int) -> tuple[list[str], dict[
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LSMQ_")}
     directory.mkdir(exist_ok=True)
     if setup.server == LSMQ:
-        environment["LSMQ_FLUSH_MODE"] = setup.durability
+        environment |= {"LSMQ_FLUSH_MODE": setup.durability, **dict(setup.settings)}
         if setup.tls:
             cert, key = Authority.create(directory.with_suffix(".tls")).issue("node", ("127.0.0.1",))
             environment |= {"LSMQ_TLS_CERT": str(cert), "LSMQ_TLS_KEY": str(key)}
@@ -187,9 +189,3 @@ def _answers(setup: Setup, address: str, ca: Path | None) -> bool:
         return False
     finally:
         client.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -32,11 +32,13 @@ OPTIONS = (
     Option("cores", 1, "Cores that Spark may use for tasks."),
     Option("repeat", 3, "Repetitions, after one that is not counted.", quick=1),
     Option("no_kafka", False, "Leave Kafka out."),
-    Option("jars", "", "Where Kafka's jars are, or are to be (default: a cache in the home directory)."),
     Option("directory", "", "Where to keep the files while it runs (default: where temporary files go)."),
     QUICK,
 )
 KEYS = 1000
+
+
+SYSTEMS = ("lsmq", "kafka", "parquet")
 
 
 def run(values: Mapping[str, Any], progress: Progress) -> Report:
@@ -46,27 +48,12 @@ def run(values: Mapping[str, Any], progress: Progress) -> Report:
     with scratch(values["directory"]) as directory:
         facts = environment(directory)
         progress(describe(facts))
-        rows = directory / "rows.parquet"
-        spark_cases.make_rows(str(rows), values["messages"], values["message_bytes"], KEYS)
-        for system in ("lsmq", "kafka", "parquet"):
+        for system in SYSTEMS:
             if system == "kafka" and values["no_kafka"]:
                 continue
             progress(system)
             try:
-                with _server(system, directory, values, progress) as (address, jars):
-                    taken[system] = run_case(
-                        spark_cases.transfer,
-                        system=system,
-                        address=address,
-                        rows=str(rows),
-                        directory=str(directory),
-                        messages=values["messages"],
-                        message_bytes=values["message_bytes"],
-                        partitions=values["partitions"],
-                        cores=values["cores"],
-                        jars=jars,
-                        repeat=values["repeat"],
-                    )
+                taken[system] = measure(system, values, directory, progress)
             except BenchFailed as error:
                 if system != "kafka":
                     raise
@@ -84,6 +71,27 @@ def run(values: Mapping[str, Any], progress: Progress) -> Report:
     return Report(result, [_table(result)], [*_NOTES, *remedies])
 
 
+def measure(system: str, values: Mapping[str, Any], directory: Path, progress: Progress) -> dict[str, Any]:
+    """Write the rows to one system and read them back; seconds and processor seconds of each repetition."""
+    rows = directory / "rows.parquet"
+    if not rows.exists():
+        spark_cases.make_rows(str(rows), values["messages"], values["message_bytes"], KEYS)
+    with _server(system, directory, values, progress) as (address, jars):
+        return run_case(
+            spark_cases.transfer,
+            system=system,
+            address=address,
+            rows=str(rows),
+            directory=str(directory),
+            messages=values["messages"],
+            message_bytes=values["message_bytes"],
+            partitions=values["partitions"],
+            cores=values["cores"],
+            jars=jars,
+            repeat=values["repeat"],
+        )
+
+
 @contextmanager
 def _server(system: str, directory: Path, values: Mapping[str, Any], progress: Progress) -> Iterator[tuple[str, str]]:
     """What the system needs running: its address, and the jars Spark needs for it."""
@@ -91,9 +99,8 @@ def _server(system: str, directory: Path, values: Mapping[str, Any], progress: P
         with running(Setup(LSMQ, "sync"), directory / "node") as server:
             yield server.address, ""
     elif system == "kafka":
-        place = Path(values["jars"]) if values["jars"] else spark_kafka.cache_directory()
-        source, broker = spark_kafka.jars(place, progress)
-        with spark_kafka.broker(broker, directory / "kafka") as (address, _):
+        source = spark_kafka.jars(progress)
+        with spark_kafka.broker(directory / "kafka") as (address, _):
             yield address, str(source)
     else:
         yield "", ""

@@ -16,17 +16,19 @@ _NAMED = (AnomalyKind.LOST, *_DUPLICATES, *_ORDER, AnomalyKind.WENT_BACK)
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Milliseconds without an acknowledgement of a shard, client-side, one a shard and round."""
+    """Milliseconds without an acknowledgement of a shard, client-side, one a shard and round; ``all_ms`` rising."""
 
     count: int
     p50_ms: float
     max_ms: float
+    all_ms: tuple[float, ...] = ()
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> Times:
         if not seconds:
             return cls(0, 0.0, 0.0)
-        return cls(len(seconds), round(statistics.median(seconds) * 1000, 1), round(max(seconds) * 1000, 1))
+        rising_ms = tuple(round(each * 1000, 1) for each in sorted(seconds))
+        return cls(len(seconds), round(statistics.median(seconds) * 1000, 1), rising_ms[-1], rising_ms)
 
     def __str__(self) -> str:
         return f"p50 {self.p50_ms:.0f} ms, max {self.max_ms:.0f} ms ({self.count})" if self.count else "-"
@@ -79,6 +81,7 @@ class Report:
         for name in ("refused", "mended"):
             times: Times = values.pop(name)
             values |= {f"{name}_count": times.count, f"{name}_p50_ms": times.p50_ms, f"{name}_max_ms": times.max_ms}
+            values[f"{name}_ms"] = list(times.all_ms)
         for name in ("findings", "failures", "notes"):
             values[name] = list(values[name])
         return {"ok": self.ok, **values}

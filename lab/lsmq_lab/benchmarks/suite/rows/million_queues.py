@@ -1,0 +1,218 @@
+"""The queue-store contest as it was run: a million queues in one process, written, checked at random, read through."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lsmq_node.storage import QueueStore
+
+from ...engines import ROCKSDB, Engine, open_engine, prepare
+from ...environment import peak_resident_bytes, warm_memory
+from ...isolate import run_case
+from ...report import Option
+from ...workload import SEED, Contents, Workload, queue_of
+from ..row import LSMQ, Case, Column, Plot, Row, Target, Values, figure, over
+from ..systems.system import written_bytes
+
+_MESSAGE_BYTES = 58
+_LARGE_BYTES, _LARGE_EVERY = 1024, 1_000
+_READ_PART, _READ_COUNT = 0.2, 10
+_WARM_BYTES = 512
+_SINGLE, _BATCHES = "lsmq, single puts", "lsmq, batches"
+_ONE_QUEUE = "lsmq, batches into one queue"
+
+
+def puts(
+    path: str, engine: str, mode: str, messages: int, queues: int, threads: int, batch: int, reads: bool
+) -> dict[str, float]:
+    """Write, with the names made and the last flush inside the time; then check every queue, and read a part of them.
+
+    ``mode``: ``single``, a put a message from each thread; ``batches``, lists of pairs from each.
+    """
+    workload = Workload(messages, queues, batch, _MESSAGE_BYTES)
+    cycle = [(chosen, _with_large(bodies)) for chosen, bodies in workload.cycle()]
+    warm_memory(messages * _WARM_BYTES)
+    store = open_engine(engine, Path(path), "async", queues)
+    put = _single(store) if mode == "single" else _batches(engine, store)
+    parts = [cycle[at] if size == batch else _cut(cycle[at], size) for at, size in workload.puts()]
+    written, cpu_began, began = written_bytes("self"), time.process_time(), time.perf_counter()
+    _in_threads(put, [parts[number::threads] for number in range(threads)])
+    put_s = time.perf_counter() - began
+    store.flush()
+    whole_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_began
+    found = {
+        "per_s": messages / whole_s,
+        "before_flush_per_s": messages / put_s,
+        "processor_us": cpu_s * 1e6 / messages,
+        "written_bytes": (written_bytes("self") - written) / messages,
+        "put_s": whole_s,
+    }
+    if reads:
+        contents = Contents(workload)
+        found["check_s"] = _timed(lambda: _check(store, contents))
+        found["read_s"] = _timed(lambda: _read(store, contents))
+        found["read_over_put"] = max(found["check_s"], found["read_s"]) / whole_s
+    found["peak_mib"] = peak_resident_bytes() / 2**20
+    store.close()
+    return found
+
+
+def _with_large(bodies: list[bytes]) -> list[bytes]:
+    """Some are of 1 KiB, as in the contest."""
+    for at in range(0, len(bodies), _LARGE_EVERY):
+        bodies[at] = bodies[at].ljust(_LARGE_BYTES, b"x")
+    return bodies
+
+
+def _cut(part: tuple[Any, list[bytes]], size: int) -> tuple[Any, list[bytes]]:
+    return part[0][:size], part[1][:size]
+
+
+def _single(store: Engine) -> Callable[[Any, list[bytes]], None]:
+    inner: QueueStore = store.store  # type: ignore[attr-defined]
+
+    def put(queues: Any, bodies: list[bytes]) -> None:
+        put_one = inner.put
+        for queue, body in zip(queues.tolist(), bodies, strict=True):
+            put_one(f"queue-{queue}", body)
+
+    return put
+
+
+def _batches(engine: str, store: Engine) -> Callable[[Any, list[bytes]], None]:
+    def put(queues: Any, bodies: list[bytes]) -> None:
+        store.put(prepare(engine, queues, bodies))
+
+    return put
+
+
+def _in_threads(put: Callable[[Any, list[bytes]], None], shares: Sequence[Sequence[tuple[Any, list[bytes]]]]) -> None:
+    failed: list[BaseException] = []
+
+    def work(share: Sequence[tuple[Any, list[bytes]]]) -> None:
+        try:
+            for queues, bodies in share:
+                put(queues, bodies)
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(share,)) for share in shares]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failed:
+        raise failed[0]
+
+
+def _timed(work: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def _check(store: Engine, contents: Contents) -> None:
+    """A message at random of every queue, in the order of the numbers as the contest did."""
+    random = np.random.default_rng(SEED + 3)
+    filled = np.flatnonzero(contents.lengths)
+    offsets = (random.random(len(filled)) * contents.lengths[filled]).astype(np.int64)
+    for queue, offset in zip(filled.tolist(), offsets.tolist(), strict=True):
+        _expect(queue, store.get(queue, offset, 1), 1)
+
+
+def _read(store: Engine, contents: Contents) -> None:
+    """All messages of a fifth of the queues."""
+    random = np.random.default_rng(SEED + 4)
+    filled = np.flatnonzero(contents.lengths)
+    chosen = random.choice(filled, max(1, int(len(filled) * _READ_PART)), replace=False)
+    for queue in chosen.tolist():
+        length = int(contents.lengths[queue])
+        for offset in range(0, length, _READ_COUNT):
+            _expect(queue, store.get(queue, offset, _READ_COUNT), min(_READ_COUNT, length - offset))
+
+
+def _expect(queue: int, found: list[bytes], count: int) -> None:
+    if len(found) != count or any(queue_of(body) != queue for body in found):
+        raise AssertionError(f"queue {queue} gave {len(found)} messages of queues {set(map(queue_of, found))}")
+
+
+def _cases(values: Values, peers: tuple[str, ...]) -> list[Case]:
+    return list(_each_case(values, peers))
+
+
+def _each_case(values: Values, peers: tuple[str, ...]) -> Iterator[Case]:
+    def case(name: str, engine: str, mode: str, **changed: Any) -> Case:
+        arguments = {
+            "engine": engine,
+            "mode": mode,
+            "messages": values["messages"],
+            "queues": values["queues"],
+            "threads": values["batch_threads"],
+            "batch": values["batch"],
+            "reads": True,
+            **changed,
+        }
+        return Case(name, engine, lambda place: run_case(puts, path=str(place / "store"), **arguments))
+
+    single = {"messages": values["single_messages"], "threads": values["threads"], "batch": 1_000, "reads": False}
+    yield case(_SINGLE, LSMQ, "single", **single)
+    yield case(_BATCHES, LSMQ, "batches")
+    yield case(_ONE_QUEUE, LSMQ, "batches", queues=1, reads=False)
+    if ROCKSDB in peers:
+        yield case("rocksdb, batches", ROCKSDB, "batches", threads=1)
+
+
+def _targets(values: Values) -> list[Target]:
+    threads = f"single puts of {values['threads']} threads together"
+    return [
+        Target(threads, figure(_SINGLE, "per_s"), 1e6, "/s", case=_SINGLE),
+        Target("batches, names and last flush inside", figure(_BATCHES, "per_s"), 3e6, "/s", case=_BATCHES),
+        Target("all queues over one queue", over(_BATCHES, _ONE_QUEUE, "per_s"), 0.8, case=_BATCHES),
+        Target(
+            "the longer read phase over the put",
+            figure(_BATCHES, "read_over_put"),
+            1.0,
+            at_most=True,
+            because="all reads are calls of one thread, one after another",
+        ),
+        Target("peak memory", figure(_BATCHES, "peak_mib"), 4096.0, "MiB", at_most=True),
+    ]
+
+
+ROW = Row(
+    name="contest",
+    title="a million queues in one process",
+    work="Messages of 58 bytes, one of a thousand of 1 KiB, to all queues in random order, in process, asynchronous "
+    "flush: threads that put one at a time, and threads that put batches of pairs whose names they make. Then a "
+    "message at random of every queue, and all of a fifth of the queues.",
+    options=(
+        Option("queues", 1_000_000, "Queues.", quick=5_000),
+        Option("messages", 5_000_000, "Messages of the cases with batches.", quick=20_000),
+        Option("single_messages", 200_000, "Messages of single puts.", quick=4_000),
+        Option("threads", 20, "Threads that put one at a time.", quick=4),
+        Option("batch_threads", 4, "Threads that put batches.", quick=2),
+        Option("batch", 10_000, "Messages of a batch.", quick=1_000),
+    ),
+    cases=_cases,
+    columns=(
+        Column("per_s", "put", "/s"),
+        Column("processor_us", "processor a message", "us"),
+        Column("put_s", "put", "s"),
+        Column("check_s", "random check", "s"),
+        Column("read_s", "read of 20 %", "s"),
+        Column("peak_mib", "peak memory", "MiB"),
+    ),
+    targets=_targets,
+    plots=(Plot("per_s", "puts a second", "/s"),),
+    peers=(ROCKSDB,),
+    notes=(
+        "Bodies are made before the time, and count in the peak of memory; names are made inside it.",
+        "rocksdb: one thread, keys packed by numpy, no names; it is spared those.",
+    ),
+)

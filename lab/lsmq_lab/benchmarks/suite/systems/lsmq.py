@@ -1,0 +1,124 @@
+"""LSMQ as a system of the suite: a node of its own, and three nodes with three replicas of everything."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Iterator
+from contextlib import AsyncExitStack, contextmanager
+from pathlib import Path
+
+from lsmq import Client, Consumer, Producer, Receipt
+from lsmq_lab.local_cluster import LocalCluster, found_plan
+
+from ...node_servers import LSMQ, Setup
+from ...node_servers import running as node_running
+from .system import LOOP, READ, TOPIC, WRITE, Clock, Load, Outcome, Running, System, loop_tasks
+
+NODES = 3
+_DEADLINE_MS = 120_000
+
+
+def write(load: Load) -> Outcome:
+    async def work() -> Outcome:
+        bodies, waiting = load.bodies(), deque[Receipt]()
+        async with Client(load.address) as client, Producer(client, TOPIC) as producer:
+            clock = Clock()
+            for number in range(load.messages):
+                if len(waiting) == load.in_flight:
+                    await waiting.popleft()
+                body = bodies[number % len(bodies)]
+                waiting.append(await producer.send(body, queue=(load.first + number) % load.queues))
+            await producer.flush()
+            while waiting:
+                await waiting.popleft()
+            return clock.outcome(load.messages)
+
+    return asyncio.run(work())
+
+
+def read(load: Load) -> Outcome:
+    async def work() -> Outcome:
+        count, clock = 0, Clock()
+        async with (
+            Client(load.address) as client,
+            Consumer(client, TOPIC, queues=range(load.first, load.end), group=_group()) as consumer,
+        ):
+            while count < load.messages:
+                count += len(await consumer.poll(5_000))
+                await consumer.commit()
+        return clock.outcome(count)
+
+    return asyncio.run(work())
+
+
+def _group() -> str:
+    """A reader's own: the next one begins at the beginning again."""
+    return f"bench-{os.getpid()}"
+
+
+def read_batches(load: Load) -> Outcome:
+    """As columns, without an object for each message."""
+
+    async def work() -> Outcome:
+        count, clock = 0, Clock()
+        async with (
+            Client(load.address) as client,
+            Consumer(client, TOPIC, queues=range(load.first, load.end), group=_group()) as consumer,
+        ):
+            while count < load.messages:
+                batch = await consumer.poll_batch(5_000)
+                count += 0 if batch is None else len(batch)
+                await consumer.commit()
+        return clock.outcome(count)
+
+    return asyncio.run(work())
+
+
+def loop(load: Load) -> Outcome:
+    async def work() -> Outcome:
+        async with Client(load.address) as client, AsyncExitStack() as stack:
+            names = dict.fromkeys(load.topic_of(task) for task in range(load.in_flight))
+            producers = {name: await stack.enter_async_context(Producer(client, name, linger_ms=0)) for name in names}
+            sends = [producers[load.topic_of(task)].send_and_wait for task in range(load.in_flight)]
+            queues = [load.queue_of(task) for task in range(load.in_flight)]
+            return await loop_tasks(load, lambda task, body: sends[task](body, queue=queues[task]))
+
+    return asyncio.run(work())
+
+
+def _prepare(address: str, queues: int, topics: int) -> None:
+    async def make() -> None:
+        async with Client(address, deadline_ms=_DEADLINE_MS) as client:
+            for name, count in [(f"{TOPIC}-{number}", 1) for number in range(topics)] or [(TOPIC, queues)]:
+                await client.create_topic(name, queues=count)
+
+    asyncio.run(make())
+
+
+@contextmanager
+def _one(directory: Path) -> Iterator[Running]:
+    with node_running(Setup(LSMQ, "sync"), directory) as server:
+        yield Running(server.address, (server.pid,), directory)
+
+
+@contextmanager
+def _three(directory: Path) -> Iterator[Running]:
+    plan = found_plan(nodes=NODES, shards=NODES, replicas=NODES)
+    cluster = LocalCluster.found(directory, plan, detached=False)
+    try:
+        status = cluster.up()
+        pids = tuple(node.pid for node in status.nodes if node.pid is not None)
+        yield Running(",".join(node.url for node in status.nodes), pids, directory)
+    finally:
+        cluster.down()
+
+
+def _nothing() -> None:
+    return None
+
+
+_KINDS = (WRITE, READ, LOOP, "read_batches")
+SYSTEM = System("lsmq", __name__, "after fdatasync", _nothing, _one, _prepare, kinds=_KINDS)
+THREE_NODES = System("lsmq3", __name__, "after fdatasync on all three replicas in sync", _nothing, _three, _prepare)
