@@ -6,6 +6,7 @@
 - ``POST /internal/control/command``: carry out a command; only by the leader.
 - ``POST /internal/control/heartbeat`` and ``/internal/control/ask_election``: what nodes report; only to the leader.
 - ``GET /internal/control/version``: a version that holds all that was committed before; only from the leader.
+- ``GET /internal/control/plan``: what the cluster is about to move by itself; only from the leader.
 
 - ``POST /death``: a node's process has ended (:mod:`~.death`); to any voter.
 
@@ -49,6 +50,7 @@ def control_routes(raft: RaftControl, overseer: Overseer, secret: ClusterSecret)
         web.post("/internal/control/heartbeat", _answering(handlers.heartbeat)),
         web.post("/internal/control/ask_election", _answering(handlers.ask_election)),
         web.get("/internal/control/version", _answering(handlers.version)),
+        web.get("/internal/control/plan", _answering(handlers.plan)),
         web.post(death.PATH, _answering(handlers.died)),
     ]
 
@@ -141,6 +143,9 @@ class _Handlers:
 
     async def version(self, request: web.Request) -> dict[str, Any]:
         return {"version": await self._raft.confirmed_version()}
+
+    async def plan(self, request: web.Request) -> dict[str, Any]:
+        return {"plan": self._overseer.plan()}
 
 
 async def _body(request: web.Request) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 from lsmq import runtime
 from lsmq.errors import LsmqError
 
+from .balancer import Balancer, BalanceTiming
 from .deaf_leaders import DeafLeaders, DeafTiming
 from .election import Progress, choose_candidate, leader_counts, may_lead, spread_leaders
 from .election_pace import ElectionPace
@@ -48,6 +49,7 @@ class OverseerTiming:
     resign: ResignTiming = ResignTiming()  # noqa: RUF009
     deaf: DeafTiming = DeafTiming()  # noqa: RUF009
     full: FullTiming = FullTiming()  # noqa: RUF009
+    balance: BalanceTiming = BalanceTiming()  # noqa: RUF009
     #: The shards of a node that lives and has held no lease for so long are led by others.
     unleased_s: float = 1.0
     #: Commands that changed nothing are not repeated sooner: each costs an entry of the log.
@@ -80,6 +82,7 @@ class Overseer:
         raft.testify = self._testify
         self._deaf = DeafLeaders(timing.deaf)
         self._full = FullDisks(timing.full)
+        self._balancer = Balancer(timing.balance)
         self._told = Told()
         self._unleased_since: dict[str, float] = {}
         self._resigning = Resigning(timing.resign, clock())
@@ -119,6 +122,7 @@ class Overseer:
         if alive and beat.progress is not None:
             self._reports[node] = dict(beat.progress)
             self._witness.hear(self._raft.state, node, beat.progress)
+            self._balancer.hear(node, beat.progress, beat.sizes, now)
         if alive and not beat.leased:
             self._unleased(node, now)
         else:
@@ -206,6 +210,11 @@ class Overseer:
             self._asked[shard] = max(above_epoch, self._asked.get(shard, 0))
             self._wake.set()
 
+    def plan(self) -> dict[str, Any]:
+        """What the cluster is about to move by itself, for people. Raises when not the leader."""
+        self._require_leader()
+        return self._balancer.shown(self._raft.state, self._detector, self._full.unfit, self._clock())
+
     def _require_leader(self) -> None:
         raft = self._raft
         if not raft.is_leader:
@@ -238,6 +247,7 @@ class Overseer:
             self._term = term
             self._reports, self._asked, self._told = {}, {}, Told()
             self._deaf, self._full = DeafLeaders(self._timing.deaf), FullDisks(self._timing.full)
+            self._balancer = Balancer(self._timing.balance)
             self._pace, self._leaderless, self._witness = ElectionPace(), LeaderlessShards(), Witness()
             self._unleased_since = {}
             self._resigning.reached(self._clock())
@@ -280,9 +290,10 @@ class Overseer:
         noted = self._witness.due(now, lost=bool(verdicts.died))
         commands += [] if noted is None else [noted]
         if not commands:
-            commands = next_steps(state, alive)
+            commands = next_steps(state, alive, self._timing.balance.moves_at_once)
         if not commands and self._spread and now - self._changed_at >= self._timing.settle_s:
             commands = transfers(state, alive, self._reports, self._detector.restless(now), self._full.unfit)
+            commands += self._balancer.due(state, self._detector, self._full.unfit, now)
         version, former, at = self._submitted
         if not commands or ((version, former) == (state.version, commands) and now - at < self._timing.repeat_s):
             return

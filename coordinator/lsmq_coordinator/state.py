@@ -139,6 +139,7 @@ class Shard:
     plane is known to have forgotten nothing.
 
     ``target``: the replicas it should have, the first the preferred leader; empty when it has what it should have.
+    ``pinned``: people said where; the cluster moves it only away from nodes that are gone or draining.
     """
 
     id: int
@@ -153,6 +154,7 @@ class Shard:
     starts: tuple[RegisteredStart, ...] = ()
     distrusted: tuple[str, ...] = ()
     revivals: tuple[Revival, ...] = ()
+    pinned: bool = False
 
     @property
     def in_sync_nodes(self) -> tuple[str, ...]:
@@ -189,6 +191,7 @@ class Shard:
             "starts": [list(start) for start in self.starts],
             "distrusted": list(self.distrusted),
             "revivals": [list(revival) for revival in self.revivals],
+            **({"pinned": True} if self.pinned else {}),
         }
 
     @classmethod
@@ -206,6 +209,7 @@ class Shard:
             tuple(RegisteredStart(*start) for start in fields["starts"]),
             tuple(fields["distrusted"]),
             tuple(Revival(*revival) for revival in fields["revivals"]),
+            fields.get("pinned", False),
         )
 
 
@@ -299,6 +303,8 @@ class ClusterState:
     rights: MappingProxyType[str, bytes] = field(default_factory=_nothing)
     #: The version with which ``rights`` changed last.
     rights_version: int = 0
+    #: No replica is added anywhere until this ends: see :mod:`~.reassignment`.
+    moves_paused: bool = False
     #: Results of the latest commands by request id, oldest first: a repeated command gets its first answer.
     results: MappingProxyType[str, Mapping[str, Any]] = field(default_factory=_nothing)
 
@@ -332,6 +338,8 @@ class ClusterState:
         }
         if self.rights_version:
             content["rights"] = [self.rights_version, {key: self.rights[key] for key in sorted(self.rights)}]
+        if self.moves_paused:
+            content["moves_paused"] = True
         packed: bytes = msgpack.packb(content)
         return packed
 
@@ -356,6 +364,7 @@ class ClusterState:
             content["topics_version"],
             MappingProxyType(rights),
             rights_version,
+            content.get("moves_paused", False),
             MappingProxyType(dict(content["results"])),
         )
 
