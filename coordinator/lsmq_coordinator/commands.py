@@ -34,6 +34,7 @@ from .command_fields import (
     text,
     with_entry,
 )
+from .pieces import Pieces
 from .state import (
     MAX_NAME_BYTES,
     MAX_NODES,
@@ -139,17 +140,22 @@ def _bootstrap(state: ClusterState, command: Command) -> Change:
             f"above the number of nodes ({len(nodes)})",
         )
     given = command.get("shards") or {}
-    placed = election.place_replicas(sorted(nodes), settings.shards, settings.replicas)
+    all_given = all("replicas" in given.get(id, {}) for id in range(settings.shards))
+    placed = {} if all_given else election.place_replicas(sorted(nodes), settings.shards, settings.replicas)
     shards = {}
     for id in range(settings.shards):
-        replicas = members(given.get(id, {}).get("replicas", placed[id]), "replicas", set(nodes))
+        replicas = members(
+            given[id]["replicas"] if all_given else given.get(id, {}).get("replicas", placed[id]),
+            "replicas",
+            set(nodes),
+        )
         leader = given.get(id, {}).get("leader", replicas[0])
         if leader not in replicas:
             raise Refused("invalid_command", f"shard {id}: the leader {leader!r} is none of {list(replicas)}")
         number(len(replicas), f"number of replicas of shard {id}", settings.min_in_sync, MAX_REPLICAS)
         in_sync = tuple(Member(node, UNCLAIMED) for node in replicas)
         shards[id] = Shard(id, replicas, leader, epoch=1, in_sync=in_sync, version=1)
-    return replace(state, settings=settings, nodes=frozen(nodes), shards=frozen(shards)), {}
+    return replace(state, settings=settings, nodes=frozen(nodes), shards=Pieces(shards)), {}
 
 
 def _register_node(state: ClusterState, command: Command) -> Change:

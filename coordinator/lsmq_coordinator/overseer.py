@@ -405,8 +405,8 @@ def failovers(
     commands = []
     for id in sorted(state.shards):
         shard, above = state.shards[id], (asked or {}).get(id, 0)
-        known = {node: shards[id] for node, shards in reports.items() if id in shards}
         if shard.leader not in alive or above >= shard.epoch:
+            known = {node: reports[node][id] for node in shard.replicas if id in reports.get(node, ())}
             candidate = choose_candidate(shard, alive, known, loads=_without_one(loads, shard.leader))
         else:
             candidate = (successors or {}).get(id)
@@ -439,10 +439,13 @@ def transfers(
     Nobody is given a shard that it does not report: its replica does not work. Nor one of whose epoch it has nothing
     yet: perhaps nobody can call it, and then it could not lead. Nor one that comes and goes, nor who is ``unfit``.
     """
-    passed_over = {*unfit, *((shard.id, node) for node in restless for shard in state.replicas_on(node))}
-    for node, shards in (reports or {}).items():
-        for shard in state.replicas_on(node):
-            report = shards.get(shard.id)
-            if report is None or report.epoch < shard.epoch or not may_lead(shard, node, report):
+    passed_over = set(unfit)
+    for shard in state.shards.values():
+        for node in shard.replicas:
+            if node in restless:
                 passed_over.add((shard.id, node))
+            elif reports is not None and node in reports:
+                report = reports[node].get(shard.id)
+                if report is None or report.epoch < shard.epoch or not may_lead(shard, node, report):
+                    passed_over.add((shard.id, node))
     return [handover(state.shards[step.shard], step.target) for step in spread_leaders(state, alive, passed_over)]

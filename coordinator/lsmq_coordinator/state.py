@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 
 import msgpack
 
+from .pieces import Pieces
+
 MAX_NODES = 1_000
 MAX_SHARDS = 1_024
 MAX_REPLICAS = 7
@@ -294,7 +296,7 @@ class ClusterState:
     version: int = 0
     settings: Settings = Settings()
     nodes: MappingProxyType[str, Node] = field(default_factory=_nothing)
-    shards: MappingProxyType[int, Shard] = field(default_factory=_nothing)
+    shards: Mapping[int, Shard] = field(default_factory=Pieces)
     topics: MappingProxyType[str, Topic] = field(default_factory=_nothing)
     next_topic_id: int = 1
     #: The version with which ``topics`` changed last: who knows the topics of that version knows these.
@@ -358,7 +360,7 @@ class ClusterState:
             content["version"],
             Settings(**content["settings"]),
             MappingProxyType({id: Node.from_dict(id, fields) for id, fields in content["nodes"].items()}),
-            MappingProxyType({id: Shard.from_dict(id, fields) for id, fields in content["shards"].items()}),
+            Pieces({id: Shard.from_dict(id, fields) for id, fields in content["shards"].items()}),
             topics,
             content["next_topic_id"],
             content["topics_version"],
