@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from .balance import Fits, Move, Moves, Situation, anywhere, first_moves, plan
+from .balance import Move, Moves, Situation, first_moves, plan
 from .election import Progress
 from .liveness import FailureDetector
 from .reassignment import MOVES_AT_ONCE, Step, beginning
@@ -48,8 +48,8 @@ class BalanceTiming:
 class Balancer:
     """One for each leadership of the control plane. Bounded by the replicas of the cluster."""
 
-    def __init__(self, timing: BalanceTiming = BalanceTiming(), fits: Fits = anywhere) -> None:
-        self._timing, self._fits = timing, fits
+    def __init__(self, timing: BalanceTiming = BalanceTiming()) -> None:
+        self._timing = timing
         self._sizes: dict[str, Mapping[int, int]] = {}
         #: Where each shard's log was, and when; and what that said of its load.
         self._marks: dict[int, tuple[int, float]] = {}
@@ -95,7 +95,6 @@ class Balancer:
             loads=self._loads,
             even=timing.even,
             even_leaders=timing.even_leaders,
-            fits=self._fits,
         )
 
     def _shard_sizes(self, state: ClusterState) -> dict[int, int]:

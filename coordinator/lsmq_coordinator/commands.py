@@ -140,15 +140,10 @@ def _bootstrap(state: ClusterState, command: Command) -> Change:
             f"above the number of nodes ({len(nodes)})",
         )
     given = command.get("shards") or {}
-    all_given = all("replicas" in given.get(id, {}) for id in range(settings.shards))
-    placed = {} if all_given else election.place_replicas(sorted(nodes), settings.shards, settings.replicas)
+    placed = election.place_replicas(sorted(nodes), settings.shards, settings.replicas)
     shards = {}
     for id in range(settings.shards):
-        replicas = members(
-            given[id]["replicas"] if all_given else given.get(id, {}).get("replicas", placed[id]),
-            "replicas",
-            set(nodes),
-        )
+        replicas = members(given.get(id, {}).get("replicas", placed[id]), "replicas", set(nodes))
         leader = given.get(id, {}).get("leader", replicas[0])
         if leader not in replicas:
             raise Refused("invalid_command", f"shard {id}: the leader {leader!r} is none of {list(replicas)}")

@@ -396,7 +396,7 @@ class ControlClient:
         """Ask a voter for what is new. Whether it is worth asking again."""
         known = self._state
         leader = quote(self._leader or "", safe="")
-        query = f"after={known.version}&topics={known.topics_version}&leader={leader}&wait_ms={_WAIT_MS}"
+        query = f"after={known.version}&topics={known.topics_version}&leader={leader}&changes=1&wait_ms={_WAIT_MS}"
         path = f"/internal/control/state?{query}"
         try:
             answer = await self._http.call(self._url(voter), "GET", path, None, _WAIT_MS / 1000 + 0.5)
@@ -404,7 +404,9 @@ class ControlClient:
             return False
         if answer["leader"] is not None:
             self._leader = answer["leader"]
-        if answer["state"] is not None:
+        if answer.get("changes") is not None:
+            self._take(known.changed(answer["changes"]))
+        elif answer["state"] is not None:
             self._take(ClusterState.decode(answer["state"], known.topics))
         # A voter that hears no leader may know old things only.
         return answer["leader"] is not None and answer["lease_age_ms"] <= _MAX_STALE_S * 1000

@@ -6,7 +6,7 @@ on an old state is refused, not wrong.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import IntFlag
@@ -204,31 +204,16 @@ def place_replicas(
     count, turns = len(nodes), leaders or nodes
     # Leaders take turns. Knowing them all beforehand, followers go where least is held.
     placed = {shard: [turns[shard % len(turns)]] for shard in range(shards)}
-    held = dict.fromkeys(nodes, 0) | Counter(chosen[0] for chosen in placed.values())
-    holding = Counter(held.values())  # How many nodes hold so many.
+    held = {node: sum(chosen[0] == node for chosen in placed.values()) for node in nodes}
     for shard, chosen in placed.items():
-        begin = shard + 1 + shard // count
+        stagger = 1 + shard // count
+        turn = [nodes[(shard + stagger + step) % count] for step in range(count)]
         while len(chosen) < replicas:
-            node = _next_free(nodes, begin, chosen, held, holding)
-            chosen.append(node)
-            holding.subtract((held[node],))
-            held[node] += 1
-            holding.update((held[node],))
+            free = [node for node in turn if node not in chosen]
+            chosen.append(min(free, key=held.__getitem__))
+            held[chosen[-1]] += 1
     _even_followers(placed, held)
     return {shard: tuple(chosen) for shard, chosen in placed.items()}
-
-
-def _next_free(
-    nodes: Sequence[str], begin: int, chosen: Sequence[str], held: Mapping[str, int], holding: Mapping[int, int]
-) -> str:
-    """From place ``begin`` on, around, the first node that holds least of those that are not chosen."""
-    taken = Counter(held[node] for node in chosen)
-    least = min(number for number, many in holding.items() if many > taken[number])
-    for step in range(len(nodes)):
-        node = nodes[(begin + step) % len(nodes)]
-        if held[node] == least and node not in chosen:
-            return node
-    raise AssertionError("a node is free, and none of those that hold so many is")
 
 
 def _even_followers(placed: Mapping[int, list[str]], held: dict[str, int]) -> None:
@@ -236,11 +221,9 @@ def _even_followers(placed: Mapping[int, list[str]], held: dict[str, int]) -> No
     while True:
         most = max(held, key=held.__getitem__)
         least = min(held, key=held.__getitem__)
-        if held[most] - held[least] <= 1:
+        movable = [chosen for chosen in placed.values() if most in chosen[1:] and least not in chosen]
+        if held[most] - held[least] <= 1 or not movable:
             return
-        movable = next((chosen for chosen in placed.values() if most in chosen[1:] and least not in chosen), None)
-        if movable is None:
-            return
-        movable[movable.index(most)] = least
+        movable[0][movable[0].index(most)] = least
         held[most] -= 1
         held[least] += 1

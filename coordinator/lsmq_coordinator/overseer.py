@@ -16,6 +16,7 @@ from lsmq import runtime
 from lsmq.errors import LsmqError
 
 from .balancer import Balancer, BalanceTiming
+from .commands import MAX_BATCH
 from .deaf_leaders import DeafLeaders, DeafTiming
 from .election import Progress, choose_candidate, leader_counts, may_lead, spread_leaders
 from .election_pace import ElectionPace
@@ -294,6 +295,7 @@ class Overseer:
         if not commands and self._spread and now - self._changed_at >= self._timing.settle_s:
             commands = transfers(state, alive, self._reports, self._detector.restless(now), self._full.unfit)
             commands += self._balancer.due(state, self._detector, self._full.unfit, now)
+        commands = commands[:MAX_BATCH]  # The next look does the rest.
         version, former, at = self._submitted
         if not commands or ((version, former) == (state.version, commands) and now - at < self._timing.repeat_s):
             return

@@ -43,6 +43,15 @@ class Pieces(Mapping[int, Value], Generic[Value]):
         changed._pieces, changed._count = tuple(pieces), self._count + (number not in self)
         return changed
 
+    def changed_since(self, former: Pieces[Value]) -> dict[int, Value]:
+        """The entries that ``former`` does not have, or has otherwise. Looks only where a piece is another one."""
+        found: dict[int, Value] = {}
+        for place, piece in enumerate(self._pieces):
+            before = former._pieces[place] if place < len(former._pieces) else {}
+            if piece is not before:
+                found |= {number: value for number, value in piece.items() if before.get(number) is not value}
+        return found
+
     def __getitem__(self, number: int) -> Value:
         if not isinstance(number, int) or not 0 <= number < PIECE * len(self._pieces):
             raise KeyError(number)

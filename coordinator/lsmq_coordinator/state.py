@@ -370,6 +370,28 @@ class ClusterState:
             MappingProxyType(dict(content["results"])),
         )
 
+    def encode_changes(self, former: ClusterState, *, topics: bool = True) -> bytes:
+        """What became of ``former``, an earlier state of the same cluster, without results: what :meth:`changed` takes.
+
+        Nodes and shards that are the same are left out, so that a change of one costs the same however many there are.
+        """
+        nodes = {id: node for id, node in self.nodes.items() if former.nodes.get(id) != node}
+        shards = Pieces.of(self.shards).changed_since(Pieces.of(former.shards))
+        some = replace(self.without_results(), nodes=MappingProxyType(nodes), shards=shards)
+        packed: bytes = msgpack.packb([former.version, some.encode(topics=topics)])
+        return packed
+
+    def changed(self, packed: bytes) -> ClusterState:
+        """The state that this one became. Raises ``ValueError`` for changes of another one."""
+        since, content = msgpack.unpackb(packed)
+        if since != self.version:
+            raise ValueError(f"changes of state {since} came for state {self.version}")
+        some = ClusterState.decode(content, self.topics)
+        shards = Pieces.of(self.shards)
+        for id, shard in some.shards.items():
+            shards = shards.with_entry(id, shard)
+        return replace(some, nodes=MappingProxyType({**self.nodes, **some.nodes}), shards=shards)
+
     def without_results(self) -> ClusterState:
         """The same state without the answers to past commands, which only voters need."""
         return replace(self, results=_nothing())
