@@ -195,8 +195,9 @@ def _run(values: Mapping[str, Any], progress: Progress) -> Report:
     title = f"{nodes:,} nodes, {shards:,} shards of {replicas} replicas"
     notes = [
         describe(facts),
-        f"the state takes {len(cases.encoded):,} bytes, {len(cases.encoded) / shards:,.0f} a shard; the elections "
-        f"after the loss of a node {len(cases.changes):,}; a heartbeat of a node with {held:,} replicas {len(cases.beat):,}",
+        f"the state takes {len(cases.encoded):,} bytes, {len(cases.encoded) / shards:,.0f} a shard; what the "
+        f"elections after the loss of a node changed {len(cases.changes):,}",
+        f"a heartbeat of a node with {held:,} replicas takes {len(cases.beat):,} bytes",
         "pure functions on a state that was made up, in one thread: no disk, no network",
     ]
     return Report(result, [Table(title, ("", "ms, median", "least", "most"), rows)], notes)
