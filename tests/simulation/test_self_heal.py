@@ -26,7 +26,7 @@ def lost_for_good(seed: int) -> list[Fault]:
     return plan
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, 1, 16])
 def test_replicas_of_a_node_that_is_lost_are_made_again_amid_faults_and_nothing_is_lost(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
