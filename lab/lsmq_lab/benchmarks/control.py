@@ -7,7 +7,7 @@ of the control plane does with it is measured, without its disk and its network.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
@@ -35,13 +35,20 @@ _Reports = dict[str, dict[int, Reported]]
 
 
 def made_up(nodes: int, shards: int, replicas: int) -> ClusterState:
-    """A cluster in which all is well: every replica is in sync and has registered its start."""
+    """A cluster in which all is well: every replica is in sync and has registered its start, and nothing is uneven."""
     names = [f"node-{number:04}" for number in range(nodes)]
     # Each turn over the nodes has another distance between the replicas of a shard: the nodes stay even.
     apart = [1 + turn % max(1, (nodes - 1) // replicas) for turn in range(shards // nodes + 1)]
     placed = {
         id: tuple(names[(id + place * apart[id // nodes]) % nodes] for place in range(replicas)) for id in range(shards)
     }
+    state = _with_replicas(names, placed)
+    uneven = plan(state, Situation(alive=frozenset(names)))
+    return _with_replicas(names, placed | {move.shard: move.replicas for moves in uneven for move in moves})
+
+
+def _with_replicas(names: Sequence[str], placed: Mapping[int, tuple[str, ...]]) -> ClusterState:
+    replicas = len(placed[0])
     known = {name: Node(name, f"http://{name}:7600", f"http://{name}:7601", voter=name in names[:3]) for name in names}
     found = {}
     for id, holders in placed.items():
@@ -49,7 +56,7 @@ def made_up(nodes: int, shards: int, replicas: int) -> ClusterState:
         leading = next(start.life for start in starts if start.node == holders[0])
         members = tuple(Member(node, 1 << 60) for node in holders)
         found[id] = Shard(id, holders, holders[0], 1, members, 1, leading=leading, starts=starts)
-    settings = Settings("bench", shards, replicas, replicas // 2 + 1, 64 << 20)
+    settings = Settings("bench", len(placed), replicas, replicas // 2 + 1, 64 << 20)
     return ClusterState(1, settings, MappingProxyType(known), Pieces(found))
 
 
