@@ -30,7 +30,8 @@ class NodeInfo:
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
     """A shard. ``adding`` are replicas being filled, ``target`` those it is to have when a move is done. ``problem``
-    says why nobody leads it and what helps; None while all is well."""
+    says why nobody leads it and what helps; None while all is well. A ``pinned`` shard was placed by people: the
+    cluster moves it only away from nodes that are gone or draining."""
 
     id: int
     leader: str | None
@@ -40,17 +41,20 @@ class ShardInfo:
     adding: tuple[str, ...]
     target: tuple[str, ...]
     problem: str | None = None
+    pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterInfo:
-    """A cluster at one ``version`` of its agreed state. ``name`` is None for a node of its own."""
+    """A cluster at one ``version`` of its agreed state. ``name`` is None for a node of its own. While
+    ``moves_paused`` no replica is added anywhere."""
 
     name: str | None
     version: int
     control_leader: str | None
     nodes: tuple[NodeInfo, ...]
     shards: tuple[ShardInfo, ...]
+    moves_paused: bool = False
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> ClusterInfo:
@@ -71,14 +75,61 @@ class ClusterInfo:
                 tuple(shard["adding"]),
                 tuple(shard["target"]),
                 shard.get("problem"),
+                shard.get("pinned", False),
             )
             for shard in fields["shards"]
         )
-        return cls(fields["cluster"], fields["version"], fields["control_leader"], nodes, shards)
+        agreed = fields["cluster"], fields["version"], fields["control_leader"]
+        return cls(*agreed, nodes, shards, fields.get("moves_paused", False))
 
     def replicas_on(self, node: str) -> list[ShardInfo]:
         """The shards that have a replica on the node."""
         return [shard for shard in self.shards if node in shard.replicas]
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedMove:
+    """What a shard is to have instead of what it has; the first of each is the preferred leader. ``why``: ``rebuild``
+    where a node is gone, ``replicas``, ``bytes``, ``leaders`` or ``load`` where these are uneven. ``size_bytes``: what
+    is to be copied, about; None where that is not known."""
+
+    shard: int
+    former: tuple[str, ...]
+    replicas: tuple[str, ...]
+    why: str
+    size_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class AwayNode:
+    """A node that is not heard, for how many seconds, and in how many its replicas are made again at others; None: not
+    by itself."""
+
+    node: str
+    away_s: float
+    rebuilt_in_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a cluster is about to move by itself: ``moves`` in order, ``more`` where there are more than it shows.
+    ``moving``: shards whose move has begun, whoever asked for it. While it is ``paused`` none begins."""
+
+    version: int
+    paused: bool
+    moves: tuple[PlannedMove, ...]
+    more: bool
+    moving: tuple[int, ...]
+    away: tuple[AwayNode, ...]
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Plan:
+        moves = tuple(
+            PlannedMove(move["shard"], tuple(move["from"]), tuple(move["to"]), move["why"], move["bytes"])
+            for move in fields["moves"]
+        )
+        away = tuple(AwayNode(away["node"], away["away_s"], away["rebuilt_in_s"]) for away in fields["away"])
+        return cls(fields["version"], fields["paused"], moves, fields["more"], tuple(fields["moving"]), away)
 
 
 class ClusterAdmin:
@@ -95,6 +146,18 @@ class ClusterAdmin:
         """The cluster as the node that answers knows it."""
         return ClusterInfo.from_dict(await self._client.ask("GET", "/v1/cluster"))
 
+    async def plan(self) -> Plan:
+        """What the cluster is about to move by itself, made by the leader of its control plane now."""
+        return Plan.from_dict(await self._client.ask("GET", "/v1/cluster/plan"))
+
+    async def pause_moves(self) -> None:
+        """Add no replica anywhere until :meth:`resume_moves`, whoever asked for it; what is being filled is."""
+        await self._client.ask("POST", "/v1/cluster/moves/pause")
+
+    async def resume_moves(self) -> None:
+        """Go on with moves that were paused."""
+        await self._client.ask("DELETE", "/v1/cluster/moves/pause")
+
     async def drain(self, node: str) -> None:
         """Have all replicas of a node moved to others; it gets no new ones."""
         await self._client.ask("POST", f"{_node_path(node)}/drain")
@@ -108,7 +171,7 @@ class ClusterAdmin:
         await self._client.ask("DELETE", _node_path(node))
 
     async def move(self, shard: int, replicas: Sequence[str]) -> None:
-        """Have ``shard`` held by these nodes and no others; the first leads when it can."""
+        """Have ``shard`` held by these nodes and no others; the first leads when it can. It is pinned there."""
         await self._client.ask("PUT", f"/v1/cluster/shards/{shard}/replicas", {"replicas": list(replicas)})
 
     async def cancel_move(self, shard: int) -> None:
@@ -116,8 +179,12 @@ class ClusterAdmin:
         await self._client.ask("DELETE", f"/v1/cluster/shards/{shard}/replicas")
 
     async def transfer(self, shard: int, node: str) -> None:
-        """Hand the leadership of ``shard`` to a replica in sync."""
+        """Hand the leadership of ``shard`` to a replica in sync. It is pinned there."""
         await self._client.ask("PUT", f"/v1/cluster/shards/{shard}/leader", {"node": node})
+
+    async def unpin(self, shard: int) -> None:
+        """Let the cluster move ``shard``, which people placed, as it sees fit."""
+        await self._client.ask("DELETE", f"/v1/cluster/shards/{shard}/pin")
 
     async def revive(self, shard: int, node: str, *, accept_loss: bool) -> None:
         """Go on with what the replica of ``shard`` at ``node`` has, although acknowledged messages may be lost.

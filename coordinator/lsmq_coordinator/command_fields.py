@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from .pieces import Pieces
 from .state import ClusterState, Node, Shard, Topic
 
 Command = Mapping[str, Any]
@@ -104,4 +105,4 @@ def with_shard(state: ClusterState, former: Shard, **fields: Any) -> Change:
     if shard == former:
         return state, {"shard_version": former.version}
     shard = replace(shard, version=former.version + 1)
-    return replace(state, shards=with_entry(state.shards, shard.id, shard)), {"shard_version": shard.version}
+    return replace(state, shards=Pieces.of(state.shards).with_entry(shard.id, shard)), {"shard_version": shard.version}

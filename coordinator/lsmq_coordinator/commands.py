@@ -34,6 +34,7 @@ from .command_fields import (
     text,
     with_entry,
 )
+from .pieces import Pieces
 from .state import (
     MAX_NAME_BYTES,
     MAX_NODES,
@@ -149,7 +150,7 @@ def _bootstrap(state: ClusterState, command: Command) -> Change:
         number(len(replicas), f"number of replicas of shard {id}", settings.min_in_sync, MAX_REPLICAS)
         in_sync = tuple(Member(node, UNCLAIMED) for node in replicas)
         shards[id] = Shard(id, replicas, leader, epoch=1, in_sync=in_sync, version=1)
-    return replace(state, settings=settings, nodes=frozen(nodes), shards=frozen(shards)), {}
+    return replace(state, settings=settings, nodes=frozen(nodes), shards=Pieces(shards)), {}
 
 
 def _register_node(state: ClusterState, command: Command) -> Change:
@@ -261,6 +262,15 @@ def _alter_topic(state: ClusterState, command: Command) -> Change:
     return replace(state, topics=with_entry(state.topics, topic.name, altered)), {"topic_id": topic.id}
 
 
+def _pause_moves(state: ClusterState, command: Command) -> Change:
+    """No replica is added anywhere until ``resume_moves``. Those that are being filled are, and then old ones go."""
+    return (state if state.moves_paused else replace(state, moves_paused=True)), {}
+
+
+def _resume_moves(state: ClusterState, command: Command) -> Change:
+    return (replace(state, moves_paused=False) if state.moves_paused else state), {}
+
+
 def _change_rights(state: ClusterState, command: Command) -> Change:
     """``changes``: bytes by key, nil deletes; ``expected_version``: of the rights they rest on. All or none."""
     if state.rights_version != command["expected_version"]:
@@ -326,6 +336,9 @@ _OPERATIONS: dict[Any, Callable[[ClusterState, Command], Change]] = {
     "set_replicas": shard_commands.set_replicas,
     "set_target": shard_commands.set_target,
     "cancel_target": shard_commands.cancel_target,
+    "unpin": shard_commands.unpin,
+    "pause_moves": _pause_moves,
+    "resume_moves": _resume_moves,
     "register_start": start_commands.register_start,
     "note_floors": start_commands.note_floors,
     "trust": start_commands.trust,

@@ -52,6 +52,8 @@ _SILENCE_S = 1.0
 _MAX_STALE_S = 2.0
 _QUESTION_S = 2.0
 _REPORT_TIMEOUT_S = 1.0
+#: Sizes are told so often, and at once to another leader.
+_SIZES_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class ControlClient:
     """One a node. ``voters`` maps node ids to internal URLs. A voter passes its own ``raft`` and ``overseer``.
 
     ``progress`` gives for each shard what this node's replica holds; a replica that does not work is left out.
+    ``sizes`` gives how many bytes each takes.
 
     ``async with`` starts and stops it; it does not start or stop the Raft voter.
     """
@@ -82,6 +85,7 @@ class ControlClient:
         timing: ControlTiming = ControlTiming(),
         progress: Callable[[], Mapping[int, Progress] | None] = lambda: None,
         problems: Callable[[], Sequence[str]] = lambda: (),
+        sizes: Callable[[], Mapping[int, int]] = dict,
         parts: Parts | None = None,
         tls: Certificates | None = None,
     ) -> None:
@@ -89,7 +93,9 @@ class ControlClient:
             raise InvalidRequest("a node needs the voters' addresses, and a voter both its raft and its overseer")
         self.node, self._voters, self._timing = node, dict(voters), timing
         self._raft, self._overseer, self._progress = raft, overseer, progress
-        self._problems, self._parts = problems, parts or Parts()
+        self._problems, self._sizes, self._parts = problems, sizes, parts or Parts()
+        #: Whom sizes were told last, and when.
+        self._sizes_told: tuple[str | None, float] = (None, float("-inf"))
         self._http = ControlHttp(secret, tls=tls)
         #: New with each start of the process, and registered by it, so that one is never taken for another.
         self.life = runtime.token_hex(16)
@@ -311,20 +317,37 @@ class ControlClient:
         return await self.wait_for(lambda state: state.version >= version, max(0.0, deadline - runtime.monotonic()))
 
     async def _ask_version(self) -> int:
+        raft = self._raft
+        own = None if raft is None else raft.confirmed_version
+        return int(await self._ask_leader("version", own, _FIRST_TRY_S))
+
+    async def plan(self) -> dict[str, Any]:
+        """What the cluster is about to move by itself, see :meth:`.Balancer.shown`. Raises ``NoControlLeader``."""
+        overseer = self._overseer
+
+        async def own(timeout: float) -> dict[str, Any]:
+            assert overseer is not None, "asked of a voter only"
+            return overseer.plan()
+
+        planned: dict[str, Any] = await self._ask_leader("plan", None if overseer is None else own, _QUESTION_S)
+        return planned
+
+    async def _ask_leader(self, what: str, own: Callable[[float], Awaitable[Any]] | None, try_s: float) -> Any:
+        """Ask whoever leads the control plane; ``own`` is how this node answers, where it is a voter."""
         deadline = runtime.monotonic() + _QUESTION_S
         target, refusal = self.leader, LsmqError("no voter was asked")
         while (left := deadline - runtime.monotonic()) > 0:
             voter = target or self._next_voter()
             try:
-                if self._raft is not None and voter == self.node:
-                    return await self._raft.confirmed_version(min(left, _FIRST_TRY_S))
-                path = "/internal/control/version"
-                answer = await self._http.call(self._url(voter), "GET", path, None, min(left, _FIRST_TRY_S))
-                return int(answer["version"])
+                if own is not None and voter == self.node:
+                    return await own(min(left, try_s))
+                path = f"/internal/control/{what}"
+                answer = await self._http.call(self._url(voter), "GET", path, None, min(left, try_s))
+                return answer[what]
             except LsmqError as error:
                 refusal, target = error, error.details.get("leader")
             await asyncio.sleep(_PAUSE_S)
-        raise NoControlLeader(f"the control plane did not say its state: {refusal}") from refusal
+        raise NoControlLeader(f"the control plane did not say its {what}: {refusal}") from refusal
 
     # Reports
 
@@ -373,7 +396,7 @@ class ControlClient:
         """Ask a voter for what is new. Whether it is worth asking again."""
         known = self._state
         leader = quote(self._leader or "", safe="")
-        query = f"after={known.version}&topics={known.topics_version}&leader={leader}&wait_ms={_WAIT_MS}"
+        query = f"after={known.version}&topics={known.topics_version}&leader={leader}&changes=1&wait_ms={_WAIT_MS}"
         path = f"/internal/control/state?{query}"
         try:
             answer = await self._http.call(self._url(voter), "GET", path, None, _WAIT_MS / 1000 + 0.5)
@@ -381,7 +404,9 @@ class ControlClient:
             return False
         if answer["leader"] is not None:
             self._leader = answer["leader"]
-        if answer["state"] is not None:
+        if answer.get("changes") is not None:
+            self._take(known.changed(answer["changes"]))
+        elif answer["state"] is not None:
             self._take(ClusterState.decode(answer["state"], known.topics))
         # A voter that hears no leader may know old things only.
         return answer["leader"] is not None and answer["lease_age_ms"] <= _MAX_STALE_S * 1000
@@ -414,6 +439,7 @@ class ControlClient:
             leased=self.holds_lease(),
             clock_ms=0.0 if leader == self.node else self._clock_offset.ms,
             problems=told(tuple(self._problems())),
+            sizes=self._sizes() if self._sizes_told[0] != leader or sent - self._sizes_told[1] > _SIZES_S else None,
         )
         if self._overseer is not None and leader == self.node:
             answer = self._overseer.heartbeat(beat)
@@ -425,6 +451,8 @@ class ControlClient:
             )
             self._clock_offset.measured(leader, sent_ms, runtime.wall_time() * 1000, answer.now_ms)
         self._leader = leader
+        if beat.sizes is not None:
+            self._sizes_told = leader, sent
         if answer.lease_age_s < _MAX_STALE_S:
             self._told, self._told_at = answer, sent
         self._heard_of(answer.version)

@@ -2,10 +2,11 @@
 
 - ``GET /internal/control/state?after=V&topics=T&leader=ID&wait_ms=N``: the agreed state when its version is above
   ``V`` or the leader is not ``ID``, without its topics when their version is ``T``; else held, and after ``wait_ms``
-  answered without a state.
+  answered without a state. With ``changes=1``, and where ``V`` was known here lately, its ``changes`` since instead.
 - ``POST /internal/control/command``: carry out a command; only by the leader.
 - ``POST /internal/control/heartbeat`` and ``/internal/control/ask_election``: what nodes report; only to the leader.
 - ``GET /internal/control/version``: a version that holds all that was committed before; only from the leader.
+- ``GET /internal/control/plan``: what the cluster is about to move by itself; only from the leader.
 
 - ``POST /death``: a node's process has ended (:mod:`~.death`); to any voter.
 
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -32,12 +34,14 @@ from .heartbeats import Heartbeat
 from .http_status import status_of
 from .overseer import Overseer
 from .raft_control import RaftControl
-from .state import ClusterState
+from .state import EMPTY, ClusterState
 
 MSGPACK = "application/msgpack"
 MAX_WAIT_MS = 30_000
 MAX_WAITERS = 1_000
 MAX_TIMEOUT_MS = 30_000
+#: Who knows one of so many latest states is told only what changed.
+RECENT_STATES = 64
 
 
 def control_routes(raft: RaftControl, overseer: Overseer, secret: ClusterSecret) -> list[web.RouteDef]:
@@ -49,6 +53,7 @@ def control_routes(raft: RaftControl, overseer: Overseer, secret: ClusterSecret)
         web.post("/internal/control/heartbeat", _answering(handlers.heartbeat)),
         web.post("/internal/control/ask_election", _answering(handlers.ask_election)),
         web.get("/internal/control/version", _answering(handlers.version)),
+        web.get("/internal/control/plan", _answering(handlers.plan)),
         web.post(death.PATH, _answering(handlers.died)),
     ]
 
@@ -77,8 +82,17 @@ class _Handlers:
         self._raft, self._overseer, self._secret = raft, overseer, secret
         self._waiters: set[asyncio.Event] = set()
         self._packed: dict[bool, tuple[ClusterState, bytes]] = {}
-        raft.on_change(lambda _: self._wake())
+        self._recent: dict[int, ClusterState] = {}  # The latest states, without topics and results, by version.
+        self._changes: dict[tuple[int, int, bool], bytes] = {}  # Of the latest state, encoded once for all who ask.
+        raft.on_change(self._changed)
         raft.on_status(lambda _: self._wake())
+
+    def _changed(self, state: ClusterState) -> None:
+        self._recent[state.version] = replace(state.without_results(), topics=EMPTY.topics)
+        while len(self._recent) > RECENT_STATES:
+            del self._recent[next(iter(self._recent))]
+        self._changes.clear()
+        self._wake()
 
     def _wake(self) -> None:
         for waiter in self._waiters:
@@ -102,13 +116,26 @@ class _Handlers:
             pass
         finally:
             self._waiters.discard(changed)
-        state = raft.state
+        state, with_topics = raft.state, topics != raft.state.topics_version
+        asked = state.version > after
+        changes = self._pack_changes(state, after, with_topics) if asked and query.get("changes") == "1" else None
         return {
             "version": state.version,
             "leader": raft.leader,
             "lease_age_ms": _age_ms(raft.lease),
-            "state": self._pack(state, topics != state.topics_version) if state.version > after else None,
+            "state": self._pack(state, with_topics) if asked and changes is None else None,
+            "changes": changes,
         }
+
+    def _pack_changes(self, state: ClusterState, after: int, topics: bool) -> bytes | None:
+        """Since a state that is among the latest; None where it is not."""
+        former = self._recent.get(after)
+        if former is None:
+            return None
+        key = (after, state.version, topics)
+        if key not in self._changes:
+            self._changes[key] = state.encode_changes(former, topics=topics)
+        return self._changes[key]
 
     def _pack(self, state: ClusterState, topics: bool) -> bytes:
         """Encoded once for all who ask."""
@@ -141,6 +168,9 @@ class _Handlers:
 
     async def version(self, request: web.Request) -> dict[str, Any]:
         return {"version": await self._raft.confirmed_version()}
+
+    async def plan(self, request: web.Request) -> dict[str, Any]:
+        return {"plan": self._overseer.plan()}
 
 
 async def _body(request: web.Request) -> dict[str, Any]:

@@ -28,6 +28,7 @@ class Heartbeat:
         leased: Whether it holds a lease.
         clock_ms: By how much its wall clock is ahead of that of the control plane's leader; None: not measured.
         problems: What is wrong with it, in words.
+        sizes: Bytes that each of its replicas takes, by shard; told now and then, None in between.
     """
 
     node: str
@@ -37,6 +38,7 @@ class Heartbeat:
     leased: bool = True
     clock_ms: float | None = None
     problems: tuple[str, ...] = ()
+    sizes: Mapping[int, int] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -47,12 +49,13 @@ class Heartbeat:
             "leased": self.leased,
             "clock_ms": self.clock_ms,
             "problems": list(self.problems),
+            "sizes": self.sizes,
         }
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Heartbeat:
         """Raises ``KeyError``, ``TypeError`` or ``ValueError``."""
-        progress, clock_ms = fields["progress"], fields["clock_ms"]
+        progress, clock_ms, sizes = fields["progress"], fields["clock_ms"], fields.get("sizes")
         return cls(
             str(fields["node"]),
             str(fields["life"]),
@@ -61,6 +64,7 @@ class Heartbeat:
             bool(fields["leased"]),
             None if clock_ms is None else float(clock_ms),
             told(fields["problems"]),
+            None if sizes is None else {int(id): int(size) for id, size in sizes.items()},
         )
 
 

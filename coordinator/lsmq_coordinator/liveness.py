@@ -111,6 +111,10 @@ class FailureDetector:
             seen.alive, seen.steady_s = False, min(max(wanted_s, timing.steady_s), timing.longest_steady_s)
             self._died.add(node)
 
+    def away(self, now: float) -> dict[str, float]:
+        """For how many seconds each node that does not live was not heard; in an earlier leadership does not count."""
+        return {node: now - seen.heard for node, seen in self._nodes.items() if not seen.alive}
+
     def restless(self, now: float) -> frozenset[str]:
         """Nodes that returned too short a time ago to be given leadership back, for how often they died lately."""
         return frozenset(node for node, seen in self._nodes.items() if now - seen.returned < seen.steady_s)

@@ -15,6 +15,8 @@ from typing import Any
 from lsmq import runtime
 from lsmq.errors import LsmqError
 
+from .balancer import Balancer, BalanceTiming
+from .commands import MAX_BATCH
 from .deaf_leaders import DeafLeaders, DeafTiming
 from .election import Progress, choose_candidate, leader_counts, may_lead, spread_leaders
 from .election_pace import ElectionPace
@@ -48,6 +50,7 @@ class OverseerTiming:
     resign: ResignTiming = ResignTiming()  # noqa: RUF009
     deaf: DeafTiming = DeafTiming()  # noqa: RUF009
     full: FullTiming = FullTiming()  # noqa: RUF009
+    balance: BalanceTiming = BalanceTiming()  # noqa: RUF009
     #: The shards of a node that lives and has held no lease for so long are led by others.
     unleased_s: float = 1.0
     #: Commands that changed nothing are not repeated sooner: each costs an entry of the log.
@@ -80,6 +83,7 @@ class Overseer:
         raft.testify = self._testify
         self._deaf = DeafLeaders(timing.deaf)
         self._full = FullDisks(timing.full)
+        self._balancer = Balancer(timing.balance)
         self._told = Told()
         self._unleased_since: dict[str, float] = {}
         self._resigning = Resigning(timing.resign, clock())
@@ -119,6 +123,7 @@ class Overseer:
         if alive and beat.progress is not None:
             self._reports[node] = dict(beat.progress)
             self._witness.hear(self._raft.state, node, beat.progress)
+            self._balancer.hear(node, beat.progress, beat.sizes, now)
         if alive and not beat.leased:
             self._unleased(node, now)
         else:
@@ -206,6 +211,11 @@ class Overseer:
             self._asked[shard] = max(above_epoch, self._asked.get(shard, 0))
             self._wake.set()
 
+    def plan(self) -> dict[str, Any]:
+        """What the cluster is about to move by itself, for people. Raises when not the leader."""
+        self._require_leader()
+        return self._balancer.shown(self._raft.state, self._detector, self._full.unfit, self._clock())
+
     def _require_leader(self) -> None:
         raft = self._raft
         if not raft.is_leader:
@@ -238,6 +248,7 @@ class Overseer:
             self._term = term
             self._reports, self._asked, self._told = {}, {}, Told()
             self._deaf, self._full = DeafLeaders(self._timing.deaf), FullDisks(self._timing.full)
+            self._balancer = Balancer(self._timing.balance)
             self._pace, self._leaderless, self._witness = ElectionPace(), LeaderlessShards(), Witness()
             self._unleased_since = {}
             self._resigning.reached(self._clock())
@@ -280,9 +291,11 @@ class Overseer:
         noted = self._witness.due(now, lost=bool(verdicts.died))
         commands += [] if noted is None else [noted]
         if not commands:
-            commands = next_steps(state, alive)
+            commands = next_steps(state, alive, self._timing.balance.moves_at_once)
         if not commands and self._spread and now - self._changed_at >= self._timing.settle_s:
             commands = transfers(state, alive, self._reports, self._detector.restless(now), self._full.unfit)
+            commands += self._balancer.due(state, self._detector, self._full.unfit, now)
+        commands = commands[:MAX_BATCH]  # The next look does the rest.
         version, former, at = self._submitted
         if not commands or ((version, former) == (state.version, commands) and now - at < self._timing.repeat_s):
             return
@@ -394,8 +407,8 @@ def failovers(
     commands = []
     for id in sorted(state.shards):
         shard, above = state.shards[id], (asked or {}).get(id, 0)
-        known = {node: shards[id] for node, shards in reports.items() if id in shards}
         if shard.leader not in alive or above >= shard.epoch:
+            known = {node: reports[node][id] for node in shard.replicas if id in reports.get(node, ())}
             candidate = choose_candidate(shard, alive, known, loads=_without_one(loads, shard.leader))
         else:
             candidate = (successors or {}).get(id)
@@ -428,10 +441,13 @@ def transfers(
     Nobody is given a shard that it does not report: its replica does not work. Nor one of whose epoch it has nothing
     yet: perhaps nobody can call it, and then it could not lead. Nor one that comes and goes, nor who is ``unfit``.
     """
-    passed_over = {*unfit, *((shard.id, node) for node in restless for shard in state.replicas_on(node))}
-    for node, shards in (reports or {}).items():
-        for shard in state.replicas_on(node):
-            report = shards.get(shard.id)
-            if report is None or report.epoch < shard.epoch or not may_lead(shard, node, report):
+    passed_over = set(unfit)
+    for shard in state.shards.values():
+        for node in shard.replicas:
+            if node in restless:
                 passed_over.add((shard.id, node))
+            elif reports is not None and node in reports:
+                report = reports[node].get(shard.id)
+                if report is None or report.epoch < shard.epoch or not may_lead(shard, node, report):
+                    passed_over.add((shard.id, node))
     return [handover(state.shards[step.shard], step.target) for step in spread_leaders(state, alive, passed_over)]

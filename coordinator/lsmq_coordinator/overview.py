@@ -51,6 +51,7 @@ def overview(
         "cluster": state.settings.cluster,
         "version": state.version,
         "control_leader": control_leader,
+        "moves_paused": state.moves_paused,
         "nodes": [node_entry(state.nodes[id]) for id in sorted(state.nodes)],
         "shards": [
             {
@@ -61,6 +62,7 @@ def overview(
                 "replicas": list(shard.replicas),
                 "adding": list(shard.adding),
                 "target": list(shard.target),
+                "pinned": shard.pinned,
                 "problem": silence if told is None else told.leaderless.get(shard.id),
                 "revived": [revival._asdict() for revival in shard.revivals],
             }

@@ -8,6 +8,7 @@ plane takes the next one from the state alone, so a move can be interrupted anyw
 3. when it is in sync, one that is not wanted goes: those that are not in sync first, the leader last;
 4. a leader that has to go hands over to the first replica of the target that is in sync and alive.
 
+At most so many shards are filled at once as the caller says, and while moves are paused none begins to be.
 A replica in sync is dropped only while as many as the target names stay in sync: a move never lowers the redundancy.
 Draining nodes have their replicas moved to those that hold least.
 """
@@ -17,29 +18,51 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from typing import Any
 
+from .balance import Move
 from .state import ClusterState, NodeState, Shard
+
+#: Shards that are filled at once in the whole cluster, where nothing else is said.
+MOVES_AT_ONCE = 4
 
 Step = dict[str, Any]
 
 
-def next_steps(state: ClusterState, alive: Set[str]) -> list[Step]:
+def next_steps(state: ClusterState, alive: Set[str], at_once: int = MOVES_AT_ONCE) -> list[Step]:
     """The commands to submit now; empty when everything is where it should be, or has to wait for a replica.
 
-    At most one a shard. Each may be refused when the state has changed meanwhile.
+    At most one a shard. Each may be refused when the state has changed meanwhile. At most ``at_once`` shards are
+    filled.
     """
-    targets = drain_targets(state)
-    busy = {node for shard in state.shards.values() for node in shard.adding}
+    targets = {} if state.moves_paused else drain_targets(state)
+    filling = _Filling(state, at_once)
     steps: list[Step] = []
     for id in sorted(state.shards):
         shard = state.shards[id]
         if id in targets:
             steps.append(_on(shard, "set_target", replicas=list(targets[id])))
         elif shard.target:
-            steps += _step(state, shard, alive, busy)
+            steps += _step(state, shard, alive, filling)
     return steps
 
 
-def _step(state: ClusterState, shard: Shard, alive: Set[str], busy: set[str]) -> list[Step]:
+class _Filling:
+    """Which nodes may take in a replica: one at a time each, and no more shards than may be filled at once."""
+
+    def __init__(self, state: ClusterState, at_once: int) -> None:
+        adding = [shard.adding for shard in state.shards.values() if shard.adding]
+        self._busy = {node for nodes in adding for node in nodes}
+        self._left = 0 if state.moves_paused else at_once - len(adding)
+
+    def begin(self, nodes: list[str]) -> str | None:
+        """The first of them that may, which then is busy."""
+        ready = next((node for node in nodes if node not in self._busy), None) if self._left > 0 else None
+        if ready is not None:
+            self._busy.add(ready)
+            self._left -= 1
+        return ready
+
+
+def _step(state: ClusterState, shard: Shard, alive: Set[str], filling: _Filling) -> list[Step]:
     if shard.leader not in alive or len(shard.in_sync) < state.settings.min_in_sync:
         return []
     unwanted = [node for node in shard.replicas if node not in shard.target]
@@ -50,11 +73,8 @@ def _step(state: ClusterState, shard: Shard, alive: Set[str], busy: set[str]) ->
         return []
     missing = [node for node in shard.target if node not in shard.replicas]
     if missing and len(shard.replicas) <= len(shard.target):
-        ready = [node for node in missing if node in alive and node not in busy and _is_active(state, node)]
-        if not ready:
-            return []
-        busy.add(ready[0])
-        return [_on(shard, "set_replicas", replicas=[*shard.replicas, ready[0]])]
+        ready = filling.begin([node for node in missing if node in alive and _is_active(state, node)])
+        return [] if ready is None else [_on(shard, "set_replicas", replicas=[*shard.replicas, ready])]
     if unwanted:
         return _drop_one(state, shard, unwanted, alive)
     return [_on(shard, "set_replicas", replicas=list(shard.target))]
@@ -87,6 +107,13 @@ def _without(shard: Shard, node: str) -> Step:
 
 def _on(shard: Shard, op: str, **fields: Any) -> Step:
     return {"op": op, "shard": shard.id, "expected_version": shard.version, **fields}
+
+
+def beginning(state: ClusterState, move: Move) -> Step:
+    """The command that begins a move. Where only the order of replicas changes, it is done with that."""
+    shard = state.shards[move.shard]
+    op = "set_target" if move.added or shard.target else "set_replicas"
+    return _on(shard, op, replicas=list(move.replicas))
 
 
 def handover(shard: Shard, candidate: str) -> Step:

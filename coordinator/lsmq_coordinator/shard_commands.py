@@ -51,10 +51,13 @@ def elect(state: ClusterState, command: Command) -> Change:
 
 
 def transfer_leader(state: ClusterState, command: Command) -> Change:
-    """``shard``, ``candidate``, ``expected_epoch``: hand leadership over, and prefer the new leader from now on."""
+    """``shard``, ``candidate``, ``expected_epoch``: hand leadership over, and prefer the new leader from now on.
+
+    Optional ``pinned``: as for ``set_target``.
+    """
     shard = known_shard(state, command)
-    candidate = command["candidate"]
-    if shard.leader == candidate and shard.wanted[0] == candidate:
+    candidate, pinned = command["candidate"], _pinned(shard, command)
+    if shard.leader == candidate and shard.wanted[0] == candidate and shard.pinned == pinned:
         return state, {"epoch": shard.epoch, "shard_version": shard.version}
     expect_epoch(shard, command["expected_epoch"])
     if shard.listed(candidate) is None:
@@ -72,8 +75,13 @@ def transfer_leader(state: ClusterState, command: Command) -> Change:
         leading=shard.leading if shard.leader == candidate else started(shard, candidate).life,
         replicas=_first(candidate, shard.replicas),
         target=_first(candidate, shard.target) if shard.target else (),
+        pinned=pinned,
     )
     return changed, {"epoch": epoch, **facts}
+
+
+def _pinned(shard: Shard, command: Command) -> bool:
+    return shard.pinned or command.get("pinned") is True
 
 
 def _first(node: str, replicas: tuple[str, ...]) -> tuple[str, ...]:
@@ -160,13 +168,21 @@ def set_replicas(state: ClusterState, command: Command) -> Change:
 def set_target(state: ClusterState, command: Command) -> Change:
     """``shard``, ``expected_version``, ``replicas``: what the shard should have; the first is the preferred leader.
 
-    The leader of the control plane takes it there in steps. Replaces a target not yet reached.
+    The leader of the control plane takes it there in steps. Replaces a target not yet reached. Optional ``pinned``:
+    people say so, and it is not moved for the sake of evenness until it is unpinned.
     """
     shard = known_shard(state, command)
     expect_version(shard, command)
     target = members(command["replicas"], "replicas", set(state.active_nodes()) | set(shard.replicas))
     number(len(target), "number of replicas", state.settings.min_in_sync, MAX_REPLICAS)
-    return with_shard(state, shard, target=target)
+    return with_shard(state, shard, target=target, pinned=_pinned(shard, command))
+
+
+def unpin(state: ClusterState, command: Command) -> Change:
+    """``shard``, ``expected_version``: the cluster may move it again as it sees fit."""
+    shard = known_shard(state, command)
+    expect_version(shard, command)
+    return with_shard(state, shard, pinned=False)
 
 
 def cancel_target(state: ClusterState, command: Command) -> Change:

@@ -21,9 +21,9 @@ from .command_fields import (
     expect_version,
     known_shard,
     number,
-    with_entry,
     with_shard,
 )
+from .pieces import Pieces
 from .state import MAX_REVIVALS, MAX_SHARDS, ClusterState, Member, RegisteredStart, Revival, Shard
 
 MAX_INCARNATION = (1 << 64) - 1
@@ -129,7 +129,8 @@ def note_floors(state: ClusterState, command: Command) -> Change:
             for start in shard.starts
         )
         if starts != shard.starts:  # Replicas need not know: the shard's version stays.
-            state = replace(state, shards=with_entry(state.shards, id, replace(shard, starts=starts)))
+            shards = Pieces.of(state.shards).with_entry(id, replace(shard, starts=starts))
+            state = replace(state, shards=shards)
     return state, {}
 
 

@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 
 import msgpack
 
+from .pieces import Pieces
+
 MAX_NODES = 1_000
 MAX_SHARDS = 1_024
 MAX_REPLICAS = 7
@@ -139,6 +141,7 @@ class Shard:
     plane is known to have forgotten nothing.
 
     ``target``: the replicas it should have, the first the preferred leader; empty when it has what it should have.
+    ``pinned``: people said where; the cluster moves it only away from nodes that are gone or draining.
     """
 
     id: int
@@ -153,6 +156,7 @@ class Shard:
     starts: tuple[RegisteredStart, ...] = ()
     distrusted: tuple[str, ...] = ()
     revivals: tuple[Revival, ...] = ()
+    pinned: bool = False
 
     @property
     def in_sync_nodes(self) -> tuple[str, ...]:
@@ -189,6 +193,7 @@ class Shard:
             "starts": [list(start) for start in self.starts],
             "distrusted": list(self.distrusted),
             "revivals": [list(revival) for revival in self.revivals],
+            **({"pinned": True} if self.pinned else {}),
         }
 
     @classmethod
@@ -206,6 +211,7 @@ class Shard:
             tuple(RegisteredStart(*start) for start in fields["starts"]),
             tuple(fields["distrusted"]),
             tuple(Revival(*revival) for revival in fields["revivals"]),
+            fields.get("pinned", False),
         )
 
 
@@ -290,7 +296,7 @@ class ClusterState:
     version: int = 0
     settings: Settings = Settings()
     nodes: MappingProxyType[str, Node] = field(default_factory=_nothing)
-    shards: MappingProxyType[int, Shard] = field(default_factory=_nothing)
+    shards: Mapping[int, Shard] = field(default_factory=Pieces)
     topics: MappingProxyType[str, Topic] = field(default_factory=_nothing)
     next_topic_id: int = 1
     #: The version with which ``topics`` changed last: who knows the topics of that version knows these.
@@ -299,6 +305,8 @@ class ClusterState:
     rights: MappingProxyType[str, bytes] = field(default_factory=_nothing)
     #: The version with which ``rights`` changed last.
     rights_version: int = 0
+    #: No replica is added anywhere until this ends: see :mod:`~.reassignment`.
+    moves_paused: bool = False
     #: Results of the latest commands by request id, oldest first: a repeated command gets its first answer.
     results: MappingProxyType[str, Mapping[str, Any]] = field(default_factory=_nothing)
 
@@ -332,6 +340,8 @@ class ClusterState:
         }
         if self.rights_version:
             content["rights"] = [self.rights_version, {key: self.rights[key] for key in sorted(self.rights)}]
+        if self.moves_paused:
+            content["moves_paused"] = True
         packed: bytes = msgpack.packb(content)
         return packed
 
@@ -350,14 +360,37 @@ class ClusterState:
             content["version"],
             Settings(**content["settings"]),
             MappingProxyType({id: Node.from_dict(id, fields) for id, fields in content["nodes"].items()}),
-            MappingProxyType({id: Shard.from_dict(id, fields) for id, fields in content["shards"].items()}),
+            Pieces({id: Shard.from_dict(id, fields) for id, fields in content["shards"].items()}),
             topics,
             content["next_topic_id"],
             content["topics_version"],
             MappingProxyType(rights),
             rights_version,
+            content.get("moves_paused", False),
             MappingProxyType(dict(content["results"])),
         )
+
+    def encode_changes(self, former: ClusterState, *, topics: bool = True) -> bytes:
+        """What became of ``former``, an earlier state of the same cluster, without results: what :meth:`changed` takes.
+
+        Nodes and shards that are the same are left out, so that a change of one costs the same however many there are.
+        """
+        nodes = {id: node for id, node in self.nodes.items() if former.nodes.get(id) != node}
+        shards = Pieces.of(self.shards).changed_since(Pieces.of(former.shards))
+        some = replace(self.without_results(), nodes=MappingProxyType(nodes), shards=shards)
+        packed: bytes = msgpack.packb([former.version, some.encode(topics=topics)])
+        return packed
+
+    def changed(self, packed: bytes) -> ClusterState:
+        """The state that this one became. Raises ``ValueError`` for changes of another one."""
+        since, content = msgpack.unpackb(packed)
+        if since != self.version:
+            raise ValueError(f"changes of state {since} came for state {self.version}")
+        some = ClusterState.decode(content, self.topics)
+        shards = Pieces.of(self.shards)
+        for id, shard in some.shards.items():
+            shards = shards.with_entry(id, shard)
+        return replace(some, nodes=MappingProxyType({**self.nodes, **some.nodes}), shards=shards)
 
     def without_results(self) -> ClusterState:
         """The same state without the answers to past commands, which only voters need."""

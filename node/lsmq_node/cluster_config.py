@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from lsmq_coordinator.balancer import BalanceTiming
 from lsmq_coordinator.deaf_leaders import DeafTiming
 from lsmq_coordinator.liveness import LivenessTiming
 from lsmq_coordinator.overseer import OverseerTiming
@@ -151,7 +152,8 @@ class ClusterConfig:
     )
     first_leaders: tuple[str, ...] = setting(
         (),
-        "Nodes that lead first: shard `i` the item `i` modulo their number. Left out: spread evenly. Read at founding.",
+        "Nodes that lead first: shard `i` the item `i` modulo their number. Left out: spread evenly. Read at founding; "
+        "as long as it is set, leaders are not evened out.",
     )
     zookeeper: str = setting(
         "",
@@ -229,6 +231,26 @@ class ClusterConfig:
         "Speed at which a node fetches table files for a replica that is new or far behind.",
         range=(64 * KIB, 1024 * 1024 * MIB),
         hazard="Disk and network are shared with messages: higher slows them, lower keeps the replica away longer.",
+    )
+
+    rebuild_after_ms: int = setting(
+        600_000,
+        "A node that is away for so long is gone: its replicas are made again at other nodes. 0: never by itself.",
+        range=(0, 7 * 86_400_000),
+        hazard="Too short: a restart or a repair costs copies of all that the node holds. Too long, or never: another "
+        "failure meanwhile stops writes.",
+    )
+    even_out: bool = setting(
+        True,
+        "Whether replicas and leaders go to nodes that have fewer of them, bytes and written bytes with them, by "
+        "themselves. The same on all voters.",
+        hazard="Without it a node that is added gets nothing until it is told what.",
+    )
+    moves_at_once: int = setting(
+        4,
+        "Shards of the whole cluster that are given another replica at the same time, whoever asked for it.",
+        range=(2, 1024),
+        hazard="Each copies at `snapshot_bytes_per_s`; a node takes in one at a time in any case.",
     )
 
     def __post_init__(self) -> None:
@@ -445,6 +467,12 @@ class ClusterConfig:
             resign=ResignTiming(first_s=2 * node_timeout_s, longest_s=60 * node_timeout_s),
             deaf=DeafTiming(self._ask_elsewhere_s),
             unleased_s=2 * node_timeout_s,
+            balance=BalanceTiming(
+                rebuild_after_s=self.rebuild_after_ms / 1000,
+                moves_at_once=self.moves_at_once,
+                even=self.even_out,
+                even_leaders=not self.first_leaders,
+            ),
         )
 
     def raft_timing(self) -> RaftTiming:

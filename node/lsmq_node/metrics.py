@@ -40,6 +40,8 @@ _NODE_GAUGES = {
     "unleased_seconds": "How long the node has held no lease; 0 while it holds one.",
     "clock_ahead_seconds": "How far its wall clock is ahead of the cluster's middle one.",
     "accepted_secrets": "Cluster secrets that the node accepts; 2 while the secret is changed.",
+    "moving_shards": "Shards of the cluster that are being moved, as far as the node knows.",
+    "moves_paused": "1 while nothing is moved: `lsmq shard resume`.",
 }
 _REPLICA_GAUGES = (
     ("serving", "1 where this node leads the shard and takes reads and writes."),

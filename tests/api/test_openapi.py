@@ -64,7 +64,7 @@ def test_every_operation_is_described(document: dict[str, Any]) -> None:
         assert "default" in operation["responses"]
         declared = {item["name"] for item in operation.get("parameters", []) if item["in"] == "path"}
         assert declared == set(re.findall(r"{(\w+)}", path))
-        bodiless = ("drainNode", "declareQueue", "verifySnapshotFile", "signIn", "renewSession")
+        bodiless = ("drainNode", "pauseMoves", "declareQueue", "verifySnapshotFile", "signIn", "renewSession")
         takes_a_body = method in ("put", "post", "patch") and operation["operationId"] not in bodiless
         assert ("requestBody" in operation) == takes_a_body
     assert len(names) == len(set(names))
@@ -82,6 +82,9 @@ def test_limits_of_the_node_stand_in_its_document() -> None:
 
 
 CLUSTER_CHANGES = (
+    ("pauseMoves", "POST", "moves/pause", None),
+    ("resumeMoves", "DELETE", "moves/pause", None),
+    ("unpinShard", "DELETE", "shards/0/pin", None),
     ("drainNode", "POST", "nodes/n1/drain", None),
     ("undrainNode", "DELETE", "nodes/n1/drain", None),
     ("removeNode", "DELETE", "nodes/n1", None),
@@ -221,6 +224,7 @@ def test_every_answer_fits_the_document(
         seen.add(name)
     for name, path in (
         ("getCluster", "/v1/cluster"),
+        ("getPlan", "/v1/cluster/plan"),
         ("healthz", "/healthz"),
         ("readyz", "/readyz"),
         ("status", "/v1/status"),

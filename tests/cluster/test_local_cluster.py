@@ -228,3 +228,61 @@ def test_a_node_that_was_removed_is_said_to_be_and_can_be_forgotten(tmp_path: Pa
         assert not (directory / "n2").exists()
     finally:
         run("down", "--dir", directory, "--delete")
+
+
+def shard(url: str, *arguments: str) -> str:
+    """``lsmq shard`` at a node; what it printed."""
+    output, errors = io.StringIO(), io.StringIO()
+    with redirect_stdout(output), redirect_stderr(errors), pytest.raises(SystemExit) as ended:
+        main(["shard", *arguments, "--url", url])
+    assert ended.value.code == 0, errors.getvalue() + output.getvalue()
+    return output.getvalue()
+
+
+def test_a_node_that_is_added_gets_its_share_by_itself_once_moves_are_not_paused(tmp_path: Path) -> None:
+    directory = tmp_path / "c"
+    command("up", "--dir", directory, "--nodes", "1", "--replicas", "1", "--shards", "4", "--zookeeper", "none")
+    try:
+        url = status(directory)["nodes"][0]["url"]
+        assert "nothing is to be moved" in shard(url, "plan")
+        shard(url, "pause")
+        run("add", "--dir", directory)
+
+        def planned() -> dict[str, Any]:
+            found: dict[str, Any] = json.loads(shard(url, "plan", "--json"))
+            return found
+
+        eventually(lambda: len(planned()["moves"]) == 2, "two of four replicas are to go to the new node")
+        moves = planned()["moves"]
+        assert [(move["former"], move["replicas"], move["why"]) for move in moves] == [(["n1"], ["n2"], "replicas")] * 2
+        assert planned()["paused"]
+        assert "moves are paused" in shard(url, "plan")
+        with Client(url) as client, Producer(client, client.create_topic("t", queues=8).name) as producer:
+            for number in range(80):
+                producer.send(str(number), queue=number % 8)
+            producer.flush()
+            shard(url, "resume")
+            eventually(
+                lambda: (
+                    sorted(found["replicas"] for found in status(directory)["shards"])
+                    == [["n1"], ["n1"], ["n2"], ["n2"]]
+                ),
+                "the new node has its share, and the other one no more than that",
+            )
+            assert all([found["leader"]] == found["replicas"] for found in status(directory)["shards"])
+            producer.send_and_wait("after", queue=0)
+            read = [client.ask("GET", f"/v1/topics/t/queues/{queue}/messages?offset=0&max=100") for queue in range(8)]
+        found = [(at, len(answer["messages"])) for at, answer in enumerate(read)]
+        assert found == [(0, 11), *((queue, 10) for queue in range(1, 8))], "nothing is lost or doubled on the way"
+        (placed, *_) = (found["id"] for found in status(directory)["shards"] if found["leader"] == "n2")
+        shard(url, "move", str(placed), "n1")
+        eventually(
+            lambda: [found["leader"] for found in status(directory)["shards"] if found["id"] == placed] == ["n1"],
+            "the shard is where it was moved to",
+        )
+        pinned = {found["shard"]: found["pinned"] for found in json.loads(shard(url, "list", "--json"))}
+        assert [number for number, pin in pinned.items() if pin] == [placed]
+        shard(url, "unpin", str(placed))
+        assert not any(found["pinned"] for found in json.loads(shard(url, "list", "--json")))
+    finally:
+        run("down", "--dir", directory, "--delete")

@@ -39,6 +39,7 @@ def test_nodes_and_shards_are_told_with_who_leads_what_and_what_moves_where() ->
         "replicas": list(state.shards[0].replicas),
         "adding": list(state.shards[0].adding),
         "target": ["n4", "n1", "n2"],
+        "pinned": False,
         "problem": None,
         "revived": [],
     }

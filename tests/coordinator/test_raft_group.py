@@ -270,6 +270,31 @@ def test_a_node_that_does_not_vote_follows_the_state_through_every_failover(tmp_
     asyncio.run(run())
 
 
+def test_a_node_that_knows_the_state_before_is_told_what_changed_and_others_are_told_all(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with RaftGroup(tmp_path, voters=1, others=1) as group:
+            await ready(group, replicas=1, min_in_sync=1)
+            before = group.client.state
+            assert (await group.client.submit(topic("one"), PATIENCE_S))["ok"]
+            after = group.client.state
+
+            async def told(query: str) -> dict[str, Any]:
+                path = f"/internal/control/state?leader=n1&{query}"
+                return await group.http.call(group.urls["n1"], "GET", path, None, PATIENCE_S)
+
+            some = await told(f"after={before.version}&topics={before.topics_version}&changes=1")
+            assert some["state"] is None
+            assert before.changed(some["changes"]).encode() == after.encode()
+            for query in (f"after={before.version}", "after=0&changes=1"):
+                whole = await told(query)
+                assert whole["changes"] is None
+                assert ClusterState.decode(whole["state"]).encode() == after.encode()
+            # The node that does not vote came to the same bytes by what it was told.
+            assert (await agreed(group, 2)).topics.keys() == {"one"}
+
+    asyncio.run(run())
+
+
 def test_a_second_process_of_a_name_is_refused_until_the_first_is_proven_to_have_ended(tmp_path: Path) -> None:
     async def run() -> None:
         async with RaftGroup(tmp_path, voters=1, others=1) as group:

@@ -114,7 +114,11 @@ singles = st.one_of(
     command("set_in_sync", shard=shard_ids, epoch=small, expected_version=small, in_sync=member_lists),
     command("set_replicas", shard=shard_ids, expected_version=small, replicas=node_lists),
     command("set_target", shard=shard_ids, expected_version=small, replicas=node_lists),
+    command("set_target", shard=shard_ids, expected_version=small, replicas=node_lists, pinned=st.booleans()),
     command("cancel_target", shard=shard_ids, expected_version=small),
+    command("unpin", shard=shard_ids, expected_version=small),
+    command("pause_moves"),
+    command("resume_moves"),
     command("leave_in_sync", shard=shard_ids, node=node_ids, incarnation=incarnations, expected_version=small),
     command("drain_node", node=node_ids),
     command("undrain_node", node=node_ids),
@@ -124,6 +128,34 @@ singles = st.one_of(
     st.dictionaries(st.sampled_from(["op", "shard", "node"]), st.one_of(st.none(), st.integers(), st.text())),
 )
 commands = st.one_of(singles, command("batch", commands=st.lists(singles, max_size=4)))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(commands, min_size=1, max_size=30), st.integers(0, 30))
+def test_who_knows_an_earlier_state_comes_to_the_latest_by_what_changed(
+    sequence: list[dict[str, Any]], known: int
+) -> None:
+    states = [founded()]
+    for entry in sequence:
+        states.append(apply(states[-1], entry)[0])
+    former, latest = states[min(known, len(states) - 1)].without_results(), states[-1]
+    with_topics = former.topics_version != latest.topics_version
+    # Whoever keeps former states to tell changes since keeps no topics of them.
+    kept = replace(former, topics=EMPTY.topics)
+    changes = latest.encode_changes(kept, topics=with_topics)
+    assert content(former.changed(changes)) == content(latest)
+    assert former.changed(changes) == latest.without_results()
+
+
+def test_changes_of_another_state_are_refused_and_those_of_one_shard_are_small() -> None:
+    state = founded(shards=500)
+    shard = state.shards[7]
+    after, result = run(state, op="elect", shard=7, candidate=shard.replicas[1], expected_epoch=1)
+    assert result["ok"]
+    changes = after.encode_changes(state, topics=False)
+    assert len(changes) < 1_000 < len(after.encode()) // 50
+    with pytest.raises(ValueError, match="changes of state"):
+        after.changed(changes)
 
 
 @settings(max_examples=300, deadline=None)

@@ -27,6 +27,7 @@ DRILLS_BY_NAME = (
     "set-back-disk",
     "add-node",
     "drain-node",
+    "self-heal",
     "kill-consumer",
     "slow-consumer",
     "rebalance-storm",

@@ -101,6 +101,16 @@ def test_a_case_that_fails_says_why(tmp_path: Path) -> None:
         )
 
 
+def test_bench_control_measures_every_decision_of_a_cluster_that_is_made_up() -> None:
+    bench = BENCHES["control"]
+    said: list[str] = []
+    report = bench.run(bench.values({"quick": True}), said.append)
+    json.dumps(report.result)
+    assert all(found["median"] > 0 for found in report.result["milliseconds"].values())
+    assert len(report.tables[0].rows) == len(report.result["milliseconds"])
+    assert report.result["state_bytes"] > 200 * 3
+
+
 @pytest.mark.slow
 def test_bench_store_compares_with_rocksdb(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lsmq_lab.benchmarks.store.FEW_QUEUES", (1,))

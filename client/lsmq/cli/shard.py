@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import click
 
 from lsmq import Client
 from lsmq.admin import ClusterAdmin, ClusterInfo
 from lsmq.cli._progress import wait_options, watch
 from lsmq.cli.options import asks_a_node, json_option
-from lsmq.cli.render import print_json, print_table
+from lsmq.cli.render import print_json, print_table, yes_or_no
 
 _shard = click.argument("number", metavar="SHARD", type=click.IntRange(min=0))
 
 
 @click.group()
 def shard() -> None:
-    """List the shards of a cluster, move their replicas, hand their leadership over."""
+    """List the shards of a cluster, move their replicas, hand their leadership over.
+
+    A cluster moves replicas by itself: away from nodes that are gone for too long, and to nodes that have fewer. `plan`
+    shows what it is about to do, `pause` holds it back.
+    """
 
 
 @shard.command("list")
@@ -24,9 +30,12 @@ def shard() -> None:
 async def list_shards(client: Client, as_json: bool) -> None:
     """List the shards: leader, epoch, replicas, in-sync set, and why nobody leads one that has no leader."""
     shards = (await ClusterAdmin(client).overview()).shards
-    names = ["shard", "leader", "epoch", "in_sync", "replicas", "adding", "target", "problem"]
+    names = ["shard", "leader", "epoch", "in_sync", "replicas", "adding", "target", "pinned", "problem"]
     rows = [
-        [found.id, found.leader, found.epoch, found.in_sync, found.replicas, found.adding, found.target, found.problem]
+        [
+            *(found.id, found.leader, found.epoch, found.in_sync, found.replicas, found.adding, found.target),
+            *(found.pinned, found.problem),
+        ]
         for found in shards
     ]
     if as_json:
@@ -42,7 +51,68 @@ async def list_shards(client: Client, as_json: bool) -> None:
 def _text(value: object) -> object:
     if isinstance(value, tuple):
         return " ".join(value) or "-"
+    if isinstance(value, bool):
+        return yes_or_no(value)
     return "-" if value is None else value
+
+
+@shard.command()
+@json_option
+@asks_a_node
+async def plan(client: Client, as_json: bool) -> None:
+    """Show what the cluster is about to move by itself, in order, and why.
+
+    The plan is made anew whenever something changed: of a node that comes back in time nothing is moved.
+    """
+    found = await ClusterAdmin(client).plan()
+    if as_json:
+        print_json(dataclasses.asdict(found))
+        return
+    if found.moves:
+        print_table(
+            ["shard", "from", "to", "why", "bytes"],
+            [[move.shard, _text(move.former), _text(move.replicas), move.why, move.size_bytes] for move in found.moves],
+        )
+    if found.more:
+        click.echo("and more after these")
+    for node in found.away:
+        left = f"its replicas are made again in {node.rebuilt_in_s:.0f} s"
+        rest = "its replicas wait for it" if node.rebuilt_in_s is None else left
+        click.echo(f"node {node.node} is away for {node.away_s:.0f} s; {rest}")
+    if found.moving:
+        click.echo(f"being moved: shards {', '.join(map(str, found.moving))}")
+    if found.paused:
+        click.echo("moves are paused: `lsmq shard resume` lets them go on")
+    elif not found.moves:
+        click.echo("nothing is to be moved")
+
+
+@shard.command()
+@asks_a_node
+async def pause(client: Client) -> None:
+    """Add no replica anywhere until `lsmq shard resume`, whoever asked for it.
+
+    Holds for the whole cluster, and over restarts. Replicas that are being filled are filled.
+    """
+    await ClusterAdmin(client).pause_moves()
+    click.echo("moves are paused; `lsmq shard resume` lets them go on", err=True)
+
+
+@shard.command()
+@asks_a_node
+async def resume(client: Client) -> None:
+    """Go on with moves that were paused."""
+    await ClusterAdmin(client).resume_moves()
+    click.echo("moves go on", err=True)
+
+
+@shard.command()
+@_shard
+@asks_a_node
+async def unpin(client: Client, number: int) -> None:
+    """Let the cluster move SHARD, which `move` or `transfer` placed, as it sees fit."""
+    await ClusterAdmin(client).unpin(number)
+    click.echo(f"shard {number} is moved as the cluster sees fit", err=True)
 
 
 @shard.command()
@@ -53,7 +123,8 @@ def _text(value: object) -> object:
 async def move(client: Client, number: int, nodes: tuple[str, ...], wait: bool, wait_ms: int) -> None:
     """Have SHARD held by these NODEs and no others; the first leads when it can.
 
-    New replicas are filled and in sync before old ones go. You may interrupt this command: the cluster goes on.
+    New replicas are filled and in sync before old ones go. You may interrupt this command: the cluster goes on. SHARD
+    is pinned there: the cluster moves it by itself only away from nodes that are gone or draining, until `unpin`.
     """
     admin = ClusterAdmin(client)
     await admin.move(number, nodes)
@@ -103,6 +174,6 @@ async def revive(client: Client, number: int, node: str, accept_loss: bool) -> N
 @click.argument("node", metavar="NODE")
 @asks_a_node
 async def transfer(client: Client, number: int, node: str) -> None:
-    """Hand the leadership of SHARD to NODE, a replica in sync."""
+    """Hand the leadership of SHARD to NODE, a replica in sync. It is pinned there, as by `move`."""
     await ClusterAdmin(client).transfer(number, node)
     click.echo(f"shard {number} is led by {node}", err=True)

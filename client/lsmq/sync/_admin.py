@@ -15,6 +15,9 @@ class ClusterAdmin:
         self._async = asynchronous.ClusterAdmin(client._async)
 
     overview = blocking(asynchronous.ClusterAdmin.overview)
+    plan = blocking(asynchronous.ClusterAdmin.plan)
+    pause_moves = blocking(asynchronous.ClusterAdmin.pause_moves)
+    resume_moves = blocking(asynchronous.ClusterAdmin.resume_moves)
     drain = blocking(asynchronous.ClusterAdmin.drain)
     undrain = blocking(asynchronous.ClusterAdmin.undrain)
     remove = blocking(asynchronous.ClusterAdmin.remove)
@@ -22,3 +25,4 @@ class ClusterAdmin:
     cancel_move = blocking(asynchronous.ClusterAdmin.cancel_move)
     transfer = blocking(asynchronous.ClusterAdmin.transfer)
     revive = blocking(asynchronous.ClusterAdmin.revive)
+    unpin = blocking(asynchronous.ClusterAdmin.unpin)

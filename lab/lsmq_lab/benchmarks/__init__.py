@@ -13,7 +13,19 @@ BENCHES: dict[str, Bench]
 
 __all__ = ["BENCHES", "Bench", "BenchFailed", "Option", "Progress", "Report", "Table"]
 
-_MODULES = ("store", "node", "cluster", "groups", "work", "backlog", "latency", "messages", "spark", "suite.bench")
+_MODULES = (
+    "store",
+    "node",
+    "cluster",
+    "groups",
+    "work",
+    "backlog",
+    "latency",
+    "messages",
+    "spark",
+    "control",
+    "suite.bench",
+)
 
 
 def __getattr__(name: str) -> dict[str, Bench]:

@@ -333,6 +333,44 @@ async def _drain_node(run: Run) -> None:
     await run.administer("DELETE", f"/v1/cluster/nodes/{node}/drain")
 
 
+@_drill(
+    "self-heal",
+    "a node is lost for good: its replicas are made again elsewhere; a new node gets its share; nobody tells them to",
+    nodes=4,
+    settings={"cluster.rebuild_after_ms": 3_000},
+)
+async def _self_heal(run: Run) -> None:
+    lost = run.faults.nodes[-1]  # Not a voter: those are not replaced by another one.
+    status = await run.until(lambda status: bool(_replicas_on(status, lost)), f"{lost} holds replicas", _MOVE_TIMEOUT_S)
+    held = _replicas_on(status, lost)
+    run.tell(f"killing {lost} for good, which has replicas of shards {held} and leads {led_by(status, lost)}")
+    async with run.outage(led_by(status, lost), of=lost):
+        await run.faults.kill([lost])
+    began = time.monotonic()
+    await run.until(lambda status: _is_whole_without(status, lost), "all replicas are elsewhere", _MOVE_TIMEOUT_S)
+    run.notes.append(f"all is whole without {lost} {time.monotonic() - began:.1f} s after others took over")
+    await run.administer("DELETE", f"/v1/cluster/nodes/{lost}")
+    await run.faults.remove_node(lost)
+    node = await run.faults.add_node()
+    run.tell(f"waiting until {node} has its share")
+    async with run.mending():
+        await run.until(
+            lambda status: _has_its_share(status, node), f"{node} has as many replicas as others", _MOVE_TIMEOUT_S
+        )
+
+
+def _is_whole_without(status: ClusterStatus, node: str) -> bool:
+    return all(
+        node not in shard.replicas and len(shard.replicas) == 3 and set(shard.in_sync) == set(shard.replicas)
+        for shard in status.shards
+    )
+
+
+def _has_its_share(status: ClusterStatus, node: str) -> bool:
+    holders = [other.id for other in status.nodes]
+    return len(_replicas_on(status, node)) >= sum(len(shard.replicas) for shard in status.shards) // len(holders) > 0
+
+
 @_drill("kill-consumer", "SIGKILL to a member of a consumer group at work; the others take over its queues")
 async def _kill_consumer(run: Run) -> None:
     group = run.work.beside(GroupWork)

@@ -100,7 +100,7 @@ class Faults(Protocol):
         """Start one more node; its id."""
 
     async def remove_node(self, node: str) -> None:
-        """End the process of a node that left the cluster, and remove its files."""
+        """End the process of a node that left the cluster, if it runs, and remove its files."""
 
 
 class LocalFaults:
@@ -216,7 +216,8 @@ class LocalFaults:
         return node.id
 
     async def remove_node(self, node: str) -> None:
-        await asyncio.to_thread(self.cluster.stop, node)
+        if (await self.status()).node(node).pid is not None:
+            await asyncio.to_thread(self.cluster.stop, node)
         await asyncio.to_thread(self.cluster.forget_node, node)
 
     def can_fill(self, node: str) -> bool:

@@ -80,7 +80,8 @@ def compare_stores(cluster: Cluster, expiring: Collection[str] = ()) -> list[str
     state = cluster.state()
     assert state is not None
     for node, replica in list(cluster.replicas()):
-        if node.id not in state.shards[replica.shard].replicas:  # It has given its place to another node just now.
+        # It has given its place to another node just now, or was given one, and is being filled.
+        if node.id not in state.shards[replica.shard].in_sync_nodes:
             continue
 
         def content(replica: Replica = replica) -> Any:

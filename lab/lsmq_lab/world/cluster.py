@@ -238,6 +238,7 @@ class Cluster:
             "node": node.id,
             "shards": self.shards,
             "replicas": min(3, len(self.founders)),
+            "rebuild_after_ms": 1_500,
             "secret_file": self.secret,
             "internal_host": node.host,
             "internal_port": _INTERNAL_PORT,

@@ -151,6 +151,10 @@ ACCESS: Final[Mapping[str, Access]] = MappingProxyType(
         "takeSequence": _needs(producer_group=_W),
         # the cluster
         "getCluster": _needs(cluster=_D),
+        "getPlan": _needs(cluster=_D),
+        "pauseMoves": _needs(cluster=_A),
+        "resumeMoves": _needs(cluster=_A),
+        "unpinShard": _needs(cluster=_A),
         "drainNode": _needs(cluster=_A),
         "undrainNode": _needs(cluster=_A),
         "removeNode": _needs(cluster=_A),

@@ -33,9 +33,35 @@ async def get_cluster(call: Call) -> web.StreamResponse:
     return answer(call.request, call.broker.topology.overview(own_url(call)))
 
 
+@ROUTES.get("/v1/cluster/plan", Content("Made by the leader of the control plane now.", schemas.PLAN))
+async def get_plan(call: Call) -> web.StreamResponse:
+    """What the cluster is about to move by itself, and why.
+
+    Replicas of nodes that are away for too long, and what is uneven. A plan is made anew whenever something changed;
+    nothing of it is agreed on before it begins.
+    """
+    return answer(call.request, await call.broker.topology.plan())
+
+
 async def _administer(call: Call, command: dict[str, Any]) -> web.StreamResponse:
     result = await call.broker.topology.administer(command)
     return answer(call.request, result)
+
+
+@ROUTES.post("/v1/cluster/moves/pause", _DONE)
+async def pause_moves(call: Call) -> web.StreamResponse:
+    """Add no replica anywhere until moves are resumed, whoever asked for it.
+
+    Holds for the whole cluster, whoever leads it. Replicas that are being filled are filled, and those in whose place
+    they come then go.
+    """
+    return await _administer(call, {"op": "pause_moves"})
+
+
+@ROUTES.delete("/v1/cluster/moves/pause", _DONE)
+async def resume_moves(call: Call) -> web.StreamResponse:
+    """Go on with moves that were paused."""
+    return await _administer(call, {"op": "resume_moves"})
 
 
 @ROUTES.post("/v1/cluster/nodes/{node}/drain", _DONE, parameters=(_NODE,))
@@ -68,10 +94,18 @@ async def remove_node(call: Call) -> web.StreamResponse:
 async def move_replicas(call: Call) -> web.StreamResponse:
     """Say which nodes are to hold a shard.
 
-    New replicas are filled first, old ones dropped when all new ones are in sync.
+    New replicas are filled first, old ones dropped when all new ones are in sync. The shard is pinned: the cluster
+    does not move it by itself any more, but away from nodes that are gone or draining.
     """
     document = await call.checked_document()
-    return await _administer(call, {"op": "set_target", "shard": call.path("shard"), "replicas": document["replicas"]})
+    command = {"op": "set_target", "shard": call.path("shard"), "replicas": document["replicas"]}
+    return await _administer(call, {**command, "pinned": True})
+
+
+@ROUTES.delete("/v1/cluster/shards/{shard}/pin", _DONE, parameters=(_SHARD,))
+async def unpin_shard(call: Call) -> web.StreamResponse:
+    """Let the cluster move a shard that people placed."""
+    return await _administer(call, {"op": "unpin", "shard": call.path("shard")})
 
 
 @ROUTES.delete("/v1/cluster/shards/{shard}/replicas", _DONE, parameters=(_SHARD,))
@@ -87,11 +121,10 @@ async def cancel_move(call: Call) -> web.StreamResponse:
     request=Content("The replica in sync that is to lead.", schemas.LEADER),
 )
 async def transfer_leader(call: Call) -> web.StreamResponse:
-    """Hand the leadership of a shard over."""
+    """Hand the leadership of a shard over. The shard is pinned, as by a move."""
     document = await call.checked_document()
-    return await _administer(
-        call, {"op": "transfer_leader", "shard": call.path("shard"), "candidate": document["node"]}
-    )
+    command = {"op": "transfer_leader", "shard": call.path("shard"), "candidate": document["node"]}
+    return await _administer(call, {**command, "pinned": True})
 
 
 @ROUTES.post(

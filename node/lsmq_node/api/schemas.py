@@ -6,6 +6,7 @@ from typing import Any
 
 from lsmq.messages import MAX_DEDUPE_ID_BYTES, MAX_DELAY_MS, MAX_TTL_MS
 from lsmq.queue_names import NAMED, SLOTS
+from lsmq_coordinator.balance import Why
 from lsmq_node.storage.queue_options import UNLIMITED
 from lsmq_node.storage.topic_options import MAX_WINDOW_MS
 
@@ -295,6 +296,7 @@ CLUSTER: Schema = object_of(
         "cluster": text("Name; null for a node of its own.", null=True),
         "version": integer(0, description="Of the agreed state."),
         "control_leader": text("Node that leads the control plane.", null=True),
+        "moves_paused": flag("Whether no replica is added anywhere."),
         "nodes": list_of(
             object_of(
                 {
@@ -324,6 +326,7 @@ CLUSTER: Schema = object_of(
                     "replicas": list_of(TEXT),
                     "adding": list_of(TEXT, description="Replicas that are being filled."),
                     "target": list_of(TEXT, description="What a move under way ends in; empty: none."),
+                    "pinned": flag("Whether people placed it: it is not moved to even nodes out."),
                     "problem": text("Why nobody leads it, and what helps.", null=True),
                     "revived": list_of(
                         object_of(
@@ -334,6 +337,39 @@ CLUSTER: Schema = object_of(
                     ),
                 }
             )
+        ),
+    }
+)
+PLAN: Schema = object_of(
+    {
+        "version": COUNT,
+        "paused": flag("Whether moves wait until they are resumed."),
+        "moves": list_of(
+            object_of(
+                {
+                    "shard": COUNT,
+                    "from": list_of(TEXT, description="Its replicas; the first is the preferred leader."),
+                    "to": list_of(TEXT, description="What it is to have instead."),
+                    "why": text(enum=[why.value for why in Why]),
+                    "bytes": integer(0, null=True, description="To be copied, about. null: not known."),
+                }
+            ),
+            description="In the order in which they begin.",
+        ),
+        "more": flag("Whether there are more moves than these."),
+        "moving": list_of(COUNT, description="Shards whose move has begun, whoever asked for it."),
+        "away": list_of(
+            object_of(
+                {
+                    "node": TEXT,
+                    "away_s": {"type": "number", "minimum": 0},
+                    "rebuilt_in_s": {
+                        "type": ["number", "null"],
+                        "description": "When its replicas are made again at others. null: not by itself.",
+                    },
+                }
+            ),
+            description="Nodes that are not heard, as long as this leader of the control plane leads.",
         ),
     }
 )

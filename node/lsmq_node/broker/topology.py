@@ -183,6 +183,9 @@ class Topology(Protocol):
         Raises ``Unavailable`` where nothing is known of the cluster yet.
         """
 
+    async def plan(self) -> dict[str, Any]:
+        """What the cluster is about to move by itself, as ``GET /v1/cluster/plan`` shows it. Raises ``Unavailable``."""
+
     async def administer(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """Carry out a command on the cluster. Raises ``InvalidRequest`` when it is refused, ``Unavailable``."""
 

@@ -112,6 +112,9 @@ class ClusterMember:
             raise Unavailable(_UNKNOWN)
         return self.control.overview()
 
+    async def plan(self) -> dict[str, Any]:
+        return await self.control.plan()
+
     async def administer(self, command: Mapping[str, Any]) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for _ in range(_STALE_TRIES):  # What was known here may be old: then once more, with what is.
@@ -163,6 +166,8 @@ class ClusterMember:
         return {
             "unleased_seconds": self.control.unleased_s,
             "accepted_secrets": len(self.rights.voucher_keys),  # a key of each
+            "moving_shards": sum(bool(shard.target or shard.adding) for shard in self.control.state.shards.values()),
+            "moves_paused": float(self.control.state.moves_paused),
             **({} if ahead_ms is None else {"clock_ahead_seconds": ahead_ms / 1000}),
         }
 
@@ -224,6 +229,11 @@ class ClusterMember:
                 flawed = bool(replica.damage) * Flaw.DAMAGED | full * Flaw.FULL
                 found[shard] = Progress(*position, *life, replica.high_watermark, flawed)
         return found
+
+    def sizes(self) -> Mapping[int, int]:
+        """Bytes that each replica here takes, without its log."""
+        stats = {port.number: port.store.stats() for port in self.ports()}
+        return {shard: found.table_bytes + found.memtable_bytes for shard, found in stats.items()}
 
     # What replicas ask of the control plane; at most one command a kind and shard is under way
 

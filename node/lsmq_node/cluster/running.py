@@ -105,6 +105,7 @@ async def running_member(config: NodeConfig, waiters: WaiterTable, parts: Parts)
             timing=timing,
             progress=lambda: member.progress(),
             problems=lambda: member.problems(),
+            sizes=lambda: member.sizes(),
             parts=parts,
             tls=tls,
         )

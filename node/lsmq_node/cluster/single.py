@@ -186,13 +186,18 @@ class SingleNode:
             "replicas": self.shard_count,
         }
         shard = {"leader": _ONLY_NODE, "epoch": 1, "in_sync": [_ONLY_NODE], "replicas": [_ONLY_NODE]}
-        still: dict[str, Any] = {"adding": [], "target": [], "problem": None, "revived": []}
+        still: dict[str, Any] = {"adding": [], "target": [], "pinned": False, "problem": None, "revived": []}
         shards = [{"id": number, **shard, **still} for number in range(self.shard_count)]
-        return {"cluster": None, "version": 0, "control_leader": None, "nodes": [node], "shards": shards}
+        alone = {"cluster": None, "version": 0, "control_leader": None, "moves_paused": False}
+        return {**alone, "nodes": [node], "shards": shards}
 
     def _problems(self) -> list[str]:
         stopped = [f"shard {port.number} stopped: {port.stopped.message}" for port in self._ports if port.stopped]
         return [*self._parts.problems(essential=True), *stopped, *self._parts.problems(essential=False)]
+
+    async def plan(self) -> dict[str, Any]:
+        """There is nowhere to move anything to."""
+        return {"version": 0, "paused": False, "moves": [], "more": False, "moving": [], "away": []}
 
     async def administer(self, command: Mapping[str, Any]) -> dict[str, Any]:
         raise InvalidRequest("this node is in no cluster; see docs/operations.md for how to make one")
