@@ -25,12 +25,15 @@ class NodeInfo:
     shards_led: int
     replicas: int
     problems: tuple[str, ...] = ()
+    host: str | None = None
+    rack: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
     """A shard. ``adding`` are replicas being filled, ``target`` those it is to have when a move is done. ``problem``
-    says why nobody leads it and what helps; None while all is well."""
+    says why nobody leads it and what helps, ``misplaced`` what is wrong with where its replicas are; None while all is
+    well."""
 
     id: int
     leader: str | None
@@ -40,6 +43,7 @@ class ShardInfo:
     adding: tuple[str, ...]
     target: tuple[str, ...]
     problem: str | None = None
+    misplaced: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +60,10 @@ class ClusterInfo:
     def from_dict(cls, fields: Mapping[str, Any]) -> ClusterInfo:
         nodes = tuple(
             NodeInfo(
-                **{name: node[name] for name in NodeInfo.__dataclass_fields__ if name != "problems"},
-                problems=tuple(node.get("problems", ())),
+                *(node[name] for name in ("id", "url", "voter", "state", "alive", "shards_led", "replicas")),
+                tuple(node.get("problems", ())),
+                node.get("host"),
+                node.get("rack"),
             )
             for node in fields["nodes"]
         )
@@ -71,6 +77,7 @@ class ClusterInfo:
                 tuple(shard["adding"]),
                 tuple(shard["target"]),
                 shard.get("problem"),
+                shard.get("misplaced"),
             )
             for shard in fields["shards"]
         )

@@ -9,7 +9,8 @@ plane takes the next one from the state alone, so a move can be interrupted anyw
 4. a leader that has to go hands over to the first replica of the target that is in sync and alive.
 
 A replica in sync is dropped only while as many as the target names stay in sync: a move never lowers the redundancy.
-Draining nodes have their replicas moved to those that hold least.
+Draining nodes have their replicas moved to those that hold least, on hosts that have none of the shard, and replicas
+that came to share a host, or a rack without need, are moved apart (:mod:`~.placement`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from typing import Any
 
+from .placement import Places, better_places, choose, places_of
 from .state import ClusterState, NodeState, Shard
 
 Step = dict[str, Any]
@@ -27,7 +29,7 @@ def next_steps(state: ClusterState, alive: Set[str]) -> list[Step]:
 
     At most one a shard. Each may be refused when the state has changed meanwhile.
     """
-    targets = drain_targets(state)
+    targets = {**better_places(state, alive), **drain_targets(state)}
     busy = {node for shard in state.shards.values() for node in shard.adding}
     steps: list[Step] = []
     for id in sorted(state.shards):
@@ -97,10 +99,11 @@ def handover(shard: Shard, candidate: str) -> Step:
 def drain_targets(state: ClusterState) -> dict[int, tuple[str, ...]]:
     """New targets for shards that should have a replica on a node that is draining or gone.
 
-    Each such replica goes to the active node that holds least, best to one that still has it; where there is none it
-    stays. The preferred leader stays the same, or becomes the node that is preferred least.
+    Each such replica goes to the active node that holds least, of those on other hosts than the rest and in the least
+    crowded rack; best to one that still has it. Where there is none it stays. The preferred leader stays the same, or
+    becomes the node that is preferred least.
     """
-    active = state.active_nodes()
+    active, places = state.active_nodes(), places_of(state.nodes.values())
     held, preferred = dict.fromkeys(active, 0), dict.fromkeys(active, 0)
     for shard in state.shards.values():
         for node in shard.wanted:
@@ -111,7 +114,7 @@ def drain_targets(state: ClusterState) -> dict[int, tuple[str, ...]]:
     targets = {}
     for id in sorted(state.shards):
         shard = state.shards[id]
-        target = _drained(shard, held)
+        target = _drained(shard, held, places)
         if target == shard.wanted:
             continue
         if shard.wanted[0] not in held:
@@ -124,17 +127,19 @@ def drain_targets(state: ClusterState) -> dict[int, tuple[str, ...]]:
     return targets
 
 
-def _drained(shard: Shard, held: dict[str, int]) -> tuple[str, ...]:
+def _drained(shard: Shard, held: dict[str, int], places: Places) -> tuple[str, ...]:
     """The shard's replicas with those on nodes that are not active (not in ``held``) replaced, in place."""
     target = list(shard.wanted)
     for node in shard.wanted:
         if node in held:
             continue
         place = target.index(node)
-        free = [other for other in held if other not in target]
-        if free:
-            target[place] = min(free, key=lambda other: (other not in shard.replicas, held[other], other))
-            held[target[place]] += 1
+        others = [*target[:place], *target[place + 1 :]]
+        free = (other for other in held if other not in target)
+        chosen = choose(places, free, others, lambda other: (other not in shard.replicas, held[other], other))
+        if chosen is not None:
+            target[place] = chosen
+            held[chosen] += 1
         elif node not in shard.replicas:
             # It was to go to a node that takes nothing any more: what is there stays.
             target[place : place + 1] = [other for other in shard.replicas if other not in target][:1]

@@ -11,7 +11,7 @@ import re
 import tomllib
 import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ ENVIRONMENT_PREFIX = "LSMQ_CLUSTER_"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 #: Before the hosts of a ZooKeeper that is reached by TLS.
 _TLS_SCHEME = "tls://"
+_LABEL = re.compile(r"[A-Za-z0-9._:/-]{1,255}")
 _ADDRESS = re.compile(r"[^\s:/]+:(\d{1,5})")
 _VOTER_COUNTS = (1, 3, 5)
 #: The first must not be above the second; why.
@@ -51,6 +52,17 @@ class Voter:
     url: str = setting(..., "URL for clients.")
     internal_url: str = setting(..., "URL of the internal port.")
     raft: str = setting(..., "`host:port` of the Raft port. IPv4 or a name.")
+    host: str = setting("", "Its `cluster.host`: what shards are founded by.")
+    rack: str = setting("", "Its `cluster.rack`.")
+    only_votes: bool = setting(False, "It is given no replicas when the cluster is founded.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is set, in plain types."""
+        return {
+            entry.name: getattr(self, entry.name)
+            for entry in fields(self)
+            if getattr(self, entry.name) != entry.default
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +81,18 @@ class ClusterConfig:
         ...,
         "Id of this node in the cluster, such as `n1`.",
         hazard="Two nodes of one id, or an id given to another data directory, take turns in being believed.",
+    )
+    host: str = setting(
+        "",
+        "Label of the machine this node runs on. No two replicas of a shard lie on nodes of one host. Left out: that "
+        "of its entry in `voters`, else its id, a machine by itself.",
+        hazard="Two processes of one machine without it hold two replicas that fail together.",
+    )
+    rack: str = setting(
+        "",
+        "Label of what machines share: a rack, a room, a zone. Replicas of a shard are spread over racks as evenly as "
+        "hosts allow, once all nodes have one. Left out: that of its entry in `voters`.",
+        hazard="Where it is wrong, replicas fail together that should not.",
     )
     shards: int = setting(
         3,
@@ -144,7 +168,8 @@ class ClusterConfig:
     voters: Mapping[str, Voter] = field(
         metadata={
             "description": "The 1, 3 or 5 nodes that keep the control state: a table `[cluster.voters.ID]` each, with "
-            "`url`, `internal_url` and `raft`. The same on all nodes.",
+            "`url`, `internal_url` and `raft`, and optionally `host`, `rack` and `only_votes` (no replicas are founded "
+            "there). The same on all nodes.",
             "hazard": "Fixed at founding: two files that differ can make two clusters out of one.",
             "range": None,
         }
@@ -305,13 +330,17 @@ class ClusterConfig:
         where = f"{PREFIX}voters"
         if len(self.voters) not in _VOTER_COUNTS:
             raise InvalidConfig(f"cluster.voters are {len(self.voters)}; 1, 3 or 5 make sense", setting=where)
-        if self.replicas > len(self.voters):
+        holding = {id: voter for id, voter in self.voters.items() if not voter.only_votes}
+        hosts = {voter.host or id for id, voter in holding.items()}
+        if self.replicas > len(hosts):
+            few = f"{len(holding)}" if len(hosts) == len(holding) else f"{len(holding)}, on {len(hosts)} hosts"
             raise InvalidConfig(
                 f"cluster.replicas is {self.replicas}, and a cluster is founded on its voters, of which there are "
-                f"{len(self.voters)}; name more voters, or ask for fewer replicas and give a shard more of them with "
+                f"{few}; name more voters, or ask for fewer replicas and give a shard more of them with "
                 "'lsmq shard move' when other nodes have joined",
                 setting=f"{PREFIX}replicas",
             )
+        self._validate_labels()
         for id, voter in self.voters.items():
             for name in ("url", "internal_url"):
                 _check_url(getattr(voter, name), f"{where}.{id}.{name}")
@@ -326,12 +355,31 @@ class ClusterConfig:
         if self.internal_url is not None:
             _check_url(self.internal_url, f"{PREFIX}internal_url")
         self._validate_tls()
-        strangers = [node for node in self.first_leaders if node not in self.voters]
+        strangers = [node for node in self.first_leaders if node not in holding]
         if strangers:
             raise InvalidConfig(
-                f"cluster.first_leaders: {strangers[0]!r} is none of the voters {sorted(self.voters)}",
+                f"cluster.first_leaders: {strangers[0]!r} is none of the voters that hold replicas, {sorted(holding)}",
                 setting=f"{PREFIX}first_leaders",
             )
+
+    def _validate_labels(self) -> None:
+        """A voter's labels stand where all nodes found the same shards by them."""
+        named = [("host", self.host), ("rack", self.rack)]
+        own = self.voters.get(self.node)
+        named += [(name, getattr(voter, name)) for voter in self.voters.values() for name in ("host", "rack")]
+        for name, label in named:
+            if label and not _LABEL.fullmatch(label):
+                raise InvalidConfig(
+                    f"cluster.{name}: {label!r} is no label; use up to 255 letters, digits, '.', '_', '-', '/' and ':'",
+                    setting=f"{PREFIX}{name}",
+                )
+        for name, label in named[:2]:
+            if label and own is not None and getattr(own, name) != label:
+                raise InvalidConfig(
+                    f"cluster.{name} is {label!r}, and node {self.node!r} votes: the cluster is founded by what "
+                    f"cluster.voters.{self.node} says, on all nodes; set {name} there",
+                    setting=f"{PREFIX}{name}",
+                )
 
     def _validate_zookeeper(self) -> None:
         hosts = self.zookeeper.removeprefix(_TLS_SCHEME)
@@ -384,6 +432,12 @@ class ClusterConfig:
     @property
     def is_voter(self) -> bool:
         return self.node in self.voters
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """``host`` and ``rack`` of this node; empty where it has none."""
+        own = self.voters.get(self.node)
+        return {name: getattr(self, name) or (getattr(own, name) if own else "") for name in ("host", "rack")}
 
     @property
     def advertised_internal_url(self) -> str:
@@ -464,11 +518,12 @@ class ClusterConfig:
     def to_dict(self) -> dict[str, Any]:
         """The effective values in plain types. It has no secret: only the file's name."""
         values = {entry.name: plain(getattr(self, entry.name)) for entry in fields(self)}
-        values["voters"] = {id: asdict(voter) for id, voter in self.voters.items()}
+        values["voters"] = {id: voter.to_dict() for id, voter in self.voters.items()}
         return values
 
 
 _TYPES: dict[str, Any] = typing.get_type_hints(ClusterConfig)
+_VOTER_TYPES: dict[str, Any] = typing.get_type_hints(Voter)
 
 _MISSING = {
     "node": 'the node has no id in the cluster: set cluster.node, such as node = "n1" under [cluster]',
@@ -500,15 +555,20 @@ def _read_voters(value: Any, what: str) -> dict[str, Voter]:
             raise InvalidConfig(f"{what} is no inline table of TOML: {error}", setting=what) from error
     if not isinstance(value, Mapping):
         raise InvalidConfig(f"{what} is {value!r}; it must be a table of nodes", setting=what)
-    known = [entry.name for entry in fields(Voter)]
+    known = {entry.name: _VOTER_TYPES[entry.name] for entry in fields(Voter)}
+    required = {entry.name for entry in fields(Voter) if entry.default is MISSING}
     voters = {}
     for id, table in value.items():
         if isinstance(table, Voter):
             voters[id] = table
             continue
-        if not isinstance(table, Mapping) or set(table) != set(known):
-            raise InvalidConfig(f"{what}.{id} must have exactly {', '.join(known)}", setting=f"{what}.{id}")
-        voters[id] = Voter(**{name: convert(table[name], str, f"{what}.{id}.{name}") for name in known})
+        if not isinstance(table, Mapping) or not required <= set(table) <= set(known):
+            must, may = sorted(required), sorted(set(known) - required)
+            raise InvalidConfig(
+                f"{what}.{id} must have {', '.join(must)}, and may have {', '.join(may)}, and nothing else",
+                setting=f"{what}.{id}",
+            )
+        voters[id] = Voter(**{name: convert(table[name], known[name], f"{what}.{id}.{name}") for name in table})
     return voters
 
 

@@ -43,7 +43,7 @@ def render(config: NodeConfig) -> str:
         parts.append(_comments(voters))
         for id, voter in config.cluster.voters.items():
             parts.append(f"[cluster.voters.{_key(id)}]")
-            parts += [f"{entry.name} = {_toml(getattr(voter, entry.name))}" for entry in fields(Voter)]
+            parts += [f"{name} = {_toml(value)}" for name, value in voter.to_dict().items()]
             parts.append("")
     return "\n".join(parts).rstrip("\n") + "\n"
 
