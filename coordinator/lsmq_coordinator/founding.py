@@ -20,7 +20,8 @@ def founding_command(
     first_leaders: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The ``bootstrap`` command of a cluster whose voters are ``nodes``: id to ``url`` and ``internal_url``, and
-    optionally ``host``, ``rack``, and ``only_votes`` of one that is given no replicas.
+    optionally ``host``, ``rack``, ``only_votes`` of one that is given no replicas, and ``voter``, false of one that is
+    founded with them and does not vote.
 
     The first leader of shard ``i`` is item ``i mod n`` of ``first_leaders``, else the nodes take turns. The same on
     every node with the same configuration; carried out once. Raises ``ValueError`` for replicas that do not fit on
@@ -44,7 +45,7 @@ def founding_command(
             id: {
                 "url": node["url"],
                 "internal_url": node["internal_url"],
-                "voter": True,
+                "voter": bool(node.get("voter", True)),
                 **_labels(node.get("host", ""), node.get("rack", "")),
                 **({"state": "draining"} if node.get("only_votes") else {}),
             }

@@ -8,10 +8,9 @@ ever. A node that is not among them joins as one that does not vote.
 from __future__ import annotations
 
 import re
-import tomllib
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from lsmq_coordinator.liveness import LivenessTiming
 from lsmq_coordinator.overseer import OverseerTiming
 from lsmq_coordinator.raft_terms import RaftTiming
 from lsmq_coordinator.resigning import ResignTiming
+from lsmq_node.cluster_nodes import Founder, Voter, check_label, check_nodes, check_url, read_nodes
 from lsmq_node.replication.control import Timings
 from lsmq_node.settings import KIB, MIB, InvalidConfig, check_ranges, convert, plain, setting, unknown_setting
 
@@ -32,7 +32,6 @@ ENVIRONMENT_PREFIX = "LSMQ_CLUSTER_"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 #: Before the hosts of a ZooKeeper that is reached by TLS.
 _TLS_SCHEME = "tls://"
-_LABEL = re.compile(r"[A-Za-z0-9._:/-]{1,255}")
 _ADDRESS = re.compile(r"[^\s:/]+:(\d{1,5})")
 _VOTER_COUNTS = (1, 3, 5)
 #: The first must not be above the second; why.
@@ -43,26 +42,6 @@ _ORDER = (
     ("replica_lag_ms", "ack_timeout_ms", "writes would fail before a slow follower leaves the in-sync set"),
     ("node_timeout_ms", "ack_timeout_ms", "writes would fail before a dead follower is noticed"),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Voter:
-    """One of the nodes that keep the control state, with its addresses as the other nodes reach it."""
-
-    url: str = setting(..., "URL for clients.")
-    internal_url: str = setting(..., "URL of the internal port.")
-    raft: str = setting(..., "`host:port` of the Raft port. IPv4 or a name.")
-    host: str = setting("", "Its `cluster.host`: what shards are founded by.")
-    rack: str = setting("", "Its `cluster.rack`.")
-    only_votes: bool = setting(False, "It is given no replicas when the cluster is founded.")
-
-    def to_dict(self) -> dict[str, Any]:
-        """What is set, in plain types."""
-        return {
-            entry.name: getattr(self, entry.name)
-            for entry in fields(self)
-            if getattr(self, entry.name) != entry.default
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +152,16 @@ class ClusterConfig:
             "hazard": "Fixed at founding: two files that differ can make two clusters out of one.",
             "range": None,
         }
+    )
+    founders: Mapping[str, Founder] = field(
+        default_factory=dict,
+        metadata={
+            "description": "Nodes that do not vote, and hold shards from the founding on: a table "
+            "`[cluster.founders.ID]` each, with `url` and `internal_url`, and optionally `host` and `rack`. Processes "
+            "of one machine (`processes`) name themselves. Read at founding.",
+            "hazard": "One that never comes leaves its shards without a leader.",
+            "range": None,
+        },
     )
     first_leaders: tuple[str, ...] = setting(
         (),
@@ -288,7 +277,12 @@ class ClusterConfig:
     def validate(self) -> None:
         """Check every range and what must hold between settings. Raises :class:`InvalidConfig`."""
         check_ranges(self, PREFIX)
-        for setting_name, text in (("name", self.name), ("node", self.node), *(("voters", id) for id in self.voters)):
+        for setting_name, text in (
+            ("name", self.name),
+            ("node", self.node),
+            *(("voters", id) for id in self.voters),
+            *(("founders", id) for id in self.founders),
+        ):
             if not _NAME.fullmatch(text):
                 raise InvalidConfig(
                     f"cluster.{setting_name}: {text!r} is no name; use up to 63 letters, digits, '.', '_' and '-', "
@@ -330,54 +324,47 @@ class ClusterConfig:
         where = f"{PREFIX}voters"
         if len(self.voters) not in _VOTER_COUNTS:
             raise InvalidConfig(f"cluster.voters are {len(self.voters)}; 1, 3 or 5 make sense", setting=where)
-        holding = {id: voter for id, voter in self.voters.items() if not voter.only_votes}
-        hosts = {voter.host or id for id, voter in holding.items()}
+        holding = self.holders
+        hosts = {node.host or id for id, node in holding.items()}
         if self.replicas > len(hosts):
-            few = f"{len(holding)}" if len(hosts) == len(holding) else f"{len(holding)}, on {len(hosts)} hosts"
+            few = f"{len(holding)}" if len(hosts) == len(holding) else f"{len(holding)} on {len(hosts)} hosts"
             raise InvalidConfig(
                 f"cluster.replicas is {self.replicas}, and a cluster is founded on its voters, of which there are "
                 f"{few}; name more voters, or ask for fewer replicas and give a shard more of them with "
                 "'lsmq shard move' when other nodes have joined",
                 setting=f"{PREFIX}replicas",
             )
-        self._validate_labels()
+        check_nodes(self.voters, where)
+        check_nodes({**self.voters, **self.founders}, f"{PREFIX}founders")
         for id, voter in self.voters.items():
-            for name in ("url", "internal_url"):
-                _check_url(getattr(voter, name), f"{where}.{id}.{name}")
             match = _ADDRESS.fullmatch(voter.raft)
             if match is None or not 0 < int(match[1]) <= 65_535:
                 raise InvalidConfig(
                     f"{where}.{id}.raft is {voter.raft!r}; it must be host:port", setting=f"{where}.{id}.raft"
                 )
-        for name in ("url", "internal_url", "raft"):
-            if len({getattr(voter, name) for voter in self.voters.values()}) < len(self.voters):
-                raise InvalidConfig(f"two of cluster.voters have the same {name}", setting=where)
+        if len({voter.raft for voter in self.voters.values()}) < len(self.voters):
+            raise InvalidConfig("two of cluster.voters have the same raft", setting=where)
         if self.internal_url is not None:
-            _check_url(self.internal_url, f"{PREFIX}internal_url")
+            check_url(self.internal_url, f"{PREFIX}internal_url")
         self._validate_tls()
+        self._validate_labels()
         strangers = [node for node in self.first_leaders if node not in holding]
         if strangers:
             raise InvalidConfig(
-                f"cluster.first_leaders: {strangers[0]!r} is none of the voters that hold replicas, {sorted(holding)}",
+                f"cluster.first_leaders: {strangers[0]!r} is none of the voters {sorted(holding)}",
                 setting=f"{PREFIX}first_leaders",
             )
 
     def _validate_labels(self) -> None:
-        """A voter's labels stand where all nodes found the same shards by them."""
-        named = [("host", self.host), ("rack", self.rack)]
-        own = self.voters.get(self.node)
-        named += [(name, getattr(voter, name)) for voter in self.voters.values() for name in ("host", "rack")]
-        for name, label in named:
-            if label and not _LABEL.fullmatch(label):
-                raise InvalidConfig(
-                    f"cluster.{name}: {label!r} is no label; use up to 255 letters, digits, '.', '_', '-', '/' and ':'",
-                    setting=f"{PREFIX}{name}",
-                )
-        for name, label in named[:2]:
+        """A founder's labels stand where all nodes found the same shards by them."""
+        own = self._own_entry
+        for name, label in (("host", self.host), ("rack", self.rack)):
+            check_label(label, f"{PREFIX}{name}")
             if label and own is not None and getattr(own, name) != label:
+                table = "voters" if self.is_voter else "founders"
                 raise InvalidConfig(
-                    f"cluster.{name} is {label!r}, and node {self.node!r} votes: the cluster is founded by what "
-                    f"cluster.voters.{self.node} says, on all nodes; set {name} there",
+                    f"cluster.{name} is {label!r}, and the cluster is founded by what cluster.{table}.{self.node} "
+                    f"says, the same on all nodes: set {name} there",
                     setting=f"{PREFIX}{name}",
                 )
 
@@ -436,16 +423,30 @@ class ClusterConfig:
     @property
     def labels(self) -> dict[str, str]:
         """``host`` and ``rack`` of this node; empty where it has none."""
-        own = self.voters.get(self.node)
+        own = self._own_entry
         return {name: getattr(self, name) or (getattr(own, name) if own else "") for name in ("host", "rack")}
+
+    @property
+    def holders(self) -> dict[str, Founder]:
+        """The nodes that shards are founded on."""
+        return {**{id: voter for id, voter in self.voters.items() if not voter.only_votes}, **self.founders}
+
+    @property
+    def _own_entry(self) -> Founder | None:
+        return self.voters.get(self.node) or self.founders.get(self.node)
+
+    @property
+    def url(self) -> str | None:
+        """How clients reach this node, where the cluster was founded with it."""
+        return None if self._own_entry is None else self._own_entry.url.rstrip("/")
 
     @property
     def advertised_internal_url(self) -> str:
         """How other nodes reach this one's internal port."""
         if self.internal_url is not None:
             return self.internal_url.rstrip("/")
-        if self.is_voter:
-            return self.voters[self.node].internal_url.rstrip("/")
+        if self._own_entry is not None:
+            return self._own_entry.internal_url.rstrip("/")
         return f"{'http' if self.tls_ca is None else 'https'}://{self.internal_host}:{self.internal_port}"
 
     @property
@@ -518,12 +519,12 @@ class ClusterConfig:
     def to_dict(self) -> dict[str, Any]:
         """The effective values in plain types. It has no secret: only the file's name."""
         values = {entry.name: plain(getattr(self, entry.name)) for entry in fields(self)}
-        values["voters"] = {id: voter.to_dict() for id, voter in self.voters.items()}
+        values |= {"voters": {id: voter.to_dict() for id, voter in self.voters.items()}}
+        values |= {"founders": {id: node.to_dict() for id, node in self.founders.items()}}
         return values
 
 
 _TYPES: dict[str, Any] = typing.get_type_hints(ClusterConfig)
-_VOTER_TYPES: dict[str, Any] = typing.get_type_hints(Voter)
 
 _MISSING = {
     "node": 'the node has no id in the cluster: set cluster.node, such as node = "n1" under [cluster]',
@@ -537,7 +538,9 @@ _MISSING = {
 def _read(name: str, value: Any, what: str) -> Any:
     match name:
         case "voters":
-            return _read_voters(value, what)
+            return read_nodes(Voter, value, what)
+        case "founders":
+            return read_nodes(Founder, value, what)
         case "first_leaders":
             names = value.split(",") if isinstance(value, str) else value
             if not isinstance(names, list | tuple) or not all(isinstance(item, str) for item in names):
@@ -545,33 +548,3 @@ def _read(name: str, value: Any, what: str) -> Any:
             return tuple(item.strip() for item in names if item.strip())
         case _:
             return convert(value, _TYPES[name], what)
-
-
-def _read_voters(value: Any, what: str) -> dict[str, Voter]:
-    if isinstance(value, str):
-        try:
-            value = tomllib.loads(f"voters = {value}")["voters"]
-        except tomllib.TOMLDecodeError as error:
-            raise InvalidConfig(f"{what} is no inline table of TOML: {error}", setting=what) from error
-    if not isinstance(value, Mapping):
-        raise InvalidConfig(f"{what} is {value!r}; it must be a table of nodes", setting=what)
-    known = {entry.name: _VOTER_TYPES[entry.name] for entry in fields(Voter)}
-    required = {entry.name for entry in fields(Voter) if entry.default is MISSING}
-    voters = {}
-    for id, table in value.items():
-        if isinstance(table, Voter):
-            voters[id] = table
-            continue
-        if not isinstance(table, Mapping) or not required <= set(table) <= set(known):
-            must, may = sorted(required), sorted(set(known) - required)
-            raise InvalidConfig(
-                f"{what}.{id} must have {', '.join(must)}, and may have {', '.join(may)}, and nothing else",
-                setting=f"{what}.{id}",
-            )
-        voters[id] = Voter(**{name: convert(table[name], known[name], f"{what}.{id}.{name}") for name in table})
-    return voters
-
-
-def _check_url(url: str, what: str) -> None:
-    if not url.startswith(("http://", "https://")):
-        raise InvalidConfig(f"{what} is {url!r}; it must begin with http:// or https://", setting=what)

@@ -12,7 +12,8 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
-from lsmq_node.cluster_config import ClusterConfig, Voter
+from lsmq_node.cluster_config import ClusterConfig
+from lsmq_node.cluster_nodes import Voter
 from lsmq_node.config import NodeConfig
 from lsmq_node.settings import KIB, MIB, plain
 
@@ -38,13 +39,13 @@ def render(config: NodeConfig) -> str:
     """A TOML file that makes ``config``: every key with what it is, its unit, default, range and hazard."""
     parts = [_HEAD, *_entries(config, NodeConfig, skip=("cluster",))]
     if config.cluster is not None:
-        parts += [f"\n{_CLUSTER_HEAD}[cluster]", *_entries(config.cluster, ClusterConfig, skip=("voters",))]
-        voters = next(entry for entry in fields(ClusterConfig) if entry.name == "voters")
-        parts.append(_comments(voters))
-        for id, voter in config.cluster.voters.items():
-            parts.append(f"[cluster.voters.{_key(id)}]")
-            parts += [f"{name} = {_toml(value)}" for name, value in voter.to_dict().items()]
-            parts.append("")
+        parts += [f"\n{_CLUSTER_HEAD}[cluster]", *_entries(config.cluster, ClusterConfig, skip=("voters", "founders"))]
+        for table in ("voters", "founders"):
+            parts.append(_comments(next(entry for entry in fields(ClusterConfig) if entry.name == table)))
+            for id, node in getattr(config.cluster, table).items():
+                parts.append(f"[cluster.{table}.{_key(id)}]")
+                parts += [f"{name} = {_toml(value)}" for name, value in node.to_dict().items()]
+                parts.append("")
     return "\n".join(parts).rstrip("\n") + "\n"
 
 

@@ -16,6 +16,22 @@ from lsmq.errors import InvalidRequest
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
+class ProcessesType(click.ParamType):
+    """A number of processes, or ``auto``, which settings have as 0."""
+
+    name = "processes"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if value == "auto":
+            return 0
+        if isinstance(value, int) or str(value).isdecimal():
+            return int(value)
+        self.fail(f"{value!r} is no number of processes; write one, or auto for one a core", param, ctx)
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return "N|auto"
+
+
 @click.command()
 @click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Directory of the node's files.")
 @click.option("--host", help="Address to listen on; 0.0.0.0 for every interface.  [default: 127.0.0.1]")
@@ -28,6 +44,11 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     "--tls-client-auth",
     type=click.Choice(["none", "optional", "required"]),
     help="Whether clients show a certificate.  [default: required with --tls-client-ca]",
+)
+@click.option(
+    "--processes",
+    type=ProcessesType(),
+    help="Processes of this machine, each with shards of its own at ports 10 apart; auto: one a core.  [default: 1]",
 )
 @click.option("--shards", type=int, help="Shards of this node; fixed from its first start.  [default: 1]")
 @click.option(
@@ -62,11 +83,12 @@ def serve(config: Path | None, **settings: Any) -> None:
       lsmq serve --data ./data
       lsmq serve --data /var/lib/lsmq --host 0.0.0.0 --auth token
       lsmq serve --data ./data --flush-mode async --flush-interval 50ms
+      lsmq serve --data ./data --processes auto
       lsmq serve --config /etc/lsmq.toml
     """
     with need_node("lsmq serve"):
         node_config = importlib.import_module("lsmq_node.config").NodeConfig
-        run = importlib.import_module("lsmq_node.api.serve").run
+        run = importlib.import_module("lsmq_node.processes").run
     try:
         loaded = node_config.load(config, os.environ, **settings)
     except InvalidRequest as error:

@@ -297,11 +297,12 @@ def _founding(config: NodeConfig, settings: ClusterConfig) -> dict[str, Any] | N
         return None
     nodes = {
         id: {
-            **voter.to_dict(),
-            "url": voter.url.rstrip("/"),
-            "internal_url": voter.internal_url.rstrip("/"),
+            **node.to_dict(),
+            "url": node.url.rstrip("/"),
+            "internal_url": node.internal_url.rstrip("/"),
+            "voter": id in settings.voters,
         }
-        for id, voter in settings.voters.items()
+        for id, node in {**settings.voters, **settings.founders}.items()
     }
     return founding_command(
         settings.name,
