@@ -13,7 +13,7 @@ BENCHES: dict[str, Bench]
 
 __all__ = ["BENCHES", "Bench", "BenchFailed", "Option", "Progress", "Report", "Table"]
 
-_MODULES = ("store", "node", "cluster", "groups", "work", "backlog", "latency", "messages", "spark")
+_MODULES = ("store", "node", "processes", "cluster", "groups", "work", "backlog", "latency", "messages", "spark")
 
 
 def __getattr__(name: str) -> dict[str, Bench]:

@@ -42,7 +42,7 @@ class Companion:
         async with asyncio.TaskGroup() as tasks:
             serving = tasks.create_task(self._tell_serving(node, writer))
             try:
-                while line := await reader.readline():
+                while (line := await reader.readline()).endswith(b"\n"):
                     self._heard(node, json.loads(line))
                 _log.error("supervisor_gone", why="this process ends with it")
             except ConnectionError as error:

@@ -52,6 +52,10 @@ def held(config: NodeConfig, count: int) -> Founded | None:
     found = NodeFile.load(config.data)
     if found is None:
         return _found(config, count)
+    if found.cluster is not None:
+        raise InvalidConfig(
+            f"{config.data} belongs to {found}; start it with its own configuration file", setting="data"
+        )
     if found.processes is None:
         raise InvalidConfig(
             f"{config.data} belongs to {found}, which one process serves: start it with processes = 1, or start with "

@@ -81,7 +81,9 @@ def planned(config: NodeConfig, count: int, founded: Founded | None) -> list[Pro
         assert founded is not None
         configs = _of_its_own(config, chosen, founded)
     else:
-        configs = [_member(config, config.cluster, place, name) for place, name in enumerate(chosen)]
+        founders = _with_processes(config.cluster, count)
+        cluster = dataclasses.replace(config.cluster, founders=founders)
+        configs = [_member(config, cluster, place, name) for place, name in enumerate(chosen)]
     for each in configs:
         each.validate()
     return [Process(name, each, last=name == CONTROL) for name, each in zip(chosen, configs, strict=True)]
@@ -147,12 +149,10 @@ def _member(config: NodeConfig, cluster: ClusterConfig, place: int, name: str) -
             f"the ports {PORTS_PER_PROCESS}, {2 * PORTS_PER_PROCESS}, ... above",
             setting="port",
         )
-    founders = _with_processes(cluster, config.processes or place + 1)
     entry = cluster.voters.get(cluster.node) or cluster.founders.get(cluster.node)
     own = dataclasses.replace(
         cluster,
         node=name,
-        founders=founders,
         host="" if entry is not None and not step else (entry and entry.host) or cluster.host or cluster.node,
         rack=cluster.rack or (entry.rack if entry is not None else ""),
         internal_port=cluster.internal_port + step,

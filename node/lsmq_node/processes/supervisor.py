@@ -77,6 +77,7 @@ class Supervisor:
         self._config = config
         self._children = [Child(process) for process in processes]
         self._announced = False
+        self._signalled: set[str] = set()
         self._stop_at: float | None = None  # When those that still run are killed; None while it is to go on.
         self._code = 0
         self._woken, self._wake = -1, -1
@@ -106,7 +107,6 @@ class Supervisor:
     def _told_to_stop(self, *_: object) -> None:
         if self._stop_at is None:
             self._stop_at = runtime.monotonic() + self._config.shutdown_grace_ms / 1000 + STOP_MARGIN_S
-            self._signalled: set[str] = set()
 
     # Starting
 
@@ -215,9 +215,15 @@ class Supervisor:
         running = [child.name for child in self._children if child.why is None]
         line = json.dumps({"running": running, "ended": ended}).encode() + b"\n"
         for child in self._children:
-            if child.channel is not None:
-                with contextlib.suppress(OSError):  # It ends, or is busy: what comes next tells all again.
-                    child.channel.send(line)
+            if child.channel is None:
+                continue
+            try:
+                heard = child.channel.send(line) == len(line)
+            except OSError:  # It ends, or has not listened for long: what comes next tells all again.
+                continue
+            if not heard:  # What comes next would not be understood: it ends when it listens, and is started again.
+                child.channel.close()
+                child.channel = None
 
     def _reap(self) -> None:
         while True:
