@@ -13,7 +13,7 @@ has one: while labels are being given, node by node, nothing is moved for the sa
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .state import ClusterState, Node, NodeState
@@ -67,6 +67,26 @@ def choose(
     """
     fitting = [node for node in free if node not in chosen and fits(places, chosen, node)]
     return min(fitting, key=lambda node: (crowding(places, chosen, node), rank(node)), default=None)
+
+
+def fits_beside(state: ClusterState, alive: Iterable[str]) -> Callable[[str, Collection[str]], bool]:
+    """For whoever plans moves: whether a node may hold a replica of a shard whose others are at the given nodes.
+
+    It is on a host of its own, and no node that lives would be in a less crowded rack.
+    """
+    places = places_of(state.nodes.values())
+    living = set(alive)
+    free = [node for node in state.active_nodes() if node in living]
+    one_of_each = {place_of(places, node): node for node in free}  # Of the processes of a host any one will do.
+    racks = {place.rack for place in one_of_each}
+
+    def fits_there(node: str, others: Collection[str]) -> bool:
+        if len(racks) < 2 or not fits(places, others, node):
+            return fits(places, others, node)
+        best = choose(places, one_of_each.values(), list(others))
+        return best is None or crowding(places, others, node) <= crowding(places, others, best)
+
+    return fits_there
 
 
 def may_replace(places: Places, replicas: Iterable[str], old: str, new: str) -> bool:

@@ -14,7 +14,7 @@ from lsmq_coordinator.commands import apply
 from lsmq_coordinator.election import place_replicas
 from lsmq_coordinator.founding import founding_command, register_command
 from lsmq_coordinator.overview import overview
-from lsmq_coordinator.placement import Place, better_places, host_count, objection, places_of, shared_hosts
+from lsmq_coordinator.placement import Place, better_places, fits_beside, host_count, objection, places_of, shared_hosts
 from lsmq_coordinator.reassignment import drain_targets, next_steps
 from lsmq_coordinator.state import ClusterState, Node, NodeState
 
@@ -163,6 +163,20 @@ def test_nothing_moves_for_racks_before_every_node_has_one() -> None:
         assert cluster.do(**register_command(node, "http://u", "http://i", "life", rack=rack))["ok"]
     assert {place.rack for place in places_of(cluster.state.nodes.values()).values()} == {"a", "b"}
     assert better_places(cluster.state, cluster.alive)
+
+
+def test_what_fits_beside_others_keeps_to_hosts_and_racks_in_every_layout() -> None:
+    for places in layouts():
+        replicas = min(3, host_count(places))
+        state = founded(places, 4, replicas)
+        fits = fits_beside(state, state.nodes)
+        for shard in state.shards.values():
+            # Whichever of the later ones goes, the rest is as the founding chose it: even.
+            others = shard.replicas[:-1]
+            fitting = [node for node in places if node not in others and fits(node, others)]
+            assert shard.replicas[-1] in fitting
+            for node in fitting:
+                assert_kept(places, (*others, node))
 
 
 def test_a_host_that_cannot_be_left_is_told() -> None:
