@@ -60,7 +60,13 @@ class ClusterInfo:
     def from_dict(cls, fields: Mapping[str, Any]) -> ClusterInfo:
         nodes = tuple(
             NodeInfo(
-                *(node[name] for name in ("id", "url", "voter", "state", "alive", "shards_led", "replicas")),
+                node["id"],
+                node["url"],
+                node["voter"],
+                node["state"],
+                node["alive"],
+                node["shards_led"],
+                node["replicas"],
                 tuple(node.get("problems", ())),
                 node.get("host"),
                 node.get("rack"),

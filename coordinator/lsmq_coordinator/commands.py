@@ -361,5 +361,6 @@ def _with_node_state(state: ClusterState, command: Command, wanted: NodeState) -
 def _node(id: str, fields: Mapping[str, Any], voter: bool) -> Node:
     text(id, "node id", MAX_NAME_BYTES)
     url = text(fields["url"], "url", MAX_URL_BYTES)
-    labels = {name: text(fields[name], name, MAX_LABEL_BYTES) for name in ("host", "rack") if fields.get(name)}
-    return Node(id, url, text(fields["internal_url"], "internal_url", MAX_URL_BYTES), voter, **labels)
+    host, rack = (text(fields[name], name, MAX_LABEL_BYTES) if fields.get(name) else "" for name in ("host", "rack"))
+    internal_url = text(fields["internal_url"], "internal_url", MAX_URL_BYTES)
+    return Node(id, url, internal_url, voter, host=host, rack=rack)

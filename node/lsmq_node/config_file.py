@@ -82,7 +82,7 @@ def _entries(config: Any, kind: type[NodeConfig] | type[ClusterConfig], skip: tu
 def _comments(entry: Field[Any]) -> str:
     texts = [entry.metadata["description"]]
     unit = next((unit for ending, unit in _UNITS if entry.name.endswith(ending)), None)
-    required = entry.default is MISSING
+    required = entry.default is MISSING and entry.default_factory is MISSING
     facts = {"Unit": unit, "Default": "" if required else _default(entry), "Range": _range(entry)}
     stated = [f"{name}: {text}." for name, text in facts.items() if text]
     if required:
@@ -99,7 +99,7 @@ def _comments(entry: Field[Any]) -> str:
 
 def _default(entry: Field[Any]) -> str:
     if entry.default is MISSING:
-        return "(required)"
+        return "(required)" if entry.default_factory is MISSING else ""
     match plain(entry.default):
         case None | "" | []:
             return ""

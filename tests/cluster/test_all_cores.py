@@ -71,12 +71,11 @@ def shard_of(node: NodeProcess, leader: str) -> ShardInfo:
     return next(shard for shard in overview(node).shards if shard.leader == leader)
 
 
-async def stored(client: Client, queue: int) -> list[str]:
-    """The bodies of all messages of a queue, in their order."""
+def stored(url: str, queue: int) -> list[str]:
+    """The bodies of all messages of a queue, in their order, whoever leads its shard."""
     bodies: list[str] = []
     while True:
-        path = f"/v1/topics/{TOPIC}/queues/{queue}/messages?offset={len(bodies)}&max=1000"
-        answer = await client.ask("GET", path)
+        answer = ask(url, f"/v1/topics/{TOPIC}/queues/{queue}/messages?offset={len(bodies)}&max=1000")
         if not answer["messages"]:
             return bodies
         bodies += [message["body"] for message in answer["messages"]]
@@ -163,7 +162,7 @@ async def test_a_process_that_is_killed_comes_back_and_the_others_go_on(node: No
             ended = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(end, asyncio.CancelledError) for end in ended), ended
         for shard, writer in zip(led, writers, strict=True):
-            found = await stored(client, await queue_on(client, shard))
+            found = stored(node.url, await queue_on(client, shard))
             assert set(writer.acknowledged) <= set(found), "something acknowledged is lost"
             assert len(set(found)) == len(found), "something is stored twice"
     for shard in overview(node).shards:
@@ -193,8 +192,7 @@ async def test_told_to_stop_all_end_and_who_only_votes_is_last(node: NodeProcess
     assert sorted(ends[:2]) == ["p0", "p1"]
     assert ends[2] == "control"
     node.start()
-    async with Client(node.url) as client:
-        assert sum([len(await stored(client, queue)) for queue in range(QUEUES)]) == 100
+    assert sum(len(stored(node.url, queue)) for queue in range(QUEUES)) == 100
 
 
 async def test_processes_end_with_their_supervisor_and_are_started_by_the_next(node: NodeProcess) -> None:
@@ -207,8 +205,7 @@ async def test_processes_end_with_their_supervisor_and_are_started_by_the_next(n
     eventually(lambda: not any(map(runs, pids)), "no process outlives its supervisor")
     node.wait()
     node.start()
-    async with Client(node.url) as client:
-        assert await stored(client, QUEUES - 1) == ["kept"]
+    assert stored(node.url, QUEUES - 1) == ["kept"]
 
 
 def test_a_process_that_cannot_come_back_is_told_by_the_others_until_it_does(node: NodeProcess) -> None:
@@ -254,8 +251,7 @@ async def test_more_processes_get_shards_and_fewer_must_have_given_them_away(tmp
             await comes_true(lambda: holds_nothing(admin, "p2"), "p2 is drained")
             eventually(lambda: not list((node.data / "p2").glob("shard-*")), "its files are gone")
         node.restart(processes=2)
-        async with Client(node.url) as client:
-            assert [await stored(client, queue) for queue in range(QUEUES)] == [["kept"]] * QUEUES
+        assert [stored(node.url, queue) for queue in range(QUEUES)] == [["kept"]] * QUEUES
     finally:
         if node.alive:
             node.kill9()
@@ -353,4 +349,4 @@ async def test_replicas_are_never_two_processes_of_one_machine(machines: list[No
             machines[2].kill9()
             for queue in range(QUEUES):
                 await producer.send_and_wait("after", queue=queue)
-        assert [await stored(client, queue) for queue in range(QUEUES)] == [["before", "after"]] * QUEUES
+    assert [stored(machines[0].url, queue) for queue in range(QUEUES)] == [["before", "after"]] * QUEUES

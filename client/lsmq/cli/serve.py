@@ -10,26 +10,10 @@ from typing import Any
 import click
 
 from lsmq.cli._node import need_node
-from lsmq.cli.options import DURATION, SIZE
+from lsmq.cli.options import DURATION, SIZE, ProcessesType
 from lsmq.errors import InvalidRequest
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
-
-
-class ProcessesType(click.ParamType):
-    """A number of processes, or ``auto``, which settings have as 0."""
-
-    name = "processes"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if value == "auto":
-            return 0
-        if isinstance(value, int) or str(value).isdecimal():
-            return int(value)
-        self.fail(f"{value!r} is no number of processes; write one, or auto for one a core", param, ctx)
-
-    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        return "N|auto"
 
 
 @click.command()
@@ -48,6 +32,7 @@ class ProcessesType(click.ParamType):
 @click.option(
     "--processes",
     type=ProcessesType(),
+    metavar="N|auto",
     help="Processes of this machine, each with shards of its own at ports 10 apart; auto: one a core.  [default: 1]",
 )
 @click.option("--shards", type=int, help="Shards of this node; fixed from its first start.  [default: 1]")

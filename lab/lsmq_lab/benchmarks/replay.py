@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lsmq import runtime
 from lsmq.record_batch import Column
@@ -103,7 +104,10 @@ def _requests(leader: str, topic: str, first: int, end: int, count: int, message
     for number in range(_DIFFERENT):
         queues = first + (np.arange(count, dtype=np.int64) + number * count) % (end - first)
         payload = np.frombuffer(runtime.token_bytes(count * message_bytes), np.uint8)
-        columns = {Column.QUEUE: queues, Column.LENGTH: np.full(count, message_bytes, np.uint32)}
+        columns: dict[int, NDArray[Any]] = {
+            Column.QUEUE: queues,
+            Column.LENGTH: np.full(count, message_bytes, np.uint32),
+        }
         body = encode_one(columns, payload)
         head = (
             f"POST /v1/topics/{topic}/batches HTTP/1.1\r\nHost: {urlsplit(leader).netloc}\r\n"

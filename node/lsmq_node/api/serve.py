@@ -87,7 +87,7 @@ def _raise_file_limit() -> None:
         _log.warning("file_limit_not_raised", soft=soft, hard=hard, reason=str(error))
 
 
-async def _serve(config: NodeConfig, beside: Beside | None) -> None:
+async def _serve(config: NodeConfig, beside: Beside | None = None) -> None:
     """The root of everything: one task group that ends when the node is told to stop."""
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()

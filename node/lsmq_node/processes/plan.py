@@ -24,9 +24,6 @@ SECRET_FILE = "secret"
 OWN_NAME = "local"
 _HOST = "127.0.0.1"
 _WILDCARDS = ("0.0.0.0", "::", "")
-#: The times of a cluster on one machine. A process that ends is known at once by its proof of death; one that hangs has
-#: no replica that could take over. So they may be long, and a busy machine costs no elections.
-_TIMES = {"lease_ms": 800, "node_timeout_ms": 1000, "replica_timeout_ms": 1000, "replica_lag_ms": 2000}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,7 +90,11 @@ def planned(config: NodeConfig, count: int, founded: Founded | None) -> list[Pro
 
 
 def _of_its_own(config: NodeConfig, chosen: list[str], founded: Founded) -> list[NodeConfig]:
-    """A cluster on this machine. Its inner ports are reached from here alone."""
+    """A cluster on this machine. Its inner ports are reached from here alone.
+
+    Its times are long. A process that ends is known at once by its proof of death, and one that hangs has no replica
+    that could take over: so a busy machine costs no elections.
+    """
     if config.port == 0:
         config = dataclasses.replace(config, port=free_block(config.host, PORTS_PER_PROCESS * len(chosen)))
     if config.advertised_url is None and config.host in _WILDCARDS:
@@ -130,10 +131,22 @@ def _of_its_own(config: NodeConfig, chosen: list[str], founded: Founded) -> list
             raft_port=inner + 1 + step,
             voters={name: node for name, node in nodes.items() if isinstance(node, Voter)},
             founders={name: node for name, node in nodes.items() if not isinstance(node, Voter)},
-            **_TIMES,
+            lease_ms=800,
+            node_timeout_ms=1000,
+            replica_timeout_ms=1000,
+            replica_lag_ms=2000,
         )
-        changes = {"data": data_of(config, name), "port": config.port + step, "advertised_url": nodes[name].url}
-        found.append(dataclasses.replace(config, **changes, shards=1, processes=1, cluster=cluster))
+        found.append(
+            dataclasses.replace(
+                config,
+                data=data_of(config, name),
+                port=config.port + step,
+                advertised_url=nodes[name].url,
+                shards=1,
+                processes=1,
+                cluster=cluster,
+            )
+        )
     return found
 
 
