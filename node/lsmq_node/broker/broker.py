@@ -46,6 +46,7 @@ from .placement import QueueRange, queue_ranges, shard_of, split_by_shard
 from .queue_lists import QueueLists
 from .reads import Reads
 from .requests import DeleteRequest, FetchRequest, ProduceRequest, ReadRequest
+from .top_queues import QueueRanks
 from .topology import Ack, ShardPort, Topology
 from .waiters import WaiterTable
 
@@ -99,6 +100,7 @@ class Broker:
         self.reads = Reads(config, topology, waiters)
         self.names = self.reads.names
         self.queue_lists = QueueLists(topology, self.names, self.admission)
+        self.top_queues = QueueRanks(topology, self.names)
         self._next_queue: dict[int, int] = {}
 
     async def retire(self) -> None:
