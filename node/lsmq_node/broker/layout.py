@@ -64,6 +64,7 @@ def open_shards(config: NodeConfig) -> list[ShardStore]:
     then is closed again.
     """
     options = store_options(config)
+    _check_owner(config.data, NodeFile.load(config.data))  # Before anything is made in it.
     with ExitStack() as opened:
         stores: list[ShardStore] = []
         for shard in range(config.shards):
@@ -136,15 +137,21 @@ class NodeFile:
         return self
 
 
-def _check_node_file(data: Path, shards: int) -> None:
-    wanted = NodeFile(shards)
-    found = NodeFile.load(data) or wanted.store(data)
+def _check_owner(data: Path, found: NodeFile | None) -> None:
+    if found is None:
+        return
     if found.processes is not None:
         raise InvalidConfig(
             f"{data} belongs to {found}; start it with --processes {found.processes}", setting="processes"
         )
     if found.cluster is not None:
         raise InvalidConfig(f"{data} belongs to {found}; start it with its own configuration file", setting="data")
+
+
+def _check_node_file(data: Path, shards: int) -> None:
+    wanted = NodeFile(shards)
+    found = NodeFile.load(data) or wanted.store(data)
+    _check_owner(data, found)
     if found.shards != shards:
         raise InvalidConfig(
             f"shards is {shards}, but {data} was made with {found.shards}; start with shards={found.shards}, "
