@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from lsmq.errors import LsmqError
 from lsmq_node.broker.layout import NodeFile
 from lsmq_node.config import InvalidConfig, NodeConfig
 from lsmq_node.processes.directory import fitting, held
-from lsmq_node.processes.plan import CONTROL, Founded, Process, planned, shifted
+from lsmq_node.processes.plan import CONTROL, Founded, Process, cores, planned, shifted
 
 
 def own(**settings: Any) -> NodeConfig:
@@ -161,6 +162,14 @@ def test_auto_takes_the_cores_and_who_holds_shards_and_leaves_data_of_one_proces
     assert fitting(NodeConfig(data=several), 1) == 3
     (several / "p4" / "shard-0").mkdir(parents=True)
     assert fitting(NodeConfig(data=several), 1) == 5
+
+
+def test_cores_are_those_of_the_process_and_of_its_container(tmp_path: Path) -> None:
+    quota, all_cores = tmp_path / "cpu.max", len(os.sched_getaffinity(0))
+    for text, expected in (("100000 100000\n", 1), ("max 100000\n", all_cores), ("10000 100000\n", 1)):
+        quota.write_text(text)
+        assert cores(quota) == expected
+    assert cores(tmp_path / "none") == all_cores
 
 
 def test_a_member_is_not_started_without_a_process_that_holds_shards(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ SECRET_FILE = "secret"
 #: The name of the cluster that a node of its own becomes, and the label of its machine.
 OWN_NAME = "local"
 _HOST = "127.0.0.1"
+_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _WILDCARDS = ("0.0.0.0", "::", "")
 
 
@@ -49,9 +50,15 @@ class Founded:
         return ("p0", "p1", CONTROL if self.processes == 2 else "p2")
 
 
-def cores() -> int:
-    """How many this process may use."""
-    return min(len(os.sched_getaffinity(0)), MAX_PROCESSES)
+def cores(quota: Path = _CPU_QUOTA) -> int:
+    """How many this process may use: those it may run on, and in a container no more than it is given time of."""
+    count = len(os.sched_getaffinity(0))
+    try:
+        used, period = quota.read_text().split()
+        count = min(count, max(1, round(int(used) / int(period))))
+    except (OSError, ValueError):  # No control group, or one without a limit, which says "max".
+        pass
+    return min(count, MAX_PROCESSES)
 
 
 def names(config: NodeConfig, count: int, founded: Founded | None) -> list[str]:
